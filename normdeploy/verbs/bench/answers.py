@@ -9,12 +9,18 @@ import numpy as np
 UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
-def disagreement(answers: Sequence[np.ndarray], reference: Sequence[np.ndarray], unit: float) -> tuple[float, str]:
+def disagreement(
+    answers: Sequence[np.ndarray],
+    reference: Sequence[np.ndarray],
+    unit: float,
+    more: Sequence[np.ndarray] | None = None,
+) -> tuple[float, str]:
     """The largest error relative to the largest value of its output, and what is wrong, "" where nothing is.
 
     Args:
         unit: the unit roundoff of the coarser of the types that the two were computed in; errors up to its square root
         are rounding.
+        more: how far each element may be off besides; integers may differ wherever they are allowed to.
     """
     if len(answers) != len(reference):
         return float("inf"), f"{len(answers)} outputs, {len(reference)} expected"
@@ -36,8 +42,10 @@ def disagreement(answers: Sequence[np.ndarray], reference: Sequence[np.ndarray],
                 f"output {place} is not finite where it should be, or the other way round, or another infinity",
             )
         largest = float(np.abs(wanted[finite]).max(initial=0.0))
-        error = float(np.abs(got[finite] - wanted[finite]).max(initial=0.0)) / (largest or 1.0)
+        away = np.abs(got[finite] - wanted[finite])
+        error = float(away.max(initial=0.0)) / (largest or 1.0)
         worst = max(worst, error)
-        if error > allowed:
+        beside = 0.0 if more is None else more[place][finite]
+        if bool((away > allowed * (largest or 1.0) + beside).any()):
             return error, f"output {place} differs by {error:.1e} of its largest value, {allowed:.1e} is allowed"
     return worst, ""

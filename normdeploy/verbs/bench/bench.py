@@ -8,9 +8,11 @@ lie on the device that computes.
 
 The reference is the model in float64, or without a model the first file that runs. A contestant whose outputs are
 farther from it than the square root of the unit roundoff, relative to the largest value of the output (half of the
-type's digits), is not timed: its answer is wrong, not rounded. `verify` draws a narrower line. The type is the coarsest
-that is known to be computed in; of an engine and of onnxruntime on CUDA, which may take TF32 for float32, it is one of
-float16's precision.
+type's digits), is not timed: its answer is wrong, not rounded. A quantized file is held against what it says itself, in
+float64 (`verbs.verify.stepped`), and is the reference of none but quantized files. `verify` draws a narrower line.
+The type is the coarsest that is known to be computed in; of an engine and of onnxruntime on CUDA, which may take TF32
+for float32, it is one of float16's precision; of weights of four bits one of bfloat16's, for onnxruntime's optimizer
+rounds what these layers read to 8 bits.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from ...storage.files import load_onnx
 from ...types import PathLike, Progress
 from ..run import open_runner
 from ..verify.candidates import NotRun
+from ..verify.stepped import Expected, expected, of_four_bits, quantized_file
 from .answers import UNITS, disagreement
 from .given import check_counts, inputs_of
 from .machine import Machine, machine
@@ -107,6 +110,7 @@ class Contestant:
     prepare: Callable[[Mapping[str, np.ndarray]], Callable[[], object]]
     coarsest: str = "float32"  # type of its arithmetic
     specs: tuple[TensorSpec, ...] = ()  # of its inputs; empty for the model
+    quantized: PathLike | None = None  # the file, where it is quantized
     error: float | None = None
     reason: str = ""
     call: Callable[[], object] = field(default=lambda: None)
@@ -217,11 +221,17 @@ def _contestants(
             runner = stack.enter_context(open_runner(file, **options))
         except RuntimeUnavailable as error:
             not_run.append(NotRun(f"{runtime} ({name})", str(error)))
+        except GraphError as error:
+            if not quantized:
+                raise
+            not_run.append(NotRun(f"{runtime} ({name})", str(error)))
         else:
-            contestants.append(_of(runner, runtime, name, coarsest))
+            made = _of(runner, runtime, name, coarsest)
+            contestants.append(replace(made, quantized=file if quantized else None))
 
     places = {(Path(file).name, os.path.realpath(file)) for file in files}
     for file in files:
+        quantized = False
         name = Path(file).name
         name = name if sum(name == other for other, _ in places) == 1 else os.fspath(file)
         if is_engine(file):
@@ -231,9 +241,11 @@ def _contestants(
             else:
                 enter(TITLES[runtime], name, "float16", file)
             continue
-        enter("onnxruntime CPU", name, _asked(file), file, threads=threads)
+        quantized = quantized_file(file)
+        four_bits = quantized and of_four_bits(file)
+        enter("onnxruntime CPU", name, "bfloat16" if four_bits else _asked(file), file, threads=threads)
         if not cuda:
-            enter("onnxruntime CUDA", name, "float16", file, provider="cuda")
+            enter("onnxruntime CUDA", name, "bfloat16" if four_bits else "float16", file, provider="cuda")
         for other in runners:
             enter(title(required(other)), name, _asked(file), file, runner=other)
     if cuda:
@@ -304,7 +316,7 @@ def _reference(model: Model | None, contestants: Sequence[Contestant], inputs: M
     if model is not None:
         with Float64Runner(model) as runner:
             return _Reference([*runner.infer(inputs).values()], runner.name, UNITS["float64"])
-    first = contestants[0]
+    first = next((c for c in contestants if c.quantized is None), contestants[0])
     return _Reference([*first.infer(inputs).values()], _title(first), UNITS[first.coarsest])
 
 
@@ -312,10 +324,14 @@ def _check(contestant: Contestant, inputs: Mapping[str, np.ndarray], reference: 
     """Run it once, compare, and make it ready; what can't run here, or is wrong, says why."""
     try:
         outputs = [*contestant.infer(inputs).values()]
-        contestant.error, wrong = disagreement(
-            outputs, reference.outputs, max(reference.unit, UNITS[contestant.coarsest])
-        )
-        contestant.reason = f"its outputs are not those of {reference.judge}: {wrong}; not timed" if wrong else ""
+        unit, judge = max(reference.unit, UNITS[contestant.coarsest]), reference.judge
+        contestant.error, wrong = disagreement(outputs, reference.outputs, unit)
+        own = expected(contestant.quantized, inputs) if contestant.quantized is not None and wrong else None
+        if isinstance(own, Expected):
+            judge = f"{Path(contestant.file).name} in float64"
+            right, more = [*own.outputs.values()], [*own.allowed.values()]
+            wrong = disagreement(outputs, right, UNITS[contestant.coarsest], more)[1]
+        contestant.reason = f"its outputs are not those of {judge}: {wrong}; not timed" if wrong else ""
         contestant.call = contestant.prepare(inputs)
     except RuntimeUnavailable as error:
         contestant.reason, contestant.call = str(error), _ABSENT

@@ -179,7 +179,7 @@ def samples_of(job: Job, wanted: Wanted, loading: Loading, progress: Progress | 
             f"{job.path.name} takes the inputs {sorted(ours)}, the model takes {sorted(theirs)}; is it a file of this"
             " model?"
         )
-    return from_model(model, job.proto, batch=batch, inputs=given, progress=progress), batch, why
+    return from_model(model, job.path, job.proto, batch=batch, inputs=given, progress=progress), batch, why
 
 
 def batch_range(job: Job, batch: str, samples: Samples) -> tuple[int, int, int]:

@@ -5,6 +5,8 @@ output may be off by what ``normdeploy.verbs.verify.verify`` allows, plus the ha
 
     error ≤ 4 · (eager's own error) + 4.5 ulp(max |expected|)
 
+A quantized file may be off besides by what other roundings of its activations and weights would do (`verify.stepped`).
+
 Without it the expected outputs are onnxruntime's with its optimizer off. In place of eager's error, which is not known
 then, stands how far these outputs move when the inputs and the weights of two and more dims are off by up to one unit
 of the coarsest floating type: what one rounding of the data costs is the scale of what a correct evaluation costs. (Not
@@ -24,6 +26,7 @@ import onnx
 import torch
 
 from ...errors import InputError
+from ...graphs.quantized import is_quantized
 from ...model import Dim, InputSpec, Model, Signature
 from ...precision.precision import asked
 from ...runtimes import RunResult
@@ -35,6 +38,7 @@ from ..verify.cases import Case, Given, generated, given_to
 from ..verify.error import ulp
 from ..verify.judging import Trial
 from ..verify.originals import Reference, unit_roundoff
+from ..verify.stepped import expected as expected_of
 from .references import disturbed, is_floating, reference_runner, shaken
 from .triton import Port
 
@@ -73,6 +77,7 @@ class Samples:
 
 def from_model(
     model: Model,
+    path: Path,
     proto: onnx.ModelProto,
     *,
     batch: str = "",
@@ -82,7 +87,7 @@ def from_model(
     """Samples whose expected outputs come from ``model`` in float64.
 
     Args:
-        proto: the ONNX file that was made of it, without its weights.
+        path, proto: the ONNX file that was made of it, and without its weights.
         batch: the name of the batch dim, which is then 1 in one of the samples.
         inputs: the user's own; only these are taken then.
 
@@ -113,6 +118,10 @@ def from_model(
         key: tally.allowed(tally) + (0.0 if tally.dtype.kind in "iub" else ulp(tally.scale, tally.dtype) / 2)
         for key, tally in trial.eager.tallies.items()
     }
+    for sample in samples if is_quantized(proto) else ():
+        steps = _steps(path, sample.inputs, weights=True)
+        for output in sample.expected:
+            bounds[output, sample.kind] += steps.get(output, 0.0)
     return Samples(tuple(samples), bounds, "the PyTorch model in float64", (*notes, *trial.notes))
 
 
@@ -169,14 +178,23 @@ def from_file(
             moved = [other.infer(shaken(feeds, unit, seed)) for seed, other in enumerate(others)]
             whole = {name: value for name, value in expected.items() if value.dtype.kind in "iub"}
             _keep(samples, Sample(case.name, case.kind, feeds, expected, _free(whole, moved)), notes)
+            steps = _steps(path, feeds) if is_quantized(proto) else {}
             for output, value in expected.items():
                 allowed = 0.0
                 if is_floating(value.dtype):
-                    allowed = 4 * max(_distance(other[output], value) for other in moved) + 4 * ulp(
-                        _largest(value), value.dtype
+                    allowed = (
+                        steps.get(output, 0.0)
+                        + 4 * max(_distance(other[output], value) for other in moved)
+                        + 4 * ulp(_largest(value), value.dtype)
                     )
                 bounds[output, case.kind] = max(bounds.get((output, case.kind), 0.0), allowed)
     return Samples(tuple(samples), bounds, "onnxruntime with its optimizer off", tuple(notes))
+
+
+def _steps(path: Path, feeds: Mapping[str, np.ndarray], weights: bool = False) -> dict[str, float]:
+    """How far each output of a quantized file may be off for other roundings; nothing where float64 can't tell."""
+    told = expected_of(path, feeds, weights)
+    return {} if isinstance(told, str) else {name: float(v.max(initial=0.0)) for name, v in told.allowed.items()}
 
 
 def _cases(

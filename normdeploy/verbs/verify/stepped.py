@@ -1,0 +1,75 @@
+"""What a quantized file is to answer, for ``bench`` and ``package``: what the file itself says, in float64.
+
+How near it comes to the model is what ``verify`` looks at; generated inputs may lie beyond the ranges that it was
+calibrated for, which a race need not know. A value next to a tie is rounded to the other side by the least error of a
+runtime, so that each element may be off by what other roundings of the activations do to it (`runtimes.steps`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import GraphError, NormdeployError
+from ...graphs.quantized import Quantization, is_quantized, sealed
+from ...runtimes.draws import Draw
+from ...runtimes.steps import StepRunner
+from ...storage.files import load_onnx
+from ...types import PathLike
+from .bounds import MULTIPLE
+
+_DRAWS = 3
+_FLOOR = 0.5  # of the root mean square of what the draws do: three say little of one element
+_FOUR_BITS = ("int4", "uint4")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """By the file's outputs, in their order; ``allowed``: how far each element may be off for other roundings."""
+
+    outputs: dict[str, np.ndarray]
+    allowed: dict[str, np.ndarray]
+
+
+def quantized_file(file: PathLike) -> bool:
+    """Whether a file is quantized in a way that float64 follows."""
+    try:
+        proto = load_onnx(file, external_data=False)
+    except GraphError:  # onnxruntime runs files that onnx's checker does not know
+        return False
+    return is_quantized(proto) and not sealed(proto)
+
+
+def of_four_bits(file: PathLike) -> bool:
+    """Whether layers hold weights of four bits: onnxruntime's optimizer rounds what these read to 8 bits."""
+    return any(layer.weight in _FOUR_BITS for layer in Quantization(load_onnx(file)).layers())
+
+
+def expected(file: PathLike, feeds: Mapping[str, np.ndarray], weights: bool = False) -> Expected | str:
+    """What ``file`` says of ``feeds``, or why float64 can't tell.
+
+    ``weights``: the outputs may differ by what half a step of each stored weight does, too: those of the model before.
+    """
+    try:
+        runner = StepRunner(load_onnx(file))
+        plain = dict(runner.drawn(feeds, Draw()))
+        draws = [runner.drawn(feeds, Draw(seed, clips=False)) for seed in range(_DRAWS)]
+        exact = runner.drawn(feeds, Draw("exact", clips=False)) if weights else {}
+        others = [runner.drawn(feeds, Draw("exact", seed, clips=False)) for seed in range(_DRAWS if weights else 0)]
+    except NormdeployError as error:
+        return str(error)
+    allowed = {name: _allowed(value, [draw[name] for draw in draws]) for name, value in plain.items()}
+    for name, value in exact.items():
+        allowed[name] = allowed[name] + _allowed(value, [other[name] for other in others])
+    return Expected(plain, allowed)
+
+
+def _allowed(value: np.ndarray, draws: Sequence[np.ndarray]) -> np.ndarray:
+    if value.dtype.kind != "f" or any(draw.shape != value.shape for draw in draws):
+        return np.zeros(value.shape)
+    with np.errstate(all="ignore"):
+        moved = np.max([np.nan_to_num(np.abs(draw - value), nan=0.0, posinf=0.0) for draw in draws], axis=0)
+    typical = float(np.sqrt(np.mean(moved**2))) if moved.size else 0.0
+    return np.asarray(MULTIPLE * np.where(moved > 0, np.maximum(moved, _FLOOR * typical), 0.0))
