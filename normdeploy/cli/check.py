@@ -39,7 +39,7 @@ def check(
             help=(
                 "Which findings fail the check, by comma: decomposed, unfolded, train-mode, eps-lost, fp16-overflow,"
                 " wrong-form, missing-kernel, refused, asymmetric, per-tensor, blocked-fusion, fp8, weight-zero-point,"
-                " unpaired, or a package's; or all, or none. Without it decomposed, train-mode and eps-lost."
+                " unpaired, misbound, or a package's; or all, or none. Without it decomposed, train-mode and eps-lost."
             ),
         ),
     ] = "decomposed,train-mode,eps-lost",

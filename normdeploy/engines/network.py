@@ -12,6 +12,7 @@ import onnx
 from ..choices import TENSORRT
 from ..errors import GraphError
 from ..model import InputSpec
+from ..norms.bodies import apart_from, calls_of, misbound
 from ..rewriting import rewrite
 from ..runtimes.profiles import GraphInput, Shapes
 from ..storage.files import load_onnx, save_onnx
@@ -33,7 +34,7 @@ def with_norms(
     """The model with its norms in the wanted form, None where that is the file itself; and the account of them."""
     regrouped = _regrouped(proto)
     if norm_impl == "native" and not regrouped and not implement.changes(proto, runtime, version):
-        return None, ()
+        return (_apart(load_onnx(source)) if misbound(proto) else None), ()
     fuse = "portable" if implement.kernels_run(norm_impl, runtime, version) else "standard"
     usual = {
         d: n
@@ -46,6 +47,16 @@ def with_norms(
     if norm_impl != "native" or regrouped:
         whole, _ = rewrite.optimize(whole, runtime=runtime, fuse=fuse, progress=progress)
     return implement.implemented(whole, norm_impl=norm_impl, runtime=runtime, version=version, sizes=usual)
+
+
+def _apart(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto``, changed in place, with functions whose inputs the parser can't mistake for what a call gives."""
+    calls = calls_of(proto)
+    functions = [apart_from(f, calls.get((f.domain, f.name), ())) for f in proto.functions]
+    functions = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in functions]
+    del proto.functions[:]
+    proto.functions.extend(functions)
+    return proto
 
 
 def _regrouped(proto: onnx.ModelProto) -> bool:

@@ -6,7 +6,7 @@ the prover.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import onnx
@@ -84,7 +84,8 @@ def apart_from(function: onnx.FunctionProto, calls: Iterable[onnx.NodeProto]) ->
         return function
     renamed = onnx.FunctionProto()
     renamed.CopyFrom(function)
-    taken = given | {name for node in function.node for name in (*node.input, *node.output)}
+    inner = list(_inner(renamed.node))
+    taken = given | {*function.input} | {name for node in inner for name in (*node.input, *node.output)}
     names = {}
     for name in clashing:
         names[name] = f"{name}_given"
@@ -92,9 +93,40 @@ def apart_from(function: onnx.FunctionProto, calls: Iterable[onnx.NodeProto]) ->
             names[name] += "_"
         taken.add(names[name])
     renamed.input[:] = [names.get(name, name) for name in function.input]
-    for node in renamed.node:
+    renamed.output[:] = [names.get(name, name) for name in function.output]
+    for node in inner:
         node.input[:] = [names.get(name, name) for name in node.input]
+        for output in (o for a in node.attribute for body in (a.g, *a.graphs) for o in body.output):
+            output.name = names.get(output.name, output.name)
+    for value in renamed.value_info:
+        value.name = names.get(value.name, value.name)
     return renamed
+
+
+def misbound(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
+    """The functions of which `apart_from` would rename inputs."""
+    calls = calls_of(proto)
+    return [f for f in proto.functions if apart_from(f, calls.get((f.domain, f.name), ())) is not f]
+
+
+def calls_of(proto: onnx.ModelProto) -> dict[tuple[str, str], list[onnx.NodeProto]]:
+    """The nodes that call each function, in functions and in bodies too; by domain and name."""
+    named = {(f.domain, f.name) for f in proto.functions}
+    calls: dict[tuple[str, str], list[onnx.NodeProto]] = {}
+    for holder in (proto.graph, *proto.functions):
+        for node in _inner(holder.node):
+            if (node.domain, node.op_type) in named:
+                calls.setdefault((node.domain, node.op_type), []).append(node)
+    return calls
+
+
+def _inner(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes, and those in their bodies. A body that names a tensor of its own like one outside is no valid ONNX."""
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(n for a in node.attribute for body in (a.g, *a.graphs) for n in body.node)
 
 
 def lacking(row: NormOp, inputs: Sequence[str], attributes: Mapping[str, object]) -> list[str]:

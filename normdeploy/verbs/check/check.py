@@ -35,7 +35,7 @@ from ..inspect import census
 from ..sources import opened
 from .guests import Brought, brought
 from .quantized import quantization
-from .rules import RULES, Problem, Rule, constants, of_norm, training
+from .rules import RULES, Problem, Rule, calls, constants, of_norm, training
 
 SCHEMA = "normdeploy/check/1"
 FINGERPRINT = "normdeploy/v1"  # its key in SARIF; another recipe is another key
@@ -176,6 +176,7 @@ def _of_file(
     told = {name for f in summary.findings for h in f.half if h.dtype == "float16" for name in h.overflow}
     problems += constants(proto, told)
     problems += quantization(proto, runtime, capability)
+    problems += calls(proto, runtime)
     problems += [problem for other in others for problem in other.problems(proto)]
     del weights  # which had to live until here
     return [

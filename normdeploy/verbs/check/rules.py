@@ -9,9 +9,10 @@ from typing import Literal
 import numpy as np
 import onnx
 
-from ...choices import ACCURATE, USUAL
+from ...choices import ACCURATE, TENSORRT, USUAL
 from ...domains import is_standard
 from ...graphs.protos import module
+from ...norms.bodies import calls_of, misbound
 from ...records import Finding
 from ...runtimes.trt import TITLES
 from ...storage.files import bodies, tensors
@@ -116,6 +117,14 @@ RULES = (
         "A tensor is quantized and never dequantized.",
         "What reads it computes with whole numbers in the place of values. Put a DequantizeLinear of the same scale and"
         " zero point behind it, or leave the QuantizeLinear out.",
+    ),
+    Rule(
+        "misbound",
+        "A call gives a function a tensor that bears the name of one of its inputs.",
+        "TensorRT-RTX's parser names the given tensors one after another, and looks each up by the names that it has"
+        " just given: the function gets another tensor, without a word. `normdeploy build` renames the inputs; for"
+        " other builders, `normdeploy optimize` writes our own functions anew. Asked only with `--runtime tensorrt` or"
+        " `tensorrt-rtx`.",
     ),
 )
 IDS = tuple(rule.id for rule in RULES)
@@ -235,6 +244,20 @@ def _values(constant: onnx.TensorProto | onnx.AttributeProto) -> np.ndarray:
     if isinstance(constant, onnx.AttributeProto) and constant.name != "value":
         return np.asarray(onnx.helper.get_attribute_value(constant))
     return array(constant.t if isinstance(constant, onnx.AttributeProto) else constant)
+
+
+def calls(proto: onnx.ModelProto, runtime: str) -> Iterator[Problem]:
+    """Functions whose inputs TensorRT's parser would take for other tensors."""
+    of_function = calls_of(proto)
+    for function in misbound(proto) if runtime in TENSORRT else ():
+        inputs = set(function.input)
+        for node in of_function[function.domain, function.name]:
+            if clashing := sorted(inputs & set(node.input)):
+                message = (
+                    f"{node.op_type} is given {clashing[0]!r}, which is also the name of an input of its function"
+                    f" {function.domain}.{function.name}({', '.join(function.input)})"
+                )
+                yield Problem("misbound", message, module=module(node), node=node.name, tensor=node.output[0])
 
 
 def constants(proto: onnx.ModelProto, told: Collection[str]) -> Iterator[Problem]:
