@@ -218,6 +218,7 @@ class QuantizedLayer:
     zero_point: int | None = None
     low: float | None = None  # the least and the largest input that the type can say
     high: float | None = None
+    place: str = ""  # where it is not in the main graph, as of a finding
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from ..norms.ops import DOMAIN, OURS
 from ..records import QuantizedLayer
 from ..storage.files import bodies
 from ..storage.held import array
+from ..storage.protos import graphs
 from .protos import module
 
 QUANTIZE, DEQUANTIZE, DYNAMIC = "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"
@@ -103,21 +104,39 @@ class Scheme:
 
 
 class Quantization:
-    """The quantization of a file's main graph, its weights loaded or referred to."""
+    """The quantization of one graph of a file, its weights loaded or referred to: of the main graph, or of ``body``.
 
-    def __init__(self, proto: onnx.ModelProto) -> None:
-        self.proto = proto
-        self.nodes = list(proto.graph.node)
-        self.weights = {t.name: t for t in proto.graph.initializer}
-        self.makers = {name: node for node in self.nodes for name in node.output if name}
-        self.outputs = {v.name for v in proto.graph.output}
+    ``around``: of the graph that holds ``body``, whose tensors it sees; None for a function. ``place``: as findings
+    name it, "then_branch of If 'gate'"; "" for the main graph.
+    """
+
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        body: onnx.GraphProto | onnx.FunctionProto | None = None,
+        around: Quantization | None = None,
+        place: str = "",
+    ) -> None:
+        graph = proto.graph if body is None else body
+        self.place = place
+        self.nodes = list(graph.node)
+        self.weights: dict[str, onnx.TensorProto] = {} if around is None else dict(around.weights)
+        self.makers: dict[str, onnx.NodeProto] = {} if around is None else dict(around.makers)
+        if not isinstance(graph, onnx.FunctionProto):
+            self.weights |= {t.name: t for t in graph.initializer}
+        self.makers |= {name: node for node in self.nodes for name in node.output if name}
+        self.outputs = {v if isinstance(v, str) else v.name for v in graph.output}
 
     @cached_property
     def readers(self) -> dict[str, list[onnx.NodeProto]]:
+        """By tensor, those in the bodies of nodes too."""
         readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in self.nodes:
+        waiting = self.nodes[::-1]
+        while waiting:
+            node = waiting.pop()
             for name in dict.fromkeys(filter(None, node.input)):
                 readers.setdefault(name, []).append(node)
+            waiting += [n for a in node.attribute for body in graphs(a) for n in reversed(body.node)]
         return readers
 
     def constant(self, name: str) -> np.ndarray | None:
@@ -188,7 +207,7 @@ class Quantization:
             return None
         weight, data = node.input[sides[0]], node.input[1 - sides[0]]
         stored, made = self.maker(weight, DEQUANTIZE), self.maker(data, DEQUANTIZE)
-        layer = QuantizedLayer(node.output[0], node.op_type, module(node), data)
+        layer = QuantizedLayer(node.output[0], node.op_type, module(node), data, place=self.place)
         if stored is not None:
             scheme = self.scheme(stored)
             layer = replace(
@@ -240,7 +259,31 @@ class Quantization:
             weight_symmetric=zero is None or not np.any(zero.astype(np.float64)),
             activation="uint8" if dynamic else "",
             dynamic=dynamic,
+            place=self.place,
         )
+
+
+def everywhere(proto: onnx.ModelProto) -> Iterator[Quantization]:
+    """Of the main graph, the bodies in it, and the functions and the bodies in these."""
+    waiting = [
+        *(Quantization(proto, f, None, f"function {f.domain}.{f.name}") for f in reversed(proto.functions)),
+        Quantization(proto),
+    ]
+    while waiting:
+        q = waiting.pop()
+        yield q
+        inner = [
+            Quantization(proto, body, q, f"{q.place}, {_place(node, a, i)}" if q.place else _place(node, a, i))
+            for node in q.nodes
+            for a in node.attribute
+            for i, body in enumerate(graphs(a))
+        ]
+        waiting += reversed(inner)
+
+
+def _place(node: onnx.NodeProto, attribute: onnx.AttributeProto, i: int) -> str:
+    which = attribute.name + (f"[{i}]" if len(attribute.graphs) else "")
+    return f"{which} of {node.op_type} {node.name or node.output[0]!r}"
 
 
 def _whole(zero_point: np.ndarray | None) -> int:

@@ -104,7 +104,9 @@ def show_layers(console: Console, layers: Sequence[QuantizedLayer]) -> None:
     told = _table("layer", "status", "weight", "input", "input's range")
     for layer in layers:
         told.add_row(
-            _named(layer.module, layer.tensor, layer.op),
+            _named(layer.module, layer.tensor, layer.op).append(
+                f"\nin {layer.place}" if layer.place else "", style="dim"
+            ),
             Text(layer.status, style=_COLOURS[layer.status]),
             _weight(layer),
             _activation(layer.activation, layer.scale, layer.zero_point, layer.dynamic),

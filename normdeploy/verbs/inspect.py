@@ -14,7 +14,7 @@ from ..contrib.shadows import apart
 from ..errors import InputError
 from ..graphs import cuts
 from ..graphs.pictures import pictures
-from ..graphs.quantized import Quantization, is_quantized
+from ..graphs.quantized import everywhere, is_quantized
 from ..recognition.explain import explain as explained
 from ..recognition.lookalikes import lookalikes
 from ..records import Finding, Summary, Support
@@ -55,7 +55,7 @@ def census(
             " norms)"
         )
     proto, weights = lifted(ordered(proto))
-    layers = tuple(Quantization(proto).layers()) if is_quantized(proto) else ()
+    layers = tuple(layer for q in everywhere(proto) for layer in q.layers()) if is_quantized(proto) else ()
     out, summary = rewrite.optimize(proto, runtime=runtime, fuse=fuse, progress=progress, census=True, weights=weights)
     proto, out = apart(proto)[0], apart(out)[0]
     findings = [*summary.findings, *lookalikes(proto, summary.findings)]

@@ -10,7 +10,7 @@ import onnx
 
 from ...domains import is_standard
 from ...graphs.protos import module
-from ...graphs.quantized import DEQUANTIZE, LINEAR, QUANTIZE, Quantization, is_quantized, quantizes
+from ...graphs.quantized import DEQUANTIZE, LINEAR, QUANTIZE, Quantization, everywhere, is_quantized, quantizes
 from .rules import Problem
 
 _TENSORRT = ("tensorrt", "tensorrt-rtx")
@@ -19,7 +19,7 @@ FP8_FROM = 8.9  # the compute capability of Ada Lovelace, the first with FP8
 
 
 def quantization(proto: onnx.ModelProto, runtime: str, capability: float | None) -> Iterator[Problem]:
-    """Problems of the main graph.
+    """Problems of every graph of a file.
 
     Args:
         runtime: whose rules are asked for; "any": only what is bad everywhere.
@@ -27,7 +27,11 @@ def quantization(proto: onnx.ModelProto, runtime: str, capability: float | None)
     """
     if not is_quantized(proto):
         return
-    q = Quantization(proto)
+    for q in everywhere(proto):
+        yield from _of_graph(q, runtime, capability)
+
+
+def _of_graph(q: Quantization, runtime: str, capability: float | None) -> Iterator[Problem]:
     for node in q.nodes:
         if not quantizes(node) or node.op_type not in (QUANTIZE, DEQUANTIZE):
             continue
@@ -47,7 +51,7 @@ def _problem(q: Quantization, rule: str, node: onnx.NodeProto, message: str) -> 
     """At a node of quantization, in the module of what it stands beside."""
     beside = (n for name in (*node.output, *node.input) for n in (*q.readers.get(name, ()), *_made(q, name)))
     path = module(node) or next((m for n in beside if (m := module(n))), "")
-    return Problem(rule, message, module=path, node=node.name, tensor=next(iter(node.output), ""))
+    return Problem(rule, message, module=path, place=q.place, node=node.name, tensor=next(iter(node.output), ""))
 
 
 def _made(q: Quantization, name: str) -> list[onnx.NodeProto]:
@@ -105,7 +109,8 @@ def _parameters(q: Quantization, node: onnx.NodeProto) -> tuple[Any, ...]:
 
 def _of_weight(q: Quantization, node: onnx.NodeProto) -> Iterator[Problem]:
     scheme, origin = q.scheme(node), q.behind(node.input[0])
-    shape = tuple(q.weights[origin].dims) if origin in q.weights else ()
+    held = q.constant(origin) if origin not in q.weights else None  # of a Constant node, as functions have them
+    shape = tuple(q.weights[origin].dims) if origin in q.weights else () if held is None else held.shape
     readers = [r for r in q.readers.get(node.output[0], ()) if r.op_type in LINEAR or r.op_type == "Transpose"]
     if scheme.kind is not None and scheme.kind.name.startswith("int") and scheme.asymmetric and readers:
         message = f"the weight {origin!r} is {scheme.kind.name} with zero points other than 0"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import GraphError, NormdeployError
-from ...graphs.quantized import Quantization, is_quantized, sealed
+from ...graphs.quantized import everywhere, is_quantized, sealed
 from ...runtimes.draws import Draw
 from ...runtimes.steps import StepRunner
 from ...storage.files import load_onnx
@@ -44,7 +44,7 @@ def quantized_file(file: PathLike) -> bool:
 
 def of_four_bits(file: PathLike) -> bool:
     """Whether layers hold weights of four bits: onnxruntime's optimizer rounds what these read to 8 bits."""
-    return any(layer.weight in _FOUR_BITS for layer in Quantization(load_onnx(file)).layers())
+    return any(layer.weight in _FOUR_BITS for q in everywhere(load_onnx(file)) for layer in q.layers())
 
 
 def expected(file: PathLike, feeds: Mapping[str, np.ndarray], weights: bool = False) -> Expected | str:
