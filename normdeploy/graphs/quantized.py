@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import helper
 
 from ..domains import is_standard
 from ..evaluate.quantize import TABLE, TYPES, limits
@@ -19,6 +21,7 @@ from ..storage.held import array
 from ..storage.protos import graphs
 from .protos import module
 
+RECORD = "normdeploy.quantization"  # metadata of a file that `normdeploy.quantization` made
 QUANTIZE, DEQUANTIZE, DYNAMIC = "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"
 INTEGER = ("MatMulInteger", "ConvInteger")
 LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -45,6 +48,44 @@ def is_quantized(proto: onnx.ModelProto) -> bool:
 def sealed(proto: onnx.ModelProto) -> tuple[str, ...]:
     """The ops of a file that quantize inside."""
     return tuple(sorted({n.op_type for body in bodies(proto) for n in body.node if seals(n)}))
+
+
+def ranges(proto: onnx.ModelProto) -> dict[str, tuple[float, float]]:
+    """What each QuantizeLinear of data in the main graph, and each op of ours that holds one, can say: by the tensor
+    that it makes; those of one constant scale alone."""
+    q, found = Quantization(proto), dict[str, tuple[float, float]]()
+    for node in q.nodes:
+        own = OURS.get(node.op_type) if node.domain == DOMAIN else None
+        if own is not None and own.quantizes and "y_scale" in own.inputs:
+            end = len(node.input)
+            pair = helper.make_node(QUANTIZE, [node.output[0], *node.input[end - 2 : end]], [node.output[0]])
+        elif node.op_type == QUANTIZE and quantizes(node) and not q.is_weight(node.input[0]):
+            pair = node
+        else:
+            continue
+        if (ends := q.scheme(pair).range) is not None:
+            found[node.output[0]] = ends
+    return found
+
+
+def recorded_ranges(proto: onnx.ModelProto) -> dict[str, tuple[float, float]]:
+    """The same as calibration gave them, where the file records it; {} of any other file."""
+    try:
+        return {str(n): (float(low), float(high)) for n, (low, high) in _recorded(proto)["ranges"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def recorded_runtime(proto: onnx.ModelProto) -> str:
+    """The runtime for which the file was quantized, where it records it, else ""."""
+    try:
+        return str(_recorded(proto)["runtime"])
+    except (ValueError, TypeError, KeyError):
+        return ""
+
+
+def _recorded(proto: onnx.ModelProto) -> Any:
+    return json.loads(next((p.value for p in proto.metadata_props if p.key == RECORD), ""))
 
 
 def steps(proto: onnx.ModelProto) -> set[str]:

@@ -21,6 +21,7 @@ from ..choices import ONNXRUNTIME
 from ..errors import GraphError, InputError, NormdeployError
 from ..graphs.graph import Graph
 from ..graphs.opsets import needs_conversion, renumbered
+from ..graphs.quantized import RECORD, ranges
 from ..model import InputSpec
 from ..precision.calibrate import specs_of
 from ..quantized import Layer, Migration, Quantization
@@ -38,7 +39,7 @@ from .samples import Split
 from .steps import UINT8, Step, held, step_of
 from .wish import Wish, builds_for, fit, require
 
-PROPERTY = "normdeploy.quantization"
+PROPERTY = RECORD
 _LONG = 60.0  # seconds that the float64 reference may take
 
 
@@ -288,6 +289,7 @@ def _state(proto: onnx.ModelProto, wish: Wish) -> None:
     del proto.metadata_props[:]
     proto.metadata_props.extend(kept)
     value: dict[str, Any] = {"to": wish.to, "runtime": wish.runtime, "calibration": wish.calibration}
+    value["ranges"] = ranges(proto)
     proto.metadata_props.add(key=PROPERTY, value=json.dumps(value, sort_keys=True))
 
 

@@ -28,7 +28,10 @@ from ..errors import NormdeployError
 from ..evaluate.core import Array, is_quantized_type, optional
 from ..evaluate.evaluate import Unsupported, quiet
 from ..evaluate.quantize import limits, quotient, shifted, spread, target
+from ..graphs.calls import written_out
 from ..graphs.quantized import DEQUANTIZE, DYNAMIC, INTEGER, QUANTIZE, quantizes
+from ..norms.guests import own
+from ..storage.protos import copied
 from . import RunResult
 from .draws import Draw, Saturation
 from .exact import Exact, NotEvaluated
@@ -51,6 +54,7 @@ class _Stepped(Exact):
         self.stored = frozenset(self.constants)  # fixed by the file, with what is quantized of it
         self.constants -= moving
         self.seen: dict[str, Saturation] = {}
+        self.clipped: set[str] = set()  # what quantizers made of values beyond their ranges, in the last plain run
         self.draws: dict[str, np.random.Generator] = {}
 
     def apply(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Mapping[str, Array]) -> Sequence[Array | None]:
@@ -153,6 +157,8 @@ class _Stepped(Exact):
         below = np.zeros(()) if _rectifies(zero, kind) else low - codes
         excess = np.where(finite, np.maximum(codes - high, below), 0.0) - room
         clipped = excess > 0
+        if clipped.any():
+            self.clipped.add(node.output[0])
         seen.least, seen.largest = min(seen.least, float(x[finite].min())), max(seen.largest, float(x[finite].max()))
         seen.beyond = max(seen.beyond, float(excess.max() + room) if clipped.any() else 0.0)
         seen.share = max(seen.share, float(clipped.mean()))
@@ -203,6 +209,14 @@ class StepRunner(File64Runner):
 
     exact = _Stepped
 
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        rows = [own(n.domain, n.op_type) for n in proto.graph.node]
+        if any(row is not None and row.quantizes for row in rows):  # as nodes, whose rounding can be drawn
+            proto = copied(proto)
+            calls = [n for n, row in zip(proto.graph.node, rows, strict=True) if row is not None and row.quantizes]
+            proto = written_out(proto, calls)
+        super().__init__(proto)
+
     def drawn(self, feeds: Mapping[str, np.ndarray], draw: Draw) -> RunResult:
         """
         Raises:
@@ -211,6 +225,8 @@ class StepRunner(File64Runner):
         """
         stepped = self._stepped
         stepped.draw = draw
+        if draw == Draw():
+            stepped.clipped = set()
         try:
             return self.infer(feeds)
         finally:
@@ -225,6 +241,11 @@ class StepRunner(File64Runner):
         """What the quantizers of data were given in all runs so far, in the file's order."""
         seen = self._stepped.seen
         return [seen[name] for node in self._stepped.nodes for name in node.output[:1] if name in seen]
+
+    def clipped(self) -> frozenset[str]:
+        """The tensors that quantizers of data made of values beyond their ranges, in the last run that rounded as the
+        file does."""
+        return frozenset(self._stepped.clipped)
 
     def forget(self) -> None:
         """Count anew."""

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from ...choices import TENSORRT
 from ...engines.build import Engine
 from ...errors import GraphError, InputError, RuntimeUnavailable
-from ...graphs.quantized import is_quantized, sealed
+from ...graphs.quantized import is_quantized, ranges, recorded_ranges, recorded_runtime, sealed
 from ...model import Signature
 from ...precision.precision import asked
 from ...precision.stepwise import stepwise
@@ -40,6 +41,7 @@ FLOATS = {"fp16": "float16", "bf16": "bfloat16"}
 
 # of a NaN in these ONNX says nothing, and onnxruntime drops it (1.31.1: a maximum passes it by, a recurrent net's gates
 # clip it)
+_SAME_RANGE = 1e-6  # relative: scales are float32
 _MAXIMA = {
     "MaxPool",
     "GlobalMaxPool",
@@ -73,6 +75,7 @@ class Subject:
     inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
     steps: StepBudget | None = field(default=None, compare=False)  # of an ONNX file that is quantized
+    elsewhere: bool = False  # it was quantized for TensorRT, and onnxruntime need not load it
 
     def named(self, types: Mapping[str, np.dtype]) -> dict[str, np.dtype]:
         """Of its inputs, by the model's names."""
@@ -135,11 +138,26 @@ def _budgeted(subject: Subject, proto: onnx.ModelProto) -> tuple[Subject, str]:
             " a metric"
         )
     four_bits = any(t.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4) for t in proto.graph.initializer)
-    budget = StepBudget(subject.path, subject.inputs, subject.outputs, types_of(proto.graph), four_bits)
-    return replace(subject, steps=budget), (
+    calibrated, altered = _calibrated(proto)
+    types = types_of(proto.graph)
+    budget = StepBudget(subject.path, subject.inputs, subject.outputs, types, four_bits, calibrated, altered)
+    return replace(subject, steps=budget, elsewhere=recorded_runtime(proto) in TENSORRT), (
         f"{subject.label} is quantized: the default rule allows what half a step of each scale in it does to the"
         " outputs, on inputs that are finite and of the usual size"
     )
+
+
+def _calibrated(proto: onnx.ModelProto) -> tuple[list[str], str]:
+    """What quantizers make whose ranges are the recorded ones, and why one is not."""
+    record, now = recorded_ranges(proto), ranges(proto)
+    for name, (low, high) in record.items():
+        ends = now.get(name)
+        if ends is not None and not np.allclose(ends, (low, high), rtol=_SAME_RANGE, atol=0):
+            return [], (
+                f"the range of {name!r} is {ends[0]:.4g} to {ends[1]:.4g}, and the file records that calibration gave"
+                f" {low:.4g} to {high:.4g}: its scale or zero point was changed since; quantize the model again"
+            )
+    return [name for name in record if name in now], ""
 
 
 def _names(graph: onnx.GraphProto) -> Ends:
@@ -228,7 +246,10 @@ class Candidate:
         except RuntimeUnavailable as error:
             self.unavailable = str(error)
         except GraphError as error:
-            self.failure = str(error)
+            if self.subject is not None and self.subject.elsewhere:
+                self.unavailable = str(error)
+            else:
+                self.failure = str(error)
 
     def infer(self, case: Case, feeds: Mapping[str, np.ndarray]) -> RunResult | None:
         """None where it does not run (any more), or this case is none for it."""
@@ -314,7 +335,7 @@ def _replicas(subject: Subject) -> list[Candidate]:
     return [
         Candidate(name, partial(Replica, subject.steps, draw, name), subject, sources=sources)
         for name, draw, sources in (
-            (UNROUNDED, Draw(activations="exact"), ("weights",)),
+            (UNROUNDED, Draw(activations="exact", clips=not subject.steps.calibrated), ("weights",)),
             (ROUNDED, Draw(), BOTH),
         )
     ]

@@ -69,6 +69,8 @@ def accuse(trial: Trial, progress: Progress) -> None:
         off = plain.get((candidate.file, candidate.provider)) if candidate.optimize else None
         if off is None or off.unavailable:
             continue
+        if candidate.unavailable and candidate.subject is not None and candidate.subject.elsewhere:
+            continue  # it was quantized for TensorRT
         if (
             candidate.unavailable
         ):  # the file runs with the optimizer off: what lacks a kernel is what the optimizer made of it

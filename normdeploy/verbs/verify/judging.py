@@ -238,7 +238,7 @@ class Trial:
         candidate.tallies[output, case.kind].add(
             case.name,
             value,
-            answer.reference[output],
+            steps.cut[output] if steps.cut is not None and candidate.name != UNROUNDED else answer.reference[output],
             lambda v: answer.ties.explained(output, v) | steps.explained(output, v),
             bound=partial(steps.allowed, output, candidate.sources, base) if floating else None,
         )
@@ -277,6 +277,8 @@ class Trial:
         if budget is None or budget.failure:
             return result
         result = replace(result, steps=budget.relative(result.output))
+        if budget.altered and candidate.name == UNROUNDED:
+            return replace(result, verdict="fail", reason="; ".join(filter(None, (result.reason, budget.altered))))
         if result and candidate.name != UNROUNDED and result.steps is not None and result.steps > VOID:
             reason = (
                 f"the steps move it by {result.steps:.2g} of its size: zeros would lie in the budget; give a metric"

@@ -17,13 +17,18 @@ The file is judged four times:
 - in each runtime: a + w from the reference, and a from the file's own float64, where a value that is rounded to the
   other side is one step.
 
+A file that records what ranges calibration gave (`graphs.quantized.RECORD`) is no worse for inputs beyond them. There
+it is held against the model without any ends of ranges, and rounded against itself with ends and without rounding; what
+the ends cut off is told, and judged by nothing. The record has to be what the file's scales say, or else ranges are
+judged as those of any file.
+
 Where the budget is larger than the output (root mean squares), zeros would lie in it as well. It says nothing then, and
 the file fails: only a metric can tell what it is worth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -61,7 +66,10 @@ VOID = 1 / MULTIPLE  # of the output, from which on zeros would lie in the budge
 
 class StepBudget:
     """Of one quantized file. ``inputs`` and ``outputs``: its names -> the model's, where they differ; ``four_bits``: it
-    has weights of these."""
+    has weights of these.
+
+    ``calibrated``: what quantizers make whose ranges are those that calibration gave; ``altered``: why a range is not.
+    """
 
     def __init__(
         self,
@@ -70,6 +78,8 @@ class StepBudget:
         outputs: Mapping[str, str],
         types: Mapping[str, np.dtype],
         four_bits: bool = False,
+        calibrated: Collection[str] = (),
+        altered: str = "",
     ) -> None:
         self._path, self._types, self._outputs, self._four_bits = path, types, outputs, four_bits
         self._theirs = {ours: theirs for theirs, ours in inputs.items()}
@@ -77,6 +87,8 @@ class StepBudget:
         self._cases: dict[str, CaseBudget] = {}
         self._sums: dict[str, list[float]] = {}  # output -> squares of what the steps do, of the output
         self.failure = ""  # why there is none
+        self.calibrated, self.altered = frozenset(calibrated), altered
+        self.cut: list[str] = []  # inputs of which something lies beyond the calibrated ranges
 
     def infer(self, feeds: Mapping[str, np.ndarray], draw: Draw) -> RunResult:
         """One run, by the model's names.
@@ -97,7 +109,8 @@ class StepBudget:
             return None
         if case not in self._cases:
             try:
-                self._cases[case] = CaseBudget(self.infer, feeds)
+                self._cases[case] = CaseBudget(self.infer, feeds, self._is_cut)
+                self.cut += [case] if self._cases[case].cut else []
             except NormdeployError as error:
                 self.failure = str(error)
                 return None
@@ -106,6 +119,22 @@ class StepBudget:
                     sums = self._sums.setdefault(name, [0.0, 0.0])
                     sums[:] = (a + b for a, b in zip(sums, self._cases[case].squares(name), strict=True))
         return self._cases[case]
+
+    def _is_cut(self) -> bool:
+        """Whether something was cut off in the last run as the file says, and by calibrated ranges alone."""
+        clipped = self._runner.clipped() if self._runner is not None else frozenset()
+        return bool(clipped) and clipped <= self.calibrated
+
+    def remark(self, label: str) -> str:
+        """What the calibrated ranges cut off, "" where nothing."""
+        if not self.cut:
+            return ""
+        reached = sorted(self.saturations(), key=lambda s: -s.beyond)
+        named = "; ".join(map(str, reached[:1])) + (f"; {len(reached) - 1} more" if len(reached) > 1 else "")
+        return (
+            f"{label}: {len(self.cut)} of {len(self._cases)} inputs lie beyond the calibrated ranges ({named}). What is"
+            " cut off there is not judged; give inputs that the model will meet (--inputs), or a metric"
+        )
 
     def relative(self, output: str) -> float | None:
         """What the steps alone move the output by over its size, root mean squares; None of integers."""
@@ -140,10 +169,12 @@ def _relative(steps: float, size: float) -> float:
 @dataclass
 class CaseBudget:
     """On one input: ``center`` is the file without rounding of activations and without ends of ranges, ``plain`` as it
-    says."""
+    says. ``cut``: where calibrated ranges cut something off, the file without rounding but with these ends."""
 
     run: Callable[[Mapping[str, np.ndarray], Draw], RunResult]
     feeds: Mapping[str, np.ndarray]
+    is_cut: Callable[[], bool] = lambda: False
+    cut: RunResult | None = field(init=False)
     center: RunResult = field(init=False)
     plain: RunResult = field(init=False)
     spread: dict[str, dict[str, np.ndarray]] = field(init=False)  # source -> output -> the largest of the draws
@@ -151,6 +182,7 @@ class CaseBudget:
 
     def __post_init__(self) -> None:
         self.plain = self.run(self.feeds, Draw())
+        self.cut = self.run(self.feeds, Draw("exact")) if self.is_cut() else None
         self.center = self.run(self.feeds, Draw("exact", clips=False))
         floats = {name: v for name, v in self.center.items() if v.dtype.kind == "f"}
         self.spread = {source: {n: np.zeros(v.shape, np.float32) for n, v in floats.items()} for source in BOTH}

@@ -235,6 +235,7 @@ def verify(
         *plan.left_out,
         *remarks(trials, candidates, results),
         *other_forms(compared, results),
+        *filter(None, (s.steps.remark(s.label) for s in compared if s.steps is not None)),
     ]
     points = None
     if drift and isinstance(model, Model):
