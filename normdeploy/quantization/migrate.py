@@ -91,6 +91,7 @@ def _migrate(work: _Pass, y: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
     """Move what stands before ``y`` into the layers ``nodes`` that read it."""
     graph, condition = work.graph, work.conditions.get(y.name)
     source = source_of(graph, y)
+    whole = source.norm if source.affine is None else None
     if source.affine is None and source.norm is not None:
         split = _split(work, source, condition)
         if isinstance(split, str):
@@ -107,6 +108,10 @@ def _migrate(work: _Pass, y: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
     if affine.scale.size == 1 and not affine.shift.any() and float(affine.scale.reshape(-1)[0]) == 1.0:
         return
     _each(work, y, nodes, condition, lambda linear: _folded(work, affine, linear))
+    if whole is not None and all(m.status == "refused" for m in work.migrations[-len(nodes) :]):
+        # no layer took anything: one node again, as it stood in the file
+        same = graph.node(whole.op, whole.inputs, y, dict(whole.attrs), domain=whole.domain or "")
+        graph.replace(y, [same], shape=graph.shape(y))
 
 
 def _named(graph: Graph, node: gs.Node) -> str:

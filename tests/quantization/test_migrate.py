@@ -236,3 +236,42 @@ def test_nothing_is_moved_for_layers_that_stay_float() -> None:
     after, migrations = migrated(proto, idle={"a"})  # the other one wants it
     assert made(migrations) == ["gamma and beta"] * 2
     same(proto, after)
+
+
+@pytest.mark.parametrize("conditioned", [False, True])
+def test_a_norm_of_which_no_layer_takes_anything_is_one_node_again(conditioned: bool) -> None:
+    """A convolution that pads can't take beta; the norm then stays as it was, its constants too."""
+    body = NORM + "t = Transpose<perm=[0, 3, 1, 2]>(n) y = Conv<pads=[1, 1, 1, 1]>(t, k)"
+    proto = text(
+        body,
+        "float[b,5,5,8] x",
+        "float[b,4,5,5] y",
+        gamma=GAMMA,
+        beta=BETA,
+        k=RNG.standard_normal((4, 8, 3, 3)),
+    )
+    conditions = {"n": Condition(np.exp2(np.arange(8) % 3 - 1.0))} if conditioned else {}
+    after, migrations = migrated(proto, conditions)
+    assert [m.status for m in migrations] == ["refused"]
+    assert "pads its input with zeros" in migrations[0].reason
+    assert ops(after) == ops(proto)
+    norm = next(n for n in after.graph.node if n.op_type == "LayerNormalization")
+    assert [*norm.input] == ["x", "gamma", "beta"]
+    same(proto, after)
+
+
+def test_a_norm_of_which_one_layer_takes_its_part_stays_split() -> None:
+    body = NORM + "m = MatMul(n, w) t = Transpose<perm=[0, 3, 1, 2]>(n) y = Conv<pads=[1, 1, 1, 1]>(t, k)"
+    proto = text(
+        body,
+        "float[b,5,5,8] x",
+        "float[b,4,5,5] y, float[b,5,5,5] m",
+        gamma=GAMMA,
+        beta=BETA,
+        w=W,
+        k=RNG.standard_normal((4, 8, 3, 3)),
+    )
+    after, migrations = migrated(proto)
+    assert sorted(m.status for m in migrations) == ["made", "refused"]
+    assert {"Mul", "Add"} <= set(ops(after))
+    same(proto, after)
