@@ -14,10 +14,13 @@ from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
 import normdeploy
 from normdeploy.model import Model
+from normdeploy.verbs.verify.audit import audit
+from normdeploy.verbs.verify.originals import FileModel
 from normdeploy.verbs.verify.policy import policy_of
 from normdeploy.verbs.verify.steps import ROUNDED, UNROUNDED
 from normdeploy.verbs.verify.verify import Comparison, verify
 from tests import quantized_files as files
+from tests.half_graphs import text
 
 OFF, ON = "onnxruntime (optimizer off)", "onnxruntime (optimizer on)"
 
@@ -316,3 +319,22 @@ def test_ops_that_quantize_inside_are_said_to_have_no_budget(net: Model, folder:
     assert any("of whose steps no error budget can be made; give a metric" in note for note in comparison.notes)
     assert UNROUNDED not in verdicts(comparison)
     assert verify(net, folder / "sealed.onnx", inputs=rng, policy=policy_of(None, "cosine>=0.99"))
+
+
+def test_scales_of_quantizers_are_no_weights(int8: Path, net: Model) -> None:
+    """The error budget judges them."""
+    proto = onnx.load(int8)
+    pairs = [n for n in proto.graph.node if n.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    told = {w.name for w in audit(net, proto, "int8")}
+    assert not told & {name for n in pairs for name in n.input[1:]}
+
+
+def test_a_mask_that_half_does_not_hold_alters_no_weight(folder: Path) -> None:
+    """−3.4e38 of the reference is −Inf in float16, and any number may stand for it in the half file."""
+    lowest = np.array(np.finfo(np.float32).min)
+    reference = text("m = Where(c, x, low) y = Softmax(m)", c=np.array([[True, False, True, True]]), low=lowest)
+    half = text("m = Where(c, x, low) y = Softmax(m)", c=np.array([[True, False, True, True]]), low=lowest)
+    (tensor,) = (t for t in half.graph.initializer if t.name == "low")
+    tensor.CopyFrom(numpy_helper.from_array(np.array(-16384, np.float16), "low"))
+    model = FileModel(inputs=(), outputs=("y",), kind="onnx", proto=reference, label="reference")
+    assert [w.name for w in audit(model, half, "half") if not w] == []
