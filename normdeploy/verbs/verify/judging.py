@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ...errors import InputError
+from ...graphs.quantized import is_quantized, sealed
 from ...runtimes import RunResult
 from ...runtimes.eager import HALVES
 from .bounds import Bounds
@@ -20,10 +21,10 @@ from .candidates import NAN_BLIND, Candidate
 from .cases import DATASET, LENIENT, NAN, NONFINITE, Case
 from .error import Tally, Ties
 from .measured import Measures, settled
-from .originals import Original, Reference, own_runner, run_by, unit_roundoff
+from .originals import FileModel, Original, Reference, own_runner, run_by, unit_roundoff
 from .policy import Policy
 from .results import OutputResult, decided, judged
-from .steps import AGAINST, ROUNDED, UNROUNDED, VOID, CaseBudget
+from .steps import AGAINST, ROUNDED, UNROUNDED, VOID, CaseBudget, UnroundedReference
 
 _REFUSALS = 3  # sizes that the model does not take, each told with the error
 
@@ -70,6 +71,9 @@ class Trial:
         self.answers: list[Answer] = []
         self.candidates: list[Candidate] = []
         self._reference = reference
+        self._unrounded = None
+        if isinstance(model, FileModel) and is_quantized(model.proto) and not sealed(model.proto):
+            self._unrounded = UnroundedReference(model.proto)
         half = HALVES.get(precision)
         self._half_type = half
         self.eager = Candidate(*own_runner(model, half))
@@ -235,10 +239,12 @@ class Trial:
         case, dtype = answer.case, self._dtype(output)
         floating = dtype.kind not in "iub"
         base = answer.bounds.allowed(output, self._ratios.get(output, 1.0)) if floating else np.zeros(())
+        if self._unrounded is not None and candidate.name == UNROUNDED and base.size:
+            base = np.full(base.shape, base.max())  # where the rounded reference is 0, this one need not be
         candidate.tallies[output, case.kind].add(
             case.name,
             value,
-            steps.cut[output] if steps.cut is not None and candidate.name != UNROUNDED else answer.reference[output],
+            self._right(candidate, answer, steps)[output],
             lambda v: answer.ties.explained(output, v) | steps.explained(output, v),
             bound=partial(steps.allowed, output, candidate.sources, base) if floating else None,
         )
@@ -247,6 +253,16 @@ class Trial:
         own = candidate.tallies.setdefault((output, case.kind + AGAINST), Tally(dtype))
         bound = partial(steps.allowed, output, ("activations",), base)
         own.add(case.name + AGAINST, value, steps.plain[output], lambda v: v == steps.plain[output], bound=bound)
+
+    def _right(self, candidate: Candidate, answer: Answer, steps: CaseBudget) -> RunResult:
+        """What a quantized file is held against: the reference; where its ranges cut something off, itself with these
+        ends alone. Without rounding, a reference that is quantized itself is not rounded either."""
+        if candidate.name != UNROUNDED:
+            return answer.reference if steps.cut is None else steps.cut
+        if self._unrounded is None:
+            return answer.reference
+        clips = candidate.subject is None or candidate.subject.steps is None or not candidate.subject.steps.calibrated
+        return self._unrounded.answer(answer.case.name, answer.feeds, clips)
 
     def results(self, candidate: Candidate) -> list[OutputResult]:
         """One for each output, none where it was not run."""

@@ -35,6 +35,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+import onnx
 
 from ...errors import NormdeployError, RuntimeUnavailable
 from ...runtimes import RunResult
@@ -246,6 +247,26 @@ class CaseBudget:
             if right.all():
                 break
         return right
+
+
+class UnroundedReference:
+    """A quantized file as the reference of another: what it says without rounding its activations."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        from ...runtimes.steps import StepRunner
+
+        self._runner = StepRunner(proto)
+        self._answers: dict[tuple[str, bool], RunResult] = {}
+
+    def answer(self, case: str, feeds: Mapping[str, np.ndarray], clips: bool) -> RunResult:
+        """On the input called ``case``; ``clips``: at the ends of its ranges.
+
+        Raises:
+            NormdeployError: a node can't be computed in float64.
+        """
+        if (case, clips) not in self._answers:
+            self._answers[case, clips] = self._runner.drawn(feeds, Draw("exact", clips=clips))
+        return self._answers[case, clips]
 
 
 class Replica:

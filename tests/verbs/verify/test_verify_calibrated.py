@@ -135,3 +135,14 @@ def test_the_record_is_what_the_scales_say(quantized: Callable[..., Path]) -> No
     proto = onnx.load(quantized("net"))
     assert recorded_ranges(proto) == ranges(proto)
     assert len(ranges(proto)) == len({n.input[0] for n in files.activations(proto)})
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_a_quantized_file_as_the_reference(
+    fault: Callable[[onnx.ModelProto], None] | None, models: dict[str, Model], quantized: Callable[..., Path]
+) -> None:
+    """What `optimize` makes of it, or a fault in a copy: without rounding both sides are not rounded."""
+    path = files.edited(quantized("net"), "copy.onnx", fault or (lambda proto: None))
+    comparison = normdeploy.verify(str(quantized("net")), [str(path)], seeds=3)
+    assert verdicts(comparison)[UNROUNDED] == ("pass" if fault is None else "fail")
+    assert bool(comparison) == (fault is None)
