@@ -73,18 +73,31 @@ def migrated(
         GraphError: the model can't be read.
     """
     work = _Pass(Graph(proto), conditions or {})
+    for y, nodes in _groups(work.graph):
+        if not all(_named(work.graph, node) in idle for node in nodes):
+            _migrate(work, y, nodes)
+    return work.graph.to_proto(), tuple(work.migrations)
+
+
+def unscaled(graph: Graph, results: Collection[int], proofs: Memo) -> list[Migration]:
+    """As `migrated`, in the graph itself, of norms alone whose results (by their ids) are named."""
+    work = _Pass(graph, {}, proofs)
+    for y, nodes in _groups(graph):
+        if id(y) in results:
+            _migrate(work, y, nodes)
+    return work.migrations
+
+
+def _groups(graph: Graph) -> list[tuple[gs.Tensor, list[gs.Node]]]:
+    """What linear layers in float32 read, and these layers."""
     groups: dict[int, list[gs.Node]] = {}
     inputs: dict[int, gs.Tensor] = {}
-    for linear in linears(work.graph):
-        if isinstance(linear, Linear) and work.graph.dtype(linear.data) == np.float32:
-            data = source_of(work.graph, linear.data).y
+    for linear in linears(graph):
+        if isinstance(linear, Linear) and graph.dtype(linear.data) == np.float32:
+            data = source_of(graph, linear.data).y
             groups.setdefault(id(data), []).append(linear.node)
             inputs[id(data)] = data
-    for key, nodes in groups.items():
-        if all(_named(work.graph, node) in idle for node in nodes):
-            continue
-        _migrate(work, inputs[key], nodes)
-    return work.graph.to_proto(), tuple(work.migrations)
+    return [(inputs[key], nodes) for key, nodes in groups.items()]
 
 
 def _migrate(work: _Pass, y: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
@@ -195,6 +208,8 @@ def _folded(work: _Pass, affine: Affine, linear: Linear) -> Certificate | str:
     for view in views:
         nodes.append(graph.node(view.op, [data, *view.inputs[1:]], view.outputs[0], dict(view.attrs)))
         data = nodes[-1].outputs[0]
+        if (shape := graph.shape(view.outputs[0])) is not None:
+            graph.learn(data, None, shape)
     return _written(work, affine, linear, (a, b), nodes, data, affine.z)
 
 

@@ -21,13 +21,14 @@ _QUANTIZED |= frozenset({"MatMulInteger", "ConvInteger", "MatMulNBits", "Dynamic
 class Wish:
     """``to``: "int8", "fp8" or "int4"; ``runtime``: whose form; ``calibration``: "minmax", "entropy" or "percentile";
     ``policy``: the metrics that the file is to reach. ``dynamic``: the ranges of activations are taken while the model
-    runs, in onnxruntime alone."""
+    runs, in onnxruntime alone. ``rotate``: residual streams are rotated first (`normdeploy.quantization.rotate`)."""
 
     to: str
     runtime: str = "any"
     calibration: str = "minmax"
     policy: Policy = field(default_factory=Policy)
     dynamic: bool = False
+    rotate: bool = False
 
     @property
     def weight(self) -> Format:

@@ -16,6 +16,7 @@ from ..records import QuantizedLayer
 if TYPE_CHECKING:
     from ..quantized import Exclusion, Judged, Layer, Quantization
 
+_OF = {"center": "stream", "rotate": "stream"}
 _COLOURS = {"quantized": "green", "weight": "green", "activation": "yellow", "float": "yellow"}
 
 
@@ -96,7 +97,10 @@ def _totals(account: Quantization) -> Iterator[Text]:
         else:
             yield Text(f"not migrated: {migration.kind} of {migration.norm}: {migration.reason}", style="yellow")
     if made:
-        yield Text("migrated: " + ", ".join(f"{kind} of {n} norm{'s' * (n > 1)}" for kind, n in made.items()))
+        yield Text(
+            "migrated: "
+            + ", ".join(f"{kind} of {n} {_OF.get(kind, 'norm')}{'s' * (n > 1)}" for kind, n in made.items())
+        )
 
 
 def show_layers(console: Console, layers: Sequence[QuantizedLayer]) -> None:
