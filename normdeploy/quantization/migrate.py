@@ -120,6 +120,17 @@ def _migrate(work: _Pass, y: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
     if affine.scale.size == 1 and not affine.shift.any() and float(affine.scale.reshape(-1)[0]) == 1.0:
         return
     _each(work, y, nodes, condition, lambda linear: _folded(work, affine, linear))
+    _take_sizes_of(graph, affine.z, y)
+
+
+def _take_sizes_of(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> None:
+    """Let those who ask for the shape of ``y`` ask for that of ``z``, which is the same: nothing is computed for it."""
+    if graph.shape(y) is None or graph.shape(y) != graph.shape(z):
+        return
+    for node in graph.consumers(y):
+        if node.op in ("Shape", "Size"):
+            asked = graph.node(node.op, [z], node.outputs[0], dict(node.attrs))
+            graph.replace(node.outputs[0], [asked], shape=graph.shape(node.outputs[0]))
 
 
 def _named(graph: Graph, node: gs.Node) -> str:

@@ -90,17 +90,15 @@ def _totals(account: Quantization) -> Iterator[Text]:
         f"{account.to} for {account.runtime}: {count} of {len(account.layers)} linear layers; weights {before} →"
         f" {after}; calibration {how}{judged}"
     )
-    made: dict[str, int] = {}
+    made: dict[str, set[str]] = {}
     for migration in account.migrations:
         if migration.status == "made":
-            made[migration.kind] = made.get(migration.kind, 0) + 1
+            made.setdefault(migration.kind, set()).add(migration.norm)
         else:
             yield Text(f"not migrated: {migration.kind} of {migration.norm}: {migration.reason}", style="yellow")
     if made:
-        yield Text(
-            "migrated: "
-            + ", ".join(f"{kind} of {n} {_OF.get(kind, 'norm')}{'s' * (n > 1)}" for kind, n in made.items())
-        )
+        told = (f"{kind} of {len(of)} {_OF.get(kind, 'norm')}{'s' * (len(of) > 1)}" for kind, of in made.items())
+        yield Text("migrated: " + ", ".join(told))
 
 
 def show_layers(console: Console, layers: Sequence[QuantizedLayer]) -> None:

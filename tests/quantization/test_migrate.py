@@ -236,3 +236,14 @@ def test_nothing_is_moved_for_layers_that_stay_float() -> None:
     after, migrations = migrated(proto, idle={"a"})  # the other one wants it
     assert made(migrations) == ["gamma and beta"] * 2
     same(proto, after)
+
+
+def test_a_shape_alone_keeps_no_gamma_and_beta() -> None:
+    """Who asks for the norm's shape asks for that of what is left of it."""
+    body = NORM + "r = Reshape(n, two) m = MatMul(r, w) s = Shape<end=2>(n) five = Constant<value_ints=[5]>()"
+    body += " t = Concat<axis=0>(s, five) y = Reshape(m, t)"
+    proto = text(body, **SHAPE, gamma=GAMMA, beta=BETA, w=W, two=np.array([-1, 8]))
+    after, migrations = migrated(proto)
+    assert made(migrations) == ["gamma and beta"]
+    assert "Mul" not in ops(after)
+    same(proto, after)
