@@ -53,6 +53,7 @@ class _Pass:
     conditions: Mapping[str, Condition]
     proofs: Memo = field(default_factory=dict)
     migrations: list[Migration] = field(default_factory=list)
+    views: dict[tuple[int, int], gs.Node] = field(default_factory=dict)  # of what, like which: one for all layers
 
 
 def migrated(
@@ -209,19 +210,27 @@ def _folded(work: _Pass, affine: Affine, linear: Linear) -> Certificate | str:
     graph = work.graph
     if linear.w.ndim != 2 and linear.node.op == "MatMul":
         return f"{linear.title} holds a stack of weights"
-    t, views = linear.data, source_of(graph, linear.data).views
+    t, views, nodes = linear.data, source_of(graph, linear.data).views, list[gs.Node]()
     a, b = (input_vector(graph, values, affine.y, t, linear) for values in (affine.scale, affine.shift))
     if a is None or b is None:
         return f"its scale or shift varies along more than the input channels of {linear.title}"
     if linear.pads() and b.any():
         return f"{linear.title} pads its input with zeros, which the shift would have to reach"
-    data, nodes = affine.z, []
+    data = affine.z
+    made: dict[tuple[int, int], gs.Node] = {}
     for view in views:
-        nodes.append(graph.node(view.op, [data, *view.inputs[1:]], view.outputs[0], dict(view.attrs)))
-        data = nodes[-1].outputs[0]
-        if (shape := graph.shape(view.outputs[0])) is not None:
-            graph.learn(data, None, shape)
-    return _written(work, affine, linear, (a, b), nodes, data, affine.z)
+        key = id(data), id(view)
+        node = work.views.get(key)
+        if node is None or not graph.alive(node):
+            node = made[key] = graph.node(view.op, [data, *view.inputs[1:]], view.outputs[0], dict(view.attrs))
+            nodes.append(node)
+            if (shape := graph.shape(view.outputs[0])) is not None:
+                graph.learn(node.outputs[0], None, shape)
+        data = node.outputs[0]
+    done = _written(work, affine, linear, (a, b), nodes, data, affine.z)
+    if not isinstance(done, str):
+        work.views |= made
+    return done
 
 
 def _conditioned(work: _Pass, y: gs.Tensor, linear: Linear, condition: Condition) -> Certificate | str:

@@ -247,3 +247,14 @@ def test_a_shape_alone_keeps_no_gamma_and_beta() -> None:
     assert made(migrations) == ["gamma and beta"]
     assert "Mul" not in ops(after)
     same(proto, after)
+
+
+def test_layers_behind_one_view_read_one_view() -> None:
+    body = NORM + "r = Reshape(n, two) a = MatMul(r, w) b = MatMul(r, w2) y = Add(a, b)"
+    proto = text(
+        body, "float[b,3,8] x", "float[r,5] y", gamma=GAMMA, beta=BETA, w=W, w2=W[::-1] * 2, two=np.array([-1, 8])
+    )
+    after, migrations = migrated(proto)
+    assert made(migrations) == ["gamma and beta"] * 2
+    assert ops(after).count("Reshape") == 1
+    same(proto, after)
