@@ -12,12 +12,13 @@ from .records import Certificate
 class Migration:
     """A factor or a shift that was moved from a norm into the linear layers behind it, before anything was rounded.
 
-    ``kind``: "gamma and beta", "smooth", "awq", "center", "rotate". ``status``: "made", or "refused" for ``reason``.
+    ``kind``: "gamma and beta", "smooth", "shift"; of a stream "center" (the mean taken off by all that write it) and
+    "rotate". ``status``: "made", or "refused" for ``reason``.
     """
 
     kind: str
-    norm: str  # the tensor that holds the norm's result
-    linears: tuple[str, ...]  # the results of the linear layers
+    norm: str  # the tensor that holds the norm's result; of a stream its first
+    linears: tuple[str, ...]  # the results of the linear layers; of a stream of those that write and that read it
     status: Literal["made", "refused"]
     reason: str = ""
     alpha: float | None = None  # of SmoothQuant: between 0 (all in the activations) and 1 (all in the weights)

@@ -18,6 +18,7 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from . import environments
 
+SUBJECTS = ("minilm", "mobilenet", "decoder")
 LINEARS = ["Conv", "ConvTranspose", "Gemm", "MatMul"]
 STEP = 8  # calibration samples a run
 Write = Callable[[Path, Path, Path], None]  # float file, samples, file to write
@@ -30,7 +31,7 @@ class Contender:
     name: str
     form: str
     write: Write
-    subjects: tuple[str, ...] = ("minilm", "mobilenet", "decoder")
+    subjects: tuple[str, ...] = SUBJECTS
 
 
 def modelopt(mode: str, method: str, source: Path, samples: Path, target: Path) -> None:
@@ -107,8 +108,8 @@ PEERS = (
 )
 
 
-def _ours(name: str, form: str, *verb: str) -> Contender:
-    return Contender(f"normdeploy {name}", form, partial(ours, verb))
+def _ours(name: str, form: str, *verb: str, subjects: tuple[str, ...] = SUBJECTS) -> Contender:
+    return Contender(f"normdeploy {name}", form, partial(ours, verb), subjects)
 
 
 METRICS = {"minilm": ("nearest:0.97", "cosine:0.995"), "mobilenet": ("top1:0.99",), "decoder": ("top1:0.97",)}
@@ -131,6 +132,10 @@ OURS = (
     _ours("int8, any", "symmetric", "--quantize", "int8", "--runtime", "any"),
     _ours("fp8", "fp8", "--quantize", "fp8", *_RTX),
     _ours("int4", "int4", "--quantize", "int4", *_RTX),
+    # a post-norm encoder and convolutions have no stream to rotate
+    _ours("int8, tensorrt-rtx, rotated", "symmetric", "--quantize", "int8", *_RTX, "--rotate", subjects=("decoder",)),
+    _ours("int8, onnxruntime, rotated", "asymmetric", "--quantize", "int8", *_ORT, "--rotate", subjects=("decoder",)),
+    _ours("int4, rotated", "int4", "--quantize", "int4", *_RTX, "--rotate", subjects=("decoder",)),
 )
 
 

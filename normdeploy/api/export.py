@@ -61,6 +61,7 @@ def export(
     calibration: str | None = None,
     metric: Thresholds | None = None,
     dynamic: bool = False,
+    rotate: bool = False,
     compare_limit: int = whole.LIMIT,
     custom_translation_table: Mapping[Any, Any] | None = None,
     progress: Progress | None = None,
@@ -95,6 +96,8 @@ def export(
         metric: what the quantized file has to reach on samples that do not calibrate, such as "cosine>=0.995", or
             output -> such texts; layers are left in float until it does.
         dynamic: the ranges of activations are taken while the model runs, for int8 in onnxruntime; no samples needed.
+        rotate: with ``quantize``, the residual stream and the values of attentions are rotated by Hadamard matrices
+            first, where that is proved to change nothing (``normdeploy.quantization.rotate``).
         compare_limit: bytes of weights up to which the whole model before and after the rewrites is compared
         (`rewriting.whole`).
         custom_translation_table: operator of torch -> onnxscript function, as ``torch.onnx.export`` takes it
@@ -110,7 +113,7 @@ def export(
         check_output(output, source)
     signing.check(output)
     target = target_of(runtime, provider)
-    wish = wish_of(quantize, target, calibration, metric, calibrate, precision, dynamic)
+    wish = wish_of(quantize, target, calibration, metric, calibrate, precision, dynamic, rotate)
     samples = samples_of(calibrate if wish is None else (), precision, keep_io)
     with stage("load"):
         model = loaded(source, args, kwargs, loading, shared=True)
@@ -170,7 +173,11 @@ def export(
             with stage("judge"):
                 quantization = judged_in_half(proto, filled(plain), quantization, wish, calibrate, floats, progress)
     flags = {"opset": opset, "runtime": runtime, "fuse": fuse, "strict": strict, "trust": loading.get("trust", False)}
-    record(proto, signature, flags | {n: v for n, v in (("precision", precision), ("quantize", quantize)) if v})
+    record(
+        proto,
+        signature,
+        flags | {n: v for n, v in (("precision", precision), ("quantize", quantize), ("rotate", rotate)) if v},
+    )
     if output is not None:
         with stage("write"):
             save_onnx(proto, output)

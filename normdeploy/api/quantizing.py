@@ -38,6 +38,7 @@ def wish_of(
     calibrate: Calibration,
     precision: str | None,
     dynamic: bool = False,
+    rotate: bool = False,
 ) -> Wish | None:
     """What is asked for, looked at before any work; None where nothing is to be quantized.
 
@@ -45,10 +46,10 @@ def wish_of(
         InputError: options contradict each other, or the runtime has no kernels.
     """
     if quantize is None:
-        if metric or calibration or dynamic:
+        if metric or calibration or dynamic or rotate:
             raise InputError(
-                "metric, calibration and dynamic are for quantization alone; ask for it with quantize: int8, fp8 or"
-                " int4"
+                "metric, calibration, dynamic and rotate are for quantization alone; ask for it with quantize: int8,"
+                " fp8 or int4"
             )
         return None
     if not calibrate and quantize != "int4" and not dynamic:
@@ -58,7 +59,9 @@ def wish_of(
         )
     if metric and not calibrate:
         raise InputError("a metric is judged on samples; give some with --calibrate samples.npz")
-    wish = Wish(quantize, runtime, calibration or "minmax", policy_of(None, metric), dynamic, precision or "")
+    wish = Wish(
+        quantize, runtime, calibration or "minmax", policy_of(None, metric), dynamic, precision or "", rotate=rotate
+    )
     require_runtime(wish)
     require_half(wish)
     return wish

@@ -110,6 +110,16 @@ DynamicOption = Annotated[
         "--dynamic", help="With --quantize int8: take ranges while the model runs, in onnxruntime; without samples."
     ),
 ]
+RotateOption = Annotated[
+    bool,
+    typer.Option(
+        "--rotate",
+        help=(
+            "With --quantize: rotate the residual stream and the values of attentions by Hadamard matrices first, where"
+            " that is proved to change nothing."
+        ),
+    ),
+]
 KeepIO = Annotated[bool, typer.Option("--keep-io", help="With --precision: inputs and outputs stay float32.")]
 CompareLimit = Annotated[
     int,

@@ -23,12 +23,14 @@ import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
 from ..graphs.region import Region
+from . import turns
 from .branches import Branches, given_of
 from .errors import NotProved, Why
 from .linear import merged, split_channels
 from .machine import Machine
 from .plan import Atoms
 from .run import constant, run, shape_of
+from .turns import Turned
 from .value import Value
 
 
@@ -70,13 +72,18 @@ class Expressions:
         return [*self.scale, *self.shift, *self.ratio, *taken]
 
 
-def given(m: Machine, graph: Graph, e: Expressions | Branches, absolute: bool = False) -> dict[int, Value]:
+Computed = Expressions | Branches | Turned
+
+
+def given(m: Machine, graph: Graph, e: Computed, absolute: bool = False) -> dict[int, Value]:
     """The new constants by their ids, as the file's own constants make them.
 
     ``absolute``: in floats alone, the sums of the magnitudes of their terms instead.
     """
     if isinstance(e, Branches):
         return given_of(m, graph, e, _scale_and_shift, _bias, absolute)
+    if isinstance(e, Turned):
+        return turns.given_of(m, graph, e, _bias, absolute)
     if e.shares and e.shares[0].whole:  # the parts of a Concat
         m.plan.join(m.plan.length(e.shares[0].whole), tuple(m.plan.length(share.linear.channels) for share in e.shares))
     a, b = _scale_and_shift(m, graph, e.chain)

@@ -8,6 +8,7 @@ Convolutions are what needs it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ _DIGIT = 16  # bits
 _LONGEST = 2**20  # products added
 _WIDEST = 512  # bits of a prime: digits cost their square, beyond this Python's integers cost less
 _FEW = 2000  # multiplications that are not worth it
+_MANY = 2**24  # products of floats, from which on looking for a NaN and laying out costs little
 _HELD = 2**21  # floats at a time
 
 
@@ -26,27 +28,42 @@ def contracted(a: Array, b: Array, slots: Sequence[int], p: int = 0) -> Array:
     """Σ a·b over ``slots``, of arrays that broadcast to each other; these axes keep a length of 1. Modulo ``p`` where
     it is given.
 
-    Floats are multiplied and added one by one, never by BLAS: a NaN or an Inf must come through as in the sum of the
-    products.
+    Floats are multiplied and added one by one: a NaN or an Inf must come through as in the sum of the products. BLAS
+    does it where there are none, and many products.
     """
     lengths = [max(n, m) for n, m in zip(a.shape, b.shape, strict=True)]
     batch = [i for i, n in enumerate(lengths) if i not in slots and a.shape[i] == b.shape[i] == n > 1]
     left = [i for i in range(a.ndim) if i not in slots and i not in batch and a.shape[i] > 1]
     right = [i for i in range(a.ndim) if i not in slots and i not in batch and b.shape[i] > 1]
     shape = [1 if i in slots else n for i, n in enumerate(lengths)]
+    summed = list(slots)
+    if not p and _by_blas(a, b, lengths):
+        first, second = _laid(a, lengths, batch, left, summed), _laid(b, lengths, batch, summed, right)
+        return _back(first @ second, lengths, [*batch, *left, *right], shape)
     if not p:
         return np.asarray(
             np.einsum(_squeezed(a), _varying(a), _squeezed(b), _varying(b), sorted(batch + left + right))
         ).reshape(shape)
-    summed = list(slots)
     first = _laid(a, lengths, batch, left, summed)
     second = _laid(b, lengths, batch, summed, right)
     made = np.empty((first.shape[0], first.shape[1], second.shape[2]), dtype=object)
     for i in range(len(made)):
         made[i] = dot(first[i], second[i], p)
-    order = [*batch, *left, *right]
+    return _back(made, lengths, [*batch, *left, *right], shape)
+
+
+def _back(made: Array, lengths: list[int], order: list[int], shape: list[int]) -> Array:
+    """Products, their axes in ``order``, in the order of the arrays that were multiplied."""
     whole = made.reshape([lengths[i] for i in order])
     return whole.transpose([order.index(i) for i in sorted(order)]).reshape(shape)
+
+
+def _by_blas(a: Array, b: Array, lengths: Sequence[int]) -> bool:
+    return (
+        a.dtype == b.dtype == np.float64
+        and math.prod(lengths) > _MANY
+        and bool(np.isfinite(a).all() and np.isfinite(b).all())
+    )
 
 
 def _varying(a: Array) -> list[int]:

@@ -12,14 +12,14 @@ import onnx_graphsurgeon as gs
 from ..evaluate import evaluate
 from ..graphs.graph import Graph
 from ..graphs.region import EvaluationFailed, Region, concrete
-from .branches import Branches
 from .errors import NotProved, Why
-from .folds import Expressions
+from .folds import Computed
 from .machine import Machine
 from .plan import Plan
 from .run import run, shape_of
 from .sampler import Held
 from .sizes import Size
+from .turns import Turned
 from .value import Value
 
 Side = Callable[[Machine, Sequence[Value]], list[Value]]
@@ -44,7 +44,7 @@ class Sides:
     at: Callable[[Mapping[str, int], Sequence[float]], tuple[list[Any], list[Any]] | None] = lambda sizes, numbers: None
     graph: Graph | None = None
     nodes: tuple[gs.Node, ...] = ()
-    expressions: Expressions | Branches | None = None
+    expressions: Computed | None = None
     named: dict[int, Size] = field(default_factory=dict)
     held: dict[int, Held] = field(default_factory=dict, repr=False, compare=False)
 
@@ -58,9 +58,7 @@ class Sides:
         return list({id(t): t for n in self.nodes for t in n.inputs if isinstance(t, gs.Constant)}.values())
 
 
-def of_regions(
-    before: Sequence[Region], after: Sequence[Region], expressions: Expressions | Branches | None = None
-) -> Sides:
+def of_regions(before: Sequence[Region], after: Sequence[Region], expressions: Computed | None = None) -> Sides:
     """Regions of one graph with the same leaves, one for each result."""
     first = before[0]
     graph = first.graph
@@ -91,5 +89,13 @@ def of_regions(
         except (EvaluationFailed, ValueError):
             return None
 
+    if isinstance(expressions, Turned):  # of one op that reads one leaf
+        turned, plain = expressions, side(before)
+
+        def old(m: Machine, leaves: Sequence[Value]) -> list[Value]:
+            return [turned.before(m, graph, leaves[0], lambda x: plain(m, [x])[0])]
+
+        nodes = tuple(after[0].nodes)
+        return Sides(tuple(shapes), old, side(after), first.y.name, graph=graph, nodes=nodes, expressions=expressions)
     nodes = tuple({id(n): n for region in after for n in region.nodes}.values())
     return Sides(tuple(shapes), side(before), side(after), first.y.name, at, graph, nodes, expressions)

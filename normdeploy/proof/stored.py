@@ -17,9 +17,8 @@ import onnx_graphsurgeon as gs
 from ..evaluate import evaluate
 from ..graphs.file_graph import widen
 from ..graphs.graph import Graph
-from .branches import Branches
 from .errors import NotProved, Restart, Why
-from .folds import Expressions, given
+from .folds import Computed, given
 from .machine import Draws, Held, Machine
 from .nonfinite import Pattern, evaluated
 from .plan import Plan
@@ -95,7 +94,7 @@ def _full(plan: Plan) -> _Full:
     )
 
 
-def check_expressions(graph: Graph, e: Expressions | Branches, plan: Plan, held: dict[int, Held]) -> None:
+def check_expressions(graph: Graph, e: Computed, plan: Plan, held: dict[int, Held]) -> None:
     """Raises NotProved where a constant of a fold is not the value of its expression. ``held``: constants that were
     read before."""
     new = e.constants()
@@ -139,7 +138,7 @@ def _laid_out(plan: Plan, v: Value, shape: tuple[int, ...]) -> np.ndarray:
     return laid.reshape(-1)
 
 
-def _lengths(graph: Graph, e: Expressions | Branches, new: list[gs.Constant]) -> set[Size]:
+def _lengths(graph: Graph, e: Computed, new: list[gs.Constant]) -> set[Size]:
     """The lengths of all axes along which constants of the fold vary."""
     constants = [t for n in e.nodes for t in n.inputs if not t.is_empty() and graph.is_constant(t)]
     arrays = [v for t in constants if (v := graph.known(t)) is not None]

@@ -53,6 +53,7 @@ class _Pass:
     conditions: Mapping[str, Condition]
     proofs: Memo = field(default_factory=dict)
     migrations: list[Migration] = field(default_factory=list)
+    views: dict[tuple[int, int], gs.Node] = field(default_factory=dict)  # of what, like which: one for all layers
 
 
 def migrated(
@@ -73,18 +74,31 @@ def migrated(
         GraphError: the model can't be read.
     """
     work = _Pass(Graph(proto), conditions or {})
+    for y, nodes in _groups(work.graph):
+        if not all(_named(work.graph, node) in idle for node in nodes):
+            _migrate(work, y, nodes)
+    return work.graph.to_proto(), tuple(work.migrations)
+
+
+def unscaled(graph: Graph, results: Collection[int], proofs: Memo) -> list[Migration]:
+    """As `migrated`, in the graph itself, of norms alone whose results (by their ids) are named."""
+    work = _Pass(graph, {}, proofs)
+    for y, nodes in _groups(graph):
+        if id(y) in results:
+            _migrate(work, y, nodes)
+    return work.migrations
+
+
+def _groups(graph: Graph) -> list[tuple[gs.Tensor, list[gs.Node]]]:
+    """What linear layers in float32 read, and these layers."""
     groups: dict[int, list[gs.Node]] = {}
     inputs: dict[int, gs.Tensor] = {}
-    for linear in linears(work.graph):
-        if isinstance(linear, Linear) and work.graph.dtype(linear.data) == np.float32:
-            data = source_of(work.graph, linear.data).y
+    for linear in linears(graph):
+        if isinstance(linear, Linear) and graph.dtype(linear.data) == np.float32:
+            data = source_of(graph, linear.data).y
             groups.setdefault(id(data), []).append(linear.node)
             inputs[id(data)] = data
-    for key, nodes in groups.items():
-        if all(_named(work.graph, node) in idle for node in nodes):
-            continue
-        _migrate(work, inputs[key], nodes)
-    return work.graph.to_proto(), tuple(work.migrations)
+    return [(inputs[key], nodes) for key, nodes in groups.items()]
 
 
 def _migrate(work: _Pass, y: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
@@ -112,6 +126,18 @@ def _migrate(work: _Pass, y: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
         # no layer took anything: one node again, as it stood in the file
         same = graph.node(whole.op, whole.inputs, y, dict(whole.attrs), domain=whole.domain or "")
         graph.replace(y, [same], shape=graph.shape(y))
+        return
+    _take_sizes_of(graph, affine.z, y)
+
+
+def _take_sizes_of(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> None:
+    """Let those who ask for the shape of ``y`` ask for that of ``z``, which is the same: nothing is computed for it."""
+    if graph.shape(y) is None or graph.shape(y) != graph.shape(z):
+        return
+    for node in graph.consumers(y):
+        if node.op in ("Shape", "Size"):
+            asked = graph.node(node.op, [z], node.outputs[0], dict(node.attrs))
+            graph.replace(node.outputs[0], [asked], shape=graph.shape(node.outputs[0]))
 
 
 def _named(graph: Graph, node: gs.Node) -> str:
@@ -190,17 +216,27 @@ def _folded(work: _Pass, affine: Affine, linear: Linear) -> Certificate | str:
     graph = work.graph
     if linear.w.ndim != 2 and linear.node.op == "MatMul":
         return f"{linear.title} holds a stack of weights"
-    t, views = linear.data, source_of(graph, linear.data).views
+    t, views, nodes = linear.data, source_of(graph, linear.data).views, list[gs.Node]()
     a, b = (input_vector(graph, values, affine.y, t, linear) for values in (affine.scale, affine.shift))
     if a is None or b is None:
         return f"its scale or shift varies along more than the input channels of {linear.title}"
     if linear.pads() and b.any():
         return f"{linear.title} pads its input with zeros, which the shift would have to reach"
-    data, nodes = affine.z, []
+    data = affine.z
+    made: dict[tuple[int, int], gs.Node] = {}
     for view in views:
-        nodes.append(graph.node(view.op, [data, *view.inputs[1:]], view.outputs[0], dict(view.attrs)))
-        data = nodes[-1].outputs[0]
-    return _written(work, affine, linear, (a, b), nodes, data, affine.z)
+        key = id(data), id(view)
+        node = work.views.get(key)
+        if node is None or not graph.alive(node):
+            node = made[key] = graph.node(view.op, [data, *view.inputs[1:]], view.outputs[0], dict(view.attrs))
+            nodes.append(node)
+            if (shape := graph.shape(view.outputs[0])) is not None:
+                graph.learn(node.outputs[0], None, shape)
+        data = node.outputs[0]
+    done = _written(work, affine, linear, (a, b), nodes, data, affine.z)
+    if not isinstance(done, str):
+        work.views |= made
+    return done
 
 
 def _conditioned(work: _Pass, y: gs.Tensor, linear: Linear, condition: Condition) -> Certificate | str:

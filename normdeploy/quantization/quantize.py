@@ -1,8 +1,9 @@
 """A float32 file to one whose linear layers compute in int8, FP8 or with INT4 weights.
 
-In this order: what the layers read is looked at on samples; scales and shifts are moved from norms into the layers
-behind (`migrate`, proved); ranges are taken; the file is written and judged on samples that took no part; layers that
-cost more than the metric allows go back to float, those first that cost most.
+In this order: with ``rotate`` residual streams are rotated (`rotate`, proved); what the layers read is looked at on
+samples; scales and shifts are moved from norms into the layers behind (`migrate`, proved); ranges are taken; the file
+is written and judged on samples that took no part; layers that cost more than the metric allows go back to float, those
+first that cost most.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from .groups import Candidate, candidates, group_of
 from .migrate import Condition, migrated
 from .observe import Seen, observe
 from .qdq import Plan, written
+from .rotate import rotated
 from .samples import Split
 from .steps import UINT8, Step, held, step_of
 from .wish import Wish, builds_for, fit, require
@@ -63,6 +65,12 @@ def quantized(
     """
     require(proto, wish)
     before = _raised(copied(proto), max(wish.weight.since, 13))
+    source, notes = before, list[str]()
+    turned: tuple[Migration, ...] = ()
+    if wish.rotate:
+        before, turned = rotated(source)
+        if all(m.kind != "rotate" for m in turned):
+            notes.append("nothing was rotated: it has no norm over its channels that is one node, and no attention")
     graph = Graph(before)
     layers = fit(candidates(graph, wish.weight, wish.block), wish)
     if all(c.reason for c in layers):
@@ -71,14 +79,14 @@ def quantized(
     samples = split.calibrating if split is not None else ()
     conditions = _conditions(graph, layers, before, wish, samples, progress)
     moved, migrations = migrated(before, conditions, {c.result for c in layers if c.reason})
+    migrations = (*turned, *migrations)
     left = fit(candidates(Graph(moved), wish.weight, wish.block), wish)
     plans, results, layers_told = _planned(moved, left, wish, samples, migrations, progress)
     bias = wish.runtime in ONNXRUNTIME
     work = Chosen(moved, plans, lambda chosen: written(moved, chosen, bias, results), ())
-    notes: list[str] = []
     if split is not None:
         names = {c.plan.tensor: c.result for c in left}
-        judging, float32, more = judge_of(before, wish, split, progress)
+        judging, float32, more = judge_of(source, wish, split, progress)
         notes += more
         work = excluded(work, judging, float32, samples, names, progress)
     chosen = {c.result: work.plans[c.plan.tensor] for c in left if c.plan.tensor in work.plans}
@@ -87,7 +95,7 @@ def quantized(
         lean, made = _without_idle(before, conditions, wish, chosen, left, results)
         judged = judging.judged(judging.run(lean), float32)
         if all(j.met for j in judged):
-            out, migrations, work = lean, made, replace(work, judged=judged)
+            out, migrations, work = lean, (*turned, *made), replace(work, judged=judged)
     told = tuple(
         layer
         if layer.status == "float" or layer.tensor in chosen
@@ -107,7 +115,7 @@ def quantized(
         migrations,
         work.judged,
         work.exclusions,
-        (bytes_of(before), bytes_of(out)),
+        (bytes_of(source), bytes_of(out)),
         (*notes, *builds_for(wish)),
     )
     return out, account
@@ -216,7 +224,9 @@ def _planned(
     results: dict[str, tuple[str, Step]] = {}
     told: list[Layer] = []
     for c in layers:
-        layer = Layer(c.result, c.op, c.module, c.input, "float", c.reason, migrated=tuple(kinds[c.result]))
+        layer = Layer(
+            c.result, c.op, c.module, c.input, "float", c.reason, migrated=tuple(dict.fromkeys(kinds[c.result]))
+        )
         reason = c.reason or (_useless(seen.get(c.input)) if form is not None else "")
         if reason:
             told.append(replace(layer, reason=reason))

@@ -23,7 +23,7 @@ _QUANTIZED |= frozenset({"MatMulInteger", "ConvInteger", "MatMulNBits", "Dynamic
 class Wish:
     """``to``: "int8", "fp8" or "int4"; ``runtime``: whose form; ``calibration``: "minmax", "entropy" or "percentile";
     ``policy``: the metrics that the file is to reach. ``dynamic``: the ranges of activations are taken while the model
-    runs, in onnxruntime alone."""
+    runs, in onnxruntime alone. ``rotate``: residual streams are rotated first (`normdeploy.quantization.rotate`)."""
 
     to: str
     runtime: str = "any"
@@ -31,6 +31,7 @@ class Wish:
     policy: Policy = field(default_factory=Policy)
     dynamic: bool = False
     half: str = ""  # "fp16" or "bf16": what the rest of the file will be, and its scales
+    rotate: bool = False
 
     @property
     def scales(self) -> np.dtype:

@@ -3,6 +3,7 @@ terminal."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,9 @@ from rich.text import Text
 from ..records import QuantizedLayer
 
 if TYPE_CHECKING:
-    from ..quantized import Exclusion, Judged, Layer, Quantization
+    from ..quantized import Exclusion, Judged, Layer, Migration, Quantization
 
+_OF = {"center": "stream", "rotate": "stream"}
 _COLOURS = {"quantized": "green", "weight": "green", "activation": "yellow", "float": "yellow"}
 
 
@@ -89,14 +91,19 @@ def _totals(account: Quantization) -> Iterator[Text]:
         f"{account.to} for {account.runtime}: {count} of {len(account.layers)} linear layers; weights {before} →"
         f" {after}; calibration {how}{judged}"
     )
-    made: dict[str, int] = {}
+    made: dict[str, set[str]] = {}
+    refused: dict[tuple[str, str], list[Migration]] = {}
     for migration in account.migrations:
         if migration.status == "made":
-            made[migration.kind] = made.get(migration.kind, 0) + 1
-        else:
-            yield Text(f"not migrated: {migration.kind} of {migration.norm}: {migration.reason}", style="yellow")
+            made.setdefault(migration.kind, set()).add(migration.norm)
+        else:  # those of one reason in one line, whatever the nodes are called
+            refused.setdefault((migration.kind, re.sub(r"'[^']*'", "", migration.reason)), []).append(migration)
+    for (kind, _), alike in refused.items():
+        more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+        yield Text(f"not migrated: {kind} of {alike[0].norm}{more}: {alike[0].reason}", style="yellow")
     if made:
-        yield Text("migrated: " + ", ".join(f"{kind} of {n} norm{'s' * (n > 1)}" for kind, n in made.items()))
+        told = (f"{kind} of {len(of)} {_OF.get(kind, 'norm')}{'s' * (len(of) > 1)}" for kind, of in made.items())
+        yield Text("migrated: " + ", ".join(told))
 
 
 def show_layers(console: Console, layers: Sequence[QuantizedLayer]) -> None:

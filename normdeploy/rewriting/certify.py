@@ -14,11 +14,10 @@ import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
 from ..graphs.region import Refusal, Region, compile_region
-from ..proof.branches import Branches
 from ..proof.certificate import NOT_KNOWN, certificate_of
 from ..proof.errors import NotProved, Why
 from ..proof.evaluation import Identity
-from ..proof.folds import Expressions
+from ..proof.folds import Computed
 from ..proof.prove import checked, identity, identity_of_any_length
 from ..proof.run import half
 from ..proof.sampler import Held, told_apart
@@ -48,9 +47,7 @@ def rewrite_of(graph: Graph, before: Region, nodes: Sequence[gs.Node]) -> Rewrit
     return after if isinstance(after, Refusal) else Rewrite(before, after)
 
 
-def certified(
-    memo: Memo, rewrites: Sequence[Rewrite], expressions: Expressions | Branches | None = None
-) -> Certificate:
+def certified(memo: Memo, rewrites: Sequence[Rewrite], expressions: Computed | None = None) -> Certificate:
     """The certificate of a rewrite; of several results at once where ``rewrites`` are several, of the same leaves.
 
     ``memo``: what was proved of others in this graph. ``expressions``: what the constants of a fold are made of.
@@ -171,7 +168,7 @@ def _told(graph: Graph, constants: Sequence[tuple[gs.Node, int]], held: Mapping[
     return tuple(told)
 
 
-def _constants(regions: Sequence[Region], expressions: Expressions | Branches | None) -> Iterator[tuple[gs.Node, int]]:
+def _constants(regions: Sequence[Region], expressions: Computed | None) -> Iterator[tuple[gs.Node, int]]:
     """Where constants are read: a node, and which of its inputs."""
     chain = () if expressions is None else expressions.nodes
     for node in (*(n for region in regions for n in region.nodes), *chain):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from normdeploy.proof.errors import NotProved, Why
+from normdeploy.proof.lemmas.isometry import isometry
 
 from .support import BY_HAND, NODE, judged, proved, refused
 
@@ -239,3 +240,34 @@ def test_a_softmax_over_all_axes_behind_one_is_no_softmax_over_that_one() -> Non
     turned = "t = Transpose <perm = [0, 2, 1]> (x) s = Softmax <axis = 2> (t) after = Transpose <perm = [0, 2, 1]> (s)"
     proved(f"before = Softmax <axis = 1> (x) {turned}", opset=13)
     refused(f"before = Softmax <axis = 1> (x) {turned}", Why.OP, opset=12)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "k"),
+    [
+        ([[1, 1], [1, -1]], 2),
+        ([[0, 1], [1, 0]], 1),
+        ([[1, 1], [1, 1]], None),  # another sign
+        ([[1, 1, 0], [1, -1, 0], [0, 0, 1]], None),  # rows of two lengths
+        ([[0.5, 0.5], [0.5, -0.5]], None),  # no whole numbers
+        ([[1, 1]], None),
+        ([[0, 0], [0, 0]], None),
+    ],
+)
+def test_an_isometry_is_seen_by_its_rows(matrix: list[list[float]], k: int | None) -> None:
+    assert isometry(np.array(matrix)) == k
+
+
+def test_rms_norm_commutes_with_an_isometry_alone() -> None:
+    """In float64, for Hadamard's matrix of order 4; with another sign it does not, nor with a gamma."""
+    h = np.kron([[1, 1], [1, -1]], [[1, 1], [1, -1]])
+    x = np.random.default_rng(0).standard_normal((5, 8))
+
+    def rms(rows: np.ndarray, gamma: np.ndarray | float = 1.0) -> np.ndarray:
+        return np.asarray(rows / np.sqrt((rows**2).mean(-1, keepdims=True) + 0.1) * gamma)
+
+    q = np.kron(np.eye(2), h) / 2
+    np.testing.assert_allclose(rms(x @ q), rms(x) @ q, atol=1e-14)
+    assert isometry(h) == 4
+    for other, gamma in ((np.where(np.arange(64).reshape(8, 8) == 9, -q, q), 1.0), (q, np.arange(8.0))):
+        assert np.abs(rms(x @ other, gamma) - rms(x, gamma) @ other).max() > 1e-3

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import normdeploy
+from normdeploy.proof import products
 from normdeploy.proof.field import field
 from normdeploy.proof.machine import Draws, Machine
 from normdeploy.proof.plan import Plan
@@ -113,3 +114,36 @@ def test_a_convolution_of_as_many_channels_as_it_takes_is_proved_in_little_memor
     assert finding.certificate is not None
     assert finding.certificate.method == "exact"
     assert peak < 150e6, f"{peak / 1e6:.0f} MB"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "slots"),
+    [
+        ((1, 300, 300, 1), (1, 1, 300, 300), [2]),
+        ((2, 300, 1, 300), (2, 300, 300, 1), [1]),  # draws in both
+        ((1, 300, 1), (300, 1, 300), [1]),  # summed over where one does not vary
+    ],
+)
+def test_many_finite_products_are_summed_by_blas(a: tuple[int, ...], b: tuple[int, ...], slots: list[int]) -> None:
+    """The same sums in another order: 300 terms, each of the two off by at most 300·2^-53 of their magnitudes."""
+    rng = np.random.default_rng(6)
+    x, y = rng.standard_normal(a), rng.standard_normal(b)
+    lengths = [max(n, m) for n, m in zip(a, b, strict=True)]
+    assert products._by_blas(x, y, lengths)
+    found = contracted(x, y, slots)
+    letters = list(range(len(a)))
+    x, y = (
+        np.broadcast_to(v, [n if i in slots else m for i, (n, m) in enumerate(zip(lengths, v.shape, strict=True))])
+        for v in (x, y)
+    )
+    kept = [i for i in letters if i not in slots]
+    wanted, most = (np.einsum(f(x), letters, f(y), letters, kept) for f in (np.asarray, np.abs))
+    assert np.abs(found.reshape(wanted.shape) - wanted).max() <= (600 * 2.0**-53 * most).max()
+
+
+def test_a_nan_among_many_products_comes_through() -> None:
+    x, y = np.ones((1, 300, 300, 1)), np.zeros((1, 1, 300, 300))
+    x[0, 7, 3, 0] = np.nan
+    found = contracted(x, y, [2])
+    assert np.isnan(found[0, 7]).all()
+    assert np.isfinite(np.delete(found, 7, axis=1)).all()

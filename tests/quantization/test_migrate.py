@@ -275,3 +275,25 @@ def test_a_norm_of_which_one_layer_takes_its_part_stays_split() -> None:
     assert sorted(m.status for m in migrations) == ["made", "refused"]
     assert {"Mul", "Add"} <= set(ops(after))
     same(proto, after)
+
+
+def test_a_shape_alone_keeps_no_gamma_and_beta() -> None:
+    """Who asks for the norm's shape asks for that of what is left of it."""
+    body = NORM + "r = Reshape(n, two) m = MatMul(r, w) s = Shape<end=2>(n) five = Constant<value_ints=[5]>()"
+    body += " t = Concat<axis=0>(s, five) y = Reshape(m, t)"
+    proto = text(body, **SHAPE, gamma=GAMMA, beta=BETA, w=W, two=np.array([-1, 8]))
+    after, migrations = migrated(proto)
+    assert made(migrations) == ["gamma and beta"]
+    assert "Mul" not in ops(after)
+    same(proto, after)
+
+
+def test_layers_behind_one_view_read_one_view() -> None:
+    body = NORM + "r = Reshape(n, two) a = MatMul(r, w) b = MatMul(r, w2) y = Add(a, b)"
+    proto = text(
+        body, "float[b,3,8] x", "float[r,5] y", gamma=GAMMA, beta=BETA, w=W, w2=W[::-1] * 2, two=np.array([-1, 8])
+    )
+    after, migrations = migrated(proto)
+    assert made(migrations) == ["gamma and beta"] * 2
+    assert ops(after).count("Reshape") == 1
+    same(proto, after)

@@ -78,6 +78,16 @@ def test_the_table_has_every_layer_metric_and_exclusion() -> None:
     ]
 
 
+def test_refusals_of_one_reason_are_one_line() -> None:
+    alike = [Migration("rotate", f"q{i}", (), "refused", f"Mul 'rope_{i}' does not commute with it") for i in range(3)]
+    other = Migration("rotate", "x", (), "refused", "'x' is an output of the graph")
+    lines = shown(replace(ACCOUNT, migrations=(*alike, other))).splitlines()
+    assert [line for line in lines if line.startswith("not migrated")] == [
+        "not migrated: rotate of q0 and 2 more: Mul 'rope_0' does not commute with it",
+        "not migrated: rotate of x: 'x' is an output of the graph",
+    ]
+
+
 def test_layers_of_one_lot_are_one_line() -> None:
     second = replace(FIRST, tensor="h2", module="encoder.1.query", scale=0.5, error=4e-3)
     lines = shown(replace(ACCOUNT, layers=(FIRST, LEFT, second))).splitlines()

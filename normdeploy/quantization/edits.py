@@ -1,0 +1,222 @@
+"""A map of the last axis, written into all that write a closed stream, and its inverse into all that read it; each
+proved by itself (docs/identities.md, "A map of a whole stream")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Literal
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..forms.linear import Linear
+from ..graphs.graph import Graph
+from ..graphs.region import Refusal, compile_region
+from ..proof.lemmas.isometry import inverse
+from ..proof.turns import Share, Turned
+from ..records import Certificate
+from ..rewriting import certify
+from ..rewriting.certify import Memo
+from .streams import Layers, Stream
+
+FLOAT = np.dtype(np.float32)
+
+
+@dataclass(frozen=True)
+class Map:
+    """What rows are mapped by: Q = A/√k in consecutive runs of theirs, or, without a matrix, their mean is taken off.
+
+    ``run``: A, int8 (n, n) of ±1 with A·Aᵀ = k·I.
+    """
+
+    run: np.ndarray | None
+    k: int = 1
+
+    def whole(self, width: int) -> np.ndarray:
+        """A for rows of ``width``: int8 (width, width)."""
+        assert self.run is not None
+        return np.kron(np.eye(width // len(self.run), dtype=np.int8), self.run)
+
+    def rows(self, values: np.ndarray) -> np.ndarray:
+        """Of float64 (…, width)."""
+        if self.run is None:
+            return values - values.mean(-1, keepdims=True)
+        return self._runs(values, self.run)
+
+    def columns(self, values: np.ndarray) -> np.ndarray:
+        """Qᵀ·values of float64 (width, …)."""
+        assert self.run is not None
+        return self._runs(values.T, self.run).T
+
+    def _runs(self, values: np.ndarray, a: np.ndarray) -> np.ndarray:
+        runs = np.ascontiguousarray(values).reshape(-1, len(a)) @ a.astype(np.float64)
+        return np.asarray((runs / math.sqrt(self.k)).reshape(values.shape))
+
+
+@dataclass(frozen=True)
+class Edit:
+    """``nodes`` take the place of ``out``; without a certificate they are what stood there, with other constants."""
+
+    out: gs.Tensor
+    nodes: Sequence[gs.Node]
+    certificate: Certificate | None = None
+
+
+@dataclass
+class Edits:
+    """First all is proved, then all is written: a stream is mapped whole or not at all."""
+
+    graph: Graph
+    proofs: Memo
+    layers: Layers
+    stream: Stream
+    map: Map
+    edits: list[Edit] = field(default_factory=list)
+    _matrices: dict[tuple[int, str], gs.Node] = field(default_factory=dict)
+    _weights: dict[tuple[int, str, bool], gs.Constant] = field(default_factory=dict)
+    _tables: dict[int, tuple[np.ndarray, gs.Constant] | str] = field(default_factory=dict)
+    _turned: list[Turned] = field(default_factory=list)
+    _certificates: list[Certificate] = field(default_factory=list)
+
+    def prepared(self) -> str:
+        """Prove what becomes of each writer and reader; why not, where that fails."""
+        side: Literal["output"] | None = None if self.map.run is None else "output"
+        makers: list[Callable[[], Edit | str]] = []
+        makers += [lambda one=one: self._layer(one, side) for one in self.stream.writers.values()]  # type: ignore[misc]
+        makers += [lambda one=one: self._layer(one, "input") for one in self.stream.readers.values()]  # type: ignore[misc]
+        makers += [lambda one=one: self._gather(one) for one in self.stream.tables.values()]  # type: ignore[misc]
+        makers += [
+            lambda one=one, at=at: self._carrier(one, at)  # type: ignore[misc]
+            for one, at in self.stream.carriers.values()
+            if at
+        ]
+        for make in makers:
+            edit = make()
+            if isinstance(edit, str):
+                return edit
+            self.edits.append(edit)
+        return "" if self._closed() else "the matrices of its writers and readers are no inverses of each other"
+
+    def _closed(self) -> bool:
+        """Whether the readers take back what the writers do: of the matrices that the proofs speak of."""
+        if self.map.run is None:
+            return True
+        held: dict[str, dict[int, np.ndarray]] = {"output": {}, "input": {}}
+        for turned in self._turned:
+            assert turned.side is not None
+            assert turned.turn is not None
+            matrix = turned.turn.inputs[1]
+            held[turned.side][id(matrix)] = self.graph.value(matrix)
+        return inverse(list(held["output"].values()), list(held["input"].values()), len(self.map.run)) == self.map.k
+
+    def made(self, more: Sequence[Edit | str]) -> Certificate | str:
+        """Write what was prepared, and ``more``; the certificate of all together."""
+        for edit in more:
+            if isinstance(edit, str):
+                return edit
+            self.edits.append(edit)
+        for edit in self.edits:
+            self.graph.replace(edit.out, edit.nodes, shape=self.graph.shape(edit.out))
+            self.layers.renew(edit.nodes)
+        return _together([*self._certificates, *(e.certificate for e in self.edits if e.certificate is not None)])
+
+    def _layer(self, linear: Linear, side: Literal["output", "input"] | None) -> Edit | str:
+        rows = not linear.transposed  # of the weight are the input channels
+        w, c = linear.w, linear.c
+        if side == "input":
+            w = self.map.columns(w) if rows else self.map.rows(w)
+        else:
+            w = self.map.rows(w) if rows else self.map.rows(w.T).T
+            c = self.map.rows(np.broadcast_to(c, linear.channels)) if c.any() else c
+        made = linear.write(self.graph, linear.data, w, c, linear.out, FLOAT)
+        if isinstance(made, Refusal):
+            return made.reason
+        stored = made[0].inputs[linear.weight]
+        held = (id(linear.node.inputs[linear.weight]), side or "", rows)
+        made[0].inputs[linear.weight] = weight = self._weights.setdefault(held, stored)  # one that is shared stays one
+        bias = made[1].inputs[1] if len(made) > 1 else made[0].inputs[2] if len(made[0].inputs) > 2 else None
+        turn = None if side is None else self._matrix(linear.channels if side == "output" else linear.inputs, side)
+        turned = Turned(Share(linear, weight, bias), side, turn, self.map.k)
+        before = compile_region(self.graph, linear.out, [linear.data])
+        rewrite = before if isinstance(before, Refusal) else certify.rewrite_of(self.graph, before, made)
+        if isinstance(rewrite, Refusal):
+            return rewrite.reason
+        certificate = certify.certified(self.proofs, [rewrite], turned)
+        if not certificate:
+            return f"it can't be proved of {linear.title}: {certificate.note}"
+        self._turned.append(turned)
+        return Edit(linear.out, made, certificate)
+
+    def _matrix(self, width: int, side: Literal["output", "input"]) -> gs.Node:
+        """A node that no file holds: rows times A, or its transpose."""
+        if (width, side) not in self._matrices:
+            a = self.map.whole(width)
+            stored = self.graph.constant("turn", np.ascontiguousarray(a if side == "output" else a.T), FLOAT)
+            like = next(iter(self.stream.tensors.values()))
+            self._matrices[width, side] = self.graph.node("MatMul", [like, stored], like)
+        return self._matrices[width, side]
+
+    def _gather(self, node: gs.Node) -> Edit | str:
+        table = self._table(node.inputs[0])
+        if isinstance(table, str):
+            return table
+        new = self.graph.node("Gather", [table[1], node.inputs[1]], node.outputs[0], dict(node.attrs))
+        return Edit(node.outputs[0], [new])
+
+    def _carrier(self, node: gs.Node, constants: Sequence[int]) -> Edit | str:
+        inputs = list(node.inputs)
+        for i in constants:
+            table = self._table(node.inputs[i])
+            if isinstance(table, str):
+                return table
+            inputs[i] = table[1]
+        new = self.graph.node(node.op, inputs, node.outputs[0], dict(node.attrs), outputs=len(node.outputs))
+        return Edit(node.outputs[0], [new])
+
+    def _table(self, t: gs.Tensor) -> tuple[np.ndarray, gs.Constant] | str:
+        """A constant as the stream's rows, mapped: proved as a MatMul of any rows by it, of which a Gather's are rows
+        of the unit matrix."""
+        if id(t) not in self._tables:
+            self._tables[id(t)] = self._mapped(t)
+        return self._tables[id(t)]
+
+    def _mapped(self, t: gs.Tensor) -> tuple[np.ndarray, gs.Constant] | str:
+        graph = self.graph
+        values = graph.known(t)
+        assert values is not None
+        flat = values.reshape(-1, values.shape[-1])
+        table = t if values.ndim == 2 else graph.constant(f"{t.name}_rows", flat, FLOAT)
+        picks = gs.Variable(f"{t.name}_picks", dtype=FLOAT)
+        graph.learn(picks, None, ("rows", len(flat)))
+        like = next(iter(self.stream.tensors.values()))
+        node = graph.node("MatMul", [picks, table], like)
+        linear = Linear(node, 1, flat, np.zeros(1), False, 1, node.outputs[0], (node,))
+        side: Literal["output"] | None = None if self.map.run is None else "output"
+        edit = self._layer(linear, side)
+        if isinstance(edit, str):
+            return edit
+        assert edit.certificate is not None
+        self._certificates.append(edit.certificate)
+        made = edit.nodes[0].inputs[1]
+        if values.ndim == 2:
+            return values, made
+        return values, graph.constant(t.name, graph.value(made).reshape(values.shape), FLOAT)
+
+
+def _together(certificates: Sequence[Certificate]) -> Certificate:
+    """That all of them hold: the probabilities that one does not add up."""
+
+    def joined(one: Certificate, other: Certificate) -> Certificate:
+        return replace(
+            one,
+            cases=one.cases + other.cases,
+            bits=min(one.bits, other.bits),
+            degree=max(one.degree, other.degree),
+            gains=one.gains or other.gains,
+        )
+
+    whole = reduce(joined, certificates)
+    return replace(whole, bits=whole.bits - math.ceil(math.log2(len(certificates))), note="")
