@@ -37,8 +37,11 @@ class Pool(Protocol):
     sources go through the store).
     """
 
-    size: int
     shares_files: bool
+
+    @property
+    def size(self) -> int:
+        """Steps that it can run at a time."""
 
     @property
     def machines(self) -> Sequence[Machine]: ...
