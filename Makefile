@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 ARCHITECTURES := .venv-architectures
+CLUSTERS := .venv-clusters
 HUGGINGFACE := .venv-huggingface
 # a worker gets whole files, so that what their tests share is made once; one thread for each: two workers with two
 # threads each are slower than two with one
@@ -10,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-lo
 # of onnxruntime, where a script imports it before normdeploy (docs/privacy.md)
 export ORT_DISABLE_TELEMETRY ?= 1
 
-.PHONY: check demo test test-random test-gpu test-kernels test-tensorrt architectures whole-models test-architectures test-matrix huggingface quantization install clean
+.PHONY: check demo test test-random test-gpu test-kernels test-tensorrt architectures whole-models test-architectures test-clusters fleet-kills test-matrix huggingface quantization install clean
 
 demo: $(STAMP)
 	$(BIN)/python -m models.demo
@@ -66,6 +67,21 @@ whole-models: $(ARCHITECTURES)/.installed
 test-architectures: $(ARCHITECTURES)/.installed
 	OMP_NUM_THREADS=1 $(ARCHITECTURES)/bin/python -m pytest -m architectures tests/architectures
 
+# Ray, s3fs and moto (a server of S3's kind) in an environment of their own, 450 MB, which sees this one
+$(CLUSTERS)/.installed: $(STAMP) tests/fleet/requirements.txt
+	test -x $(CLUSTERS)/bin/python || $(BIN)/python -m venv $(CLUSTERS)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(CLUSTERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth
+	$(CLUSTERS)/bin/python -m pip install --quiet --no-deps --requirement tests/fleet/requirements.txt
+	touch $@
+
+# fleets on two Ray nodes of this machine, and in a bucket; a few minutes
+test-clusters: $(CLUSTERS)/.installed
+	OMP_NUM_THREADS=1 $(CLUSTERS)/bin/python -m pytest -m clusters tests/fleet
+
+# 200 kills of what runs a fleet, at random moments; half an hour
+fleet-kills: $(CLUSTERS)/.installed
+	OMP_NUM_THREADS=1 $(CLUSTERS)/bin/python -m benchmarks.fleet.kills
+
 # Hugging Face folders through export and verify; torchvision, whose wheel does not import beside the CPU torch, must not be in sight
 huggingface: $(STAMP)
 	test -x $(HUGGINGFACE)/bin/python || $(BIN)/python -m venv $(HUGGINGFACE)
@@ -95,4 +111,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-matrix .venv-tensorrt $(ARCHITECTURES) $(HUGGINGFACE) demo build *.egg-info
+	rm -rf .venv .venv-matrix .venv-tensorrt $(ARCHITECTURES) $(CLUSTERS) $(HUGGINGFACE) demo build *.egg-info

@@ -68,6 +68,7 @@ LIBRARIES = {
     "triton": "of the extra plugins",
     "jsonschema": "of the extra fleet",
     "fsspec.core": "of the extra fleet",
+    "ray": "of the extra ray",
     "tensorrt": "of the extra tensorrt",
     "cuda.bindings": "comes with a torch for CUDA",
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -26,6 +26,7 @@ from .work import StepFailed
 from .workers import Vanished
 
 _TRIES = 3  # of a step whose machine vanishes, or whose inputs are damaged
+_QUESTIONS = 16  # steps for which a store that is far away is asked at a time
 _POLL = 0.5  # seconds between two looks at what others do
 
 
@@ -36,8 +37,11 @@ class Pool(Protocol):
     sources go through the store).
     """
 
-    size: int
     shares_files: bool
+
+    @property
+    def size(self) -> int:
+        """Steps that it can run at a time."""
 
     @property
     def machines(self) -> Sequence[Machine]: ...
@@ -101,6 +105,9 @@ class Driver:
     _done: int = 0
     _futures: dict[Future[Record], _Submitted] = field(default_factory=dict)
     _elsewhere: list[tuple[_Run, Step]] = field(default_factory=list)
+    _polled: float = 0.0  # when those were last looked at
+    _asked: dict[Future[Record | None], tuple[_Run, Step, Task, Machine]] = field(default_factory=dict)
+    _threads: ThreadPoolExecutor | None = None  # that ask a store which is far away
     _uploaded: set[str] = field(default_factory=set)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[JobEnd]:
@@ -111,6 +118,8 @@ class Driver:
             InputError: a source can't be read, or was changed meanwhile.
         """
         window = 4 * self.pool.size + 16 if self.pool is not None else 1
+        if not self.store.place.local:
+            window, self._threads = max(window, 2 * _QUESTIONS), ThreadPoolExecutor(_QUESTIONS)
         coming, active = iter(jobs), list[_Run]()
         with ExitStack() as stack:
             stack.callback(self._release_all)
@@ -155,15 +164,35 @@ class Driver:
             lacks = "; ".join(sorted({m.lacks(step.needs) for m in machines}))
             return StepEnd(step.name, step.verb, "not run", reason=lacks or "no machine is there")
         run.waiting.pop(step.name, None)
-        for machine in fitting:
-            record = self._found(task.key(machine)[0])
-            if record is not None:
-                return _of_record(step, record, cached=True)
-        key, depends = task.key(fitting[0])
-        if self.pool is None:
-            return self.explain(step, key, depends)
-        run.ready[step.name] = task, fitting[0]
+        keys = dict.fromkeys(task.key(machine)[0] for machine in fitting)
+        if self._threads is None:
+            return self._known(run, step, task, fitting[0], self._first(keys))
+        self._asked[self._threads.submit(self._first, keys)] = run, step, task, fitting[0]
+        run.busy.add(step.name)
         return None
+
+    def _known(self, run: _Run, step: Step, task: Task, machine: Machine, record: Record | None) -> StepEnd | None:
+        """How the step ended; None where it has no record and is to be run."""
+        if record is not None:
+            return _of_record(step, record, cached=True)
+        if self.pool is None:
+            return self.explain(step, *task.key(machine))
+        run.ready[step.name] = task, machine
+        return None
+
+    def _answered(self, answer: Future[Record | None]) -> None:
+        run, step, task, machine = self._asked.pop(answer)
+        run.busy.discard(step.name)
+        record = answer.result()
+        # what it reads may have been damaged meanwhile, and made again
+        known = all(b in run.ends for b in step.before) and task_of(step, run.ends, self.hashes, self.store) == task
+        if known and (end := self._known(run, step, task, machine, record)) is not None:
+            self._end(run, end)
+        self._advance(run)
+
+    def _first(self, keys: Iterable[str]) -> Record | None:
+        """The first record that there is; may run in a thread."""
+        return next((record for key in keys if (record := self._found(key)) is not None), None)
 
     def _submit(self, active: Sequence[_Run]) -> None:
         """Give the pool what it can take, the first jobs' steps first. What is not given is not claimed: another driver
@@ -206,10 +235,14 @@ class Driver:
 
     def _wait(self, active: Sequence[_Run]) -> None:
         polls = bool(self._elsewhere) or any(run.waiting for run in active)
-        done, _ = wait(self._futures, _POLL if polls else None, return_when=FIRST_COMPLETED)
-        if not self._futures and polls:
+        under_way: set[Future[Any]] = {*self._futures, *self._asked}
+        done, _ = wait(under_way, _POLL if polls else None, return_when=FIRST_COMPLETED)
+        if not under_way and polls:
             time.sleep(_POLL)
-        for future in done:
+        for answer in [f for f in self._asked if f in done]:
+            self._answered(answer)
+        own = [f for f in self._futures if f in done]
+        for future in own:
             told = self._futures.pop(future)
             told.run.busy.discard(told.step.name)
             try:
@@ -217,10 +250,12 @@ class Driver:
             finally:
                 told.release()
             self._advance(told.run)
-        elsewhere, self._elsewhere = self._elsewhere, []
-        for run, step in elsewhere:
-            run.busy.discard(step.name)
-            self._advance(run)
+        if own or time.monotonic() - self._polled >= _POLL:
+            self._polled = time.monotonic()
+            elsewhere, self._elsewhere = self._elsewhere, []
+            for run, step in elsewhere:
+                run.busy.discard(step.name)
+                self._advance(run)
         for run in active:
             if run.waiting:
                 self._advance(run)
@@ -270,6 +305,8 @@ class Driver:
             self.progress(end.step, self._done, max(self.total, self._done))
 
     def _release_all(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
         for told in self._futures.values():
             told.release()
         self._futures.clear()

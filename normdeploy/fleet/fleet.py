@@ -19,6 +19,7 @@ from .drive import Driver, Pool, steps_in
 from .ends import Cell, FleetRun, StepEnd
 from .hashes import Hashes
 from .keys import Machine, changed
+from .on_ray import Cluster
 from .places import Folder
 from .pool import Local
 from .remote import place
@@ -129,7 +130,9 @@ def open_store(fleet: Fleet | None, store: PathLike | None, *, make: bool = True
 def _pool(on: str, jobs: int | None) -> Callable[[Store], Pool]:
     if on == "local":
         return lambda store: Local(store, jobs)
-    raise InputError(f"steps run on this machine alone so far, and {on!r} is asked for; leave --on out")
+    if jobs is not None:
+        raise InputError(f"--jobs is for steps on this machine, and --on is {on!r}, whose nodes say what they have")
+    return lambda store: Cluster(store, on)
 
 
 def driven(

@@ -18,6 +18,7 @@ from ..storage.atomic import _lock
 from ..storage.files import sha256
 from .keys import Machine
 from .places import Folder
+from .remote import Remote
 from .steps import Step
 from .store import Record, Store, Stored
 from .tasks import Task
@@ -188,7 +189,10 @@ def _folder(store: Store) -> Iterator[Path]:
 
 
 def sweep(store: Store) -> None:
-    """Remove what runs left that were killed: folders of steps, claims, and objects that were not written whole."""
+    """Before a run: remove what runs left that were killed: folders of steps, claims, and objects that were not written
+    whole; and see that a store which is far away can be written."""
+    if isinstance(store.place, Remote):
+        store.place.prepare()
     if not isinstance(store.place, Folder):
         return
     root = store.place.root

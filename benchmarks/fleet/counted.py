@@ -1,0 +1,57 @@
+"""The stand-in for the command line of the fleet's tests, which also notes when it ran and on what.
+
+``python -m benchmarks.fleet.counted fleet run ...`` drives a fleet of it: in processes of this machine, or on a Ray
+cluster with ``--on``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from pathlib import Path
+
+RUNS = "TOY_RUNS"  # the environment variable that names the file in which each execution is noted
+
+
+def main(argv: list[str]) -> int:
+    """One step: a line "time digest" is added to the file, and the digest of all that it depends on is printed."""
+    from tests.fleet import toy
+
+    digest = hashlib.sha256(repr(argv).encode())
+    for path in sorted(p for p in Path().rglob("*") if p.is_file() and not p.name.startswith(".")):
+        digest.update(f"{path}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    with open(os.environ[RUNS], "a") as file:
+        file.write(f"{time.time()} {digest.hexdigest()}\n")
+    print("digest", digest.hexdigest())
+    return toy.main(argv)
+
+
+def drive(argv: list[str]) -> None:
+    """The command line, with this stand-in in the place of the verbs."""
+    from normdeploy.cli.app import main as command
+    from normdeploy.fleet import fleet
+    from normdeploy.fleet.on_ray import Cluster
+    from normdeploy.fleet.pool import Local
+    from normdeploy.fleet.ray_node import Worker
+    from normdeploy.fleet.workers import Warm
+
+    module = "benchmarks.fleet.counted"
+
+    def pool(on: str, jobs: int | None):  # type: ignore[no-untyped-def]
+        if on == "local":
+            return lambda store: Local(store, jobs or 2, Warm(module, ()))
+        return lambda store: Cluster(store, on, Worker(module, ()))
+
+    fleet._pool = pool
+    Path(f"{os.environ[RUNS]}.ready").touch()
+    sys.argv = ["normdeploy", *argv]
+    command()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["fleet"]:
+        drive(sys.argv[1:])
+    else:
+        sys.exit(main(sys.argv[1:]))

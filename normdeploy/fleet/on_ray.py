@@ -1,0 +1,267 @@
+"""Steps on the nodes of a Ray cluster.
+
+Each node that has CPUs is probed once by a task, which says what machine it is and whether it can read the store. A
+step is given to the nodes on which its key is the same as on the machine that the driver chose; which of them runs it,
+Ray decides. A node states its GPUs (``num_gpus``, which Ray finds by itself), and may state resources of its own:
+``cc89`` for GPUs of compute capability 8.9, ``builder`` for machines that engines are built on. A step that needs a GPU
+takes one of each that its nodes state, so that two never share one.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import NormdeployError, RuntimeUnavailable, StoreError
+from .keys import Machine
+from .ray_node import Moved, Refused, Worker, probe, run
+from .store import Record, Store
+from .tasks import Task
+from .workers import Vanished
+
+_LOOK = 1.0  # seconds between two looks at the nodes
+_PROBE = 300.0  # seconds in which a new node has to start a process and answer
+_BUILDER = "builder"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that was probed; ``resources`` are what it states, name -> number."""
+
+    id: str
+    machine: Machine
+    resources: Mapping[str, float]
+
+
+@dataclass
+class _Waiting:
+    """A step that was given to Ray."""
+
+    task: Task
+    nodes: frozenset[str]
+    future: Future[Record]
+    reference: Any
+
+
+class Cluster:
+    """Steps on a Ray cluster, each in a fork of a warm process that its node's Ray process keeps.
+
+    Args:
+        address: "auto" for the cluster that this machine is in, "HOST:PORT", or "ray://HOST:10001".
+
+    Raises:
+        RuntimeUnavailable: Ray is not installed, the cluster is not reached, or no node has normdeploy.
+        StoreError: a node can't read the store.
+    """
+
+    shares_files = False
+
+    def __init__(self, store: Store, address: str, worker: Worker | None = None) -> None:
+        self._ray = _connected(address)
+        self._store, self._worker = store, worker or Worker()
+        self._lock = threading.Lock()
+        self._nodes: dict[str, Node] = {}
+        self._probes: dict[str, tuple[Any, float, Mapping[str, float]]] = {}
+        self._useless: dict[str, NormdeployError] = {}
+        self._waiting: list[_Waiting] = []
+        seen = f"{secrets.token_hex(8)}.seen"
+        self._seen, self._unclaim = f"claims/{seen}", store.place.claim(seen) or (lambda: None)
+        self._run = self._ray.remote(max_retries=0)(run)
+        self._probe = self._ray.remote(max_retries=0, num_cpus=0)(probe)
+        try:
+            self._look(_PROBE)
+            for error in self._useless.values():
+                raise error
+            if not self._nodes:
+                raise RuntimeUnavailable(
+                    f"the Ray cluster {address!r} has no node with a CPU that answers; start one with ray start"
+                )
+        except BaseException:
+            self._disconnect()
+            raise
+        self._ended = threading.Event()
+        self._watch = threading.Thread(target=self._watched, daemon=True)
+        self._watch.start()
+
+    @property
+    def size(self) -> int:
+        """The CPUs of all nodes."""
+        return max(1, int(sum(node.resources["CPU"] for node in self._known())))
+
+    @property
+    def machines(self) -> Sequence[Machine]:
+        return tuple({repr(node.machine): node.machine for node in self._known()}.values())
+
+    def submit(self, task: Task, machine: Machine) -> Future[Record]:
+        future: Future[Record] = Future()
+        key = task.key(machine)[0]
+        able, amounts = _able(self._known(), task, key)
+        if not able:
+            future.set_exception(Vanished("the machine that was to run it is gone"))
+            return future
+        gpus = amounts.pop("GPU", 0.0)
+        reference = self._run.options(
+            num_cpus=1,
+            num_gpus=gpus,
+            resources=amounts,
+            label_selector={"ray.io/node-id": f"in({','.join(node.id for node in able)})"},
+            name=task.step.name,
+        ).remote(task, self._store, self._worker, key)
+        waiting = _Waiting(task, frozenset(node.id for node in able), future, reference)
+        with self._lock:
+            self._waiting.append(waiting)
+        reference.future().add_done_callback(lambda answer: self._answered(waiting, answer))
+        return future
+
+    def close(self) -> None:
+        """End what runs."""
+        self._ended.set()
+        self._watch.join()
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            with suppress(Exception):  # it may have ended, or the cluster may be gone
+                self._ray.cancel(one.reference, force=True)
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        self._unclaim()
+        self._ray.shutdown()
+
+    def _known(self) -> list[Node]:
+        with self._lock:
+            return list(self._nodes.values())
+
+    def _answered(self, waiting: _Waiting, answer: Future[Record | Moved | Refused]) -> None:
+        with self._lock:
+            if waiting not in self._waiting:  # its nodes were seen to be gone, or the run has ended
+                return
+            self._waiting.remove(waiting)
+        try:
+            told = answer.result()
+        except self._ray.exceptions.RayTaskError as error:  # nothing that was foreseen
+            waiting.future.set_exception(error)
+        except Exception as error:  # of Ray: the node, its process or the connection is gone
+            lines = str(error).strip().splitlines()
+            waiting.future.set_exception(Vanished(f"the machine that ran it is gone ({lines[0] if lines else error})"))
+        else:
+            if isinstance(told, Moved):
+                with self._lock:
+                    if (node := self._nodes.get(told.node)) is not None:
+                        self._nodes[told.node] = replace(node, machine=_stated(told.machine, node.resources))
+                waiting.future.set_exception(Vanished("the machine that was to run it has changed"))
+            elif isinstance(told, Refused):
+                waiting.future.set_exception(told.error)
+            else:
+                waiting.future.set_result(told)
+
+    def _watched(self) -> None:
+        while not self._ended.wait(_LOOK):
+            try:
+                self._look()
+            except Exception as error:  # of Ray: the whole cluster is gone
+                lost = f"the Ray cluster is gone ({error})"
+                with self._lock:
+                    self._nodes.clear()
+                self._give_up(frozenset(), lost)
+
+    def _look(self, seconds: float = 0.0) -> None:
+        """Learn which nodes came and went; wait for the answers of new ones."""
+        alive = {n["NodeID"]: n["Resources"] for n in self._ray.nodes() if n["Alive"] and n["Resources"].get("CPU")}
+        with self._lock:
+            self._nodes = {name: node for name, node in self._nodes.items() if name in alive}
+            known = {*self._nodes, *self._probes, *self._useless}
+        for name in alive.keys() - known:
+            reference = self._probe.options(label_selector={"ray.io/node-id": name}).remote(
+                self._store, self._worker, self._seen
+            )
+            self._probes[name] = reference, time.monotonic(), alive[name]
+        references = [reference for reference, _, _ in self._probes.values()]
+        done = self._ray.wait(references, num_returns=len(references), timeout=seconds)[0] if references else []
+        for name, (reference, since, resources) in list(self._probes.items()):
+            if reference in done:
+                self._learn(name, reference, resources)
+            elif name not in alive or time.monotonic() - since > _PROBE:
+                self._useless[name] = RuntimeUnavailable(f"the Ray node {name[:8]} did not answer")
+            else:
+                continue
+            del self._probes[name]
+        self._give_up(frozenset(alive), "the machine that was to run it is gone")
+
+    def _learn(self, name: str, reference: Any, resources: Mapping[str, float]) -> None:
+        try:
+            machine, told = self._ray.get(reference)
+        except Exception as error:  # of Ray, or whatever stands in the way of importing normdeploy there
+            lines = [line for line in str(error).strip().splitlines() if line.strip()]
+            self._useless[name] = RuntimeUnavailable(
+                f"the Ray node {name[:8]} can't run normdeploy ({lines[-1].strip() if lines else error}); install the"
+                " same version there as here"
+            )
+            return
+        if not told:
+            self._useless[name] = StoreError(
+                f"the Ray node {name[:8]} does not see the store {self._store.place.url!r}; give a folder that all"
+                " nodes mount at this path, or a URL such as s3://bucket/folder"
+            )
+            return
+        with self._lock:
+            self._nodes[name] = Node(name, _stated(machine, resources), resources)
+
+    def _give_up(self, alive: frozenset[str], why: str) -> None:
+        """Steps that wait for nodes which are all gone would wait for ever."""
+        with self._lock:
+            lost = [one for one in self._waiting if not one.nodes & alive]
+            self._waiting = [one for one in self._waiting if one.nodes & alive]
+        for one in lost:
+            with suppress(Exception):
+                self._ray.cancel(one.reference, force=True)
+            one.future.set_exception(Vanished(why))
+
+
+def _connected(address: str) -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise RuntimeUnavailable(f"--on {address} needs Ray: {error}; pip install 'normdeploy[ray]'") from error
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of a change to come
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere (docs/privacy.md)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except Exception as error:  # ConnectionError, RuntimeError of other versions, ValueError of the address
+        lines = str(error).strip().splitlines()
+        raise RuntimeUnavailable(
+            f"no Ray cluster is reached at {address!r}: {lines[0] if lines else error}; start one with ray start"
+            " --head, or give the address of its head, such as ray://head:10001"
+        ) from error
+    return ray
+
+
+def _able(nodes: Sequence[Node], task: Task, key: str) -> tuple[Sequence[Node], dict[str, float]]:
+    """The nodes that may run a step, and what it takes of each besides a CPU: resource -> number."""
+    needs = task.step.needs
+    able = [n for n in nodes if not n.machine.lacks(needs) and task.key(n.machine)[0] == key]
+    names = ("GPU", f"cc{needs.capability.replace('.', '')}") if needs.capability else ()
+    amounts: dict[str, float] = {}
+    for name in (_BUILDER,) if task.step.verb == "build" and not names else names:
+        stating = [n for n in able if n.resources.get(name)]
+        if stating and (not amounts or len(stating) == len(able)):
+            able, amounts[name] = stating, 1.0
+    return able, amounts
+
+
+def _stated(machine: Machine, resources: Mapping[str, float]) -> Machine:
+    """The machine, without its GPUs where Ray can't keep two steps from sharing one, or which one a step would get is
+    not known: its node states none, or it has several kinds."""
+    kinds = set(machine.capabilities)
+    stated = resources.get("GPU") or any(resources.get(f"cc{kind.replace('.', '')}") for kind in kinds)
+    if len(kinds) == 1 and stated:
+        return machine
+    facts = {name: value for name, value in machine.facts.items() if not name.startswith("capability ")}
+    return replace(machine, facts=facts)
