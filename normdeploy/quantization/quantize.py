@@ -28,6 +28,7 @@ from ..storage.protos import copied, standard_opset
 from ..types import Progress
 from . import judge
 from .calibration import calibrated
+from .compensate import carried, compensated
 from .conditions import condition_of
 from .exclude import Chosen, excluded
 from .groups import Candidate, candidates, group_of
@@ -72,6 +73,7 @@ def quantized(
     moved, migrations = migrated(before, conditions, {c.result for c in layers if c.reason})
     left = fit(candidates(Graph(moved), wish.weight, wish.block), wish)
     plans, results, layers_told = _planned(moved, left, wish, samples, migrations, progress)
+    plans = compensated(moved, left, plans, samples, progress)
     bias = wish.runtime in ONNXRUNTIME
     work = Chosen(moved, plans, lambda chosen: written(moved, chosen, bias, results), ())
     notes: list[str] = []
@@ -83,7 +85,7 @@ def quantized(
     chosen = {c.result: work.plans[c.plan.tensor] for c in left if c.plan.tensor in work.plans}
     out = work.file
     if split is not None and work.exclusions:
-        lean, made = _without_idle(before, conditions, wish, chosen, left, results)
+        lean, made = _without_idle(before, moved, conditions, wish, chosen, left, results)
         judged = judging.judged(judging.run(lean), float32)
         if all(j.met for j in judged):
             out, migrations, work = lean, made, replace(work, judged=judged)
@@ -114,6 +116,7 @@ def quantized(
 
 def _without_idle(
     before: onnx.ModelProto,
+    whole: onnx.ModelProto,
     conditions: Mapping[str, Condition],
     wish: Wish,
     chosen: Mapping[str, Plan],
@@ -122,12 +125,13 @@ def _without_idle(
 ) -> tuple[onnx.ModelProto, tuple[Migration, ...]]:
     """The file of the same layers with nothing moved for those that stay float, and the migrations.
 
-    ``chosen``: the layers by their results. ``layers``, ``results``: as they were with everything moved.
+    ``whole``: the model with everything moved. ``chosen``: the layers by their results. ``layers``, ``results``:
+    as they were there.
     """
     idle = {c.result for c in layers if c.result not in chosen}
     moved, migrations = migrated(before, conditions, idle)
     now = {c.result: c.plan for c in candidates(Graph(moved), wish.weight, wish.block) if c.result in chosen}
-    plans = {p.tensor: replace(p, step=chosen[r].step, dynamic=chosen[r].dynamic) for r, p in now.items()}
+    plans = {p.tensor: carried(whole, chosen[r], moved, p) for r, p in now.items()}
     named = {c.plan.tensor: now[c.result].tensor for c in layers if c.result in now}
     behind = {t: (named[layer], step) for t, (layer, step) in results.items() if layer in named}
     return written(moved, plans, wish.runtime in ONNXRUNTIME, behind), migrations
