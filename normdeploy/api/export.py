@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -61,6 +61,7 @@ def export(
     calibration: str | None = None,
     metric: Thresholds | None = None,
     dynamic: bool = False,
+    keep_float: Sequence[str] = (),
     compare_limit: int = whole.LIMIT,
     custom_translation_table: Mapping[Any, Any] | None = None,
     progress: Progress | None = None,
@@ -95,6 +96,8 @@ def export(
         metric: what the quantized file has to reach on samples that do not calibrate, such as "cosine>=0.995", or
             output -> such texts; layers are left in float until it does.
         dynamic: the ranges of activations are taken while the model runs, for int8 in onnxruntime; no samples needed.
+        keep_float: with ``quantize``, layers that stay float, by their modules or results, such as "head" or
+            "layers.0.*".
         compare_limit: bytes of weights up to which the whole model before and after the rewrites is compared
         (`rewriting.whole`).
         custom_translation_table: operator of torch -> onnxscript function, as ``torch.onnx.export`` takes it
@@ -110,7 +113,7 @@ def export(
         check_output(output, source)
     signing.check(output)
     target = target_of(runtime, provider)
-    wish = wish_of(quantize, target, calibration, metric, calibrate, precision, dynamic)
+    wish = wish_of(quantize, target, calibration, metric, calibrate, precision, dynamic, keep_float)
     samples = samples_of(calibrate if wish is None else (), precision, keep_io)
     with stage("load"):
         model = loaded(source, args, kwargs, loading, shared=True)

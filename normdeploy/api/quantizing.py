@@ -31,6 +31,7 @@ def wish_of(
     calibrate: Calibration,
     precision: str | None,
     dynamic: bool = False,
+    keep_float: Sequence[str] = (),
 ) -> Wish | None:
     """What is asked for, looked at before any work; None where nothing is to be quantized.
 
@@ -38,10 +39,10 @@ def wish_of(
         InputError: options contradict each other, or the runtime has no kernels.
     """
     if quantize is None:
-        if metric or calibration or dynamic:
+        if metric or calibration or dynamic or keep_float:
             raise InputError(
-                "metric, calibration and dynamic are for quantization alone; ask for it with quantize: int8, fp8 or"
-                " int4"
+                "metric, calibration, dynamic and keep_float are for quantization alone; ask for it with quantize:"
+                " int8, fp8 or int4"
             )
         return None
     if precision is not None:
@@ -56,7 +57,7 @@ def wish_of(
         )
     if metric and not calibrate:
         raise InputError("a metric is judged on samples; give some with --calibrate samples.npz")
-    wish = Wish(quantize, runtime, calibration or "minmax", policy_of(None, metric), dynamic)
+    wish = Wish(quantize, runtime, calibration or "minmax", policy_of(None, metric), dynamic, tuple(keep_float))
     require_runtime(wish)
     return wish
 

@@ -110,6 +110,17 @@ DynamicOption = Annotated[
         "--dynamic", help="With --quantize int8: take ranges while the model runs, in onnxruntime; without samples."
     ),
 ]
+KeepFloat = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--keep-float",
+        metavar="LAYER",
+        help=(
+            "With --quantize: a layer that stays float, by its module or its result; * stands for any letters."
+            " Repeatable."
+        ),
+    ),
+]
 KeepIO = Annotated[bool, typer.Option("--keep-io", help="With --precision: inputs and outputs stay float32.")]
 CompareLimit = Annotated[
     int,

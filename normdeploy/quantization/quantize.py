@@ -37,7 +37,7 @@ from .observe import Seen, observe
 from .qdq import Plan, written
 from .samples import Split
 from .steps import UINT8, Step, step_of
-from .wish import Wish, builds_for, fit, require
+from .wish import Wish, builds_for, fit, require, require_named
 
 PROPERTY = "normdeploy.quantization"
 _LONG = 60.0  # seconds that the float64 reference may take
@@ -64,7 +64,9 @@ def quantized(
     require(proto, wish)
     before = _raised(copied(proto), max(wish.weight.since, 13))
     graph = Graph(before)
-    layers = fit(candidates(graph, wish.weight, wish.block), wish)
+    layers = candidates(graph, wish.weight, wish.block)
+    require_named(layers, wish.keep_float)
+    layers = fit(layers, wish)
     if all(c.reason for c in layers):
         reasons = "; ".join(f"{c.result!r}: {c.reason}" for c in layers[:3]) or "it has no linear layer"
         raise InputError(f"nothing in the model can be quantized to {wish.to}: {reasons}")
@@ -95,7 +97,7 @@ def quantized(
         else replace(layer, status="float", reason="its error costs more than the metric allows")
         for layer in layers_told
     )
-    told = tuple(replace(layer, error=work.errors.get(layer.tensor)) for layer in told)
+    told = tuple(_rounding(replace(layer, error=work.errors.get(layer.tensor)), chosen) for layer in told)
     _state(out, wish)
     calibration = "dynamic" if wish.dynamic else wish.calibration if wish.activation is not None else "none"
     counts = split.counts if split is not None else (0, 0)
@@ -112,6 +114,15 @@ def quantized(
         (*notes, *builds_for(wish)),
     )
     return out, account
+
+
+def _rounding(layer: Layer, chosen: Mapping[str, Plan]) -> Layer:
+    """``layer`` with how its weight is rounded."""
+    plan = chosen.get(layer.tensor)
+    if layer.status == "float" or plan is None:
+        return layer
+    rounding = "nearest" if plan.stored is None else "GPTQ"
+    return replace(layer, rounding=rounding, bias_corrected=plan.shift is not None)
 
 
 def _without_idle(
