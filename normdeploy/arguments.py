@@ -66,7 +66,7 @@ _LEAST = {
 _SEVERAL = frozenset(
     {
         *("sources", "files", "engines", "runners", "calibrate", "compute_capabilities", "profiles", "fail_on"),
-        *("dims", "imports"),
+        *("dims", "imports", "keep_float"),
     }
 )
 _OPTIONAL = frozenset({"provider", "quantize", "calibration"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -62,6 +62,7 @@ def export(
     metric: Thresholds | None = None,
     dynamic: bool = False,
     rotate: bool = False,
+    keep_float: Sequence[str] = (),
     compare_limit: int = whole.LIMIT,
     custom_translation_table: Mapping[Any, Any] | None = None,
     progress: Progress | None = None,
@@ -98,6 +99,8 @@ def export(
         dynamic: the ranges of activations are taken while the model runs, for int8 in onnxruntime; no samples needed.
         rotate: with ``quantize``, the residual stream and the values of attentions are rotated by Hadamard matrices
             first, where that is proved to change nothing (``normdeploy.quantization.rotate``).
+        keep_float: with ``quantize``, layers that stay float, by their modules or results, such as "head" or
+            "layers.0.*".
         compare_limit: bytes of weights up to which the whole model before and after the rewrites is compared
         (`rewriting.whole`).
         custom_translation_table: operator of torch -> onnxscript function, as ``torch.onnx.export`` takes it
@@ -113,7 +116,7 @@ def export(
         check_output(output, source)
     signing.check(output)
     target = target_of(runtime, provider)
-    wish = wish_of(quantize, target, calibration, metric, calibrate, precision, dynamic, rotate)
+    wish = wish_of(quantize, target, calibration, metric, calibrate, precision, dynamic, rotate, keep_float)
     samples = samples_of(calibrate if wish is None else (), precision, keep_io)
     with stage("load"):
         model = loaded(source, args, kwargs, loading, shared=True)

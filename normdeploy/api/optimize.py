@@ -49,6 +49,7 @@ def optimize(
     metric: Thresholds | None = None,
     dynamic: bool = False,
     rotate: bool = False,
+    keep_float: Sequence[str] = (),
     compare_limit: int = whole.LIMIT,
     simplify: bool = True,
     dims: Sequence[str] = (),
@@ -66,8 +67,8 @@ def optimize(
         strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
         strict_proof: a rewrite is an error whose certificate is not exact, or that makes NaN of a number at an infinite
         input.
-        precision, calibrate, keep_io, quantize, calibration, metric, dynamic, rotate, compare_limit: as for ``export``.
-            Inputs are generated from what ``export`` recorded in the file, if it did.
+        precision, calibrate, keep_io, quantize, calibration, metric, dynamic, rotate, keep_float, compare_limit: as
+            for ``export``. Inputs are generated from what ``export`` recorded in the file, if it did.
         simplify: constants are computed, duplicates and dead ends removed, shapes resolved
             (`normdeploy.graphs.simplify`), where the result can be compared with the model; else norms alone are
             touched.
@@ -87,7 +88,7 @@ def optimize(
         check_output(output, source)
     signing.check(output)
     target = target_of(runtime, provider)
-    wish = wish_of(quantize, target, calibration, metric, calibrate, precision, dynamic, rotate)
+    wish = wish_of(quantize, target, calibration, metric, calibrate, precision, dynamic, rotate, keep_float)
     samples = samples_of(calibrate if wish is None else (), precision, keep_io)
     with stage("load"):
         read = (

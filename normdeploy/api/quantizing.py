@@ -39,6 +39,7 @@ def wish_of(
     precision: str | None,
     dynamic: bool = False,
     rotate: bool = False,
+    keep_float: Sequence[str] = (),
 ) -> Wish | None:
     """What is asked for, looked at before any work; None where nothing is to be quantized.
 
@@ -46,10 +47,10 @@ def wish_of(
         InputError: options contradict each other, or the runtime has no kernels.
     """
     if quantize is None:
-        if metric or calibration or dynamic or rotate:
+        if metric or calibration or dynamic or rotate or keep_float:
             raise InputError(
-                "metric, calibration, dynamic and rotate are for quantization alone; ask for it with quantize: int8,"
-                " fp8 or int4"
+                "metric, calibration, dynamic, rotate and keep_float are for quantization alone; ask for it with"
+                " quantize: int8, fp8 or int4"
             )
         return None
     if not calibrate and quantize != "int4" and not dynamic:
@@ -60,7 +61,14 @@ def wish_of(
     if metric and not calibrate:
         raise InputError("a metric is judged on samples; give some with --calibrate samples.npz")
     wish = Wish(
-        quantize, runtime, calibration or "minmax", policy_of(None, metric), dynamic, precision or "", rotate=rotate
+        quantize,
+        runtime,
+        calibration or "minmax",
+        policy_of(None, metric),
+        dynamic,
+        precision or "",
+        rotate,
+        tuple(keep_float),
     )
     require_runtime(wish)
     require_half(wish)

@@ -120,6 +120,17 @@ RotateOption = Annotated[
         ),
     ),
 ]
+KeepFloat = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--keep-float",
+        metavar="LAYER",
+        help=(
+            "With --quantize: a layer that stays float, by its module or its result; * stands for any letters."
+            " Repeatable."
+        ),
+    ),
+]
 KeepIO = Annotated[bool, typer.Option("--keep-io", help="With --precision: inputs and outputs stay float32.")]
 CompareLimit = Annotated[
     int,

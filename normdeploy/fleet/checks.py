@@ -44,5 +44,7 @@ def _check(options: Mapping[str, Values]) -> None:
         as_list(export.get("calibrate")),
         precision,
         export.get("dynamic", False),
+        export.get("rotate", False),
+        as_list(export.get("keep_float")),
     )
     policy_of(as_list(verify.get("tolerance")) or None, as_list(verify.get("metric")) or None)

@@ -12,7 +12,8 @@ from ..errors import InputError
 from ..precision.calibrate import Samples, chunks, session
 from ..types import Progress
 
-ROWS = 512  # of each tensor that are kept
+ROWS = 2048  # of each tensor that are kept; of wide ones as many as have `_ELEMENTS` elements, but 512
+_ELEMENTS = 2**22
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,6 @@ def observe(
     kept: dict[str, list[np.ndarray]] = {name: [] for name in axes}
     ends: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     parts = chunks(proto, list(axes), samples) if axes else []
-    share = max(1, -(-ROWS // max(len(samples), 1)))
     for done, part in enumerate(parts):
         runner = session(proto, part)
         for number, sample in enumerate(samples):
@@ -54,6 +54,8 @@ def observe(
                 rows = np.moveaxis(value, axes[name], -1).reshape(-1, value.shape[axes[name]])
                 if not rows.size:
                     continue
+                most = min(ROWS, max(512, _ELEMENTS // rows.shape[1]))
+                share = max(1, -(-most // len(samples)))
                 draw = np.random.default_rng([number, len(name)])
                 kept[name].append(rows[draw.permutation(len(rows))[:share]])
                 low, high = rows.min(0), rows.max(0)

@@ -25,7 +25,9 @@ class Plan:
 
     ``tensor``: the first result of its node. ``data``, ``weight``: which of its inputs. ``step``: of its input, None
     where the weight alone is quantized. ``axis``: of the weight, along which there is a scale for each place, or for
-    each ``block`` of them; None: one scale. ``dynamic``: the input's step is taken of it each time.
+    each ``block`` of them; None: one scale. ``dynamic``: the input's step is taken of it each time. ``stored``: codes
+    and scales of the weight, None where each weight is rounded by itself; ``shift``: [outputs], to be added to the
+    bias, which ``bias`` names by the result of the node that adds it (`compensate`).
     """
 
     tensor: str
@@ -37,6 +39,9 @@ class Plan:
     block: int = 0
     dynamic: bool = False
     scales: np.dtype = field(default_factory=lambda: np.dtype(np.float32))  # whose numbers the weight's scales are
+    bias: str = ""
+    stored: tuple[np.ndarray, np.ndarray] | None = field(default=None, compare=False)
+    shift: np.ndarray | None = field(default=None, compare=False)
 
 
 def written(
@@ -58,10 +63,13 @@ def written(
     nodes: list[onnx.NodeProto] = []
     shared = {t: step for t, (layer, step) in (results or {}).items() if layer in plans}
     renamed: dict[str, str] = {}
+    shifts = {p.bias: p.shift for p in plans.values() if p.shift is not None}
     for node in graph.node:
         for i, name in enumerate(node.input):
             node.input[i] = renamed.get(name, name)
         plan = plans.get(node.output[0]) if node.output else None
+        if node.output and node.output[0] in shifts:
+            work.shift(node, shifts[node.output[0]])
         if plan is not None and plan.dynamic:
             nodes += work.dynamic(node, plan)
             continue
@@ -84,7 +92,7 @@ def written(
 class _Writer:
     """Makes names, constants and pairs; each once."""
 
-    def __init__(self, graph: onnx.GraphProto, weights: Mapping[str, TensorProto], taken: Iterable[str]) -> None:
+    def __init__(self, graph: onnx.GraphProto, weights: dict[str, TensorProto], taken: Iterable[str]) -> None:
         self.weights, self.taken = weights, set(taken)
         self.made: list[TensorProto] = []
         self._pairs: dict[object, str] = {}
@@ -106,10 +114,8 @@ class _Writer:
     def layer(self, node: onnx.NodeProto, plan: Plan, nodes: list[onnx.NodeProto], bias: bool) -> None:
         weight = node.input[plan.weight]
         key = ("weight", weight, plan.form.name, plan.axis, plan.block)
-        w = numpy_helper.to_array(self.weights[weight])
-        scales = held(weight_scales(w, plan.axis, plan.form, plan.block), plan.scales)
+        q, scales = self.rounded(weight, plan)
         if key not in self._pairs:
-            q = codes(w, laid(scales, w.shape, plan.axis, plan.block), plan.form)
             self._pairs[key] = self.dequantized(weight, q, scales, plan, nodes)
         node.input[plan.weight] = self._pairs[key]
         if plan.step is None:
@@ -118,6 +124,24 @@ class _Writer:
             node.input[plan.data] = self.pair(node.input[plan.data], plan.step, nodes)
         if bias and len(node.input) > 2 and node.input[2] in self.weights and plan.form.integers:
             self.bias(node, plan, scales, nodes)
+
+    def rounded(self, weight: str, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+        """Its codes and its scales."""
+        if plan.stored is not None:
+            return plan.stored
+        w = numpy_helper.to_array(self.weights[weight])
+        scales = held(weight_scales(w, plan.axis, plan.form, plan.block), plan.scales)
+        return codes(w, laid(scales, w.shape, plan.axis, plan.block), plan.form), scales
+
+    def shift(self, node: onnx.NodeProto, shift: np.ndarray) -> None:
+        """Add to the constant that ``node`` adds."""
+        places: Iterable[int] = (2,) if node.op_type == "Gemm" else range(len(node.input))
+        place = next(i for i in places if node.input[i] in self.weights)
+        name = node.input[place]
+        before = numpy_helper.to_array(self.weights[name])
+        made = self.constant(f"{name}_corrected", (before + shift).astype(before.dtype), self.weights[name].data_type)
+        self.weights[made] = self.made[-1]
+        node.input[place] = made
 
     def dequantized(self, name: str, q: np.ndarray, scales: np.ndarray, plan: Plan, nodes: list[onnx.NodeProto]) -> str:
         form = plan.form
@@ -157,9 +181,7 @@ class _Writer:
             self._pairs["dynamic", name] = "\n".join(made)
         x, scale, zero_point = self._pairs["dynamic", name].split("\n")
         if ("integers", weight) not in self._pairs:
-            w = numpy_helper.to_array(self.weights[weight])
-            scales = weight_scales(w, plan.axis, plan.form)
-            q = codes(w, laid(scales, w.shape, plan.axis), plan.form)
+            q, scales = self.rounded(weight, plan)
             parts = [
                 self.constant(f"{weight}_{plan.form.name}", q, plan.form.onnx),
                 self.constant(f"{weight}_scale", scales, TensorProto.FLOAT),

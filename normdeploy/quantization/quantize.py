@@ -30,6 +30,7 @@ from ..storage.protos import copied, standard_opset
 from ..types import Progress
 from . import judge
 from .calibration import calibrated
+from .compensate import carried, compensated
 from .conditions import condition_of
 from .exclude import Chosen, excluded
 from .groups import Candidate, candidates, group_of
@@ -39,7 +40,7 @@ from .qdq import Plan, written
 from .rotate import rotated
 from .samples import Split
 from .steps import UINT8, Step, held, step_of
-from .wish import Wish, builds_for, fit, require
+from .wish import Wish, builds_for, fit, require, require_named
 
 PROPERTY = RECORD
 _LONG = 60.0  # seconds that the float64 reference may take
@@ -72,7 +73,9 @@ def quantized(
         if all(m.kind != "rotate" for m in turned):
             notes.append("nothing was rotated: it has no norm over its channels that is one node, and no attention")
     graph = Graph(before)
-    layers = fit(candidates(graph, wish.weight, wish.block), wish)
+    layers = candidates(graph, wish.weight, wish.block)
+    require_named(layers, wish.keep_float)
+    layers = fit(layers, wish)
     if all(c.reason for c in layers):
         reasons = "; ".join(f"{c.result!r}: {c.reason}" for c in layers[:3]) or "it has no linear layer"
         raise InputError(f"nothing in the model can be quantized to {wish.to}: {reasons}")
@@ -82,6 +85,7 @@ def quantized(
     migrations = (*turned, *migrations)
     left = fit(candidates(Graph(moved), wish.weight, wish.block), wish)
     plans, results, layers_told = _planned(moved, left, wish, samples, migrations, progress)
+    plans = compensated(moved, left, plans, samples, progress)
     bias = wish.runtime in ONNXRUNTIME
     work = Chosen(moved, plans, lambda chosen: written(moved, chosen, bias, results), ())
     if split is not None:
@@ -92,7 +96,7 @@ def quantized(
     chosen = {c.result: work.plans[c.plan.tensor] for c in left if c.plan.tensor in work.plans}
     out = work.file
     if split is not None and work.exclusions:
-        lean, made = _without_idle(before, conditions, wish, chosen, left, results)
+        lean, made = _without_idle(before, moved, conditions, wish, chosen, left, results)
         judged = judging.judged(judging.run(lean), float32)
         if all(j.met for j in judged):
             out, migrations, work = lean, (*turned, *made), replace(work, judged=judged)
@@ -102,7 +106,7 @@ def quantized(
         else replace(layer, status="float", reason="its error costs more than the metric allows")
         for layer in layers_told
     )
-    told = tuple(replace(layer, error=work.errors.get(layer.tensor)) for layer in told)
+    told = tuple(_rounding(replace(layer, error=work.errors.get(layer.tensor)), chosen) for layer in told)
     _state(out, wish)
     calibration = "dynamic" if wish.dynamic else wish.calibration if wish.activation is not None else "none"
     counts = split.counts if split is not None else (0, 0)
@@ -121,8 +125,18 @@ def quantized(
     return out, account
 
 
+def _rounding(layer: Layer, chosen: Mapping[str, Plan]) -> Layer:
+    """``layer`` with how its weight is rounded."""
+    plan = chosen.get(layer.tensor)
+    if layer.status == "float" or plan is None:
+        return layer
+    rounding = "nearest" if plan.stored is None else "GPTQ"
+    return replace(layer, rounding=rounding, bias_corrected=plan.shift is not None)
+
+
 def _without_idle(
     before: onnx.ModelProto,
+    whole: onnx.ModelProto,
     conditions: Mapping[str, Condition],
     wish: Wish,
     chosen: Mapping[str, Plan],
@@ -131,14 +145,13 @@ def _without_idle(
 ) -> tuple[onnx.ModelProto, tuple[Migration, ...]]:
     """The file of the same layers with nothing moved for those that stay float, and the migrations.
 
-    ``chosen``: the layers by their results. ``layers``, ``results``: as they were with everything moved.
+    ``whole``: the model with everything moved. ``chosen``: the layers by their results. ``layers``, ``results``:
+    as they were there.
     """
     idle = {c.result for c in layers if c.result not in chosen}
     moved, migrations = migrated(before, conditions, idle)
     now = {c.result: c.plan for c in candidates(Graph(moved), wish.weight, wish.block) if c.result in chosen}
-    plans = {
-        p.tensor: replace(p, step=chosen[r].step, dynamic=chosen[r].dynamic, scales=wish.scales) for r, p in now.items()
-    }
+    plans = {p.tensor: carried(whole, chosen[r], moved, p) for r, p in now.items()}
     named = {c.plan.tensor: now[c.result].tensor for c in layers if c.result in now}
     behind = {t: (named[layer], step) for t, (layer, step) in results.items() if layer in named}
     return written(moved, plans, wish.runtime in ONNXRUNTIME, behind), migrations

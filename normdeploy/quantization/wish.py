@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 
 import numpy as np
 import onnx
@@ -15,6 +18,7 @@ from .groups import Candidate
 from .steps import FP8, INT4, INT8, UINT8, Format
 
 BLOCK = 64  # input channels that share a scale in INT4: TensorRT takes it, and onnxruntime
+_LISTED = 8  # names that an error lists
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"})
 _QUANTIZED |= frozenset({"MatMulInteger", "ConvInteger", "MatMulNBits", "DynamicQuantizeMatMul"})
 
@@ -23,7 +27,8 @@ _QUANTIZED |= frozenset({"MatMulInteger", "ConvInteger", "MatMulNBits", "Dynamic
 class Wish:
     """``to``: "int8", "fp8" or "int4"; ``runtime``: whose form; ``calibration``: "minmax", "entropy" or "percentile";
     ``policy``: the metrics that the file is to reach. ``dynamic``: the ranges of activations are taken while the model
-    runs, in onnxruntime alone. ``rotate``: residual streams are rotated first (`normdeploy.quantization.rotate`)."""
+    runs, in onnxruntime alone. ``rotate``: residual streams are rotated first (`normdeploy.quantization.rotate`).
+    ``keep_float``: names of layers that stay float, `*` and `?` for any letters."""
 
     to: str
     runtime: str = "any"
@@ -32,6 +37,7 @@ class Wish:
     dynamic: bool = False
     half: str = ""  # "fp16" or "bf16": what the rest of the file will be, and its scales
     rotate: bool = False
+    keep_float: tuple[str, ...] = ()
 
     @property
     def scales(self) -> np.dtype:
@@ -98,7 +104,36 @@ def require_half(wish: Wish) -> None:
 
 
 def fit(layers: list[Candidate], wish: Wish) -> list[Candidate]:
-    """With the reason at those that the runtime has no kernel for."""
+    """With the reason at those that were asked to stay float, and those that the runtime has no kernel for."""
+    return _runnable([_kept(c, wish.keep_float) for c in layers], wish)
+
+
+def require_named(layers: Sequence[Candidate], patterns: Sequence[str]) -> None:
+    """
+    Raises:
+        InputError: a pattern names no layer.
+    """
+    names = [c.module or c.result for c in layers]
+    for pattern in patterns:
+        if not any(_named(c, pattern) for c in layers):
+            told = ", ".join(map(repr, get_close_matches(pattern, names, _LISTED, 0.0)))
+            raise InputError(
+                f"no linear layer is named {pattern!r}, which is to stay float; of {len(names)} layers the nearest are"
+                f" {told}"
+            )
+
+
+def _named(layer: Candidate, pattern: str) -> bool:
+    """By its module, or by its result."""
+    return any(name and fnmatchcase(name, pattern) for name in (layer.module, layer.result))
+
+
+def _kept(layer: Candidate, patterns: Sequence[str]) -> Candidate:
+    pattern = next((p for p in patterns if _named(layer, p)), None)
+    return layer if pattern is None else replace(layer, reason=f"it was asked to stay float ({pattern})")
+
+
+def _runnable(layers: list[Candidate], wish: Wish) -> list[Candidate]:
     if wish.to == "int8" and not wish.dynamic:
         return layers
     if wish.to == "fp8":  # of nine taps of three digits each too little is left, and a channel has no more

@@ -91,6 +91,10 @@ def _totals(account: Quantization) -> Iterator[Text]:
         f"{account.to} for {account.runtime}: {count} of {len(account.layers)} linear layers; weights {before} →"
         f" {after}; calibration {how}{judged}"
     )
+    fitted = sum(layer.rounding == "GPTQ" for layer in account.layers)
+    corrected = sum(layer.bias_corrected for layer in account.layers)
+    if fitted:
+        yield Text(f"weights of {fitted} rounded by GPTQ, {corrected} biases corrected")
     made: dict[str, set[str]] = {}
     refused: dict[tuple[str, str], list[Migration]] = {}
     for migration in account.migrations:

@@ -136,15 +136,15 @@ def test_the_layer_that_costs_most_stays_float(halves: Split) -> None:
     b1, w2 = WEIGHTS["b1"].copy(), WEIGHTS["w2"].copy()
     b1[7], w2[7] = -1000.0, 90.0
     proto = text(BODY, f"float[b,{WIDTH}] x", f"float[b,{WIDTH}] y", **{**WEIGHTS, "b1": b1, "w2": w2})
-    _, account = quantized(proto, wish(runtime="onnxruntime", metric="cosine>=0.999"), halves, SPECS)
+    _, account = quantized(proto, wish(runtime="onnxruntime", metric="cosine>=0.9995"), halves, SPECS)
     assert quantized_layers(account) == ["a"]
     assert next(layer for layer in account.layers if layer.tensor == "q").reason.startswith("its error costs more")
     (step,) = account.exclusions
     assert step.tensors == ("q",)
-    assert step.before < 0.999 <= step.after
+    assert step.before < 0.9995 <= step.after
     errors = {layer.tensor: layer.error or 0.0 for layer in account.layers}
     assert errors["q"] > 10 * errors["a"] > 0
-    _, smoothed = quantized(proto, wish(metric="cosine>=0.999"), halves, SPECS)
+    _, smoothed = quantized(proto, wish(metric="cosine>=0.9995"), halves, SPECS)
     assert quantized_layers(smoothed) == ["a", "q"]
 
 
@@ -275,10 +275,12 @@ def test_no_sample_calibrates_and_judges() -> None:
         assert not any((row == b).all(1).any() for row in a)
 
 
-def test_verify_knows_a_gamma_that_was_divided(block: onnx.ModelProto, halves: Split) -> None:
+def test_verify_knows_a_gamma_that_was_divided(block: onnx.ModelProto) -> None:
     """Factors that the norm takes back are no altered weight; one element changed besides is."""
-    made, account = quantized(block, wish(), halves, SPECS)
-    assert {m.kind for m in account.migrations} == {"smooth"}
+    spread = np.exp(np.random.default_rng(3).standard_normal(WIDTH))
+    many = (np.random.default_rng(4).standard_normal((512, WIDTH)) * spread).astype(np.float32)
+    made, account = quantized(block, wish(), split([{"x": many}], SPECS), SPECS)
+    assert "smooth" in {m.kind for m in account.migrations}
     model = FileModel(inputs=tuple(SPECS), outputs=("y",), kind="onnx", proto=block, label="block")
     told = {w.name: w for w in audit(model, made, "made")}
     assert {name for name, w in told.items() if w.origin is Origin.ALTERED} == set()
