@@ -102,7 +102,12 @@ def test_the_steps_are_the_commands(tmp_path: Path) -> None:
         ('calibrate = "samples.npz"', 'calibrate = "gone.npz"', 27, "there is no 'gone.npz' beside fleet.toml"),
         ('"cosine>=0.9"', '"cosines>=0.9"', 23, "'cosines'"),
         ('quantize = "int4", calibrate = "samples.npz"', 'quantize = "int8"', 23, "int8 takes ranges of samples"),
-        ('quantize = "int4", calibrate = "samples.npz"', "rotate = true", 23, "rotate are for quantization alone"),
+        (
+            'quantize = "int4", calibrate = "samples.npz"',
+            "rotate = true",
+            23,
+            "rotate and keep_float are for quantization alone",
+        ),
         ("opset = 20", 'part = "all"', 4, "list each part as a model of its own"),
         ("[variants.fp32]", '[variants."a/b"]', 6, "may hold letters, digits"),
     ],
