@@ -37,7 +37,6 @@ class Layer:
     reason: str = ""  # why it stays float
     weight: str = ""  # "int8 for each of 384 channels", "int4 in blocks of 32"
     rounding: str = ""  # of the weight: "GPTQ" by the error of the layer's products on samples, or "nearest"
-    bias_corrected: bool = False  # its bias takes the mean of what rounding adds, on samples
     activation: str = ""  # "int8", "uint8", "float8e4m3fn"; "" where the weight alone is quantized
     low: float | None = None  # the range that calibration gave its input
     high: float | None = None

@@ -1,6 +1,6 @@
-"""Rounding of weights by the error of the layer's products (GPTQ), and bias correction.
+"""Rounding of weights by the error of the layer's products (GPTQ).
 
-With the inputs x of the calibration samples, as the file will have them (rounded), and H = E[(x − μ)(x − μ)ᵀ], the
+With the inputs x of the calibration samples, as the file will have them (rounded), and H = E[x·xᵀ], the
 error of a layer's products is tr((W − Ŵ)ᵀ·H·(W − Ŵ)). GPTQ (Frantar et al., arXiv 2210.17323) rounds the rows of W one
 after the other, those of the largest inputs first, and adds to each what makes up for the errors of the rows before it.
 With H = (I + U)·D·(I + U)ᵀ, U strictly upper triangular, that is
@@ -10,8 +10,8 @@ With H = (I + U)·D·(I + U)ᵀ, U strictly upper triangular, that is
 (LDLQ, the same numbers without an inverse: Chee et al., QuIP, arXiv 2307.13304, theorem 6). A share of the mean of H's
 diagonal is added to it: the samples are few, and what they have in common by chance tells nothing of other inputs.
 
-The bias takes E[W·x − Ŵ·x̂] (bias correction: Nagel et al., arXiv 1906.04721, 4.2), which is why H is taken around the
-mean; a layer without a bias rounds with E[x·xᵀ].
+Biases stay the model's own: a correction of their means (Nagel et al., arXiv 1906.04721, 4.2) would leave none in the
+file that `verify` could hold against the model's.
 """
 
 from __future__ import annotations
@@ -41,14 +41,13 @@ SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # of a block's largest weight, for 
 
 @dataclass
 class Moments:
-    """Of the inputs of a layer, streamed: ``mean`` of x, and ``moved``, of what its rounding does; ``spread`` is H.
+    """Of the inputs of a layer, streamed: ``second`` is H.
 
     Sums are of x̂ − ``origin``, the mean of the first batch: little is lost to cancellation in float32.
     """
 
     origin: np.ndarray
     rows: int = 0
-    moved_sum: np.ndarray = field(default_factory=lambda: np.zeros(()))  # of x̂ − x
     sums: np.ndarray = field(default_factory=lambda: np.zeros(()))  # of x̂ − origin
     squares: np.ndarray = field(default_factory=lambda: np.zeros((), np.float32))
 
@@ -57,27 +56,15 @@ class Moments:
         quantized = x if step is None else rounded(x, step)
         away = quantized - self.origin
         self.rows += len(x)
-        self.moved_sum = self.moved_sum + (quantized - x).sum(0, dtype=np.float64)
         self.sums = self.sums + away.sum(0, dtype=np.float64)
         self.squares = self.squares + away.T @ away
 
-    @property
-    def mean(self) -> np.ndarray:
-        """Of x̂; float64 [channels]."""
-        return np.asarray(self.origin + self.sums / self.rows)
-
-    @property
-    def moved(self) -> np.ndarray:
-        """Of x̂ − x; float64 [channels]."""
-        return np.asarray(self.moved_sum / self.rows)
-
-    def spread(self, centered: bool) -> np.ndarray:
-        """H, around the mean or around zero; [channels, channels]."""
+    def second(self) -> np.ndarray:
+        """H, [channels, channels]."""
         kind = np.dtype(np.float32 if len(self.origin) > _WIDE else np.float64)
+        around, mean = self.sums / self.rows, np.asarray(self.origin + self.sums / self.rows)
         h = np.asarray(self.squares / self.rows, kind)
-        for mean, sign in ((self.sums / self.rows, -1), *(() if centered else ((self.mean, 1),))):
-            h += sign * np.outer(mean, mean).astype(kind)
-        return h
+        return np.asarray(h - np.outer(around, around).astype(kind) + np.outer(mean, mean).astype(kind))
 
 
 def compensated(
@@ -87,7 +74,7 @@ def compensated(
     samples: Samples,
     progress: Progress | None = None,
 ) -> dict[str, Plan]:
-    """``plans`` with the codes of matrices and the shifts of biases, for each MatMul or Gemm whose weight is a matrix
+    """``plans`` with the codes of matrices, for each MatMul or Gemm whose weight is a matrix
     that no other node reads. The others stay as they are.
 
     Raises:
@@ -115,13 +102,12 @@ def compensated(
     done, made = 0, dict(plans)
     for tensor, moments in _moments(proto, axes, list(ready), samples):
         group = ready[tensor]
-        for c, plan, name in group:
+        for _, plan, name in group:
             if progress is not None:
                 progress("round", done, sum(map(len, ready.values())))
             done += 1
-            bias = _bias(nodes, weights, readers, plan, c)
             if moments.rows >= _FEWEST:
-                made[plan.tensor] = _fitted(plan, numpy_helper.to_array(weights[name]), moments, bias)
+                made[plan.tensor] = _fitted(plan, numpy_helper.to_array(weights[name]), moments)
     return made
 
 
@@ -135,8 +121,7 @@ def carried(before: onnx.ModelProto, plan: Plan, now: onnx.ModelProto, bare: Pla
     made = replace(bare, step=plan.step, dynamic=plan.dynamic, scales=plan.scales)
     if not np.array_equal(*weights):
         return made
-    bias = bare.tensor if plan.bias == plan.tensor else plan.bias
-    return replace(made, stored=plan.stored, shift=plan.shift, bias=bias)
+    return replace(made, stored=plan.stored)
 
 
 def _moments(
@@ -200,27 +185,10 @@ def rows_of(value: np.ndarray, axis: int, sample: Mapping[str, np.ndarray]) -> n
     return np.asarray(moved.reshape(-1, moved.shape[-1]))
 
 
-def _bias(
-    nodes: Mapping[str, onnx.NodeProto],
-    weights: Mapping[str, onnx.TensorProto],
-    readers: Mapping[str, int],
-    plan: Plan,
-    c: Candidate,
-) -> str:
-    """The result of the node that adds a constant bias to the layer's products; "" where there is none."""
-    node = nodes[plan.tensor]
-    if node.op_type == "Gemm":
-        return plan.tensor if len(node.input) > 2 and node.input[2] in weights else ""
-    added = nodes.get(c.result)
-    if c.result == plan.tensor or added is None or added.op_type != "Add" or plan.weight != 1:
-        return ""
-    return c.result if any(name in weights for name in added.input) else ""
-
-
-def _fitted(plan: Plan, stored: np.ndarray, moments: Moments, bias: str) -> Plan:
+def _fitted(plan: Plan, stored: np.ndarray, moments: Moments) -> Plan:
     across = stored if _channels_first(plan, stored) else stored.T  # [channels, outputs]
     share = DAMPING * max(1.0, len(across) / moments.rows)
-    h = moments.spread(centered=bool(bias))
+    h = moments.second()
     axis = None if plan.axis is None else plan.axis if across is stored else 1 - plan.axis
     scales = held(shrunk(across, np.diag(h), axis, plan.form, plan.block), plan.scales)
     wide = laid(scales, across.shape, axis, plan.block)
@@ -228,14 +196,9 @@ def _fitted(plan: Plan, stored: np.ndarray, moments: Moments, bias: str) -> Plan
     if feedback is None:
         return plan
     q = fed_back(across, np.broadcast_to(wide, across.shape), feedback, plan.form)
-    shift = None
-    if bias:
-        near = q.astype(np.float64) * wide
-        x = moments.mean - moments.moved
-        shift = x @ across.astype(np.float64) - moments.mean @ near
     if across is not stored:
         q, scales = np.ascontiguousarray(q.T), np.ascontiguousarray(scales.T)
-    return replace(plan, stored=(q, scales), shift=shift, bias=bias)
+    return replace(plan, stored=(q, scales))
 
 
 def _channels_first(plan: Plan, stored: np.ndarray) -> bool:

@@ -26,8 +26,7 @@ class Plan:
     ``tensor``: the first result of its node. ``data``, ``weight``: which of its inputs. ``step``: of its input, None
     where the weight alone is quantized. ``axis``: of the weight, along which there is a scale for each place, or for
     each ``block`` of them; None: one scale. ``dynamic``: the input's step is taken of it each time. ``stored``: codes
-    and scales of the weight, None where each weight is rounded by itself; ``shift``: [outputs], to be added to the
-    bias, which ``bias`` names by the result of the node that adds it (`compensate`).
+    and scales of the weight (`compensate`), None where each element is rounded by itself.
     """
 
     tensor: str
@@ -39,9 +38,7 @@ class Plan:
     block: int = 0
     dynamic: bool = False
     scales: np.dtype = field(default_factory=lambda: np.dtype(np.float32))  # whose numbers the weight's scales are
-    bias: str = ""
     stored: tuple[np.ndarray, np.ndarray] | None = field(default=None, compare=False)
-    shift: np.ndarray | None = field(default=None, compare=False)
 
 
 def written(
@@ -63,13 +60,10 @@ def written(
     nodes: list[onnx.NodeProto] = []
     shared = {t: step for t, (layer, step) in (results or {}).items() if layer in plans}
     renamed: dict[str, str] = {}
-    shifts = {p.bias: p.shift for p in plans.values() if p.shift is not None}
     for node in graph.node:
         for i, name in enumerate(node.input):
             node.input[i] = renamed.get(name, name)
         plan = plans.get(node.output[0]) if node.output else None
-        if node.output and node.output[0] in shifts:
-            work.shift(node, shifts[node.output[0]])
         if plan is not None and plan.dynamic:
             nodes += work.dynamic(node, plan)
             continue
@@ -132,16 +126,6 @@ class _Writer:
         w = numpy_helper.to_array(self.weights[weight])
         scales = held(weight_scales(w, plan.axis, plan.form, plan.block), plan.scales)
         return codes(w, laid(scales, w.shape, plan.axis, plan.block), plan.form), scales
-
-    def shift(self, node: onnx.NodeProto, shift: np.ndarray) -> None:
-        """Add to the constant that ``node`` adds."""
-        places: Iterable[int] = (2,) if node.op_type == "Gemm" else range(len(node.input))
-        place = next(i for i in places if node.input[i] in self.weights)
-        name = node.input[place]
-        before = numpy_helper.to_array(self.weights[name])
-        made = self.constant(f"{name}_corrected", (before + shift).astype(before.dtype), self.weights[name].data_type)
-        self.weights[made] = self.made[-1]
-        node.input[place] = made
 
     def dequantized(self, name: str, q: np.ndarray, scales: np.ndarray, plan: Plan, nodes: list[onnx.NodeProto]) -> str:
         form = plan.form

@@ -131,7 +131,7 @@ def _rounding(layer: Layer, chosen: Mapping[str, Plan]) -> Layer:
     if layer.status == "float" or plan is None:
         return layer
     rounding = "nearest" if plan.stored is None else "GPTQ"
-    return replace(layer, rounding=rounding, bias_corrected=plan.shift is not None)
+    return replace(layer, rounding=rounding)
 
 
 def _without_idle(

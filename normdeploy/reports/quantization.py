@@ -92,9 +92,8 @@ def _totals(account: Quantization) -> Iterator[Text]:
         f" {after}; calibration {how}{judged}"
     )
     fitted = sum(layer.rounding == "GPTQ" for layer in account.layers)
-    corrected = sum(layer.bias_corrected for layer in account.layers)
     if fitted:
-        yield Text(f"weights of {fitted} rounded by GPTQ, {corrected} biases corrected")
+        yield Text(f"weights of {fitted} rounded by GPTQ")
     made: dict[str, set[str]] = {}
     refused: dict[tuple[str, str], list[Migration]] = {}
     for migration in account.migrations:

@@ -49,7 +49,11 @@ def made(block: onnx.ModelProto, to: str, half: str, **more: object) -> onnx.Mod
 
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("to", ["int8", "fp8", "int4"])
-def test_scales_are_half_and_codes_are_theirs(block: onnx.ModelProto, to: str, half: str) -> None:
+def test_scales_are_half_and_codes_are_theirs(
+    block: onnx.ModelProto, to: str, half: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # each element rounded by itself, so that its code is known
+    monkeypatch.setattr("normdeploy.quantization.quantize.compensated", lambda moved, left, plans, *rest: plans)
     proto, form = made(block, to, half), {"int8": INT8, "fp8": FP8, "int4": INT4}[to]
     kinds = types(proto)
     constants = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
@@ -85,7 +89,10 @@ def test_float16_runs_in_onnxruntime_and_is_near(block: onnx.ModelProto) -> None
     assert errors[0] <= 0.02 * float(np.linalg.norm(exact))
 
 
-def test_the_metric_is_that_of_the_half_file(block: onnx.ModelProto) -> None:
+def test_the_metric_is_that_of_the_half_file(block: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
+    # of weights rounded one by one int8 is the larger part of the error, and leaving a layer out reaches nothing
+    monkeypatch.setattr("normdeploy.quantization.quantize.compensated", lambda moved, left, plans, *rest: plans)
+
     def value(metric: str, **more: object) -> float:
         result = normdeploy.optimize(block, quantize="int8", calibrate=[{"x": X}], metric=metric, **more)
         assert result.quantization is not None
