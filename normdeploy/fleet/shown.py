@@ -24,15 +24,18 @@ class Found:
         self.store, self.steps = store, steps  # (name, outcome, record)
 
 
-def steps(file: PathLike, name: str, *, store: PathLike | None = None) -> Found:
+def steps(file: PathLike, name: str, *, store: PathLike | None = None, trust: Sequence[PathLike] = ()) -> Found:
     """The steps that ``name`` means in the last run of a fleet: those of a cell or a job, one step, or one key.
+
+    Args:
+        trust: PEM files of public keys: a record that none of them has signed is refused.
 
     Raises:
         InputError: there was no run, or no such step in it.
-        StoreError: the store can't be read.
+        StoreError: the store can't be read, or holds a record that is not to be believed.
     """
     fleet = read(file)
-    opened = open_store(fleet, store, make=False)
+    opened = open_store(fleet, store, make=False, trust=trust)
     last = runs.last_of(opened, fleet.path.name)
     if last is None:
         raise InputError(
