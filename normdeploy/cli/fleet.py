@@ -153,6 +153,36 @@ def show(
         shown.copied(found, output)
 
 
+def publish(
+    file: FleetFile,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="PLACE", help="oci://HOST/REPOSITORY, mlflow://HOST/EXPERIMENT; oci+http://: by http."
+        ),
+    ],
+    store: StoreOption = None,
+    only: Only = None,
+    built: Annotated[
+        bool, typer.Option("--built", help="Publish engines too that were built and not run on their GPU.")
+    ] = False,
+    trust: TrustedKeys = None,
+    quiet: Quiet = False,
+) -> None:
+    """Publish the bundles of verified cells; exit code 1 where one is refused."""
+    from ..fleet import publish as publishing
+    from ..reports.fleet import show_published
+
+    with _bars(quiet) as progress:
+        done = publishing.publish(
+            file, to, store=store, only=only or (), built=built, trust=trust or (), progress=progress
+        )
+    if not quiet:
+        show_published(_console(), done)
+    if not done:
+        raise typer.Exit(1)
+
+
 def gc(
     store: Annotated[str, typer.Argument(metavar="STORE", help="A folder or URL.")],
     older: Annotated[

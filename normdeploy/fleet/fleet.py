@@ -109,11 +109,11 @@ def diff(
     fleet = read(file)
     opened = open_store(fleet, store, make=False, trust=trust)
     last = runs.last_of(opened, fleet.path.name)
-    here = Machine.here()
-    others = [Machine(facts, here.code, here.installed) for facts in (last["machines"] if last else ())]
-    updated = [machine.after(against or {}) for machine in (here, *others)]
+    machines = machines_of(last)
+    updated = [machine.after(against or {}) for machine in machines]
     if unknown := [name for name in against or {} if all(m == m.after({name: ""}) for m in updated)]:
-        raise InputError(f"no step here depends on {unknown[0]!r}; what is known is {', '.join(sorted(here.facts))}")
+        known = ", ".join(sorted(machines[0].facts))
+        raise InputError(f"no step here depends on {unknown[0]!r}; what is known is {known}")
     return driven(fleet, opened, None, only, 0.0, None, updated, _explained(opened, last))
 
 
@@ -127,6 +127,12 @@ def read(file: PathLike) -> Fleet:
     fleet = description(file)
     check(fleet)
     return fleet
+
+
+def machines_of(last: Mapping[str, Any] | None) -> list[Machine]:
+    """This one, and those of a run."""
+    here = Machine.here()
+    return [here, *(Machine(facts, here.code, here.installed) for facts in (last["machines"] if last else ()))]
 
 
 def open_store(
