@@ -1,7 +1,8 @@
 """A store whose records are signed, and believed only where somebody trusted has signed them.
 
 A record is the payload of a DSSE envelope (`normdeploy.evidence.envelope`). It holds its key, the hash of all that the
-step depended on, and the hashes of what it made: under another name, or beside another object, it is refused.
+step depended on, and the hashes of what it made: under another name, or beside another object, it is refused. The
+account of a run is signed likewise; it holds the run's name and the hashes of its files.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .store import Store
 if TYPE_CHECKING:
     from securesystemslib.signer import Key
 
-KIND = "application/vnd.normdeploy.step+json"
+KIND = "application/vnd.normdeploy.store+json"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Opener:
         try:
             return envelope.opened(data, KIND, self.keys, "it")
         except EvidenceError as error:
-            raise StoreError(f"it is refused: {error}") from error
+            raise StoreError(str(error)) from error
 
 
 def store_in(place: Place, sign: PathLike | None = None, trust: Sequence[PathLike] = ()) -> Store:

@@ -14,7 +14,7 @@ from . import runs
 from .fleet import open_store, read
 from .places import Folder
 from .remote import place
-from .store import Record, Store
+from .store import Damaged, Record, Store, Stored
 
 
 class Found:
@@ -70,13 +70,15 @@ def log_of(found: Found, record: Record) -> str:
 
 
 def logs(url: str, page: Path) -> tuple[Callable[[str], str], Callable[[str], str] | None]:
-    """SHA-256 of a log -> its text ("" where it is not there any more), and -> where it is, seen from a page, if the
-    store is a folder."""
+    """SHA-256 of a log -> its text ("" where it is not there as it was written), and -> where it is, seen from a page,
+    if the store is a folder."""
     store = Store(place(url))
 
     def text(digest: str) -> str:
-        data = store.place.read(f"objects/{digest[:2]}/{digest}")
-        return "" if data is None else data.decode(errors="replace")
+        try:
+            return store.bytes_of(Stored(digest, 0)).decode(errors="replace")
+        except Damaged:
+            return ""
 
     if not isinstance(store.place, Folder):
         return text, None

@@ -108,7 +108,7 @@ class Store:
         seal: Callable[[bytes], bytes] | None = None,
         opened: Callable[[bytes], bytes] | None = None,
     ) -> None:
-        self.place, self.seal, self._open = place, seal or bytes, opened or unverified
+        self.place, self.seal, self.opened = place, seal or bytes, opened or unverified
 
     def record(self, key: str) -> Record | None:
         """The record of a key; None where there is none.
@@ -120,9 +120,9 @@ class Store:
         if data is None:
             return None
         try:
-            record = Record.of(json.loads(self._open(data)))
+            record = Record.of(json.loads(self.opened(data)))
         except StoreError as error:
-            raise StoreError(f"the record {key} in the store {self.place.url!r}: {error}") from error
+            raise StoreError(f"the record {key} in the store {self.place.url!r} is refused: {error}") from error
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise StoreError(
                 f"the record {key} in the store {self.place.url!r} is malformed ({type(error).__name__}: {error})"

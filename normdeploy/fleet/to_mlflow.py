@@ -22,6 +22,7 @@ class Mlflow:
 
     def __init__(self, host: str, experiment: str, *, secure: bool) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing is to go to its makers
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # of 7, which take minutes
         try:
             from mlflow import MlflowClient
@@ -49,7 +50,7 @@ class Mlflow:
         for measure, value in bundle.cell.measures.items():
             client.log_metric(run, measure, value)
         self._register(name)
-        client.create_model_version(name, f"runs:/{run}/{_FOLDER}", run, tags=labels)
+        client.create_model_version(name, f"runs:/{run}/{_FOLDER}", run, tags=labels, await_creation_for=0)
         client.set_tag(run, _WHOLE, "true")
         client.set_terminated(run)
         return self._where(run), True
