@@ -23,7 +23,7 @@ from .on_ray import Cluster
 from .places import Folder
 from .pool import Local
 from .remote import place
-from .sealed import require_signer, store_in
+from .sealed import keys_meant, require_signer, store_in
 from .steps import Step
 from .store import Store
 from .work import sweep
@@ -63,6 +63,7 @@ def run(
         StoreError: the store can't be reached or written.
         RuntimeUnavailable: a library is missing.
     """
+    sign, trust = keys_meant(sign, trust)
     require_signer(sign, trust)
     fleet = read(file)
     opened = open_store(fleet, store, sign=sign, trust=trust)
@@ -107,7 +108,7 @@ def diff(
         StoreError, RuntimeUnavailable: as ``run``.
     """
     fleet = read(file)
-    opened = open_store(fleet, store, make=False, trust=trust)
+    opened = open_store(fleet, store, make=False, trust=keys_meant(None, trust)[1])
     last = runs.last_of(opened, fleet.path.name)
     machines = machines_of(last)
     updated = [machine.after(against or {}) for machine in machines]

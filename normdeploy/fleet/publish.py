@@ -24,6 +24,7 @@ from .description import only as chosen
 from .drive import Driver
 from .ends import Cell, JobEnd
 from .fleet import machines_of, open_store, read
+from .sealed import keys_meant
 from .store import Store, Stored
 from .to_mlflow import Mlflow
 from .to_oci import Oci
@@ -80,6 +81,7 @@ def publish(
         RuntimeUnavailable: a library is missing.
     """
     fleet = read(file)
+    trust = keys_meant(None, trust)[1]
     keys = trusted(trust)
     destination = _destination(to)
     opened = open_store(fleet, store, make=False, trust=trust)

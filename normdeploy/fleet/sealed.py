@@ -7,6 +7,7 @@ account of a run is signed likewise; it holds the run's name and the hashes of i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from .store import Store
 if TYPE_CHECKING:
     from securesystemslib.signer import Key
 
+SIGN, TRUST = "NORMDEPLOY_SIGN", "NORMDEPLOY_TRUST"  # environment variables that name keys; several by os.pathsep
 KIND = "application/vnd.normdeploy.store+json"
 
 
@@ -65,13 +67,19 @@ def store_in(place: Place, sign: PathLike | None = None, trust: Sequence[PathLik
     return Store(place, Seal(signer), Opener((signer.public, *keys)))
 
 
+def keys_meant(sign: PathLike | None, trust: Sequence[PathLike]) -> tuple[PathLike | None, Sequence[PathLike]]:
+    """The keys that are given, or else those that the environment names."""
+    named = [path for path in os.environ.get(TRUST, "").split(os.pathsep) if path]
+    return sign or os.environ.get(SIGN) or None, trust or named
+
+
 def require_signer(sign: PathLike | None, trust: Sequence[PathLike]) -> None:
     """
     Raises:
-        InputError: what a run writes would not be believed by the run itself.
+        InputError: what is written would not be believed by whoever writes it.
     """
     if trust and sign is None:
         raise InputError(
-            "with --trust only signed records are believed, and without --sign this run's own would not be; give --sign"
-            " KEY.pem, or leave --trust out"
+            f"with --trust (or {TRUST}) only signed records are believed, and without --sign (or {SIGN}) those that are"
+            " written now would not be; give a key that signs too, or leave --trust out"
         )

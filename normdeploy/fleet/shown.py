@@ -14,6 +14,7 @@ from . import runs
 from .fleet import open_store, read
 from .places import Folder
 from .remote import place
+from .sealed import keys_meant
 from .store import Damaged, Record, Store, Stored
 
 
@@ -35,7 +36,7 @@ def steps(file: PathLike, name: str, *, store: PathLike | None = None, trust: Se
         StoreError: the store can't be read, or holds a record that is not to be believed.
     """
     fleet = read(file)
-    opened = open_store(fleet, store, make=False, trust=trust)
+    opened = open_store(fleet, store, make=False, trust=keys_meant(None, trust)[1])
     last = runs.last_of(opened, fleet.path.name)
     if last is None:
         raise InputError(
