@@ -47,7 +47,7 @@ def bill(model: Model) -> bytes:
         RuntimeUnavailable: a library is missing.
     """
     try:
-        from cyclonedx.model import HashType, Property
+        from cyclonedx.model import HashAlgorithm, HashType, Property
         from cyclonedx.model.bom import Bom, BomMetaData
         from cyclonedx.model.component import Component, ComponentType
         from cyclonedx.output.json import JsonV1Dot6
@@ -57,14 +57,20 @@ def bill(model: Model) -> bytes:
             f"a bill of materials needs a library that is not installed ({error}); pip install 'normdeploy[sign]'"
         ) from error
 
+    algorithms = {algorithm.value.replace("-", "").lower(): algorithm for algorithm in HashAlgorithm}
+
+    def hashed(hashes: Mapping[str, str]) -> list[HashType]:
+        known = {algorithms[name]: value for name, value in hashes.items() if name in algorithms}
+        return [HashType(alg=algorithm, content=value) for algorithm, value in known.items()]
+
     def file(path: str, digest: str) -> Component:
-        return Component(name=path, type=ComponentType.FILE, bom_ref=f"file:{path}", hashes=[_sha256(HashType, digest)])
+        return Component(name=path, type=ComponentType.FILE, bom_ref=f"file:{path}", hashes=hashed({"sha256": digest}))
 
     whole = Component(
         name=model.name,
         type=ComponentType.MACHINE_LEARNING_MODEL,
         bom_ref=f"model:{model.name}",
-        hashes=[_sha256(HashType, model.sha256)],
+        hashes=hashed({"sha256": model.sha256}),
         components=[file(path, digest) for path, digest in model.files.items()],
     )
     libraries = {
@@ -73,7 +79,7 @@ def bill(model: Model) -> bytes:
             version=library.version,
             bom_ref=f"{library.name}=={library.version}",
             purl=PackageURL("pypi", None, library.name, library.version),
-            hashes=[HashType.from_hashlib_alg(name, value) for name, value in library.hashes.items()],
+            hashes=hashed(library.hashes),
         )
         for library in libraries_of(model.facts).values()
     }
@@ -127,10 +133,6 @@ def _archive(distribution: importlib.metadata.Distribution) -> dict[str, str]:
 def _plain(name: str) -> str:
     """A distribution's name as PEP 503 writes it."""
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _sha256(kind: Any, digest: str) -> Any:
-    return kind.from_hashlib_alg("sha256", digest)
 
 
 def _time(text: str) -> datetime:

@@ -25,6 +25,7 @@ from ..storage.files import sha256
 from .places import Place
 
 RECORD = "normdeploy/step/1"
+_RECORD_BYTES = 64 * 2**20  # that are read
 Outcome = Literal["ok", "wrong"]
 
 
@@ -116,6 +117,11 @@ class Store:
         Raises:
             StoreError: it is malformed, of another key, or not to be believed.
         """
+        if self.place.local and (size := self.place.size(_step(key)) or 0) > _RECORD_BYTES:
+            raise StoreError(
+                f"the record {key} in the store {self.place.url!r} has {size} bytes, more than the {_RECORD_BYTES} of"
+                " one"
+            )
         data = self.place.read(_step(key))
         if data is None:
             return None

@@ -107,7 +107,9 @@ def recheck(
     changes += _versions(bundle.read("versions", _texts))
     path = newer or _usable(bundle, bundle.manifest["onnx"])
     judgement, notes = None, list[str]()
-    if not keys and (by := signers(bundle.root)):
+    if keys:
+        notes.append("every file is as a trusted key has signed it")
+    elif by := signers(bundle.root):
         notes.append(f"it says that {', '.join(by)} has signed it, which was not verified; --trust PUBLIC.pem does")
     if path is None:
         changes += _compared(before, None, "the ONNX file is not there")
