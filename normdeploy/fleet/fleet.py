@@ -115,7 +115,7 @@ def diff(
     if unknown := [name for name in against or {} if all(m == m.after({name: ""}) for m in updated)]:
         known = ", ".join(sorted(machines[0].facts))
         raise InputError(f"no step here depends on {unknown[0]!r}; what is known is {known}")
-    return driven(fleet, opened, None, only, 0.0, None, updated, _explained(opened, last))
+    return driven(fleet, opened, None, only, 0.0, None, updated, explained(opened, last))
 
 
 def read(file: PathLike) -> Fleet:
@@ -223,7 +223,7 @@ def _chosen(fleet: Fleet, patterns: Sequence[str]) -> Iterator[Job]:
     return chosen(fleet.jobs(), patterns)
 
 
-def _explained(store: Store, last: Mapping[str, Any] | None) -> Callable[[Step, str, dict[str, Any]], StepEnd]:
+def explained(store: Store, last: Mapping[str, Any] | None) -> Callable[[Step, str, dict[str, Any]], StepEnd]:
     """How a step ended in the last run, where it failed there and nothing has changed since; else what has."""
     told = {line["step"]: line for line in runs.steps_of_run(store, last["id"])} if last else {}
 

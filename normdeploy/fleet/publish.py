@@ -23,7 +23,7 @@ from .bundles import Bundle, Destination
 from .description import only as chosen
 from .drive import Driver
 from .ends import Cell, JobEnd
-from .fleet import machines_of, open_store, read
+from .fleet import explained, machines_of, open_store, read
 from .sealed import keys_meant
 from .store import Store, Stored
 from .to_mlflow import Mlflow
@@ -85,7 +85,8 @@ def publish(
     keys = trusted(trust)
     destination = _destination(to)
     opened = open_store(fleet, store, make=False, trust=trust)
-    driver = Driver(opened, None, machines_of(runs.last_of(opened, fleet.path.name)))
+    last = runs.last_of(opened, fleet.path.name)
+    driver = Driver(opened, None, machines_of(last), explain=explained(opened, last))
     items, total = list[Item](), 0
     if progress is not None:
         total = sum(len(job.targets) for job in chosen(fleet.jobs(), only))
@@ -143,6 +144,10 @@ def _copied(store: Store, outputs: Mapping[str, Stored], folder: Path, cell: Cel
     for path, stored in outputs.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         store.get(stored, folder / path)
+    return _described(folder, cell)
+
+
+def _described(folder: Path, cell: Cell) -> Bundle:
     files = {path: Stored(sha256(folder / path), size) for path, size in sorted(scan(folder)[0].items())}
     digest = hashlib.sha256("".join(f"{f.sha256}  {path}\n" for path, f in files.items()).encode()).hexdigest()
     return Bundle(folder, cell, files, digest, files[MANIFEST].sha256)
