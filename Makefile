@@ -4,6 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 ARCHITECTURES := .venv-architectures
 CLUSTERS := .venv-clusters
+PUBLISH := .venv-publish
 HUGGINGFACE := .venv-huggingface
 # a worker gets whole files, so that what their tests share is made once; one thread for each: two workers with two
 # threads each are slower than two with one
@@ -11,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-lo
 # of onnxruntime, where a script imports it before normdeploy (docs/privacy.md)
 export ORT_DISABLE_TELEMETRY ?= 1
 
-.PHONY: check demo test test-random test-gpu test-kernels test-tensorrt architectures whole-models test-architectures test-clusters fleet-kills test-matrix huggingface quantization install clean
+.PHONY: check demo test test-random test-gpu test-kernels test-tensorrt architectures whole-models test-architectures test-clusters test-publish fleet-kills test-matrix huggingface quantization install clean
 
 demo: $(STAMP)
 	$(BIN)/python -m models.demo
@@ -78,6 +79,18 @@ $(CLUSTERS)/.installed: $(STAMP) tests/fleet/requirements.txt
 test-clusters: $(CLUSTERS)/.installed
 	OMP_NUM_THREADS=1 $(CLUSTERS)/bin/python -m pytest -m clusters tests/fleet
 
+# MLflow, oras and a registry (Debian's docker-registry, unpacked here and not installed; one in PATH does too) likewise, 600 MB
+$(PUBLISH)/.installed: $(STAMP) tests/fleet/publish-requirements.txt
+	test -x $(PUBLISH)/bin/python || $(BIN)/python -m venv $(PUBLISH)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(PUBLISH)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth
+	$(PUBLISH)/bin/python -m pip install --quiet --no-deps --requirement tests/fleet/publish-requirements.txt
+	command -v docker-registry || (cd $(PUBLISH) && apt-get download -q docker-registry && dpkg -x docker-registry_*.deb registry)
+	touch $@
+
+# bundles of a fleet in a registry and in MLflow, whose servers are started for it; a minute or two
+test-publish: $(PUBLISH)/.installed
+	OMP_NUM_THREADS=1 $(PUBLISH)/bin/python -m pytest -m "publish or not publish" tests/fleet/test_publish.py
+
 # 200 kills of what runs a fleet, at random moments; half an hour
 fleet-kills: $(CLUSTERS)/.installed
 	OMP_NUM_THREADS=1 $(CLUSTERS)/bin/python -m benchmarks.fleet.kills
@@ -111,4 +124,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-matrix .venv-tensorrt $(ARCHITECTURES) $(CLUSTERS) $(HUGGINGFACE) demo build *.egg-info
+	rm -rf .venv $(PUBLISH) .venv-matrix .venv-tensorrt $(ARCHITECTURES) $(CLUSTERS) $(HUGGINGFACE) demo build *.egg-info

@@ -25,7 +25,7 @@ VERBS = {
 }
 _SET = {  # by the fleet itself, or for people alone
     *("--output", "--report", "--html", "--quiet", "--verbose", "--no-extensions", "--compute-capability", "--engine"),
-    *("--report-from", "--replace", "--source", "--name", "--timing-cache"),
+    *("--report-from", "--replace", "--source", "--name", "--timing-cache", "--sign"),
 }
 _LOADING = {"--model", "--model-arg", "--key", "--trust", "--import", "--input", "--dim", "--eval", "--task", "--part"}
 _SET_OF = {"build": {"--runtime"}, "export": {"--no-simplify"}, "bench": {"--norms", "--norm-impl", *_LOADING}}

@@ -50,6 +50,14 @@ class StoreError(NormdeployError):
     """A store of steps can't be reached or written, or holds what is not what its name says."""
 
 
+class EvidenceError(NormdeployError):
+    """A signature is missing, by a key that is not trusted, or of something else than what is there."""
+
+
+class PublishError(NormdeployError):
+    """A registry can't be reached, or refuses what is published."""
+
+
 class RuntimeUnavailable(NormdeployError):
     """A package or a device that a verb needs is not there; the message says which extra to install."""
 

@@ -12,7 +12,7 @@ import typer
 from ..errors import InputError
 from ..storage.atomic import write_bytes
 from .console import _console, check_report, say
-from .options import Quiet
+from .options import Quiet, SignOption, TrustedKeys
 
 if TYPE_CHECKING:
     from ..fleet.ends import FleetRun
@@ -52,6 +52,8 @@ def run(
         float,
         typer.Option("--wait", min=0, metavar="SECONDS", help="How long a step waits for a machine it can run on."),
     ] = 0.0,
+    sign: SignOption = None,
+    trust: TrustedKeys = None,
     html: Html = None,
     markdown: Markdown = None,
     report: Json = None,
@@ -62,7 +64,17 @@ def run(
 
     _check(html, markdown, report, file)
     with _bars(quiet) as progress:
-        done = fleet.run(file, store=store, on=on, jobs=jobs, only=only or (), wait=wait, progress=progress)
+        done = fleet.run(
+            file,
+            store=store,
+            on=on,
+            jobs=jobs,
+            only=only or (),
+            wait=wait,
+            sign=sign,
+            trust=trust or (),
+            progress=progress,
+        )
     _tell(done, html, markdown, report, quiet)
 
 
@@ -70,6 +82,7 @@ def status(
     file: FleetFile,
     store: StoreOption = None,
     only: Only = None,
+    trust: TrustedKeys = None,
     html: Html = None,
     markdown: Markdown = None,
     report: Json = None,
@@ -79,7 +92,7 @@ def status(
     from ..fleet import fleet
 
     _check(html, markdown, report, file)
-    _tell(fleet.status(file, store=store, only=only or ()), html, markdown, report, quiet)
+    _tell(fleet.status(file, store=store, only=only or (), trust=trust or ()), html, markdown, report, quiet)
 
 
 def diff(
@@ -94,6 +107,7 @@ def diff(
     ] = None,
     store: StoreOption = None,
     only: Only = None,
+    trust: TrustedKeys = None,
     html: Html = None,
     markdown: Markdown = None,
     report: Json = None,
@@ -109,13 +123,20 @@ def diff(
         if not (name and equals and version):
             raise InputError(f"--against is {text!r}; give a library and a version, such as onnxruntime=1.32.0")
         versions[name] = version
-    _tell(fleet.diff(file, against=versions, store=store, only=only or ()), html, markdown, report, quiet)
+    _tell(
+        fleet.diff(file, against=versions, store=store, only=only or (), trust=trust or ()),
+        html,
+        markdown,
+        report,
+        quiet,
+    )
 
 
 def show(
     file: FleetFile,
     name: Annotated[str, typer.Argument(help="A cell (model/variant/target), a step of it, or the start of a key.")],
     store: StoreOption = None,
+    trust: TrustedKeys = None,
     log: Annotated[bool, typer.Option("--log", help="Print what the step printed.")] = False,
     output: Annotated[
         Path | None,
@@ -126,10 +147,40 @@ def show(
     from ..fleet import shown
     from ..reports.fleet import show_steps
 
-    found = shown.steps(file, name, store=store)
+    found = shown.steps(file, name, store=store, trust=trust or ())
     show_steps(_console(), found, None if not log else shown.log_of)
     if output is not None:
         shown.copied(found, output)
+
+
+def publish(
+    file: FleetFile,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="PLACE", help="oci://HOST/REPOSITORY, mlflow://HOST/EXPERIMENT; oci+http://: by http."
+        ),
+    ],
+    store: StoreOption = None,
+    only: Only = None,
+    built: Annotated[
+        bool, typer.Option("--built", help="Publish engines too that were built and not run on their GPU.")
+    ] = False,
+    trust: TrustedKeys = None,
+    quiet: Quiet = False,
+) -> None:
+    """Publish the bundles of verified cells; exit code 1 where one is refused."""
+    from ..fleet import publish as publishing
+    from ..reports.fleet import show_published
+
+    with _bars(quiet) as progress:
+        done = publishing.publish(
+            file, to, store=store, only=only or (), built=built, trust=trust or (), progress=progress
+        )
+    if not quiet:
+        show_published(_console(), done)
+    if not done:
+        raise typer.Exit(1)
 
 
 def gc(

@@ -179,6 +179,14 @@ Key = Annotated[str | None, typer.Option("--key", help="Which entry of a checkpo
 Trust = Annotated[
     bool, typer.Option("--trust", help="Run code that the file brings along (a pickled module, for example).")
 ]
+SignOption = Annotated[
+    Path | None,
+    typer.Option("--sign", metavar="KEY.pem", help="Sign with this private key, and say what it was made of."),
+]
+TrustedKeys = Annotated[
+    list[Path] | None,
+    typer.Option("--trust", metavar="PUBLIC.pem", help="Believe only what this key has signed. Repeatable."),
+]
 Imports = Annotated[
     list[str] | None,
     typer.Option(

@@ -15,6 +15,7 @@ from .options import (
     LoadingOptions,
     OnnxFile,
     Quiet,
+    SignOption,
 )
 
 
@@ -55,6 +56,7 @@ def package(
         ),
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="An older bundle may be replaced.")] = False,
+    sign: SignOption = None,
     load: LoadingOptions = LOADING,
     quiet: Quiet = False,
 ) -> None:
@@ -79,6 +81,7 @@ def package(
             provider=provider,
             report_from=report_from,
             replace=replace,
+            sign=sign,
             progress=progress,
             **loading,
         )

@@ -12,7 +12,7 @@ import normdeploy
 
 from ..storage.atomic import write_bytes
 from .console import _console, bars, check_report
-from .options import Quiet, ReportFile
+from .options import Quiet, ReportFile, TrustedKeys
 
 
 def recheck(
@@ -23,6 +23,7 @@ def recheck(
             "--onnx", metavar="FILE", help="A newer ONNX file of the same model, run in place of the bundle's."
         ),
     ] = None,
+    trust: TrustedKeys = None,
     report: ReportFile = None,
     quiet: Quiet = False,
 ) -> None:
@@ -31,9 +32,9 @@ def recheck(
     from ..reports.package import show_recheck
     from ..reports.report import plain
 
-    check_report(report, used=[bundle, *([onnx] if onnx else ())])
+    check_report(report, used=[bundle, *([onnx] if onnx else ()), *(trust or ())])
     with bars(quiet) as progress:
-        outcome = normdeploy.recheck(bundle, onnx=onnx, progress=progress)
+        outcome = normdeploy.recheck(bundle, onnx=onnx, trust=trust or (), progress=progress)
     if report is not None:
         write_bytes(report, (json.dumps(plain(outcome.to_json()), indent=2, allow_nan=False) + "\n").encode())
     if not quiet:

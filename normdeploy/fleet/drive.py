@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ..errors import InputError
@@ -177,7 +177,7 @@ class Driver:
             return _of_record(step, record, cached=True)
         if self.pool is None:
             return self.explain(step, *task.key(machine))
-        run.ready[step.name] = task, machine
+        run.ready[step.name] = replace(task, made=_made(run, step)) if step.verb == "package" else task, machine
         return None
 
     def _answered(self, answer: Future[Record | None]) -> None:
@@ -231,7 +231,7 @@ class Driver:
                     raise InputError(f"{file.path.name!r} was changed while the fleet ran; run it again")
                 self._uploaded.add(file.stored.sha256)
             inputs[name] = Input(file.stored)
-        return Task(task.step, inputs)
+        return Task(task.step, inputs, task.made)
 
     def _wait(self, active: Sequence[_Run]) -> None:
         polls = bool(self._elsewhere) or any(run.waiting for run in active)
@@ -325,6 +325,18 @@ def _behind(run: _Run, step: Step) -> StepEnd | None:
             said = f"{name} {'is wrong' if before.outcome == 'wrong' else 'failed'}: {before.reason}"
         return StepEnd(step.name, step.verb, outcome, reason=said)
     return None
+
+
+def _made(run: _Run, step: Step) -> dict[str, str]:
+    """The steps that were run before one, at any distance, and their keys."""
+    found: dict[str, str] = {}
+    steps, stack = {s.name: s for s in run.steps}, list(step.before)
+    while stack:
+        name = stack.pop()
+        if name not in found and run.ends[name].key:
+            found[name] = run.ends[name].key
+            stack += steps[name].before
+    return found
 
 
 def _of_record(step: Step, record: Record, *, cached: bool) -> StepEnd:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, StoreError
 from ..types import PathLike, Progress
 from . import runs
 from .checks import check
@@ -23,6 +23,7 @@ from .on_ray import Cluster
 from .places import Folder
 from .pool import Local
 from .remote import place
+from .sealed import keys_meant, require_signer, store_in
 from .steps import Step
 from .store import Store
 from .work import sweep
@@ -38,6 +39,8 @@ def run(
     jobs: int | None = None,
     only: Sequence[str] = (),
     wait: float = 0.0,
+    sign: PathLike | None = None,
+    trust: Sequence[PathLike] = (),
     progress: Progress | None = None,
 ) -> FleetRun:
     """Run what of a fleet is not in the store, and keep an account of the run there.
@@ -50,15 +53,20 @@ def run(
         jobs: the most steps at a time on this machine; None: one for each CPU.
         only: patterns of models or of model/variant; the others are left as they are.
         wait: seconds that a step waits for a machine which can run it, before it is "not run".
+        sign: a private key's PEM file, which signs records and bundles; no record is believed then but what this key
+            or one of ``trust`` has signed (docs/evidence.md).
+        trust: PEM files of public keys.
         progress: called with (step, done, total).
 
     Raises:
-        InputError: the file is wrong, or a source can't be read.
+        InputError: the file is wrong, a source can't be read, or a key can't be used.
         StoreError: the store can't be reached or written.
         RuntimeUnavailable: a library is missing.
     """
+    sign, trust = keys_meant(sign, trust)
+    require_signer(sign, trust)
     fleet = read(file)
-    opened = open_store(fleet, store)
+    opened = open_store(fleet, store, sign=sign, trust=trust)
     with_pool = _pool(on, jobs)
     pool = with_pool(opened)
     try:
@@ -67,36 +75,47 @@ def run(
         pool.close()
 
 
-def status(file: PathLike, *, store: PathLike | None = None, only: Sequence[str] = ()) -> FleetRun:
+def status(
+    file: PathLike, *, store: PathLike | None = None, only: Sequence[str] = (), trust: Sequence[PathLike] = ()
+) -> FleetRun:
     """What is in the store of a fleet, as a run here would find it; nothing is run or written.
+
+    Args:
+        trust: PEM files of public keys: a record that none of them has signed is not believed.
 
     Raises:
         InputError, StoreError, RuntimeUnavailable: as ``run``.
     """
-    return diff(file, store=store, only=only)
+    return diff(file, store=store, only=only, trust=trust)
 
 
 def diff(
-    file: PathLike, *, against: Mapping[str, str] | None = None, store: PathLike | None = None, only: Sequence[str] = ()
+    file: PathLike,
+    *,
+    against: Mapping[str, str] | None = None,
+    store: PathLike | None = None,
+    only: Sequence[str] = (),
+    trust: Sequence[PathLike] = (),
 ) -> FleetRun:
     """What would be stale after an update; nothing is run or written.
 
     Args:
         against: library -> its version then, such as {"onnxruntime": "1.32.0"}; "driver" is one too.
+        trust: as ``status``.
 
     Raises:
         InputError: as ``run``, or no step depends on what ``against`` names.
         StoreError, RuntimeUnavailable: as ``run``.
     """
     fleet = read(file)
-    opened = open_store(fleet, store, make=False)
+    opened = open_store(fleet, store, make=False, trust=keys_meant(None, trust)[1])
     last = runs.last_of(opened, fleet.path.name)
-    here = Machine.here()
-    others = [Machine(facts, here.code, here.installed) for facts in (last["machines"] if last else ())]
-    updated = [machine.after(against or {}) for machine in (here, *others)]
+    machines = machines_of(last)
+    updated = [machine.after(against or {}) for machine in machines]
     if unknown := [name for name in against or {} if all(m == m.after({name: ""}) for m in updated)]:
-        raise InputError(f"no step here depends on {unknown[0]!r}; what is known is {', '.join(sorted(here.facts))}")
-    return driven(fleet, opened, None, only, 0.0, None, updated, _explained(opened, last))
+        known = ", ".join(sorted(machines[0].facts))
+        raise InputError(f"no step here depends on {unknown[0]!r}; what is known is {known}")
+    return driven(fleet, opened, None, only, 0.0, None, updated, explained(opened, last))
 
 
 def read(file: PathLike) -> Fleet:
@@ -111,12 +130,26 @@ def read(file: PathLike) -> Fleet:
     return fleet
 
 
-def open_store(fleet: Fleet | None, store: PathLike | None, *, make: bool = True) -> Store:
+def machines_of(last: Mapping[str, Any] | None) -> list[Machine]:
+    """This one, and those of a run."""
+    here = Machine.here()
+    return [here, *(Machine(facts, here.code, here.installed) for facts in (last["machines"] if last else ()))]
+
+
+def open_store(
+    fleet: Fleet | None,
+    store: PathLike | None,
+    *,
+    make: bool = True,
+    sign: PathLike | None = None,
+    trust: Sequence[PathLike] = (),
+) -> Store:
     """The store that is meant.
 
     Raises:
         StoreError: it can't be used.
-        InputError: there is none, and none is to be made.
+        InputError: there is none, and none is to be made; or a key can't be used.
+        RuntimeUnavailable: a library is missing.
     """
     told = os.fspath(store) if store is not None else ""
     if not told and fleet is not None and fleet.store:
@@ -124,7 +157,7 @@ def open_store(fleet: Fleet | None, store: PathLike | None, *, make: bool = True
     told = told or os.environ.get(STORE, "") or (str(fleet.path.parent / "store") if fleet is not None else "")
     if not make and "://" not in told and not Path(told).is_dir():
         raise InputError(f"there is no store {told!r} yet; normdeploy fleet run makes it")
-    return Store(place(told))
+    return store_in(place(told), sign, trust)
 
 
 def _pool(on: str, jobs: int | None) -> Callable[[Store], Pool]:
@@ -190,7 +223,7 @@ def _chosen(fleet: Fleet, patterns: Sequence[str]) -> Iterator[Job]:
     return chosen(fleet.jobs(), patterns)
 
 
-def _explained(store: Store, last: Mapping[str, Any] | None) -> Callable[[Step, str, dict[str, Any]], StepEnd]:
+def explained(store: Store, last: Mapping[str, Any] | None) -> Callable[[Step, str, dict[str, Any]], StepEnd]:
     """How a step ended in the last run, where it failed there and nothing has changed since; else what has."""
     told = {line["step"]: line for line in runs.steps_of_run(store, last["id"])} if last else {}
 
@@ -198,7 +231,10 @@ def _explained(store: Store, last: Mapping[str, Any] | None) -> Callable[[Step, 
         line = told.get(step.name, {})
         if line.get("key") == key and line["outcome"] == "failed":
             return StepEnd(step.name, step.verb, "failed", key, line["reason"])
-        record = store.record(line["key"]) if line.get("key") else None
+        try:
+            record = store.record(line["key"]) if line.get("key") else None
+        except StoreError as error:
+            return StepEnd(step.name, step.verb, "stale", key, str(error))
         why = "; ".join(changed(record.depends, depends)) if record else "it is not in the store"
         return StepEnd(step.name, step.verb, "stale", key, why)
 

@@ -12,6 +12,7 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -80,10 +81,14 @@ class Folder:
     def read(self, name: str) -> bytes | None:
         with self._told():
             try:
-                return (self.root / name).read_bytes()
+                handle = os.open(self.root / name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait
             except FileNotFoundError:
                 self._require()
                 return None
+            with open(handle, "rb") as file:
+                if not stat.S_ISREG(os.fstat(handle).st_mode):
+                    raise StoreError(f"{name} in the store {self.url!r} is no regular file; remove it")
+                return file.read()
 
     def fetch(self, name: str, target: Path) -> bool:
         with self._told():

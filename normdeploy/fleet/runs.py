@@ -2,7 +2,8 @@
 
     runs/<id>/manifest.jsonl   a line for each step, in the fleet's order: step, outcome, key, outputs
     runs/<id>/cells.jsonl      a line for each cell: what it is, numbers, times
-    runs/<id>/run.json         the file that was run, machines, counts; written last: without it a run did not end
+    runs/<id>/run.json         the file that was run, machines, counts, the hashes of the two others; written last:
+                               without it a run did not end
 
 A manifest holds nothing of when, where and how fast: the same fleet gives the same bytes wherever its steps are run, as
 far as they are reproducible.
@@ -10,6 +11,7 @@ far as they are reproducible.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 import tempfile
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import StoreError
+from ..storage.files import sha256
 from .ends import Cell, FleetRun, JobEnd
 from .store import Store
 
@@ -54,8 +57,10 @@ class Writer:
 
     def end(self, run: FleetRun) -> None:
         """Keep it."""
+        hashes = dict[str, str]()
         for name, file in (("manifest.jsonl", self._manifest), ("cells.jsonl", self._cells)):
             file.close()
+            hashes[name] = sha256(file.name)
             self._store.place.keep(f"runs/{self.id}/{name}", Path(file.name))
         sizes = sum(cell.bytes for cell in run.cells)
         told = {
@@ -70,8 +75,9 @@ class Writer:
             "bytes": sizes,
             "machines": list(run.machines),
             "notes": list(run.notes),
+            "files": hashes,
         }
-        self._store.place.create(f"runs/{self.id}/run.json", json.dumps(told, indent=1).encode())
+        self._store.place.create(f"runs/{self.id}/run.json", self._store.seal(json.dumps(told, indent=1).encode()))
 
     def close(self) -> None:
         for file in (self._manifest, self._cells):
@@ -80,14 +86,13 @@ class Writer:
 
 
 def runs_of(store: Store) -> list[dict[str, Any]]:
-    """The runs that ended, the oldest first."""
+    """The runs that ended, the oldest first; of a store that asks for signatures, those that are signed."""
     found = []
     for entry in store.place.entries("runs/"):
-        if entry.name.endswith("/run.json") and (data := store.place.read(entry.name)) is not None:
-            with suppress(ValueError, KeyError, TypeError):
-                told = json.loads(data)
-                if told["schema"] == RUN:
-                    found.append(told | {"written": entry.written})
+        if entry.name.endswith("/run.json"):
+            with suppress(ValueError, KeyError, TypeError, StoreError):
+                told = _run(store, entry.name.split("/")[1])
+                found.append(told | {"written": entry.written})
     return sorted(found, key=lambda told: str(told["id"]))
 
 
@@ -111,7 +116,7 @@ def point_of(cells: Sequence[Cell]) -> Mapping[str, float]:
 def cells_of(store: Store, run: str) -> dict[str, Cell]:
     """The cells of a run, by name."""
     cells = {}
-    for told in _lines(store, f"runs/{run}/cells.jsonl"):
+    for told in _lines(store, run, "cells.jsonl"):
         cell = Cell(**{name: told[name] for name in Cell.__dataclass_fields__})
         cells[cell.name] = cell
     return cells
@@ -119,13 +124,31 @@ def cells_of(store: Store, run: str) -> dict[str, Cell]:
 
 def steps_of_run(store: Store, run: str) -> Iterator[dict[str, Any]]:
     """The lines of a run's manifest."""
-    return _lines(store, f"runs/{run}/manifest.jsonl")
+    return _lines(store, run, "manifest.jsonl")
 
 
-def _lines(store: Store, name: str) -> Iterator[dict[str, Any]]:
-    data = store.place.read(name)
+def _run(store: Store, run: str) -> dict[str, Any]:
+    """
+    Raises:
+        StoreError: it is not to be believed.
+        ValueError, KeyError, TypeError: it is no account of that run.
+    """
+    told: dict[str, Any] = json.loads(store.opened(store.place.read(f"runs/{run}/run.json") or b""))
+    if told["schema"] != RUN or told["id"] != run or not isinstance(told["files"], dict):
+        raise ValueError(f"{told['schema']!r} of {told['id']!r}")
+    return told
+
+
+def _lines(store: Store, run: str, file: str) -> Iterator[dict[str, Any]]:
+    name = f"runs/{run}/{file}"
+    data, stated = store.place.read(name), _run(store, run)["files"][file]
     if data is None:
         raise StoreError(f"the store {store.place.url!r} has no {name}")
+    if (found := hashlib.sha256(data).hexdigest()) != stated:
+        raise StoreError(
+            f"{name} in the store {store.place.url!r} is damaged: its hash is {found}, and run.json says {stated};"
+            f" remove runs/{run}"
+        )
     for line in data.splitlines():
         try:
             told = json.loads(line)

@@ -14,7 +14,8 @@ from . import runs
 from .fleet import open_store, read
 from .places import Folder
 from .remote import place
-from .store import Record, Store
+from .sealed import keys_meant
+from .store import Damaged, Record, Store, Stored
 
 
 class Found:
@@ -24,15 +25,18 @@ class Found:
         self.store, self.steps = store, steps  # (name, outcome, record)
 
 
-def steps(file: PathLike, name: str, *, store: PathLike | None = None) -> Found:
+def steps(file: PathLike, name: str, *, store: PathLike | None = None, trust: Sequence[PathLike] = ()) -> Found:
     """The steps that ``name`` means in the last run of a fleet: those of a cell or a job, one step, or one key.
+
+    Args:
+        trust: PEM files of public keys: a record that none of them has signed is refused.
 
     Raises:
         InputError: there was no run, or no such step in it.
-        StoreError: the store can't be read.
+        StoreError: the store can't be read, or holds a record that is not to be believed.
     """
     fleet = read(file)
-    opened = open_store(fleet, store, make=False)
+    opened = open_store(fleet, store, make=False, trust=keys_meant(None, trust)[1])
     last = runs.last_of(opened, fleet.path.name)
     if last is None:
         raise InputError(
@@ -67,13 +71,15 @@ def log_of(found: Found, record: Record) -> str:
 
 
 def logs(url: str, page: Path) -> tuple[Callable[[str], str], Callable[[str], str] | None]:
-    """SHA-256 of a log -> its text ("" where it is not there any more), and -> where it is, seen from a page, if the
-    store is a folder."""
+    """SHA-256 of a log -> its text ("" where it is not there as it was written), and -> where it is, seen from a page,
+    if the store is a folder."""
     store = Store(place(url))
 
     def text(digest: str) -> str:
-        data = store.place.read(f"objects/{digest[:2]}/{digest}")
-        return "" if data is None else data.decode(errors="replace")
+        try:
+            return store.bytes_of(Stored(digest, 0)).decode(errors="replace")
+        except Damaged:
+            return ""
 
     if not isinstance(store.place, Folder):
         return text, None

@@ -20,6 +20,7 @@ from .hashes import Hashes
 from .keys import Machine
 from .places import Folder
 from .pool import Local
+from .sealed import keys_meant, require_signer
 from .steps import CODE, REPORT, Needs, Step, option_words
 from .store import Record, Store
 from .tasks import found, task_of
@@ -80,7 +81,9 @@ def kept(
     Raises:
         NormdeployError: the verb's own error, or one of the store.
     """
-    opened = open_store(None, store)
+    sign, trust = keys_meant(None, ())
+    require_signer(sign, trust)
+    opened = open_store(None, store, sign=sign, trust=trust)
     sweep(opened)
     step = _step(verb, sources, options)
     hashes = Hashes(opened.place.root / "hashes.json" if isinstance(opened.place, Folder) else None)

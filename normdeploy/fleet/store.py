@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import StoreError
+from ..evidence.envelope import unverified
 from ..storage.files import sha256
 from .places import Place
 
 RECORD = "normdeploy/step/1"
+_RECORD_BYTES = 64 * 2**20  # that are read
 Outcome = Literal["ok", "wrong"]
 
 
@@ -97,7 +99,8 @@ class Store:
 
     Args:
         seal: what is written in the place of a record's JSON, such as an envelope with a signature.
-        opened: the JSON of what ``seal`` wrote; raises StoreError where it is not to be believed.
+        opened: the JSON of what ``seal`` wrote; raises StoreError where it is not to be believed. Without it every
+            record is, signed or not.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class Store:
         seal: Callable[[bytes], bytes] | None = None,
         opened: Callable[[bytes], bytes] | None = None,
     ) -> None:
-        self.place, self._seal, self._open = place, seal or bytes, opened or bytes
+        self.place, self.seal, self.opened = place, seal or bytes, opened or unverified
 
     def record(self, key: str) -> Record | None:
         """The record of a key; None where there is none.
@@ -114,11 +117,18 @@ class Store:
         Raises:
             StoreError: it is malformed, of another key, or not to be believed.
         """
+        if self.place.local and (size := self.place.size(_step(key)) or 0) > _RECORD_BYTES:
+            raise StoreError(
+                f"the record {key} in the store {self.place.url!r} has {size} bytes, more than the {_RECORD_BYTES} of"
+                " one"
+            )
         data = self.place.read(_step(key))
         if data is None:
             return None
         try:
-            record = Record.of(json.loads(self._open(data)))
+            record = Record.of(json.loads(self.opened(data)))
+        except StoreError as error:
+            raise StoreError(f"the record {key} in the store {self.place.url!r} is refused: {error}") from error
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise StoreError(
                 f"the record {key} in the store {self.place.url!r} is malformed ({type(error).__name__}: {error})"
@@ -143,7 +153,7 @@ class Store:
 
     def commit(self, record: Record) -> Record:
         """Write a record whose objects are kept; the one that stands there already goes before it."""
-        data = self._seal(json.dumps(record.to_json(), sort_keys=True, indent=1).encode())
+        data = self.seal(json.dumps(record.to_json(), sort_keys=True, indent=1).encode())
         for _ in range(3):
             if self.place.create(_step(record.key), data):
                 return record

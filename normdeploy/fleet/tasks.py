@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,12 @@ class Input:
 
 @dataclass(frozen=True)
 class Task:
-    """A step with all that it reads: path in its folder -> file."""
+    """A step with all that it reads: path in its folder -> file; and the steps that were run before it, at any
+    distance, of which its result says that they were: name -> key."""
 
     step: Step
     inputs: Mapping[str, Input]
+    made: Mapping[str, str] = field(default_factory=dict)
 
     def key(self, machine: Machine) -> tuple[str, dict[str, Any]]:
         return key_of(self.step, {path: file.stored.sha256 for path, file in self.inputs.items()}, machine)

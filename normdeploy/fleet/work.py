@@ -16,9 +16,12 @@ from typing import Any
 from ..errors import InputError, NormdeployError
 from ..storage.atomic import _lock
 from ..storage.files import sha256
+from ..verbs.package.attest import attest
 from .keys import Machine
+from .origins import origin_of
 from .places import Folder
 from .remote import Remote
+from .sealed import Seal
 from .steps import Step
 from .store import Record, Store, Stored
 from .tasks import Task
@@ -63,6 +66,9 @@ def perform(task: Task, store: Store, warm: Warm, machine: Machine) -> Record:
             raise StepFailed(_why(end, step, log), kept)
         if not evidence.is_file():
             raise StepFailed(f"{step.verb} ended without writing {step.evidence}", kept)
+        if step.verb == "package" and isinstance(store.seal, Seal):
+            inputs = {path: file.stored.sha256 for path, file in task.inputs.items()}
+            attest(evidence.parent, store.seal.signer, origin_of(step, key, inputs, task.made, store))
         outputs = {
             path.relative_to(folder / "out").as_posix(): store.put(path)
             for path in sorted((folder / "out").rglob("*"))

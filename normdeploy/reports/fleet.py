@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..fleet.ends import Cell, FleetRun
+    from ..fleet.publish import Published
 
 SCHEMA = "normdeploy/fleet/1"
 _COLOURS = {
@@ -86,7 +88,7 @@ def show(console: Console, run: FleetRun) -> None:
         console.print(f"\n{_listed(names)}: {text}", markup=False)
     if len(reasons) > _MOST:
         console.print(f"\nand {len(reasons) - _MOST} more reasons; --report writes all")
-    for note in run.notes:
+    for note in _first(run.notes):
         console.print(f"note: {note}", markup=False)
     console.print(f"\n{summary(run)}", markup=False)
 
@@ -113,7 +115,7 @@ def markdown(run: FleetRun) -> str:
         lines.append(f"| {_cell(model)} | {_cell(variant)} | {' | '.join(_cell(w) for w in words)} |")
     lines += ["", summary(run)]
     lines += ["", *(f"- {_listed(names)}: {_cell(text)}" for text, names in _reasons(run).items())]
-    lines += [f"- note: {_cell(note)}" for note in run.notes]
+    lines += [f"- note: {_cell(note)}" for note in _first(run.notes)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -135,6 +137,25 @@ def show_steps(console: Console, found: Any, log: Callable[[Any, Any], str] | No
             console.print(f"  {record.reason}", markup=False)
         if log is not None:
             console.print(log(found, record), markup=False, soft_wrap=True)
+
+
+def show_published(console: Console, done: Published) -> None:
+    """Print what became of each cell."""
+    words = {"published": "published as", "there": "is there already:", "refused": "refused:"}
+    for item in done.items:
+        style = "red" if item.outcome == "refused" else ""
+        line = f"{item.cell} {words[item.outcome]} {item.where or item.reason}"
+        console.print(line, markup=False, soft_wrap=True, style=style)
+    for note in _first(done.notes):
+        console.print(f"note: {note}", markup=False)
+    counts = Counter(item.outcome for item in done.items)
+    console.print(
+        f"{counts['published']} published, {counts['there']} were there, {counts['refused']} refused", markup=False
+    )
+
+
+def _first(notes: Sequence[str]) -> Sequence[str]:
+    return [*notes[:_MOST], *([f"and {len(notes) - _MOST} more; --report writes all"] if len(notes) > _MOST else [])]
 
 
 def _said_shortly(cell: Cell, run: FleetRun) -> str:

@@ -196,7 +196,7 @@ def team_key() -> bytes | None:
         raise InputError(
             f"the team's key {name!r} ({TEAM_KEY}) can't be read: {error.strerror}; name another file, or unset it"
         ) from error
-    if not _private(status):
+    if not is_private(status):
         mode = stat.S_IMODE(status.st_mode)
         raise InputError(
             f"the team's key {name!r} ({TEAM_KEY}) can be read or changed by others (mode {mode:o}, owner"
@@ -210,7 +210,8 @@ def team_key() -> bytes | None:
     return key
 
 
-def _private(status: os.stat_result) -> bool:
+def is_private(status: os.stat_result) -> bool:
+    """Whether nobody but this user can read or change a file."""
     return os.name != "posix" or (not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO) and status.st_uid == os.getuid())
 
 
@@ -251,4 +252,4 @@ def _usable(path: Path) -> bytes | None:
         key = path.read_bytes()
     except OSError:
         return None
-    return key if _private(status) and len(key) == _KEY_BYTES else None
+    return key if is_private(status) and len(key) == _KEY_BYTES else None

@@ -20,7 +20,8 @@ bundle, written with "/", of letters, digits, "_", "." and "-".
     norms       kind, module, tensor, place, runtimes (runtime without version -> verdict, as "inspect" tells)
     versions    library, "driver", "gpu 0", "cpu", "system", ... -> version or name
     commands    to make and to check this
-    files       path -> sha256, bytes; every file but the manifest itself
+    files       path -> sha256, bytes; every file but the manifest itself and, of a signed bundle, its signed statement
+    and its bill of materials (`normdeploy.verbs.package.attest`)
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from ...errors import InputError
 
 SCHEMA = "normdeploy/package/1"
 MANIFEST = "manifest.json"
+PROVENANCE, SBOM = "provenance.intoto.jsonl", "sbom.cdx.json"  # of a signed bundle
+BESIDE = frozenset({MANIFEST, PROVENANCE, SBOM})  # are not in the manifest
 _MANIFEST_BYTES = 64 * 2**20
 _ENTRIES = 100_000
 _PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")

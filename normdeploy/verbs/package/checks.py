@@ -107,7 +107,7 @@ def free_target(wanted: Wanted) -> Path:
     except InputError as error:
         raise InputError(f"{path} is not empty and no bundle of ours ({error}); give another folder") from error
     files, others = bundle.scan(target)
-    if strange := sorted({*files, *others} - known.keys() - {bundle.MANIFEST}):
+    if strange := sorted({*files, *others} - known.keys() - bundle.BESIDE):
         raise InputError(
             f"the bundle {path} holds files that are not its own and would be lost: {strange[:5]}; move them away"
         )

@@ -23,10 +23,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from ...arguments import prepared
+from ...environment import epoch
+from ...evidence.keys import Signer
+from ...evidence.provenance import Origin
 from ...reports.page import page
 from ...reports.report import Report
 from ...shown import Shown
@@ -36,6 +40,7 @@ from ...types import PathLike, Progress
 from ..inspect import census
 from . import bundle, manifest, triton
 from . import text as words
+from .attest import attest
 from .checks import (
     Job,
     Wanted,
@@ -97,6 +102,7 @@ def package(
     provider: str = "cpu",
     report_from: PathLike | None = None,
     replace: bool = False,
+    sign: PathLike | None = None,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> Package:
@@ -118,17 +124,20 @@ def package(
         provider: where Triton runs the ONNX file: "cpu" or "cuda".
         report_from: the JSON report of ``export`` or ``optimize``, which holds the certificates.
         replace: an older bundle at ``output`` may be replaced.
+        sign: a private key's PEM file: the bundle gets a bill of materials, and a signed statement of what it was made
+            of (docs/evidence.md).
         progress: called with (stage, done, total).
         loading: how to load ``source``, as for ``export``; as ``verify`` takes it from the file's record.
 
     Raises:
         InputError: an argument does not fit the file, or ``output`` is not empty.
-        GraphError, RuntimeUnavailable: the file is broken, or can't be run at all.
+        GraphError, RuntimeUnavailable: the file is broken, or can't be run at all; or a library that signs is missing.
         NormdeployError: the folder can't be written.
     """
     from .sample_runs import judge, rows_depend
 
-    start = time.perf_counter()
+    start, started = time.perf_counter(), datetime.now(UTC)
+    signer = None if sign is None else Signer(sign)
     given = (feeds,) if isinstance(feeds, Mapping | str | os.PathLike) else tuple(feeds)
     wanted = Wanted(
         cast(PathLike, onnx_path),
@@ -204,8 +213,25 @@ def package(
             "files": manifest.hashes(folder, progress),
         }
         manifest.write_json(folder / bundle.MANIFEST, content)
+        if signer is not None:
+            attest(folder, signer, _origin(content, wanted, brought, started))
     sizes = [told["bytes"] for told in content["files"].values()]
-    return Package(target, models, serving, judgement, optimize, len(sizes) + 1, sum(sizes), tuple(notes), seconds)
+    count = len(sizes) + (1 if signer is None else len(bundle.BESIDE))
+    return Package(target, models, serving, judgement, optimize, count, sum(sizes), tuple(notes), seconds)
+
+
+def _origin(content: Mapping[str, Any], wanted: Wanted, engines: Sequence[Engine], started: datetime) -> Origin:
+    """What the bundle was made of; times where SOURCE_DATE_EPOCH does not forbid them."""
+    files = [*(e.path for e in engines), *(i for i in wanted.inputs if isinstance(i, str | os.PathLike))]
+    files += [] if wanted.report_from is None else [wanted.report_from]
+    found = [(content["source"]["file"], content["source"]["sha256"]), *((Path(f).name, sha256(f)) for f in files)]
+    if content["model"] is not None and wanted.source is not None:
+        found.append((Path(wanted.source).name, content["model"]["sha256"]))
+    made_of = dict[str, str]()
+    for index, (name, digest) in enumerate(found):
+        made_of[f"{index}/{name}" if made_of.get(name, digest) != digest else name] = digest
+    times = () if epoch() is not None else (f"{t:%Y-%m-%dT%H:%M:%SZ}" for t in (started, datetime.now(UTC)))
+    return Origin({"commands": content["commands"]}, made_of, "", {}, *times)
 
 
 # ------------------------------------------------------------------ written

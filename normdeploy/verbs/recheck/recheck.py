@@ -11,19 +11,21 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...environment import environment
 from ...errors import GraphError, InputError, NormdeployError
+from ...evidence.keys import trusted
 from ...runtimes.jit_cache import beside
 from ...shown import Shown
 from ...storage.files import load_onnx, sha256
-from ...types import Progress
+from ...types import PathLike, Progress
 from ..inspect import census
-from ..package.bundle import MANIFEST, Bundle, described, open_bundle, require_hashes, scan
+from ..package.attest import require_signed, signers
+from ..package.bundle import BESIDE, Bundle, described, open_bundle, require_hashes, scan
 from ..package.manifest import norms_of, results_of
 from ..package.text import REPOSITORY
 from .changes import Change
@@ -71,7 +73,7 @@ class Recheck(Shown):
 
 
 def recheck(
-    folder: str | os.PathLike[str], *, onnx: str | os.PathLike[str] | None = None, progress: Progress | None = None
+    folder: PathLike, *, onnx: PathLike | None = None, trust: Sequence[PathLike] = (), progress: Progress | None = None
 ) -> Recheck:
     """Compare a bundle with what its manifest says, and run its samples again in every runtime at hand.
 
@@ -81,14 +83,20 @@ def recheck(
 
     Args:
         onnx: a newer ONNX file of the same model, run in place of the bundle's.
+        trust: PEM files of public keys: nothing is run unless one of them has signed the bundle as it is.
         progress: called with (stage, done, total).
 
     Raises:
         InputError: it is no bundle, its manifest is malformed, or names what is not in it.
         GraphError: ``onnx`` is missing or broken.
+        EvidenceError: with ``trust``: the bundle is not signed by such a key, or not as it was signed.
+        RuntimeUnavailable: with ``trust``: a library is missing.
     """
     start = time.perf_counter()
+    keys = trusted(trust)
     bundle = open_bundle(folder)
+    if keys:
+        require_signed(folder, keys)
     known = bundle.read("files", described)
     require_hashes(bundle, known)
     newer = None if onnx is None else Path(os.path.realpath(onnx))
@@ -99,6 +107,10 @@ def recheck(
     changes += _versions(bundle.read("versions", _texts))
     path = newer or _usable(bundle, bundle.manifest["onnx"])
     judgement, notes = None, list[str]()
+    if keys:
+        notes.append("every file is as a trusted key has signed it")
+    elif by := signers(bundle.root):
+        notes.append(f"it says that {', '.join(by)} has signed it, which was not verified; --trust PUBLIC.pem does")
     if path is None:
         changes += _compared(before, None, "the ONNX file is not there")
     else:
@@ -148,7 +160,7 @@ def _files(
         if wrong:
             damaged.add(path)
             changes.append(Change("file", path, f"{size} bytes, sha256 {digest[:16]}", wrong, True))
-    for path in sorted(present.keys() - known.keys() - {MANIFEST}):
+    for path in sorted(present.keys() - known.keys() - BESIDE):
         changes.append(Change("file", path, "", "new: not in the manifest", path.startswith(f"{REPOSITORY}/")))
     return changes, damaged
 

@@ -1,0 +1,142 @@
+"""A bill of materials: the model, and the libraries that made what is said of it, as CycloneDX 1.6.
+
+https://cyclonedx.org/docs/1.6/json/
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ..errors import RuntimeUnavailable
+
+_NAMESPACE = uuid.UUID("b9a3a5a2-7d5c-5c0e-9a57-64a6f8f1c3d1")  # of the serial numbers
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the bill is of: ``files`` are path -> SHA-256 of what is deployed."""
+
+    name: str
+    sha256: str  # of what identifies it as a whole
+    made: str  # UTC, ISO 8601
+    files: Mapping[str, str]
+    facts: Mapping[str, str]  # versions and names of the machine, as `normdeploy.environment.environment` tells them
+
+
+@dataclass(frozen=True)
+class Library:
+    """An installed distribution: ``needs`` are those that it requires and that are installed."""
+
+    name: str
+    version: str
+    needs: tuple[str, ...]
+    hashes: Mapping[str, str]  # algorithm -> of the archive that it was installed from, where pip has recorded it
+
+
+def bill(model: Model) -> bytes:
+    """The bill as JSON, the same for the same model and libraries.
+
+    Raises:
+        RuntimeUnavailable: a library is missing.
+    """
+    try:
+        from cyclonedx.model import HashAlgorithm, HashType, Property
+        from cyclonedx.model.bom import Bom, BomMetaData
+        from cyclonedx.model.component import Component, ComponentType
+        from cyclonedx.output.json import JsonV1Dot6
+        from packageurl import PackageURL
+    except ImportError as error:
+        raise RuntimeUnavailable(
+            f"a bill of materials needs a library that is not installed ({error}); pip install 'normdeploy[sign]'"
+        ) from error
+
+    algorithms = {algorithm.value.replace("-", "").lower(): algorithm for algorithm in HashAlgorithm}
+
+    def hashed(hashes: Mapping[str, str]) -> list[HashType]:
+        known = {algorithms[name]: value for name, value in hashes.items() if name in algorithms}
+        return [HashType(alg=algorithm, content=value) for algorithm, value in known.items()]
+
+    def file(path: str, digest: str) -> Component:
+        return Component(name=path, type=ComponentType.FILE, bom_ref=f"file:{path}", hashes=hashed({"sha256": digest}))
+
+    whole = Component(
+        name=model.name,
+        type=ComponentType.MACHINE_LEARNING_MODEL,
+        bom_ref=f"model:{model.name}",
+        hashes=hashed({"sha256": model.sha256}),
+        components=[file(path, digest) for path, digest in model.files.items()],
+    )
+    libraries = {
+        library.name: Component(
+            name=library.name,
+            version=library.version,
+            bom_ref=f"{library.name}=={library.version}",
+            purl=PackageURL("pypi", None, library.name, library.version),
+            hashes=hashed(library.hashes),
+        )
+        for library in libraries_of(model.facts).values()
+    }
+    facts = {name: value for name, value in model.facts.items() if _plain(name) not in libraries}
+    python = facts.pop("python", "")
+    interpreter = Component(name="python", version=python, type=ComponentType.PLATFORM, bom_ref="python")
+    bom = Bom(
+        components=[*libraries.values(), interpreter],
+        serial_number=uuid.uuid5(_NAMESPACE, json.dumps([model.sha256, sorted(model.facts.items())])),
+        metadata=BomMetaData(
+            component=whole,
+            timestamp=_time(model.made),
+            properties=[Property(name=f"normdeploy:{name}", value=value) for name, value in facts.items()],
+        ),
+    )
+    for name, library in libraries_of(model.facts).items():
+        bom.register_dependency(libraries[name], [libraries[need] for need in library.needs])
+    bom.register_dependency(whole, [libraries[n] for n in map(_plain, model.facts) if n in libraries])
+    told: dict[str, Any] = json.loads(JsonV1Dot6(bom).output_as_string())
+    return (json.dumps(told, sort_keys=True, indent=1) + "\n").encode()
+
+
+def libraries_of(facts: Mapping[str, str]) -> dict[str, Library]:
+    """The libraries among some facts, as they are installed here, and what they need, without extras."""
+    installed = {_plain(d.name): d for d in reversed(list(importlib.metadata.distributions())) if d.name}
+    found: dict[str, Library] = {}
+    stack = [name for name in map(_plain, facts) if name in installed]
+    while stack:
+        name = stack.pop()
+        if name not in found:
+            needs = tuple(sorted(n for n in _needs(installed[name]) if n in installed and n != name))
+            found[name] = Library(name, installed[name].version, needs, _archive(installed[name]))
+            stack += needs
+    return dict(sorted(found.items()))
+
+
+def _needs(distribution: importlib.metadata.Distribution) -> set[str]:
+    texts = [text for text in distribution.requires or () if not re.search(r";.*\bextra\b", text)]
+    return {_plain(match[0]) for text in texts if (match := re.match(r"[A-Za-z0-9._-]+", text))}
+
+
+def _archive(distribution: importlib.metadata.Distribution) -> dict[str, str]:
+    """The hashes of the archive that it came from, as PEP 610 has it recorded."""
+    try:
+        hashes = json.loads(distribution.read_text("direct_url.json") or "{}")["archive_info"]["hashes"]
+        return {str(name): str(value) for name, value in hashes.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _plain(name: str) -> str:
+    """A distribution's name as PEP 503 writes it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _time(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.fromtimestamp(0, UTC)
