@@ -127,6 +127,12 @@ _RTX, _ORT = ("--runtime", "tensorrt-rtx"), ("--runtime", "onnxruntime")
 OURS = (
     _ours("int8, tensorrt-rtx", "symmetric", "--quantize", "int8", *_RTX),
     *_to_metric("symmetric", "--quantize", "int8", *_RTX),
+    _ours(
+        "int8, tensorrt-rtx, behind norms alone",
+        "symmetric",
+        *("--quantize", "int8", *_RTX, "--keep-float", "*.attention_output", "--keep-float", "*.output"),
+        subjects=("minilm",),
+    ),
     _ours("int8, onnxruntime", "asymmetric", "--quantize", "int8", *_ORT),
     *_to_metric("asymmetric", "--quantize", "int8", *_ORT),
     _ours("int8, any", "symmetric", "--quantize", "int8", "--runtime", "any"),
