@@ -36,6 +36,7 @@ LATE = {
     "normdeploy.fleet.collect": "onnx",
     "normdeploy.fleet.fleet": "onnx",
     "normdeploy.fleet.publish": "onnx",
+    "normdeploy.fleet.rechecks": "onnx",
     "normdeploy.fleet.shown": "onnx",
     "normdeploy.fleet.single": "onnx",
     "normdeploy.runtimes.trt": "numpy",

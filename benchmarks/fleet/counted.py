@@ -44,7 +44,7 @@ def drive(argv: list[str]) -> None:
             return lambda store: Local(store, jobs or 2, Warm(module, ()))
         return lambda store: Cluster(store, on, Worker(module, ()))
 
-    fleet._pool = pool
+    fleet.pool_of = pool
     Path(f"{os.environ[RUNS]}.ready").touch()
     sys.argv = ["normdeploy", *argv]
     command()

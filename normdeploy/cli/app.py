@@ -78,7 +78,7 @@ app.command(cls=_Verb)(logged(package.package))
 app.command(cls=_Verb)(logged(recheck.recheck))
 
 of_fleets = typer.Typer(cls=_Group, no_args_is_help=True, help="Many models, many targets: run what has changed.")
-for _verb in (fleet.run, fleet.status, fleet.diff, fleet.show, fleet.publish, fleet.gc):
+for _verb in (fleet.run, fleet.status, fleet.diff, fleet.recheck, fleet.show, fleet.publish, fleet.gc):
     of_fleets.command(cls=_Verb)(logged(_verb))
 app.add_typer(of_fleets, name="fleet")
 

@@ -31,6 +31,10 @@ Only = Annotated[
     list[str] | None,
     typer.Option("--only", metavar="PATTERN", help="Models, or model/variant, that are looked at. Repeatable."),
 ]
+On = Annotated[str, typer.Option("--on", metavar="WHERE", help="local, or a Ray cluster: auto, ray://head:10001.")]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", min=1, help="Steps at a time on this machine; without it one for each CPU.")
+]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE.html", help="Write the page.")]
 Markdown = Annotated[
     Path | None, typer.Option("--markdown", metavar="FILE.md", help="Write the tables for a pull request.")
@@ -41,12 +45,8 @@ Json = Annotated[Path | None, typer.Option("--report", metavar="FILE.json", help
 def run(
     file: FleetFile,
     store: StoreOption = None,
-    on: Annotated[
-        str, typer.Option("--on", metavar="WHERE", help="local, or a Ray cluster: auto, ray://head:10001.")
-    ] = "local",
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, help="Steps at a time on this machine; without it one for each CPU.")
-    ] = None,
+    on: On = "local",
+    jobs: Jobs = None,
     only: Only = None,
     wait: Annotated[
         float,
@@ -76,6 +76,30 @@ def run(
             progress=progress,
         )
     _tell(done, html, markdown, report, quiet)
+
+
+def recheck(
+    file: FleetFile,
+    store: StoreOption = None,
+    on: On = "local",
+    jobs: Jobs = None,
+    only: Only = None,
+    sign: SignOption = None,
+    trust: TrustedKeys = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run the last run's bundles again with what is installed now; exit code 1 where something got worse."""
+    from ..fleet.rechecks import recheck as rechecked
+    from ..reports.fleet import show_rechecks
+
+    with _bars(quiet) as progress:
+        ends = rechecked(
+            file, store=store, on=on, jobs=jobs, only=only or (), sign=sign, trust=trust or (), progress=progress
+        )
+    if not quiet:
+        show_rechecks(_console(), ends)
+    if any(end.outcome in ("wrong", "failed") for end in ends):
+        raise typer.Exit(1)
 
 
 def status(

@@ -67,8 +67,7 @@ def run(
     require_signer(sign, trust)
     fleet = read(file)
     opened = open_store(fleet, store, sign=sign, trust=trust)
-    with_pool = _pool(on, jobs)
-    pool = with_pool(opened)
+    pool = pool_of(on, jobs)(opened)
     try:
         return driven(fleet, opened, pool, only, wait, progress)
     finally:
@@ -160,7 +159,7 @@ def open_store(
     return store_in(place(told), sign, trust)
 
 
-def _pool(on: str, jobs: int | None) -> Callable[[Store], Pool]:
+def pool_of(on: str, jobs: int | None) -> Callable[[Store], Pool]:
     if on == "local":
         return lambda store: Local(store, jobs)
     if jobs is not None:

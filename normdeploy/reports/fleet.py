@@ -14,7 +14,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..fleet.ends import Cell, FleetRun
+    from ..fleet.ends import Cell, FleetRun, StepEnd
     from ..fleet.publish import Published
 
 SCHEMA = "normdeploy/fleet/1"
@@ -117,6 +117,20 @@ def markdown(run: FleetRun) -> str:
     lines += ["", *(f"- {_listed(names)}: {_cell(text)}" for text, names in _reasons(run).items())]
     lines += [f"- note: {_cell(note)}" for note in _first(run.notes)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def show_rechecks(console: Console, ends: Sequence[StepEnd]) -> None:
+    """Print what became of each bundle, the bad ones with the reason."""
+    words = {"ok": "nothing got worse", "wrong": "worse", "failed": "failed", "not run": "not run"}
+    shown = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for name in ("bundle", "now", "because"):
+        shown.add_column(name)
+    for end in ends:
+        colour = _COLOURS["verified" if end.outcome == "ok" else "not run" if end.outcome == "not run" else "wrong"]
+        shown.add_row(
+            escape(end.step.removesuffix("/recheck")), f"[{colour}]{words[end.outcome]}[/]", escape(end.reason)
+        )
+    console.print(shown)
 
 
 def show_steps(console: Console, found: Any, log: Callable[[Any, Any], str] | None = None) -> None:
