@@ -18,9 +18,11 @@ from ..domains import is_standard
 from ..forms.linear import Linear, linear_of, with_added_bias
 from ..graphs.graph import Graph
 from ..graphs.region import Refusal
+from ..norms.ops import DEFAULT
 from .linears import linears
 
-RMS = frozenset({"RMSNormalization", "SimplifiedLayerNormalization"})
+# of one input alone, as files write them without a domain
+RMS = frozenset(op for op, row in DEFAULT.items() if row.kind == "RMSNorm" and row.inputs == ("X", "scale"))
 NORMS = RMS | {"LayerNormalization"}
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 _SUMS = frozenset({"Add", "Sub", "Sum"})
