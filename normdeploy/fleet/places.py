@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,13 +168,9 @@ class Folder:
 
     @contextlib.contextmanager
     def _temporary(self, name: str) -> Iterator[Path]:
-        target = self.root / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        written = self.root / "work" / f"{secrets.token_hex(8)}.tmp"
-        try:
-            yield written
-        finally:
-            written.unlink(missing_ok=True)
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        with locked_folder(self.root / "work") as folder:
+            yield folder / "written"
 
     def _link(self, written: Path, name: str) -> bool:
         try:
@@ -198,3 +194,26 @@ class Folder:
                 f"the store {self.url!r} can't be used: {error.strerror or error}{room}; what it holds is whole, and"
                 " the next run goes on from there"
             ) from error
+
+
+@contextlib.contextmanager
+def locked_folder(base: Path | None) -> Iterator[Path]:
+    """A new folder in ``base`` (None: where temporary files go), gone afterwards. It is locked while its owner lives:
+    so what killed runs left is told from what is in use (`normdeploy.fleet.work.sweep`)."""
+    while True:
+        made = tempfile.TemporaryDirectory(prefix="step.", dir=base, ignore_cleanup_errors=True)
+        with made as name:
+            if sys.platform == "win32":  # has no such lock: there left-overs are not removed
+                yield Path(name)
+                return
+            handle = -1
+            try:
+                with contextlib.suppress(FileNotFoundError):  # taken for a left-over before it was locked
+                    handle = os.open(name, os.O_RDONLY)
+                    fcntl.flock(handle, fcntl.LOCK_EX)
+                if handle >= 0 and os.path.isdir(name):
+                    yield Path(name)
+                    return
+            finally:
+                if handle >= 0:
+                    os.close(handle)

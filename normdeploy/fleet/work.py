@@ -7,19 +7,18 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, NormdeployError
+from ..errors import InputError, NormdeployError, StoreError
 from ..storage.atomic import _lock
 from ..storage.files import sha256
 from ..verbs.package.attest import attest
 from .keys import Machine
 from .origins import origin_of
-from .places import Folder
+from .places import Folder, locked_folder
 from .remote import Remote
 from .sealed import Seal
 from .steps import Step
@@ -27,7 +26,6 @@ from .store import Record, Store, Stored
 from .tasks import Task
 from .workers import End, Warm
 
-_HOUR = 3600.0  # seconds: nothing takes longer from its first byte to its name
 _TAIL = 4000  # characters of a log in which the reason of a failure is looked for
 
 
@@ -182,16 +180,21 @@ def _linked(file: Path, target: Path) -> bool:
 
 @contextlib.contextmanager
 def _folder(store: Store) -> Iterator[Path]:
-    """A new folder, on the store's own disk where it has one, gone afterwards. It is locked while its owner lives: what
-    killed runs left is removed."""
+    """A new folder, on the store's own disk where it has one.
+
+    Raises:
+        StoreError: the disk is full, or can't be written to.
+    """
     base = store.place.root / "work" if isinstance(store.place, Folder) else None
-    with tempfile.TemporaryDirectory(prefix="step.", dir=base, ignore_cleanup_errors=True) as name:
-        handle = os.open(name, os.O_RDONLY)
-        try:
-            _lock(handle)
-            yield Path(name)
-        finally:
-            os.close(handle)
+    try:
+        with locked_folder(base) as folder:
+            yield folder
+    except OSError as error:
+        where = base or tempfile.gettempdir()
+        raise StoreError(
+            f"a step's files can't be written to {str(where)!r}: {error.strerror or error}; make room there. What the"
+            " store holds is whole, and the next run goes on from there"
+        ) from error
 
 
 def sweep(store: Store) -> None:
@@ -213,7 +216,3 @@ def sweep(store: Store) -> None:
             else:
                 path.unlink(missing_ok=True)
         os.close(handle)
-    for path in (root / "work").glob("*.tmp"):
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > _HOUR:
-                path.unlink()

@@ -171,6 +171,7 @@ def test_a_killed_run_is_continued(tmp_path: Path) -> None:
     run_toys(whole)
     assert manifest(store_of(file)) == manifest(store_of(whole))
     assert not list((tmp_path / "store" / "work").iterdir())
+    assert not list((tmp_path / "store" / "claims").iterdir())
 
 
 def test_status_and_diff_write_nothing(tmp_path: Path) -> None:
