@@ -147,6 +147,7 @@ class FleetRun(Shown):
     trend: tuple[Mapping[str, float], ...] = ()
     notes: tuple[str, ...] = ()
     dry: bool = False
+    only: tuple[str, ...] = ()  # patterns of the models that were run; (): all
 
     def __bool__(self) -> bool:
         return not any(cell.status in BAD for cell in self.cells)

@@ -209,6 +209,7 @@ def driven(
             (*runs.trend_of(store, fleet.path.name), *([] if pool is None else [runs.point_of(cells)])),
             tuple(dict.fromkeys(driver.notes)),
             dry=pool is None,
+            only=tuple(patterns),
         )
         if pool is not None:
             hashes.save()

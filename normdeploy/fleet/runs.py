@@ -69,6 +69,7 @@ class Writer:
             "file": run.file,
             "started": run.started,
             "seconds": run.seconds,
+            "only": list(run.only),
             "ran": run.ran,
             "cached": run.cached,
             "counts": run.counts(),
@@ -96,15 +97,16 @@ def runs_of(store: Store) -> list[dict[str, Any]]:
     return sorted(found, key=lambda told: str(told["id"]))
 
 
-def last_of(store: Store, file: str, before: str = "") -> dict[str, Any] | None:
-    """The last run of a fleet's file, or the last before a run."""
-    mine = [r for r in runs_of(store) if r["file"] == file and (not before or r["id"] < before)]
-    return mine[-1] if mine else None
+def last_of(store: Store, file: str) -> dict[str, Any] | None:
+    """The last run of a fleet's file; of all its models, where there was one."""
+    mine = [r for r in runs_of(store) if r["file"] == file]
+    found = [r for r in mine if not r.get("only")] or mine
+    return found[-1] if found else None
 
 
 def trend_of(store: Store, file: str) -> tuple[Mapping[str, float], ...]:
-    """Of the last runs of a file: counts of cells by status, and bytes."""
-    mine = [r for r in runs_of(store) if r["file"] == file][-_TREND:]
+    """Of the last runs of all models of a file: counts of cells by status, and bytes."""
+    mine = [r for r in runs_of(store) if r["file"] == file and not r.get("only")][-_TREND:]
     return tuple({**r["counts"], "bytes": r["bytes"]} for r in mine)
 
 

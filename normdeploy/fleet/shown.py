@@ -37,15 +37,17 @@ def steps(file: PathLike, name: str, *, store: PathLike | None = None, trust: Se
     """
     fleet = read(file)
     opened = open_store(fleet, store, make=False, trust=keys_meant(None, trust)[1])
-    last = runs.last_of(opened, fleet.path.name)
-    if last is None:
+    mine = [r for r in runs.runs_of(opened) if r["file"] == fleet.path.name]
+    if not mine:
         raise InputError(
             f"no run of {fleet.path.name} is in the store {opened.place.url!r}; normdeploy fleet run makes one"
         )
-    told = list(runs.steps_of_run(opened, last["id"]))
-    wanted = [t for t in told if _means(name, t["step"], t["key"])]
+    for run in reversed(mine):  # the last ones may have been of other models alone
+        wanted = [t for t in runs.steps_of_run(opened, run["id"]) if _means(name, t["step"], t["key"])]
+        if wanted or not run.get("only"):
+            break
     if not wanted:
-        cells = sorted(runs.cells_of(opened, last["id"]))
+        cells = sorted(runs.cells_of(opened, run["id"]))
         raise InputError(
             f"no step of the last run is {name!r}; its cells are {', '.join(cells[:10])}"
             + (", …" if len(cells) > 10 else "")

@@ -16,6 +16,7 @@ import pytest
 from normdeploy.errors import InputError
 from normdeploy.fleet import fleet
 from normdeploy.fleet.description import read
+from normdeploy.fleet.shown import steps
 from normdeploy.fleet.store import Store
 from tests.fleet.toys import FLEET, STEPS, cells, manifest, run_toys, toy_fleet
 
@@ -198,6 +199,15 @@ def test_status_and_diff_write_nothing(tmp_path: Path) -> None:
 def test_only_some_models(tmp_path: Path) -> None:
     file = toy_fleet(tmp_path, a="one", b="two")
     assert {c.model for c in run_toys(file, only=["all.a"]).cells} == {"all.a"}
+    whole = run_toys(file)
+    (tmp_path / "a.pt2").write_text("wrong")
+    assert run_toys(file, only=["all.a/fp32"]).only == ("all.a/fp32",)
+    # a run of some is not the one with which the next is compared, and is found by who asks for its cells
+    again = run_toys(file, only=["all.b"])
+    assert set(again.before) == {cell.name for cell in whole.cells}
+    assert len(again.trend) == 2
+    assert [outcome for _, outcome, _ in steps(file, "all.a/fp32/cpu").steps][:2] == ["ok", "wrong"]
+    assert [outcome for _, outcome, _ in steps(file, "all.a/fp16/cpu").steps][:2] == ["ok", "ok"]
     with pytest.raises(InputError, match="matches 'nobody'"):
         run_toys(file, only=["nobody"])
 
