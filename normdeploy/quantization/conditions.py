@@ -72,8 +72,8 @@ def condition_of(
     def error(shift: str, alpha: float | None) -> float:
         """Of all rows with the range of all, and of each half with the range of the other: values that calibration did
         not see must not be cut off."""
-        errors = [tried(rows, rows, lengths, (low, high), w, shift, alpha, form, group.free)]
-        errors += [tried(x, y, n, (x.min(0), x.max(0)), w, shift, alpha, form, group.free) for x, y, n in halves]
+        errors = [tried(rows, lengths, (low, high), w, shift, alpha, form, group.free)]
+        errors += [tried(y, n, (x.min(0), x.max(0)), w, shift, alpha, form, group.free) for x, y, n in halves]
         return float(np.sqrt(np.mean(np.square(errors))))
 
     choices = [(shift, alpha) for shift in shifts for alpha in (None, *ALPHAS)]
@@ -86,7 +86,6 @@ def condition_of(
 
 
 def _tried(
-    seen: np.ndarray,
     rows: np.ndarray,
     lengths: np.ndarray,
     ends: tuple[np.ndarray, np.ndarray],
@@ -96,14 +95,13 @@ def _tried(
     form: tuple[Format | None, Format, int],
     powers: bool,
 ) -> float:
-    """The error of ``rows`` with the factors and the range that ``seen`` and its ``ends`` give."""
+    """The error of ``rows`` with the factors and the range that the ``ends`` of the channels give."""
     low, high = ends
     s, c = _factors_and_shift(low, high, w, shift, alpha, powers)
     return error_of((rows - c) / s, w * s[:, None], (low - c) / s, (high - c) / s, form, lengths)
 
 
 def _expected(
-    seen: np.ndarray,
     rows: np.ndarray,
     lengths: np.ndarray,
     ends: tuple[np.ndarray, np.ndarray],
@@ -114,8 +112,8 @@ def _expected(
     powers: bool,
 ) -> float:
     """As `_tried` for integers, of which no product has to be rounded: rounding is a noise of step²/12 that the other
-    numbers know nothing of (Widrow, Kollar, Quantization Noise, 2008), and what lies beyond the range is cut off. Mean
-    errors are left out, which go into the bias (`compensate`)."""
+    numbers know nothing of (Widrow, Kollar, Quantization Noise, 2008), and what lies beyond the range is cut off. The
+    mean of the weights' errors is left out: GPTQ takes it away first, as all inputs have it in common."""
     activation, weight, _ = form
     assert activation is not None
     s, c = _factors_and_shift(*ends, w, shift, alpha, powers)
