@@ -89,6 +89,22 @@ def test_float16_runs_in_onnxruntime_and_is_near(block: onnx.ModelProto) -> None
     assert errors[0] <= 0.02 * float(np.linalg.norm(exact))
 
 
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("to", ["int8", "fp8"])
+def test_scales_of_weights_that_make_up_for_errors_are_rounded_up_too(
+    block: onnx.ModelProto, to: str, half: str
+) -> None:
+    proto, form = made(block, to, half), {"int8": INT8, "fp8": FP8}[to]
+    constants = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
+    (of_w2,) = (n for n in proto.graph.node if n.op_type == "DequantizeLinear" and n.input[0].startswith("w2"))
+    (w2,) = (numpy_helper.to_array(t) for t in block.graph.initializer if t.name == "w2")
+    scales = constants[of_w2.input[1]].astype(np.float32)
+    assert not np.array_equal(constants[of_w2.input[0]], codes(w2, scales, form))  # it is not rounded one by one
+    largest = np.abs(w2 / scales).max(0)
+    assert (largest <= form.high).all()
+    assert (largest >= form.high * (1 - 2.0**-6)).all()
+
+
 def test_the_metric_is_that_of_the_half_file(block: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
     # of weights rounded one by one int8 is the larger part of the error, and leaving a layer out reaches nothing
     monkeypatch.setattr("normdeploy.quantization.quantize.compensated", lambda moved, left, plans, *rest: plans)
