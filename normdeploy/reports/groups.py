@@ -58,6 +58,13 @@ def name_of(finding: Finding) -> str:
     return finding.module or f"({finding.tensor})"
 
 
+def became(group: Group) -> str:
+    """What its members became; without the status, which stands in front of it ("folded into Conv 'c'")."""
+    first = group.first
+    text = unnumbered(first.became) if len(group.findings) > 1 else first.became
+    return text.removeprefix(f"{first.status} ")
+
+
 def unnumbered(text: str) -> str:
     """``text`` with the numbers inside quoted names taken out: 'layers.3.conv' and 'layers.4.conv' are named alike."""
     return re.sub(r"'[^']*'", lambda name: re.sub(r"\d+", "*", name[0]), text)

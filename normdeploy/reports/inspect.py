@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..records import Explanation, Finding, Half, Parameter, Summary, Support
-from .groups import COLOURS, Group, grouped, proof, reason, unnumbered, where
+from .groups import COLOURS, Group, became, grouped, proof, reason, where
 
 _WOULD = {
     "fused": "would fuse it",
@@ -83,8 +83,7 @@ def _rows(group: Group, runtimes: bool = True) -> Iterable[tuple[str, Text]]:
         if words := _half(half, first, several=len(group.findings) > 1):
             yield f"in {half.dtype}", Text(words, style="yellow")
     what = Text(_WOULD[first.status], style=COLOURS[first.status])
-    became = unnumbered(first.became) if len(group.findings) > 1 else first.became
-    what.append("".join(f": {s}" for s in (became, reason(group)) if s), style="default")
+    what.append("".join(f": {s}" for s in (became(group), reason(group)) if s), style="default")
     yield "optimize", what
     for note in first.notes:
         yield "", Text(note, style="yellow")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..records import Certificate, Finding, Half, Parameter, Support
-from .groups import Group, grouped, proof, reason, unnumbered
+from .groups import Group, became, grouped, proof, reason
 
 _ROWS = 120  # of one table
 _CHIPS = 24  # ops of one spelling
@@ -66,7 +66,7 @@ def islands(told: Iterable[Mapping[str, Any]]) -> list[Row]:
 
 
 def _row(group: Group, seen: float | None = None) -> Row:
-    first, several = group.first, len(group.findings) > 1
+    first = group.first
     ops = first.spelling.split()
     return Row(
         name=group.name,
@@ -75,7 +75,7 @@ def _row(group: Group, seen: float | None = None) -> Row:
         kind=first.kind,
         status=first.status,
         found=(*ops[:_CHIPS], f"… {len(ops) - _CHIPS} more") if len(ops) > _CHIPS else tuple(ops),
-        became=f"reached {seen:.3g}" if seen is not None else unnumbered(first.became) if several else first.became,
+        became=f"reached {seen:.3g}" if seen is not None else became(group),
         reason=reason(group),
         notes=first.notes,
         proof=tuple(proof(group)),

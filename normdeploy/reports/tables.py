@@ -15,7 +15,7 @@ from rich.text import Text
 from ..errors import printable
 from ..records import Finding, Summary
 from .drift import DRIFT, outline
-from .groups import COLOURS, Group, found, grouped, proof, reason, unnumbered, where
+from .groups import COLOURS, Group, became, found, grouped, proof, reason, where
 from .inspect import show_census
 from .quantization import show_layers
 
@@ -204,9 +204,8 @@ def _shape(sizes: Sequence[int]) -> str:
 
 def _done_row(group: Group) -> tuple[Text, Text, Text, Text]:
     first = group.first
-    became = unnumbered(first.became) if len(group.findings) > 1 else first.became
     what = Text("reduced:" if first.remains else first.status, style=COLOURS[first.status]).append(
-        f" {became}" if became else "", style="default"
+        f" {text}" if (text := became(group)) else "", style="default"
     )
     if first.reason:
         what.append(f"; {reason(group)}", style="dim")

@@ -96,6 +96,7 @@ def test_names_of_neighbours_are_grouped() -> None:
     )
     assert "block.{0..2}.bn ×3" in text
     assert "folded into Conv 'block.*.conv'" in text
+    assert "folded folded" not in text
 
 
 def test_table_shows_every_part() -> None:
