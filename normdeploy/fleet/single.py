@@ -14,7 +14,7 @@ from pathlib import Path
 from ..errors import NormdeployError
 from ..storage.atomic import atomic
 from ..types import PathLike
-from .description import Values
+from .fields import Values
 from .fleet import open_store
 from .hashes import Hashes
 from .keys import Machine
