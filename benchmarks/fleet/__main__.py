@@ -25,6 +25,7 @@ from normdeploy.fleet import fleet
 from normdeploy.fleet.description import read
 from normdeploy.fleet.keys import Machine
 from normdeploy.fleet.pool import Local
+from normdeploy.fleet.steps import Step
 from normdeploy.fleet.store import Record, Store
 from normdeploy.fleet.tasks import Task
 from normdeploy.fleet.workers import Warm
@@ -66,6 +67,9 @@ class Simulated:
         future: Future[Record] = Future()
         future.set_result(self._store.commit(Record(key, task.step.name, "ok", depends, outputs, stored)))
         return future
+
+    def want(self, steps: Sequence[Step]) -> None:
+        """Nothing waits."""
 
     def close(self) -> None:
         """Nothing runs."""
