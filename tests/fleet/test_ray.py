@@ -95,7 +95,7 @@ def cluster() -> Iterator[Any]:
 
 def run_on(address: str, file: Path, store: Path, wait: float = 0.0) -> FleetRun:
     opened = Store(Folder(store))
-    pool = Cluster(opened, address, TOY)
+    pool = Cluster(opened, address, TOY, wait)
     try:
         return fleet.driven(read(file), opened, pool, (), wait)
     finally:
