@@ -52,7 +52,8 @@ def run(
         on: "local", or the address of a Ray cluster, such as "ray://head:10001" or "auto".
         jobs: the most steps at a time on this machine; None: one for each CPU.
         only: patterns of models or of model/variant; the others are left as they are.
-        wait: seconds that a step waits for a machine which can run it, before it is "not run".
+        wait: seconds that a step waits for a machine which can run it, before it is "not run"; Ray's autoscaler sees
+            what is waited for.
         sign: a private key's PEM file, which signs records and bundles; no record is believed then but what this key
             or one of ``trust`` has signed (docs/evidence.md).
         trust: PEM files of public keys.
@@ -67,7 +68,7 @@ def run(
     require_signer(sign, trust)
     fleet = read(file)
     opened = open_store(fleet, store, sign=sign, trust=trust)
-    pool = pool_of(on, jobs)(opened)
+    pool = pool_of(on, jobs, wait)(opened)
     try:
         return driven(fleet, opened, pool, only, wait, progress)
     finally:
@@ -159,12 +160,12 @@ def open_store(
     return store_in(place(told), sign, trust)
 
 
-def pool_of(on: str, jobs: int | None) -> Callable[[Store], Pool]:
+def pool_of(on: str, jobs: int | None, wait: float = 0.0) -> Callable[[Store], Pool]:
     if on == "local":
         return lambda store: Local(store, jobs)
     if jobs is not None:
         raise InputError(f"--jobs is for steps on this machine, and --on is {on!r}, whose nodes say what they have")
-    return lambda store: Cluster(store, on)
+    return lambda store: Cluster(store, on, wait=wait)
 
 
 def driven(
