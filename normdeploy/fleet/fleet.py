@@ -20,7 +20,6 @@ from .ends import Cell, FleetRun, StepEnd
 from .hashes import Hashes
 from .keys import Machine, changed
 from .on_ray import Cluster
-from .places import Folder
 from .pool import Local
 from .remote import place
 from .sealed import keys_meant, require_signer, store_in
@@ -182,7 +181,7 @@ def driven(
     start = time.monotonic()
     if pool is not None:
         sweep(store)
-    hashes = Hashes(store.place.root / "hashes.json" if isinstance(store.place, Folder) else None)
+    hashes = Hashes.of_store(store)
     total = steps_in(_chosen(fleet, patterns)) if progress is not None else 0
     driver = Driver(store, pool, machines, wait, hashes, progress=progress, total=total)
     if explain is not None:
