@@ -403,6 +403,27 @@ def test_weights_that_an_old_file_lists_as_inputs_are_weights() -> None:
     assert account.islands[0].tensor == "w"
 
 
+@pytest.mark.parametrize(
+    ("body", "default", "given"),
+    [
+        ("a = Add(x, d) y = Softmax<axis = -1>(a)", [0, -1e9, 0, 0], [0, -1e5, 0, -1e5]),
+        ("y = Div(x, d)", [1e-9, -1e-9, 1e-9, 1e-8], [1, 2, 3, 4]),
+        ("s = Mul(x, d) y = Relu(s)", [1e-9], [1]),
+    ],
+)
+def test_a_default_that_half_does_not_hold_stays_float32(body: str, default: list[float], given: list[float]) -> None:
+    """What the caller may give another value is no constant that could be changed, and an input of its own."""
+    proto, d = text(body, d=np.array(default)), np.float32(given)
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("d", TensorProto.FLOAT, d.shape))
+    made, account = converted(proto, "fp16", [{"x": X}])
+    assert types(made)["d"] == "float32"
+    assert any("input 'd' reached " in note for note in account.notes)
+    np.testing.assert_array_equal(numpy_helper.to_array(made.graph.initializer[0]), np.float32(default))
+    for feeds in ({"x": X}, {"x": X, "d": d}):
+        found = run_onnxruntime(made, feeds | {"x": X.astype(np.float16)})[0].astype(np.float64)
+        np.testing.assert_allclose(found, run_onnxruntime(proto, feeds)[0], rtol=2e-3, atol=1e-3)
+
+
 def test_a_file_in_which_nothing_can_be_half_says_so() -> None:
     _, account = converted(text("y = LayerNormalization(x, g)", g=np.ones(4)), "fp16", [{"x": X}], keep_io=True)
     assert any("nothing became float16" in note for note in account.notes)
