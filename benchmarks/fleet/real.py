@@ -107,12 +107,11 @@ def _by_hand(folder: Path, model: str, variant: str, log: Path, engines: dict[st
     told = {}
     for cc in _CAPABILITIES:
         engine = folder / "hand" / f"{model}.{variant}.{cc}.engine"
-        for count in range(1, _BUILDS + 1):
+        digests = list[str]()
+        while len(digests) < _BUILDS and (not digests or digests[-1] not in ("", engines.get(cc))):
             failed = call("build", onnx, "-o", str(engine), "--compute-capability", cc, "-q")
-            digest = "" if failed else hashlib.sha256(engine.read_bytes()).hexdigest()
-            if failed or digest == engines.get(cc):
-                break
-        told[cc] = "failed" if failed else f"built {digest}", count
+            digests.append("" if failed else hashlib.sha256(engine.read_bytes()).hexdigest())
+        told[cc] = f"built {digests[-1]}" if digests[-1] else "failed", len(digests)
     return told
 
 
