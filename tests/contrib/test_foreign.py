@@ -405,6 +405,15 @@ def test_ambiguous_is_refused_by_name(name: str) -> None:
     assert [n.op_type for n in out.graph.node] == [n.op_type for n in proto.graph.node]
 
 
+@pytest.mark.parametrize("given", ["<fast = 1> (x, g)", "(x, g, b)"])
+def test_a_norm_has_one_finding_whoever_reads_it(given: str) -> None:
+    """What is not read here for an attribute or an input too many recognition may know all the same."""
+    proto = file(
+        f"{X.replace('float[B,S,8] s', 'float[2] s')} {VECTORS} {{ y = SimplifiedLayerNormalization {given} }}"
+    )
+    assert the(rewrite.optimize(proto)[1].findings).tensor == "y"
+
+
 def test_type_that_is_not_known_is_refused_by_name() -> None:
     proto = file(
         "(float[B,8] x) => (float[B,8] y) <float[8] g = {1,2,3,4,5,6,7,8}> { z = Strange (x) y ="

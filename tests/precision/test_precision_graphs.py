@@ -116,6 +116,16 @@ def test_an_epsilon_is_kept_up_to_the_division() -> None:
     np.testing.assert_array_equal(run_onnxruntime(made, {"x": np.zeros((2, 4), np.float16)})[0], 0)
 
 
+@pytest.mark.parametrize("body", ["m = Max(a, eps)", "m = Add(a, eps)", "s = Add(a, eps) m = Sqrt(s)"])
+def test_an_epsilon_without_statistics_is_kept_up_to_the_division_too(body: str) -> None:
+    """Calibration saw no zeros, and 1e-12 is 0 in half: 0 / 0 would be NaN."""
+    proto = text(f"a = Abs(x) {body} y = Div(x, m)", eps=np.array(1e-12))
+    made, account = converted(proto, "fp16", [{"x": X}])
+    assert ("constant", "eps") in [(island.kind, island.tensor) for island in account.islands]
+    for found in runs(made, "fp16", {"x": np.zeros((2, 4), np.float32)}).values():
+        np.testing.assert_array_equal(found[0], 0)
+
+
 def test_a_residual_stream_near_the_limit_is_kept_before_the_norm_and_beyond() -> None:
     body = """a = MatMul(x, grow) r = Add(x, a) n = LayerNormalization<axis = -1>(r, g) f = MatMul(n, w) s = Add(r, f)
               m = LayerNormalization<axis = -1>(s, g) y = MatMul(m, w)"""
