@@ -74,6 +74,14 @@ def record_of_other_outputs(folder: Path, record: Record) -> None:
     written(record_file(folder, record), json.dumps(told).encode())
 
 
+def record_without(name: str) -> Callable[[Path, Record], None]:
+    def damage(folder: Path, record: Record) -> None:
+        outputs = {n: stored for n, stored in record.outputs.items() if n != name}
+        written(record_file(folder, record), json.dumps(replace(record, outputs=outputs).to_json()).encode())
+
+    return damage
+
+
 def flipped(name: str) -> Callable[[Path, Record], None]:
     def damage(folder: Path, record: Record) -> None:
         path = object_file(folder, record.outputs[name] if name != "log" else record.log)
@@ -103,6 +111,8 @@ DAMAGES = {
     "record empty": (record_empty, "is malformed"),
     "record of another": (record_of_another, "is not what its name says"),
     "record of other outputs": (record_of_other_outputs, "the store lacks files"),
+    "record without the file": (record_without("model.onnx"), "does not name model.onnx"),
+    "record without the report": (record_without("report.json"), "does not name report.json"),
     "file flipped": (flipped("model.onnx"), "is damaged"),
     "report flipped": (flipped("report.json"), "is damaged"),
     "log flipped": (flipped("log"), "is damaged"),
@@ -184,6 +194,13 @@ def test_a_failure_is_an_error_after_damage_too(tmp_path: Path) -> None:
     with pytest.raises(single.NormdeployError, match="the toy can't export this"):
         single.kept("export", {"a.pt2": tmp_path / "a.pt2"}, {}, tmp_path / "store", tmp_path / "out.onnx")
     assert (tmp_path / "out.onnx").read_text() == "mine"
+
+
+def test_a_place_that_can_not_be_written_is_an_error_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "a.pt2").write_text("one")
+    with pytest.raises(single.NormdeployError, match="nowhere"):
+        single.kept("export", {"a.pt2": tmp_path / "a.pt2"}, {}, tmp_path / "store", tmp_path / "nowhere/out.onnx")
+    assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{", b'{"x": 1}', b"\xff", b'{"payload": "e30="}'])
