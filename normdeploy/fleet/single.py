@@ -78,6 +78,7 @@ def kept(
     machine = Machine.here()
     task = task_of(step, {}, hashes, opened)
     key, _ = task.key(machine)
+    hashes.save()
     notes = list[str]()
     for tries in range(1, _TRIES + 1):
         record, note = found(opened, key, void=True)
@@ -87,7 +88,6 @@ def kept(
         notes += [note] if note else []
         cached = record is not None
         if record is None:
-            hashes.save()
             record = _made_now(task, opened, machine)
         try:
             log = opened.bytes_of(record.log).decode(errors="replace")
