@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import NormdeployError
-from ..storage.atomic import atomic
+from ..storage.atomic import atomic, writable
 from ..types import PathLike
 from .fields import Values
 from .fleet import open_store
@@ -67,6 +67,8 @@ def kept(
             left.
         Damaged: what was made is damaged in the store again and again.
     """
+    if output is not None:
+        writable(output)
     sign, trust = keys_meant(None, ())
     require_signer(sign, trust)
     opened = open_store(None, store, sign=sign, trust=trust)
@@ -76,13 +78,16 @@ def kept(
     machine = Machine.here()
     task = task_of(step, {}, hashes, opened)
     key, _ = task.key(machine)
+    hashes.save()
     notes = list[str]()
     for tries in range(1, _TRIES + 1):
         record, note = found(opened, key, void=True)
+        if record is not None and (lacking := _lacking(record, output)):
+            opened.void(key)
+            record, note = None, f"the record {key} does not name {lacking}, which {verb} makes; the step is run again"
         notes += [note] if note else []
         cached = record is not None
         if record is None:
-            hashes.save()
             record = _made_now(task, opened, machine)
         try:
             log = opened.bytes_of(record.log).decode(errors="replace")
@@ -98,6 +103,17 @@ def kept(
         else:
             return Kept(record, cached, log, report, tuple(notes))
     raise AssertionError("unreachable")
+
+
+def _made(record: Record) -> str:
+    """The file that the verb writes as its output."""
+    return _MADE.get(record.depends["argv"][0], "model.onnx")
+
+
+def _lacking(record: Record, output: Path | None) -> str:
+    """A file that a record of this verb names, if nobody has changed it; "" where it names all."""
+    wanted = [Path(REPORT).name, *([_made(record)] if output is not None else [])]
+    return next((name for name in wanted if name not in record.outputs), "")
 
 
 def _made_now(task: Task, store: Store, machine: Machine) -> Record:
@@ -127,7 +143,7 @@ def _write(store: Store, record: Record, output: Path) -> None:
         NormdeployError: it can't be written; what stood there is left.
         Damaged: what the store holds is not what was made; nothing is written.
     """
-    made = _MADE.get(record.depends["argv"][0], "model.onnx")
+    made = _made(record)
     others = [name for name in record.outputs if name not in (made, Path(REPORT).name)]
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
         for name in (*others, made):

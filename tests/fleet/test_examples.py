@@ -167,7 +167,7 @@ def test_the_page_goes_into_the_summary(tmp_path: Path, written: bool) -> None:
 
 
 STANDINS = {
-    "normdeploy": f'PYTHONPATH="{ROOT}" exec "{sys.executable}" -m normdeploy "$@"',
+    "normdeploy": f'exec "{sys.executable}" -m normdeploy "$@"',
     "srun": 'while [[ $1 == --* ]]; do shift; done; exec "$@"',  # here, whichever node is meant
     "scontrol": "printf '%s\\n' localhost localhost",
     "nvidia-smi": "echo 8.9",
@@ -190,6 +190,7 @@ def submitted(
     shutil.rmtree(folder / "models")
     (folder / "fleet.toml").write_text('[targets.cpu]\nruntime = "onnxruntime"\n[models.net]\nsource = "encoder.pt2"\n')
     path = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    variables["PYTHONPATH"] = str(ROOT)
     slurm = {"SLURM_SUBMIT_DIR": str(folder), "SLURM_CPUS_PER_TASK": "1", **variables}
     (folder / "script").write_text((EXAMPLES / "slurm" / script).read_text())
     with (folder / "log").open("w") as log:  # no pipe: who inherits it would be waited for

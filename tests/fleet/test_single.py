@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,13 +14,11 @@ from typer.testing import CliRunner
 
 from normdeploy.cli.app import app
 from normdeploy.fleet import single
-from normdeploy.fleet.fleet import open_store
 from normdeploy.fleet.places import Folder
 from normdeploy.fleet.pool import Local
 from normdeploy.fleet.sealed import SIGN, TRUST, store_in
 from normdeploy.fleet.store import Record, Store, Stored
 from normdeploy.fleet.workers import Warm
-from tests.fleet.toys import run_toys, toy_fleet
 from tests.keys import key_pair
 
 
@@ -74,6 +71,14 @@ def record_of_other_outputs(folder: Path, record: Record) -> None:
     written(record_file(folder, record), json.dumps(told).encode())
 
 
+def record_without(name: str) -> Callable[[Path, Record], None]:
+    def damage(folder: Path, record: Record) -> None:
+        outputs = {n: stored for n, stored in record.outputs.items() if n != name}
+        written(record_file(folder, record), json.dumps(replace(record, outputs=outputs).to_json()).encode())
+
+    return damage
+
+
 def flipped(name: str) -> Callable[[Path, Record], None]:
     def damage(folder: Path, record: Record) -> None:
         path = object_file(folder, record.outputs[name] if name != "log" else record.log)
@@ -103,6 +108,8 @@ DAMAGES = {
     "record empty": (record_empty, "is malformed"),
     "record of another": (record_of_another, "is not what its name says"),
     "record of other outputs": (record_of_other_outputs, "the store lacks files"),
+    "record without the file": (record_without("model.onnx"), "does not name model.onnx"),
+    "record without the report": (record_without("report.json"), "does not name report.json"),
     "file flipped": (flipped("model.onnx"), "is damaged"),
     "report flipped": (flipped("report.json"), "is damaged"),
     "log flipped": (flipped("log"), "is damaged"),
@@ -186,6 +193,13 @@ def test_a_failure_is_an_error_after_damage_too(tmp_path: Path) -> None:
     assert (tmp_path / "out.onnx").read_text() == "mine"
 
 
+def test_a_place_that_can_not_be_written_is_an_error_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "a.pt2").write_text("one")
+    with pytest.raises(single.NormdeployError, match="nowhere"):
+        single.kept("export", {"a.pt2": tmp_path / "a.pt2"}, {}, tmp_path / "store", tmp_path / "nowhere/out.onnx")
+    assert not (tmp_path / "store").exists()
+
+
 @pytest.mark.parametrize("content", [b"[]", b"{", b'{"x": 1}', b"\xff", b'{"payload": "e30="}'])
 def test_hashes_that_are_damaged_are_taken_anew(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.pt2").write_text("one")
@@ -196,20 +210,23 @@ def test_hashes_that_are_damaged_are_taken_anew(tmp_path: Path, content: bytes) 
 
 
 def test_remembered_hashes_are_signed_where_records_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who may write to a store could else say that one model has the hash of another, and have that one's genuine
-    record served for it."""
+    """Who may write to a store could else say that a model has the hash of another one of its name, such as that of
+    yesterday, and have that one's genuine record served for it."""
     private, _ = key_pair(tmp_path)
-    file = toy_fleet(tmp_path, a="one", b="two")
-    for name in ("a.pt2", "b.pt2"):
-        os.utime(tmp_path / name, (1, 1))
-    time.sleep(2.1)  # of younger files nothing is remembered
     monkeypatch.setenv(SIGN, str(private))
-    run_toys(file, store=open_store(None, tmp_path / "store", sign=private))
-    _, right = export(tmp_path)
-    _, others = export(tmp_path, "b.pt2")
-    assert right != others
+    (tmp_path / "old").mkdir()
+    old, new = tmp_path / "old/a.pt2", tmp_path / "a.pt2"
+    old.write_text("one")
+    new.write_text("two")
+    out, files = tmp_path / "out.onnx", dict[Path, bytes]()
+    for seconds in (0.0, 2.1):  # of files that changed, or were linked, a moment ago nothing is remembered
+        time.sleep(seconds)
+        for path in (old, new):
+            single.kept("export", {"a.pt2": path}, {}, tmp_path / "store", out)
+            files[path] = out.read_bytes()
+    assert files[old] != files[new]
     memory = tmp_path / "store/hashes.json"
     told = json.loads(Store(Folder(tmp_path / "store")).opened(memory.read_bytes()))
-    told[str(tmp_path / "a.pt2")][-1] = told[str(tmp_path / "b.pt2")][-1]
+    told[str(new)][-1] = told[str(old)][-1]
     memory.write_text(json.dumps(told))
-    assert export(tmp_path)[1] == right
+    assert export(tmp_path)[1] == files[new]
