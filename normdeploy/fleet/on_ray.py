@@ -220,6 +220,8 @@ class Cluster:
         try:
             machine, told = self._ray.get(reference)
         except Exception as error:  # of Ray, or whatever stands in the way of importing normdeploy there
+            if not any(node["NodeID"] == name and node["Alive"] for node in self._ray.nodes()):
+                return  # it went while it was asked
             lines = [line for line in str(error).strip().splitlines() if line.strip()]
             self._useless[name] = RuntimeUnavailable(
                 f"the Ray node {name[:8]} can't run normdeploy ({lines[-1].strip() if lines else error}); install the"
