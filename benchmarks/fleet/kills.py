@@ -260,6 +260,7 @@ def table(tallies: dict[str, Tally], seed: int) -> str:
         f" {t.executions - STEPS * t.fleets} | {len(t.broken)} |"
         for kind, t in tallies.items()
     ]
+    told = "".join(f"\n- {kind}: {' '.join(fault.split())[:300]}" for kind, t in tallies.items() for fault in t.broken)
     return f"""# Kills of fleets
 
 `python -m benchmarks.fleet.kills --seed {seed}`: toy fleets of {STEPS} steps, each driven until it is complete, those
@@ -275,8 +276,9 @@ nothing in `work/` and `claims/`, and write the manifest of an undisturbed fleet
 | all | {sum(t.kills for t in tallies.values())} | | {sum(t.fleets for t in tallies.values())} | \
 {sum(t.executions - STEPS * t.fleets for t in tallies.values())} | {sum(len(t.broken) for t in tallies.values())} |
 
-An execution that was cut short had no record yet: its step ran again. No step ran again whose record was there.
-"""
+An execution that was cut short had no record yet: its step ran again. A fault is anything else than what is said above,
+or a traceback of the driver's{"; those that were found:" if told else "."}
+{told}"""
 
 
 def main() -> None:

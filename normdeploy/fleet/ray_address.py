@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import RuntimeUnavailable
 
 _CONNECT = 5.0  # seconds that a connection may take
+_ANSWER = 10.0  # seconds in which the server there, which may be busy, says that it knows gRPC
 _START = "start one with ray start --head, or give the address of its head, such as ray://head:10001"
 
 
@@ -60,7 +61,7 @@ def _require_answer(address: str) -> None:
 
     with grpc.insecure_channel(f"{host}:{port}") as channel:
         try:
-            grpc.channel_ready_future(channel).result(_CONNECT)
+            grpc.channel_ready_future(channel).result(_ANSWER)
         except grpc.FutureTimeoutError as error:
             raise RuntimeUnavailable(
                 f"no Ray cluster is reached at {address!r}: what takes connections there does not answer as Ray does;"

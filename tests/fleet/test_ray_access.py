@@ -56,7 +56,7 @@ def test_another_server_is_not_asked_for_ever(listener: socket.socket, protocol:
     start = time.monotonic()
     with pytest.raises(RuntimeUnavailable, match="what takes connections there does not answer as Ray does"):
         _require_answer(f"{protocol}127.0.0.1:{listener.getsockname()[1]}")
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 30
 
 
 class Gone:
