@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -260,7 +261,8 @@ def table(tallies: dict[str, Tally], seed: int) -> str:
         f" {t.executions - STEPS * t.fleets} | {len(t.broken)} |"
         for kind, t in tallies.items()
     ]
-    told = "".join(f"\n- {kind}: {' '.join(fault.split())[:300]}" for kind, t in tallies.items() for fault in t.broken)
+    found = [f"\n- {kind}: {' '.join(fault.split())}" for kind, t in tallies.items() for fault in t.broken]
+    told = "".join(re.sub(r"/[\w./-]*/", "", line)[:300] for line in found)  # no folders of this machine
     return f"""# Kills of fleets
 
 `python -m benchmarks.fleet.kills --seed {seed}`: toy fleets of {STEPS} steps, each driven until it is complete, those
