@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -260,6 +261,8 @@ def table(tallies: dict[str, Tally], seed: int) -> str:
         f" {t.executions - STEPS * t.fleets} | {len(t.broken)} |"
         for kind, t in tallies.items()
     ]
+    found = [f"\n- {kind}: {' '.join(fault.split())}" for kind, t in tallies.items() for fault in t.broken]
+    told = "".join(re.sub(r"/[\w./-]*/", "", line)[:300] for line in found)  # no folders of this machine
     return f"""# Kills of fleets
 
 `python -m benchmarks.fleet.kills --seed {seed}`: toy fleets of {STEPS} steps, each driven until it is complete, those
@@ -275,8 +278,9 @@ nothing in `work/` and `claims/`, and write the manifest of an undisturbed fleet
 | all | {sum(t.kills for t in tallies.values())} | | {sum(t.fleets for t in tallies.values())} | \
 {sum(t.executions - STEPS * t.fleets for t in tallies.values())} | {sum(len(t.broken) for t in tallies.values())} |
 
-An execution that was cut short had no record yet: its step ran again. No step ran again whose record was there.
-"""
+An execution that was cut short had no record yet: its step ran again. A fault is anything else than what is said above,
+or a traceback of the driver's{"; those that were found:" if told else "."}
+{told}"""
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ takes one of each that its nodes state, so that two never share one.
 
 from __future__ import annotations
 
+import pickle
 import secrets
 import threading
 import time
@@ -67,7 +68,7 @@ class Cluster:
 
     def __init__(self, store: Store, address: str, worker: Worker | None = None, wait: float = 0.0) -> None:
         self._ray = connected(address)
-        self._store, self._worker = store, worker or Worker()
+        self._url, self._sent, self._worker = store.place.url, pickle.dumps(store), worker or Worker()
         self._lock = threading.Lock()
         self._nodes: dict[str, Node] = {}
         self._probes: dict[str, tuple[Any, float, Mapping[str, float]]] = {}
@@ -87,9 +88,11 @@ class Cluster:
                 raise RuntimeUnavailable(
                     f"the Ray cluster {address!r} has no node with a CPU that answers; start one with ray start"
                 )
-        except BaseException:
+        except BaseException as error:
             self._disconnect()
-            raise
+            if isinstance(error, NormdeployError) or not isinstance(error, Exception):
+                raise
+            raise RuntimeUnavailable(f"the Ray cluster {address!r} does not answer any more ({error})") from error
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._watched, daemon=True)
         self._watch.start()
@@ -117,7 +120,7 @@ class Cluster:
             resources=amounts,
             label_selector={"ray.io/node-id": f"in({','.join(node.id for node in able)})"},
             name=task.step.name,
-        ).remote(task, self._store, self._worker, key)
+        ).remote(task, self._sent, self._worker, key)
         waiting = _Waiting(task, frozenset(node.id for node in able), future, reference)
         with self._lock:
             self._waiting.append(waiting)
@@ -201,7 +204,7 @@ class Cluster:
             known = {*self._nodes, *self._probes, *self._useless}
         for name in alive.keys() - known:
             reference = self._probe.options(label_selector={"ray.io/node-id": name}).remote(
-                self._store, self._worker, self._seen
+                self._sent, self._worker, self._seen
             )
             self._probes[name] = reference, time.monotonic(), alive[name]
         references = [reference for reference, _, _ in self._probes.values()]
@@ -218,18 +221,24 @@ class Cluster:
 
     def _learn(self, name: str, reference: Any, resources: Mapping[str, float]) -> None:
         try:
-            machine, told = self._ray.get(reference)
+            answer = self._ray.get(reference)
         except Exception as error:  # of Ray, or whatever stands in the way of importing normdeploy there
+            if not any(node["NodeID"] == name and node["Alive"] for node in self._ray.nodes()):
+                return  # it went while it was asked
             lines = [line for line in str(error).strip().splitlines() if line.strip()]
             self._useless[name] = RuntimeUnavailable(
                 f"the Ray node {name[:8]} can't run normdeploy ({lines[-1].strip() if lines else error}); install the"
                 " same version there as here"
             )
             return
+        if isinstance(answer, Refused):
+            self._useless[name] = RuntimeUnavailable(f"the Ray node {name[:8]} can't use the store: {answer.error}")
+            return
+        machine, told = answer
         if not told:
             self._useless[name] = StoreError(
-                f"the Ray node {name[:8]} does not see the store {self._store.place.url!r}; give a folder that all"
-                " nodes mount at this path, or a URL such as s3://bucket/folder"
+                f"the Ray node {name[:8]} does not see the store {self._url!r}; give a folder that all nodes mount at"
+                " this path, or a URL such as s3://bucket/folder"
             )
             return
         with self._lock:

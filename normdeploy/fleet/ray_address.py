@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import RuntimeUnavailable
 
 _CONNECT = 5.0  # seconds that a connection may take
+_ANSWER = 10.0  # seconds in which the server there, which may be busy, says that it knows gRPC
 _START = "start one with ray start --head, or give the address of its head, such as ray://head:10001"
 
 
@@ -22,7 +23,7 @@ def connected(address: str) -> Any:
         import ray
     except ImportError as error:
         raise RuntimeUnavailable(f"--on {address} needs Ray: {error}; pip install 'normdeploy[ray]'") from error
-    _require_listener(address)
+    _require_answer(address)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of a change to come
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere (docs/privacy.md)
     try:
@@ -35,18 +36,34 @@ def connected(address: str) -> Any:
     return ray
 
 
-def _require_listener(address: str) -> None:
-    """Ray itself tries for half a minute and prints what it tries.
+def _require_answer(address: str) -> None:
+    """Ray itself tries for half a minute or, at another server's port, without end, and prints what it tries.
 
     Raises:
-        RuntimeUnavailable: the address is HOST:PORT or ray://HOST:PORT, and nothing takes a connection there.
+        RuntimeUnavailable: the address is HOST:PORT or ray://HOST:PORT, and no server of gRPC answers there.
     """
-    host, _, port = address.removeprefix("ray://").partition("/")[0].rpartition(":")
+    protocol, _, rest = address.rpartition("://")
+    host, _, port = rest.partition("/")[0].rpartition(":")
+    if protocol not in ("", "ray"):
+        return
     if not host or not port.isdecimal():
-        return  # "auto", or an address that Ray judges
+        if protocol:
+            raise RuntimeUnavailable(f"{address!r} names no host and port; {_START}")
+        return  # "auto", or what Ray refuses at once
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT).close()
     except (OSError, OverflowError) as error:
-        raise RuntimeUnavailable(
-            f"no Ray cluster is reached at {address!r}: {getattr(error, 'strerror', None) or error}; {_START}"
-        ) from error
+        why = getattr(error, "strerror", None) or error
+        raise RuntimeUnavailable(f"no Ray cluster is reached at {address!r}: {why}; {_START}") from error
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return  # a certificate would be needed here
+    import grpc
+
+    with grpc.insecure_channel(f"{host}:{port}") as channel:
+        try:
+            grpc.channel_ready_future(channel).result(_ANSWER)
+        except grpc.FutureTimeoutError as error:
+            raise RuntimeUnavailable(
+                f"no Ray cluster is reached at {address!r}: what takes connections there does not answer as Ray does;"
+                f" {_START}"
+            ) from error
