@@ -27,10 +27,10 @@ from ..errors import InputError
 from ..precision.calibrate import Samples, chunks, session
 from ..types import Progress
 from .groups import Candidate
+from .observe import rows_of
 from .qdq import Plan
 from .steps import Format, Step, codes, held, laid, rounded, weight_scales
 
-MASK = "attention_mask"  # Hugging Face's name of the input that says which tokens count
 DAMPING = 0.1  # of the mean of H's diagonal; times channels / rows where these are fewer
 _HELD = 2**30  # bytes of H that are held at a time
 _WIDE = 4096  # channels, from which on H is factored in float32
@@ -173,16 +173,6 @@ def _of(
     for key in wanted:
         if key in held:
             yield key, held.pop(key)
-
-
-def rows_of(value: np.ndarray, axis: int, sample: Mapping[str, np.ndarray]) -> np.ndarray:
-    """``value`` as [rows, channels], its channels on ``axis``; without the rows of tokens that `MASK` is 0 for: nothing
-    depends on them, and padding would outweigh the text."""
-    moved = np.moveaxis(value, axis, -1)
-    mask = sample.get(MASK)
-    if mask is not None and mask.ndim == 2 and moved.shape[:-1] == mask.shape and ((mask == 0) | (mask == 1)).all():
-        return np.asarray(moved[mask != 0])
-    return np.asarray(moved.reshape(-1, moved.shape[-1]))
 
 
 def _fitted(plan: Plan, stored: np.ndarray, moments: Moments) -> Plan:
