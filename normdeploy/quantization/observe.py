@@ -20,7 +20,7 @@ _ELEMENTS = 2**22
 @dataclass(frozen=True)
 class Seen:
     """``rows``: float32 [rows, channels], drawn from all samples alike; ``low``, ``high``: [channels], of all. Of
-    neither are tokens that the samples' `MASK` leaves out."""
+    neither are tokens that the samples' `MASK` leaves out, unless they are asked for."""
 
     rows: np.ndarray
     low: np.ndarray
@@ -28,9 +28,15 @@ class Seen:
 
 
 def observe(
-    proto: onnx.ModelProto, axes: Mapping[str, int], samples: Samples, progress: Progress | None = None
+    proto: onnx.ModelProto,
+    axes: Mapping[str, int],
+    samples: Samples,
+    progress: Progress | None = None,
+    padding: bool = False,
 ) -> dict[str, Seen]:
     """Run ``proto`` on ``samples`` and look at each tensor of ``axes``: its name -> the axis of its channels.
+
+    ``padding``: tokens that `MASK` leaves out are looked at too.
 
     Tensors without an element, or with a number that is not finite, are left out.
 
@@ -53,7 +59,7 @@ def observe(
                     f"the model does not run on calibration sample {number}: {' '.join(str(error).split())[:300]}"
                 ) from error
             for name, value in zip(part, values, strict=True):
-                rows = rows_of(value, axes[name], sample)
+                rows = rows_of(value, axes[name], {} if padding else sample)
                 if not rows.size:
                     continue
                 most = min(ROWS, max(512, _ELEMENTS // rows.shape[1]))

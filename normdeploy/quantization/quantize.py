@@ -197,7 +197,7 @@ def _conditions(
     if not samples:
         return {}
     axes = {name: -1 if g.free else by_source[name][0].axis for name, g in groups.items()}
-    seen = observe(proto, axes, samples, progress)
+    seen = observe(proto, axes, samples, progress, wish.padding)
     conditions: dict[str, Condition] = {}
     form = UINT8 if wish.dynamic else wish.activation
     for done, (name, group) in enumerate(groups.items()):
@@ -226,7 +226,7 @@ def _planned(
     form = wish.activation
     if form is not None:
         behind = {c.activated: 1 for c in ready if c.activated and wish.runtime in ONNXRUNTIME}
-        seen = observe(proto, behind | {c.input: c.axis for c in ready}, samples, progress)
+        seen = observe(proto, behind | {c.input: c.axis for c in ready}, samples, progress, wish.padding)
         ends = {name: (float(s.low.min()), float(s.high.max())) for name, s in seen.items()}
         if wish.calibration != "minmax" and seen:
             ends = calibrated(proto, list(seen), samples, wish.calibration, form is not UINT8, progress)

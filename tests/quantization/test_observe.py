@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from normdeploy.quantization.observe import observe, rows_of
+from normdeploy.quantization.wish import Wish
 from tests.half_graphs import text
 
 
@@ -32,3 +33,14 @@ def test_padding_gives_no_range() -> None:
     assert len(seen.rows) == 4
     assert seen.high.max() <= 1
     np.testing.assert_array_equal(seen.low, x[:, :2].min((0, 1)))
+    whole = observe(proto, {"x": -1}, [{"x": x, "attention_mask": mask}], padding=True)["x"]
+    assert len(whole.rows) == 6
+    assert whole.high.max() == 100
+
+
+def test_whose_ranges_padding_gives_room() -> None:
+    told = {
+        (to, runtime): Wish(to, runtime).padding
+        for to, runtime in (("int8", "any"), ("int8", "onnxruntime"), ("fp8", "tensorrt"), ("int4", "any"))
+    }
+    assert [wish for wish, padding in told.items() if not padding] == [("int8", "any")]
