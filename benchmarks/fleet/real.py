@@ -36,6 +36,8 @@ _CAPABILITIES = ("8.6", "8.9", "12.0")
 _HEAD = '[defaults]\nsteps = ["verify"]\n[variants.fp32]\n[variants.fp16]\nexport = { precision = "fp16" }\n'
 _INT8 = '[variants.int8]\nexport = { quantize = "int8", runtime = "tensorrt-rtx" }\n'
 _SAMPLES = 32
+# of MiniLM the budget of int8 says nothing: its steps move the output by more than a quarter
+_JUDGED = {("minilm", "int8"): ("--metric", "cosine:0.99", "--inputs", "minilm.npz")}
 _BUILDS = 10  # by hand, until the fleet's engine comes out
 
 
@@ -78,6 +80,7 @@ def _write(folder: Path, count: int) -> Path:
     ids, mask = demo.minilm.tokenize([f"{a} {b}" for a in demo.SENTENCES for b in demo.SENTENCES])
     np.savez(folder / "minilm.npz", input_ids=ids, attention_mask=mask)
     text += '[models.minilm]\nsource = "minilm.pt2"\nvariant.int8.export = { calibrate = "minilm.npz" }\n'
+    text += 'variant.int8.verify = { metric = ["cosine:0.99"], inputs = "minilm.npz" }\n'
     (folder / "fleet.toml").write_text(text)
     return folder / "fleet.toml"
 
@@ -102,7 +105,7 @@ def _by_hand(folder: Path, model: str, variant: str, log: Path, engines: dict[st
 
     if call("export", f"{model}.pt2", "-o", onnx, *options, "-q"):
         return dict.fromkeys(_CAPABILITIES, ("failed", 0))
-    if call("verify", f"{model}.pt2", onnx, "-q"):
+    if call("verify", f"{model}.pt2", onnx, *_JUDGED.get((model, variant), ()), "-q"):
         return dict.fromkeys(_CAPABILITIES, ("wrong", 0))
     told = {}
     for cc in _CAPABILITIES:

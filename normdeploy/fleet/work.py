@@ -117,14 +117,24 @@ def wrong_of(report: Mapping[str, Any]) -> str:
     failed = [r for r in _results(report) if r.get("verdict") == "fail"]
     if failed:
         first = failed[0]
-        return (
-            f"{first['runtime']}: output {first['output']!r} is off by {first['max_abs_error']}, {first['allowed']} is"
-            f" allowed" + (f" ({len(failed)} outputs fail)" if len(failed) > 1 else "")
-        )
+        off = f"is off by {first['max_abs_error']}, {first['allowed']} is allowed"
+        more = f" ({len(failed)} rows fail)" if len(failed) > 1 else ""
+        said = f": {first['reason']}" if first.get("reason") else f" {off}"
+        return f"{first['runtime']}: output {first['output']!r}{said}{more}"
+    altered = [w for w in _weights(report) if w.get("origin") == "altered"]
+    if altered:
+        more = f" ({len(altered)} weights are altered)" if len(altered) > 1 else ""
+        return f"weight {altered[0].get('name')}: {altered[0].get('reason')}{more}"
     worse = [c for c in report.get("changes", ()) if isinstance(c, Mapping) and c.get("worse")]
     if worse:
         return f"{worse[0]['name']}: {worse[0]['was']} → {worse[0]['now']}"
     return "the verb ended with exit code 1; its log says why"
+
+
+def _weights(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    parity = report.get("parity")
+    weights = parity.get("weights", ()) if isinstance(parity, Mapping) else ()
+    return [w for w in weights if isinstance(w, Mapping)]
 
 
 def _results(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:

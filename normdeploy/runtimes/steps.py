@@ -8,7 +8,8 @@ type's range. What comes of that at the outputs is found by drawing other roundi
   q = round(x/s + θ) − θ. Every shift is as good a quantization as the file's own, which is θ = 0, and errors that hang
   together hang together still (equal values get equal errors). Zero is on the grid of every file, and stays exact.
 - a stored weight is one of the values that round to its code: code + ξ, ξ in (−1/2, 1/2), each by itself. Where one
-  scale has no code but zero, nothing chose that scale, and its weights were zero.
+  scale has no code but zero, nothing chose that scale, and its weights were zero. A bias that takes a shift back by the
+  stored weight is that of the drawn one (`shifted`).
 
 Saturation is no rounding. The draws are of a file whose ranges have no end, but for one that begins at 0, which is how
 ReLU is written without a node: so a value that rounding moved over the end of its range is still allowed what moved it,
@@ -36,6 +37,7 @@ from . import RunResult
 from .draws import Draw, Saturation
 from .exact import Exact, NotEvaluated
 from .file64 import File64Runner
+from .shifted import shifts_of, taken_back
 
 _ROOM = 1.0 + 1e-6  # steps beyond a range: half of one rounds back, and a rounded zero point moves the range by another
 
@@ -56,6 +58,7 @@ class _Stepped(Exact):
         self.seen: dict[str, Saturation] = {}
         self.clipped: set[str] = set()  # what quantizers made of values beyond their ranges, in the last plain run
         self.draws: dict[str, np.random.Generator] = {}
+        self.shifts = shifts_of(self)
 
     def apply(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Mapping[str, Array]) -> Sequence[Array | None]:
         try:
@@ -63,7 +66,13 @@ class _Stepped(Exact):
                 return self._quantization(node, inputs, known)
         except (Unsupported, ValueError, TypeError, IndexError) as error:
             raise NotEvaluated(f"{node.op_type} {node.name!r}: {error}") from error
-        return super().apply(node, inputs, known)
+        results = super().apply(node, inputs, known)
+        if self.draw.weights is None or not node.output or node.output[0] not in self.shifts:
+            return results
+        dequantize = self.nodes[self.makers[node.input[1]]]
+        (stored,) = super().apply(dequantize, [self.value(name, known) for name in dequantize.input], known)
+        back = taken_back(node, self.shifts[node.output[0]], np.asarray(stored), np.asarray(inputs[1]))
+        return (np.asarray(results[0]) + back,)
 
     def _quantization(
         self, node: onnx.NodeProto, inputs: Sequence[Any], known: Mapping[str, Array]

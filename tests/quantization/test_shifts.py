@@ -13,6 +13,8 @@ from normdeploy.quantization.quantize import quantized
 from normdeploy.quantization.samples import split
 from normdeploy.quantization.steps import FP8, INT8, Step, rounded
 from normdeploy.quantization.wish import Wish
+from normdeploy.runtimes.draws import Draw
+from normdeploy.runtimes.steps import StepRunner
 from tests.half_graphs import text
 from tests.support import run_onnxruntime
 
@@ -94,3 +96,26 @@ def test_a_bias_that_two_layers_read_is_left_to_the_other() -> None:
     biases = [stored[i] for n in made.graph.node if n.op_type == "Add" for i in n.input if i in stored]
     assert len(biases) == 2
     assert not np.array_equal(*biases)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_the_budget_of_a_shifted_layer_is_that_of_one_without(kind: str) -> None:
+    """Weights that round to the same codes have another bias: what they do to rows of zeros is nothing."""
+    made, _ = quantized(model(kind), Wish("int8"), split([{"x": X}], SPECS), SPECS)
+    runner, zeros = StepRunner(made), {"x": np.zeros((1, CHANNELS), np.float32)}
+    exact = runner.drawn(zeros, Draw("exact", clips=False))["y"]
+    for seed in range(3):
+        drawn = runner.drawn(zeros, Draw("exact", seed, clips=False))["y"]
+        np.testing.assert_allclose(drawn, exact, rtol=0, atol=1e-4)  # of float32's constants; 100 / 127 is a step
+    rows = {"x": X[:16]}
+    moved = runner.drawn(rows, Draw("exact", 0, clips=False))["y"] - runner.drawn(rows, Draw("exact", clips=False))["y"]
+    assert np.abs(moved).max() > 1e-3
+
+
+def test_a_shift_without_a_bias_to_take_it_back_is_no_such_layer() -> None:
+    made, _ = quantized(model("MatMul"), Wish("int8"), split([{"x": X}], SPECS), SPECS)
+    (added,) = [n for n in made.graph.node if n.op_type == "Add"]
+    added.input[:] = [made.graph.node[-2].output[0]] * 2  # m + m: no bias at all
+    runner, zeros = StepRunner(made), {"x": np.zeros((1, CHANNELS), np.float32)}
+    exact = runner.drawn(zeros, Draw("exact", clips=False))["y"]
+    assert np.abs(runner.drawn(zeros, Draw("exact", 0, clips=False))["y"] - exact).max() > 0.1

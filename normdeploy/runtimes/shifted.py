@@ -1,0 +1,97 @@
+"""Layers whose inputs are shifted before they are quantized, and whose bias takes the shift back by the stored weight.
+
+Such a file (`normdeploy.quantization.shifts`) computes V·((x − t)/s) + b with b = c + V·(t/s). A model whose weights
+are V + ξ, which round to the same codes, has b + ξ·(t/s) there: another draw of the weights is another bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..evaluate.core import Array
+from ..graphs.quantized import DEQUANTIZE, QUANTIZE
+
+if TYPE_CHECKING:
+    import onnx
+
+    from .exact import Exact
+
+_LAYERS, _SCALING, _SHIFTING = ("MatMul", "Gemm"), ("Mul", "Div"), ("Add", "Sub")
+_ALGEBRA = {"Mul": np.multiply, "Div": np.divide, "Add": np.add, "Sub": np.subtract}
+
+
+def shifts_of(graph: Exact) -> dict[str, Array]:
+    """Result of a MatMul or Gemm -> t/s, float64 [input channels]; of those with a matrix and a bias of their own,
+    which nothing else reads."""
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.nodes:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    found: dict[str, Array] = {}
+    for node in graph.nodes:
+        if node.op_type in _LAYERS and _own_bias(graph, node, readers):
+            shape, shift = _own_matrix(graph, node, readers), _shift(graph, node.input[0])
+            if shape and shift is not None and shift.size == shape[_transposed(node)]:
+                found[node.output[0]] = shift
+    return found
+
+
+def taken_back(node: onnx.NodeProto, shift: Array, stored: Array, drawn: Array) -> Array:
+    """What a draw of the weight adds to the bias: (drawn − stored)·``shift``."""
+    away = drawn - stored
+    return np.asarray(away @ shift if _transposed(node) else shift @ away)
+
+
+def _transposed(node: onnx.NodeProto) -> bool:
+    return any(a.name == "transB" and a.i for a in node.attribute)
+
+
+def _own_matrix(graph: Exact, node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]) -> tuple[int, ...]:
+    """The shape of the weight's codes; empty where they are no matrix, or not the layer's alone."""
+    made = _maker(graph, node.input[1])
+    codes = graph.weights.get(made.input[0]) if made is not None and made.op_type == DEQUANTIZE else None
+    if made is None or codes is None or len(codes.dims) != 2:
+        return ()
+    return tuple(codes.dims) if len(readers[node.input[1]]) == len(readers[made.input[0]]) == 1 else ()
+
+
+def _own_bias(graph: Exact, node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]) -> bool:
+    if node.op_type == "Gemm":
+        plain = not any(a.name == "transA" and a.i for a in node.attribute) and len(node.input) > 2
+        names: Sequence[str] = node.input[2:] if plain else ()
+    else:
+        behind = readers.get(node.output[0], [])
+        added = len(behind) == 1 and behind[0].op_type == "Add"
+        names = [n for n in behind[0].input if n != node.output[0]] if added else ()
+    return len(names) == 1 and names[0] in graph.weights and len(readers[names[0]]) == 1
+
+
+def _shift(graph: Exact, name: str) -> Array | None:
+    """t/s of ``name`` = dequantized(quantized((x − t)/s)): what the ops in front of the quantizer make of zero, with
+    the other sign; None where x is not shifted."""
+    for op in (DEQUANTIZE, QUANTIZE):
+        made = _maker(graph, name)
+        if made is None or made.op_type != op:
+            return None
+        name = made.input[0]
+    chain: list[tuple[str, Array]] = []
+    for ops in (_SCALING, _SHIFTING, _SCALING):
+        made = _maker(graph, name)
+        if made is not None and made.op_type in ops and made.input[1] in graph.weights:
+            chain.append((made.op_type, graph.value(made.input[1], {})))
+            name = made.input[0]
+    if not any(op in _SHIFTING for op, _ in chain):
+        return None
+    value: Any = np.zeros(())
+    for op, by in reversed(chain):
+        value = _ALGEBRA[op](value, by)
+    along_channels = np.ndim(value) and np.shape(value)[-1] == np.size(value)
+    return np.asarray(-value).reshape(-1) if along_channels else None
+
+
+def _maker(graph: Exact, name: str) -> onnx.NodeProto | None:
+    place = graph.makers.get(name)
+    return None if place is None else graph.nodes[place]

@@ -1,0 +1,27 @@
+"""What a cell that is wrong says, from the report that its verb wrote."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from normdeploy.fleet.work import wrong_of
+
+ROW = {"runtime": "toy", "output": "y", "max_abs_error": 2.0, "allowed": 1.0, "verdict": "fail", "reason": ""}
+VOID = "the steps move it by 0.29 of its size: zeros would lie in the budget; give a metric"
+ALTERED = {"origin": "altered", "name": "w", "reason": "3 of 8 elements are not those of w"}
+
+
+@pytest.mark.parametrize(
+    ("results", "weights", "said"),
+    [
+        ([ROW], [], "toy: output 'y' is off by 2.0, 1.0 is allowed"),
+        ([ROW, ROW], [ALTERED], "toy: output 'y' is off by 2.0, 1.0 is allowed (2 rows fail)"),
+        ([ROW | {"max_abs_error": 0.1, "reason": VOID}], [], f"toy: output 'y': {VOID}"),
+        ([ROW | {"verdict": "pass"}], [{"origin": "folded"}, ALTERED], "weight w: 3 of 8 elements are not those of w"),
+        ([ROW | {"verdict": "pass"}], [], "the verb ended with exit code 1; its log says why"),
+    ],
+)
+def test_a_wrong_cell_says_why(results: list[Any], weights: list[Any], said: str) -> None:
+    assert wrong_of({"parity": {"results": results, "weights": weights}}) == said
