@@ -37,7 +37,7 @@ class Writer:
 
     def __init__(self, store: Store) -> None:
         now = datetime.now(UTC)
-        self.id = f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
+        self.id = f"{now:%Y%m%dT%H%M%S.%f}-{secrets.token_hex(4)}"
         self.started = now.isoformat(timespec="seconds")
         self._store = store
         self._manifest: IO[str] = tempfile.NamedTemporaryFile("w", suffix=".jsonl", delete=False)  # noqa: SIM115

@@ -16,6 +16,7 @@ import pytest
 from normdeploy.errors import InputError
 from normdeploy.fleet import fleet
 from normdeploy.fleet.description import read
+from normdeploy.fleet.runs import Writer
 from normdeploy.fleet.shown import steps
 from normdeploy.fleet.store import Store
 from tests.fleet.toys import FLEET, STEPS, cells, manifest, run_toys, toy_fleet
@@ -276,3 +277,10 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "model" / "loop").symlink_to(tmp_path / "model")
     with pytest.raises(InputError, match="is a link to a folder around it"):
         run_toys(tmp_path / "fleet.toml")
+
+
+def test_runs_of_one_second_are_in_their_order(tmp_path: Path) -> None:
+    """What was compared with the last run was compared with another one of that second."""
+    store = store_of(toy_fleet(tmp_path, a="one"))
+    begun = [Writer(store).id for _ in range(20)]
+    assert begun == sorted(begun)
