@@ -1,6 +1,6 @@
 """The JSON Schema of ``fleet.toml``: its tables, and in them the options of the verbs, read from the command line.
 
-``python -m docs.schemas`` writes it beside the reports' schemas; `normdeploy.fleet.description` reads it.
+``python -m docs.schemas`` writes it beside the reports' schemas; `normdeploy.fleet.fields` reads it.
 """
 
 from __future__ import annotations

@@ -62,8 +62,7 @@ def _mask_of_guard(node: ir.Node) -> ir.Value | None:
     if _kind(test) != "IsNaN" or _kind(softmax) != "Softmax" or test.inputs[0] is not weights or _number(zero) != 0:  # type: ignore[union-attr]
         return None
     scores = softmax.inputs[0].producer()  # type: ignore[union-attr]
-    axis = softmax.attributes.get_int("axis", -1)  # type: ignore[union-attr]
-    if _kind(scores) != "Add" or axis != -1 or not all(map(_of_attention, (node, test, softmax, scores))):
+    if _kind(scores) != "Add" or not all(map(_of_attention, (node, test, softmax, scores))):
         return None
     return next((value for value in scores.inputs if value is not None and _lowest(value) is not None), None)  # type: ignore[union-attr]
 

@@ -29,6 +29,11 @@ def watch() -> None:
     threading.Thread(target=_end, args=(heard,), daemon=True).start()
 
 
+def ended() -> None:
+    """The run is over: Ctrl-C ends the process now. Python, which may wait for threads yet, would print a traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _end(heard: int) -> None:
     while (number := os.read(heard, 1)[0]) not in _ENDS:
         pass

@@ -37,6 +37,8 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if path in imports:
             found.add(path)
+        elif path.parts[0] == "examples":
+            found.update(t for t in every if t.parent.name == path.parts[1])
         elif path.suffix == ".py":
             own = [t for t in every if t.stem == f"test_{path.stem}" or t.stem == f"test_{path.parent.name}"]
             readers = [t for t in every if _module(path) in imports[t]]
@@ -46,8 +48,6 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
             )
         elif path.parent.name == "docs":
             found.add(Path("tests/test_docs.py"))
-        elif path.parts[0] == "examples":
-            found.update(t for t in every if t.parent.name == path.parent.name)
     return sorted(found)
 
 

@@ -84,6 +84,7 @@ def own_signals() -> Iterator[None]:
     """A test may call the command line in this process, whose signals are pytest's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("normdeploy.stopping.watch", lambda: None)
+        patch.setattr("normdeploy.stopping.ended", lambda: None)
         yield
 
 

@@ -20,6 +20,7 @@ from tests.changed import files_of
         ("normdeploy/engines/builder.py", "tests/engines/test_build.py"),  # those of its folder
         ("docs/export.md", "tests/test_docs.py"),
         ("examples/cpp/run_engine.cpp", "tests/cpp/test_cpp.py"),
+        ("examples/fleet/airflow/normdeploy_fleet.py", "tests/fleet/test_examples.py"),
     ],
 )
 def test_the_files_of_a_file(path: str, wanted: str) -> None:

@@ -71,6 +71,7 @@ LIBRARIES = {
     "jsonschema": "of the extra fleet",
     "fsspec.core": "of the extra fleet",
     "ray": "of the extra ray",
+    "grpc": "comes with the extra ray",
     "cryptography": "of the extra sign",
     "securesystemslib": "of the extra sign",
     "cyclonedx": "of the extra sign",

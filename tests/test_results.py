@@ -120,6 +120,7 @@ def test_an_exported_program_in_memory(mended: bool) -> None:
         {"precision": "int8"},
         {"strict": "yes"},
         {"compare_limit": -1},
+        {"compare_limit": True},
         {"model": "nets:Net"},
         {"dims": "batch=1"},
     ],
@@ -137,7 +138,13 @@ def test_unknown_options_are_errors_of_the_caller(net: Net) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "options"), [("verify", {"seeds": 0}), ("bench", {"rounds": 0}), ("build", {"runtime": "any"})]
+    ("verb", "options"),
+    [
+        ("verify", {"seeds": 0}),
+        ("verify", {"seeds": True}),
+        ("bench", {"rounds": 0}),
+        ("build", {"runtime": "any"}),
+    ],
 )
 def test_every_verb_looks_at_its_options_first(verb: str, options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(options))):

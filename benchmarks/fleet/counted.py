@@ -1,5 +1,8 @@
 """The stand-in for the command line of the fleet's tests, which also notes when it ran and on what.
 
+It notes that beside the store, in whose work folder a step runs: so processes of Ray nodes, whose environment was set
+before any fleet was made, note it in the right place too.
+
 ``python -m benchmarks.fleet.counted fleet run ...`` drives a fleet of it: in processes of this machine, or on a Ray
 cluster with ``--on``.
 """
@@ -7,12 +10,12 @@ cluster with ``--on``.
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 import time
 from pathlib import Path
 
-RUNS = "TOY_RUNS"  # the environment variable that names the file in which each execution is noted
+RUNS = "runs.txt"  # beside the store: a line "time digest" for each execution
+READY = "ready"  # beside fleet.toml: is there when the driver has its libraries
 
 
 def main(argv: list[str]) -> int:
@@ -22,7 +25,7 @@ def main(argv: list[str]) -> int:
     digest = hashlib.sha256(repr(argv).encode())
     for path in sorted(p for p in Path().rglob("*") if p.is_file() and not p.name.startswith(".")):
         digest.update(f"{path}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    with open(os.environ[RUNS], "a") as file:
+    with open(Path.cwd().parents[2] / RUNS, "a") as file:  # the step is in STORE/work/FOLDER
         file.write(f"{time.time()} {digest.hexdigest()}\n")
     print("digest", digest.hexdigest())
     return toy.main(argv)
@@ -39,13 +42,13 @@ def drive(argv: list[str]) -> None:
 
     module = "benchmarks.fleet.counted"
 
-    def pool(on: str, jobs: int | None):  # type: ignore[no-untyped-def]
+    def pool(on: str, jobs: int | None, wait: float = 0.0):  # type: ignore[no-untyped-def]
         if on == "local":
             return lambda store: Local(store, jobs or 2, Warm(module, ()))
         return lambda store: Cluster(store, on, Worker(module, ()))
 
     fleet.pool_of = pool
-    Path(f"{os.environ[RUNS]}.ready").touch()
+    (Path(argv[2]).parent / READY).touch()
     sys.argv = ["normdeploy", *argv]
     command()
 

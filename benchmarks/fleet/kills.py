@@ -2,10 +2,10 @@
 
     python -m benchmarks.fleet.kills
 
-A fleet is driven into a store until it is complete, each drive disturbed by one kill. After each kill every object must
-be what its name says, every record's objects must be there, and no step may have been begun whose record stood there
-already. At the end one more run must find all of it done, leave nothing of what was killed, and give the manifest of a
-fleet that nobody disturbed, byte for byte.
+A fleet is driven into a store until it is complete, each drive disturbed by a kill, or by two where it goes on. After
+each drive every object must be what its name says, every record's objects must be there, and no step may have been
+begun whose record stood there already. At the end one more run must find or do all of it, leave nothing of what was
+killed, and give the manifest of a fleet that nobody disturbed, byte for byte.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,8 @@ from normdeploy.fleet.runs import runs_of
 from normdeploy.fleet.store import Store
 from tests.fleet.clusters import add_node, nodes
 
-from .counted import RUNS
+from .counted import READY, RUNS
+from .victims import ray_steps, target
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "fleet_kills.md"
@@ -47,6 +50,7 @@ runtime = "onnxruntime"
 source = "*.pt2"
 """
 MODELS, STEPS = 3, 24  # of the fleet; its models are "slow": a step takes 0.2 s
+PER_DRIVE = 2  # kills of a drive that goes on after one; a step that is hit three times would fail
 LOCAL = ("driver", "warm process", "step")
 ON_RAY = ("driver on Ray", "Ray worker", "Ray node")
 SIGNALS = {
@@ -68,6 +72,14 @@ class Tally:
     broken: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of a fleet that nobody disturbs: from where its driver has its libraries, and from its first step on."""
+
+    all: float
+    steps: float
+
+
 @dataclass
 class Driven:
     """A fleet, its store, and what drives it."""
@@ -81,7 +93,15 @@ class Driven:
 
     @property
     def noted(self) -> Path:
-        return self.folder / "runs.txt"
+        return self.folder / RUNS
+
+    @property
+    def ready(self) -> Path:
+        return self.folder / READY
+
+    def lines(self) -> int:
+        """Executions so far."""
+        return len(self.noted.read_text().splitlines()) if self.noted.exists() else 0
 
     def make(self) -> None:
         self.folder.mkdir()
@@ -89,18 +109,12 @@ class Driven:
         for number in range(MODELS):
             (self.folder / f"m{number}.pt2").write_text(f"slow {number}")
 
-    @property
-    def ready(self) -> Path:
-        """Is there when the driver has its libraries."""
-        return self.noted.with_name(f"{self.noted.name}.ready")
-
     def start(self) -> subprocess.Popen[str]:
         self.ready.unlink(missing_ok=True)
         words = [sys.executable, "-m", "benchmarks.fleet.counted", "fleet", "run", str(self.folder / "fleet.toml")]
         return subprocess.Popen(
             [*words, "--on", self.address, "-q"],
             cwd=ROOT,
-            env=os.environ | {RUNS: str(self.noted)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -135,87 +149,56 @@ def faults(driven: Driven) -> list[str]:
     return found
 
 
-def children(pid: int) -> list[int]:
-    """Any of its threads may have started them, so every process is asked for its parent."""
-    return [int(e.name) for e in Path("/proc").iterdir() if e.name.isdigit() and _parent(int(e.name)) == pid]
-
-
-def ray_steps() -> list[int]:
-    """Ray's processes that run a step at this moment, on nodes that this process started."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and _words(int(entry.name)).startswith(b"ray::all."):
-            above = int(entry.name)
-            while above > 1 and above != os.getpid():
-                above = _parent(above)
-            found += [int(entry.name)] if above == os.getpid() else []
-    return found
-
-
-def target(kind: str, driver: int, rng: random.Random) -> int | None:
-    """A process of the kind that runs now."""
-    if kind in ("driver", "driver on Ray"):
-        return driver
-    if kind == "Ray worker":
-        return rng.choice(found) if (found := ray_steps()) else None
-    warm = [c for c in children(driver) if b"normdeploy.fleet.warm" in _words(c)]
-    if kind == "warm process":
-        return warm[0] if warm else None
-    steps = [s for w in warm for s in children(w)]
-    return rng.choice(steps) if steps else None
-
-
-def _words(pid: int) -> bytes:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
-
-
-def _parent(pid: int) -> int:
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
-
-
-def disturb(driven: Driven, kind: str, tally: Tally, rng: random.Random, cluster: Any, seconds: float) -> None:
-    """One drive with one kill."""
+def disturb(driven: Driven, kind: str, tally: Tally, rng: random.Random, cluster: Any, pace: Pace, kills: int) -> None:
+    """One drive with up to that many kills."""
+    lines = driven.lines()
     driver = driven.start()
-    wait_for(driven, driver)
-    time.sleep(rng.uniform(0, seconds))
-    number = rng.choice(SIGNALS[kind])
-    hit = False
-    if kind == "Ray node":
-        if driver.poll() is None and (doomed := sorted(cluster.worker_nodes, key=id)):
-            cluster.remove_node(doomed[0], allow_graceful=False)
-            hit = True
-    elif driver.poll() is None and (pid := target(kind, driver.pid, rng)) is not None:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-            hit = True
+    wait_for(driver, driven.ready.exists)
+    hits = 0
+    for _ in range(kills):
+        if rng.random() < 0.5:
+            time.sleep(rng.uniform(0, 0.9 * pace.all))
+        else:  # steps take a small part of the time, and are what is to be hit
+            wait_for(driver, lambda: driven.lines() > lines)
+            time.sleep(rng.uniform(0, 0.9 * pace.steps))
+        number = rng.choice(SIGNALS[kind])
+        hit = driver.poll() is None and killed(kind, driver, rng, cluster, number)
+        hits += hit
+        tally.kills += hit
+        tally.missed += not hit
+        tally.signals.update([number.name] if hit else [])
     try:
-        said, _ = driver.communicate(timeout=180)
+        said, _ = driver.communicate(timeout=300)
     except subprocess.TimeoutExpired:
         driver.kill()
         said, _ = driver.communicate()
-        tally.broken.append(f"{kind}, {number.name}: the driver did not end in 180 s")
+        tally.broken.append(f"{kind}: the driver did not end in 300 s: {said[-500:]}")
     if "Traceback" in said:
-        tally.broken.append(f"{kind}, {number.name}: {said[-500:]}")
-    if kind == "Ray node" and hit:
-        add_node(cluster, num_cpus=2)
+        tally.broken.append(f"{kind}: {said[-500:]}")
     if kind == "driver on Ray":
         for _ in range(100):  # Ray ends what belongs to a driver that is gone
             if not ray_steps():
                 break
             time.sleep(0.1)
-    tally.kills += hit
-    tally.missed += not hit
-    tally.signals.update([number.name] if hit else [])
     tally.broken += faults(driven)
 
 
-def wait_for(driven: Driven, driver: subprocess.Popen[str]) -> None:
-    """Until it has imported its libraries."""
-    while not driven.ready.exists() and driver.poll() is None:
+def killed(kind: str, driver: subprocess.Popen[str], rng: random.Random, cluster: Any, number: signal.Signals) -> bool:
+    """Whether something of the kind was there to be killed."""
+    if kind == "Ray node":
+        cluster.remove_node(rng.choice(sorted(cluster.worker_nodes, key=id)), allow_graceful=False)
+        add_node(cluster, num_cpus=2)
+        return True
+    with suppress(ProcessLookupError):
+        if (pid := target(kind, driver.pid, rng)) is not None:
+            os.kill(pid, number)
+            return True
+    return False
+
+
+def wait_for(driver: subprocess.Popen[str], there: Callable[[], bool]) -> None:
+    """Until it is there, or the driver has ended."""
+    while not there() and driver.poll() is None:
         time.sleep(0.01)
 
 
@@ -237,22 +220,26 @@ def finish(driven: Driven, tally: Tally, wanted: bytes) -> None:
     if driven.manifest() != wanted:
         tally.broken.append("the manifest is not that of an undisturbed fleet")
     tally.fleets += 1
-    tally.executions += len(driven.noted.read_text().splitlines())
+    tally.executions += driven.lines()
 
 
 def series(
     kinds: Sequence[str], kills: int, folder: Path, address: str, cluster: Any, rng: random.Random
 ) -> dict[str, Tally]:
     """``kills`` kills of each kind."""
+    if not kinds:
+        return {}
     quiet = Driven(folder / "undisturbed", address)
     quiet.make()
     driver = quiet.start()
-    wait_for(quiet, driver)
+    wait_for(driver, quiet.ready.exists)
     start = time.monotonic()
+    wait_for(driver, lambda: quiet.lines() > 0)
+    begun = time.monotonic()
     said, _ = driver.communicate(timeout=300)
     if driver.returncode:
         raise SystemExit(f"the fleet fails without a kill: {said[-2000:]}")
-    seconds, wanted = time.monotonic() - start, quiet.manifest()
+    pace, wanted = Pace(time.monotonic() - start, time.monotonic() - begun), quiet.manifest()
     tallies = {}
     for kind in kinds:
         tally = tallies[kind] = Tally()
@@ -261,7 +248,7 @@ def series(
             driven = Driven(folder / f"{kind.replace(' ', '_')}_{number}", address)
             driven.make()
             while not complete(driven) and tally.kills < kills:
-                disturb(driven, kind, tally, rng, cluster, 0.9 * seconds)
+                disturb(driven, kind, tally, rng, cluster, pace, 1 if "driver" in kind else PER_DRIVE)
             finish(driven, tally, wanted)
             number += 1
         print(f"{kind}: {tally}", flush=True)
@@ -274,13 +261,16 @@ def table(tallies: dict[str, Tally], seed: int) -> str:
         f" {t.executions - STEPS * t.fleets} | {len(t.broken)} |"
         for kind, t in tallies.items()
     ]
+    found = [f"\n- {kind}: {' '.join(fault.split())}" for kind, t in tallies.items() for fault in t.broken]
+    told = "".join(re.sub(r"/[\w./-]*/", "", line)[:300] for line in found)  # no folders of this machine
     return f"""# Kills of fleets
 
-`python -m benchmarks.fleet.kills --seed {seed}`: toy fleets of {STEPS} steps, two at a time, each driven until it is
-complete. Each drive is disturbed by one kill at a random moment. After each kill every object of the store is compared
-with its name and every record with its objects, and what was run since with what was complete. After the last one of a
-fleet, one more run must find all done, leave nothing in `work/` and `claims/`, and write the manifest of an undisturbed
-fleet, byte for byte.
+`python -m benchmarks.fleet.kills --seed {seed}`: toy fleets of {STEPS} steps, each driven until it is complete, those
+on this machine beside those on Ray, where two nodes of 1 and 2 CPUs run here. A drive is disturbed by one kill of its
+driver, or by up to {PER_DRIVE} of what it runs: half of them at a random moment of the whole drive, half while steps
+run. After each drive every object of the store is compared with its name and every record with its objects, and what
+was run with what was complete before. After the last one of a fleet one more run must find or do all of it, leave
+nothing in `work/` and `claims/`, and write the manifest of an undisturbed fleet, byte for byte.
 
 | killed | kills | by | fleets | executions that were cut short | faults |
 |---|---|---|---|---|---|
@@ -288,8 +278,9 @@ fleet, byte for byte.
 | all | {sum(t.kills for t in tallies.values())} | | {sum(t.fleets for t in tallies.values())} | \
 {sum(t.executions - STEPS * t.fleets for t in tallies.values())} | {sum(len(t.broken) for t in tallies.values())} |
 
-An execution that was cut short had no record yet: its step ran again. No step ran again whose record was there.
-"""
+An execution that was cut short had no record yet: its step ran again. A fault is anything else than what is said above,
+or a traceback of the driver's{"; those that were found:" if told else "."}
+{told}"""
 
 
 def main() -> None:
@@ -300,22 +291,21 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=[*LOCAL, *ON_RAY], default=[*LOCAL, *ON_RAY])
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
+    local, on_ray = [k for k in options.kinds if k in LOCAL], [k for k in options.kinds if k in ON_RAY]
     tallies: dict[str, Tally] = {}
-    parts: list[tuple[list[str], Callable[[ExitStack], Any]]] = [
-        ([k for k in options.kinds if k in LOCAL], lambda stack: None),
-        ([k for k in options.kinds if k in ON_RAY], lambda stack: stack.enter_context(nodes({}, {"num_cpus": 2}))),
-    ]
-    with tempfile.TemporaryDirectory() as name:
-        for number, (kinds, started) in enumerate(parts):
-            folder = Path(name) / str(number)
-            folder.mkdir()
-            with ExitStack() as stack:
-                if kinds:
-                    cluster = started(stack)
-                    address, each = (
-                        ("local", options.kills) if cluster is None else (cluster.address, options.ray_kills)
-                    )
-                    tallies |= series(kinds, each, folder, address, cluster, random.Random(options.seed))
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(1) as other:
+        (Path(name) / "local").mkdir()
+        (Path(name) / "ray").mkdir()
+        here = other.submit(
+            series, local, options.kills, Path(name) / "local", "local", None, random.Random(options.seed)
+        )
+        if on_ray:
+            with nodes({}, {"num_cpus": 2}) as cluster:
+                folder = Path(name) / "ray"
+                tallies = series(
+                    on_ray, options.ray_kills, folder, cluster.address, cluster, random.Random(options.seed)
+                )
+        tallies = here.result() | tallies
     options.output.write_text(table(tallies, options.seed))
     for tally in tallies.values():
         print(*tally.broken[:10], sep="\n")

@@ -105,6 +105,8 @@ def main() -> None:
         _refuse(
             f"there is not enough memory here: {error or 'none is left'}; give smaller sizes, or take a larger machine"
         )
+    finally:
+        stopping.ended()
 
 
 def _refuse(message: str) -> NoReturn:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import NormdeployError
+from ..reports.html import require
 from ..storage.atomic import writable, write_bytes
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ def check_report(file: Path | None, html: Path | None = None, used: Iterable[Pat
             raise NormdeployError(f"the report {str(path)!r} would replace {str(replaced)!r}; give it another name")
         taken[target] = path
     if html is not None:
-        from ..reports.page import require
-
         require()
 
 

@@ -64,9 +64,10 @@ def _from_store(verb: str, signature: inspect.Signature, place: str, given: dict
         elif value is not None and value != parameter.default:
             options[flag] = value
     check_report(report, html, [*sources.values(), *([output] if output is not None else [])])
-    result = made(verb, sources, options, place)
-    if output is not None:
-        result.write(output)
+    result = made(verb, sources, options, place, output)
+    if not quiet:
+        for note in result.notes:
+            print(f"note: {note}", file=sys.stderr)
     if report is not None:
         write_bytes(report, result.report)
     if html is not None:

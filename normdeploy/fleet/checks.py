@@ -10,7 +10,8 @@ from ..api.quantizing import wish_of
 from ..dtypes import precision_of
 from ..errors import InputError
 from ..verbs.verify.policy import policy_of
-from .description import Fleet, Values
+from .description import Fleet
+from .fields import Values
 from .steps import as_list
 
 

@@ -49,6 +49,9 @@ class Pool(Protocol):
     def submit(self, task: Task, machine: Machine) -> Future[Record]:
         """Run it (`normdeploy.fleet.work.perform`) on a machine of that kind."""
 
+    def want(self, steps: Sequence[Step]) -> None:
+        """These, and no others, wait for a machine that is not there."""
+
     def close(self) -> None: ...
 
 
@@ -235,6 +238,8 @@ class Driver:
 
     def _wait(self, active: Sequence[_Run]) -> None:
         polls = bool(self._elsewhere) or any(run.waiting for run in active)
+        if self.pool is not None:
+            self.pool.want([step for run in active if run.waiting for step in run.steps if step.name in run.waiting])
         under_way: set[Future[Any]] = {*self._futures, *self._asked}
         done, _ = wait(under_way, _POLL if polls else None, return_when=FIRST_COMPLETED)
         if not under_way and polls:

@@ -20,7 +20,6 @@ from .ends import Cell, FleetRun, StepEnd
 from .hashes import Hashes
 from .keys import Machine, changed
 from .on_ray import Cluster
-from .places import Folder
 from .pool import Local
 from .remote import place
 from .sealed import keys_meant, require_signer, store_in
@@ -52,7 +51,8 @@ def run(
         on: "local", or the address of a Ray cluster, such as "ray://head:10001" or "auto".
         jobs: the most steps at a time on this machine; None: one for each CPU.
         only: patterns of models or of model/variant; the others are left as they are.
-        wait: seconds that a step waits for a machine which can run it, before it is "not run".
+        wait: seconds that a step waits for a machine which can run it, before it is "not run"; Ray's autoscaler sees
+            what is waited for.
         sign: a private key's PEM file, which signs records and bundles; no record is believed then but what this key
             or one of ``trust`` has signed (docs/evidence.md).
         trust: PEM files of public keys.
@@ -67,7 +67,7 @@ def run(
     require_signer(sign, trust)
     fleet = read(file)
     opened = open_store(fleet, store, sign=sign, trust=trust)
-    pool = pool_of(on, jobs)(opened)
+    pool = pool_of(on, jobs, wait)(opened)
     try:
         return driven(fleet, opened, pool, only, wait, progress)
     finally:
@@ -159,12 +159,12 @@ def open_store(
     return store_in(place(told), sign, trust)
 
 
-def pool_of(on: str, jobs: int | None) -> Callable[[Store], Pool]:
+def pool_of(on: str, jobs: int | None, wait: float = 0.0) -> Callable[[Store], Pool]:
     if on == "local":
         return lambda store: Local(store, jobs)
     if jobs is not None:
         raise InputError(f"--jobs is for steps on this machine, and --on is {on!r}, whose nodes say what they have")
-    return lambda store: Cluster(store, on)
+    return lambda store: Cluster(store, on, wait=wait)
 
 
 def driven(
@@ -181,7 +181,7 @@ def driven(
     start = time.monotonic()
     if pool is not None:
         sweep(store)
-    hashes = Hashes(store.place.root / "hashes.json" if isinstance(store.place, Folder) else None)
+    hashes = Hashes.of_store(store)
     total = steps_in(_chosen(fleet, patterns)) if progress is not None else 0
     driver = Driver(store, pool, machines, wait, hashes, progress=progress, total=total)
     if explain is not None:

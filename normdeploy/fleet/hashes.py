@@ -11,15 +11,17 @@ import json
 import os
 import stat
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from onnx.external_data_helper import uses_external_data
 
-from ..errors import InputError, NormdeployError
+from ..errors import InputError, NormdeployError, StoreError
 from ..storage.atomic import write_bytes
 from ..storage.files import load_onnx, sha256, tensors
-from .store import Stored
+from .places import Folder
+from .store import Store, Stored
 
 _SKIPPED = frozenset({".git", ".cache", "__pycache__"})  # differ from copy to copy (docs/teams.md)
 _YOUNG = 2_000_000_000  # nanoseconds
@@ -28,16 +30,30 @@ _YOUNG = 2_000_000_000  # nanoseconds
 class Hashes:
     """Args:
     memory: a file that is read at first and written by ``save``; None: nothing is remembered.
+    seal, opened: as of a `normdeploy.fleet.store.Store`. A store may be written by others: who could say there that a
+        model has the hash of another one would be served what was made of that, signed and all.
     """
 
-    def __init__(self, memory: Path | None = None) -> None:
-        self._memory, self._changed = memory, False
+    def __init__(
+        self,
+        memory: Path | None = None,
+        seal: Callable[[bytes], bytes] = bytes,
+        opened: Callable[[bytes], bytes] = bytes,
+    ) -> None:
+        self._memory, self._seal, self._changed = memory, seal, False
         self._known: dict[str, list[object]] = {}
         self._seen: dict[Path, dict[str, tuple[Path, Stored]]] = {}
-        if memory is not None:
-            with suppress(OSError, ValueError):
-                told = json.loads(memory.read_bytes())
+        if memory is not None and memory.is_file():
+            with suppress(OSError, ValueError, TypeError, AttributeError, StoreError):
+                told = json.loads(opened(memory.read_bytes()))
                 self._known = {str(k): list(v) for k, v in told.items()}
+
+    @classmethod
+    def of_store(cls, store: Store) -> Hashes:
+        """What is remembered in a store; nothing in one that is no folder of this machine."""
+        if not isinstance(store.place, Folder):
+            return cls()
+        return cls(store.place.root / "hashes.json", store.seal, store.opened)
 
     def of(self, place: str, path: Path) -> dict[str, tuple[Path, Stored]]:
         """A file, or all files of a folder, once for a run: path below ``place`` -> where it is, and its content.
@@ -55,7 +71,7 @@ class Hashes:
     def save(self) -> None:
         if self._memory is not None and self._changed:
             with suppress(NormdeployError):  # it is for speed alone
-                write_bytes(self._memory, json.dumps(self._known).encode())
+                write_bytes(self._memory, self._seal(json.dumps(self._known).encode()))
 
     def _hash(self, file: Path) -> Stored:
         status = file.stat()

@@ -9,7 +9,7 @@ takes one of each that its nodes state, so that two never share one.
 
 from __future__ import annotations
 
-import os
+import pickle
 import secrets
 import threading
 import time
@@ -20,15 +20,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import NormdeployError, RuntimeUnavailable, StoreError
+from .demand import BUILDER, CPU, Demand, resource_of, shape_of
 from .keys import Machine
+from .ray_address import connected
 from .ray_node import Moved, Refused, Worker, probe, run
+from .steps import Step
 from .store import Record, Store
 from .tasks import Task
 from .workers import Vanished
 
 _LOOK = 1.0  # seconds between two looks at the nodes
 _PROBE = 300.0  # seconds in which a new node has to start a process and answer
-_BUILDER = "builder"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Cluster:
 
     Args:
         address: "auto" for the cluster that this machine is in, "HOST:PORT", or "ray://HOST:10001".
+        wait: seconds in which the first node with a CPU may come, where there is none.
 
     Raises:
         RuntimeUnavailable: Ray is not installed, the cluster is not reached, or no node has normdeploy.
@@ -63,9 +66,9 @@ class Cluster:
 
     shares_files = False
 
-    def __init__(self, store: Store, address: str, worker: Worker | None = None) -> None:
-        self._ray = _connected(address)
-        self._store, self._worker = store, worker or Worker()
+    def __init__(self, store: Store, address: str, worker: Worker | None = None, wait: float = 0.0) -> None:
+        self._ray = connected(address)
+        self._url, self._sent, self._worker = store.place.url, pickle.dumps(store), worker or Worker()
         self._lock = threading.Lock()
         self._nodes: dict[str, Node] = {}
         self._probes: dict[str, tuple[Any, float, Mapping[str, float]]] = {}
@@ -75,17 +78,21 @@ class Cluster:
         self._seen, self._unclaim = f"claims/{seen}", store.place.claim(seen) or (lambda: None)
         self._run = self._ray.remote(max_retries=0)(run)
         self._probe = self._ray.remote(max_retries=0, num_cpus=0)(probe)
+        self._demand, self._offered = Demand(self._ray), set[str]()
         try:
             self._look(_PROBE)
+            self._await_first(wait)
             for error in self._useless.values():
                 raise error
             if not self._nodes:
                 raise RuntimeUnavailable(
                     f"the Ray cluster {address!r} has no node with a CPU that answers; start one with ray start"
                 )
-        except BaseException:
+        except BaseException as error:
             self._disconnect()
-            raise
+            if isinstance(error, NormdeployError) or not isinstance(error, Exception):
+                raise
+            raise RuntimeUnavailable(f"the Ray cluster {address!r} does not answer any more ({error})") from error
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._watched, daemon=True)
         self._watch.start()
@@ -113,15 +120,23 @@ class Cluster:
             resources=amounts,
             label_selector={"ray.io/node-id": f"in({','.join(node.id for node in able)})"},
             name=task.step.name,
-        ).remote(task, self._store, self._worker, key)
+        ).remote(task, self._sent, self._worker, key)
         waiting = _Waiting(task, frozenset(node.id for node in able), future, reference)
         with self._lock:
             self._waiting.append(waiting)
         reference.future().add_done_callback(lambda answer: self._answered(waiting, answer))
         return future
 
+    def want(self, steps: Sequence[Step]) -> None:
+        """Let Ray's autoscaler see what steps wait for."""
+        with self._lock:
+            offered = set(self._offered)
+        with suppress(Exception):  # of Ray: the cluster is gone, which is told by those who look at its nodes
+            self._demand.hold(map(shape_of, steps), offered)
+
     def close(self) -> None:
         """End what runs."""
+        self.want(())
         self._ended.set()
         self._watch.join()
         with self._lock:
@@ -134,6 +149,14 @@ class Cluster:
     def _disconnect(self) -> None:
         self._unclaim()
         self._ray.shutdown()
+
+    def _await_first(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not (self._nodes or self._useless) and time.monotonic() < until:
+            self._demand.hold([CPU], self._offered)
+            time.sleep(_LOOK)
+            self._look(_PROBE)
+        self._demand.hold((), ())
 
     def _known(self) -> list[Node]:
         with self._lock:
@@ -176,11 +199,12 @@ class Cluster:
         """Learn which nodes came and went; wait for the answers of new ones."""
         alive = {n["NodeID"]: n["Resources"] for n in self._ray.nodes() if n["Alive"] and n["Resources"].get("CPU")}
         with self._lock:
+            self._offered = {name for resources in alive.values() for name, amount in resources.items() if amount}
             self._nodes = {name: node for name, node in self._nodes.items() if name in alive}
             known = {*self._nodes, *self._probes, *self._useless}
         for name in alive.keys() - known:
             reference = self._probe.options(label_selector={"ray.io/node-id": name}).remote(
-                self._store, self._worker, self._seen
+                self._sent, self._worker, self._seen
             )
             self._probes[name] = reference, time.monotonic(), alive[name]
         references = [reference for reference, _, _ in self._probes.values()]
@@ -197,18 +221,24 @@ class Cluster:
 
     def _learn(self, name: str, reference: Any, resources: Mapping[str, float]) -> None:
         try:
-            machine, told = self._ray.get(reference)
+            answer = self._ray.get(reference)
         except Exception as error:  # of Ray, or whatever stands in the way of importing normdeploy there
+            if not any(node["NodeID"] == name and node["Alive"] for node in self._ray.nodes()):
+                return  # it went while it was asked
             lines = [line for line in str(error).strip().splitlines() if line.strip()]
             self._useless[name] = RuntimeUnavailable(
                 f"the Ray node {name[:8]} can't run normdeploy ({lines[-1].strip() if lines else error}); install the"
                 " same version there as here"
             )
             return
+        if isinstance(answer, Refused):
+            self._useless[name] = RuntimeUnavailable(f"the Ray node {name[:8]} can't use the store: {answer.error}")
+            return
+        machine, told = answer
         if not told:
             self._useless[name] = StoreError(
-                f"the Ray node {name[:8]} does not see the store {self._store.place.url!r}; give a folder that all"
-                " nodes mount at this path, or a URL such as s3://bucket/folder"
+                f"the Ray node {name[:8]} does not see the store {self._url!r}; give a folder that all nodes mount at"
+                " this path, or a URL such as s3://bucket/folder"
             )
             return
         with self._lock:
@@ -225,31 +255,13 @@ class Cluster:
             one.future.set_exception(Vanished(why))
 
 
-def _connected(address: str) -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise RuntimeUnavailable(f"--on {address} needs Ray: {error}; pip install 'normdeploy[ray]'") from error
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of a change to come
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere (docs/privacy.md)
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except Exception as error:  # ConnectionError, RuntimeError of other versions, ValueError of the address
-        lines = str(error).strip().splitlines()
-        raise RuntimeUnavailable(
-            f"no Ray cluster is reached at {address!r}: {lines[0] if lines else error}; start one with ray start"
-            " --head, or give the address of its head, such as ray://head:10001"
-        ) from error
-    return ray
-
-
 def _able(nodes: Sequence[Node], task: Task, key: str) -> tuple[Sequence[Node], dict[str, float]]:
     """The nodes that may run a step, and what it takes of each besides a CPU: resource -> number."""
     needs = task.step.needs
     able = [n for n in nodes if not n.machine.lacks(needs) and task.key(n.machine)[0] == key]
-    names = ("GPU", f"cc{needs.capability.replace('.', '')}") if needs.capability else ()
+    names = ("GPU", resource_of(needs)) if needs.capability else ()
     amounts: dict[str, float] = {}
-    for name in (_BUILDER,) if task.step.verb == "build" and not names else names:
+    for name in (BUILDER,) if task.step.verb == "build" and not names else names:
         stating = [n for n in able if n.resources.get(name)]
         if stating and (not amounts or len(stating) == len(able)):
             able, amounts[name] = stating, 1.0

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from .keys import Machine
+from .steps import Step
 from .store import Record, Store
 from .tasks import Task
 from .work import perform
@@ -35,6 +36,9 @@ class Local:
     def submit(self, task: Task, machine: Machine) -> Future[Record]:
         threads = self._gpu if task.step.needs.capability else self._threads
         return threads.submit(perform, task, self._store, self._warm, machine)
+
+    def want(self, steps: Sequence[Step]) -> None:
+        """This machine stays what it is."""
 
     def close(self) -> None:
         """End what runs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -39,25 +40,43 @@ class Worker:
     machine: Callable[[], Machine] = Machine.here
 
 
-def probe(store: Store, worker: Worker, seen: str) -> tuple[Machine, bool]:
-    """On a node: what it is, and whether it sees what the driver wrote into the store."""
+def probe(store: bytes, worker: Worker, seen: str) -> tuple[Machine, bool] | Refused:
+    """On a node: what it is, and whether it sees what the driver wrote into the store (pickled: `opened`)."""
     try:
-        return _here(worker.machine), store.place.read(seen) is not None
+        return _here(worker.machine), opened(store).place.read(seen) is not None
     except StoreError:
         return _here(worker.machine), False
+    except NormdeployError as error:
+        return Refused(error)
 
 
-def run(task: Task, store: Store, worker: Worker, key: str) -> Record | Moved | Refused:
+def run(task: Task, packed: bytes, worker: Worker, key: str) -> Record | Moved | Refused:
     """On a node: a step that has this key."""
     import ray
 
     try:
+        store = opened(packed)
         machine = _here(worker.machine)
         if machine.lacks(task.step.needs) or task.key(machine)[0] != key:
             return Moved(machine, ray.get_runtime_context().get_node_id())
         return perform(task, store, _warm(worker, os.environ.get("CUDA_VISIBLE_DEVICES")), machine)
     except NormdeployError as error:
         return Refused(error)
+
+
+@cache
+def opened(store: bytes) -> Store:
+    """The driver's store, once in a process. Ray would open it by itself, for each step anew, and where that fails, for
+    want of a key's file or of a library, as an error of its own; with Ray Client in the cluster's head too.
+
+    Raises:
+        InputError: the key that signs can't be used here.
+        RuntimeUnavailable: a library is missing.
+        StoreError: it can't be used.
+    """
+    found = pickle.loads(store)
+    assert isinstance(found, Store)
+    return found
 
 
 @cache

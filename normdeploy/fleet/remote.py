@@ -8,6 +8,7 @@ there before they write, so that two writers may both succeed; they are refused.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import secrets
@@ -53,6 +54,9 @@ class Remote:
                 f"the store {url!r} can't be used: {error}; give a folder, or a URL such as s3://bucket/folder"
             ) from error
         self.url, self._options, self._held = url, options, _Held(self)
+        # s3fs else asks for the size first, to read a large file in parts: two questions for each record
+        known = inspect.signature(self.files.cat_file).parameters
+        self._whole = {"max_concurrency": 1} if "max_concurrency" in known else {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Remote, (self.url, self._options)
@@ -79,7 +83,7 @@ class Remote:
     def read(self, name: str) -> bytes | None:
         with self._told():
             try:
-                return bytes(self.files.cat_file(self._path(name)))
+                return bytes(self.files.cat_file(self._path(name), **self._whole))
             except FileNotFoundError:
                 return None
 

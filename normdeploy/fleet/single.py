@@ -8,62 +8,43 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import NormdeployError
-from ..storage.atomic import atomic
+from ..storage.atomic import atomic, writable
 from ..types import PathLike
-from .description import Values
+from .fields import Values
 from .fleet import open_store
 from .hashes import Hashes
 from .keys import Machine
-from .places import Folder
 from .pool import Local
 from .sealed import keys_meant, require_signer
 from .steps import CODE, REPORT, Needs, Step, option_words
-from .store import Record, Store
-from .tasks import found, task_of
+from .store import Damaged, Record, Store
+from .tasks import Task, found, task_of
 from .work import StepFailed, sweep
 
 _MADE = {"build": "model.engine"}  # what a verb writes as its output; the others write model.onnx
 
 
+_TRIES = 3  # of a call whose objects are damaged
+
+
 @dataclass(frozen=True)
 class Kept:
-    """What a verb made, and whether it was in the store."""
+    """What a verb made.
 
-    store: Store
+    ``log`` is what it printed; ``report`` its JSON report, in which files have the names that they had in the step's
+    folder, and no times. ``cached``: it was in the store. ``notes`` say what was damaged there, and made again.
+    """
+
     record: Record
     cached: bool
-
-    @property
-    def log(self) -> str:
-        """What the verb printed."""
-        return self.store.bytes_of(self.record.log).decode(errors="replace")
-
-    @property
-    def report(self) -> bytes:
-        """The verb's JSON report; files in it have the names that they had in the step's folder, and no times."""
-        return self.store.bytes_of(self.record.outputs[Path(REPORT).name])
-
-    def write(self, output: Path) -> None:
-        """Put the file that was made where it is wanted, with what belongs to it beside it.
-
-        Raises:
-            NormdeployError: it can't be written; what stood there is left.
-            Damaged: what the store holds is not what was made.
-        """
-        made = _MADE.get(self.record.depends["argv"][0], "model.onnx")
-        others = [name for name in self.record.outputs if name not in (made, Path(REPORT).name)]
-        with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
-            for name in (*others, made):
-                self.store.get(self.record.outputs[name], Path(folder) / Path(name).name)
-            for name in (*others, made):  # the file itself last: it refers to the others
-                # weights keep the name by which the file knows them; a signature has that of its file
-                target = output if name == made else output.with_name(name.replace(f"{made}.sig", f"{output.name}.sig"))
-                with atomic(target) as written:
-                    shutil.copyfile(Path(folder) / Path(name).name, written)
+    log: str
+    report: bytes
+    notes: tuple[str, ...] = ()
 
 
 def kept(
@@ -71,36 +52,107 @@ def kept(
     sources: Mapping[str, Path],
     options: Values,
     store: PathLike | None,
+    output: Path | None = None,
 ) -> Kept:
-    """What the verb makes of its files.
+    """What the verb makes of its files. What the store has of it is compared with its hashes; if it is damaged, it is
+    made again.
 
     Args:
         sources: the verb's arguments in their order, as they are named in the step's folder -> where they are.
         options: by their names on the command line, with "_" for "-"; without the output and the report.
+        output: where the file that is made is put, with what belongs to it beside it.
 
     Raises:
-        NormdeployError: the verb's own error, or one of the store.
+        NormdeployError: the verb's own error, one of the store, or ``output`` can't be written; what stood there is
+            left.
+        Damaged: what was made is damaged in the store again and again.
     """
+    if output is not None:
+        writable(output)
     sign, trust = keys_meant(None, ())
     require_signer(sign, trust)
     opened = open_store(None, store, sign=sign, trust=trust)
     sweep(opened)
     step = _step(verb, sources, options)
-    hashes = Hashes(opened.place.root / "hashes.json" if isinstance(opened.place, Folder) else None)
+    hashes = Hashes.of_store(opened)
     machine = Machine.here()
     task = task_of(step, {}, hashes, opened)
-    before, _ = found(opened, task.key(machine)[0], void=True)
-    if before is not None:
-        return Kept(opened, before, True)
+    key, _ = task.key(machine)
     hashes.save()
-    pool = Local(opened, 1)
+    notes = list[str]()
+    for tries in range(1, _TRIES + 1):
+        record, note = found(opened, key, void=True)
+        if record is not None and (lacking := _lacking(record, output)):
+            opened.void(key)
+            record, note = None, f"the record {key} does not name {lacking}, which {verb} makes; the step is run again"
+        notes += [note] if note else []
+        cached = record is not None
+        if record is None:
+            record = _made_now(task, opened, machine)
+        try:
+            log = opened.bytes_of(record.log).decode(errors="replace")
+            report = opened.bytes_of(record.outputs[Path(REPORT).name])
+            if output is not None:
+                _write(opened, record, output)
+        except Damaged as error:
+            opened.void(key)
+            _remove_damaged(opened, record)
+            if tries == _TRIES:
+                raise
+            notes.append(f"{record.step} is run again: {error}")
+        else:
+            return Kept(record, cached, log, report, tuple(notes))
+    raise AssertionError("unreachable")
+
+
+def _made(record: Record) -> str:
+    """The file that the verb writes as its output."""
+    return _MADE.get(record.depends["argv"][0], "model.onnx")
+
+
+def _lacking(record: Record, output: Path | None) -> str:
+    """A file that a record of this verb names, if nobody has changed it; "" where it names all."""
+    wanted = [Path(REPORT).name, *([_made(record)] if output is not None else [])]
+    return next((name for name in wanted if name not in record.outputs), "")
+
+
+def _made_now(task: Task, store: Store, machine: Machine) -> Record:
+    pool = Local(store, 1)
     try:
-        record = pool.submit(task, machine).result()
+        return pool.submit(task, machine).result()
     except StepFailed as error:
         raise NormdeployError(str(error)) from error
     finally:
         pool.close()
-    return Kept(opened, record, False)
+
+
+def _remove_damaged(store: Store, record: Record) -> None:
+    """Objects are kept by their hashes: one that is damaged would stand in the place of what is made again."""
+    with tempfile.TemporaryDirectory() as folder:
+        for stored in (*record.outputs.values(), record.log):
+            target = Path(folder) / stored.sha256
+            with suppress(Damaged):
+                store.get(stored, target)
+            target.unlink(missing_ok=True)
+
+
+def _write(store: Store, record: Record, output: Path) -> None:
+    """Put the file that was made where it is wanted, with what belongs to it beside it.
+
+    Raises:
+        NormdeployError: it can't be written; what stood there is left.
+        Damaged: what the store holds is not what was made; nothing is written.
+    """
+    made = _made(record)
+    others = [name for name in record.outputs if name not in (made, Path(REPORT).name)]
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
+        for name in (*others, made):
+            store.get(record.outputs[name], Path(folder) / Path(name).name)
+        for name in (*others, made):  # the file itself last: it refers to the others
+            # weights keep the name by which the file knows them; a signature has that of its file
+            target = output if name == made else output.with_name(name.replace(f"{made}.sig", f"{output.name}.sig"))
+            with atomic(target) as written:
+                shutil.copyfile(Path(folder) / Path(name).name, written)
 
 
 def _step(verb: str, sources: Mapping[str, Path], options: Values) -> Step:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .description import Job, Target, Values
+from .description import Job, Target
+from .fields import Values
 
 ENGINES = ("tensorrt-rtx", "tensorrt")
 REPORT = "out/report.json"

@@ -174,9 +174,11 @@ class Store:
         """Keep a file by the hash of its bytes. It must not be changed afterwards."""
         stored = Stored(sha256(file), file.stat().st_size)
         name = _object(stored.sha256)
-        if self.place.size(name) not in (None, stored.bytes):  # cut short by whoever else writes here
+        size = self.place.size(name)
+        if size not in (None, stored.bytes):  # cut short by whoever else writes here
             self.place.delete(name)
-        self.place.keep(name, file)
+        if size != stored.bytes:
+            self.place.keep(name, file)
         return stored
 
     def get(self, stored: Stored, target: Path) -> None:

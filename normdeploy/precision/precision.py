@@ -33,7 +33,7 @@ from .islands import Island, find
 from .keeping import HEADROOM, float32_inputs, out_of_range
 from .masks import masks
 from .prepare import opset_of, prepared, types_of
-from .retype import FORMATS, Casts, Format, narrowed
+from .retype import FORMATS, Casts, Format, narrowed, values
 
 PROPERTY = "normdeploy.precision"
 
@@ -101,6 +101,9 @@ def converted(
     ]
     ran, calibrated, remarks = _calibrated(proto, view, samples, inputs, progress)
     notes += remarks
+    held = [t for t in proto.graph.initializer if t.name in view.floating and t.name not in view.constants]
+    defaults = fed([{t.name: values(t) for t in held}])  # of inputs, which no sample need give
+    view.ranges = {**view.ranges, **{name: r.joined(view.ranges.get(name, r)) for name, r in defaults.items()}}
 
     wide_inputs, wide_outputs = _ends(proto, view, carried, keep_io, notes)
     kept, islands = find(view, carried, wide_inputs)

@@ -17,7 +17,7 @@ from ..graphs.graph import Graph
 from ..graphs.region import Region
 from ..norms import bodies
 from ..norms.guests import own
-from ..norms.ops import CONTRIB, DOMAIN, NormOp, Owner, owned_by
+from ..norms.ops import CONTRIB, DEFAULT, DOMAIN, NormOp, Owner, owned_by
 from . import linear, norms, ops, whole_numbers
 from .errors import NotProved, Why
 from .lemmas import TABLE as LEMMAS
@@ -192,8 +192,24 @@ def apply(
     function = ops.TABLE.get(op) or norms.TABLE.get(op) or linear.TABLE.get(op) or LEMMAS.get(op)
     if function is None:
         raise NotProved(Why.OP, f"{op} is no algebra", op)
+    if op in norms.TABLE:
+        _known_whole(DEFAULT[op], inputs, attrs)
     results = function(m, inputs, attrs, opset, outputs)
     return results if isinstance(results, tuple) else (results,)
+
+
+def _known_whole(row: NormOp, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> None:
+    """A norm's node has no input and no attribute but those whose meaning is known. Of the standard's own ops onnx's
+    checker says so; onnxruntime's in the default domain (SimplifiedLayerNormalization) have no schema there.
+
+    Raises:
+        NotProved: it has.
+    """
+    if len(inputs) > len(row.inputs):
+        raise NotProved(Why.OP, f"{row.op} has {len(inputs)} inputs, and should have {len(row.inputs)} at most", row.op)
+    for name in attrs:
+        if row.owner is Owner.ONNXRUNTIME and name not in row.attributes:
+            raise NotProved(Why.OP, f"{row.op} has an attribute {name!r}, whose meaning is not known", row.op)
 
 
 def _whole(sizes: list[Size], shape: tuple[int, ...]) -> np.ndarray:

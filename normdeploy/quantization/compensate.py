@@ -10,8 +10,8 @@ With H = (I + U)·D·(I + U)ᵀ, U strictly upper triangular, that is
 (LDLQ, the same numbers without an inverse: Chee et al., QuIP, arXiv 2307.13304, theorem 6). A share of the mean of H's
 diagonal is added to it: the samples are few, and what they have in common by chance tells nothing of other inputs.
 
-Biases stay the model's own: a correction of their means (Nagel et al., arXiv 1906.04721, 4.2) would leave none in the
-file that `verify` could hold against the model's.
+Biases stay the model's own but for shifts (`shifts`): a correction of their means (Nagel et al., arXiv 1906.04721, 4.2)
+would leave none in the file that `verify` could hold against the model's.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ..errors import InputError
 from ..precision.calibrate import Samples, chunks, session
 from ..types import Progress
 from .groups import Candidate
+from .observe import rows_of
 from .qdq import Plan
 from .steps import Format, Step, codes, held, laid, rounded, weight_scales
 
-MASK = "attention_mask"  # Hugging Face's name of the input that says which tokens count
 DAMPING = 0.1  # of the mean of H's diagonal; times channels / rows where these are fewer
 _HELD = 2**30  # bytes of H that are held at a time
 _WIDE = 4096  # channels, from which on H is factored in float32
@@ -51,10 +51,10 @@ class Moments:
     sums: np.ndarray = field(default_factory=lambda: np.zeros(()))  # of x̂ − origin
     squares: np.ndarray = field(default_factory=lambda: np.zeros((), np.float32))
 
-    def add(self, x: np.ndarray, step: Step | None) -> None:
-        """float32 [rows, channels]."""
+    def add(self, x: np.ndarray, step: Step | None, offset: np.ndarray | None = None) -> None:
+        """float32 [rows, channels]; ``offset``: what they were shifted by, which the layer's bias takes back."""
         quantized = x if step is None else rounded(x, step)
-        away = quantized - self.origin
+        away = (quantized if offset is None else quantized + offset) - self.origin
         self.rows += len(x)
         self.sums = self.sums + away.sum(0, dtype=np.float64)
         self.squares = self.squares + away.T @ away
@@ -88,6 +88,7 @@ def compensated(
             readers[name] = readers.get(name, 0) + 1
     ready: dict[tuple[str, Step | None], list[tuple[Candidate, Plan, str]]] = {}
     axes: dict[str, int] = {}
+    offsets: dict[tuple[str, Step | None], np.ndarray] = {}
     for c in layers:
         plan = plans.get(c.plan.tensor)
         if plan is None or c.op not in ("MatMul", "Gemm") or c.reason:
@@ -97,10 +98,13 @@ def compensated(
         attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         plain = all(attrs.get(k, 1) == 1 for k in ("alpha", "beta")) and not attrs.get("transA", 0)
         if plain and name in weights and readers[name] == 1 and len(weights[name].dims) == 2:
-            ready.setdefault((node.input[plan.data], plan.step), []).append((c, plan, name))
+            key = (node.input[plan.data], plan.step)
+            if plan.shift is not None:
+                offsets[key] = plan.shift.offset.astype(np.float32)
+            ready.setdefault(key, []).append((c, plan, name))
             axes[node.input[plan.data]] = c.axis
     done, made = 0, dict(plans)
-    for tensor, moments in _moments(proto, axes, list(ready), samples):
+    for tensor, moments in _moments(proto, axes, {key: offsets.get(key) for key in ready}, samples):
         group = ready[tensor]
         for _, plan, name in group:
             if progress is not None:
@@ -118,7 +122,7 @@ def carried(before: onnx.ModelProto, plan: Plan, now: onnx.ModelProto, bare: Pla
         node = next(n for n in proto.graph.node if n.output and n.output[0] == one.tensor)
         stored = next(t for t in proto.graph.initializer if t.name == node.input[one.weight])
         weights.append(numpy_helper.to_array(stored))
-    made = replace(bare, step=plan.step, dynamic=plan.dynamic, scales=plan.scales)
+    made = replace(bare, step=plan.step, dynamic=plan.dynamic, scales=plan.scales, shift=plan.shift)
     if not np.array_equal(*weights):
         return made
     return replace(made, stored=plan.stored)
@@ -127,10 +131,10 @@ def carried(before: onnx.ModelProto, plan: Plan, now: onnx.ModelProto, bare: Pla
 def _moments(
     proto: onnx.ModelProto,
     axes: Mapping[str, int],
-    wanted: Sequence[tuple[str, Step | None]],
+    wanted: Mapping[tuple[str, Step | None], np.ndarray | None],
     samples: Samples,
 ) -> Iterator[tuple[tuple[str, Step | None], Moments]]:
-    """Of each input with its step; as many at a time as `_HELD` allows."""
+    """Of each input with its step, and what it was shifted by; as many at a time as `_HELD` allows."""
     shapes = {t.name: t.dims for t in proto.graph.initializer}
     size = {
         n.input[i]: max(shapes[n.input[1 - i]]) ** 2 * 4
@@ -143,7 +147,7 @@ def _moments(
         part: list[str] = []
         for name in [*chunk, ""]:
             if part and (not name or sum(size.get(p, 0) for p in part) + size.get(name, 0) > _HELD):
-                yield from _of(proto, axes, [w for w in wanted if w[0] in part], part, samples)
+                yield from _of(proto, axes, {w: off for w, off in wanted.items() if w[0] in part}, part, samples)
                 part = []
             part.append(name)
 
@@ -151,7 +155,7 @@ def _moments(
 def _of(
     proto: onnx.ModelProto,
     axes: Mapping[str, int],
-    wanted: Sequence[tuple[str, Step | None]],
+    wanted: Mapping[tuple[str, Step | None], np.ndarray | None],
     part: Sequence[str],
     samples: Samples,
 ) -> Iterator[tuple[tuple[str, Step | None], Moments]]:
@@ -164,29 +168,19 @@ def _of(
             raise InputError(
                 f"the model does not run on calibration sample {number}: {' '.join(str(error).split())[:300]}"
             ) from error
-        for key in wanted:
+        for key, offset in wanted.items():
             x = rows_of(values[key[0]], axes[key[0]], sample)
             if len(x):
                 if key not in held:
-                    held[key] = Moments(x.mean(0))
-                held[key].add(x, key[1])
+                    held[key] = Moments(x.mean(0) if offset is None else x.mean(0) + offset)
+                held[key].add(x, key[1], offset)
     for key in wanted:
         if key in held:
             yield key, held.pop(key)
 
 
-def rows_of(value: np.ndarray, axis: int, sample: Mapping[str, np.ndarray]) -> np.ndarray:
-    """``value`` as [rows, channels], its channels on ``axis``; without the rows of tokens that `MASK` is 0 for: nothing
-    depends on them, and padding would outweigh the text."""
-    moved = np.moveaxis(value, axis, -1)
-    mask = sample.get(MASK)
-    if mask is not None and mask.ndim == 2 and moved.shape[:-1] == mask.shape and ((mask == 0) | (mask == 1)).all():
-        return np.asarray(moved[mask != 0])
-    return np.asarray(moved.reshape(-1, moved.shape[-1]))
-
-
 def _fitted(plan: Plan, stored: np.ndarray, moments: Moments) -> Plan:
-    across = stored if _channels_first(plan, stored) else stored.T  # [channels, outputs]
+    across = stored if plan.channels_first else stored.T  # [channels, outputs]
     share = DAMPING * max(1.0, len(across) / moments.rows)
     h = moments.second()
     axis = None if plan.axis is None else plan.axis if across is stored else 1 - plan.axis
@@ -199,12 +193,6 @@ def _fitted(plan: Plan, stored: np.ndarray, moments: Moments) -> Plan:
     if across is not stored:
         q, scales = np.ascontiguousarray(q.T), np.ascontiguousarray(scales.T)
     return replace(plan, stored=(q, scales))
-
-
-def _channels_first(plan: Plan, stored: np.ndarray) -> bool:
-    """Whether the input channels are the first axis of a matrix; the scales lie along the outputs, or blocks along the
-    inputs."""
-    return plan.axis == (0 if plan.block else 1)
 
 
 def shrunk(w: np.ndarray, h: np.ndarray, axis: int | None, form: Format, block: int) -> np.ndarray:

@@ -4,6 +4,10 @@ Tried on rows that calibration saw: for each group of layers that read one tenso
 and with factors s = max|x|^α / max|W|^(1 − α) of some α for each channel (SmoothQuant, Xiao et al., arXiv 2211.10438).
 Behind a norm they are powers of two and cost nothing when the model runs; elsewhere they are one op or two in front of
 the layer, and are written where they take away half of the error.
+
+For symmetric integers behind no norm, each channel gets a range of its own besides (`ranged`): (x − c)/s has one range
+for all channels. What the samples show of one channel is little, and a channel that leaves its range costs more than
+all rounding, so that the ranges are wider than that, by how much the error on rows of other samples says.
 """
 
 from __future__ import annotations
@@ -22,6 +26,12 @@ _FEWEST = 16  # rows, of which nothing can be said
 _COMPENSATED = 0.5  # of the variance that rounding the weights adds, which `compensate` leaves on inputs it did not see
 _SIMULATED = 512  # rows that are rounded and multiplied, where no formula says what comes of it
 _FINEST = 2.0**-12  # of the largest factor: a channel that is always zero is no channel to divide by
+_FEW_ALPHAS = (0.5, 0.7, 0.9)
+_LEAST = (0.5, 0.8, 0.95)  # quantiles of the channels' half widths, below which none is
+_ROOMS = (0.0, 0.5, 1.0)  # of their median, by which each is wider than what was seen of it
+
+
+Choice = tuple[float, float] | float | None  # least and room of `ranged`, alpha, or nothing
 
 
 @dataclass(frozen=True)
@@ -63,6 +73,8 @@ def condition_of(
     if len(rows) < _FEWEST:
         return None
     counted = activation is not None and activation.integers and not block
+    if activation is not None and counted and activation.low < 0 and not group.free:
+        return _with_ranges(rows, low, high, w, activation, weight)
     tried = _expected if counted else _tried
     rows = rows if counted else rows[:: max(1, len(rows) // _SIMULATED)]
     lengths, form = row_lengths(rows @ w), (activation, weight, block)
@@ -83,6 +95,86 @@ def condition_of(
         return None
     s, c = _factors_and_shift(low, high, w, *best, powers=group.free)
     return Condition(s, c if best[0] else None, "shift" if best[1] is None else "smooth", best[1])
+
+
+def _with_ranges(
+    rows: np.ndarray, low: np.ndarray, high: np.ndarray, w: np.ndarray, activation: Format, weight: Format
+) -> Condition | None:
+    """A range of its own for each channel, where that takes away half of the error.
+
+    Each half of the samples is rounded and multiplied with the ranges that the other half gives.
+    """
+    lengths, middle = row_lengths(rows @ w), len(rows) // 2
+    halves = ((rows[:middle], rows[middle:], lengths[middle:]), (rows[middle:], rows[:middle], lengths[:middle]))
+    parts = [(rows, low, high, lengths)] + [(y, x.min(0), x.max(0), n) for x, y, n in halves]
+
+    def error(choice: Choice) -> float:
+        return float(np.mean([_of_ranges(x, a, b, n, w, choice, (activation, weight)) for x, a, b, n in parts]))
+
+    wide: list[Choice] = [None, *((least, room) for least in _LEAST for room in _ROOMS)]
+    errors = {choice: error(choice) for choice in (*wide, *_FEW_ALPHAS)}
+    best, narrow = min(wide, key=lambda choice: errors[choice]), min(_FEW_ALPHAS, key=lambda alpha: errors[alpha])
+    if np.sqrt(errors[narrow]) < _WORTH[False] * np.sqrt(errors[best]):  # it leaves less room for what was not seen
+        best = narrow
+    if best is None or np.sqrt(errors[best]) >= _WORTH[False] * np.sqrt(errors[None]):
+        return None
+    s, c, reach = _chosen(low, high, w, best, activation)
+    return Condition(s, c if c.any() else None, "smooth", best if isinstance(best, float) else None, reach)
+
+
+def _of_ranges(
+    rows: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    lengths: np.ndarray,
+    w: np.ndarray,
+    choice: Choice,
+    form: tuple[Format, Format],
+) -> float:
+    """The mean square of the products' error, that of the rounded inputs as it is and that of the weights expected."""
+    activation, weight = form
+    s, c, reach = _chosen(low, high, w, choice, activation)
+    z = ((rows - c) / s).astype(np.float32)
+    off, wide = rounded(z, step_of(-reach, reach, activation)) - z, (w * s[:, None]).astype(np.float32)
+    return float(np.mean(((off @ wide) ** 2).sum(1) / lengths**2)) + _of_weights(z, wide, 1 / lengths**2, weight)
+
+
+def _chosen(
+    low: np.ndarray, high: np.ndarray, w: np.ndarray, choice: Choice, activation: Format
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Factors, shifts and reach: those of `ranged`, of an alpha (a channel that is never on, with large weights, needs
+    one), or none."""
+    if isinstance(choice, tuple):
+        return ranged(low, high, *choice, activation)
+    s, c = _factors_and_shift(low, high, w, "" if choice is None else "middle", choice, False)
+    reach = float(max(np.abs((low - c) / s).max(), np.abs((high - c) / s).max()))
+    return (s, c, reach) if choice is None or reach == 0 else (s, _on_codes(c, s, reach, activation), reach)
+
+
+def _on_codes(c: np.ndarray, s: np.ndarray, reach: float, activation: Format) -> np.ndarray:
+    """The shifts next to ``c`` with which zero is a code in every channel."""
+    code = s * step_of(-reach, reach, activation).scale
+    return np.asarray((np.rint(c / code) * code).astype(np.float32), np.float64)
+
+
+def ranged(
+    low: np.ndarray, high: np.ndarray, least: float, room: float, activation: Format
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Factors s and shifts c over the channels, and r: what lies between −r and r of (x − c)/s is in range.
+
+    ``low``, ``high``: what was seen of each channel. ``least``, ``room``: as `_LEAST` and `_ROOMS`. Zero is a code in
+    every channel: what is switched off (by GELU, most of the time) is then exact, and in a channel that holds a massive
+    activation of a few tokens that is nearly every row.
+    """
+    half = (high - low) / 2
+    wide = np.maximum(half, np.quantile(half, least)) + room * float(np.median(half))
+    reach = float(wide.max(initial=0.0))
+    if reach == 0:
+        return np.ones_like(half), np.zeros_like(half), 0.0
+    wide = np.maximum(wide, reach * _FINEST)
+    s = (wide / reach).astype(np.float32).astype(np.float64)
+    middle = np.maximum((low + high) / 2 - wide, low.min()) + wide  # nothing was below any channel's low
+    return s, _on_codes(middle, s, reach, activation), reach
 
 
 def _tried(
@@ -126,9 +218,14 @@ def _expected(
     cut = excess.any(1)
     clipped = float((share[cut] * ((excess[cut] @ wide) ** 2).sum(1)).sum()) / len(rows)
     noise = step.scale**2 / 12 * float((wide**2).sum(dtype=np.float64)) * float(share.mean())
-    steps = np.abs(wide).max(0).astype(np.float64) / weight.high
-    spread = _COMPENSATED * (share @ np.square(z - z.mean(0))).sum() / len(rows)
-    return float(np.sqrt(clipped + noise + float((steps**2).sum()) / 12 * float(spread)))
+    return float(np.sqrt(clipped + noise + _of_weights(z, wide, share, weight)))
+
+
+def _of_weights(z: np.ndarray, w: np.ndarray, share: np.ndarray, weight: Format) -> float:
+    """What rounding the weights leaves of the products' mean square, each row of ``z`` by its ``share``."""
+    steps = np.abs(w).max(0).astype(np.float64) / weight.high
+    spread = _COMPENSATED * (share @ np.square(z - z.mean(0))).sum() / len(z)
+    return float((steps**2).sum()) / 12 * float(spread)
 
 
 def _factors_and_shift(

@@ -39,12 +39,16 @@ from .linears import SPLIT, Source, linears, source_of
 
 @dataclass(frozen=True)
 class Condition:
-    """What the input of linear layers is to be divided by and, first, to be lessened by: over its channels."""
+    """What the input of linear layers is to be divided by and, first, to be lessened by: over its channels.
+
+    ``reach``: the result's range is to be from −reach to reach; None: what the samples say.
+    """
 
     scale: np.ndarray  # behind a norm powers of two
     shift: np.ndarray | None = None
     kind: str = "smooth"
     alpha: float | None = None
+    reach: float | None = None
 
 
 @dataclass

@@ -12,13 +12,15 @@ from ..errors import InputError
 from ..precision.calibrate import Samples, chunks, session
 from ..types import Progress
 
+MASK = "attention_mask"  # Hugging Face's name of the input that says which tokens count
 ROWS = 2048  # of each tensor that are kept; of wide ones as many as have `_ELEMENTS` elements, but 512
 _ELEMENTS = 2**22
 
 
 @dataclass(frozen=True)
 class Seen:
-    """``rows``: float32 [rows, channels], drawn from all samples alike; ``low``, ``high``: [channels], of all."""
+    """``rows``: float32 [rows, channels], drawn from all samples alike; ``low``, ``high``: [channels], of all. Of
+    neither are tokens that the samples' `MASK` leaves out, unless they are asked for."""
 
     rows: np.ndarray
     low: np.ndarray
@@ -26,9 +28,15 @@ class Seen:
 
 
 def observe(
-    proto: onnx.ModelProto, axes: Mapping[str, int], samples: Samples, progress: Progress | None = None
+    proto: onnx.ModelProto,
+    axes: Mapping[str, int],
+    samples: Samples,
+    progress: Progress | None = None,
+    padding: bool = False,
 ) -> dict[str, Seen]:
     """Run ``proto`` on ``samples`` and look at each tensor of ``axes``: its name -> the axis of its channels.
+
+    ``padding``: tokens that `MASK` leaves out are looked at too.
 
     Tensors without an element, or with a number that is not finite, are left out.
 
@@ -51,7 +59,7 @@ def observe(
                     f"the model does not run on calibration sample {number}: {' '.join(str(error).split())[:300]}"
                 ) from error
             for name, value in zip(part, values, strict=True):
-                rows = np.moveaxis(value, axes[name], -1).reshape(-1, value.shape[axes[name]])
+                rows = rows_of(value, axes[name], {} if padding else sample)
                 if not rows.size:
                     continue
                 most = min(ROWS, max(512, _ELEMENTS // rows.shape[1]))
@@ -68,3 +76,13 @@ def observe(
         for name, rows in kept.items()
         if rows and np.isfinite([*ends[name][0], *ends[name][1]]).all()
     }
+
+
+def rows_of(value: np.ndarray, axis: int, sample: Mapping[str, np.ndarray]) -> np.ndarray:
+    """``value`` as [rows, channels], its channels on ``axis``; without the rows of tokens that `MASK` is 0 for: nothing
+    depends on them, and padding would outweigh the text."""
+    moved = np.moveaxis(value, axis, -1)
+    mask = sample.get(MASK)
+    if mask is not None and mask.ndim == 2 and moved.shape[:-1] == mask.shape and ((mask == 0) | (mask == 1)).all():
+        return np.asarray(moved[mask != 0])
+    return np.asarray(moved.reshape(-1, moved.shape[-1]))

@@ -20,13 +20,27 @@ from .steps import INT4, Format, Step, codes, held, laid, weight_scales
 
 
 @dataclass(frozen=True)
+class Shift:
+    """``offset``: float64 [channels], what the input of a layer lacks. ``bias``: the initializer that makes up for it,
+    which nobody else reads."""
+
+    offset: np.ndarray
+    bias: str
+
+    def correction(self, w: np.ndarray, stored: np.ndarray) -> np.ndarray:
+        """What is to be added to the bias where ``w`` is rounded to ``stored``, both [channels, outputs]."""
+        return np.asarray(self.offset @ (stored.astype(np.float64) - w.astype(np.float64)))
+
+
+@dataclass(frozen=True)
 class Plan:
     """How one layer is written.
 
     ``tensor``: the first result of its node. ``data``, ``weight``: which of its inputs. ``step``: of its input, None
     where the weight alone is quantized. ``axis``: of the weight, along which there is a scale for each place, or for
     each ``block`` of them; None: one scale. ``dynamic``: the input's step is taken of it each time. ``stored``: codes
-    and scales of the weight (`compensate`), None where each element is rounded by itself.
+    and scales of the weight (`compensate`), None where each element is rounded by itself. ``shift``: of its input,
+    which the bias takes back by the weight as it is stored.
     """
 
     tensor: str
@@ -39,6 +53,13 @@ class Plan:
     dynamic: bool = False
     scales: np.dtype = field(default_factory=lambda: np.dtype(np.float32))  # whose numbers the weight's scales are
     stored: tuple[np.ndarray, np.ndarray] | None = field(default=None, compare=False)
+    shift: Shift | None = field(default=None, compare=False)
+
+    @property
+    def channels_first(self) -> bool:
+        """Whether the input channels are the first axis of a matrix; the scales lie along the outputs, or blocks along
+        the inputs."""
+        return self.axis == (0 if self.block else 1)
 
 
 def written(
@@ -68,6 +89,10 @@ def written(
             nodes += work.dynamic(node, plan)
             continue
         if plan is not None:
+            if plan.shift is not None:
+                renamed[plan.shift.bias] = work.recentred(node, plan, plan.shift)
+                for i, name in enumerate(node.input):
+                    node.input[i] = renamed.get(name, name)
             work.layer(node, plan, nodes, bias)
         nodes.append(node)
         for name in node.output:
@@ -126,6 +151,17 @@ class _Writer:
         w = numpy_helper.to_array(self.weights[weight])
         scales = held(weight_scales(w, plan.axis, plan.form, plan.block), plan.scales)
         return codes(w, laid(scales, w.shape, plan.axis, plan.block), plan.form), scales
+
+    def recentred(self, node: onnx.NodeProto, plan: Plan, shift: Shift) -> str:
+        """The name of the layer's bias as the rounded weight wants it (`shifts`)."""
+        name = node.input[plan.weight]
+        w = numpy_helper.to_array(self.weights[name])
+        q, scales = self.rounded(name, plan)
+        stored = q.astype(np.float32) * laid(scales, w.shape, plan.axis, plan.block)
+        w, stored = (w, stored) if plan.channels_first else (w.T, stored.T)
+        b = numpy_helper.to_array(self.weights[shift.bias])
+        values = (b + shift.correction(w, stored)).astype(np.float32)
+        return self.constant(f"{shift.bias}_recentred", values, TensorProto.FLOAT)
 
     def dequantized(self, name: str, q: np.ndarray, scales: np.ndarray, plan: Plan, nodes: list[onnx.NodeProto]) -> str:
         form = plan.form

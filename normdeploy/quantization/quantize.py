@@ -39,6 +39,7 @@ from .observe import Seen, observe
 from .qdq import Plan, written
 from .rotate import rotated
 from .samples import Split
+from .shifts import shifts_of
 from .steps import UINT8, Step, held, step_of
 from .wish import Wish, builds_for, fit, require, require_named
 
@@ -84,7 +85,7 @@ def quantized(
     moved, migrations = migrated(before, conditions, {c.result for c in layers if c.reason})
     migrations = (*turned, *migrations)
     left = fit(candidates(Graph(moved), wish.weight, wish.block), wish)
-    plans, results, layers_told = _planned(moved, left, wish, samples, migrations, progress)
+    plans, results, layers_told = _planned(moved, left, wish, samples, migrations, conditions, progress)
     plans = compensated(moved, left, plans, samples, progress)
     bias = wish.runtime in ONNXRUNTIME
     work = Chosen(moved, plans, lambda chosen: written(moved, chosen, bias, results), ())
@@ -196,7 +197,7 @@ def _conditions(
     if not samples:
         return {}
     axes = {name: -1 if g.free else by_source[name][0].axis for name, g in groups.items()}
-    seen = observe(proto, axes, samples, progress)
+    seen = observe(proto, axes, samples, progress, wish.padding)
     conditions: dict[str, Condition] = {}
     form = UINT8 if wish.dynamic else wish.activation
     for done, (name, group) in enumerate(groups.items()):
@@ -215,6 +216,7 @@ def _planned(
     wish: Wish,
     samples: Sequence[Mapping[str, np.ndarray]],
     migrations: Sequence[Migration],
+    conditions: Mapping[str, Condition],
     progress: Progress | None,
 ) -> tuple[dict[str, Plan], dict[str, tuple[str, Step]], tuple[Layer, ...]]:
     """How each layer would be written, the results that are quantized for all who read them, and the account."""
@@ -224,15 +226,22 @@ def _planned(
     form = wish.activation
     if form is not None:
         behind = {c.activated: 1 for c in ready if c.activated and wish.runtime in ONNXRUNTIME}
-        seen = observe(proto, behind | {c.input: c.axis for c in ready}, samples, progress)
+        seen = observe(proto, behind | {c.input: c.axis for c in ready}, samples, progress, wish.padding)
         ends = {name: (float(s.low.min()), float(s.high.max())) for name, s in seen.items()}
         if wish.calibration != "minmax" and seen:
             ends = calibrated(proto, list(seen), samples, wish.calibration, form is not UINT8, progress)
     kinds: dict[str, list[str]] = defaultdict(list)
+    reach: dict[str, float] = {}
     for m in migrations:
         if m.status == "made":
             for name in m.linears:
                 kinds[name].append(m.kind)
+                condition = conditions.get(m.norm)
+                if condition is not None and condition.reach is not None:
+                    reach[name] = condition.reach
+    if wish.calibration == "minmax":
+        ends = {**ends, **{c.input: (-reach[c.result], reach[c.result]) for c in ready if c.result in reach}}
+    shifts = shifts_of(proto, ready, migrations, conditions)
     plans: dict[str, Plan] = {}
     results: dict[str, tuple[str, Step]] = {}
     told: list[Layer] = []
@@ -246,7 +255,9 @@ def _planned(
             continue
         step = None if form is None else step_of(*ends[c.input], form)
         step = None if step is None else replace(step, scale=float(held(step.scale, wish.scales)))
-        plans[c.plan.tensor] = replace(c.plan, step=step, dynamic=wish.dynamic, scales=wish.scales)
+        plans[c.plan.tensor] = replace(
+            c.plan, step=step, dynamic=wish.dynamic, scales=wish.scales, shift=shifts.get(c.plan.tensor)
+        )
         if form is not None and c.activated in ends and wish.runtime in ONNXRUNTIME:
             results[c.activated] = c.plan.tensor, step_of(*ends[c.activated], form)
         low, high = ends.get(c.input, (None, None))

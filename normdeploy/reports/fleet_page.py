@@ -1,17 +1,16 @@
 """The page of a fleet: model × target in colours, why each bad cell is bad, what changed, and the trend over runs.
 
-One HTML file, as `normdeploy.reports.page` makes them: it asks no network for anything and runs no script, and all text
+One HTML file, as `normdeploy.reports.html` says: it asks no network for anything and runs no script, and all text
 in it is escaped, stripped of control characters and cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .fleet import change, summary, table
-from .page import _safe, _size, require
+from .html import safe, templates
 
 if TYPE_CHECKING:
     from ..fleet.ends import Cell, FleetRun
@@ -43,16 +42,6 @@ def page(run: FleetRun, log: Callable[[str], str], href: Callable[[str], str] | 
     Raises:
         NormdeployError: a library of the extra ``report`` is missing.
     """
-    require()
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     targets, rows = table(run)
     bad = [c for c in run.cells if c.status in ("wrong", "failed")]
     shown = {
@@ -67,7 +56,7 @@ def page(run: FleetRun, log: Callable[[str], str], href: Callable[[str], str] | 
         "machines": [dict(m) for m in run.machines],
     }
     plot = _trend(run) if len(run.trend) > 1 else None
-    return environment.get_template("fleet.html").render(_safe(shown, _LONGEST) | {"plot": plot, "size": _size})
+    return templates().get_template("fleet.html").render(safe(shown, _LONGEST) | {"plot": plot})
 
 
 def _cell(cell: Cell | None, run: FleetRun, href: Callable[[str], str] | None) -> dict[str, Any] | None:

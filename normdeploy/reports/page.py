@@ -8,25 +8,20 @@ is left out; no report makes a page of 2 MB.
 
 from __future__ import annotations
 
-import importlib.util
-import math
-import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import NormdeployError, printable
+from ..errors import NormdeployError
 from . import graph
+from .html import num, safe, size, templates
 from .page_rows import Cut, Row, islands, norms
 from .report import SCHEMA
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
-
     from .plots import Plot
 
-NEEDED = ("jinja2", "matplotlib")
 _LONGEST = 300  # letters of one text
 _COMMAND = 4000
 _DRAWN = 6  # runtimes of which the error by layer is drawn, and norms of which the race is
@@ -35,19 +30,6 @@ _LEFT = ("refused", "undone")
 _MACHINE = ("cpu", "system", "driver")  # of the environment; the rest are versions
 _OPTIONAL = ("bisection", "command", "engine", "notes", "parity", "precision", "quantization", "race", "seconds")
 _SUBJECT = ("source", "model", "onnx", "output")
-
-
-def require() -> None:
-    """Before any work: the page can be made.
-
-    Raises:
-        NormdeployError: a library of the extra ``report`` is missing.
-    """
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise NormdeployError(
-            f"--html needs {' and '.join(missing)}, not installed here: pip install jinja2 matplotlib"
-        )
 
 
 def page(document: Mapping[str, Any]) -> str:
@@ -64,19 +46,8 @@ def page(document: Mapping[str, Any]) -> str:
         raise NormdeployError(
             f"this is no report that a page is made from: its schema is {document.get('schema')!r}, not {SCHEMA!r}"
         )
-    require()
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(num=_num, size=_size, shape=_shape, whole=_whole)
-    report = {name: _safe(value, _COMMAND if name == "command" else _LONGEST) for name, value in document.items()}
-    return environment.get_template("report.html").render(_told(report))
+    report = {name: safe(value, _COMMAND if name == "command" else _LONGEST) for name, value in document.items()}
+    return templates().get_template("report.html").render(_told(report))
 
 
 def _told(report: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +93,7 @@ def _busy(race: Mapping[str, Any]) -> str:
     machine = race.get("machine") or {}
     words = [f"{machine['cores']} core{'' if machine['cores'] == 1 else 's'}"] if "cores" in machine else []
     loads = (("before", machine.get("load")), ("at the end", race.get("load")))
-    words += [f"load {_num(load)} {when}" for when, load in loads if load is not None]
+    words += [f"load {num(load)} {when}" for when, load in loads if load is not None]
     return f"{', '.join(words)}." if words else ""
 
 
@@ -215,58 +186,16 @@ def _stats(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         count = sum(layer["status"] == "quantized" for layer in quantization["layers"])
         stats.append((quantization["to"], f"{count} of {len(quantization['layers'])} linear layers", ""))
     if engine := report.get("engine"):
-        stats.append((_size(engine["bytes"]), f"engine for {engine['runtime']} {engine['version']}", ""))
+        stats.append((size(engine["bytes"]), f"engine for {engine['runtime']} {engine['version']}", ""))
     if race := report.get("race"):
         ran = [e for e in race["entries"] if not e.get("reason") and not e.get("norm")]
         best = min(ran, key=lambda e: float(e["median"]), default=None)
         if best is not None:
             stats.append(
                 (
-                    f"{_num(best['median'])} ms",
+                    f"{num(best['median'])} ms",
                     f"fastest: {' · '.join(filter(None, (best['runtime'], best.get('file'))))}",
                     "",
                 )
             )
     return stats
-
-
-def _safe(value: Any, longest: int) -> Any:
-    """``value`` with its texts fit to be shown."""
-    if isinstance(value, str):
-        text = printable(value)
-        return text if len(text) <= longest else f"{text[:longest]} … ({len(text) - longest} more letters)"
-    if isinstance(value, Mapping):
-        return {_safe(k, longest): _safe(v, longest) for k, v in value.items()}
-    return [_safe(v, longest) for v in value] if isinstance(value, Sequence) else value
-
-
-def _num(value: Any) -> str:
-    """A measured number, three figures at most; what is not known is a dash."""
-    if value is None:
-        return "–"
-    number = float(value)
-    if not math.isfinite(number) or number == 0 or 1e-2 <= abs(number) < 1e4:
-        return f"{number:.3g}" if not abs(number) >= 1000 else f"{number:.0f}"
-    return f"{number:.1e}"
-
-
-def _whole(text: str) -> Markup:
-    """``text`` with its numbers kept in one line: browsers break 1e-07 behind the hyphen."""
-    from markupsafe import Markup, escape
-
-    pieces = re.split(r"([^\s,()]{0,20}-\d[^\s,()]{0,9})", text)
-    return Markup("").join(
-        Markup('<span class="whole">{}</span>').format(p) if i % 2 else escape(p) for i, p in enumerate(pieces)
-    )
-
-
-def _size(count: int) -> str:
-    """Bytes as people say them."""
-    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= step:
-            return f"{count / step:.1f} {unit}"
-    return f"{count} bytes"
-
-
-def _shape(sizes: Sequence[int]) -> str:
-    return "×".join(map(str, sizes))

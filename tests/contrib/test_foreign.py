@@ -357,6 +357,15 @@ REFUSED = {
         "{ y = LayerNorm <epsilon: float = 0.001> (x) }",
         "it has 1 inputs, and should have 3",
     ),
+    "an attribute that onnxruntime ignores": (
+        "{ y = SimplifiedLayerNormalization <fast = 1> (x, g) }",
+        "attribute 'fast' is of unknown",
+    ),
+    "an input too many": ("{ y = SimplifiedLayerNormalization (x, g, b) }", "it has 3 inputs, and should have 2"),
+    "three inputs too many": (
+        "{ y = SimplifiedLayerNormalization (x, g, b, s, s) }",
+        "it has 5 inputs, and should have 2",
+    ),
     "an attribute nobody documents": (
         "{ y = LayerNorm <epsilon: float = 0.001, fast = 1> (x, g, b) }",
         "attribute 'fast' is of unknown",

@@ -345,6 +345,22 @@ def test_statistics_of_something_else_are_not_taken(other: dict[str, int], monke
     assert "statistics of (axis, groups, channels_last)" in account[0].reason
 
 
+@pytest.mark.parametrize(
+    ("alpha", "left", "activation"), [("", [], 2), ("<alpha=1.0>", [], 2), ("<alpha=0.5>", ["Swish"], 0)]
+)
+def test_only_the_swish_that_is_a_silu_is_part_of_the_kernel(alpha: str, left: list[str], activation: int) -> None:
+    """SiLU is Swish with alpha 1, its default (onnx, Operators.md)."""
+    model = MODELS["BatchNormalization, Relu"]
+    proto = replace(model, body=model.body.replace("Relu(", f"Swish{alpha}("), opset=24).proto()
+    written, (told,) = plugins(proto)
+    assert told.form == "plugin ScaleShift"
+    assert [n.op_type for n in written.graph.node] == ["ScaleShift", *left]
+    assert attributes(written.graph.node[0])["activation"] == activation
+    data = feeds(proto)
+    found, expected = by_references(written, data)["y"], by_references(proto, data)["y"]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)  # scale and shift are float32, the rest float64
+
+
 @pytest.mark.parametrize("parameter", ["scale", "shift"])
 @pytest.mark.parametrize("activation", ["Relu", "Identity"])
 def test_a_parameter_that_is_off_by_two_ulp_is_found(

@@ -60,6 +60,36 @@ def test_an_option_of_one_variant_makes_that_stale(tmp_path: Path) -> None:
     assert run_toys(file).ran == STEPS // 2
 
 
+def ran_again(file: Path, before: dict[str, str]) -> set[str]:
+    """The steps whose keys have changed, and which therefore ran: once for each key."""
+    found = run_toys(file)
+    changed = {
+        line["step"]: line["key"] for line in manifest(store_of(file)) if before.get(line["step"]) != line["key"]
+    }
+    assert found.ran == len(set(changed.values()))
+    return {step.removeprefix("all.") for step in changed}
+
+
+def test_an_export_that_gives_the_same_file_leaves_what_comes_of_it(tmp_path: Path) -> None:
+    """Keys hold what a step reads by its content, and not by how that was made."""
+    file = toy_fleet(tmp_path, a="steady one", b="moving")
+    run_toys(file)
+    before = {line["step"]: line["key"] for line in manifest(store_of(file))}
+    engines = {line["step"]: line["outputs"] for line in manifest(store_of(file)) if line["step"].endswith("/build")}
+    file.write_text(FLEET.replace('precision = "fp16"', 'precision = "bf16"'))
+    again = ran_again(file, before)
+    assert {step for step in again if step.startswith("a/")} == {"a/fp16/export"}  # and nothing behind it
+    assert len(again) == 1 + STEPS // 2  # of the other model all of the variant
+    # another model that gives the same file: it is verified again, and packaged as its source; no engine is built
+    before = {line["step"]: line["key"] for line in manifest(store_of(file))}
+    (tmp_path / "a.pt2").write_text("steady two")
+    again = ran_again(file, before)
+    assert {step.rpartition("/")[2] for step in again} == {"export", "verify", "package", "recheck"}
+    assert not [step for step in again if step.endswith("/build")]
+    after = {line["step"]: line["outputs"] for line in manifest(store_of(file)) if line["step"].endswith("/build")}
+    assert {s: o for s, o in after.items() if ".a/" in s} == {s: o for s, o in engines.items() if ".a/" in s}
+
+
 def test_what_fails_ends_what_comes_of_it_and_nothing_else(tmp_path: Path) -> None:
     file = toy_fleet(tmp_path, good="one", fails="fails", crashes="crashes", wrong="wrong")
     found = run_toys(file)

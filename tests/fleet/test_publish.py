@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -267,6 +269,87 @@ def test_mlflow_holds_the_bundle_and_a_version_of_a_model(signed: Path, mlflow: 
     require_signed(tmp_path / "bundle", trusted(keys))
     manifest = hashlib.sha256((tmp_path / "bundle/manifest.json").read_bytes()).hexdigest()
     assert run.data.tags["normdeploy.manifest"] == version.tags["normdeploy.manifest"] == f"sha256:{manifest}"
+
+
+def normdeploy(folder: Path, *words: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "normdeploy", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a signed fleet of a real model, whose bundle holds an engine."""
+    import torch
+
+    folder = tmp_path_factory.mktemp("real")
+    key_pair(folder)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LayerNorm(8)).eval()
+    shapes = ({0: torch.export.Dim("batch", min=1, max=8)},)
+    torch.export.save(torch.export.export(net, (torch.randn(4, 6),), dynamic_shapes=shapes), folder / "net.pt2")
+    (folder / "fleet.toml").write_text(
+        '[defaults]\nsteps = ["verify", "package"]\n[targets.ada]\nruntime = "tensorrt-rtx"\n'
+        'compute_capability = "8.9"\n[models.net]\nsource = "net.pt2"\n'
+    )
+    normdeploy(folder, "fleet", "run", "fleet.toml", "--sign", "key.pem")
+    return folder
+
+
+def pull_oci(address: str, target: Path) -> None:
+    """As `oras pull` does."""
+    from oras.provider import Registry
+
+    Registry(address, insecure=True).pull(target=f"{address}/team/models:net__default__ada", outdir=str(target))
+
+
+def pull_mlflow(address: str, target: Path) -> None:
+    words = ["artifacts", "download", "--artifact-uri", "models:/net__default__ada/1", "-d", str(target)]
+    environment = os.environ | {"MLFLOW_TRACKING_URI": f"http://{address}", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    subprocess.run([sys.executable, "-m", "mlflow", *words], check=True, env=environment, capture_output=True)
+
+
+@pytest.mark.publish
+@pytest.mark.parametrize(
+    ("server", "to", "pull"),
+    [("registry", "oci+http://{}/team/models", pull_oci), ("mlflow", "mlflow+http://{}/night", pull_mlflow)],
+    ids=["oci", "mlflow"],
+)
+def test_a_bundle_that_is_pulled_is_rechecked_as_a_whole(
+    real: Path,
+    server: str,
+    to: str,
+    pull: Callable[[str, Path], None],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    address = request.getfixturevalue(server)
+    words = ("--to", to.format(address), "--trust", "key.pub.pem", "--built")
+    assert "1 published" in normdeploy(real, "fleet", "publish", "fleet.toml", *words)
+    bundle = tmp_path / "bundle"
+    pull(address, bundle)
+    told = normdeploy(tmp_path, "recheck", "bundle")
+    assert "nothing got worse" in told
+    assert "it says that" in told  # somebody has signed it, whom nobody has named
+    told = normdeploy(tmp_path, "recheck", "bundle", "--trust", str(real / "key.pub.pem"))
+    assert "nothing got worse" in told
+    assert "every file is as a trusted key has signed it" in told
+    assert re.search(r"onnxruntime \(optimizer on\) .* pass ", told)
+    assert "not run: TensorRT-RTX (0_model.engine)" in told or re.search(r"TensorRT-RTX .* pass ", told)
+    key_pair(tmp_path, "other")
+    assert "error: " in normdeploy(tmp_path, "recheck", "bundle", "--trust", "other.pub.pem", code=1)
+    engine = bundle / "engines/0_model.engine"
+    engine.write_bytes(engine.read_bytes()[:-1] + b"x")
+    told = normdeploy(tmp_path, "recheck", "bundle", "--trust", str(real / "key.pub.pem"), code=1)
+    assert "is not as it was signed: engines/0_model.engine" in told
+    assert "engines/0_model.engine" in normdeploy(tmp_path, "recheck", "bundle", code=1)
 
 
 @pytest.mark.publish

@@ -95,7 +95,7 @@ def cluster() -> Iterator[Any]:
 
 def run_on(address: str, file: Path, store: Path, wait: float = 0.0) -> FleetRun:
     opened = Store(Folder(store))
-    pool = Cluster(opened, address, TOY)
+    pool = Cluster(opened, address, TOY, wait)
     try:
         return fleet.driven(read(file), opened, pool, (), wait)
     finally:
@@ -131,9 +131,8 @@ def _pretended_here(here: Machine) -> Any:
 
 
 @pytest.mark.clusters
-def test_steps_for_a_gpu_run_on_its_node_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_for_a_gpu_run_on_its_node_one_at_a_time(tmp_path: Path) -> None:
     file = toy_fleet(tmp_path, **{f"m{n}": f"slow {n}" for n in range(3)})
-    monkeypatch.setenv(RUNS, str(tmp_path / "runs.txt"))
     opened = Store(Folder(tmp_path / "store"))
     with nodes({"capability": "8.9", "resources": {"cc89": 1}, "num_cpus": 4}) as made:
         pool = Cluster(opened, made.address, replace(TOY, module="benchmarks.fleet.counted"))
@@ -141,7 +140,7 @@ def test_steps_for_a_gpu_run_on_its_node_one_at_a_time(tmp_path: Path, monkeypat
             assert fleet.driven(read(file), opened, pool)
         finally:
             pool.close()
-    begun = {line.split()[1]: float(line.split()[0]) for line in (tmp_path / "runs.txt").read_text().splitlines()}
+    begun = {line.split()[1]: float(line.split()[0]) for line in (tmp_path / RUNS).read_text().splitlines()}
     times: dict[bool, list[tuple[float, str]]] = {True: [], False: []}
     for told in manifest(opened):
         record = opened.record(told["key"])

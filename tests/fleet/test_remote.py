@@ -251,7 +251,7 @@ def test_a_store_that_goes_away_is_an_error_and_the_next_run_goes_on(tmp_path: P
             "import sys; from pathlib import Path; from normdeploy.cli import app; from tests.fleet import toys;"
             " from normdeploy.fleet import fleet; from normdeploy.fleet.pool import Local;"
             " from normdeploy.fleet.workers import Warm;"
-            " fleet.pool_of = lambda on, jobs: lambda store: Local(store, 2, Warm('tests.fleet.toy', ()));"
+            " fleet.pool_of = lambda on, jobs, wait: lambda store: Local(store, 2, Warm('tests.fleet.toy', ()));"
             f" sys.argv = ['normdeploy', 'fleet', 'run', {str(file)!r}, '--store', {bucket.url!r}]; app.main()"
         )
         words = [sys.executable, "-c", program]

@@ -141,6 +141,20 @@ def test_json_nested_to_the_limit_of_python(ordinary: Path, tmp_path: Path) -> N
         load(edited(ordinary, tmp_path / "x.pt2", {PROGRAM: json_edit(edit)}))
 
 
+def test_true_in_the_place_of_a_number(ordinary: Path, tmp_path: Path) -> None:
+    """To Python it is the number 1, and a damaged file would be a model of other sizes."""
+
+    def edit(program: Any) -> None:
+        (linear,) = (n for n in program["graph_module"]["graph"]["nodes"] if "linear" in n["target"])
+        (made,) = linear["outputs"]
+        made = program["graph_module"]["graph"]["tensor_values"][made["as_tensor"]["name"]]
+        assert made["sizes"][1] == {"as_int": 3}
+        made["sizes"][1] = {"as_int": True}
+
+    with pytest.raises(LoadError, match=r"sizes\[1\]\.as_int is True, where int is wanted; the file is damaged"):
+        load(edited(ordinary, tmp_path / "x.pt2", {PROGRAM: json_edit(edit)}))
+
+
 def test_a_name_of_a_million_letters(ordinary: Path, tmp_path: Path) -> None:
     """A search for a class in torch's complaint took time with its square: this would not end."""
 

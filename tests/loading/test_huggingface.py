@@ -66,6 +66,24 @@ def test_the_attention_mask_is_told_from_other_flags() -> None:
     assert {spec.name: spec.mask for spec in model.inputs} == {"ids": False, "segment": False, "mask": True}
 
 
+@pytest.mark.parametrize("other", ["stated", "a table's"])
+def test_what_takes_other_values_than_a_mask_is_generated_as_no_mask(other: str) -> None:
+    """A row of zeros or ones would be beyond the values that the caller stated, or that the table has."""
+
+    class Kinds(Attention):
+        def forward(self, ids: torch.Tensor, segment: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            kinds = self.table(mask - 2) if other == "a table's" else 0.0
+            return super().forward(ids, segment, mask) + kinds
+
+    values = "{2:7}" if other == "stated" else ""
+    model = from_module(Kinds().eval(), inputs=[*INPUTS[:2], f"mask:int64[batch,seq]{values}"], dims=DIMS)
+    assert attention_masks(model.program) == {"mask"}
+    low, high = {"stated": (2, 7), "a table's": (2, 13)}[other]
+    cases, _ = generated(model, 2)
+    drawn = [case.make()["mask"] for case in cases]
+    assert low <= min(v.min() for v in drawn) <= max(v.max() for v in drawn) < high
+
+
 def test_a_mask_by_hand_is_seen_too() -> None:
     class ByHand(nn.Module):
         def forward(self, x: torch.Tensor, mask: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

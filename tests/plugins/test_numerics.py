@@ -141,6 +141,8 @@ CASES += [
         for s, c in (((2, 12, 30, 30), NCHW), ((2, 30, 30, 12), NHWC))
         for a, d in (("none", "fp32"), ("silu", "fp16"))
     ),
+    # more channels than a block of 1024
+    Case("GroupNormApply", (1, 2, 3, 1040), EPS | {"num_groups": 2, "activation": "relu"} | NHWC, "fp32"),
 ]
 
 

@@ -116,6 +116,16 @@ def test_an_epsilon_is_kept_up_to_the_division() -> None:
     np.testing.assert_array_equal(run_onnxruntime(made, {"x": np.zeros((2, 4), np.float16)})[0], 0)
 
 
+@pytest.mark.parametrize("body", ["m = Max(a, eps)", "m = Add(a, eps)", "s = Add(a, eps) m = Sqrt(s)"])
+def test_an_epsilon_without_statistics_is_kept_up_to_the_division_too(body: str) -> None:
+    """Calibration saw no zeros, and 1e-12 is 0 in half: 0 / 0 would be NaN."""
+    proto = text(f"a = Abs(x) {body} y = Div(x, m)", eps=np.array(1e-12))
+    made, account = converted(proto, "fp16", [{"x": X}])
+    assert ("constant", "eps") in [(island.kind, island.tensor) for island in account.islands]
+    for found in runs(made, "fp16", {"x": np.zeros((2, 4), np.float32)}).values():
+        np.testing.assert_array_equal(found[0], 0)
+
+
 def test_a_residual_stream_near_the_limit_is_kept_before_the_norm_and_beyond() -> None:
     body = """a = MatMul(x, grow) r = Add(x, a) n = LayerNormalization<axis = -1>(r, g) f = MatMul(n, w) s = Add(r, f)
               m = LayerNormalization<axis = -1>(s, g) y = MatMul(m, w)"""
@@ -401,6 +411,27 @@ def test_weights_that_an_old_file_lists_as_inputs_are_weights() -> None:
     made, account = converted(proto, "fp16", [{"x": 1e-3 * X}])
     assert [v.name for v in made.graph.input] == ["x"]
     assert account.islands[0].tensor == "w"
+
+
+@pytest.mark.parametrize(
+    ("body", "default", "given"),
+    [
+        ("a = Add(x, d) y = Softmax<axis = -1>(a)", [0, -1e9, 0, 0], [0, -1e5, 0, -1e5]),
+        ("y = Div(x, d)", [1e-9, -1e-9, 1e-9, 1e-8], [1, 2, 3, 4]),
+        ("s = Mul(x, d) y = Relu(s)", [1e-9], [1]),
+    ],
+)
+def test_a_default_that_half_does_not_hold_stays_float32(body: str, default: list[float], given: list[float]) -> None:
+    """What the caller may give another value is no constant that could be changed, and an input of its own."""
+    proto, d = text(body, d=np.array(default)), np.float32(given)
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("d", TensorProto.FLOAT, d.shape))
+    made, account = converted(proto, "fp16", [{"x": X}])
+    assert types(made)["d"] == "float32"
+    assert any("input 'd' reached " in note for note in account.notes)
+    np.testing.assert_array_equal(numpy_helper.to_array(made.graph.initializer[0]), np.float32(default))
+    for feeds in ({"x": X}, {"x": X, "d": d}):
+        found = run_onnxruntime(made, feeds | {"x": X.astype(np.float16)})[0].astype(np.float64)
+        np.testing.assert_allclose(found, run_onnxruntime(proto, feeds)[0], rtol=2e-3, atol=1e-3)
 
 
 def test_a_file_in_which_nothing_can_be_half_says_so() -> None:

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 import normdeploy
 from normdeploy.errors import InputError
 from normdeploy.exporter import to_onnx
-from normdeploy.quantization.compensate import DAMPING, Moments, fed_back, feedback_of, rows_of, shrunk
+from normdeploy.quantization.compensate import DAMPING, Moments, fed_back, feedback_of, shrunk
 from normdeploy.quantization.quantize import quantized
 from normdeploy.quantization.samples import split
 from normdeploy.quantization.steps import FP8, INT4, INT8, Format, codes, laid, weight_scales
@@ -102,15 +102,6 @@ def test_scales_of_blocks_shrink_where_that_is_nearer() -> None:
 
     assert (errors(made) <= errors(plain)).all()
     np.testing.assert_array_equal(shrunk(w, h, 1, INT8, 0), weight_scales(w, 1, INT8))
-
-
-def test_rows_that_the_mask_leaves_out() -> None:
-    value = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    mask = np.array([[1, 1, 0], [1, 0, 0]])
-    assert rows_of(value, -1, {"attention_mask": mask}).tolist() == [*value[0, :2].tolist(), value[1, 0].tolist()]
-    assert rows_of(value, -1, {}).shape == (6, 4)
-    assert rows_of(value, 1, {"attention_mask": mask}).shape == (8, 3)  # no tokens along the other axes
-    assert rows_of(value, -1, {"attention_mask": mask * 7}).shape == (6, 4)
 
 
 def test_the_account_and_the_bias_that_stays() -> None:

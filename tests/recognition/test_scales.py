@@ -185,6 +185,26 @@ def test_a_padded_conv_behind_takes_the_scale() -> None:
     assert left(proto) == ["Add", "Conv"]
 
 
+def test_a_scale_and_shift_begins_behind_what_others_read_too() -> None:
+    """x − mean is an output's, so that it stays, and what comes after it is folded all the same."""
+
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 3, 3)
+            for name in ("gamma", "beta", "mean"):
+                self.register_buffer(name, torch.randn(4, 1, 1))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            centred = x - self.mean
+            return self.conv(centred * self.gamma + self.beta), torch.relu(centred)
+
+    torch.manual_seed(4)
+    proto, summary = folded(Centred(), torch.randn(2, 4, 6, 6))
+    assert [n.op_type for n in proto.graph.node] == ["Sub", "Conv", "Relu"]
+    assert [f.status for f in summary.findings] == ["folded"]
+
+
 def test_a_shared_weight_is_copied() -> None:
     torch.manual_seed(4)
     proto, summary = folded(SharedWeight(), torch.randn(2, 3, 5, 6))

@@ -70,6 +70,15 @@ def test_shapes_outside_the_profiles_are_refused(engine_file: Path) -> None:
         normdeploy.open_runner(engine_file, profile_index=2)
 
 
+@pytest.mark.parametrize(("profile", "usual"), [(None, (2, 4)), (0, (2, 4)), (1, (6, 4))])
+def test_inputs_that_nobody_gave_have_the_usual_sizes_of_the_profile(
+    engine_file: Path, tmp_path: Path, profile: int | None, usual: tuple[int, int]
+) -> None:
+    found = normdeploy.run(engine_file, None, tmp_path / "y.npz", profile_index=profile)
+    assert np.load(tmp_path / "y.inputs.npz")["x"].shape == np.load(tmp_path / "y.npz")["y"].shape == usual
+    assert ["the file does not say which values x may take" in note for note in found.notes] == [True]
+
+
 def test_a_graph_is_recorded_once_for_a_shape(engine_file: Path, request: pytest.FixtureRequest) -> None:
     x = torch.ones(2, 4)
     with normdeploy.open_runner(engine_file, cuda_graph=True) as runner:

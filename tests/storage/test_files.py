@@ -20,6 +20,7 @@ import normdeploy
 from normdeploy.errors import GraphError, NormdeployError
 from normdeploy.storage import atomic as storage_atomic
 from normdeploy.storage import files
+from normdeploy.storage import folder as storage_folder
 from normdeploy.storage.files import atomic, load_onnx, save_onnx, sha256, write_bytes
 from normdeploy.storage.weights import detached
 
@@ -95,6 +96,28 @@ def test_targets_that_cannot_be_replaced(tmp_path: Path, what: str) -> None:
     with pytest.raises(NormdeployError, match=r"can't write.*(not a regular file|no folder 'missing')"):
         write_bytes(path, b"x")
     assert names(tmp_path) == before
+
+
+def test_a_folder_that_can_not_be_replaced_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where two names can't be exchanged, the old folder is renamed before the new one can take its place."""
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "old").write_text("kept")
+    rename = os.rename
+
+    def refusing(source: Path, target: Path) -> None:
+        if (source / "new").exists():
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        rename(source, target)
+
+    monkeypatch.setattr(storage_folder, "_exchanged", lambda *_: False)
+    monkeypatch.setattr(os, "rename", refusing)
+    with (
+        pytest.raises(NormdeployError, match=r"can't write 'made' .*: Permission denied"),
+        storage_folder.atomic_folder(tmp_path / "made") as fresh,
+    ):
+        (fresh / "new").touch()
+    assert names(tmp_path) == {"made"}
+    assert (tmp_path / "made" / "old").read_text() == "kept"
 
 
 SLOW_WRITER = """

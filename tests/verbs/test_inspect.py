@@ -11,7 +11,9 @@ import onnx
 import onnx.parser
 import onnxruntime
 import pytest
+import torch
 from onnxruntime.capi import onnxruntime_pybind11_state as state
+from torch import nn
 from typer.testing import CliRunner
 
 import normdeploy
@@ -325,6 +327,22 @@ def test_norms_are_shown_as_they_stand_and_as_they_would_be_written() -> None:
     (then,) = (s for s in finding.runtimes if s.form == "optimized" and s.runtime.endswith("CPU"))
     assert now.nodes == ("ReduceMean", "Sub", "Mul", "ReduceMean", "Add", "Sqrt", "Div")
     assert (then.nodes, then.verdict) == (("LayerNormalization",), "kernel")
+
+
+def test_of_a_module_only_nodes_of_one_norm_are_shown_as_they_stand() -> None:
+    """What torch decomposed is not written so, but a node that stays is what a runtime gets."""
+
+    class ByHand(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5)
+
+    def asked(module: nn.Module) -> list[tuple[str, tuple[str, ...]]]:
+        (norm,) = normdeploy.inspect(module.eval(), inputs=["x:float32[2,8]"]).findings
+        return [(s.form, s.nodes) for s in norm.runtimes if s.runtime.endswith("CPU")]
+
+    assert asked(nn.LayerNorm(8)) == [("now", ("LayerNormalization",))]
+    assert asked(ByHand()) == [("optimized", ("RMSNormalization",))]
+    assert [form for form, _ in asked(nn.GroupNorm(2, 8))] == ["now", "optimized"]
 
 
 def test_likes_are_one_cut() -> None:

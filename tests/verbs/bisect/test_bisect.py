@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -23,8 +24,10 @@ from normdeploy.errors import NormdeployError
 from normdeploy.runtimes.ort import OrtRunner
 from normdeploy.verbs.bisect import lab as bisect_lab
 from normdeploy.verbs.bisect.bisect import Bisection
+from normdeploy.verbs.bisect.hunt import Hunt
 from normdeploy.verbs.bisect.match import counterparts
 from normdeploy.verbs.verify import candidates
+from normdeploy.verbs.verify.drift import Point
 
 SMALL = {"layers": 2, "hidden": 32, "heads": 4, "inner": 64, "vocabulary": 50}
 LAYER = 1
@@ -106,6 +109,8 @@ def test_two_faults_are_both_found(exported: onnx.ModelProto, tmp_path: Path) ->
         ("layers.0.attention_norm", "epsilon", False),
         ("layers.1.mix", "weights", True),
     ]
+    assert {r.runtime for r in found.parity.results if not r} == {candidates.OFF, candidates.ON}
+    assert {f.runtime for f in found.faults} == {candidates.OFF}  # the optimizer has no part in it
 
 
 class Healing(nn.Module):
@@ -130,6 +135,29 @@ def test_an_early_tensor_that_heals_is_not_named(tmp_path: Path) -> None:
     found = normdeploy.bisect(model, file, inputs=["x:float32[4,8]"], seeds=1)
     assert [f.module for f in found.faults] == ["second"]
     assert any("of first is off too" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("after", "fault"), [(0.05, True), (0.45, True), (0.55, False), (0.99, False), (2.0, False)])
+def test_what_helps_the_output_by_a_hair_is_no_fault(after: float, fault: bool) -> None:
+    """A tensor at what its pair has is the fault where the output, off by 1 of 0.1, gets right or half as wrong; less
+    is what another value may do by chance."""
+
+    def off(error: float) -> Point:
+        return Point("", "y", "output", error, 0.0, 0.1, 0.0, "")
+
+    class Held(Hunt):
+        def __init__(self) -> None:
+            self._bench, self._value = SimpleNamespace(held={}), None
+            self._units = SimpleNamespace(stored=lambda tensor, value: value)
+
+        def at_output(self) -> Point:
+            assert [*self._bench.held] == ["t"]
+            return off(after)
+
+    search = SimpleNamespace(reference={"n": np.zeros(2)}, target="n", values={"t": np.ones(2)})
+    hunt = Held()
+    assert hunt._helps("t", search, off(1.0)) is fault
+    assert hunt._bench.held == {}
 
 
 class PreNorm(nn.Module):
@@ -172,6 +200,23 @@ def test_a_difference_for_a_sum_is_nothing_left_out(tmp_path: Path) -> None:
     (fault,) = changed(tmp_path, change).faults
     assert fault.kind != "left out"
     assert fault.nodes[0].startswith("Sub ")
+    assert fault.mended
+
+
+def test_a_fault_that_the_first_input_does_not_show_is_looked_for_where_it_is(tmp_path: Path) -> None:
+    """Values beyond 20 are cut off, and ordinary ones have none."""
+
+    def change(graph: onnx.GraphProto) -> None:
+        graph.initializer.extend(numpy_helper.from_array(np.float32(v), n) for v, n in ((-20, "low"), (20, "high")))
+        for node in graph.node:
+            node.input[:] = ["cut" if name == "x" else name for name in node.input]
+        graph.node.insert(0, onnx.helper.make_node("Clip", ["x", "low", "high"], ["cut"], name="cutting"))
+
+    found = changed(tmp_path, change)
+    (worst,) = (r.case for r in found.parity.results if r.runtime == candidates.OFF)
+    assert worst != found.parity.cases[0]
+    (fault,) = found.faults
+    assert (fault.case, fault.runtime) == (worst, candidates.OFF)
     assert fault.mended
 
 

@@ -3,6 +3,7 @@ one."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import normdeploy
 from normdeploy.exporter import to_onnx
 from normdeploy.loading import from_module
 from normdeploy.model import Model
+from normdeploy.verbs.verify.battery import battery
 from normdeploy.verbs.verify.verify import Comparison, verify
 
 HEAD = '<ir_version: 8, opset_import: ["": 20]> planted '
@@ -328,6 +330,18 @@ def test_a_wrong_row_of_a_table_is_found_by_running_it(tmp_path: Path) -> None:
     comparison = verified(model, proto, tmp_path, seeds=1)
     assert any(case.startswith("rows ") for case in comparison.cases)
     assert failed(comparison)
+
+
+def test_every_row_of_a_table_is_run() -> None:
+    """The first and the last too, each in the case whose name says so."""
+    model = from_module(nn.Embedding(53, 8).eval(), inputs=["ids:int64[batch=1:1:2,4]{3:53}"])
+    ran = set[int]()
+    for case in battery(model, 1).cases:
+        if told := re.fullmatch(r"rows (\d+) to (\d+) of ids, batch=2", case.name):
+            ids, stated = set(case.make()["ids"].flat), set(range(int(told[1]), int(told[2]) + 1))
+            assert stated <= ids <= set(range(3, 53))
+            ran |= stated
+    assert ran == set(range(3, 53))
 
 
 def test_what_was_not_run_for_its_size_is_in_the_verdict(tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+"""The processes of a fleet that a kill may hit: driver, warm process, step, and what runs a step on a Ray node."""
+
+from __future__ import annotations
+
+import os
+import random
+from contextlib import suppress
+from pathlib import Path
+
+
+def children(pid: int) -> list[int]:
+    """Any of its threads may have started them, so every process is asked for its parent."""
+    return [int(e.name) for e in Path("/proc").iterdir() if e.name.isdigit() and _parent(int(e.name)) == pid]
+
+
+def ray_steps() -> list[int]:
+    """Ray's processes that run a step at this moment, on nodes that this process started."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and _words(int(entry.name)).startswith(b"ray::all."):
+            above = int(entry.name)
+            while above > 1 and above != os.getpid():
+                above = _parent(above)
+            found += [int(entry.name)] if above == os.getpid() else []
+    return found
+
+
+def target(kind: str, driver: int, rng: random.Random) -> int | None:
+    """A process of the kind that runs now."""
+    if kind in ("driver", "driver on Ray"):
+        return driver
+    if kind == "Ray worker":
+        return rng.choice(found) if (found := ray_steps()) else None
+    warm = [c for c in children(driver) if b"normdeploy.fleet.warm" in _words(c)]
+    if kind == "warm process":
+        return warm[0] if warm else None
+    steps = [s for w in warm for s in children(w)]
+    return rng.choice(steps) if steps else None
+
+
+def _words(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def _parent(pid: int) -> int:
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0

@@ -1,0 +1,96 @@
+"""Ranges of channels behind no norm: zero stays a code, and the bias takes a shift back by the weight as stored."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from normdeploy.model import Dim, InputSpec
+from normdeploy.quantization.conditions import ranged
+from normdeploy.quantization.quantize import quantized
+from normdeploy.quantization.samples import split
+from normdeploy.quantization.steps import FP8, INT8, Step, rounded
+from normdeploy.quantization.wish import Wish
+from tests.half_graphs import text
+from tests.support import run_onnxruntime
+
+RNG = np.random.default_rng(5)
+CHANNELS, OUTPUTS, ROWS = 32, 16, 256
+SPECS = [InputSpec("x", "float32", (Dim("b", 1, 8, 256), Dim.static(CHANNELS)))]
+# one-sided as GELU's results are, each channel of a size of its own, one a hundred times as large in a few rows alone
+X = (np.maximum(RNG.standard_normal((ROWS, CHANNELS)), -0.1) * np.exp(RNG.standard_normal(CHANNELS))).astype(np.float32)
+X[:, 3] = np.where(np.arange(ROWS) % 16 == 0, 100.0, 0.0)
+W = RNG.standard_normal((CHANNELS, OUTPUTS)).astype(np.float32)
+B = RNG.standard_normal(OUTPUTS).astype(np.float32)
+GRAPHS = {
+    "MatMul": ("m = MatMul(x, w) y = Add(m, b)", {"w": W}),
+    "Gemm": ("y = Gemm(x, w, b)", {"w": W}),
+    "transposed": ("y = Gemm<transB=1>(x, w, b)", {"w": np.ascontiguousarray(W.T)}),
+}
+
+
+def model(kind: str) -> onnx.ModelProto:
+    body, weights = GRAPHS[kind]
+    return text(body, f"float[b,{CHANNELS}] x", f"float[b,{OUTPUTS}] y", b=B, **weights)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_what_is_zero_gives_the_models_bias(kind: str) -> None:
+    """However the weight is rounded."""
+    made, account = quantized(model(kind), Wish("int8"), split([{"x": X}], SPECS), SPECS)
+    assert [(layer.migrated, layer.rounding) for layer in account.layers] == [(("smooth",), "GPTQ")]
+    assert "Sub" in [n.op_type for n in made.graph.node]
+    (value,) = run_onnxruntime(made, {"x": np.zeros((1, CHANNELS), np.float32)})
+    np.testing.assert_allclose(value[0], B, atol=1e-3)  # a step of the inputs is 100 / 127, of the weights 1 / 50
+
+
+def test_the_range_is_what_the_factors_are_made_for() -> None:
+    _, account = quantized(model("MatMul"), Wish("int8"), split([{"x": X}], SPECS), SPECS)
+    (layer,) = account.layers
+    assert layer.high is not None
+    assert layer.low == -layer.high
+    assert layer.scale == pytest.approx(layer.high / 127)
+
+
+@pytest.mark.parametrize(("least", "room"), [(0.5, 0.0), (0.8, 0.5), (0.95, 1.0)])
+def test_every_channel_is_in_range_and_zero_is_a_code(least: float, room: float) -> None:
+    low, high = X.min(0).astype(np.float64), X.max(0).astype(np.float64)
+    s, c, reach = ranged(low, high, least, room, INT8)
+    step = Step(INT8, reach / 127)
+    for end in (low, high):
+        z = (end - c) / s
+        assert (np.abs(z) <= reach + step.scale).all()
+    codes = -c / s / step.scale
+    np.testing.assert_allclose(codes, np.rint(codes), atol=1e-4)
+    assert rounded(np.float32([0]), step)[0] == 0
+    half = (high - low) / 2
+    assert (s * reach >= half + room * np.median(half) - 1e-5).all()
+    assert (s * reach >= np.quantile(half, least) - 1e-5).all()
+
+
+def test_nothing_of_nothing() -> None:
+    s, c, reach = ranged(np.zeros(4), np.zeros(4), 0.5, 1.0, FP8)
+    assert (s == 1).all()
+    assert not c.any()
+    assert reach == 0
+
+
+def test_a_bias_that_two_layers_read_is_left_to_the_other() -> None:
+    """Their weights are rounded otherwise: no bias serves both."""
+    proto = text(
+        "m = MatMul(x, w) y = Add(m, b) n = MatMul(x, v) z = Add(n, b)",
+        f"float[b,{CHANNELS}] x",
+        f"float[b,{OUTPUTS}] y, float[b,{OUTPUTS}] z",
+        w=W,
+        v=W[::-1].copy(),
+        b=B,
+    )
+    made, _ = quantized(proto, Wish("int8"), split([{"x": X}], SPECS), SPECS)
+    for value in run_onnxruntime(made, {"x": np.zeros((1, CHANNELS), np.float32)}):
+        np.testing.assert_allclose(value[0], B, atol=1e-3)
+    stored = {t.name: numpy_helper.to_array(t) for t in made.graph.initializer}
+    biases = [stored[i] for n in made.graph.node if n.op_type == "Add" for i in n.input if i in stored]
+    assert len(biases) == 2
+    assert not np.array_equal(*biases)
