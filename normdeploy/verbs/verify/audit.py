@@ -286,7 +286,9 @@ def _are_powers(array: Array) -> bool:
 
 def _smoothed(weight: Weight, array: Array, inverses: Sequence[Array], missing: Mapping[str, Array]) -> Weight | None:
     """A gamma whose norm was divided by factors before it was quantized (`normdeploy.quantization.migrate`): times the
-    powers of two that the norm is written with, which are ``inverses``, it is the model's own."""
+    powers of two that the norm is written with, it is the model's own. ``inverses`` are those of all norms of the file,
+    which may be alike in most places, so the pair that differs least decides."""
+    least: tuple[int, Weight] | None = None
     for inverse in (v for v in inverses if v.size == array.size):
         whole = array.reshape(-1).astype(np.float64) * inverse.astype(np.float64)
         for name, parameter in missing.items():
@@ -294,12 +296,13 @@ def _smoothed(weight: Weight, array: Array, inverses: Sequence[Array], missing: 
                 continue
             model = parameter.reshape(-1).astype(np.float64)
             differs, told = whole != model, f"{name} over the powers of two that its norm is written with"
-            weight = replace(weight, parameter=name)
-            if not differs.any():
-                return replace(weight, origin=Origin.FOLDED, reason=told)
-            if differs.mean() <= 1 - _MOSTLY:
-                return _told(weight, Origin.ALTERED, np.abs(whole - model), _changed(differs, whole, model, told))
-    return None
+            count, beside = int(differs.sum()), replace(weight, parameter=name)
+            if not count:
+                return replace(beside, origin=Origin.FOLDED, reason=told)
+            if count <= (1 - _MOSTLY) * array.size and (least is None or count < least[0]):
+                reason = _changed(differs, whole, model, told)
+                least = count, _told(beside, Origin.ALTERED, np.abs(whole - model), reason)
+    return least[1] if least is not None else None
 
 
 def _beside(weight: Weight, array: Array, parameter: Array, unit: float) -> Weight | None:
