@@ -8,9 +8,9 @@ all files run in the same onnxruntime on the CPU, one thread. The reference is t
 has a row of its own. "faster" is float32's processor time over the file's, in turns in random order, three sessions a
 file, with a 95 % interval. What a file's kernels do on a GPU is not measured here.
 
-Models: MiniLM has the trained weights of a package; the MobileNetV2 and the decoder are trained here, for minutes, on
-crops of scikit-image's photographs and on the prose of installed packages. ModelOpt runs in an environment of its own,
-which is made in the cache at the first run.
+Models: MiniLM and EfficientNet-Lite0 have the trained weights of packages; the MobileNetV2 and the decoder are trained
+here, for minutes, on crops of scikit-image's photographs and on the prose of installed packages. ModelOpt runs in an
+environment of its own, which is made in the cache at the first run.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ MOST_S = 60
 PROFILES = {
     "minilm": ["batch=1:8:16", "length=2:32:128"],
     "mobilenet": ["batch=1:8:16"],
+    "efficientnet": ["batch=1:8:16"],
     "decoder": ["batch=1:8:16"],
 }
 BUILDABLE = ("symmetric", "fp8", "int4")  # the forms that are meant for TensorRT

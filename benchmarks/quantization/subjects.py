@@ -15,7 +15,7 @@ from torch import nn
 from models import minilm
 from normdeploy.verbs.verify.metrics import cosine, nearest, top
 
-from . import data, decoder, vision
+from . import data, decoder, efficientnet, vision
 
 Feeds = dict[str, np.ndarray]
 AT_ONCE = 16  # samples a run, where they are judged
@@ -96,6 +96,15 @@ def _of_classes(output: np.ndarray, reference: np.ndarray, judged: Feeds) -> dic
     }
 
 
+def _of_scores(output: np.ndarray, reference: np.ndarray, judged: Feeds) -> dict[str, float]:
+    kept = top(1)(output, reference)
+    return {
+        "top-1 agreement": float(kept.mean()),
+        f"of those with p >= {efficientnet.SURE}": float(kept[efficientnet.sure(reference)].mean()),
+        "worst cosine": float(_cosines(output, reference).min()),
+    }
+
+
 def _labelled(crops: data.Crops) -> Feeds:
     return {"x": crops.images, "labels": crops.labels}
 
@@ -128,6 +137,14 @@ SUBJECTS = (
         lambda: {"x": data.crops("calibrate", 8, seed=1).images},
         lambda: _labelled(data.crops("judge", 64, seed=2)),
         _of_classes,
+    ),
+    Subject(
+        "efficientnet",
+        "EfficientNet-Lite0 at 224 pixels, trained weights of a package",
+        efficientnet.load,
+        lambda: efficientnet.crops("calibrate", 8, seed=1),
+        lambda: efficientnet.crops("judge", 36, seed=2),
+        _of_scores,
     ),
     Subject(
         "decoder",

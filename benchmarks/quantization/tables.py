@@ -21,6 +21,8 @@ ASKED: tuple[tuple[str, str, dict[str, float]], ...] = (
     ("minilm", "normdeploy int8, onnxruntime", {"worst cosine": 0.995, FASTER: 1.4}),
     ("mobilenet", "normdeploy int8, tensorrt-rtx", {"top-1 agreement": 0.99}),
     ("mobilenet", "normdeploy int8, onnxruntime", {"top-1 agreement": 0.99}),
+    ("efficientnet", "normdeploy int8, tensorrt-rtx", {"top-1 agreement": 0.99}),
+    ("efficientnet", "normdeploy int8, onnxruntime", {"top-1 agreement": 0.99}),
     ("decoder", "normdeploy int8, tensorrt-rtx", {LOSS: 1.0}),
     ("decoder", "normdeploy int8, onnxruntime", {LOSS: 1.0}),
 )
