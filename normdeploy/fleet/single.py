@@ -27,8 +27,6 @@ from .tasks import Task, found, task_of
 from .work import StepFailed, sweep
 
 _MADE = {"build": "model.engine"}  # what a verb writes as its output; the others write model.onnx
-
-
 _TRIES = 3  # of a call whose objects are damaged
 
 

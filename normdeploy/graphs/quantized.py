@@ -24,6 +24,7 @@ from .protos import module
 RECORD = "normdeploy.quantization"  # metadata of a file that `normdeploy.quantization` made
 QUANTIZE, DEQUANTIZE, DYNAMIC = "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"
 INTEGER = ("MatMulInteger", "ConvInteger")
+RECENTRED = f"{RECORD}.recentred"  # its biases that take a shift back by the weight as it is stored
 LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # ops that hold their quantization inside, which only the runtime that made them computes
 _SEALED = ("QLinear", "QGemm", "QAttention", "QMoE", "MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "DynamicQuantize")
@@ -82,6 +83,17 @@ def recorded_runtime(proto: onnx.ModelProto) -> str:
         return str(_recorded(proto)["runtime"])
     except (ValueError, TypeError, KeyError):
         return ""
+
+
+def recorded_biases(proto: onnx.ModelProto) -> frozenset[str]:
+    """The biases that take a shift back by the weight as it is stored (`normdeploy.quantization.shifts`), where the
+    file records them; {} of any other file: nothing in it tells them from those that take it back by the weight as it
+    was."""
+    try:
+        told = json.loads(next((p.value for p in proto.metadata_props if p.key == RECENTRED), "[]"))
+    except ValueError:
+        return frozenset()
+    return frozenset(map(str, told)) if isinstance(told, list) else frozenset()
 
 
 def _recorded(proto: onnx.ModelProto) -> Any:

@@ -7,6 +7,7 @@ convolution in integers only where its result is quantized too: there a pair sta
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ..graphs.protos import captured, names
+from ..graphs.quantized import RECENTRED
 from ..storage.protos import copied
 from .steps import INT4, Format, Step, codes, held, laid, weight_scales
 
@@ -105,6 +107,8 @@ def written(
     kept = [t for t in (*graph.initializer, *work.made) if t.name in read]
     del graph.initializer[:]
     graph.initializer.extend(kept)
+    if work.recentred_biases:
+        out.metadata_props.add(key=RECENTRED, value=json.dumps(sorted(work.recentred_biases)))
     return out
 
 
@@ -116,6 +120,7 @@ class _Writer:
         self.made: list[TensorProto] = []
         self._pairs: dict[object, str] = {}
         self.done: set[str] = set()  # what comes out of pairs for all readers
+        self.recentred_biases: set[str] = set()
 
     def fresh(self, name: str) -> str:
         candidate, n = name, 1
@@ -161,7 +166,9 @@ class _Writer:
         w, stored = (w, stored) if plan.channels_first else (w.T, stored.T)
         b = numpy_helper.to_array(self.weights[shift.bias])
         values = (b + shift.correction(w, stored)).astype(np.float32)
-        return self.constant(f"{shift.bias}_recentred", values, TensorProto.FLOAT)
+        made = self.constant(f"{shift.bias}_recentred", values, TensorProto.FLOAT)
+        self.recentred_biases.add(made)
+        return made
 
     def dequantized(self, name: str, q: np.ndarray, scales: np.ndarray, plan: Plan, nodes: list[onnx.NodeProto]) -> str:
         form = plan.form

@@ -1,7 +1,9 @@
 """Layers whose inputs are shifted before they are quantized, and whose bias takes the shift back by the stored weight.
 
 Such a file (`normdeploy.quantization.shifts`) computes V·((x − t)/s) + b with b = c + V·(t/s). A model whose weights
-are V + ξ, which round to the same codes, has b + ξ·(t/s) there: another draw of the weights is another bias.
+are V + ξ, which round to the same codes, has b + ξ·(t/s) there: another draw of the weights is another bias. Other
+writers' files have the bias c + W·(t/s) of weights W that only they knew, and ξ·((x − t)/s) is in them whole; so only
+biases that the file records are such. A record that is wrong allows less, never more.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..evaluate.core import Array
-from ..graphs.quantized import DEQUANTIZE, QUANTIZE
+from ..graphs.quantized import DEQUANTIZE, QUANTIZE, recorded_biases
 
 if TYPE_CHECKING:
     import onnx
@@ -24,15 +26,18 @@ _ALGEBRA = {"Mul": np.multiply, "Div": np.divide, "Add": np.add, "Sub": np.subtr
 
 
 def shifts_of(graph: Exact) -> dict[str, Array]:
-    """Result of a MatMul or Gemm -> t/s, float64 [input channels]; of those with a matrix and a bias of their own,
-    which nothing else reads."""
+    """Result of a MatMul or Gemm -> t/s, float64 [input channels]; of those with a matrix and a recorded bias of their
+    own, which nothing else reads."""
+    recorded = recorded_biases(graph.proto)
+    if not recorded:
+        return {}
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.nodes:
         for name in node.input:
             readers.setdefault(name, []).append(node)
     found: dict[str, Array] = {}
     for node in graph.nodes:
-        if node.op_type in _LAYERS and _own_bias(graph, node, readers):
+        if node.op_type in _LAYERS and _own_bias(graph, node, readers) in recorded:
             shape, shift = _own_matrix(graph, node, readers), _shift(graph, node.input[0])
             if shape and shift is not None and shift.size == shape[_transposed(node)]:
                 found[node.output[0]] = shift
@@ -58,7 +63,8 @@ def _own_matrix(graph: Exact, node: onnx.NodeProto, readers: dict[str, list[onnx
     return tuple(codes.dims) if len(readers[node.input[1]]) == len(readers[made.input[0]]) == 1 else ()
 
 
-def _own_bias(graph: Exact, node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]) -> bool:
+def _own_bias(graph: Exact, node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]) -> str:
+    """The bias of a layer; "" where it has none, or one that others read."""
     if node.op_type == "Gemm":
         plain = not any(a.name == "transA" and a.i for a in node.attribute) and len(node.input) > 2
         names: Sequence[str] = node.input[2:] if plain else ()
@@ -66,7 +72,8 @@ def _own_bias(graph: Exact, node: onnx.NodeProto, readers: dict[str, list[onnx.N
         behind = readers.get(node.output[0], [])
         added = len(behind) == 1 and behind[0].op_type == "Add"
         names = [n for n in behind[0].input if n != node.output[0]] if added else ()
-    return len(names) == 1 and names[0] in graph.weights and len(readers[names[0]]) == 1
+    own = len(names) == 1 and names[0] in graph.weights and len(readers[names[0]]) == 1
+    return names[0] if own else ""
 
 
 def _shift(graph: Exact, name: str) -> Array | None:

@@ -57,7 +57,6 @@ class _Stepped(Exact):
         self.constants -= moving
         self.seen: dict[str, Saturation] = {}
         self.clipped: set[str] = set()  # what quantizers made of values beyond their ranges, in the last plain run
-        self.draws: dict[str, np.random.Generator] = {}
         self.shifts = shifts_of(self)
 
     def apply(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Mapping[str, Array]) -> Sequence[Array | None]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
 
+import normdeploy
+from normdeploy.graphs.quantized import RECENTRED
 from normdeploy.model import Dim, InputSpec
 from normdeploy.quantization.conditions import ranged
 from normdeploy.quantization.quantize import quantized
@@ -112,10 +116,47 @@ def test_the_budget_of_a_shifted_layer_is_that_of_one_without(kind: str) -> None
     assert np.abs(moved).max() > 1e-3
 
 
-def test_a_shift_without_a_bias_to_take_it_back_is_no_such_layer() -> None:
+def other_writer(rng: np.random.Generator) -> tuple[onnx.ModelProto, onnx.ModelProto, np.ndarray]:
+    """A model, its file as another tool would shift it, with the bias b + W·t, and rows of it near zero."""
+    rows = np.abs(0.02 * rng.standard_normal((32, CHANNELS))).astype(np.float32)
+    t = s = np.full(CHANNELS, 5.0, np.float32)
+    w = W * s[:, None]
+    scales = (np.abs(w).max(0) / 127).astype(np.float32)
+    codes = np.rint(w / scales).astype(np.int8)
+    made = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]> g (float[n,{CHANNELS}] x) => (float[n,{OUTPUTS}] y) {{
+        z = Sub(x, t) u = Div(z, s) q = QuantizeLinear(u, step, zero) d = DequantizeLinear(q, step, zero)
+        v = DequantizeLinear<axis = 1>(codes, scales) m = MatMul(d, v) y = Add(m, b) }}"""
+    )
+    stored = {"t": t, "s": s, "step": np.float32(1 / 127), "zero": np.int8(0), "codes": codes, "scales": scales}
+    stored["b"] = (B + t @ W).astype(np.float32)
+    made.graph.initializer.extend(numpy_helper.from_array(np.asarray(a), n) for n, a in stored.items())
+    onnx.checker.check_model(made, full_check=True)
+    return model("MatMul"), made, rows
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_another_writers_bias_is_judged_with_its_whole_shift(tmp_path: Path, seed: int) -> None:
+    """It knew the weights before they were rounded: what rounding took from them meets the shift."""
+    proto, made, rows = other_writer(np.random.default_rng(seed))
+    for name, file in (("model", proto), ("made", made)):
+        onnx.save(file, tmp_path / f"{name}.onnx")
+    files = tmp_path / "model.onnx", tmp_path / "made.onnx"
+    compared = normdeploy.verify(*files, feeds=[{"x": rows}])
+    unrounded = [r for r in compared.results if "activations not rounded" in r.runtime]
+    assert [r.verdict for r in unrounded] == ["pass"]
+    made.metadata_props.add(key=RECENTRED, value='["b"]')  # a record that is wrong allows less
+    onnx.save(made, files[1])
+    compared = normdeploy.verify(*files, feeds=[{"x": rows}])
+    assert [r.verdict for r in compared.results if "activations not rounded" in r.runtime] == ["fail"]
+
+
+@pytest.mark.parametrize("record", ["", "{", "7", '{"b": 1}', '["nobody"]'])
+def test_a_record_of_nothing_is_none(record: str) -> None:
     made, _ = quantized(model("MatMul"), Wish("int8"), split([{"x": X}], SPECS), SPECS)
-    (added,) = [n for n in made.graph.node if n.op_type == "Add"]
-    added.input[:] = [made.graph.node[-2].output[0]] * 2  # m + m: no bias at all
-    runner, zeros = StepRunner(made), {"x": np.zeros((1, CHANNELS), np.float32)}
+    (entry,) = [p for p in made.metadata_props if p.key == RECENTRED]
+    entry.value = record
+    zeros = {"x": np.zeros((1, CHANNELS), np.float32)}
+    runner = StepRunner(made)
     exact = runner.drawn(zeros, Draw("exact", clips=False))["y"]
     assert np.abs(runner.drawn(zeros, Draw("exact", 0, clips=False))["y"] - exact).max() > 0.1
