@@ -1,7 +1,8 @@
 """Layers whose inputs are shifted before they are quantized, and whose bias takes the shift back by the stored weight.
 
 Such a file (`normdeploy.quantization.shifts`) computes V·((x − t)/s) + b with b = c + V·(t/s). A model whose weights
-are V + ξ, which round to the same codes, has b + ξ·(t/s) there: another draw of the weights is another bias. Other
+are V + ξ, which round to the same codes, has b + ξ·(t/s) there: another draw of the weights is another bias. b is a
+float32 number and so are the terms it was summed up from: up to u·Σ|V|·|t/s|, u = 2⁻²⁴, of it is rounding. Other
 writers' files have the bias c + W·(t/s) of weights W that only they knew, and ξ·((x − t)/s) is in them whole; so only
 biases that the file records are such. A record that is wrong allows less, never more.
 """
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from .exact import Exact
 
+FLOAT32 = 2.0**-24  # its unit roundoff
 _LAYERS, _SCALING, _SHIFTING = ("MatMul", "Gemm"), ("Mul", "Div"), ("Add", "Sub")
 _ALGEBRA = {"Mul": np.multiply, "Div": np.divide, "Add": np.add, "Sub": np.subtract}
 
@@ -44,10 +46,11 @@ def shifts_of(graph: Exact) -> dict[str, Array]:
     return found
 
 
-def taken_back(node: onnx.NodeProto, shift: Array, stored: Array, drawn: Array) -> Array:
-    """What a draw of the weight adds to the bias: (drawn − stored)·``shift``."""
-    away = drawn - stored
-    return np.asarray(away @ shift if _transposed(node) else shift @ away)
+def taken_back(node: onnx.NodeProto, shift: Array, stored: Array, drawn: Array, rng: np.random.Generator) -> Array:
+    """What a draw of the weight adds to the bias: (drawn − stored)·``shift``, and what float32 may have rounded."""
+    across = (lambda w: w.T) if _transposed(node) else (lambda w: w)
+    size = np.abs(shift) @ np.abs(across(stored))
+    return np.asarray(shift @ across(drawn - stored) + FLOAT32 * rng.uniform(-1.0, 1.0, size.shape) * size)
 
 
 def _transposed(node: onnx.NodeProto) -> bool:

@@ -70,7 +70,8 @@ class _Stepped(Exact):
             return results
         dequantize = self.nodes[self.makers[node.input[1]]]
         (stored,) = super().apply(dequantize, [self.value(name, known) for name in dequantize.input], known)
-        back = taken_back(node, self.shifts[node.output[0]], np.asarray(stored), np.asarray(inputs[1]))
+        rng = self._random(node, self.draw.weights)
+        back = taken_back(node, self.shifts[node.output[0]], np.asarray(stored), np.asarray(inputs[1]), rng)
         return (np.asarray(results[0]) + back,)
 
     def _quantization(

@@ -151,6 +151,23 @@ def test_another_writers_bias_is_judged_with_its_whole_shift(tmp_path: Path, see
     assert [r.verdict for r in compared.results if "activations not rounded" in r.runtime] == ["fail"]
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_rows_of_zeros_pass_with_what_float32_rounds_of_a_bias(tmp_path: Path, kind: str, seed: int) -> None:
+    """There the weights' steps do nothing, and the bias of some 30 terms is rounded nevertheless."""
+    rng = np.random.default_rng(seed)
+    proto = model(kind)
+    for tensor in proto.graph.initializer:
+        drawn = rng.standard_normal(numpy_helper.to_array(tensor).shape).astype(np.float32)
+        tensor.CopyFrom(numpy_helper.from_array(drawn, tensor.name))
+    made, _ = quantized(proto, Wish("int8"), split([{"x": X}], SPECS), SPECS)
+    files = tmp_path / "model.onnx", tmp_path / "made.onnx"
+    for file, path in zip((proto, made), files, strict=True):
+        onnx.save(file, path)
+    compared = normdeploy.verify(*files, feeds=[{"x": np.zeros((4, CHANNELS), np.float32)}])
+    assert [r.verdict for r in compared.results if "activations not rounded" in r.runtime] == ["pass"]
+
+
 @pytest.mark.parametrize("record", ["", "{", "7", '{"b": 1}', '["nobody"]'])
 def test_a_record_of_nothing_is_none(record: str) -> None:
     made, _ = quantized(model("MatMul"), Wish("int8"), split([{"x": X}], SPECS), SPECS)
