@@ -9,6 +9,7 @@ With H = (I + U)·D·(I + U)ᵀ, U strictly upper triangular, that is
 
 (LDLQ, the same numbers without an inverse: Chee et al., QuIP, arXiv 2307.13304, theorem 6). A share of the mean of H's
 diagonal is added to it: the samples are few, and what they have in common by chance tells nothing of other inputs.
+A convolution is such a product for each of its groups, whose x are windows of its input.
 
 Biases stay the model's own but for shifts (`shifts`): a correction of their means (Nagel et al., arXiv 1906.04721, 4.2)
 would leave none in the file that `verify` could hold against the model's.
@@ -16,55 +17,46 @@ would leave none in the file that `verify` could hold against the model's.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ..errors import InputError
-from ..precision.calibrate import Samples, chunks, session
+from ..precision.calibrate import Samples
 from ..types import Progress
 from .groups import Candidate
-from .observe import rows_of
+from .moments import Moments, Reading, Windows, moments_of
 from .qdq import Plan
-from .steps import Format, Step, codes, held, laid, rounded, weight_scales
+from .steps import Format, codes, held, laid, weight_scales
 
-DAMPING = 0.1  # of the mean of H's diagonal; times channels / rows where these are fewer
-_HELD = 2**30  # bytes of H that are held at a time
-_WIDE = 4096  # channels, from which on H is factored in float32
+# of the mean of H's diagonal, times channels / rows where these are fewer: of matrices, and of convolutions, which read
+# each sample at many places
+DAMPING = {False: 0.1, True: 0.01}
 _BLOCK = 128  # rows of W between products with all that were rounded before
 _FEWEST = 16  # rows, of which nothing can be said
 SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # of a block's largest weight, for its scale
 
 
-@dataclass
-class Moments:
-    """Of the inputs of a layer, streamed: ``second`` is H.
+@dataclass(frozen=True)
+class _Layer:
+    """``weight``: its name; ``groups``: of a convolution; 0: a matrix."""
 
-    Sums are of x̂ − ``origin``, the mean of the first batch: little is lost to cancellation in float32.
-    """
+    plan: Plan
+    weight: str
+    groups: int
+    shape: tuple[int, ...]
 
-    origin: np.ndarray
-    rows: int = 0
-    sums: np.ndarray = field(default_factory=lambda: np.zeros(()))  # of x̂ − origin
-    squares: np.ndarray = field(default_factory=lambda: np.zeros((), np.float32))
-
-    def add(self, x: np.ndarray, step: Step | None, offset: np.ndarray | None = None) -> None:
-        """float32 [rows, channels]; ``offset``: what they were shifted by, which the layer's bias takes back."""
-        quantized = x if step is None else rounded(x, step)
-        away = (quantized if offset is None else quantized + offset) - self.origin
-        self.rows += len(x)
-        self.sums = self.sums + away.sum(0, dtype=np.float64)
-        self.squares = self.squares + away.T @ away
-
-    def second(self) -> np.ndarray:
-        """H, [channels, channels]."""
-        kind = np.dtype(np.float32 if len(self.origin) > _WIDE else np.float64)
-        around, mean = self.sums / self.rows, np.asarray(self.origin + self.sums / self.rows)
-        h = np.asarray(self.squares / self.rows, kind)
-        return np.asarray(h - np.outer(around, around).astype(kind) + np.outer(mean, mean).astype(kind))
+    @property
+    def numbers(self) -> int:
+        """Of its H."""
+        if self.groups:
+            return self.groups * math.prod(self.shape[1:]) ** 2
+        return max(self.shape) ** 2
 
 
 def compensated(
@@ -74,45 +66,71 @@ def compensated(
     samples: Samples,
     progress: Progress | None = None,
 ) -> dict[str, Plan]:
-    """``plans`` with the codes of matrices, for each MatMul or Gemm whose weight is a matrix
-    that no other node reads. The others stay as they are.
+    """``plans`` with the codes of weights, for each MatMul, Gemm or Conv whose weight no other node reads. The others
+    stay as they are.
 
     Raises:
         InputError: the model does not run on a sample.
     """
+    ready: dict[Reading, list[_Layer]] = {}
+    offsets: dict[Reading, np.ndarray] = {}
+    for reading, layer in _ready(proto, layers, plans):
+        ready.setdefault(reading, []).append(layer)
+        if layer.plan.shift is not None:
+            offsets[reading] = layer.plan.shift.offset.astype(np.float32)
     weights = {t.name: t for t in proto.graph.initializer}
-    nodes = {n.output[0]: n for n in proto.graph.node if n.output}
-    readers: dict[str, int] = {}
-    for n in proto.graph.node:
-        for name in n.input:
-            readers[name] = readers.get(name, 0) + 1
-    ready: dict[tuple[str, Step | None], list[tuple[Candidate, Plan, str]]] = {}
-    axes: dict[str, int] = {}
-    offsets: dict[tuple[str, Step | None], np.ndarray] = {}
-    for c in layers:
-        plan = plans.get(c.plan.tensor)
-        if plan is None or c.op not in ("MatMul", "Gemm") or c.reason:
-            continue
-        node = nodes[plan.tensor]
-        name = node.input[plan.weight]
-        attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        plain = all(attrs.get(k, 1) == 1 for k in ("alpha", "beta")) and not attrs.get("transA", 0)
-        if plain and name in weights and readers[name] == 1 and len(weights[name].dims) == 2:
-            key = (node.input[plan.data], plan.step)
-            if plan.shift is not None:
-                offsets[key] = plan.shift.offset.astype(np.float32)
-            ready.setdefault(key, []).append((c, plan, name))
-            axes[node.input[plan.data]] = c.axis
+    wanted = {r: (max(one.numbers for one in group), offsets.get(r)) for r, group in ready.items()}
     done, made = 0, dict(plans)
-    for tensor, moments in _moments(proto, axes, {key: offsets.get(key) for key in ready}, samples):
-        group = ready[tensor]
-        for _, plan, name in group:
+    for reading, moments in moments_of(proto, wanted, samples):
+        for layer in ready[reading]:
             if progress is not None:
                 progress("round", done, sum(map(len, ready.values())))
             done += 1
             if moments.rows >= _FEWEST:
-                made[plan.tensor] = _fitted(plan, numpy_helper.to_array(weights[name]), moments)
+                stored, damping = numpy_helper.to_array(weights[layer.weight]), DAMPING[layer.groups > 0]
+                made[layer.plan.tensor] = _fitted(layer.plan, stored, moments, layer.groups, damping)
     return made
+
+
+def _ready(
+    proto: onnx.ModelProto, layers: Sequence[Candidate], plans: Mapping[str, Plan]
+) -> Iterator[tuple[Reading, _Layer]]:
+    weights = {t.name: tuple(t.dims) for t in proto.graph.initializer}
+    nodes = {n.output[0]: n for n in proto.graph.node if n.output}
+    readers = Counter(name for n in proto.graph.node for name in n.input)
+    for c in layers:
+        plan = plans.get(c.plan.tensor)
+        if plan is None or c.reason:
+            continue
+        node = nodes[plan.tensor]
+        name, data = node.input[plan.weight], node.input[plan.data]
+        if readers[name] != 1 or name not in weights:
+            continue
+        if c.op == "Conv":
+            windows = _windows(node, weights[name], c.groups)
+            if windows is not None:
+                yield Reading(data, plan.step, c.axis, windows), _Layer(plan, name, c.groups, weights[name])
+        elif c.op in ("MatMul", "Gemm") and len(weights[name]) == 2 and _plain(node):
+            yield Reading(data, plan.step, c.axis), _Layer(plan, name, 0, weights[name])
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+
+
+def _plain(node: onnx.NodeProto) -> bool:
+    attrs = _attributes(node)
+    return all(attrs.get(k, 1) == 1 for k in ("alpha", "beta")) and not attrs.get("transA", 0)
+
+
+def _windows(node: onnx.NodeProto, shape: tuple[int, ...], groups: int) -> Windows | None:
+    """None where the pads follow from the size of the input."""
+    attrs, rank = _attributes(node), len(shape) - 2
+    if attrs.get("auto_pad", b"NOTSET") != b"NOTSET":
+        return None
+    ones, zeros = [1] * rank, [0] * 2 * rank
+    strides, dilations = tuple(attrs.get("strides", ones)), tuple(attrs.get("dilations", ones))
+    return Windows(shape[2:], strides, dilations, tuple(attrs.get("pads", zeros)), groups)
 
 
 def carried(before: onnx.ModelProto, plan: Plan, now: onnx.ModelProto, bare: Plan) -> Plan:
@@ -128,71 +146,27 @@ def carried(before: onnx.ModelProto, plan: Plan, now: onnx.ModelProto, bare: Pla
     return replace(made, stored=plan.stored)
 
 
-def _moments(
-    proto: onnx.ModelProto,
-    axes: Mapping[str, int],
-    wanted: Mapping[tuple[str, Step | None], np.ndarray | None],
-    samples: Samples,
-) -> Iterator[tuple[tuple[str, Step | None], Moments]]:
-    """Of each input with its step, and what it was shifted by; as many at a time as `_HELD` allows."""
-    shapes = {t.name: t.dims for t in proto.graph.initializer}
-    size = {
-        n.input[i]: max(shapes[n.input[1 - i]]) ** 2 * 4
-        for n in proto.graph.node
-        if n.op_type in ("MatMul", "Gemm")
-        for i in (0, 1)
-        if n.input[1 - i] in shapes and n.input[i] in axes
-    }
-    for chunk in chunks(proto, list(dict.fromkeys(name for name, _ in wanted)), samples) if wanted else ():
-        part: list[str] = []
-        for name in [*chunk, ""]:
-            if part and (not name or sum(size.get(p, 0) for p in part) + size.get(name, 0) > _HELD):
-                yield from _of(proto, axes, {w: off for w, off in wanted.items() if w[0] in part}, part, samples)
-                part = []
-            part.append(name)
-
-
-def _of(
-    proto: onnx.ModelProto,
-    axes: Mapping[str, int],
-    wanted: Mapping[tuple[str, Step | None], np.ndarray | None],
-    part: Sequence[str],
-    samples: Samples,
-) -> Iterator[tuple[tuple[str, Step | None], Moments]]:
-    held: dict[tuple[str, Step | None], Moments] = {}
-    runner = session(proto, part)
-    for number, sample in enumerate(samples):
-        try:
-            values = dict(zip(part, runner.run(list(part), dict(sample)), strict=True))
-        except Exception as error:  # onnxruntime's exceptions share no base class
-            raise InputError(
-                f"the model does not run on calibration sample {number}: {' '.join(str(error).split())[:300]}"
-            ) from error
-        for key, offset in wanted.items():
-            x = rows_of(values[key[0]], axes[key[0]], sample)
-            if len(x):
-                if key not in held:
-                    held[key] = Moments(x.mean(0) if offset is None else x.mean(0) + offset)
-                held[key].add(x, key[1], offset)
-    for key in wanted:
-        if key in held:
-            yield key, held.pop(key)
-
-
-def _fitted(plan: Plan, stored: np.ndarray, moments: Moments) -> Plan:
-    across = stored if plan.channels_first else stored.T  # [channels, outputs]
-    share = DAMPING * max(1.0, len(across) / moments.rows)
-    h = moments.second()
-    axis = None if plan.axis is None else plan.axis if across is stored else 1 - plan.axis
-    scales = held(shrunk(across, np.diag(h), axis, plan.form, plan.block), plan.scales)
-    wide = laid(scales, across.shape, axis, plan.block)
-    feedback = feedback_of(h, share)
-    if feedback is None:
+def _fitted(plan: Plan, stored: np.ndarray, moments: Moments, groups: int, damping: float) -> Plan:
+    """``plan`` with codes, the nearest in groups whose H can't be factored (a channel that is always 0); without where
+    none can. ``groups``: of a convolution; 0: a matrix."""
+    first = groups > 0 or not plan.channels_first  # outputs first
+    across = stored.reshape(max(groups, 1), -1, moments.origin.shape[-1]).swapaxes(1, 2) if first else stored[None]
+    share = damping * max(1.0, across.shape[1] / moments.rows)
+    axis = None if plan.axis is None else 0 if plan.block else 1
+    made, feedbacks = [], 0
+    for w, h in zip(across, moments.second(), strict=True):  # [channels, outputs]
+        scales = held(shrunk(w, np.diag(h), axis, plan.form, plan.block), plan.scales)
+        wide = np.broadcast_to(laid(scales, w.shape, axis, plan.block), w.shape)
+        feedback = feedback_of(h, share)
+        feedbacks += feedback is not None
+        made.append((codes(w, wide, plan.form) if feedback is None else fed_back(w, wide, feedback, plan.form), scales))
+    if not feedbacks:
         return plan
-    q = fed_back(across, np.broadcast_to(wide, across.shape), feedback, plan.form)
-    if across is not stored:
-        q, scales = np.ascontiguousarray(q.T), np.ascontiguousarray(scales.T)
-    return replace(plan, stored=(q, scales))
+    q, scales = (np.stack(parts) for parts in zip(*made, strict=True))
+    if first:
+        q, scales = q.swapaxes(1, 2), scales.swapaxes(1, 2) if plan.block else scales
+    scales = np.ascontiguousarray(scales[0]) if plan.block else scales.reshape(-1)
+    return replace(plan, stored=(np.ascontiguousarray(q).reshape(stored.shape), scales))
 
 
 def shrunk(w: np.ndarray, h: np.ndarray, axis: int | None, form: Format, block: int) -> np.ndarray:

@@ -13,7 +13,8 @@ from onnx import numpy_helper
 import normdeploy
 from normdeploy.errors import InputError
 from normdeploy.exporter import to_onnx
-from normdeploy.quantization.compensate import DAMPING, Moments, fed_back, feedback_of, shrunk
+from normdeploy.quantization.compensate import DAMPING, fed_back, feedback_of, shrunk
+from normdeploy.quantization.moments import Moments
 from normdeploy.quantization.quantize import quantized
 from normdeploy.quantization.samples import split
 from normdeploy.quantization.steps import FP8, INT4, INT8, Format, codes, laid, weight_scales
@@ -39,21 +40,21 @@ def weight() -> np.ndarray:
 
 
 def moments(x: np.ndarray) -> Moments:
-    held = Moments(x[:10].mean(0))
+    held = Moments(x[None, :10].mean(1))
     for part in np.array_split(x, 7):
-        held.add(part, None)
+        held.add(part[None], None)
     return held
 
 
 def test_moments_are_those_of_all_rows_at_once() -> None:
     x = inputs(2) + np.float32(100)  # float32 alone would lose two digits of what lies around the mean
     exact = x.T.astype(np.float64) @ x / len(x)
-    np.testing.assert_allclose(moments(x).second(), exact, rtol=1e-6)
+    np.testing.assert_allclose(moments(x).second()[0], exact, rtol=1e-6)
 
 
 def test_the_order_and_the_factors_are_those_of_h() -> None:
     """(I + U)·D·(I + U)ᵀ is H with its diagonal raised, rows in the order of the diagonal."""
-    h = moments(inputs(2)).second()
+    h = moments(inputs(2)).second()[0]
     made = feedback_of(h, 0.1)
     assert made is not None
     order, unit = made
@@ -69,7 +70,7 @@ def test_the_order_and_the_factors_are_those_of_h() -> None:
 def test_products_are_nearer_on_inputs_that_it_did_not_see(form: Format) -> None:
     w, unseen = weight(), inputs(3).astype(np.float64)
     scales = np.broadcast_to(laid(weight_scales(w, 1, form), w.shape, 1), w.shape)
-    feedback = feedback_of(moments(inputs(2)).second(), DAMPING)
+    feedback = feedback_of(moments(inputs(2)).second()[0], DAMPING[False])
     assert feedback is not None
 
     def error(q: np.ndarray) -> float:
@@ -83,7 +84,7 @@ def test_independent_inputs_leave_rounding_as_it_is() -> None:
     """Where H is diagonal no weight can make up for another."""
     w = weight()
     scales = np.broadcast_to(laid(weight_scales(w, 1, INT8), w.shape, 1), w.shape)
-    feedback = feedback_of(np.diag(np.arange(1.0, CHANNELS + 1)), DAMPING)
+    feedback = feedback_of(np.diag(np.arange(1.0, CHANNELS + 1)), DAMPING[False])
     assert feedback is not None
     np.testing.assert_array_equal(fed_back(w, scales, feedback, INT8), codes(w, scales, INT8))
 
