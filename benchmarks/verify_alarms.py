@@ -1,14 +1,19 @@
 """Does ``verify`` cry wolf? 38 right nets of many kinds, exported with default options for 24 seeds each, and verified
 each.
 
-``python -m benchmarks.verify_alarms [SEEDS]`` writes ``benchmarks/results/verify_alarms.md`` after each seed; where it
-was cut short, the table says how many were verified. A seed makes the weights (and running statistics, scales and
+``python -m benchmarks.verify_alarms [SEEDS] [--int8 RUNTIME]`` writes ``benchmarks/results/verify_alarms.md`` after
+each seed, with ``--int8`` ``verify_alarms_int8.md``; where it was cut short, the table says how many were verified.
+With ``--int8`` the nets are quantized for that runtime on 96 drawn inputs, and verified by the error budget of their
+steps; those that have nothing to quantize, or whose budget says nothing because it is larger than a quarter of the
+output, are counted as such and are no alarms. A seed makes the weights (and running statistics, scales and
 shifts of norms) and the inputs. A net counts as a false alarm where ``verify`` does not pass; the first reason is told.
 That the nets are right is an assumption: each is exported from the very model that it is compared with.
 """
 
 from __future__ import annotations
 
+import argparse
+import re
 import sys
 import tempfile
 import time
@@ -18,13 +23,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import normdeploy
+from normdeploy.errors import InputError
 
-RESULTS = Path(__file__).with_name("results") / "verify_alarms.md"
+RESULTS = Path(__file__).with_name("results")
+SAMPLES = 96
 LARGE = "x:float32[1,3,96,96]"  # rows of 9,216 elements and more, of which float32 sums lose digits
 IMAGE, TOKENS, ROWS = (
     "x:float32[batch=1:2:4,3,8,8]",
@@ -206,6 +214,7 @@ class Row:
     name: str
     ran: int = 0
     alarms: int = 0
+    silent: int = 0  # nothing to quantize, or no budget
     nearest: float = 0.0
     seconds: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter)
@@ -216,20 +225,39 @@ class Row:
             self.name,
             str(self.ran),
             str(self.alarms),
+            str(self.silent),
             f"{self.nearest:.2f}",
             f"{self.seconds / max(self.ran, 1):.2f}",
             first,
         )
 
 
-def run(row: Row, seed: int, folder: Path) -> None:
+def samples(spec: str, seed: int) -> dict[str, np.ndarray]:
+    """`SAMPLES` inputs as ``spec`` states them, each dim of the size in its middle."""
+    name, kind, dims, below = re.fullmatch(r"(\w+):(\w+)\[(.*)\](?:{0:(\d+)})?", spec).groups()  # type: ignore[union-attr]
+    sizes = [int(dim.split("=")[-1].split(":")[len(dim.split(":")) // 2]) for dim in dims.split(",")]
+    rng, shape = np.random.default_rng(seed), (SAMPLES, *sizes[1:])
+    return {name: rng.integers(0, int(below), shape) if below else rng.standard_normal(shape).astype(kind)}
+
+
+def run(row: Row, seed: int, folder: Path, runtime: str | None) -> None:
     specs = [NETS[row.name][1]]
     net = made(row.name, seed)
-    normdeploy.export(net, inputs=specs, output=folder / "net.onnx")
+    quantized = {"quantize": "int8", "runtime": runtime, "calibrate": samples(specs[0], seed)} if runtime else {}
+    try:
+        normdeploy.export(net, inputs=specs, output=folder / "net.onnx", **quantized)  # type: ignore[arg-type]
+    except InputError as error:
+        if not runtime or "can be quantized" not in str(error):
+            raise
+        row.silent += 1
+        return
     start = time.perf_counter()
     found = normdeploy.verify(net, folder / "net.onnx", inputs=specs)
     row.seconds += time.perf_counter() - start
     row.ran += 1
+    if runtime and any("metric" in (r.reason or "") for r in found.results):
+        row.silent += 1
+        return
     row.alarms += not found
     made_of = [r for r in found.results if r.runtime != "eager"]
     row.nearest = max([row.nearest, *(r.max_abs_error / r.allowed for r in made_of if r.allowed)])
@@ -245,26 +273,41 @@ def run(row: Row, seed: int, folder: Path) -> None:
 
 
 def main() -> None:
-    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 24
+    parser = argparse.ArgumentParser(prog="benchmarks.verify_alarms")
+    parser.add_argument("seeds", nargs="?", type=int, default=24)
+    parser.add_argument("--int8", metavar="RUNTIME", help="quantized for tensorrt-rtx, onnxruntime or any")
+    given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     rows = [Row(name) for name in NETS]
-    for seed in range(seeds):
+    for seed in range(given.seeds):
         for row in rows:
             with tempfile.TemporaryDirectory() as folder:
-                run(row, seed, Path(folder))
-        write(rows)  # what was measured stays if it is cut short
-        print(f"{seed + 1} of {seeds} seeds, {sum(r.alarms for r in rows)} false alarms", flush=True)
+                run(row, seed, Path(folder), given.int8)
+        write(rows, given.int8)  # what was measured stays if it is cut short
+        print(f"{seed + 1} of {given.seeds} seeds, {sum(r.alarms for r in rows)} false alarms", flush=True)
     sys.exit(1 if any(r.alarms for r in rows) else 0)
 
 
-def write(rows: list[Row]) -> None:
+def write(rows: list[Row], runtime: str | None) -> None:
     """The table so far."""
-    ran, alarms = sum(r.ran for r in rows), sum(r.alarms for r in rows)
-    head = f"# False alarms of verify\n\n{__doc__}\n{len(rows)} nets, {ran} exports verified, {alarms} false alarms.\n"
-    columns = ("net", "verified", "false alarms", "largest error / allowed", "seconds each", "the first reason")
+    ran, alarms, silent = (sum(numbers) for numbers in zip(*((r.ran, r.alarms, r.silent) for r in rows), strict=True))
+    kind = f" of int8 files for {runtime}" if runtime else ""
+    counts = f"{len(rows)} nets, {ran} exports verified, {alarms} false alarms"
+    counts += f", {silent} without anything to quantize or a budget" if runtime else ""
+    head = f"# False alarms of verify{kind}\n\n{__doc__}\n{counts}.\n"
+    columns = (
+        "net",
+        "verified",
+        "false alarms",
+        "no budget",
+        "largest error / allowed",
+        "seconds each",
+        "the first reason",
+    )
     lines = [columns, ("---",) * len(columns), *(row.cells() for row in rows)]
-    RESULTS.write_text("\n".join([head, *(f"| {' | '.join(line)} |" for line in lines), ""]))
+    name = "verify_alarms_int8.md" if runtime else "verify_alarms.md"
+    (RESULTS / name).write_text("\n".join([head, *(f"| {' | '.join(line)} |" for line in lines), ""]))
 
 
 if __name__ == "__main__":

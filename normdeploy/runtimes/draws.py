@@ -45,10 +45,12 @@ class Draw:
     """How a run rounds. ``activations``, ``weights``: None as the file does, "exact" not at all, or a seed.
 
     ``held``: DequantizeLinear nodes, by the tensor they make, that give these values instead; of None what was
-    quantized in front of them, as it was (in `StepRunner.all_values` alone, which forgets no tensor).
+    quantized in front of them, as it was (in `StepRunner.all_values` alone, which forgets no tensor). ``width``: what
+    the drawn roundings are times.
     """
 
     activations: int | str | None = None
     weights: int | None = None
     held: Mapping[str, Array | None] = field(default_factory=dict)
     clips: bool = True  # at the ends of ranges, where activations are not rounded as the file does
+    width: float = 1.0

@@ -119,7 +119,7 @@ class _Stepped(Exact):
     def _disturbed(self, node: onnx.NodeProto, codes: Array, inputs: Sequence[Any]) -> Array:
         """``inputs``: of a DequantizeLinear, whose scales say what belongs together; of others none."""
         assert self.draw.weights is not None
-        drawn = self._random(node, self.draw.weights).uniform(-0.5, 0.5, codes.shape)
+        drawn = self.draw.width * self._random(node, self.draw.weights).uniform(-0.5, 0.5, codes.shape)
         wide = codes.astype(np.float64)
         moved = drawn * _unit(wide, codes.dtype)
         if len(inputs) > 1:
@@ -139,7 +139,10 @@ class _Stepped(Exact):
         if how != "exact":
             unit = _unit(steps, kind)
             theta = self._random(node, how).uniform(-0.5, 0.5, steps.shape if fixed else ())
-            codes = np.where(steps == 0, 0.0, (np.rint(steps / unit + theta) - theta) * unit) + zero
+            drawn = (np.rint(steps / unit + theta) - theta) * unit
+            if self.draw.width != 1:
+                drawn = steps + self.draw.width * (drawn - steps)
+            codes = np.where(steps == 0, 0.0, drawn) + zero
         if fixed:
             return codes
         if self.draw.clips:

@@ -137,3 +137,11 @@ def test_a_file_as_it_is_is_what_onnxruntime_makes_of_it() -> None:
     feeds = {"x": rng.standard_normal((3, 8)).astype(np.float32)}
     with OrtRunner(proto, optimize=False) as runner:
         np.testing.assert_allclose(runner.infer(feeds)["y"], StepRunner(proto).infer(feeds)["y"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "zero"), [(np.int8, 0), (np.uint8, 128)])
+def test_a_width_multiplies_what_a_draw_rounds(kind: type, zero: int) -> None:
+    runner, feeds = StepRunner(pair(kind, 1 / 64, zero)), values()
+    narrow, wide = (runner.drawn(feeds, Draw(3, clips=False, width=w))["y"] - feeds["x"] for w in (1.0, 4.0))
+    assert np.abs(narrow).max() > 0.25 / 64
+    np.testing.assert_allclose(wide, 4 * narrow, rtol=0, atol=1e-12)

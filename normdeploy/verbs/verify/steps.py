@@ -6,7 +6,9 @@
 the half step around its code, and with the grid of each quantizer of data shifted by a part of a step
 (`runtimes.steps`): the largest of a few draws, or half of the output's root mean square of these where that is more,
 because few draws tell little of a single element; more are made while something lies outside. The 4 is the room between
-two draws, as in ``bounds``. Both are first order in the steps, and follow every nonlinearity.
+two draws, as in ``bounds``. Both are first order in the steps, and follow every nonlinearity. What still lies outside
+is allowed what 4 times these roundings make of it, which at a kink is more than 4 times what a draw makes: nothing of
+ReLU behind a negative sum, or of a choice between two values.
 
 The file is judged four times:
 
@@ -53,7 +55,9 @@ BUDGET = "error budget of its steps"
 BOTH = ("activations", "weights")
 AGAINST = ", against the file in float64"
 _FLOOR = 0.5
-_RUNS, _MOST_RUNS = 3, 48
+_RUNS, _MOST_RUNS, _MOST_WIDE = 3, 48, 12
+_FEW = 8  # elements that lie outside, or a hundredth of all, for which more draws are made
+_ULPS = MULTIPLE * 2.0**-24  # what float32 rounds of sums that cancel, as those of codes and a bias before ReLU
 _HOPELESS = 4.0  # times a bound, which no number of draws makes up: the largest of 48 is some twice that of 3
 _NAMED = 3
 _USUAL = ("random", "given")
@@ -179,31 +183,36 @@ class CaseBudget:
     center: RunResult = field(init=False)
     plain: RunResult = field(init=False)
     spread: dict[str, dict[str, np.ndarray]] = field(init=False)  # source -> output -> the largest of the draws
+    wide: dict[str, dict[str, np.ndarray]] = field(init=False)  # the same of draws of `MULTIPLE` times their width
     _runs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BOTH, 0))
+    _wide_runs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BOTH, 0))
 
     def __post_init__(self) -> None:
         self.plain = self.run(self.feeds, Draw())
         self.cut = self.run(self.feeds, Draw("exact")) if self.is_cut() else None
         self.center = self.run(self.feeds, Draw("exact", clips=False))
         floats = {name: v for name, v in self.center.items() if v.dtype.kind == "f"}
-        self.spread = {source: {n: np.zeros(v.shape, np.float32) for n, v in floats.items()} for source in BOTH}
+        self.spread, self.wide = (
+            {source: {n: np.zeros(v.shape, np.float32) for n, v in floats.items()} for source in BOTH} for _ in range(2)
+        )
         for source in BOTH:
             self._more(source, _RUNS)
 
-    def _draw(self, source: str, seed: int) -> RunResult:
+    def _draw(self, source: str, seed: int, width: float = 1.0) -> RunResult:
         if source == "weights":
-            return self.run(self.feeds, Draw("exact", seed, clips=False))
-        return self.run(self.feeds, Draw(seed, clips=False))
+            return self.run(self.feeds, Draw("exact", seed, clips=False, width=width))
+        return self.run(self.feeds, Draw(seed, clips=False, width=width))
 
-    def _more(self, source: str, runs: int) -> None:
-        for seed in range(self._runs[source], self._runs[source] + runs):
-            run = self._draw(source, seed)
-            for name, widest in self.spread[source].items():
+    def _more(self, source: str, runs: int, wide: bool = False) -> None:
+        spread, made = (self.wide, self._wide_runs) if wide else (self.spread, self._runs)
+        for seed in range(made[source], made[source] + runs):
+            run = self._draw(source, seed, MULTIPLE if wide else 1.0)
+            for name, widest in spread[source].items():
                 if run[name].shape == widest.shape:
                     with np.errstate(all="ignore"):
                         away = np.nan_to_num(np.abs(run[name] - self.center[name]), nan=0.0, posinf=0.0)
                     np.maximum(widest, away, out=widest)
-        self._runs[source] += runs
+        made[source] += runs
 
     def allowed(
         self, output: str, sources: tuple[str, ...], base: np.ndarray, error: np.ndarray | None = None
@@ -217,10 +226,24 @@ class CaseBudget:
             for source in sources:
                 self._more(source, self._runs[source])
             bound = self._bound(output, sources, base)
+        if error is not None and bool((error > bound).any()):
+            bound = np.maximum(bound, self._widely(output, sources, base, error))
         return bound
 
+    def _widely(self, output: str, sources: tuple[str, ...], base: np.ndarray, error: np.ndarray) -> np.ndarray:
+        """What draws of `MULTIPLE` times the width allow; more of them are made while ``error`` is not within."""
+        while True:
+            bound = np.asarray(base + sum(self.wide[source][output].astype(np.float64) for source in sources))
+            made, outside = self._wide_runs[sources[0]], int((error > bound).sum())
+            if not outside or made >= _MOST_WIDE or (made and outside > max(_FEW, error.size // 100)):
+                return bound
+            for source in sources:
+                self._more(source, max(self._wide_runs[source], _RUNS), wide=True)
+
     def _bound(self, output: str, sources: tuple[str, ...], base: np.ndarray) -> np.ndarray:
-        total = np.zeros(base.shape)
+        values = np.nan_to_num(self.center[output], nan=0.0, posinf=0.0, neginf=0.0)
+        rounding = _ULPS * float(np.sqrt(np.mean(values**2))) if values.size else 0.0
+        base, total = np.maximum(base, rounding), np.zeros(base.shape)
         for source in sources:
             moved = self.spread[source][output].astype(np.float64)
             typical = float(np.sqrt(np.mean(moved**2))) if moved.size else 0.0

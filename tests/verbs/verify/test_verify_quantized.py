@@ -9,8 +9,10 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+from torch import nn
 
 import normdeploy
 from normdeploy.model import Model
@@ -338,3 +340,35 @@ def test_a_mask_that_half_does_not_hold_alters_no_weight(folder: Path) -> None:
     tensor.CopyFrom(numpy_helper.from_array(np.array(-16384, np.float16), "low"))
     model = FileModel(inputs=(), outputs=("y",), kind="onnx", proto=reference, label="reference")
     assert [w.name for w in audit(model, half, "half") if not w] == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_kinks_behind_what_is_rounded_are_no_faults(seed: int, tmp_path: Path) -> None:
+    """Half of all elements are 0 behind ReLU, many of them by a hair: there a draw of the steps moves nothing."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()).eval()
+    with torch.no_grad():
+        model[0].weight.mul_(torch.empty(8, 1, 1, 1).uniform_(0.5, 2))
+    specs = ["x:float32[batch=1:2:4,3,8,8]"]
+    given = np.random.default_rng(seed).standard_normal((96, 3, 8, 8)).astype(np.float32)
+    path = tmp_path / "net.onnx"
+    normdeploy.export(model, inputs=specs, output=path, quantize="int8", runtime="tensorrt-rtx", calibrate={"x": given})
+    found = normdeploy.verify(model, path, inputs=specs)
+    assert [(r.runtime, r.case, r.reason) for r in found.results if r.verdict != "pass"] == []
+
+
+def test_one_weight_of_a_convolution_in_front_of_relu_is_still_seen(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()).eval()
+    specs = ["x:float32[batch=1:2:4,3,8,8]"]
+    given = np.random.default_rng(1).standard_normal((96, 3, 8, 8)).astype(np.float32)
+    path = tmp_path / "net.onnx"
+    normdeploy.export(model, inputs=specs, output=path, quantize="int8", runtime="tensorrt-rtx", calibrate={"x": given})
+    proto = onnx.load(path)
+    codes = next(t for t in proto.graph.initializer if t.data_type == TensorProto.INT8 and len(t.dims) == 4)
+    altered = numpy_helper.to_array(codes).copy()
+    altered[5, 1, 1, 1] = np.int8(-np.sign(altered[5, 1, 1, 1]) * 100)
+    codes.CopyFrom(numpy_helper.from_array(altered, codes.name))
+    onnx.save(proto, path)
+    found = normdeploy.verify(model, path, inputs=specs)
+    assert [r.verdict for r in found.results if r.runtime == UNROUNDED] == ["fail"]
