@@ -19,7 +19,7 @@ from .observe import rows_of
 from .steps import Step, rounded
 
 WINDOWS = 2**14  # of a convolution
-WIDE = 4096  # channels, from which on H is kept and factored in float32
+_WIDE = 4096  # channels, from which on H is kept and factored in float32
 _HELD = 2**30  # bytes of H that are held at a time
 
 
@@ -93,7 +93,7 @@ class Moments:
 
     def second(self) -> np.ndarray:
         """H, [groups, channels, channels]."""
-        kind = np.dtype(np.float32 if self.origin.shape[-1] > WIDE else np.float64)
+        kind = np.dtype(np.float32 if self.origin.shape[-1] > _WIDE else np.float64)
         around, mean = self.sums / self.rows, np.asarray(self.origin + self.sums / self.rows)
         h = np.asarray(self.squares / self.rows, kind)
         outer = (around[:, :, None] * around[:, None]).astype(kind), (mean[:, :, None] * mean[:, None]).astype(kind)

@@ -57,7 +57,6 @@ AGAINST = ", against the file in float64"
 _FLOOR = 0.5
 _RUNS, _MOST_RUNS, _MOST_WIDE = 3, 48, 12
 _FEW = 8  # elements that lie outside, or a hundredth of all, for which more draws are made
-_ULPS = MULTIPLE * 2.0**-24  # what float32 rounds of sums that cancel, as those of codes and a bias before ReLU
 _HOPELESS = 4.0  # times a bound, which no number of draws makes up: the largest of 48 is some twice that of 3
 _NAMED = 3
 _USUAL = ("random", "given")
@@ -241,9 +240,7 @@ class CaseBudget:
                 self._more(source, max(self._wide_runs[source], _RUNS), wide=True)
 
     def _bound(self, output: str, sources: tuple[str, ...], base: np.ndarray) -> np.ndarray:
-        values = np.nan_to_num(self.center[output], nan=0.0, posinf=0.0, neginf=0.0)
-        rounding = _ULPS * float(np.sqrt(np.mean(values**2))) if values.size else 0.0
-        base, total = np.maximum(base, rounding), np.zeros(base.shape)
+        total = np.zeros(base.shape)
         for source in sources:
             moved = self.spread[source][output].astype(np.float64)
             typical = float(np.sqrt(np.mean(moved**2))) if moved.size else 0.0
