@@ -85,15 +85,16 @@ def recorded_runtime(proto: onnx.ModelProto) -> str:
         return ""
 
 
-def recorded_biases(proto: onnx.ModelProto) -> frozenset[str]:
-    """The biases that take a shift back by the weight as it is stored (`normdeploy.quantization.shifts`), where the
-    file records them; {} of any other file: nothing in it tells them from those that take it back by the weight as it
-    was."""
+def recorded_biases(proto: onnx.ModelProto) -> dict[str, list[int]]:
+    """The biases that take a shift back by the weight as it is stored (`normdeploy.quantization.shifts`), each with the
+    input channels of which it does not, where the file records them; {} of any other file: nothing in it tells them
+    from those that take it back by the weight as it was."""
     try:
-        told = json.loads(next((p.value for p in proto.metadata_props if p.key == RECENTRED), "[]"))
+        told = json.loads(next((p.value for p in proto.metadata_props if p.key == RECENTRED), "{}"))
     except ValueError:
-        return frozenset()
-    return frozenset(map(str, told)) if isinstance(told, list) else frozenset()
+        return {}
+    told = told if isinstance(told, dict) else {}
+    return {name: left for name, left in told.items() if isinstance(left, list) and all(type(i) is int for i in left)}
 
 
 def _recorded(proto: onnx.ModelProto) -> Any:

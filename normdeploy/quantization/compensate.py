@@ -140,7 +140,7 @@ def carried(before: onnx.ModelProto, plan: Plan, now: onnx.ModelProto, bare: Pla
         node = next(n for n in proto.graph.node if n.output and n.output[0] == one.tensor)
         stored = next(t for t in proto.graph.initializer if t.name == node.input[one.weight])
         weights.append(numpy_helper.to_array(stored))
-    made = replace(bare, step=plan.step, dynamic=plan.dynamic, scales=plan.scales, shift=plan.shift)
+    made = replace(bare, step=plan.step, dynamic=plan.dynamic, scales=plan.scales, shift=plan.shift, least=plan.least)
     if not np.array_equal(*weights):
         return made
     return replace(made, stored=plan.stored)
@@ -154,8 +154,9 @@ def _fitted(plan: Plan, stored: np.ndarray, moments: Moments, groups: int, dampi
     share = damping * max(1.0, across.shape[1] / moments.rows)
     axis = None if plan.axis is None else 0 if plan.block else 1
     made, feedbacks = [], 0
-    for w, h in zip(across, moments.second(), strict=True):  # [channels, outputs]
-        scales = held(shrunk(w, np.diag(h), axis, plan.form, plan.block), plan.scales)
+    least = np.split(plan.least, len(across)) if np.ndim(plan.least) else [plan.least] * len(across)
+    for w, h, floor in zip(across, moments.second(), least, strict=True):  # [channels, outputs]
+        scales = held(np.maximum(shrunk(w, np.diag(h), axis, plan.form, plan.block), floor), plan.scales)
         wide = np.broadcast_to(laid(scales, w.shape, axis, plan.block), w.shape)
         feedback = feedback_of(h, share)
         feedbacks += feedback is not None

@@ -2,8 +2,8 @@
 
 Tried on rows that calibration saw: for each group of layers that read one tensor, the error of their products as it is
 and with factors s = max|x|^α / max|W|^(1 − α) of some α for each channel (SmoothQuant, Xiao et al., arXiv 2211.10438).
-Behind a norm they are powers of two and cost nothing when the model runs; elsewhere they are one op or two in front of
-the layer, and are written where they take away half of the error.
+Behind a norm they cost nothing when the model runs; elsewhere they are one op or two in front of the layer, and are
+written where they take away a quarter of the error.
 
 For symmetric integers behind no norm, each channel gets a range of its own besides (`ranged`): (x − c)/s has one range
 for all channels. What the samples show of one channel is little, and a channel that leaves its range costs more than
@@ -21,11 +21,14 @@ from .observe import Seen
 from .steps import Format, rounded, rounded_weight, step_of
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-_WORTH = {True: 0.95, False: 0.5}  # of the error, at most, behind a norm and elsewhere
+_WORTH = {True: 0.95, False: 0.75}  # of the error, at most, behind a norm and elsewhere
 _FEWEST = 16  # rows, of which nothing can be said
-_COMPENSATED = 0.5  # of the variance that rounding the weights adds, which `compensate` leaves on inputs it did not see
+_COMPENSATED = 0.7  # of the variance that rounding the weights adds, which `compensate` leaves on inputs it did not see
 _SIMULATED = 512  # rows that are rounded and multiplied, where no formula says what comes of it
-_FINEST = 2.0**-12  # of the largest factor: a channel that is always zero is no channel to divide by
+_FINEST = 2.0**-12  # of the largest factor
+_IDLE = 2.0**-16  # of the largest product of a channel and its weights: less is lost by all rounding
+COARSE = np.arange(4, 9) / 8  # times a power of two: numbers of three binary digits
+_SHOWN = 2.0**-12  # of a shift: by less, float32 leaves too few digits of what is scaled
 _FEW_ALPHAS = (0.5, 0.7, 0.9)
 _LEAST = (0.5, 0.8, 0.95)  # quantiles of the channels' half widths, below which none is
 _ROOMS = (0.0, 0.5, 1.0)  # of their median, by which each is wider than what was seen of it
@@ -63,10 +66,7 @@ def condition_of(
     if group.scale is not None and group.shift is not None:
         if not group.free:
             return None
-        with np.errstate(all="ignore"):
-            rows, ends = ((x - group.shift) / group.scale for x in (rows, np.stack([low, high])))
-        rows, ends = (np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0) for x in (rows, ends))
-        low, high = ends.min(0), ends.max(0)
+        rows, low, high = _before_affine(rows, low, high, group.scale, group.shift)
         w = w * group.scale[:, None]
     if activation is None and not group.free:
         return None
@@ -93,14 +93,27 @@ def condition_of(
     best = min(choices, key=lambda choice: errors[choice])
     if best == ("", None) or errors[best] >= _WORTH[group.free] * errors["", None]:
         return None
-    s, c = _factors_and_shift(low, high, w, *best, powers=group.free)
-    return Condition(s, c if best[0] else None, "shift" if best[1] is None else "smooth", best[1])
+    s, c = _factors_and_shift(low, high, w, *best, coarse=group.free)
+    kind = "shift" if best[1] is None else "smooth"
+    return Condition(s, c if best[0] else None, kind, best[1], recentred=_nearer_to_zero(rows, c))
+
+
+def _before_affine(
+    rows: np.ndarray, low: np.ndarray, high: np.ndarray, scale: np.ndarray, shift: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """n of y = scale·n + shift: its rows and ends. A channel whose scale is next to nothing beside its shift shows
+    nothing of n, of which only |n| ≤ √C is known (Σ n² ≤ C, of C channels)."""
+    shown = np.abs(scale) > np.maximum(_SHOWN * np.abs(shift), np.finfo(np.float32).tiny)
+    divisor, bound = np.where(shown, scale, 1.0), float(np.sqrt(len(scale)))
+    rows, low, high = ((x - shift) / divisor for x in (rows, low, high))
+    low, high = np.minimum(low, high), np.maximum(low, high)
+    return np.where(shown, rows, 0.0), np.where(shown, low, -bound), np.where(shown, high, bound)
 
 
 def _with_ranges(
     rows: np.ndarray, low: np.ndarray, high: np.ndarray, w: np.ndarray, activation: Format, weight: Format
 ) -> Condition | None:
-    """A range of its own for each channel, where that takes away half of the error.
+    """A range of its own for each channel, where that takes away a quarter of the error.
 
     Each half of the samples is rounded and multiplied with the ranges that the other half gives.
     """
@@ -119,7 +132,13 @@ def _with_ranges(
     if best is None or np.sqrt(errors[best]) >= _WORTH[False] * np.sqrt(errors[None]):
         return None
     s, c, reach = _chosen(low, high, w, best, activation)
-    return Condition(s, c if c.any() else None, "smooth", best if isinstance(best, float) else None, reach)
+    alpha = best if isinstance(best, float) else None
+    return Condition(s, c if c.any() else None, "smooth", alpha, reach, _nearer_to_zero(rows, c))
+
+
+def _nearer_to_zero(rows: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """bool [channels]: the root mean square of x is at most that of x − c."""
+    return np.asarray((rows**2).mean(0) <= ((rows - c) ** 2).mean(0))
 
 
 def _of_ranges(
@@ -185,11 +204,11 @@ def _tried(
     shift: str,
     alpha: float | None,
     form: tuple[Format | None, Format, int],
-    powers: bool,
+    coarse: bool,
 ) -> float:
     """The error of ``rows`` with the factors and the range that the ``ends`` of the channels give."""
     low, high = ends
-    s, c = _factors_and_shift(low, high, w, shift, alpha, powers)
+    s, c = _factors_and_shift(low, high, w, shift, alpha, coarse)
     return error_of((rows - c) / s, w * s[:, None], (low - c) / s, (high - c) / s, form, lengths)
 
 
@@ -201,14 +220,14 @@ def _expected(
     shift: str,
     alpha: float | None,
     form: tuple[Format | None, Format, int],
-    powers: bool,
+    coarse: bool,
 ) -> float:
     """As `_tried` for integers, of which no product has to be rounded: rounding is a noise of step²/12 that the other
     numbers know nothing of (Widrow, Kollar, Quantization Noise, 2008), and what lies beyond the range is cut off. The
     mean of the weights' errors is left out: GPTQ takes it away first, as all inputs have it in common."""
     activation, weight, _ = form
     assert activation is not None
-    s, c = _factors_and_shift(*ends, w, shift, alpha, powers)
+    s, c = _factors_and_shift(*ends, w, shift, alpha, coarse)
     low, high = ((end - c) / s for end in ends)
     step = step_of(float(low.min()), float(high.max()), activation)
     first, last = ((code - step.zero_point) * step.scale for code in (activation.low, activation.high))
@@ -224,31 +243,43 @@ def _expected(
 def _of_weights(z: np.ndarray, w: np.ndarray, share: np.ndarray, weight: Format) -> float:
     """What rounding the weights leaves of the products' mean square, each row of ``z`` by its ``share``."""
     steps = np.abs(w).max(0).astype(np.float64) / weight.high
-    spread = _COMPENSATED * (share @ np.square(z - z.mean(0))).sum() / len(z)
-    return float((steps**2).sum()) / 12 * float(spread)
+    lost = np.minimum(steps**2 / 12, np.square(w, dtype=np.float64)).sum(1)  # a weight that rounds to 0 is lost itself
+    spread = share @ np.square(z - z.mean(0)) / len(z)
+    return _COMPENSATED * float(spread @ lost)
 
 
 def _factors_and_shift(
-    low: np.ndarray, high: np.ndarray, w: np.ndarray, shift: str, alpha: float | None, powers: bool
+    low: np.ndarray, high: np.ndarray, w: np.ndarray, shift: str, alpha: float | None, coarse: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Over the channels, in float32: ``shift`` "" is 0, ``alpha`` None is 1."""
     c = (low + high) / 2 if shift else np.zeros_like(low)
     c = c.astype(np.float32).astype(np.float64)
     if alpha is None:
         return np.ones_like(low), c
-    return factors(np.maximum(np.abs(low - c), np.abs(high - c)), np.abs(w).max(1), alpha, powers), c
+    return factors(np.maximum(np.abs(low - c), np.abs(high - c)), np.abs(w).max(1), alpha, coarse), c
 
 
-def factors(x: np.ndarray, w: np.ndarray, alpha: float, powers: bool) -> np.ndarray:
-    """max|x|^α / max|W|^(1 − α), the largest 1; ``powers``: the nearest powers of two."""
-    tiny = np.finfo(np.float32).tiny
-    s = np.maximum(x, tiny) ** alpha / np.maximum(w, tiny) ** (1 - alpha)
-    s = np.where((x > 0) & (w > 0), s, 0.0)
-    largest = s.max(initial=0.0)
-    if largest == 0:
-        return np.ones_like(s)
-    s = np.maximum(s / largest, _FINEST)
-    return np.exp2(np.rint(np.log2(s))) if powers else s.astype(np.float32).astype(np.float64)
+def factors(x: np.ndarray, w: np.ndarray, alpha: float, coarse: bool) -> np.ndarray:
+    """max|x|^α / max|W|^(1 − α), the largest 1; of channels that no product hangs on what keeps them, and their
+    weights, in the range of the others.
+
+    ``coarse``: next to that, and 1/s a number of three binary digits, which a norm's gamma can be without rounding, in
+    half precision too.
+    """
+    size, tiny = x * w, np.finfo(np.float32).tiny
+    live = size > _IDLE * size.max(initial=0.0)
+    if not live.any():
+        return np.ones_like(x)
+    s = np.ones_like(x)
+    s[live] = x[live] ** alpha / w[live] ** (1 - alpha)
+    s[live] = np.maximum(s[live] / s[live].max(), _FINEST)
+    least = 2 * x[~live] / (x[live] / s[live]).max()  # half of the others' range, at most
+    s[~live] = np.clip(1.0, least, (w[live] * s[live]).max() / np.maximum(w[~live], tiny))
+    if not coarse:
+        return s.astype(np.float32).astype(np.float64)
+    fraction, exponent = np.frexp(1 / s)
+    bounds = np.sqrt(COARSE[:-1] * COARSE[1:])  # nearest by ratio
+    return np.asarray(1 / np.ldexp(COARSE[np.searchsorted(bounds, fraction)], exponent))
 
 
 def row_lengths(products: np.ndarray) -> np.ndarray:

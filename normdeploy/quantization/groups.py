@@ -104,6 +104,8 @@ def _granularity(linear: Linear, form: Format, block: int) -> tuple[int | None, 
     output = (0 if op == "Conv" else rank - 2) if rows else rank - 1
     if op == "ConvTranspose":
         return (1,) if linear.groups == 1 else (None,)
+    if op == "MatMul" and rank > 2 and not block:
+        return (None,)  # onnxruntime has no integer product of stacked weights with a scale for each output
     if not block or op == "Conv":
         return (output,)
     return (rank - 1 if rows else rank - 2, None, block)
@@ -135,4 +137,4 @@ def group_of(graph: Graph, candidates: list[Candidate]) -> Group | None:
             for v in (source.affine.scale, source.affine.shift)
         )
         return None if a is None or b is None else Group(source.y.name, tuple(w), a, b)
-    return Group(source.y.name, tuple(w))
+    return None if source.views else Group(source.y.name, tuple(w))  # of views channels need not be channels

@@ -8,7 +8,7 @@ can't serve. With n = (x − mean)/sqrt(var + ε) and any s > 0 for each channel
 so the linear layer reads n/s, which the norm writes with gamma 1/s, and takes the rest into its weight and bias;
 whoever else reads y (a residual, an output, another op) reads (n/s)·(γ·s) + β. With s = 1 the channels of n have one
 variance; another s (SmoothQuant, Xiao et al., arXiv 2211.10438) trades the spread of the activations for that of the
-weights. There s is a power of two, so that nothing is rounded by it.
+weights. There 1/s is stored as it is, and γ∘s rounded once (`conditions.factors`).
 
 Behind no norm the same is written as two ops in front of the layer, (y − shift)/s, with the shift of the channels
 (Wei et al., Outlier Suppression+, arXiv 2304.09145).
@@ -41,14 +41,16 @@ from .linears import SPLIT, Source, linears, source_of
 class Condition:
     """What the input of linear layers is to be divided by and, first, to be lessened by: over its channels.
 
-    ``reach``: the result's range is to be from −reach to reach; None: what the samples say.
+    ``reach``: the result's range is to be from −reach to reach; None: what the samples say. ``recentred``: the channels
+    whose shift the bias takes back by the weight as it is stored (`shifts`); None: all.
     """
 
-    scale: np.ndarray  # behind a norm powers of two
+    scale: np.ndarray  # behind a norm 1/scale has to be exact in float32
     shift: np.ndarray | None = None
     kind: str = "smooth"
     alpha: float | None = None
     reach: float | None = None
+    recentred: np.ndarray | None = None
 
 
 @dataclass
@@ -191,23 +193,36 @@ def _split(work: _Pass, source: Source, condition: Condition | None) -> bool | s
     if scale.shape != gamma.shape:
         return f"{len(scale)} factors are given for the {len(gamma)} channels of {node.op} {node.name!r}"
     dtype = np.dtype(np.float32)
-    inner = graph.constant(f"{y.name}_inverse", 1.0 / scale, dtype)
-    nodes = [graph.node(node.op, [node.inputs[0], inner], y, dict(node.attrs), domain=node.domain or "")]
-    for op, value, neutral in (("Mul", gamma * scale, 1.0), ("Add", beta, 0.0)):
-        if value is None or bool((value == neutral).all()):
-            continue
-        constant = graph.constant(f"{y.name}_{'gamma' if op == 'Mul' else 'beta'}", value, dtype)
-        nodes.append(graph.node(op, [nodes[-1].outputs[0], constant], y))
+    inverse = graph.constant(f"{y.name}_inverse", (1.0 / scale).astype(dtype).astype(np.float64), dtype)
+    norm = graph.node(node.op, [node.inputs[0], inverse], y, dict(node.attrs), domain=node.domain or "")
+    nodes, expressions = [norm], None
+    factor = gamma / inverse.values.astype(np.float64)
+    if (factor != 1).any():
+        nodes.append(graph.node("Mul", [norm.outputs[0], graph.constant(f"{y.name}_gamma", factor, dtype)], y))
+        expressions = _quotient(graph, nodes[1], gamma, inverse)
+    if beta is not None and beta.any():
+        nodes.append(graph.node("Add", [nodes[-1].outputs[0], graph.constant(f"{y.name}_beta", beta, dtype)], y))
     if len(nodes) == 1:
         return False
     before = compile_region(graph, y, [node.inputs[0]])
     rewrite = before if isinstance(before, Refusal) else certify.rewrite_of(graph, before, nodes)
     if isinstance(rewrite, Refusal):
         return rewrite.reason
-    if not (certificate := certify.certified(work.proofs, [rewrite])):
+    if isinstance(expressions, Refusal):
+        return expressions.reason
+    if not (certificate := certify.certified(work.proofs, [rewrite], expressions)):
         return f"it can't be proved: {certificate.note}"
     graph.replace(y, nodes, shape=graph.shape(y))
     return True
+
+
+def _quotient(graph: Graph, scaled: gs.Node, gamma: np.ndarray, inverse: gs.Constant) -> Expressions | Refusal:
+    """What the factor of ``scaled`` is before it is rounded: gamma over what the norm is written with."""
+    z, factor = scaled.inputs
+    divided = graph.node("Div", [z, inverse], z)
+    end = graph.node("Mul", [divided.outputs[0], graph.constant(f"{z.name}_whole", gamma, gamma.dtype)], z).outputs[0]
+    chain = compile_region(graph, end, [z])
+    return chain if isinstance(chain, Refusal) else Expressions(chain, scale=(factor,))
 
 
 def _scales(graph: Graph, node: gs.Node) -> bool:

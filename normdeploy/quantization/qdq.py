@@ -20,11 +20,13 @@ from ..graphs.quantized import RECENTRED
 from ..storage.protos import copied
 from .steps import INT4, Format, Step, codes, held, laid, weight_scales
 
+_MOST = 2.0**30  # steps in a bias: half of what int32 holds
+
 
 @dataclass(frozen=True)
 class Shift:
-    """``offset``: float64 [channels], what the input of a layer lacks. ``bias``: the initializer that makes up for it,
-    which nobody else reads."""
+    """``offset``: float64 [channels], what the input of a layer lacks, 0 where the bias takes it back by the weight as
+    it was. ``bias``: the initializer that makes up for it, which nobody else reads."""
 
     offset: np.ndarray
     bias: str
@@ -56,12 +58,36 @@ class Plan:
     scales: np.dtype = field(default_factory=lambda: np.dtype(np.float32))  # whose numbers the weight's scales are
     stored: tuple[np.ndarray, np.ndarray] | None = field(default=None, compare=False)
     shift: Shift | None = field(default=None, compare=False)
+    least: np.ndarray | float = field(default=0.0, compare=False)
 
     @property
     def channels_first(self) -> bool:
         """Whether the input channels are the first axis of a matrix; the scales lie along the outputs, or blocks along
         the inputs."""
         return self.axis == (0 if self.block else 1)
+
+
+def biases_of(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """The constant biases that Conv, ConvTranspose and Gemm hold themselves, by the result of their node."""
+    stored = {t.name: t for t in proto.graph.initializer}
+    return {
+        n.output[0]: numpy_helper.to_array(stored[n.input[2]])
+        for n in proto.graph.node
+        if n.op_type in ("Conv", "ConvTranspose", "Gemm") and len(n.input) > 2 and n.input[2] in stored
+    }
+
+
+def least_scale(bias: np.ndarray | None, step: Step, plan: Plan, outputs: int) -> np.ndarray | float:
+    """The scale of a weight, float32 for each of ``outputs`` or one, with which its bias is an int32 number of steps of
+    input times weight.
+
+    onnxruntime turns float biases into such numbers and lets them overflow. Of a channel whose weights are so much
+    smaller than its bias that this counts, a coarser scale loses less than 2⁻²⁰ of the bias for each input.
+    """
+    if bias is None or bias.size not in (1, outputs) or plan.block or not plan.form.integers:
+        return 0.0
+    least = np.abs(bias.reshape(-1)) / np.float32(_MOST * step.scale)
+    return np.broadcast_to(least, outputs).astype(np.float32) if plan.axis is not None else float(least.max())
 
 
 def written(
@@ -108,7 +134,7 @@ def written(
     del graph.initializer[:]
     graph.initializer.extend(kept)
     if work.recentred_biases:
-        out.metadata_props.add(key=RECENTRED, value=json.dumps(sorted(work.recentred_biases)))
+        out.metadata_props.add(key=RECENTRED, value=json.dumps(work.recentred_biases, sort_keys=True))
     return out
 
 
@@ -120,7 +146,7 @@ class _Writer:
         self.made: list[TensorProto] = []
         self._pairs: dict[object, str] = {}
         self.done: set[str] = set()  # what comes out of pairs for all readers
-        self.recentred_biases: set[str] = set()
+        self.recentred_biases: dict[str, list[int]] = {}  # the channels that each leaves out
 
     def fresh(self, name: str) -> str:
         candidate, n = name, 1
@@ -154,7 +180,7 @@ class _Writer:
         if plan.stored is not None:
             return plan.stored
         w = numpy_helper.to_array(self.weights[weight])
-        scales = held(weight_scales(w, plan.axis, plan.form, plan.block), plan.scales)
+        scales = held(np.maximum(weight_scales(w, plan.axis, plan.form, plan.block), plan.least), plan.scales)
         return codes(w, laid(scales, w.shape, plan.axis, plan.block), plan.form), scales
 
     def recentred(self, node: onnx.NodeProto, plan: Plan, shift: Shift) -> str:
@@ -167,7 +193,7 @@ class _Writer:
         b = numpy_helper.to_array(self.weights[shift.bias])
         values = (b + shift.correction(w, stored)).astype(np.float32)
         made = self.constant(f"{shift.bias}_recentred", values, TensorProto.FLOAT)
-        self.recentred_biases.add(made)
+        self.recentred_biases[made] = np.flatnonzero(shift.offset == 0).tolist()
         return made
 
     def dequantized(self, name: str, q: np.ndarray, scales: np.ndarray, plan: Plan, nodes: list[onnx.NodeProto]) -> str:

@@ -36,7 +36,7 @@ from .exclude import Chosen, excluded
 from .groups import Candidate, candidates, group_of
 from .migrate import Condition, migrated
 from .observe import Seen, observe
-from .qdq import Plan, written
+from .qdq import Plan, biases_of, least_scale, written
 from .rotate import rotated
 from .samples import Split
 from .shifts import shifts_of
@@ -241,7 +241,7 @@ def _planned(
                     reach[name] = condition.reach
     if wish.calibration == "minmax":
         ends = {**ends, **{c.input: (-reach[c.result], reach[c.result]) for c in ready if c.result in reach}}
-    shifts = shifts_of(proto, ready, migrations, conditions)
+    shifts, biases = shifts_of(proto, ready, migrations, conditions), biases_of(proto)
     plans: dict[str, Plan] = {}
     results: dict[str, tuple[str, Step]] = {}
     told: list[Layer] = []
@@ -256,7 +256,12 @@ def _planned(
         step = None if form is None else step_of(*ends[c.input], form)
         step = None if step is None else replace(step, scale=float(held(step.scale, wish.scales)))
         plans[c.plan.tensor] = replace(
-            c.plan, step=step, dynamic=wish.dynamic, scales=wish.scales, shift=shifts.get(c.plan.tensor)
+            c.plan,
+            step=step,
+            dynamic=wish.dynamic,
+            scales=wish.scales,
+            shift=shifts.get(c.plan.tensor),
+            least=0.0 if step is None else least_scale(biases.get(c.plan.tensor), step, c.plan, c.outputs),
         )
         if form is not None and c.activated in ends and wish.runtime in ONNXRUNTIME:
             results[c.activated] = c.plan.tensor, step_of(*ends[c.activated], form)

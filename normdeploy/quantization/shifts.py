@@ -5,7 +5,8 @@ as large as most x. With b + Ŵ·c, an exact identity as well, it is (Ŵ − W)�
 
     Ŵ·(x − c) + (b + Ŵ·c) = Ŵ·x + b                (docs/identities.md, "A shift and rounded weights")
 
-so a shift costs nothing in the weights. No sample has a say in it.
+so a shift costs nothing in the weights. Of a channel that is nearer to its c than to 0, a constant one first of all,
+(Ŵ − W)·x is the larger one, and the bias takes its share of c back by W. Samples say which channels these are.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ def shifts_of(
         weight = node.input[c.plan.weight]
         matrix = len(stored.get(weight, ())) == 2 and len(readers[weight]) == 1
         if matrix and stored.get(bias) == (c.outputs,) and len(readers[bias]) == 1:
-            found[c.plan.tensor] = Shift(condition.shift.astype(np.float64) / condition.scale, bias)
+            offset = condition.shift.astype(np.float64) / condition.scale
+            found[c.plan.tensor] = Shift(
+                offset if condition.recentred is None else np.where(condition.recentred, offset, 0.0), bias
+            )
     return found
 
 

@@ -28,8 +28,8 @@ _ALGEBRA = {"Mul": np.multiply, "Div": np.divide, "Add": np.add, "Sub": np.subtr
 
 
 def shifts_of(graph: Exact) -> dict[str, Array]:
-    """Result of a MatMul or Gemm -> t/s, float64 [input channels]; of those with a matrix and a recorded bias of their
-    own, which nothing else reads."""
+    """Result of a MatMul or Gemm -> t/s, float64 [input channels], 0 where the bias takes it back otherwise; of those
+    with a matrix and a recorded bias of their own, which nothing else reads."""
     recorded = recorded_biases(graph.proto)
     if not recorded:
         return {}
@@ -39,10 +39,11 @@ def shifts_of(graph: Exact) -> dict[str, Array]:
             readers.setdefault(name, []).append(node)
     found: dict[str, Array] = {}
     for node in graph.nodes:
-        if node.op_type in _LAYERS and _own_bias(graph, node, readers) in recorded:
+        left = recorded.get(_own_bias(graph, node, readers))
+        if node.op_type in _LAYERS and left is not None:
             shape, shift = _own_matrix(graph, node, readers), _shift(graph, node.input[0])
             if shape and shift is not None and shift.size == shape[_transposed(node)]:
-                found[node.output[0]] = shift
+                found[node.output[0]] = np.where(np.isin(np.arange(shift.size), left), 0.0, shift)
     return found
 
 

@@ -99,7 +99,7 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
     if not isinstance(model, FileModel):
         shifts += [(parameter, w.reshape(-1), size.reshape(-1)) for parameter, w, size in merged(model, stored)]
     modules = _modules(proto, stored)
-    inverses = [a.reshape(-1) for _, a, _ in unknown if is_quantized(proto) and _are_powers(a)]
+    inverses = [a.reshape(-1) for _, a, _ in unknown if is_quantized(proto) and _are_factors(a)]
     remarks = []
     for tensor, array, share in unknown:
         weight = Weight(label, tensor.name, modules.get(tensor.name, ""), Origin.COMPUTED, elements=array.size)
@@ -278,30 +278,33 @@ def _origin(
     return best
 
 
-def _are_powers(array: Array) -> bool:
-    """Whether all elements are powers of two, not all of them one."""
+def _are_factors(array: Array) -> bool:
+    """Whether all elements are positive numbers of three binary digits, not all of them one
+    (`normdeploy.quantization.conditions.factors`)."""
     wide = array.astype(np.float64)
-    return bool((np.frexp(wide)[0] == 0.5).all() and (wide != 1).any())
+    eighths = np.frexp(wide)[0] * 8
+    return bool((eighths > 0).all() and (eighths == np.rint(eighths)).all() and (wide != 1).any())
 
 
 def _smoothed(weight: Weight, array: Array, inverses: Sequence[Array], missing: Mapping[str, Array]) -> Weight | None:
-    """A gamma whose norm was divided by factors before it was quantized (`normdeploy.quantization.migrate`): times the
-    powers of two that the norm is written with, it is the model's own. ``inverses`` are those of all norms of the file,
-    which may be alike in most places, so the pair that differs least decides."""
+    """A gamma whose norm was divided by factors before it was quantized (`normdeploy.quantization.migrate`): it is the
+    model's own over what the norm is written with, rounded once. ``inverses`` are what all norms of the file are
+    written with, which may be alike in most places, so the pair that differs least decides."""
     least: tuple[int, Weight] | None = None
     for inverse in (v for v in inverses if v.size == array.size):
-        whole = array.reshape(-1).astype(np.float64) * inverse.astype(np.float64)
         for name, parameter in missing.items():
             if parameter.size != array.size:
                 continue
-            model = parameter.reshape(-1).astype(np.float64)
-            differs, told = whole != model, f"{name} over the powers of two that its norm is written with"
+            model = parameter.reshape(-1).astype(np.float64) / inverse.astype(np.float64)
+            differs = model.astype(array.dtype) != array.reshape(-1)
             count, beside = int(differs.sum()), replace(weight, parameter=name)
+            told = f"{name} over what its norm is written with"
             if not count:
                 return replace(beside, origin=Origin.FOLDED, reason=told)
             if count <= (1 - _MOSTLY) * array.size and (least is None or count < least[0]):
-                reason = _changed(differs, whole, model, told)
-                least = count, _told(beside, Origin.ALTERED, np.abs(whole - model), reason)
+                wide = array.reshape(-1).astype(np.float64)
+                reason = _changed(differs, wide, model, told)
+                least = count, _told(beside, Origin.ALTERED, np.abs(wide - model), reason)
     return least[1] if least is not None else None
 
 
