@@ -112,6 +112,7 @@ def _migrate(work: _Pass, y: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
     graph, condition = work.graph, work.conditions.get(y.name)
     source = source_of(graph, y)
     whole = source.norm if source.affine is None else None
+    inputs = [] if whole is None else [_stored(graph, t) for t in whole.inputs]
     if source.affine is None and source.norm is not None:
         split = _split(work, source, condition)
         if isinstance(split, str):
@@ -130,10 +131,17 @@ def _migrate(work: _Pass, y: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
     _each(work, y, nodes, condition, lambda linear: _folded(work, affine, linear))
     if whole is not None and all(m.status == "refused" for m in work.migrations[-len(nodes) :]):
         # no layer took anything: one node again, as it stood in the file
-        same = graph.node(whole.op, whole.inputs, y, dict(whole.attrs), domain=whole.domain or "")
+        same = graph.node(whole.op, inputs, y, dict(whole.attrs), domain=whole.domain or "")
         graph.replace(y, [same], shape=graph.shape(y))
         return
     _take_sizes_of(graph, affine.z, y)
+
+
+def _stored(graph: Graph, t: gs.Tensor) -> gs.Tensor:
+    """``t``, or what a Constant node makes of it, which is gone once nobody reads it, as an initializer."""
+    if t.is_empty() or isinstance(t, gs.Constant) or (value := graph.known(t)) is None:
+        return t
+    return graph.constant(t.name, value, graph.dtype(t))
 
 
 def _take_sizes_of(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> None:

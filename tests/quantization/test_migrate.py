@@ -260,6 +260,22 @@ def test_a_norm_of_which_no_layer_takes_anything_is_one_node_again(conditioned: 
     same(proto, after)
 
 
+def test_a_norm_that_stays_whole_keeps_the_gamma_of_a_constant_node() -> None:
+    """The node is gone once the norm is split, and nothing made the restored norm's gamma."""
+    values = ", ".join(f"{v:.3f}" for v in GAMMA)
+    proto = text(
+        f"g = Constant<value = float[8] {{{values}}}>() n = RMSNormalization(x, g) y = MatMul(w, n)",
+        "float[5,8] x",
+        "float[3,8] y",
+        opset=23,
+        w=RNG.standard_normal((3, 5)),
+    )
+    after, migrations = migrated(proto)
+    assert [m.status for m in migrations] == ["refused"]
+    assert ops(after) == ["RMSNormalization", "MatMul"]
+    same(proto, after)
+
+
 def test_a_norm_of_which_one_layer_takes_its_part_stays_split() -> None:
     body = NORM + "m = MatMul(n, w) t = Transpose<perm=[0, 3, 1, 2]>(n) y = Conv<pads=[1, 1, 1, 1]>(t, k)"
     proto = text(
