@@ -3,10 +3,10 @@ none of them.
 
 ``python -m benchmarks.quantization [--only MODEL …] [--contenders TEXT] [--rounds N]`` writes
 ``benchmarks/results/quantization.md``, ``.json`` and ``.png`` after each file; what is not asked for stays as it was.
-All contenders get the same float32 file (``normdeploy.export``, for any runtime) and the same 128 calibration samples;
-all files run in the same onnxruntime on the CPU, one thread. The reference is the model in PyTorch in float64; float32
-has a row of its own. "faster" is float32's processor time over the file's, in turns in random order, three sessions a
-file, with a 95 % interval. What a file's kernels do on a GPU is not measured here.
+All contenders get the same float32 file (``normdeploy.export``, for any runtime) and the same calibration samples, 128
+sentences or 512 crops; all files run in the same onnxruntime on the CPU, one thread. The reference is the model in
+PyTorch in float64; float32 has a row of its own. "faster" is float32's processor time over the file's, in turns in
+random order, three sessions a file, with a 95 % interval. What a file's kernels do on a GPU is not measured here.
 
 Models: MiniLM and EfficientNet-Lite0 have the trained weights of packages; the MobileNetV2 and the decoder are trained
 here, for minutes, on crops of scikit-image's photographs and on the prose of installed packages. ModelOpt runs in an

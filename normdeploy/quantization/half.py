@@ -19,6 +19,7 @@ from ..precision.retype import FORMATS
 from ..precision.stepwise import stepwise
 from ..quantized import Quantization
 from ..types import Progress
+from .judge import few
 from .quantize import bytes_of, judge_of
 from .samples import Split
 from .wish import Wish
@@ -54,7 +55,8 @@ def judged_again(
                 f"{told.metric} of {told.output!r} is {told.value:.6g} in {wish.half} and was {was.value:.6g} in"
                 f" {wish.to} with float32, and {told.threshold:g} is asked for; ask for less, or leave --precision out"
             )
-    return replace(account, judged=judged, notes=tuple(dict.fromkeys((*account.notes, *notes))))
+    kept = [note for note in account.notes if note not in few(account.judged)]
+    return replace(account, judged=judged, notes=tuple(dict.fromkeys((*kept, *few(judged), *notes))))
 
 
 def _rounded(sample: Mapping[str, np.ndarray], proto: onnx.ModelProto, wish: Wish) -> dict[str, np.ndarray]:

@@ -121,7 +121,7 @@ def quantized(
         work.judged,
         work.exclusions,
         (bytes_of(source), bytes_of(out)),
-        (*notes, *builds_for(wish)),
+        (*notes, *judge.few(work.judged), *builds_for(wish)),
     )
     return out, account
 
