@@ -95,8 +95,8 @@ def few(judged: Iterable[Judged]) -> list[str]:
         told = f", which fewer than {enough} can't tell" if j.samples < enough else ""
         notes.append(
             f"{j.metric} of {j.output!r} is {j.value:.4g} in {j.samples} rows of the judging samples and may be"
-            f" {least:.4g} on others (95 %); {j.threshold:g} is asked for{told}. Give more samples, of which half judge,"
-            " or ask for more than you need"
+            f" {least:.4g} on others (95 %); {j.threshold:g} is asked for{told}. Give more samples, of which half"
+            " judge, or ask for more than you need"
         )
     return notes
 

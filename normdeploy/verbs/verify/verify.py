@@ -14,7 +14,7 @@ with eager run in half, both on inputs that are half numbers. Files of several p
 by its own eager.
 
 Rules that the user gives for an output (``policy``) decide on it in the place of this one, which is judged and told all
-the same; not of a quantized file whose outputs all have such rules, for its default rule costs dozens of runs in float64.
+the same; not of a quantized file whose outputs all have such rules: its default rule takes dozens of runs in float64.
 
 Integers and bools must be equal, except where the answer hangs on a rounding: they may also be what eager answers, or
 what the reference itself answers when every parameter and input is off by up to 4 units of the model's type. These are
