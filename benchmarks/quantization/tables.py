@@ -49,7 +49,18 @@ def write(results: dict[str, Any]) -> None:
 
 def table(rows: dict[str, Any]) -> str:
     measures = list(next(iter(rows.values()))["measures"])
-    head = ["file", "form", "samples", "linears", *measures, "faster, batch 1", "batch 8", "MB", "written in, s", "commit"]
+    head = [
+        "file",
+        "form",
+        "samples",
+        "linears",
+        *measures,
+        "faster, batch 1",
+        "batch 8",
+        "MB",
+        "written in, s",
+        "commit",
+    ]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for name, told in rows.items():
         if "measures" not in told:

@@ -222,7 +222,7 @@ def verify(
     every = [*([files] if isinstance(files, Engine | str | os.PathLike) else files), *engines]
     compared, notes = subjects(every, model, outputs_of(model), parse_map(names or (), model), names is not None)
     plan = (
-        battery_of(model, seeds, most)
+        battery_of(model, seeds, most, _quantized(compared))
         if own is None
         else Battery(tuple(given_to(model, own, _halves(compared))), (), 0)
     )

@@ -21,6 +21,7 @@ from normdeploy.model import Model
 from normdeploy.runtimes import RunResult
 from normdeploy.runtimes.draws import Draw
 from normdeploy.runtimes.steps import StepRunner
+from normdeploy.verbs.verify import battery
 from normdeploy.verbs.verify.audit import audit
 from normdeploy.verbs.verify.originals import FileModel
 from normdeploy.verbs.verify.policy import policy_of
@@ -226,6 +227,21 @@ def test_inputs_beyond_the_usual_are_not_made_for_quantized_files_alone(net: Mod
     plain = folder / "plain.onnx"
     normdeploy.export(net, output=plain)
     assert any("nan" in case for case in verify(net, [int8, plain], seeds=1).cases)
+
+
+def test_sizes_that_cost_too_much_are_left_out_and_told(
+    conv: Model, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of 1, 2 (usual) and 4 of the model; where 2 take 8e9 operations, 4 are too many for a dozen runs."""
+    path = files.quantized(conv, folder, "large.onnx")
+    monkeypatch.setattr(battery, "work_of", lambda model: 8e9)
+    costly = verify(conv, path, seeds=1)
+    assert not any("batch=4" in case for case in costly.cases)
+    assert any("batch=2" in case for case in costly.cases)
+    assert costly.up_to == 1.25 * 2 * 3 * 12 * 12
+    assert any(note.startswith("not run at batch=4") for note in costly.notes)
+    asked = verify(conv, path, seeds=1, most=4 * 3 * 12 * 12)
+    assert any("batch=4" in case for case in asked.cases)
 
 
 AS_THE_FILE_SAYS = (None, None, True, 1.0)
