@@ -38,13 +38,13 @@ def judged_again(
     Args:
         made: the quantized file in half precision.
         before: the float32 model.
-        split: the samples that ``account`` was judged on; None: none were given.
+        split: the samples that ``account`` was judged on; None: none were given. No metric, and nothing is judged.
 
     Raises:
         InputError: a metric that the quantized file reached is missed in half precision.
     """
     account = replace(account, bytes=(account.bytes[0], bytes_of(made)))
-    if split is None:
+    if split is None or not account.judged:
         return account
     judge, float32, notes = judge_of(before, wish, split, progress)
     judge.samples = [_rounded(sample, made, wish) for sample in judge.samples]

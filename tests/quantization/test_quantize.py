@@ -149,6 +149,17 @@ def test_the_layer_that_costs_most_stays_float(halves: Split) -> None:
     assert quantized_layers(smoothed) == ["a", "q"]
 
 
+def test_without_a_metric_nothing_is_run_to_judge(
+    block: onnx.ModelProto, halves: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judged(*args: object) -> None:
+        raise AssertionError("nothing is asked of the judging samples")
+
+    monkeypatch.setattr("normdeploy.quantization.quantize.judge_of", judged)
+    _, account = quantized(block, wish(), halves, SPECS)
+    assert account.judged == ()
+
+
 def test_a_share_of_few_samples_is_told_what_it_can_not_tell(block: onnx.ModelProto, halves: Split) -> None:
     """32 rows that all agree: of 0.95 of all there are, three in ten draws of 32 have none that disagrees."""
     _, account = quantized(block, wish(metric="nearest>=0.6"), halves, SPECS)
