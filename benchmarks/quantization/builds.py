@@ -84,7 +84,8 @@ def main() -> None:
         for contender in (*PEERS, *OURS):
             path = environments.written(subject.name, contender.name)
             wanted = subject.name in given.only and given.contenders.lower() in contender.name.lower()
-            if not wanted or contender.form not in BUILDABLE or not path.exists():
+            wanted &= subject.name in contender.subjects and contender.form in BUILDABLE
+            if not wanted or not path.exists():
                 continue
             answers = {c: built(path, c, PROFILES[subject.name]) for c in CAPABILITIES}
             when = f"{version('tensorrt_rtx')}, {datetime.date.today().isoformat()}"
