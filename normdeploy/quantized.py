@@ -56,6 +56,7 @@ class Judged:
     value: float  # of the quantized file
     float32: float  # of the file before
     met: bool
+    samples: int = 0  # rows that a share is of; 0 of other metrics
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@ none of them.
 
 ``python -m benchmarks.quantization [--only MODEL …] [--contenders TEXT] [--rounds N]`` writes
 ``benchmarks/results/quantization.md``, ``.json`` and ``.png`` after each file; what is not asked for stays as it was.
-All contenders get the same float32 file (``normdeploy.export``, for any runtime) and the same 128 calibration samples;
-all files run in the same onnxruntime on the CPU, one thread. The reference is the model in PyTorch in float64; float32
-has a row of its own. "faster" is float32's processor time over the file's, in turns in random order, three sessions a
-file, with a 95 % interval. What a file's kernels do on a GPU is not measured here.
+All contenders get the same float32 file (``normdeploy.export``, for any runtime) and the same calibration samples, 128
+sentences or 512 crops ("samples": rows of 128 crops are older); all files run in the same onnxruntime on the CPU, one
+thread. The reference is the model in PyTorch in float64; float32 has a row of its own. "faster" is float32's processor
+time over the file's, in turns in random order, three sessions a file, with a 95 % interval. What a file's kernels do on
+a GPU is not measured here.
 
 Models: MiniLM and EfficientNet-Lite0 have the trained weights of packages; the MobileNetV2 and the decoder are trained
 here, for minutes, on crops of scikit-image's photographs and on the prose of installed packages. ModelOpt runs in an
@@ -58,6 +59,8 @@ def row(subject: Subject, contender: Contender, source: Path, samples: Path, ref
     told: dict[str, Any] = {"form": contender.form, "date": datetime.date.today().isoformat()}
     if contender in OURS:
         told["commit"] = commit()
+    with np.load(samples) as arrays:
+        told["samples"] = len(arrays[arrays.files[0]])
     target.unlink(missing_ok=True)
     start = time.process_time()
     wall = time.perf_counter()

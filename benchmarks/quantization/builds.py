@@ -1,21 +1,25 @@
 """Do the quantized files build, each in under a minute, for the GPUs that have the types, and are they refused by name
 elsewhere?
 
-``python -m benchmarks.quantization.builds [--only MODEL …]`` takes the files that ``python -m benchmarks.quantization``
-left in the cache (of the contenders, too: what they write is no less to be built), builds each with TensorRT-RTX for
-each compute capability alone, and writes ``benchmarks/results/quantization_builds.md``. Asked of normdeploy's files:
-int8 and int4 for 8.6, 8.9 and 12.0, fp8 for 8.9 and 12.0, and fp8 for 8.6 refused with the type or the capability in
-the words. It exits with 1 where that is not so. Without a GPU nothing is run.
+``python -m benchmarks.quantization.builds [--only MODEL …] [--contenders TEXT]`` takes the files that
+``python -m benchmarks.quantization`` left in the cache (of the contenders, too: what they write is no less to be
+built), builds each with TensorRT-RTX for each compute capability alone, and writes
+``benchmarks/results/quantization_builds.md`` and ``.json``; what is not asked for, or is not in the cache, stays as it
+was. Asked of normdeploy's files: int8 and int4 for 8.6, 8.9 and 12.0, fp8 for 8.9 and 12.0, and fp8 for 8.6 refused
+with the type or the capability in the words. It exits with 1 where that is not so. Without a GPU nothing is run.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypedDict
 
 import normdeploy
 from normdeploy.errors import NormdeployError
@@ -26,6 +30,7 @@ from .forms import reason
 from .subjects import SUBJECTS
 
 RESULTS = Path(__file__).parents[1] / "results"
+KEPT = RESULTS / "quantization_builds.json"
 CAPABILITIES = ("8.6", "8.9", "12.0")
 MOST_S = 60
 PROFILES = {
@@ -35,6 +40,13 @@ PROFILES = {
     "decoder": ["batch=1:8:16"],
 }
 BUILDABLE = ("symmetric", "fp8", "int4")  # the forms that are meant for TensorRT
+
+
+class Row(TypedDict):
+    """``answers``: by compute capability; ``built``: by which release, and when."""
+
+    answers: dict[str, str]
+    built: str
 
 
 def built(path: Path, capability: str, profiles: list[str]) -> str:
@@ -65,28 +77,46 @@ def short_of(contender: Contender, answers: dict[str, str]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.quantization.builds", description=__doc__)
     parser.add_argument("--only", nargs="*", default=[s.name for s in SUBJECTS])
-    parser.add_argument("--contenders", default="", help="those whose name holds this")
+    parser.add_argument("--contenders", default="", help="those whose name holds this; the others' rows stay")
     given = parser.parse_args()
-    rows, short = [], []
+    told: dict[str, dict[str, Row]] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for subject in SUBJECTS:
         for contender in (*PEERS, *OURS):
             path = environments.written(subject.name, contender.name)
             wanted = subject.name in given.only and given.contenders.lower() in contender.name.lower()
-            if not wanted or contender.form not in BUILDABLE or not path.exists():
+            wanted &= subject.name in contender.subjects and contender.form in BUILDABLE
+            if not wanted or not path.exists():
                 continue
             answers = {c: built(path, c, PROFILES[subject.name]) for c in CAPABILITIES}
-            if contender in OURS:
-                short += [f"{subject.name}, {line}" for line in short_of(contender, answers)]
-            rows.append(f"| {subject.name} | {contender.name} | {' | '.join(a[:250] for a in answers.values())} |")
-            print(rows[-1], flush=True)
-    head = f"| model | file | {' | '.join(CAPABILITIES)} |\n|---|---|{'---|' * len(CAPABILITIES)}"
-    verdict = "\n".join(f"- {line}" for line in short) or "Every one of normdeploy's files builds as asked."
-    if not any("| normdeploy" in row for row in rows):
-        verdict = "No file of normdeploy's was there."
-    when = f"TensorRT-RTX {version('tensorrt_rtx')}, {datetime.date.today().isoformat()}"
-    parts = ["# Builds of quantized files", (__doc__ or "").strip(), when, "\n".join([head, *rows]), verdict]
-    (RESULTS / "quantization_builds.md").write_text("\n\n".join(parts) + "\n")
+            when = f"{version('tensorrt_rtx')}, {datetime.date.today().isoformat()}"
+            told.setdefault(subject.name, {})[contender.name] = {"answers": answers, "built": when}
+            print(subject.name, contender.name, answers, flush=True)
+            KEPT.write_text(json.dumps(told, indent=1) + "\n")
+    text, short = page(told)
+    (RESULTS / "quantization_builds.md").write_text(text)
     sys.exit(bool(short))
+
+
+def page(told: Mapping[str, Mapping[str, Row]]) -> tuple[str, list[str]]:
+    """The page of all rows, model -> contender -> row, and what is asked of our files and not so."""
+    rows, short, any_of_ours = list[str](), list[str](), False
+    for subject in SUBJECTS:
+        for contender in (*PEERS, *OURS):
+            row = told.get(subject.name, {}).get(contender.name)
+            if row is None or subject.name not in contender.subjects:
+                continue
+            answers = row["answers"]
+            if contender in OURS:
+                any_of_ours = True
+                short += [f"{subject.name}, {line}" for line in short_of(contender, answers)]
+            cells = [subject.name, contender.name, *(answers[c][:250] for c in CAPABILITIES), row["built"]]
+            rows.append(f"| {' | '.join(cells)} |")
+    head = f"| model | file | {' | '.join(CAPABILITIES)} | TensorRT-RTX |\n|---|---|{'---|' * (len(CAPABILITIES) + 1)}"
+    verdict = "\n".join(f"- {line}" for line in short) or "Every one of normdeploy's files builds as asked."
+    if not any_of_ours:
+        verdict = "No file of normdeploy's was there."
+    parts = ["# Builds of quantized files", (__doc__ or "").strip(), "\n".join([head, *rows]), verdict]
+    return "\n\n".join(parts) + "\n", short
 
 
 if __name__ == "__main__":

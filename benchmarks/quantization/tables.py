@@ -49,11 +49,23 @@ def write(results: dict[str, Any]) -> None:
 
 def table(rows: dict[str, Any]) -> str:
     measures = list(next(iter(rows.values()))["measures"])
-    head = ["file", "form", "linears", *measures, "faster, batch 1", "batch 8", "MB", "written in, s", "commit"]
+    head = [
+        "file",
+        "form",
+        "samples",
+        "linears",
+        *measures,
+        "faster, batch 1",
+        "batch 8",
+        "MB",
+        "written in, s",
+        "commit",
+    ]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for name, told in rows.items():
         if "measures" not in told:
-            lines.append(f"| {name} | {told['form']} | {told['failed']} |" + " |" * (len(head) - 3))
+            cells = [name, told["form"], str(told.get("samples", "")), told["failed"]]
+            lines.append(f"| {' | '.join(cells)} |" + " |" * (len(head) - len(cells)))
             continue
         faster = {int(batch): value for batch, value in told.get("faster", {}).items()}
         cells = [
@@ -61,6 +73,7 @@ def table(rows: dict[str, Any]) -> str:
             if told.get("loads", True)
             else f"{name} (onnxruntime's optimizer off: it makes an invalid graph of it)",
             told["form"],
+            str(told.get("samples", "")),
             "{} of {}".format(*told["linears"]),
             *(f"{told['measures'][m]:.4f}" for m in measures),
             *("{:.2f} ({:.2f} to {:.2f})".format(*faster[b]) if b in faster else "" for b in (1, 8)),

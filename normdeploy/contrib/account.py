@@ -68,7 +68,8 @@ def accounted(findings: Sequence[Finding], read: Read, standard: onnx.ModelProto
         )
     dropped: set[int] = set()
     for left in read.left:
-        spoken = [i for i in _spoken(left, result, places, {}) if i not in claimed]
+        larger = [i for i in _ahead(left, places, readers) if _op_of(left) in result[i].spelling.split(" ")]
+        spoken = [i for i in (*_spoken(left, result, places, {}), *larger) if i not in claimed]
         if not any(result[i].status in ("fused", "folded") for i in spoken):
             dropped.update(spoken)
             result[len(result)] = left.finding
@@ -86,17 +87,26 @@ def _spoken(
     own = foreign.finding
     for tensor in (own.tensor, *sorted(foreign.tensors - {own.tensor})):
         yield from places.get((own.place, tensor), ())
-    if not own.place:
-        ahead = own.tensor
-        for _ in range(_AHEAD):
-            behind = readers.get(ahead, [])
-            if len(behind) != 1 or behind[0].op_type not in POINTWISE:
-                break
-            ahead = behind[0].output[0]
-            yield from (
-                i for i in places.get(("", ahead), ()) if result[i].status == "fused" and ahead not in foreign.inputs
-            )
+    yield from (i for i in _ahead(foreign, places, readers) if result[i].status == "fused")
     for tensor in sorted(foreign.inputs):
         for i in places.get((own.place, tensor), ()):
             if result[i].status in ("kept", "refused") and result[i].kind in ("unknown", own.spelling.split(" ")[0]):
                 yield i
+
+
+def _ahead(
+    foreign: Foreign, places: dict[tuple[str, str], list[int]], readers: dict[str, list[onnx.NodeProto]]
+) -> Iterator[int]:
+    """The findings at the results of pointwise ops behind the node, one after the other."""
+    ahead = foreign.finding.tensor
+    for _ in range(_AHEAD if not foreign.finding.place else 0):
+        behind = readers.get(ahead, [])
+        if len(behind) != 1 or behind[0].op_type not in POINTWISE:
+            return
+        ahead = behind[0].output[0]
+        if ahead not in foreign.inputs:
+            yield from places.get(("", ahead), ())
+
+
+def _op_of(foreign: Foreign) -> str:
+    return foreign.finding.spelling.split(" ")[0]

@@ -101,9 +101,8 @@ def saturated(values: Array, dtype: np.dtype[Any], saturate: bool = True) -> Arr
     """
     low, high = limits(dtype)
     if "int" in dtype.name:
-        return (
-            np.clip(np.nan_to_num(values, nan=low, posinf=high, neginf=low), low, high).astype(np.int64).astype(dtype)
-        )
+        bounded = np.fmin(np.fmax(values, low), high)  # of a NaN and a number these are the number
+        return bounded.astype(dtype) if dtype.kind in "iu" else bounded.astype(np.int64).astype(dtype)
     if saturate:
         kept = values if dtype.name not in _NO_INFINITY else np.where(np.isinf(values), np.nan, values)
         values = np.clip(kept, low, high)  # a NaN stays one

@@ -19,6 +19,7 @@ from ..precision.retype import FORMATS
 from ..precision.stepwise import stepwise
 from ..quantized import Quantization
 from ..types import Progress
+from .judge import few
 from .quantize import bytes_of, judge_of
 from .samples import Split
 from .wish import Wish
@@ -37,13 +38,13 @@ def judged_again(
     Args:
         made: the quantized file in half precision.
         before: the float32 model.
-        split: the samples that ``account`` was judged on; None: none were given.
+        split: the samples that ``account`` was judged on; None: none were given. No metric, and nothing is judged.
 
     Raises:
         InputError: a metric that the quantized file reached is missed in half precision.
     """
     account = replace(account, bytes=(account.bytes[0], bytes_of(made)))
-    if split is None:
+    if split is None or not account.judged:
         return account
     judge, float32, notes = judge_of(before, wish, split, progress)
     judge.samples = [_rounded(sample, made, wish) for sample in judge.samples]
@@ -54,7 +55,8 @@ def judged_again(
                 f"{told.metric} of {told.output!r} is {told.value:.6g} in {wish.half} and was {was.value:.6g} in"
                 f" {wish.to} with float32, and {told.threshold:g} is asked for; ask for less, or leave --precision out"
             )
-    return replace(account, judged=judged, notes=tuple(dict.fromkeys((*account.notes, *notes))))
+    kept = [note for note in account.notes if note not in few(account.judged)]
+    return replace(account, judged=judged, notes=tuple(dict.fromkeys((*kept, *few(judged), *notes))))
 
 
 def _rounded(sample: Mapping[str, np.ndarray], proto: onnx.ModelProto, wish: Wish) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ from ..verbs.verify.metrics import METRICS
 from ..verbs.verify.policy import Policy, Threshold
 
 Feeds = Mapping[str, np.ndarray]
+_SQUARED = 1.6449**2  # of the normal distribution's 95 % quantile
 Outputs = list[dict[str, np.ndarray]]  # of each batch: output -> value
 
 
@@ -39,11 +41,12 @@ class Judge:
         """Each metric that is asked for, of each output."""
         judged = []
         for name, rule in self.rules:
-            value, plain = (self._measure(rule.kind, name, made) for made in (outputs, float32))
-            judged.append(Judged(name, rule.kind, rule.least, value, plain, bool(value >= rule.least)))
+            (value, rows), (plain, _) = (self._measure(rule.kind, name, made) for made in (outputs, float32))
+            judged.append(Judged(name, rule.kind, rule.least, value, plain, bool(value >= rule.least), rows))
         return tuple(judged)
 
-    def _measure(self, metric: str, name: str, outputs: Outputs) -> float:
+    def _measure(self, metric: str, name: str, outputs: Outputs) -> tuple[float, int]:
+        """And the rows that a share is of."""
         pairs = [(made[name], right[name]) for made, right in zip(outputs, self.reference, strict=True)]
         kind = METRICS[metric]
         if kind.pooled:
@@ -56,8 +59,8 @@ class Judge:
                 if len(shapes) == 1:
                     pairs = [(np.concatenate([v for v, _ in pairs]), np.concatenate([r for _, r in pairs]))]
             shares = np.concatenate([np.atleast_1d(kind.of(v, r)) for v, r in pairs])
-            return float(shares.mean()) if shares.size else 1.0
-        return min(float(kind.of(v, r)) for v, r in self._rows(pairs))
+            return (float(shares.mean()) if shares.size else 1.0), int(shares.size)
+        return min(float(kind.of(v, r)) for v, r in self._rows(pairs)), 0
 
     def _rows(self, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> Iterable[tuple[np.ndarray, np.ndarray]]:
         for (value, right), sample in zip(pairs, self.samples, strict=True):
@@ -73,6 +76,29 @@ def _thresholds(policy: Policy, name: str) -> list[Threshold]:
         if not isinstance(rule, Threshold) or METRICS[rule.kind].labelled:
             raise InputError(f"{rule} can't decide on what stays float; give a metric that needs no labels")
     return [rule for rule in rules if isinstance(rule, Threshold)]
+
+
+def least_share(share: float, rows: int) -> float:
+    """What the share of all there are may be, of which ``rows`` were drawn and ``share`` of these agree: the lower end
+    of Wilson's one-sided 95 % interval (Journal of the American Statistical Association 22, 1927, 209)."""
+    middle, half = share + _SQUARED / (2 * rows), (share * (1 - share) / rows + _SQUARED / (4 * rows**2)) ** 0.5
+    return (middle - _SQUARED**0.5 * half) / (1 + _SQUARED / rows)
+
+
+def few(judged: Iterable[Judged]) -> list[str]:
+    """A note for each share that reaches its threshold on too few samples to tell that others would."""
+    notes = []
+    for j in judged:
+        if not (j.met and j.samples) or (least := least_share(j.value, j.samples)) >= j.threshold:
+            continue
+        enough = math.ceil(_SQUARED * j.threshold / (1 - j.threshold)) if j.threshold < 1 else 0
+        told = f", which fewer than {enough} can't tell" if j.samples < enough else ""
+        notes.append(
+            f"{j.metric} of {j.output!r} is {j.value:.4g} in {j.samples} rows of the judging samples and may be"
+            f" {least:.4g} on others (95 %); {j.threshold:g} is asked for{told}. Give more samples, of which half"
+            " judge, or ask for more than you need"
+        )
+    return notes
 
 
 def run(proto: onnx.ModelProto, samples: Sequence[Feeds], optimize: bool) -> Outputs:

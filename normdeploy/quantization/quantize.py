@@ -89,7 +89,7 @@ def quantized(
     plans = compensated(moved, left, plans, samples, progress)
     bias = wish.runtime in ONNXRUNTIME
     work = Chosen(moved, plans, lambda chosen: written(moved, chosen, bias, results), ())
-    if split is not None:
+    if split is not None and wish.policy:
         names = {c.plan.tensor: c.result for c in left}
         judging, float32, more = judge_of(source, wish, split, progress)
         notes += more
@@ -121,7 +121,7 @@ def quantized(
         work.judged,
         work.exclusions,
         (bytes_of(source), bytes_of(out)),
-        (*notes, *builds_for(wish)),
+        (*notes, *judge.few(work.judged), *builds_for(wish)),
     )
     return out, account
 

@@ -244,9 +244,7 @@ def _before(chain: Affine, share: Share, stated: _Stated) -> Loss | None:
     losses: list[Loss | None] = []
     for row in rows:
         o, w = row.output, row.weights.reshape(-1)
-        size = float(w @ w)
-        if not size > 0:
-            continue
+        size = float(w @ w) or 1.0  # a filter of zeros: whatever x is, its result is its bias
         noise = normal(_DRAWS * w.size).reshape(_DRAWS, w.size)
         x = rounded(noise * (spread[o] / np.sqrt(size)) + w * ((mean[o] - bias[o]) / size), dtype)
         folded = rounded(w * share.scale[o], dtype), rounded(share.scale[o] * bias[o] + share.shift[o], dtype)

@@ -414,6 +414,14 @@ def test_ambiguous_is_refused_by_name(name: str) -> None:
     assert [n.op_type for n in out.graph.node] == [n.op_type for n in proto.graph.node]
 
 
+@pytest.mark.parametrize("given", ["<fast = 1> (x, g)", "(x, g, b)"])
+def test_a_norm_that_is_not_read_is_told_once_with_what_scales_it(given: str) -> None:
+    proto = file(f"{X} {VECTORS} {{ n = SimplifiedLayerNormalization {given} y = Mul (n, s) }}")
+    _, summary = rewrite.optimize(proto)
+    found = the(summary.findings)
+    assert (found.status, found.tensor, found.spelling) == ("refused", "n", "SimplifiedLayerNormalization")
+
+
 def test_type_that_is_not_known_is_refused_by_name() -> None:
     proto = file(
         "(float[B,8] x) => (float[B,8] y) <float[8] g = {1,2,3,4,5,6,7,8}> { z = Strange (x) y ="

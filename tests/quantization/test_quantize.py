@@ -13,6 +13,7 @@ from normdeploy.errors import InputError
 from normdeploy.graphs.graph import Graph
 from normdeploy.model import Dim, InputSpec
 from normdeploy.quantization.groups import candidates
+from normdeploy.quantization.judge import least_share
 from normdeploy.quantization.observe import observe
 from normdeploy.quantization.qdq import written
 from normdeploy.quantization.quantize import asked, quantized
@@ -146,6 +147,40 @@ def test_the_layer_that_costs_most_stays_float(halves: Split) -> None:
     assert errors["q"] > 10 * errors["a"] > 0
     _, smoothed = quantized(proto, wish(metric="cosine>=0.9995"), halves, SPECS)
     assert quantized_layers(smoothed) == ["a", "q"]
+
+
+def test_without_a_metric_nothing_is_run_to_judge(
+    block: onnx.ModelProto, halves: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judged(*args: object) -> None:
+        raise AssertionError("nothing is asked of the judging samples")
+
+    monkeypatch.setattr("normdeploy.quantization.quantize.judge_of", judged)
+    _, account = quantized(block, wish(), halves, SPECS)
+    assert account.judged == ()
+
+
+def test_a_share_of_few_samples_is_told_what_it_can_not_tell(block: onnx.ModelProto, halves: Split) -> None:
+    """32 rows that all agree: of 0.95 of all there are, three in ten draws of 32 have none that disagrees."""
+    _, account = quantized(block, wish(metric="nearest>=0.6"), halves, SPECS)
+    (judged,) = account.judged
+    assert (judged.samples, judged.met) == (32, True)
+    assert not any("may be" in note for note in account.notes)
+    _, account = quantized(block, wish(metric="nearest>=0.95"), halves, SPECS)
+    (note,) = (note for note in account.notes if "may be" in note)
+    assert "in 32 rows of the judging samples" in note
+    assert "0.95 is asked for, which fewer than 52 can't tell" in note
+    _, account = quantized(block, wish(metric="cosine>=0.95"), halves, SPECS)
+    assert account.judged[0].samples == 0
+    assert not any("may be" in note for note in account.notes)
+
+
+def test_wilsons_interval() -> None:
+    """Its end solves (p̂ − p)² = z² p (1 − p) / n, from which the formula is."""
+    for agreeing, rows in ((81, 263), (15, 148), (0, 20), (29, 29)):
+        share, least = agreeing / rows, least_share(agreeing / rows, rows)
+        assert (share - least) ** 2 == pytest.approx(1.6449**2 * least * (1 - least) / rows, abs=1e-12)
+        assert least <= share
 
 
 def test_a_metric_out_of_reach_is_an_error_that_names_the_layers(block: onnx.ModelProto, halves: Split) -> None:

@@ -170,6 +170,16 @@ def test_every_batch_norm_behind_a_linear_op_is_folded(spread: float) -> None:
         assert folded(model, seed, spread) == [("folded", "")] * 5
 
 
+@pytest.mark.parametrize("groups", [1, 32])
+def test_a_filter_of_zeros_costs_nothing(groups: int) -> None:
+    """EfficientNet-Lite0 has two: their result is the bias at any input."""
+    nn = torch.nn
+    conv = nn.Conv2d(32, 32, 3, groups=groups)
+    conv.weight.data[16] = 0
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), conv, nn.BatchNorm2d(32))
+    assert folded(model, 0, 1.0) == [("folded", "")]
+
+
 def test_every_batch_norm_before_a_linear_op_is_folded() -> None:
     """Means of up to some five deviations: with more, the sums of W·a·z get so much larger than their results that
     folding costs digits."""

@@ -21,6 +21,7 @@ _OUTLIER = 1e3  # times a usual value
 _PLACED = 3  # floating inputs into which a NaN or Inf is placed, each by itself
 _ROW_CASES = 8  # to reach every row of a table
 _EVERY = 16  # sizes up to here are run one by one, above it those around powers of two
+_QUANTIZED_WORK = 1e10  # floating-point operations of one run of a quantized file: some two seconds in float64
 _WORK = 2e9  # floating-point operations of one run, spent on more sizes; each is run about seven times
 
 
@@ -65,9 +66,18 @@ def battery(model: Signature, seeds: int, *, most: int | None = None, work: floa
     return Battery(tuple(cases), tuple(left_out), limit)
 
 
-def battery_of(model: Original, seeds: int, most: int | None = None) -> Battery:
-    """``battery``, more sizes being run the cheaper the model is."""
-    return battery(model, seeds, most=most, work=work_of(model))
+def battery_of(model: Original, seeds: int, most: int | None = None, quantized: bool = False) -> Battery:
+    """``battery``, more sizes being run the cheaper the model is.
+
+    ``quantized``: all files are, and run a dozen times in float64 on each input: not above the opt sizes where one run
+    costs more than `_QUANTIZED_WORK`, unless ``most`` says so.
+    """
+    work = work_of(model)
+    if quantized and most is None and work:
+        most = largest_sizes(model, None).limit
+        opt = elements(model, {name: dim.opt for name, dim in model.dims.items()})
+        most = min(most, max(opt, int(opt * _QUANTIZED_WORK / work)))
+    return battery(model, seeds, most=most, work=work)
 
 
 def _sampled(model: Signature, seed: int, sizes: Mapping[str, int]) -> Callable[[], dict[str, np.ndarray]]:

@@ -23,7 +23,7 @@ from .error import Tally, Ties
 from .measured import Measures, settled
 from .originals import FileModel, Original, Reference, own_runner, run_by, unit_roundoff
 from .policy import Policy
-from .results import OutputResult, decided, judged
+from .results import NOT_JUDGED, OutputResult, decided, judged
 from .steps import AGAINST, ROUNDED, UNROUNDED, VOID, CaseBudget, UnroundedReference
 
 _REFUSALS = 3  # sizes that the model does not take, each told with the error
@@ -52,6 +52,7 @@ class Trial:
     ``precision``: "" is the model's own. In half precision inputs are rounded to it, for the reference too.
     ``each``: every element has a bound of its own (``bounds``), which costs some runs of the reference for each case.
     ``policy``: rules that were given; ``dataset``: samples are among the cases, on which alone metrics are measured.
+    ``quantized``: every file is, and has a budget of its steps.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class Trial:
         each: bool = False,
         policy: Policy | None = None,
         dataset: bool = False,
+        quantized: bool = False,
     ) -> None:
         self.model, self.precision, self.notes = model, precision, list[str]()
+        self._quantized_alone = quantized
         self._policy, self._dataset, self._settled = policy or Policy(), dataset, False
         self._each, self._refused = each, list[tuple[str, str]]()
         self._ratios: dict[str, float] = {}
@@ -120,7 +123,7 @@ class Trial:
             lambda seed: self._rounded(feeds, seed),
         )
         bounds = None
-        if self._each:
+        if self._each and not (self._quantized_alone and self._ruled):
             bounds = Bounds(reference, eager, lambda seed: self._rounded(feeds, seed))
             for name in bounds.outputs if case.kind not in LENIENT else ():
                 self._ratios[name] = max(self._ratios.get(name, 1.0), bounds.ratio(name))
@@ -145,6 +148,16 @@ class Trial:
             self.eager.measures = Measures(self._policy, self._dataset)
         self._settled = True
 
+    @property
+    def _ruled(self) -> bool:
+        """Whether rules that were given decide on every output, and the default rule on none."""
+        return not self._policy.required and all(self._policy.of(output) for output in self.model.outputs)
+
+    def _by_rules_alone(self, candidate: Candidate) -> bool:
+        """Whether a file is quantized and rules decide on it: what its steps may do, which takes dozens of runs in
+        float64, is then not asked."""
+        return self._ruled and candidate.subject is not None and candidate.subject.steps is not None
+
     def _rounded(self, feeds: Mapping[str, np.ndarray], seed: int) -> RunResult:
         return self._reference.runner.rounded(feeds, seed, self._half_type)
 
@@ -155,6 +168,9 @@ class Trial:
         """Run a loaded candidate on every case, and keep it to be judged."""
         self.candidates.append(candidate)
         candidate.measures = Measures(self._policy, self._dataset)
+        if candidate.name == UNROUNDED and self._by_rules_alone(candidate):
+            candidate.unavailable = "the rules given decide on the file as it rounds"
+            return
         self._run(candidate)
         if candidate.skipped and not candidate.tallies:
             candidate.unavailable = (
@@ -212,22 +228,21 @@ class Trial:
             if steps is not None and answer.bounds is not None:
                 self._keep_quantized(candidate, answer, output, result.get(output), steps)
                 continue
+            bounds = None if self._by_rules_alone(candidate) else answer.bounds
             tally.add(
                 answer.case.name,
                 result.get(output),
                 answer.reference[output],
                 partial(answer.ties.explained, output),
-                bound=(
-                    partial(answer.bounds.allowed, output, self._ratios.get(output, 1.0))
-                    if answer.bounds is not None
-                    else None
-                ),
+                bound=None if bounds is None else partial(bounds.allowed, output, self._ratios.get(output, 1.0)),
                 peer=None if answer.eager is None else answer.eager[output],
             )
 
     def _steps(self, candidate: Candidate, answer: Answer) -> CaseBudget | None:
         """What the steps of a quantized file allow on this input; None of other files."""
         if candidate.subject is None or candidate.subject.steps is None or answer.case.kind == DATASET:
+            return None
+        if self._by_rules_alone(candidate):
             return None
         return candidate.subject.steps.of(answer.case.name, answer.case.kind, answer.feeds)
 
@@ -280,6 +295,8 @@ class Trial:
         elif mine and not candidate.unavailable:
             default = self._quantized(candidate, judged(output, candidate.name, mine, eager, self.eager.name))
             result = decided(default, candidate.measures.judged(output), self._policy.required)
+            if self._by_rules_alone(candidate):
+                result = replace(result, allowed=float("nan"), by_default="", default_reason=NOT_JUDGED)
         else:
             return
         if not result and candidate.advice:

@@ -14,6 +14,7 @@ from .originals import OWN, run_by
 from .steps import BUDGET
 
 DEFAULT = "default rule"
+NOT_JUDGED = "--also-default asks for it"  # of quantized files, whose error budget takes dozens of runs in float64
 COLUMNS = ("output", "runtime", "abs error", "max rel error", "allowed", "verdict", "worst case")
 
 
@@ -22,7 +23,8 @@ class OutputResult:
     """One output in one runtime; true where it passes.
 
     ``rules`` are those that were given for the output, and decide; where there are none the default rule does, of which
-    ``by_default`` is the verdict in any case ("" where the runtime could not be run at all). The numbers are the
+    ``by_default`` is the verdict in any case ("" where the runtime could not be run at all, and of a quantized file
+    on which rules alone decide). The numbers are the
     default rule's: ``max_abs_error`` and ``allowed`` are of the element that came nearest to failing (or of all, where
     they have one bound), ``case`` is where; ``max_rel_error`` is relative to each element, and informs only. Both are
     NaN or infinite where the output is, and NaN where there is none. ``near_ties`` counts integers that differ on a

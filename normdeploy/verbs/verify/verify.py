@@ -14,7 +14,7 @@ with eager run in half, both on inputs that are half numbers. Files of several p
 by its own eager.
 
 Rules that the user gives for an output (``policy``) decide on it in the place of this one, which is judged and told all
-the same.
+the same; not of a quantized file whose outputs all have such rules: its default rule takes dozens of runs in float64.
 
 Integers and bools must be equal, except where the answer hangs on a rounding: they may also be what eager answers, or
 what the reference itself answers when every parameter and input is off by up to 4 units of the model's type. These are
@@ -44,7 +44,7 @@ from .audit import Weight, audit
 from .battery import Battery, battery_of
 from .bounds import MOST_RATIO, MOST_RUNS, MULTIPLE
 from .candidates import FLOATS, Candidate, File, NotRun, Subject, candidates_of, subjects
-from .cases import DATASET, Case, Inputs, given_to, read
+from .cases import DATASET, LENIENT, Case, Inputs, given_to, read
 from .culprit import accuse
 from .drift import Point
 from .drift_files import drift_of_file
@@ -106,7 +106,10 @@ class Comparison(Shown):
         if not self or not any(r.rules for r in self.results if r.runtime not in OWN):
             return ""
         if not (failing := self.beyond_default):
-            return "by the rules given, and by the default rule"
+            judged = all(r.by_default for r in self.results if r.runtime not in OWN)
+            return "by the rules given" + (
+                ", and by the default rule" if judged else "; the default rule was not asked"
+            )
         some = dict.fromkeys(f"{r.output} in {r.file or r.runtime}" for r in failing)
         return (
             "by the rules given, NOT by the default rule"
@@ -219,15 +222,16 @@ def verify(
     every = [*([files] if isinstance(files, Engine | str | os.PathLike) else files), *engines]
     compared, notes = subjects(every, model, outputs_of(model), parse_map(names or (), model), names is not None)
     plan = (
-        battery_of(model, seeds, most)
+        battery_of(model, seeds, most, _quantized(compared))
         if own is None
         else Battery(tuple(given_to(model, own, _halves(compared))), (), 0)
     )
-    cases = (*_unpromised(model, plan.cases), *dataset)
+    planned = [case for case in plan.cases if case.kind not in LENIENT or not _quantized(compared)]
+    cases = (*_unpromised(model, planned), *dataset)
     if not plan.cases:
         raise InputError("there is nothing to compare on; give at least one seed or input")
     candidates, not_run = candidates_of(compared, runners)
-    trials = _tried(model, candidates, _usual(compared), cases, rules, tell)
+    trials = _tried(model, candidates, compared, cases, rules, tell)
     results = _ordered(model, trials, candidates)
     not_run += [NotRun(c.name, c.unavailable, c.file) for c in candidates if c.unavailable]
     notes += [
@@ -273,6 +277,11 @@ def _halves(compared: Sequence[Subject]) -> dict[str, set[np.dtype]]:
     return kinds
 
 
+def _quantized(compared: Sequence[Subject]) -> bool:
+    """Whether every file is, with a budget of its steps, which is of usual numbers alone."""
+    return all(subject.steps is not None for subject in compared)
+
+
 def _usual(compared: Sequence[Subject]) -> str:
     """The precision of an engine of which nothing else tells it: that of the ONNX files, where they agree."""
     kinds = {s.precision for s in compared if not s.runtime}
@@ -280,17 +289,24 @@ def _usual(compared: Sequence[Subject]) -> str:
 
 
 def _tried(
-    model: Original, candidates: Sequence[Candidate], usual: str, cases: Sequence[Case], rules: Policy, tell: Progress
+    model: Original,
+    candidates: Sequence[Candidate],
+    compared: Sequence[Subject],
+    cases: Sequence[Case],
+    rules: Policy,
+    tell: Progress,
 ) -> dict[str, Trial]:
     """Precision -> its trial. Of the reference and the runtimes one at a time is in memory: each may be as large as the
     model."""
-    reference = Reference(model)
+    reference, usual = Reference(model), _usual(compared)
     trials: dict[str, Trial] = {}
 
     def trial_in(precision: str) -> Trial:
         if precision not in trials:
             sampled = any(case.kind == DATASET for case in cases)
-            trials[precision] = Trial(model, reference, precision, each=True, policy=rules, dataset=sampled)
+            trials[precision] = Trial(
+                model, reference, precision, each=True, policy=rules, dataset=sampled, quantized=_quantized(compared)
+            )
             for done, _ in enumerate(trials[precision].prepare(cases)):
                 tell("reference", done, len(cases))
             reference.free()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import ml_dtypes
@@ -15,7 +16,12 @@ from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 from torch import nn
 
 import normdeploy
+from normdeploy.loading import from_module
 from normdeploy.model import Model
+from normdeploy.runtimes import RunResult
+from normdeploy.runtimes.draws import Draw
+from normdeploy.runtimes.steps import StepRunner
+from normdeploy.verbs.verify import battery
 from normdeploy.verbs.verify.audit import audit
 from normdeploy.verbs.verify.originals import FileModel
 from normdeploy.verbs.verify.policy import policy_of
@@ -165,13 +171,93 @@ def test_a_metric_decides_in_the_place_of_the_budget(net: Model, int8: Path, fol
     inputs = files.samples(net)
     good = verify(net, int8, inputs=inputs, policy=policy_of(None, "cosine>=0.995"))
     assert good
-    assert {r.by_default for r in good.results if r.file} == {"pass"}
-    assert "error budget of its steps: pass" in next(r.account for r in good.results if r.file)
     path = files.edited(int8, "wrong.onnx", swapped_channels)
     assert not verify(net, path, inputs=inputs, policy=policy_of(None, "cosine>=0.9999"))
-    wrong = verify(net, path, inputs=inputs, policy=policy_of(None, "cosine>=0.5"))
-    assert wrong, str(wrong)
-    assert wrong.beyond_default
+    assert verify(net, path, inputs=inputs, policy=policy_of(None, "cosine>=0.5"))
+
+
+def test_what_decides_nothing_is_not_computed(net: Model, int8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget takes dozens of runs in float64; where a metric decides, the file is run in float64 once."""
+    runs = counted(monkeypatch)
+    comparison = verify(net, int8, inputs=files.samples(net), policy=policy_of(None, "cosine>=0.995"))
+    assert runs == [AS_THE_FILE_SAYS] * len(comparison.cases)
+    made = [r for r in comparison.results if r.file]
+    assert {(r.by_default, r.runtime == UNROUNDED) for r in made} == {("", False)}
+    assert {m.runtime for m in comparison.not_run} >= {UNROUNDED}
+    assert all("not judged, --also-default asks for it" in r.account for r in made)
+    assert comparison.standard == "by the rules given; the default rule was not asked"
+
+
+def test_the_budget_holds_beside_a_metric_where_it_is_asked_for(net: Model, int8: Path) -> None:
+    path, inputs = files.edited(int8, "swapped.onnx", swapped_channels), files.samples(net)
+    both = policy_of(None, "cosine>=0.5").requiring(True)
+    good, wrong = (verify(net, file, inputs=inputs, policy=both) for file in (int8, path))
+    assert {r.by_default for r in good.results if r.file} == {"pass"}
+    assert good.standard == "by the rules given, and by the default rule"
+    assert good
+    assert {r.by_default for r in wrong.results if r.file} == {"fail"}
+    assert not wrong
+
+
+class WithClass(files.Net):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        y = super().forward(x)
+        return y, y.argmax(-1)
+
+
+def test_a_rule_for_one_output_leaves_the_budget_to_the_others(folder: Path) -> None:
+    """An integer output is the default rule's."""
+    model = from_module(WithClass().eval(), inputs=["x:float32[batch=1:4:8,6,32]"])
+    path = files.quantized(model, folder, "class.onnx", margin=1.0)
+    comparison = verify(model, path, inputs=files.samples(model), policy=policy_of(None, "cosine>=0.9"))
+    assert {r.by_default for r in comparison.results if r.file} == {"pass"}
+
+
+def test_no_run_in_float64_is_made_twice(net: Model, int8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = counted(monkeypatch)
+    verify(net, int8, seeds=1)
+    inputs = runs.count((1, None, False, 1.0))  # of each one budget, with one draw of this seed
+    assert inputs > 1
+    assert runs.count(AS_THE_FILE_SAYS) == runs.count(("exact", None, False, 1.0)) == inputs
+
+
+def test_inputs_beyond_the_usual_are_not_made_for_quantized_files_alone(net: Model, int8: Path, folder: Path) -> None:
+    alone = verify(net, int8, seeds=1)
+    assert not any("nan" in case or "times 100" in case for case in alone.cases)
+    plain = folder / "plain.onnx"
+    normdeploy.export(net, output=plain)
+    assert any("nan" in case for case in verify(net, [int8, plain], seeds=1).cases)
+
+
+def test_sizes_that_cost_too_much_are_left_out_and_told(
+    conv: Model, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of 1, 2 (usual) and 4 of the model; where 2 take 8e9 operations, 4 are too many for a dozen runs."""
+    path = files.quantized(conv, folder, "large.onnx")
+    monkeypatch.setattr(battery, "work_of", lambda model: 8e9)
+    costly = verify(conv, path, seeds=1)
+    assert not any("batch=4" in case for case in costly.cases)
+    assert any("batch=2" in case for case in costly.cases)
+    assert costly.up_to == 1.25 * 2 * 3 * 12 * 12
+    assert any(note.startswith("not run at batch=4") for note in costly.notes)
+    asked = verify(conv, path, seeds=1, most=4 * 3 * 12 * 12)
+    assert any("batch=4" in case for case in asked.cases)
+
+
+AS_THE_FILE_SAYS = (None, None, True, 1.0)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    """The runs of quantized files in float64 from here on: how each is drawn."""
+    runs: list[tuple[object, ...]] = []
+    run = StepRunner.drawn
+
+    def counting(self: StepRunner, feeds: Mapping[str, np.ndarray], draw: Draw) -> RunResult:
+        runs.append((draw.activations, draw.weights, draw.clips, draw.width))
+        return run(self, feeds, draw)
+
+    monkeypatch.setattr(StepRunner, "drawn", counting)
+    return runs
 
 
 def by_hand(model: Model, folder: Path, kind: int, block: int, activations: bool) -> Path:
