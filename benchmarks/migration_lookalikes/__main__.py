@@ -4,9 +4,9 @@
 norm's γ and β could move into the linear layers behind it (a tenth of them are plain, so that it is seen that anything
 is moved at all), lets ``normdeploy.quantization.migrate.migrated`` move what it will, and compares both graphs in
 float64 by onnx's reference evaluator, on inputs of several sizes and kinds (see ``judge``). Of every second graph the
-inputs of linear layers are conditioned besides, by shifts and by random factors, whose inverses have three binary
-digits. What is judged is the promise, not how it is kept: the graphs were written without a look at the rules. A false
-migration is printed with its seed.
+inputs of linear layers are conditioned besides, by random powers of two and shifts, or by factors whose inverses have
+three binary digits. What is judged is the promise, not how it is kept: the graphs were written without a look at the
+rules. A false migration is printed with its seed.
 
 It writes ``benchmarks/results/migration_lookalikes.md`` and exits with 1 where a migration is false, one fails with an
 exception, a refusal has no reason, the graph that was given is changed, a plain one is not migrated, or the judge
@@ -66,8 +66,10 @@ def conditions(proto: onnx.ModelProto, rng: np.random.Generator) -> dict[str, Co
             width = dims[1] * attributes.get("group", 1)
         else:
             width = dims[-1 if attributes.get("transB") or len(dims) == 1 else -2]
-        scale = 8 / rng.integers(4, 9, width) * 2.0 ** rng.integers(-3, 4, width)
+        scale = 2.0 ** rng.integers(-3, 4, width)
         shift = rng.integers(-4, 5, width) / 4 if rng.random() < 0.4 else None
+        if shift is None:  # W·s is rounded, which no rounding of W explains where a shift is all that meets it
+            scale = scale * 8 / rng.integers(4, 9, width)
         made[node.input[0]] = Condition(scale, shift)
     return made
 
