@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -188,10 +189,11 @@ def driven(
         driver.explain = explain
     writer, cells, ran, cached = runs.Writer(store), list[Cell](), 0, 0
     try:
-        for end in driver.run(_chosen(fleet, patterns)):
-            cells += writer.add(end)
-            ran += sum(not s.cached and s.outcome in ("ok", "wrong", "failed") for s in end.steps)
-            cached += sum(s.cached for s in end.steps)
+        with closing(driver.run(_chosen(fleet, patterns))) as ends:  # else what is claimed is kept with a traceback
+            for end in ends:
+                cells += writer.add(end)
+                ran += sum(not s.cached and s.outcome in ("ok", "wrong", "failed") for s in end.steps)
+                cached += sum(s.cached for s in end.steps)
         if patterns and not cells:
             raise InputError(f"no model of {fleet.path.name} matches {', '.join(map(repr, patterns))}")
         before = runs.last_of(store, fleet.path.name)
