@@ -1,4 +1,4 @@
-"""What the driver asks of a store that is far away: claims at the same time, and none that is kept."""
+"""What the driver asks of a store that is far away: records and claims at the same time, and no claim is kept."""
 
 from __future__ import annotations
 
@@ -21,17 +21,8 @@ from normdeploy.fleet.runs import Writer
 from normdeploy.fleet.store import Store
 from normdeploy.fleet.workers import Warm
 
-from .toys import run_toys, toy_fleet
+from .toys import CPU, CPU_STEPS, run_toys, toy_fleet
 
-CPU = """
-[defaults]
-steps = ["verify", "package"]
-[targets.cpu]
-runtime = "onnxruntime"
-[models.all]
-source = "*.pt2"
-"""
-STEPS = 4  # of one model
 JOBS = 4
 
 
@@ -87,11 +78,11 @@ def driven(file: Path, far: Far, progress: Callable[[str, int, int], None] | Non
 def test_claims_are_asked_at_the_same_time_each_once_and_are_released(tmp_path: Path) -> None:
     file, far = toy_fleet(tmp_path, CPU, **{f"m{n}": str(n) for n in range(10)}), Far(tmp_path / "store")
     run = driven(file, far)
-    assert (run.ran, run.cached) == (10 * STEPS, 0)
+    assert (run.ran, run.cached) == (10 * CPU_STEPS, 0)
     assert far.most > 1
     assert far.most <= 2 * JOBS  # what the pool can't take is left to other drivers
     assert set(far.taken.values()) == {1}
-    assert len(far.taken) == 10 * STEPS
+    assert len(far.taken) == 10 * CPU_STEPS
     assert far.held == set()
     here = run_toys(file, store=Store(place(str(tmp_path / "folder"))))
     manifests = [tmp_path / name / "runs" / r.id / "manifest.jsonl" for name, r in (("store", run), ("folder", here))]
@@ -106,7 +97,7 @@ def test_two_drivers_that_are_far_away_run_each_step_once(tmp_path: Path) -> Non
         thread.start()
     for thread in threads:
         thread.join()
-    assert sum(run.ran for run in runs) == 12 * STEPS
+    assert sum(run.ran for run in runs) == 12 * CPU_STEPS
     assert all(run.ran for run in runs)
     assert sum(far.refused for far in drivers) > 0
     assert [far.held for far in drivers] == [set(), set()]
@@ -148,3 +139,36 @@ def test_a_claim_that_can_not_be_asked_for_ends_the_run_and_keeps_none(tmp_path:
         driven(file, far)
     assert far.held == set()
     assert driven(file, Far(tmp_path / "store"))
+
+
+class Slow:
+    """A folder that answers like a store which is far away."""
+
+    local = False
+
+    def __init__(self, root: Path) -> None:
+        self._place, self._lock = place(str(root)), threading.Lock()
+        self.questions = self.most = self._now = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._place, name)
+
+    def read(self, name: str) -> bytes | None:
+        with self._lock:
+            self.questions += 1
+            self._now += 1
+            self.most = max(self.most, self._now)
+        time.sleep(0.02)
+        with self._lock:
+            self._now -= 1
+        return self._place.read(name)
+
+
+def test_a_store_that_is_far_away_is_asked_about_many_steps_at_a_time(tmp_path: Path) -> None:
+    file = toy_fleet(tmp_path, CPU, **{f"m{n}": str(n) for n in range(40)})
+    assert run_toys(file, store=Store(place(str(tmp_path / "folder")))).ran == 40 * CPU_STEPS
+    far = Slow(tmp_path / "folder")
+    run = run_toys(file, store=Store(far))  # type: ignore[arg-type]
+    assert (run.ran, run.cached) == (0, 40 * CPU_STEPS)
+    assert far.most == 16
+    assert far.questions < 1.1 * 40 * CPU_STEPS  # one for each step, and a few for the account of the run
