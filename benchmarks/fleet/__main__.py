@@ -69,7 +69,7 @@ BUCKET = "far"
 ABOUT_FIRSTS = f"""`python -m benchmarks.fleet --first {{commit}}`: {FIRST} models × 6 targets into an empty bucket
 of that kind, by the driver of commit {{commit}} and by this one in turn, {PAIRS} times each. Processes run a stand-in;
 nodes are threads whose steps end at once, and read what they need through the bucket. Seconds are medians; of the
-ratios the smallest and the largest are told too. What is saved is waiting, so these are no CPU seconds."""
+ratios the smallest and the largest are told too. What is saved is waiting; the driver's CPU seconds stand beside it."""
 CHECKSUMS = ("REQUEST_CHECKSUM_CALCULATION", "RESPONSE_CHECKSUM_VALIDATION")
 
 
