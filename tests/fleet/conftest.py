@@ -10,7 +10,7 @@ import pytest
 from .buckets import BUCKET, KINDS, At, Bucket, started
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="session", params=KINDS)  # fsspec keeps the first server that it was told of
 def server(request: pytest.FixtureRequest) -> Iterator[Bucket]:
     bucket = started(KINDS[request.param]())
     yield bucket
