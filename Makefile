@@ -73,9 +73,10 @@ $(CLUSTERS)/.installed: $(STAMP) tests/fleet/requirements.txt
 	test -x $(CLUSTERS)/bin/python || $(BIN)/python -m venv $(CLUSTERS)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(CLUSTERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth
 	$(CLUSTERS)/bin/python -m pip install --quiet --no-deps --requirement tests/fleet/requirements.txt
+	if command -v npm; then npm install --silent --no-fund --no-audit --prefix $(CLUSTERS)/azurite azurite@3.37.0; fi
 	touch $@
 
-# fleets on two Ray nodes of this machine, and in a bucket; a few minutes
+# fleets on two Ray nodes of this machine, and in buckets of servers that stand for S3, Google's and Azure (Azurite needs npm, else its tests are skipped); some minutes
 test-clusters: $(CLUSTERS)/.installed
 	OMP_NUM_THREADS=1 $(CLUSTERS)/bin/python -m pytest -m clusters tests/fleet
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.fleet
     python -m benchmarks.fleet --bucket    # the second table alone, with the libraries of make test-clusters
+    python -m benchmarks.fleet --first COMMIT    # the third: first runs in a bucket, beside that commit's
 
 The steps are a stand-in's (`tests.fleet.toy`), which takes milliseconds: what is measured is the driver. The largest
 fleets are simulated: a pool that writes each step's record at once, without a process. The bucket is a stand-in too
@@ -20,9 +21,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from normdeploy.fleet import fleet
@@ -34,7 +36,8 @@ from normdeploy.fleet.store import Record, Store
 from normdeploy.fleet.tasks import Task
 from normdeploy.fleet.workers import Warm
 
-RESULTS = Path(__file__).parents[1] / "results" / "fleet.md"
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "fleet.md"
 _TARGETS = """
 [targets.cpu]
 runtime = "onnxruntime"
@@ -58,36 +61,55 @@ FAR = "## In a bucket"
 LATE = 20  # milliseconds
 ABOUT_FAR = f"""`python -m benchmarks.fleet --bucket`: the store is a bucket of S3's kind on this machine, which answers
 each question {LATE} ms late, many at a time. What it holds was written by a first run into a folder."""
+FIRSTS = "## First runs in a bucket"
+FIRST, PAIRS = 12, 5  # models; runs of each
+HEADS = "| fleet | cells | steps run | from the store | seconds | of them CPU | ms a step | peak MB |"
+HEADS_OF_FIRSTS = "| steps are run by | steps | s before | s now | before / now | CPU s before | CPU s now |"
 BUCKET = "far"
+ABOUT_FIRSTS = f"""`python -m benchmarks.fleet --first {{commit}}`: {FIRST} models × 6 targets into an empty bucket
+of that kind, by the driver of commit {{commit}} and by this one in turn, {PAIRS} times each. Processes run a stand-in;
+nodes are threads whose steps end at once, and read what they need through the bucket. Seconds are medians; of the
+ratios the smallest and the largest are told too. What is saved is waiting; the driver's CPU seconds stand beside it."""
 CHECKSUMS = ("REQUEST_CHECKSUM_CALCULATION", "RESPONSE_CHECKSUM_VALIDATION")
 
 
 class Simulated:
-    """A pool whose steps end at once, each with one small output."""
+    """A pool whose steps end at once, each with one small output.
 
-    size, shares_files = 2, True
+    Args:
+        nodes: steps at a time, each in a thread, that read this machine's files from the store as nodes of a cluster
+            do; 0: one after the other in the driver's thread, which reads files.
+    """
 
-    def __init__(self, store: Store, folder: Path) -> None:
+    def __init__(self, store: Store, folder: Path, nodes: int = 0) -> None:
         self.machines: Sequence[Machine] = (Machine.here(),)
+        self.size, self.shares_files = nodes or 2, not nodes
         self._store, self._folder = store, folder
+        self._threads = ThreadPoolExecutor(nodes) if nodes else None
 
     def submit(self, task: Task, machine: Machine) -> Future[Record]:
+        if self._threads is not None:
+            return self._threads.submit(self._record, task, machine)
+        future: Future[Record] = Future()
+        future.set_result(self._record(task, machine))
+        return future
+
+    def _record(self, task: Task, machine: Machine) -> Record:
         key, depends = task.key(machine)
-        made = self._folder / "made"
+        made = self._folder / f"{key}.made"
         made.write_text(key)
         stored = self._store.put(made)
         made.unlink()
         names = {"export": "model.onnx", "build": "model.engine"}
         outputs = {names.get(task.step.verb, "report.json"): stored}
-        future: Future[Record] = Future()
-        future.set_result(self._store.commit(Record(key, task.step.name, "ok", depends, outputs, stored)))
-        return future
+        return self._store.commit(Record(key, task.step.name, "ok", depends, outputs, stored))
 
     def want(self, steps: Sequence[Step]) -> None:
         """Nothing waits."""
 
     def close(self) -> None:
-        """Nothing runs."""
+        if self._threads is not None:
+            self._threads.shutdown()
 
 
 def _write(folder: Path, models: int, steps: str) -> Path:
@@ -98,11 +120,11 @@ def _write(folder: Path, models: int, steps: str) -> Path:
     return folder / "fleet.toml"
 
 
-def _run(file: Path, simulated: bool, place: str | None) -> dict[str, Any]:
+def _run(file: Path, simulated: bool, place: str | None, nodes: int = 0) -> dict[str, Any]:
     """One run in this process: seconds, CPU seconds of the driver, steps, peak memory."""
     told = read(file)
     store = fleet.open_store(told, place)
-    pool = Simulated(store, file.parent) if simulated else Local(store, 2, Warm("tests.fleet.toy", ()))
+    pool = Simulated(store, file.parent, nodes) if simulated or nodes else Local(store, 2, Warm("tests.fleet.toy", ()))
     start, cpu = time.monotonic(), time.process_time()
     try:
         found = fleet.driven(told, store, pool)
@@ -119,11 +141,13 @@ def _run(file: Path, simulated: bool, place: str | None) -> dict[str, Any]:
     }
 
 
-def _measured(file: Path, *, simulated: bool = False, place: str = "") -> dict[str, Any]:
-    """A run in a process of its own, as the command line is one."""
+def _measured(
+    file: Path, *, simulated: bool = False, place: str = "", nodes: int = 0, root: Path | None = None
+) -> dict[str, Any]:
+    """A run in a process of its own, as the command line is one; of the packages in ``root``, where it is given."""
     words = [sys.executable, "-m", "benchmarks.fleet", "--one", str(file), *(["--simulated"] if simulated else [])]
-    words += ["--store", place] if place else []
-    answer = subprocess.run(words, check=True, capture_output=True, text=True)
+    words += [*(["--store", place] if place else []), "--nodes", str(nodes)]
+    answer = subprocess.run(words, check=True, capture_output=True, text=True, cwd=root)
     told: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
     return told
 
@@ -170,6 +194,41 @@ def _in_a_bucket() -> Iterator[str]:
             yield _row(f"one model changed (ran: {', '.join(changed['models'])})", changed)
 
 
+def _first_runs(commit: str) -> Iterator[str]:
+    """First runs in a bucket, of that commit's driver and of this one in turn."""
+    with tempfile.TemporaryDirectory() as name:
+        before = Path(name) / "before"
+        before.mkdir()
+        kept = subprocess.run(["git", "archive", commit, "normdeploy"], cwd=ROOT, check=True, capture_output=True)
+        subprocess.run(["tar", "x"], cwd=before, check=True, input=kept.stdout)
+        for other in ("benchmarks", "tests"):
+            (before / other).symlink_to(ROOT / other)
+        (Path(name) / "fleet").mkdir()
+        file = _write(Path(name) / "fleet", FIRST, '"verify"')
+        (Path(name) / "bucket").mkdir()
+        with _far(Path(name) / "bucket") as place:
+            for told, nodes in (("2 processes here", 0), ("2 nodes", 2), ("16 nodes", 16)):
+                pairs = []
+                for number in range(PAIRS):
+                    seconds = {}
+                    for root in ((before, ROOT), (ROOT, before))[number % 2]:
+                        at = f"{place}/{nodes}-{number}-{root.name}"
+                        seconds[root] = _measured(file, place=at, nodes=nodes, root=root)
+                        assert seconds[root]["cached"] == 0
+                    pairs.append((seconds[before], seconds[ROOT]))
+                yield _first_row(told, pairs)
+
+
+def _first_row(pool: str, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> str:
+    before, now = (sorted(pair[n]["seconds"] for pair in pairs) for n in range(2))
+    cpu = [median(pair[n]["cpu"] for pair in pairs) for n in range(2)]
+    ratios = sorted(b["seconds"] / n["seconds"] for b, n in pairs)
+    return (
+        f"| {pool} | {pairs[0][1]['ran']} | {median(before):.1f} | {median(now):.1f} | {median(ratios):.2f}"
+        f" ({ratios[0]:.2f} to {ratios[-1]:.2f}) | {cpu[0]:.1f} | {cpu[1]:.1f} |"
+    )
+
+
 def _here() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as name:
         file = _write(Path(name), 300, '"verify", "package"')
@@ -185,11 +244,8 @@ def _here() -> Iterator[str]:
             yield _row("again", _measured(file, simulated=True))
 
 
-def _table(rows: Iterable[str]) -> str:
-    lines = [
-        "| fleet | cells | steps run | from the store | seconds | of them CPU | ms a step | peak MB |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+def _table(rows: Iterable[str], heads: str = HEADS) -> str:
+    lines = [heads, "|---" * (heads.count("|") - 1) + "|"]
     for row in rows:
         print(row, flush=True)
         lines.append(row)
@@ -202,15 +258,27 @@ def main() -> None:
     parser.add_argument("--simulated", action="store_true")
     parser.add_argument("--store")
     parser.add_argument("--bucket", action="store_true", help="the second table alone")
+    parser.add_argument("--nodes", type=int, default=0)
+    parser.add_argument("--first", metavar="COMMIT", help="the third table alone, beside that commit's driver")
     given = parser.parse_args()
     if given.one is not None:
-        print(json.dumps(_run(given.one, given.simulated, given.store)))
+        print(json.dumps(_run(given.one, given.simulated, given.store, given.nodes)))
         return
-    first = RESULTS.read_text().partition(FAR)[0] if given.bucket else f"{HERE}\n{_table(_here())}\n"
+    rest, _, third = RESULTS.read_text().partition(FIRSTS)
+    first, _, second = rest.partition(FAR)
     load = os.getloadavg()[0]
-    second = _table(_in_a_bucket())
-    beside = f"The {os.cpu_count()} CPUs were shared: the load was {load:.0f} before, {os.getloadavg()[0]:.0f} after."
-    RESULTS.write_text(f"{first}{FAR}\n\n{ABOUT_FAR} {beside}\n\n{second}")
+    if given.first:
+        table = _table(_first_runs(given.first), HEADS_OF_FIRSTS)
+        third = f"\n\n{ABOUT_FIRSTS.format(commit=given.first)} {_beside(load)}\n\n{table}"
+    else:
+        first = first if given.bucket else f"{HERE}\n{_table(_here())}\n"
+        table = _table(_in_a_bucket())
+        second = f"\n\n{ABOUT_FAR} {_beside(load)}\n\n{table}\n"
+    RESULTS.write_text(f"{first}{FAR}{second.rstrip()}\n\n{FIRSTS}{third}")
+
+
+def _beside(load: float) -> str:
+    return f"The {os.cpu_count()} CPUs were shared: the load was {load:.0f} before, {os.getloadavg()[0]:.0f} after."
 
 
 if __name__ == "__main__":

@@ -50,7 +50,9 @@ def run(
     only: Only = None,
     wait: Annotated[
         float,
-        typer.Option("--wait", min=0, metavar="SECONDS", help="How long a step waits for a machine it can run on."),
+        typer.Option(
+            "--wait", min=0, metavar="SECONDS", help="With --on: how long a step waits for a node that can run it."
+        ),
     ] = 0.0,
     sign: SignOption = None,
     trust: TrustedKeys = None,

@@ -1,32 +1,39 @@
 """Runs the steps of a fleet in their order: what is in the store is taken from it, the rest is given to a pool.
 
 Only a few jobs are in memory at a time, whatever the fleet's size; their ends come out in the fleet's order. A step
-that has no result ends those behind it, and nothing else.
+that has no result ends those behind it, and nothing else. A step goes this way:
+
+    decided: ended by one before it │ not run: no machine │ its record is looked for
+    looked for: ended by its record │ ready
+    ready: claimed, where the pool has room │ left to whoever has claimed it, and decided again
+    claimed: ended by a record written meanwhile │ run by the pool
+    returned: ended │ decided again, where its machine vanished or what it read is damaged
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ..errors import InputError
 from ..types import Progress
 from .description import Job
-from .ends import JobEnd, StepEnd, StepOutcome
+from .ends import JobEnd, StepEnd
 from .hashes import Hashes
 from .keys import Machine
+from .questions import AT_A_TIME, Questions
 from .steps import Step, steps_of
 from .store import Damaged, Record, Store
-from .tasks import Input, Task, found, read_of, task_of
+from .tasks import Input, Task, task_of
+from .underway import Underway, end_of
 from .work import StepFailed
 from .workers import Vanished
 
 _TRIES = 3  # of a step whose machine vanishes, or whose inputs are damaged
-_QUESTIONS = 16  # steps for which a store that is far away is asked at a time
 _POLL = 0.5  # seconds between two looks at what others do
 
 
@@ -55,34 +62,13 @@ class Pool(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass
-class _Run:
-    """A job on its way."""
-
-    job: Job
-    steps: Sequence[Step]
-    ends: dict[str, StepEnd] = field(default_factory=dict)
-    busy: set[str] = field(default_factory=set)
-    tries: dict[str, int] = field(default_factory=dict)
-    waiting: dict[str, float] = field(default_factory=dict)  # step without a machine -> since when
-    ready: dict[str, tuple[Task, Machine]] = field(default_factory=dict)  # steps that would run at once
-
-    def forget(self, name: str) -> None:
-        """A step has to run again, and so has what came of it."""
-        self.ends.pop(name, None)
-        self.ready.pop(name, None)
-        for step in self.steps:
-            if name in step.before and (step.name in self.ends or step.name in self.ready):
-                self.forget(step.name)
-
-
-@dataclass
+@dataclass(frozen=True)
 class _Submitted:
-    run: _Run
-    step: Step
+    """A step that the pool has; its key is claimed."""
+
+    run: Underway
     task: Task
     key: str
-    release: Callable[[], None]
 
 
 @dataclass
@@ -104,17 +90,19 @@ class Driver:
     )
     progress: Progress | None = None
     total: int = 0
-    notes: list[str] = field(default_factory=list)
     _done: int = 0
+    _claiming: int = 0  # steps whose claims are asked for
     _futures: dict[Future[Record], _Submitted] = field(default_factory=dict)
-    _elsewhere: list[tuple[_Run, Step]] = field(default_factory=list)
+    _elsewhere: list[tuple[Underway, Step]] = field(default_factory=list)
     _polled: float = 0.0  # when those were last looked at
-    _asked: dict[Future[Record | None], tuple[_Run, Step, Task, Machine]] = field(default_factory=dict)
-    _threads: ThreadPoolExecutor | None = None  # that ask a store which is far away
     _uploaded: set[str] = field(default_factory=set)
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[JobEnd]:
-        """The ends of all jobs, in their order.
+    def __post_init__(self) -> None:
+        self._questions = Questions(self.store, void=self.pool is not None)
+        self.notes = self._questions.notes
+
+    def run(self, jobs: Iterable[Job]) -> Generator[JobEnd, None, None]:
+        """The ends of all jobs, in their order. What is claimed is released when it ends or is closed.
 
         Raises:
             StoreError: the store can't be reached or written.
@@ -122,15 +110,14 @@ class Driver:
         """
         window = 4 * self.pool.size + 16 if self.pool is not None else 1
         if not self.store.place.local:
-            window, self._threads = max(window, 2 * _QUESTIONS), ThreadPoolExecutor(_QUESTIONS)
-        coming, active = iter(jobs), list[_Run]()
-        with ExitStack() as stack:
-            stack.callback(self._release_all)
+            window = max(window, 2 * AT_A_TIME)
+        coming, active = iter(jobs), list[Underway]()
+        with closing(self._questions):
             while True:
                 while len(active) < window and (job := next(coming, None)) is not None:
-                    active.append(run := _Run(job, steps_of(job)))
+                    active.append(run := Underway(job, steps_of(job)))
                     self._advance(run)
-                while active and len(active[0].ends) == len(active[0].steps):
+                while active and active[0].ended:
                     first = active.pop(0)
                     yield JobEnd(first.job, tuple(first.ends[s.name] for s in first.steps))
                 if active:
@@ -139,94 +126,90 @@ class Driver:
                 elif job is None:
                     return
 
-    def _advance(self, run: _Run) -> None:
+    def _advance(self, run: Underway) -> None:
         """Everything that can be decided now."""
-        moved = True
-        while moved:
-            moved = False
-            for step in run.steps:
-                known = step.name in run.ends or step.name in run.busy or step.name in run.ready
-                if known or any(before not in run.ends for before in step.before):
-                    continue
-                if (end := self._decided(run, step)) is not None:
-                    self._end(run, end)
-                    moved = True
+        ended = -1
+        while ended != len(run.ends):
+            ended = len(run.ends)
+            for step in run.undecided():
+                self._decide(run, step)
 
-    def _decided(self, run: _Run, step: Step) -> StepEnd | None:
-        """How the step ended, without running it; None where it is on its way."""
-        if (end := _behind(run, step)) is not None:
-            return end
+    def _decide(self, run: Underway, step: Step) -> None:
+        """End a step that can't be run, look for the record of another."""
+        if (end := run.behind(step)) is not None:
+            self._end(run, end)
+            return
         task = task_of(step, run.ends, self.hashes, self.store)
         machines = self.pool.machines if self.pool is not None else self.machines
         fitting = [m for m in machines if not m.lacks(step.needs)]
         fitting = fitting if self.pool is not None else fitting[:1]
         if not fitting:
             since = run.waiting.setdefault(step.name, time.monotonic())
-            if self.pool is not None and time.monotonic() - since < self.wait:
-                return None
-            lacks = "; ".join(sorted({m.lacks(step.needs) for m in machines}))
-            return StepEnd(step.name, step.verb, "not run", reason=lacks or "no machine is there")
+            if self.pool is None or time.monotonic() - since >= self.wait:
+                lacks = "; ".join(sorted({m.lacks(step.needs) for m in machines}))
+                self._end(run, StepEnd(step.name, step.verb, "not run", reason=lacks or "no machine is there"))
+            return
         run.waiting.pop(step.name, None)
-        keys = dict.fromkeys(task.key(machine)[0] for machine in fitting)
-        if self._threads is None:
-            return self._known(run, step, task, fitting[0], self._first(keys))
-        self._asked[self._threads.submit(self._first, keys)] = run, step, task, fitting[0]
         run.busy.add(step.name)
-        return None
+        keys = tuple(dict.fromkeys(task.key(machine)[0] for machine in fitting))
+        self._questions.ask(
+            run, lambda: self._questions.first(keys), lambda record: self._looked_for(run, task, fitting[0], record)
+        )
 
-    def _known(self, run: _Run, step: Step, task: Task, machine: Machine, record: Record | None) -> StepEnd | None:
-        """How the step ended; None where it has no record and is to be run."""
-        if record is not None:
-            return _of_record(step, record, cached=True)
-        if self.pool is None:
-            return self.explain(step, *task.key(machine))
-        run.ready[step.name] = replace(task, made=_made(run, step)) if step.verb == "package" else task, machine
-        return None
-
-    def _answered(self, answer: Future[Record | None]) -> None:
-        run, step, task, machine = self._asked.pop(answer)
+    def _looked_for(self, run: Underway, task: Task, machine: Machine, record: Record | None) -> None:
+        """End a step that has a record; without one it is to be run."""
+        step = task.step
         run.busy.discard(step.name)
-        record = answer.result()
-        # what it reads may have been damaged meanwhile, and made again
-        known = all(b in run.ends for b in step.before) and task_of(step, run.ends, self.hashes, self.store) == task
-        if known and (end := self._known(run, step, task, machine, record)) is not None:
-            self._end(run, end)
-        self._advance(run)
+        if not run.begun(step) or not run.current(task):
+            return  # what it reads is made again, and its key will be another
+        if record is not None:
+            self._end(run, end_of(step, record, cached=True))
+        elif self.pool is None:
+            self._end(run, self.explain(step, *task.key(machine)))
+        else:
+            made = run.made_before(step) if step.verb == "package" else {}
+            run.ready[step.name] = replace(task, made=made), machine
 
-    def _first(self, keys: Iterable[str]) -> Record | None:
-        """The first record that there is; may run in a thread."""
-        return next((record for key in keys if (record := self._found(key)) is not None), None)
-
-    def _submit(self, active: Sequence[_Run]) -> None:
-        """Give the pool what it can take, the first jobs' steps first. What is not given is not claimed: another driver
-        may take it."""
+    def _submit(self, active: Sequence[Underway]) -> None:
+        """Claim what the pool can take, the first jobs' steps first. What is not given to it is not claimed: another
+        driver may take it."""
         assert self.pool is not None or not any(run.ready for run in active)
         for run in active:
             for step in [s for s in run.steps if s.name in run.ready]:
-                if self.pool is None or len(self._futures) >= 2 * self.pool.size:
+                if self.pool is None or len(self._futures) + self._claiming >= 2 * self.pool.size:
                     return
                 task, machine = run.ready.pop(step.name)
-                key, _ = task.key(machine)
-                release = self.store.place.claim(key)
-                if release is None:  # another driver, or another cell of this one, is at it
-                    run.busy.add(step.name)
-                    self._elsewhere.append((run, step))
-                elif (record := self._found(key)) is not None:  # written since it was looked for
-                    release()
-                    self._end(run, _of_record(step, record, cached=True))
-                    self._advance(run)
-                else:
-                    run.busy.add(step.name)
-                    future = self.pool.submit(task if self.pool.shares_files else self._upload(task), machine)
-                    self._futures[future] = _Submitted(run, step, task, key, release)
+                run.busy.add(step.name)
+                self._claiming += 1
+                self._claim(run, task, machine, task.key(machine)[0])
 
-    def _found(self, key: str) -> Record | None:
-        record, note = found(self.store, key, void=self.pool is not None)
-        self.notes += [note] if note else []
-        return record
+    def _claim(self, run: Underway, task: Task, machine: Machine, key: str) -> None:
+        def claimed() -> Task | Record | None:
+            """What is to be run; its record, where that was written since it was looked for; None: it is not ours."""
+            if not self._questions.claim(key):
+                return None
+            if (record := self._questions.first([key])) is not None:
+                self._questions.let_go(key)
+                return record
+            assert self.pool is not None
+            return task if self.pool.shares_files else self._upload(task)
+
+        self._questions.ask(run, claimed, lambda told: self._claimed(run, task, machine, key, told))
+
+    def _claimed(self, run: Underway, task: Task, machine: Machine, key: str, told: Task | Record | None) -> None:
+        self._claiming -= 1
+        if told is None:  # another driver, or another cell of this one, is at it
+            self._elsewhere.append((run, task.step))
+        elif isinstance(told, Record):
+            run.busy.discard(task.step.name)
+            self._end(run, end_of(task.step, told, cached=True))
+            self._advance(run)
+        else:
+            assert self.pool is not None
+            self._futures[self.pool.submit(told, machine)] = _Submitted(run, task, key)
 
     def _upload(self, task: Task) -> Task:
-        """The task with all that it reads in the store."""
+        """The task with all that it reads in the store; may run in a thread."""
         inputs = {}
         for name, file in task.inputs.items():
             if file.path is not None and file.stored.sha256 not in self._uploaded:
@@ -236,24 +219,25 @@ class Driver:
             inputs[name] = Input(file.stored)
         return Task(task.step, inputs, task.made)
 
-    def _wait(self, active: Sequence[_Run]) -> None:
+    def _wait(self, active: Sequence[Underway]) -> None:
+        """Until something has come of what is under way; decide what follows from it."""
         polls = bool(self._elsewhere) or any(run.waiting for run in active)
         if self.pool is not None:
             self.pool.want([step for run in active if run.waiting for step in run.steps if step.name in run.waiting])
-        under_way: set[Future[Any]] = {*self._futures, *self._asked}
+        under_way: set[Future[Any]] = {*self._futures, *self._questions.under_way}
         done, _ = wait(under_way, _POLL if polls else None, return_when=FIRST_COMPLETED)
         if not under_way and polls:
             time.sleep(_POLL)
-        for answer in [f for f in self._asked if f in done]:
-            self._answered(answer)
+        for run in self._questions.answered(done):
+            self._advance(run)
         own = [f for f in self._futures if f in done]
         for future in own:
             told = self._futures.pop(future)
-            told.run.busy.discard(told.step.name)
+            told.run.busy.discard(told.task.step.name)
             try:
                 self._returned(future, told)
             finally:
-                told.release()
+                self._questions.release(told.key)
             self._advance(told.run)
         if own or time.monotonic() - self._polled >= _POLL:
             self._polled = time.monotonic()
@@ -266,7 +250,8 @@ class Driver:
                 self._advance(run)
 
     def _returned(self, future: Future[Record], told: _Submitted) -> None:
-        run, step = told.run, told.step
+        """End a step that the pool ran, or have it decided again."""
+        run, step = told.run, told.task.step
         try:
             record = future.result()
         except StepFailed as error:
@@ -283,81 +268,20 @@ class Driver:
                     self.store.void(run.ends[name].key)
                     run.forget(name)
         else:
-            if told.task.inputs.keys() and not self._current(run, told):
-                return  # what it was made of was damaged, and has been made again
-            self._end(run, _of_record(step, record, cached=False))
+            if run.current(told.task):  # else what it was made of was damaged, and has been made again
+                self._end(run, end_of(step, record, cached=False))
 
-    def _current(self, run: _Run, told: _Submitted) -> bool:
-        return all(
-            before in run.ends
-            and all(
-                (file := told.task.inputs.get(f"{folder}/{name}")) is not None and file.stored == stored
-                for name, stored in read_of(told.step, run.ends[before]).items()
-            )
-            for folder, before in told.step.after.items()
-        )
-
-    def _again(self, run: _Run, step: Step, why: str) -> None:
+    def _again(self, run: Underway, step: Step, why: str) -> None:
         run.tries[step.name] = tries = run.tries.get(step.name, 1) + 1
         if tries > _TRIES:
             self._end(run, StepEnd(step.name, step.verb, "failed", reason=f"{why} ({_TRIES} times)"))
 
-    def _end(self, run: _Run, end: StepEnd) -> None:
+    def _end(self, run: Underway, end: StepEnd) -> None:
         run.ends[end.step] = end
         run.waiting.pop(end.step, None)
         self._done += 1
         if self.progress is not None:
             self.progress(end.step, self._done, max(self.total, self._done))
-
-    def _release_all(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
-        for told in self._futures.values():
-            told.release()
-        self._futures.clear()
-
-
-def _behind(run: _Run, step: Step) -> StepEnd | None:
-    """The end of a step that can't be begun, for what became of one before it."""
-    for name in step.before:
-        before = run.ends[name]
-        read = name in step.after.values()
-        if before.outcome == "ok" or (before.outcome == "not run" and not read):
-            continue
-        outcome: StepOutcome = {"not run": "not run", "stale": "waits", "waits": "waits"}.get(before.outcome, "blocked")  # type: ignore[assignment]
-        said = before.reason if before.outcome in ("blocked", "not run", "waits") else f"{name} is {before.outcome}"
-        if before.outcome in ("wrong", "failed"):
-            said = f"{name} {'is wrong' if before.outcome == 'wrong' else 'failed'}: {before.reason}"
-        return StepEnd(step.name, step.verb, outcome, reason=said)
-    return None
-
-
-def _made(run: _Run, step: Step) -> dict[str, str]:
-    """The steps that were run before one, at any distance, and their keys."""
-    found: dict[str, str] = {}
-    steps, stack = {s.name: s for s in run.steps}, list(step.before)
-    while stack:
-        name = stack.pop()
-        if name not in found and run.ends[name].key:
-            found[name] = run.ends[name].key
-            stack += steps[name].before
-    return found
-
-
-def _of_record(step: Step, record: Record, *, cached: bool) -> StepEnd:
-    return StepEnd(
-        step.name,
-        step.verb,
-        record.outcome,
-        record.key,
-        record.reason,
-        cached,
-        record.seconds,
-        record.peak,
-        record.outputs,
-        record.log,
-        record.measures,
-    )
 
 
 def steps_in(jobs: Iterable[Job]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -51,23 +52,25 @@ def run(
         on: "local", or the address of a Ray cluster, such as "ray://head:10001" or "auto".
         jobs: the most steps at a time on this machine; None: one for each CPU.
         only: patterns of models or of model/variant; the others are left as they are.
-        wait: seconds that a step waits for a machine which can run it, before it is "not run"; Ray's autoscaler sees
-            what is waited for.
+        wait: seconds that a step waits for a node of the Ray cluster which can run it, before it is "not run"; Ray's
+            autoscaler sees what is waited for.
         sign: a private key's PEM file, which signs records and bundles; no record is believed then but what this key
             or one of ``trust`` has signed (docs/evidence.md).
         trust: PEM files of public keys.
         progress: called with (step, done, total).
 
     Raises:
-        InputError: the file is wrong, a source can't be read, or a key can't be used.
+        InputError: the file is wrong, a source can't be read, a key can't be used, or ``jobs`` or ``wait`` says nothing
+            of where steps run.
         StoreError: the store can't be reached or written.
         RuntimeUnavailable: a library is missing.
     """
     sign, trust = keys_meant(sign, trust)
     require_signer(sign, trust)
+    pool_on = pool_of(on, jobs, wait)
     fleet = read(file)
     opened = open_store(fleet, store, sign=sign, trust=trust)
-    pool = pool_of(on, jobs, wait)(opened)
+    pool = pool_on(opened)
     try:
         return driven(fleet, opened, pool, only, wait, progress)
     finally:
@@ -160,7 +163,16 @@ def open_store(
 
 
 def pool_of(on: str, jobs: int | None, wait: float = 0.0) -> Callable[[Store], Pool]:
+    """
+    Raises:
+        InputError: an option is for the other kind of pool.
+    """
     if on == "local":
+        if wait > 0:
+            raise InputError(
+                f"--wait is {wait:g} s for machines that join a Ray cluster, and --on is 'local', which none joins;"
+                " leave --wait out, or give --on ray://HEAD:10001"
+            )
         return lambda store: Local(store, jobs)
     if jobs is not None:
         raise InputError(f"--jobs is for steps on this machine, and --on is {on!r}, whose nodes say what they have")
@@ -188,10 +200,11 @@ def driven(
         driver.explain = explain
     writer, cells, ran, cached = runs.Writer(store), list[Cell](), 0, 0
     try:
-        for end in driver.run(_chosen(fleet, patterns)):
-            cells += writer.add(end)
-            ran += sum(not s.cached and s.outcome in ("ok", "wrong", "failed") for s in end.steps)
-            cached += sum(s.cached for s in end.steps)
+        with closing(driver.run(_chosen(fleet, patterns))) as ends:  # else what is claimed is kept with a traceback
+            for end in ends:
+                cells += writer.add(end)
+                ran += sum(not s.cached and s.outcome in ("ok", "wrong", "failed") for s in end.steps)
+                cached += sum(s.cached for s in end.steps)
         if patterns and not cells:
             raise InputError(f"no model of {fleet.path.name} matches {', '.join(map(repr, patterns))}")
         before = runs.last_of(store, fleet.path.name)

@@ -47,6 +47,7 @@ def recheck(
     """
     sign, trust = keys_meant(sign, trust)
     require_signer(sign, trust)
+    pool_on = pool_of(on, jobs)
     fleet = read(file)
     opened = open_store(fleet, store, make=False, sign=sign, trust=trust)
     last = runs.last_of(opened, fleet.path.name)
@@ -57,7 +58,7 @@ def recheck(
         raise InputError(
             f"the last run of {fleet.path.name} made no bundle; put 'package' into steps and run it, or name others"
         )
-    pool = pool_of(on, jobs)(opened)
+    pool = pool_on(opened)
     try:
         ends = {}
         for end in _ends(mine, keys, opened, pool):

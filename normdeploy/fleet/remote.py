@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import logging
 import os
 import secrets
 import threading
@@ -23,6 +24,7 @@ from .places import Entry, Folder, Place
 
 LEASE = 60.0  # seconds that a claim holds without being renewed
 _CONDITIONAL = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
+_NOWHERE = logging.NullHandler()  # gcsfs logs a traceback of what it raises, which Python else prints
 _LATER = 5  # times that a write is tried again which the store wants to have later
 
 
@@ -54,6 +56,7 @@ class Remote:
                 f"the store {url!r} can't be used: {error}; give a folder, or a URL such as s3://bucket/folder"
             ) from error
         self.url, self._options, self._held = url, options, _Held(self)
+        logging.getLogger("gcsfs").addHandler(_NOWHERE)
         # s3fs else asks for the size first, to read a large file in parts: two questions for each record
         known = inspect.signature(self.files.cat_file).parameters
         self._whole = {"max_concurrency": 1} if "max_concurrency" in known else {}

@@ -1,13 +1,8 @@
-"""What the tests of fleets on several machines share: a server of S3's kind, Ray nodes, and a pretended machine."""
+"""What the tests of fleets on several machines share: Ray nodes, and a pretended machine."""
 
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,51 +13,6 @@ from normdeploy.fleet.keys import Machine
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPABILITY = "TOY_CAPABILITY"  # of a node's environment: the compute capability of the GPU that it pretends to have
-
-
-class Bucket:
-    """A bucket on a moto server of this machine, which can be stopped and started again (its objects are then gone)."""
-
-    def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
-        self.endpoint = f"http://127.0.0.1:{self._port}"
-        self.url = "s3://fleet-bucket/store"
-        self.environment = {
-            "AWS_ACCESS_KEY_ID": "toy",
-            "AWS_SECRET_ACCESS_KEY": "toy",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": self.endpoint,
-            "AWS_MAX_ATTEMPTS": "1",
-        }
-        self._server: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self._server = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self._port)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"{self.endpoint}/moto-api/").close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        self.request("PUT", "/fleet-bucket")
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.kill()
-            self._server.wait()
-            self._server = None
-
-    def request(self, method: str, path: str) -> bytes:
-        """What the server says; it checks no signature."""
-        asked = urllib.request.Request(f"{self.endpoint}{path}", method=method)
-        with urllib.request.urlopen(asked) as answer:
-            return bytes(answer.read())
 
 
 @contextmanager

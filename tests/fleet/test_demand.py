@@ -22,8 +22,7 @@ from normdeploy.fleet.steps import Needs, Step
 
 from .clusters import CAPABILITY, ROOT
 from .test_ray import run_on
-from .test_remote import CPU
-from .toys import cells, toy_fleet
+from .toys import CPU, cells, toy_fleet
 
 
 def test_what_a_step_waits_for_has_the_name_that_a_node_states() -> None:

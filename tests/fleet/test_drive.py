@@ -227,6 +227,18 @@ def test_status_and_diff_write_nothing(tmp_path: Path) -> None:
     assert sorted(str(p) for p in (tmp_path / "store").rglob("*")) == files
 
 
+def test_nothing_is_waited_for_where_no_machine_can_join(tmp_path: Path) -> None:
+    file = toy_fleet(tmp_path, a="one")
+    words = [sys.executable, "-m", "normdeploy", "fleet", "run", str(file), "--wait", "60"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "error: --wait is 60 s for machines that join a Ray cluster, and --on is 'local', which none joins; leave"
+        " --wait out, or give --on ray://HEAD:10001\n"
+    )
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.pt2", "fleet.toml"]  # no store was made
+
+
 def test_only_some_models(tmp_path: Path) -> None:
     file = toy_fleet(tmp_path, a="one", b="two")
     assert {c.model for c in run_toys(file, only=["all.a"]).cells} == {"all.a"}

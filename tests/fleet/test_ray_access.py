@@ -22,8 +22,7 @@ from tests.keys import key_pair
 
 from .clusters import nodes
 from .test_ray import TOY, run_on
-from .test_remote import CPU
-from .toys import manifest, toy_fleet
+from .toys import CPU, manifest, toy_fleet
 
 
 @pytest.fixture

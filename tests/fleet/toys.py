@@ -29,6 +29,15 @@ compute_capability = "8.9"
 [models.all]
 source = "*.pt2"
 """
+CPU = """
+[defaults]
+steps = ["verify", "package"]
+[targets.cpu]
+runtime = "onnxruntime"
+[models.all]
+source = "*.pt2"
+"""
+CPU_STEPS = 4  # of one model
 STEPS = 2 * (2 + 3 + 3)  # of one model: export and verify; bench, package, recheck; build, package, recheck
 
 
