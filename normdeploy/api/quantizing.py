@@ -58,6 +58,11 @@ def wish_of(
             f"{quantize} takes ranges of samples; give some with --calibrate samples.npz (INT4 weights do without, and"
             " --dynamic in onnxruntime)"
         )
+    if dynamic and calibration:
+        raise InputError(
+            f"with dynamic, ranges are taken while the model runs, and the calibration {calibration!r} would take them"
+            " of samples; leave one of --dynamic and --calibration out"
+        )
     if metric and not calibrate:
         raise InputError("a metric is judged on samples; give some with --calibrate samples.npz")
     wish = Wish(

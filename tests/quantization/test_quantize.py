@@ -163,8 +163,11 @@ def test_dynamic_ranges_need_no_samples(block: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize("calibration", ["entropy", "percentile"])
-def test_onnxruntimes_calibrators(block: onnx.ModelProto, halves: Split, calibration: str) -> None:
+def test_onnxruntimes_calibrators(
+    block: onnx.ModelProto, halves: Split, calibration: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     made, account = quantized(block, wish(calibration=calibration), halves, SPECS)
+    assert capfd.readouterr().out == ""  # which belongs to the command line's own output
     plain = quantized(block, wish(), halves, SPECS)[1]
     assert worst(block, made) >= 0.99
     for ours, widest in zip(account.layers, plain.layers, strict=True):
