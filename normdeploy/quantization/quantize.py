@@ -34,6 +34,7 @@ from .compensate import carried, compensated
 from .conditions import condition_of
 from .exclude import Chosen, excluded
 from .groups import Candidate, candidates, group_of
+from .linears import none_because
 from .migrate import Condition, migrated
 from .observe import Seen, observe
 from .qdq import Plan, written
@@ -78,7 +79,7 @@ def quantized(
     require_named(layers, wish.keep_float)
     layers = fit(layers, wish)
     if all(c.reason for c in layers):
-        reasons = "; ".join(f"{c.result!r}: {c.reason}" for c in layers[:3]) or "it has no linear layer"
+        reasons = "; ".join(f"{c.result!r}: {c.reason}" for c in layers[:3]) or none_because(before)
         raise InputError(f"nothing in the model can be quantized to {wish.to}: {reasons}")
     samples = split.calibrating if split is not None else ()
     conditions = _conditions(graph, layers, before, wish, samples, progress)

@@ -247,6 +247,37 @@ def test_what_can_not_be_quantized_is_named(halves: Split) -> None:
         quantized(text("y = Relu(x)"), wish(), halves, SPECS)
 
 
+FUNCTION = f"""<ir_version: 10, opset_import: ["": 21, "acme": 1]> g (float[b,{WIDTH}] x) => (float[b,4] y)
+    <float[{WIDTH},4] w = {{{", ".join(["1"] * 4 * WIDTH)}}}> {{ y = acme.Head(x, w) }}
+    <opset_import: ["": 21], domain: "acme"> Head (a, v) => (o) {{ o = MatMul(a, v) }}"""
+LOOSE = f"""<ir_version: 10, opset_import: ["": 21]> g (float[b,{WIDTH}] x, float[{WIDTH},4] w) => (float[b,4] y)
+    {{ y = MatMul(x, w) }}"""
+BRANCHES = f"""<ir_version: 10, opset_import: ["": 21]> g (float[b,{WIDTH}] x) => (float[b,4] y)
+    <float[{WIDTH},4] w = {{{", ".join(["1"] * 4 * WIDTH)}}}, bool c = {{1}}>
+    {{ y = If(c) <then_branch = t () => (float[b,4] p) {{ p = MatMul(x, w) }},
+                   else_branch = e () => (float[b,4] q) {{ q = MatMul(x, w) }}> }}"""
+
+
+@pytest.mark.parametrize(
+    ("written_as", "weight", "why"),
+    [
+        (FUNCTION, None, r"its linear layers stand in functions \('Head'\), where none is quantized; write them out"),
+        (LOOSE, np.ones((WIDTH, 4), np.float32), r"the weight 'w' of MatMul 'y' is an input of the model as well"),
+        (LOOSE, None, "no weight of its layers is a constant; the first is MatMul 'y'"),
+        (BRANCHES, None, "its linear layers stand in bodies of If, Loop or Scan"),
+    ],
+)
+def test_layers_that_are_out_of_reach_are_not_called_none(
+    halves: Split, written_as: str, weight: np.ndarray | None, why: str
+) -> None:
+    proto = onnx.parser.parse_model(written_as)
+    if weight is not None:
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    onnx.checker.check_model(proto, full_check=True)
+    with pytest.raises(InputError, match=why):
+        quantized(proto, wish(), halves, SPECS)
+
+
 def test_a_quantized_file_is_refused(block: onnx.ModelProto, halves: Split) -> None:
     made, _ = quantized(block, wish(), halves, SPECS)
     with pytest.raises(InputError, match=r"quantized already: it has (Quantize|Dequantize)Linear"):
