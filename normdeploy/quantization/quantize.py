@@ -33,6 +33,7 @@ from .calibration import calibrated
 from .compensate import carried, compensated
 from .conditions import condition_of
 from .exclude import Chosen, excluded
+from .gemms import as_products
 from .groups import Candidate, candidates, group_of
 from .linears import none_because
 from .migrate import Condition, migrated
@@ -70,8 +71,10 @@ def quantized(
     before = _raised(copied(proto), max(wish.weight.since, 13))
     source, notes = before, list[str]()
     turned: tuple[Migration, ...] = ()
+    if wish.dynamic:
+        before = as_products(before)
     if wish.rotate:
-        before, turned = rotated(source)
+        before, turned = rotated(before)
         if all(m.kind != "rotate" for m in turned):
             notes.append("nothing was rotated: it has no norm over its channels that is one node, and no attention")
     graph = Graph(before)

@@ -162,6 +162,34 @@ def test_dynamic_ranges_need_no_samples(block: onnx.ModelProto) -> None:
     assert {"DynamicQuantizeLinear", "MatMulInteger"} <= {n.op_type for n in made.graph.node}
 
 
+W3 = RNG.standard_normal((WIDTH, WIDTH)) / 8
+ON_ROWS = f"float[b,{WIDTH}] x", f"float[b,{WIDTH}] y"
+
+
+@pytest.mark.parametrize("metric", [None, "cosine>=0.99"])
+def test_dynamic_ranges_serve_gemms(halves: Split, metric: str | None) -> None:
+    """Layers of `nn.Linear` on rows are what MatMul and Add are, bit by bit; a Gemm with a factor stays float."""
+    linears = (
+        "a = Gemm<transB = 1>(x, w1, b1) h = Relu(a) p = Gemm(h, w2, b2) q = Gemm(p, w3)",
+        "m = MatMul(x, w1) a = Add(m, b1) h = Relu(a) o = MatMul(h, w2) p = Add(o, b2) q = MatMul(p, w3)",
+    )
+    weights = {n: WEIGHTS[n] for n in ("w1", "b1", "w2", "b2")} | {"w3": W3}
+    plan = wish(runtime="onnxruntime", dynamic=True, metric=metric)
+    values, accounts = [], []
+    for layers, w1 in zip(linears, (WEIGHTS["w1"].T, WEIGHTS["w1"]), strict=True):
+        proto = text(f"{layers} y = Gemm<alpha = 0.5>(q, w3, b2)", *ON_ROWS, **weights | {"w1": w1})
+        made, account = quantized(proto, plan, halves if metric else None, SPECS)
+        assert [n.op_type for n in made.graph.node].count("MatMulInteger") == 3
+        values.append(run_onnxruntime(made, {"x": X})[0])
+        accounts.append(account)
+        assert worst(proto, made) >= 0.99
+    assert np.array_equal(*values)
+    assert quantized_layers(accounts[0]) == ["a", "p", "q"]
+    (left,) = [layer for layer in accounts[0].layers if layer.status == "float"]
+    assert (left.tensor, left.op) == ("y", "Gemm")
+    assert "for MatMul, and Gemm of alpha = beta = 1" in left.reason
+
+
 @pytest.mark.parametrize("calibration", ["entropy", "percentile"])
 def test_onnxruntimes_calibrators(
     block: onnx.ModelProto, halves: Split, calibration: str, capfd: pytest.CaptureFixture[str]
