@@ -19,6 +19,7 @@ from ..precision.retype import FORMATS
 from ..precision.stepwise import stepwise
 from ..quantized import Quantization
 from ..types import Progress
+from .judge import far
 from .quantize import bytes_of, judge_of
 from .samples import Split
 from .wish import Wish
@@ -47,14 +48,16 @@ def judged_again(
         return account
     judge, float32, notes = judge_of(before, wish, split, progress)
     judge.samples = [_rounded(sample, made, wish) for sample in judge.samples]
-    judged = judge.judged(judge.run(stepwise(made)), float32)
+    outputs = judge.run(stepwise(made))
+    judged, moved = judge.judged(outputs, float32), judge.moved(outputs, float32)
     for told, was in zip(judged, account.judged, strict=True):
         if was.met and not told.met:
             raise InputError(
                 f"{told.metric} of {told.output!r} is {told.value:.6g} in {wish.half} and was {was.value:.6g} in"
                 f" {wish.to} with float32, and {told.threshold:g} is asked for; ask for less, or leave --precision out"
             )
-    return replace(account, judged=judged, notes=tuple(dict.fromkeys((*account.notes, *notes))))
+    kept = [note for note in account.notes if note not in far(account.moved)]
+    return replace(account, judged=judged, moved=moved, notes=tuple(dict.fromkeys((*far(moved), *kept, *notes))))
 
 
 def _rounded(sample: Mapping[str, np.ndarray], proto: onnx.ModelProto, wish: Wish) -> dict[str, np.ndarray]:

@@ -105,6 +105,7 @@ def quantized(
         judged = judging.judged(judging.run(lean), float32)
         if all(j.met for j in judged):
             out, migrations, work = lean, (*turned, *made), replace(work, judged=judged)
+    moves = judging.moved(judging.run(out), float32) if split is not None else ()
     told = tuple(
         layer
         if layer.status == "float" or layer.tensor in chosen
@@ -125,7 +126,8 @@ def quantized(
         work.judged,
         work.exclusions,
         (bytes_of(source), bytes_of(out)),
-        (*notes, *builds_for(wish)),
+        moves,
+        (*judge.far(moves), *notes, *builds_for(wish)),
     )
     return out, account
 

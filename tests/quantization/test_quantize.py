@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from rich.console import Console
 
 from normdeploy.errors import InputError
 from normdeploy.graphs.graph import Graph
 from normdeploy.model import Dim, InputSpec
+from normdeploy.quantization import judge
 from normdeploy.quantization.groups import candidates
 from normdeploy.quantization.observe import observe
 from normdeploy.quantization.qdq import written
@@ -20,6 +23,7 @@ from normdeploy.quantization.samples import Split, split
 from normdeploy.quantization.steps import INT8, step_of
 from normdeploy.quantization.wish import Wish
 from normdeploy.quantized import Quantization
+from normdeploy.reports.quantization import table
 from normdeploy.runtimes.file64 import File64Runner
 from normdeploy.verbs.verify.audit import Origin, audit
 from normdeploy.verbs.verify.metrics import cosine
@@ -146,6 +150,33 @@ def test_the_layer_that_costs_most_stays_float(halves: Split) -> None:
     assert errors["q"] > 10 * errors["a"] > 0
     _, smoothed = quantized(proto, wish(metric="cosine>=0.9995"), halves, SPECS)
     assert quantized_layers(smoothed) == ["a", "q"]
+
+
+def test_how_far_outputs_move_is_told_without_a_metric(block: onnx.ModelProto, halves: Split) -> None:
+    made, account = quantized(block, wish(), halves, SPECS)
+    right = np.concatenate([File64Runner(block).infer(s)["y"] for s in halves.judging])
+    value = np.concatenate([run_onnxruntime(made, s)[0] for s in halves.judging])
+    (moved,) = account.moved
+    assert moved.output == "y"
+    assert moved.error == pytest.approx(np.linalg.norm(value - right) / np.linalg.norm(right), rel=1e-3)
+    assert moved.float32 < 1e-6
+    assert not any("--metric" in note for note in account.notes)
+    console = Console(width=120, file=io.StringIO())
+    console.print(table(account))
+    assert f"y: off by {moved.error:.2g} of its size, cosine {moved.cosine:.6g}" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(("value", "error", "cosine"), [(0.0, 1, 0), (0.8, 0.2, 1), (np.nan, np.nan, np.nan)])
+def test_an_output_that_is_far_off_is_noted(value: float, error: float, cosine: float) -> None:
+    right = [{"y": np.ones((4, 3), np.float32)}, {"y": np.ones((2, 3), np.float32)}]
+    samples = [{"x": np.ones((4, 1))}, {"x": np.ones((2, 1))}]
+    judging = judge.Judge(samples, right, policy_of(None, None), False)
+    (moved,) = judging.moved([{"y": value * r["y"]} for r in right], right)
+    assert (moved.error, moved.cosine) == pytest.approx((error, cosine), nan_ok=True, abs=1e-6)
+    assert moved.float32 == 0
+    (note,) = judge.far([moved])
+    assert "give --metric" in note
+    assert judge.far([replace(moved, error=0.1)]) == []
 
 
 def test_a_metric_out_of_reach_is_an_error_that_names_the_layers(block: onnx.ModelProto, halves: Split) -> None:
