@@ -93,5 +93,5 @@ class Quantization:
     judged: tuple[Judged, ...] = ()
     exclusions: tuple[Exclusion, ...] = ()
     bytes: tuple[int, int] = (0, 0)  # of the weights, before and after
-    moved: tuple[Moved, ...] = ()  # empty without samples
     notes: tuple[str, ...] = ()  # what it builds for, among others
+    moved: tuple[Moved, ...] = ()  # empty without samples

@@ -126,8 +126,8 @@ def quantized(
         work.judged,
         work.exclusions,
         (bytes_of(source), bytes_of(out)),
-        moves,
         (*judge.far(moves), *notes, *builds_for(wish)),
+        moves,
     )
     return out, account
 
