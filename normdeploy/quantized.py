@@ -60,6 +60,16 @@ class Judged:
 
 
 @dataclass(frozen=True)
+class Moved:
+    """How far an output is from the model's on samples that did not calibrate, all of them together."""
+
+    output: str
+    error: float  # ‖value − reference‖ / ‖reference‖ of the quantized file
+    cosine: float  # of the angle between the two
+    float32: float  # the error of the file before
+
+
+@dataclass(frozen=True)
 class Exclusion:
     """Layers that were left in float for the metric's sake, and the worst metric before and after."""
 
@@ -85,3 +95,4 @@ class Quantization:
     exclusions: tuple[Exclusion, ...] = ()
     bytes: tuple[int, int] = (0, 0)  # of the weights, before and after
     notes: tuple[str, ...] = ()  # what it builds for, among others
+    moved: tuple[Moved, ...] = ()  # empty without samples

@@ -127,7 +127,15 @@ def export(
     signature = model.signature
     attentions = precision is None and (opset is None or opset >= attention.OPSET)
     first = fuse if wish is None else "standard"  # of a quantized file `joined` writes the ops that are joined
-    wanted = Wanted(target, first, attentions=attentions, rows=not dynamic, progress=progress, weights=weights)
+    wanted = Wanted(
+        target,
+        first,
+        attentions=attentions,
+        rows=not dynamic,
+        partial=wish is None or wish.activation is None,
+        progress=progress,
+        weights=weights,
+    )
     weight = whole.weight(proto)
     before = proto if weight <= compare_limit else None
     del model  # in cycles, as torch's graphs are

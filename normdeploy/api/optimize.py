@@ -99,7 +99,13 @@ def optimize(
         proto, weights = lifted(read())
         first = fuse if wish is None else "standard"  # of a quantized file `joined` writes the ops that are joined
         wanted = Wanted(
-            target, first, attentions=precision is None, rows=not dynamic, progress=progress, weights=weights
+            target,
+            first,
+            attentions=precision is None,
+            rows=not dynamic,
+            partial=wish is None or wish.activation is None,
+            progress=progress,
+            weights=weights,
         )
         signed = _signed(proto, source)
         try:

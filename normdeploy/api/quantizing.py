@@ -58,6 +58,12 @@ def wish_of(
             f"{quantize} takes ranges of samples; give some with --calibrate samples.npz (INT4 weights do without, and"
             " --dynamic in onnxruntime)"
         )
+    _require_texts(metric)
+    if dynamic and calibration:
+        raise InputError(
+            f"with dynamic, ranges are taken while the model runs, and the calibration {calibration!r} would take them"
+            " of samples; leave one of --dynamic and --calibration out"
+        )
     if metric and not calibrate:
         raise InputError("a metric is judged on samples; give some with --calibrate samples.npz")
     wish = Wish(
@@ -73,6 +79,20 @@ def wish_of(
     require_runtime(wish)
     require_half(wish)
     return wish
+
+
+def _require_texts(metric: object) -> None:
+    """
+    Raises:
+        InputError: it is not what ``Thresholds`` says, which Python lets pass.
+    """
+    given = list(metric.values()) if isinstance(metric, Mapping) else [metric]
+    texts = [t for one in given for t in (one if isinstance(one, list | tuple) else [one])]
+    if metric is not None and not all(isinstance(t, str) for t in texts):
+        raise InputError(
+            f"the metric {metric!r} can't be read; give a text such as 'cosine>=0.995', several in a list, or a dict of"
+            " them by output: {'logits': 'cosine>=0.995'}"
+        )
 
 
 def quantized_file(

@@ -5,8 +5,10 @@ One sample at a time goes through the model, whatever their number; the histogra
 
 from __future__ import annotations
 
+import io
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +54,21 @@ def calibrated(
             if progress is not None:
                 progress("calibrate", number, len(samples))
             try:
-                calibrator.collect_data(_Reader(sample))
+                with _quiet():
+                    calibrator.collect_data(_Reader(sample))
             except Exception as error:  # onnxruntime's exceptions share no base class
                 raise InputError(
                     f"the model does not run on calibration sample {number}: {' '.join(str(error).split())[:300]}"
                 ) from error
-        computed = calibrator.compute_data()
+        with _quiet():
+            computed = calibrator.compute_data()
     ends = {name: computed[name].range_value for name in tensors if name in computed}
     return {name: (float(np.min(low)), float(np.max(high))) for name, (low, high) in ends.items()}
+
+
+def _quiet() -> redirect_stdout[io.StringIO]:
+    """The calibrators print what they are at, for each sample."""
+    return redirect_stdout(io.StringIO())
 
 
 class _Reader(CalibrationDataReader):  # type: ignore[misc]

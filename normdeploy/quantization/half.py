@@ -19,7 +19,7 @@ from ..precision.retype import FORMATS
 from ..precision.stepwise import stepwise
 from ..quantized import Quantization
 from ..types import Progress
-from .judge import few
+from .judge import far, few
 from .quantize import bytes_of, judge_of
 from .samples import Split
 from .wish import Wish
@@ -38,25 +38,28 @@ def judged_again(
     Args:
         made: the quantized file in half precision.
         before: the float32 model.
-        split: the samples that ``account`` was judged on; None: none were given. No metric, and nothing is judged.
+        split: the samples that ``account`` was judged on; None: none were given.
 
     Raises:
         InputError: a metric that the quantized file reached is missed in half precision.
     """
     account = replace(account, bytes=(account.bytes[0], bytes_of(made)))
-    if split is None or not account.judged:
+    if split is None:
         return account
     judge, float32, notes = judge_of(before, wish, split, progress)
     judge.samples = [_rounded(sample, made, wish) for sample in judge.samples]
-    judged = judge.judged(judge.run(stepwise(made)), float32)
+    outputs = judge.run(stepwise(made))
+    judged, moved = judge.judged(outputs, float32), judge.moved(outputs, float32)
     for told, was in zip(judged, account.judged, strict=True):
         if was.met and not told.met:
             raise InputError(
                 f"{told.metric} of {told.output!r} is {told.value:.6g} in {wish.half} and was {was.value:.6g} in"
                 f" {wish.to} with float32, and {told.threshold:g} is asked for; ask for less, or leave --precision out"
             )
-    kept = [note for note in account.notes if note not in few(account.judged)]
-    return replace(account, judged=judged, notes=tuple(dict.fromkeys((*kept, *few(judged), *notes))))
+    old = (*far(account.moved), *few(account.judged))
+    kept = [note for note in account.notes if note not in old]
+    notes = [*far(moved), *kept, *few(judged), *notes]
+    return replace(account, judged=judged, moved=moved, notes=tuple(dict.fromkeys(notes)))
 
 
 def _rounded(sample: Mapping[str, np.ndarray], proto: onnx.ModelProto, wish: Wish) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ import onnx
 
 from ..errors import InputError
 from ..precision.calibrate import loadable
-from ..quantized import Judged
+from ..quantized import Judged, Moved
 from ..sessions import open_session
 from ..verbs.verify.metrics import METRICS
 from ..verbs.verify.policy import Policy, Threshold
@@ -18,6 +18,7 @@ from ..verbs.verify.policy import Policy, Threshold
 Feeds = Mapping[str, np.ndarray]
 _SQUARED = 1.6449**2  # of the normal distribution's 95 % quantile
 Outputs = list[dict[str, np.ndarray]]  # of each batch: output -> value
+_FAR = 0.1  # of an output's size, from which on a note says that it moves
 
 
 class Judge:
@@ -45,6 +46,13 @@ class Judge:
             judged.append(Judged(name, rule.kind, rule.least, value, plain, bool(value >= rule.least), rows))
         return tuple(judged)
 
+    def moved(self, outputs: Outputs, float32: Outputs) -> tuple[Moved, ...]:
+        """How far each floating output is off, metrics asked for or not."""
+        names = [name for name, value in self.reference[0].items() if value.dtype.kind == "f"]
+        return tuple(
+            Moved(name, *_off(name, outputs, self.reference), _off(name, float32, self.reference)[0]) for name in names
+        )
+
     def _measure(self, metric: str, name: str, outputs: Outputs) -> tuple[float, int]:
         """And the rows that a share is of."""
         pairs = [(made[name], right[name]) for made, right in zip(outputs, self.reference, strict=True)]
@@ -68,6 +76,29 @@ class Judge:
                 yield from zip(value, right, strict=True)
             else:
                 yield value, right
+
+
+def far(moved: Iterable[Moved]) -> list[str]:
+    """A note for each output that is off by more than a tenth of its size, or holds what is no number."""
+    return [
+        f"{m.output!r} IS OFF BY {m.error:.0%} OF ITS SIZE on the judging samples (cosine {m.cosine:.4g}): give"
+        " --metric, such as 'cosine>=0.99', so that the layers that cost most stay float"
+        for m in moved
+        if not m.error <= _FAR
+    ]
+
+
+def _off(name: str, outputs: Outputs, reference: Outputs) -> tuple[float, float]:
+    """‖value − reference‖ / ‖reference‖ and the cosine, of all batches together."""
+    squares = np.zeros(4)
+    with np.errstate(all="ignore"):
+        for made, right in zip(outputs, reference, strict=True):
+            v, r = (values[name].astype(np.float64).ravel() for values in (made, right))
+            squares += [(v - r) @ (v - r), r @ r, v @ v, v @ r]
+        off, size, length, product = squares
+        if off == 0:
+            return 0.0, 1.0
+        return float((off / size) ** 0.5), float(product / (size * length) ** 0.5) if size and length else 0.0
 
 
 def _thresholds(policy: Policy, name: str) -> list[Threshold]:

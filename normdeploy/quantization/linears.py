@@ -5,14 +5,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import onnx
 import onnx_graphsurgeon as gs
 
+from ..domains import is_standard
 from ..forms.channels import views_above
 from ..forms.linear import LINEAR, Linear, linear_of, with_added_bias
 from ..graphs.graph import Graph
 from ..graphs.region import Kind, Refusal
 from ..norms.ops import DEFAULT
 from ..recognition.scales import Affine, measure
+from ..storage.protos import subgraphs
 
 _STEPS = frozenset({"BatchNormalization", "Mul", "Add", "Sub", "Div", "Identity"})
 _LONGEST = 8  # steps of a scale and shift
@@ -41,6 +44,32 @@ def linears(graph: Graph) -> list[Linear | Refusal]:
     read = [linear_of(graph, node) for node in nodes]
     read = [one for one in read if not (isinstance(one, Refusal) and one.kind is Kind.NO_LINEAR_OP)]
     return [one if isinstance(one, Refusal) else with_added_bias(graph, one) for one in read]
+
+
+def none_because(proto: onnx.ModelProto) -> str:
+    """Why `linears` finds none in the graph of ``proto``."""
+    inputs = {v.name for v in proto.graph.input} & {t.name for t in proto.graph.initializer}
+    nodes = [n for n in proto.graph.node if n.op_type in LINEAR and is_standard(n)]
+    for node in nodes:
+        weight = next((name for name in node.input[:2] if name in inputs), None)
+        if weight is not None:
+            return (
+                f"the weight {weight!r} of {node.op_type} {node.name or node.output[0]!r} is an input of the model as"
+                " well, which a caller may give another value; take it out of the graph's inputs"
+            )
+    closed = [f.name for f in proto.functions if any(n.op_type in LINEAR for n in f.node)]
+    if closed:
+        return (
+            f"its linear layers stand in functions ({', '.join(map(repr, closed[:3]))}), where none is quantized; write"
+            " them out first, with onnx.inliner.inline_local_functions"
+        )
+    inner = (n for node in proto.graph.node for body in subgraphs(node) for n in body.node)
+    if any(n.op_type in LINEAR for n in inner):
+        return "its linear layers stand in bodies of If, Loop or Scan, where none is quantized"
+    if nodes:
+        first = nodes[0].name or nodes[0].output[0]
+        return f"no weight of its layers is a constant; the first is {nodes[0].op_type} {first!r}"
+    return "it has no linear layer"
 
 
 def source_of(graph: Graph, data: gs.Tensor) -> Source:

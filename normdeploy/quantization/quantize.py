@@ -33,7 +33,9 @@ from .calibration import calibrated
 from .compensate import carried, compensated
 from .conditions import condition_of
 from .exclude import Chosen, excluded
+from .gemms import as_products
 from .groups import Candidate, candidates, group_of
+from .linears import none_because
 from .migrate import Condition, migrated
 from .observe import Seen, observe
 from .qdq import Plan, biases_of, least_scale, written
@@ -44,7 +46,7 @@ from .steps import UINT8, Step, held, step_of
 from .wish import Wish, builds_for, fit, require, require_named
 
 PROPERTY = RECORD
-_LONG = 60.0  # seconds that the float64 reference may take
+_LONG = {True: 60.0, False: 10.0}  # seconds that the float64 reference may take, where a metric is asked for or not
 
 
 def quantized(
@@ -69,8 +71,10 @@ def quantized(
     before = _raised(copied(proto), max(wish.weight.since, 13))
     source, notes = before, list[str]()
     turned: tuple[Migration, ...] = ()
+    if wish.dynamic:
+        before = as_products(before)
     if wish.rotate:
-        before, turned = rotated(source)
+        before, turned = rotated(before)
         if all(m.kind != "rotate" for m in turned):
             notes.append("nothing was rotated: it has no norm over its channels that is one node, and no attention")
     graph = Graph(before)
@@ -78,7 +82,7 @@ def quantized(
     require_named(layers, wish.keep_float)
     layers = fit(layers, wish)
     if all(c.reason for c in layers):
-        reasons = "; ".join(f"{c.result!r}: {c.reason}" for c in layers[:3]) or "it has no linear layer"
+        reasons = "; ".join(f"{c.result!r}: {c.reason}" for c in layers[:3]) or none_because(before)
         raise InputError(f"nothing in the model can be quantized to {wish.to}: {reasons}")
     samples = split.calibrating if split is not None else ()
     conditions = _conditions(graph, layers, before, wish, samples, progress)
@@ -89,7 +93,7 @@ def quantized(
     plans = compensated(moved, left, plans, samples, progress)
     bias = wish.runtime in ONNXRUNTIME
     work = Chosen(moved, plans, lambda chosen: written(moved, chosen, bias, results), ())
-    if split is not None and wish.policy:
+    if split is not None:
         names = {c.plan.tensor: c.result for c in left}
         judging, float32, more = judge_of(source, wish, split, progress)
         notes += more
@@ -101,6 +105,7 @@ def quantized(
         judged = judging.judged(judging.run(lean), float32)
         if all(j.met for j in judged):
             out, migrations, work = lean, (*turned, *made), replace(work, judged=judged)
+    moves = judging.moved(judging.run(out), float32) if split is not None else ()
     told = tuple(
         layer
         if layer.status == "float" or layer.tensor in chosen
@@ -121,7 +126,8 @@ def quantized(
         work.judged,
         work.exclusions,
         (bytes_of(source), bytes_of(out)),
-        (*notes, *judge.few(work.judged), *builds_for(wish)),
+        (*judge.far(moves), *notes, *judge.few(work.judged), *builds_for(wish)),
+        moves,
     )
     return out, account
 
@@ -311,7 +317,7 @@ def judge_of(
             if progress is not None:
                 progress("float64", number, len(split.judging))
             reference[number] = dict(runner.infer(sample))
-            if time.perf_counter() - start > _LONG and number + 1 < len(reference):
+            if time.perf_counter() - start > _LONG[bool(wish.policy)] and number + 1 < len(reference):
                 notes.append(
                     f"{number + 1} of {len(reference)} batches were judged against float64, the others against float32:"
                     " float64 takes too long"

@@ -150,9 +150,10 @@ def _runnable(layers: list[Candidate], wish: Wish) -> list[Candidate]:
         return [replace(c, reason=why) if c.groups > 1 and not c.reason else c for c in layers]
     name = {"int4": "INT4 weights are", "int8": "a range taken while the model runs is"}[wish.to]
     ops = ("MatMul",) if wish.dynamic else ("MatMul", "Gemm")
+    served = "MatMul, and Gemm of alpha = beta = 1 whose input is not transposed" if wish.dynamic else " and ".join(ops)
     fit = [c.op in ops and not (wish.dynamic and c.plan.weight == 0) for c in layers]
     return [
-        c if c.reason or good else replace(c, reason=f"{name} for {' and '.join(ops)}")
+        c if c.reason or good else replace(c, reason=f"{name} for {served}")
         for c, good in zip(layers, fit, strict=True)
     ]
 

@@ -91,6 +91,9 @@ def _totals(account: Quantization) -> Iterator[Text]:
         f"{account.to} for {account.runtime}: {count} of {len(account.layers)} linear layers; weights {before} →"
         f" {after}; calibration {how}{judged}"
     )
+    for m in account.moved:
+        off = f"{m.output}: off by {m.error:.2g} of its size, cosine {m.cosine:.6g}; float32 is off by {m.float32:.1g}"
+        yield Text(off, style="" if m.error <= 0.1 else "bold red")
     fitted = sum(layer.rounding == "GPTQ" for layer in account.layers)
     if fitted:
         yield Text(f"weights of {fitted} rounded by GPTQ")

@@ -64,7 +64,9 @@ def _alone(work: Work, chain: Affine, why: str) -> Finding | None:
     graph = work.graph
     made = expressible(graph, priced(graph, chain, batch.scale_into_next(graph, chain)))
     if isinstance(made, batch.Fold):
-        return _replace(work, chain, made, why)
+        if work.wanted.partial:
+            return _replace(work, chain, made, why)
+        why += "; nor is its scale folded alone, since x + shift/scale would be quantized, whose range is wider"
     plain = all(isinstance(t, gs.Constant) for n in chain.nodes for t in n.inputs if graph.is_constant(t))
     steps = [n for n in chain.nodes if n.op not in ("Identity", "Dropout")]  # torch's cat of one tensor is an Identity
     lone = len(steps) == 1 and steps[0].op == "BatchNormalization"

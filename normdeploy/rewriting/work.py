@@ -38,6 +38,7 @@ class Wanted:
         True  # whether an attention may become one node, where the runtime runs that faster: not before half precision
     )
     rows: bool = True  # whether linear layers may become Gemm over rows: not before they compute in integers
+    partial: bool = True  # whether a linear op may take a scale without its shift: not before its input is quantized
     census: bool = False  # whether findings shall hold all that there is to know of a norm
     progress: Progress | None = None  # called with (stage, done, total)
     weights: Weights | None = field(

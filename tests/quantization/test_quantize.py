@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from rich.console import Console
 
 from normdeploy.errors import InputError
 from normdeploy.graphs.graph import Graph
 from normdeploy.model import Dim, InputSpec
+from normdeploy.quantization import judge
 from normdeploy.quantization.groups import candidates
 from normdeploy.quantization.judge import least_share
 from normdeploy.quantization.observe import observe
@@ -21,6 +24,7 @@ from normdeploy.quantization.samples import Split, split
 from normdeploy.quantization.steps import INT8, step_of
 from normdeploy.quantization.wish import Wish
 from normdeploy.quantized import Quantization
+from normdeploy.reports.quantization import table
 from normdeploy.runtimes.file64 import File64Runner
 from normdeploy.verbs.verify.audit import Origin, audit
 from normdeploy.verbs.verify.metrics import cosine
@@ -149,17 +153,6 @@ def test_the_layer_that_costs_most_stays_float(halves: Split) -> None:
     assert quantized_layers(smoothed) == ["a", "q"]
 
 
-def test_without_a_metric_nothing_is_run_to_judge(
-    block: onnx.ModelProto, halves: Split, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def judged(*args: object) -> None:
-        raise AssertionError("nothing is asked of the judging samples")
-
-    monkeypatch.setattr("normdeploy.quantization.quantize.judge_of", judged)
-    _, account = quantized(block, wish(), halves, SPECS)
-    assert account.judged == ()
-
-
 def test_a_share_of_few_samples_is_told_what_it_can_not_tell(block: onnx.ModelProto, halves: Split) -> None:
     """32 rows that all agree: of 0.95 of all there are, three in ten draws of 32 have none that disagrees."""
     _, account = quantized(block, wish(metric="nearest>=0.6"), halves, SPECS)
@@ -183,6 +176,33 @@ def test_wilsons_interval() -> None:
         assert least <= share
 
 
+def test_how_far_outputs_move_is_told_without_a_metric(block: onnx.ModelProto, halves: Split) -> None:
+    made, account = quantized(block, wish(), halves, SPECS)
+    right = np.concatenate([File64Runner(block).infer(s)["y"] for s in halves.judging])
+    value = np.concatenate([run_onnxruntime(made, s)[0] for s in halves.judging])
+    (moved,) = account.moved
+    assert moved.output == "y"
+    assert moved.error == pytest.approx(np.linalg.norm(value - right) / np.linalg.norm(right), rel=1e-3)
+    assert moved.float32 < 1e-6
+    assert not any("--metric" in note for note in account.notes)
+    console = Console(width=120, file=io.StringIO())
+    console.print(table(account))
+    assert f"y: off by {moved.error:.2g} of its size, cosine {moved.cosine:.6g}" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(("value", "error", "cosine"), [(0.0, 1, 0), (0.8, 0.2, 1), (np.nan, np.nan, np.nan)])
+def test_an_output_that_is_far_off_is_noted(value: float, error: float, cosine: float) -> None:
+    right = [{"y": np.ones((4, 3), np.float32)}, {"y": np.ones((2, 3), np.float32)}]
+    samples = [{"x": np.ones((4, 1))}, {"x": np.ones((2, 1))}]
+    judging = judge.Judge(samples, right, policy_of(None, None), False)
+    (moved,) = judging.moved([{"y": value * r["y"]} for r in right], right)
+    assert (moved.error, moved.cosine) == pytest.approx((error, cosine), nan_ok=True, abs=1e-6)
+    assert moved.float32 == 0
+    (note,) = judge.far([moved])
+    assert "give --metric" in note
+    assert judge.far([replace(moved, error=0.1)]) == []
+
+
 def test_a_metric_out_of_reach_is_an_error_that_names_the_layers(block: onnx.ModelProto, halves: Split) -> None:
     with pytest.raises(InputError, match=r"with one layer quantized.*'q'|with one layer quantized.*'a'"):
         quantized(block, wish(metric="snr>=80"), halves, SPECS)
@@ -197,9 +217,40 @@ def test_dynamic_ranges_need_no_samples(block: onnx.ModelProto) -> None:
     assert {"DynamicQuantizeLinear", "MatMulInteger"} <= {n.op_type for n in made.graph.node}
 
 
+W3 = RNG.standard_normal((WIDTH, WIDTH)) / 8
+ON_ROWS = f"float[b,{WIDTH}] x", f"float[b,{WIDTH}] y"
+
+
+@pytest.mark.parametrize("metric", [None, "cosine>=0.99"])
+def test_dynamic_ranges_serve_gemms(halves: Split, metric: str | None) -> None:
+    """Layers of `nn.Linear` on rows are what MatMul and Add are, bit by bit; a Gemm with a factor stays float."""
+    linears = (
+        "a = Gemm<transB = 1>(x, w1, b1) h = Relu(a) p = Gemm(h, w2, b2) q = Gemm(p, w3)",
+        "m = MatMul(x, w1) a = Add(m, b1) h = Relu(a) o = MatMul(h, w2) p = Add(o, b2) q = MatMul(p, w3)",
+    )
+    weights = {n: WEIGHTS[n] for n in ("w1", "b1", "w2", "b2")} | {"w3": W3}
+    plan = wish(runtime="onnxruntime", dynamic=True, metric=metric)
+    values, accounts = [], []
+    for layers, w1 in zip(linears, (WEIGHTS["w1"].T, WEIGHTS["w1"]), strict=True):
+        proto = text(f"{layers} y = Gemm<alpha = 0.5>(q, w3, b2)", *ON_ROWS, **weights | {"w1": w1})
+        made, account = quantized(proto, plan, halves if metric else None, SPECS)
+        assert [n.op_type for n in made.graph.node].count("MatMulInteger") == 3
+        values.append(run_onnxruntime(made, {"x": X})[0])
+        accounts.append(account)
+        assert worst(proto, made) >= 0.99
+    assert np.array_equal(*values)
+    assert quantized_layers(accounts[0]) == ["a", "p", "q"]
+    (left,) = [layer for layer in accounts[0].layers if layer.status == "float"]
+    assert (left.tensor, left.op) == ("y", "Gemm")
+    assert "for MatMul, and Gemm of alpha = beta = 1" in left.reason
+
+
 @pytest.mark.parametrize("calibration", ["entropy", "percentile"])
-def test_onnxruntimes_calibrators(block: onnx.ModelProto, halves: Split, calibration: str) -> None:
+def test_onnxruntimes_calibrators(
+    block: onnx.ModelProto, halves: Split, calibration: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     made, account = quantized(block, wish(calibration=calibration), halves, SPECS)
+    assert capfd.readouterr().out == ""  # which belongs to the command line's own output
     plain = quantized(block, wish(), halves, SPECS)[1]
     assert worst(block, made) >= 0.99
     for ours, widest in zip(account.layers, plain.layers, strict=True):
@@ -277,6 +328,37 @@ def test_what_can_not_be_quantized_is_named(halves: Split) -> None:
         quantized(proto, wish(), halves, SPECS)
     with pytest.raises(InputError, match="it has no linear layer"):
         quantized(text("y = Relu(x)"), wish(), halves, SPECS)
+
+
+FUNCTION = f"""<ir_version: 10, opset_import: ["": 21, "acme": 1]> g (float[b,{WIDTH}] x) => (float[b,4] y)
+    <float[{WIDTH},4] w = {{{", ".join(["1"] * 4 * WIDTH)}}}> {{ y = acme.Head(x, w) }}
+    <opset_import: ["": 21], domain: "acme"> Head (a, v) => (o) {{ o = MatMul(a, v) }}"""
+LOOSE = f"""<ir_version: 10, opset_import: ["": 21]> g (float[b,{WIDTH}] x, float[{WIDTH},4] w) => (float[b,4] y)
+    {{ y = MatMul(x, w) }}"""
+BRANCHES = f"""<ir_version: 10, opset_import: ["": 21]> g (float[b,{WIDTH}] x) => (float[b,4] y)
+    <float[{WIDTH},4] w = {{{", ".join(["1"] * 4 * WIDTH)}}}, bool c = {{1}}>
+    {{ y = If(c) <then_branch = t () => (float[b,4] p) {{ p = MatMul(x, w) }},
+                   else_branch = e () => (float[b,4] q) {{ q = MatMul(x, w) }}> }}"""
+
+
+@pytest.mark.parametrize(
+    ("written_as", "weight", "why"),
+    [
+        (FUNCTION, None, r"its linear layers stand in functions \('Head'\), where none is quantized; write them out"),
+        (LOOSE, np.ones((WIDTH, 4), np.float32), r"the weight 'w' of MatMul 'y' is an input of the model as well"),
+        (LOOSE, None, "no weight of its layers is a constant; the first is MatMul 'y'"),
+        (BRANCHES, None, "its linear layers stand in bodies of If, Loop or Scan"),
+    ],
+)
+def test_layers_that_are_out_of_reach_are_not_called_none(
+    halves: Split, written_as: str, weight: np.ndarray | None, why: str
+) -> None:
+    proto = onnx.parser.parse_model(written_as)
+    if weight is not None:
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    onnx.checker.check_model(proto, full_check=True)
+    with pytest.raises(InputError, match=why):
+        quantized(proto, wish(), halves, SPECS)
 
 
 def test_a_quantized_file_is_refused(block: onnx.ModelProto, halves: Split) -> None:

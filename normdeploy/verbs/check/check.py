@@ -27,8 +27,10 @@ from typing import Any, Unpack, cast
 
 from ...arguments import Loading, Onnx, prepared
 from ...errors import ExtensionError, InputError, NormdeployError
+from ...norms.guests import belongs
 from ...shown import Shown
 from ...storage.files import bodies
+from ...storage.protos import nodes_of
 from ...types import PathLike, Progress
 from ...version import __version__
 from ..inspect import census
@@ -95,7 +97,7 @@ def check(
         fail_on: the rules that make the result false, "all" among them for every one; one text may hold several, by
             comma. Rules of installed packages (`normdeploy.verbs.check.guests`) are named like ours.
         runtime, fuse: as for ``optimize``; with a runtime other than "any" only what that one makes of the norms
-        counts.
+        counts. A file that has ops with bodies of ours or a package's is judged as with "portable".
         precision: "fp16" or "bf16": judge epsilons as though the file computed in it.
         compute_capability: of the oldest GPU that the files are for, "8.6".
         baseline: an earlier result as JSON or SARIF; what it holds does not fail again.
@@ -165,6 +167,8 @@ def _of_file(
     others: Sequence[Brought] = (),
 ) -> tuple[list[Problem], Sequence[str]]:
     proto, weights, deployed = opened(source, loading=loading, progress=progress)
+    if any(belongs(node.domain, node.op_type) for node, _ in nodes_of(proto)):
+        fuse = "portable"  # as such the file was written; without, the bodies of its ops would be taken for norms in it
     summary = census(proto, runtime=runtime, fuse=fuse, progress=progress, chains=deployed)
     nodes = {name: node for body in bodies(proto) for node in body.node for name in node.output}
     in_training = list(training(proto))
