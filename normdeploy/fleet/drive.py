@@ -12,6 +12,7 @@ that has no result ends those behind it, and nothing else. A step goes this way:
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -96,6 +97,7 @@ class Driver:
     _elsewhere: list[tuple[Underway, Step]] = field(default_factory=list)
     _polled: float = 0.0  # when those were last looked at
     _uploaded: set[str] = field(default_factory=set)
+    _uploads: dict[str, threading.Lock] = field(default_factory=dict)  # one for each file
 
     def __post_init__(self) -> None:
         self._questions = Questions(self.store, void=self.pool is not None)
@@ -198,7 +200,10 @@ class Driver:
 
     def _claimed(self, run: Underway, task: Task, machine: Machine, key: str, told: Task | Record | None) -> None:
         self._claiming -= 1
-        if told is None:  # another driver, or another cell of this one, is at it
+        if told is not None and not (run.begun(task.step) and run.current(task)):
+            run.busy.discard(task.step.name)  # what it reads is made again, and its key will be another
+            self._questions.release(key)
+        elif told is None:  # another driver, or another cell of this one, is at it
             self._elsewhere.append((run, task.step))
         elif isinstance(told, Record):
             run.busy.discard(task.step.name)
@@ -212,10 +217,11 @@ class Driver:
         """The task with all that it reads in the store; may run in a thread."""
         inputs = {}
         for name, file in task.inputs.items():
-            if file.path is not None and file.stored.sha256 not in self._uploaded:
-                if self.store.put(file.path) != file.stored:
-                    raise InputError(f"{file.path.name!r} was changed while the fleet ran; run it again")
-                self._uploaded.add(file.stored.sha256)
+            if file.path is not None:
+                with self._uploads.setdefault(file.stored.sha256, threading.Lock()):  # variants share a source
+                    if file.stored.sha256 not in self._uploaded and self.store.put(file.path) != file.stored:
+                        raise InputError(f"{file.path.name!r} was changed while the fleet ran; run it again")
+                    self._uploaded.add(file.stored.sha256)
             inputs[name] = Input(file.stored)
         return Task(task.step, inputs, task.made)
 

@@ -14,7 +14,7 @@ from ..graphs.region import Refusal
 from .conditions import Group
 from .linears import SPLIT, linears, source_of
 from .qdq import Plan
-from .steps import Format
+from .steps import INT8, Format
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _granularity(linear: Linear, form: Format, block: int) -> tuple[int | None, 
     output = (0 if op == "Conv" else rank - 2) if rows else rank - 1
     if op == "ConvTranspose":
         return (1,) if linear.groups == 1 else (None,)
-    if op == "MatMul" and rank > 2 and not block:
+    if op == "MatMul" and rank > 2 and form is INT8:
         return (None,)  # onnxruntime has no integer product of stacked weights with a scale for each output
     if not block or op == "Conv":
         return (output,)

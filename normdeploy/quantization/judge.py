@@ -79,21 +79,30 @@ class Judge:
 
 
 def far(moved: Iterable[Moved]) -> list[str]:
-    """A note for each output that is off by more than a tenth of its size, or holds what is no number."""
+    """A note for each output that is off by more than a tenth of its size, or can't be compared."""
     return [
-        f"{m.output!r} IS OFF BY {m.error:.0%} OF ITS SIZE on the judging samples (cosine {m.cosine:.4g}): give"
-        " --metric, such as 'cosine>=0.99', so that the layers that cost most stay float"
+        (
+            f"{m.output!r} IS OFF BY {m.error:.0%} OF ITS SIZE on the judging samples (cosine {m.cosine:.4g})"
+            if math.isfinite(m.error)
+            else f"{m.output!r} HAS ANOTHER SHAPE THAN THE MODEL'S on the judging samples, or other NaN or infinities"
+        )
+        + ": give --metric, such as 'cosine>=0.99', so that the layers that cost most stay float"
         for m in moved
         if not m.error <= _FAR
     ]
 
 
 def _off(name: str, outputs: Outputs, reference: Outputs) -> tuple[float, float]:
-    """‖value − reference‖ / ‖reference‖ and the cosine, of all batches together."""
+    """‖value − reference‖ / ‖reference‖ and the cosine, of all batches together but for equal infinities and NaN;
+    NaN where the shapes differ."""
     squares = np.zeros(4)
     with np.errstate(all="ignore"):
         for made, right in zip(outputs, reference, strict=True):
-            v, r = (values[name].astype(np.float64).ravel() for values in (made, right))
+            v, r = (values[name].astype(np.float64) for values in (made, right))
+            if v.shape != r.shape:
+                return math.nan, math.nan
+            alike = ~np.isfinite(r) & ((v == r) | (np.isnan(v) & np.isnan(r)))
+            v, r = (np.where(alike, 0.0, values).ravel() for values in (v, r))
             squares += [(v - r) @ (v - r), r @ r, v @ v, v @ r]
         off, size, length, product = squares
         if off == 0:

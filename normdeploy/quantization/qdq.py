@@ -78,16 +78,16 @@ def biases_of(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 def least_scale(bias: np.ndarray | None, step: Step, plan: Plan, outputs: int) -> np.ndarray | float:
-    """The scale of a weight, float32 for each of ``outputs`` or one, with which its bias is an int32 number of steps of
-    input times weight.
+    """The scales of a weight, float32 for each of ``outputs``, with which its bias is an int32 number of steps of input
+    times weight; 0 for a weight of one scale, which would be coarser for all channels.
 
     onnxruntime turns float biases into such numbers and lets them overflow. Of a channel whose weights are so much
     smaller than its bias that this counts, a coarser scale loses less than 2⁻²⁰ of the bias for each input.
     """
-    if bias is None or bias.size not in (1, outputs) or plan.block or not plan.form.integers:
+    if bias is None or bias.size not in (1, outputs) or plan.axis is None or plan.block or not plan.form.integers:
         return 0.0
-    least = np.abs(bias.reshape(-1)) / np.float32(_MOST * step.scale)
-    return np.broadcast_to(least, outputs).astype(np.float32) if plan.axis is not None else float(least.max())
+    least = np.where(np.isfinite(bias), np.abs(bias), 0.0).reshape(-1) / np.float32(_MOST * step.scale)
+    return np.broadcast_to(least, outputs).astype(np.float32)
 
 
 def written(
@@ -253,9 +253,12 @@ class _Writer:
         """The bias in steps of input times weight, which is what the integer product counts in."""
         assert plan.step is not None
         b = numpy_helper.to_array(self.weights[node.input[2]])
-        step = np.broadcast_to(scales.reshape(-1) * np.float32(plan.step.scale), b.shape).astype(np.float32)
+        steps = scales.reshape(-1) * np.float32(plan.step.scale)
+        if b.size < steps.size:  # one number for all channels
+            b = np.broadcast_to(b.reshape(-1), steps.shape)
+        step = np.broadcast_to(steps, b.shape).astype(np.float32)
         counted = np.rint(b.astype(np.float64) / step)
-        if np.abs(counted).max(initial=0.0) >= 2**31:  # beside a tiny step: it stays float
+        if not np.abs(counted).max(initial=0.0) < 2**31:  # beside a tiny step, or not finite: it stays float
             return
         inputs = [
             self.constant(f"{node.input[2]}_int32", counted.astype(np.int32), TensorProto.INT32),

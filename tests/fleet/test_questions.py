@@ -6,7 +6,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +16,13 @@ import pytest
 from normdeploy.errors import StoreError
 from normdeploy.fleet import fleet
 from normdeploy.fleet.description import read
+from normdeploy.fleet.drive import Driver
 from normdeploy.fleet.ends import FleetRun, JobEnd
 from normdeploy.fleet.pool import Local
 from normdeploy.fleet.remote import place
 from normdeploy.fleet.runs import Writer
-from normdeploy.fleet.store import Store
+from normdeploy.fleet.store import Record, Store, Stored
+from normdeploy.fleet.tasks import Input, Task
 from normdeploy.fleet.workers import Warm
 
 from .toys import CPU, CPU_STEPS, run_toys, toy_fleet
@@ -139,6 +143,40 @@ def test_a_claim_that_can_not_be_asked_for_ends_the_run_and_keeps_none(tmp_path:
         driven(file, far)
     assert far.held == set()
     assert driven(file, Far(tmp_path / "store"))
+
+
+@pytest.mark.parametrize("told", ["task", "record"])
+def test_a_claim_whose_inputs_were_damaged_meanwhile_is_given_back(tmp_path: Path, told: str) -> None:
+    """A sibling found what the step reads damaged while its claim was asked for: it is made again, under another
+    key."""
+    driver = Driver(Store(place(str(tmp_path))), Local(Store(place(str(tmp_path))), 1, Warm("tests.fleet.toy", ())))
+    step = SimpleNamespace(name="B")
+    run = SimpleNamespace(begun=lambda step: False, current=lambda task: False, busy={"B"}, ends={})
+    task = SimpleNamespace(step=step)
+    driver._claiming = 1
+    assert driver._questions.claim("key")
+    answer = task if told == "task" else Record.__new__(Record)
+    driver._claimed(run, task, SimpleNamespace(), "key", answer)  # type: ignore[arg-type]
+    assert (run.busy, run.ends, driver._futures, driver._claiming) == (set(), {}, {}, 0)
+    assert list((tmp_path / "claims").iterdir()) == []
+
+
+def test_a_source_that_variants_share_goes_into_a_far_store_once(tmp_path: Path) -> None:
+    source, sent = tmp_path / "model.pt2", list[Path]()
+    source.write_bytes(b"weights")
+    stored = Store(place(str(tmp_path / "store"))).put(source)
+
+    def put(path: Path) -> Stored:
+        sent.append(path)
+        time.sleep(0.05)
+        return stored
+
+    driver = Driver(SimpleNamespace(put=put, place=place(str(tmp_path / "store"))), None)  # type: ignore[arg-type]
+    task = Task(SimpleNamespace(name="export"), {"source": Input(stored, source)})  # type: ignore[arg-type]
+    with ThreadPoolExecutor(8) as threads:
+        uploaded = list(threads.map(driver._upload, [task] * 8))
+    assert sent == [source]
+    assert all(t.inputs["source"] == Input(stored) for t in uploaded)
 
 
 class Slow:

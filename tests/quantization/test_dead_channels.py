@@ -110,6 +110,46 @@ def test_a_stack_of_weights_has_one_scale(stack: int, runtime: str) -> None:
     assert np.linalg.norm(after - before) < NOISE * np.linalg.norm(before)
 
 
+@pytest.mark.parametrize("runtime", ["any", "onnxruntime"])
+def test_an_infinite_bias_stays_one(runtime: str) -> None:
+    """A mask: times a scale of infinity zero would be NaN."""
+    rng = np.random.default_rng(4)
+    bias = np.array([0.0, 0.0, -np.inf, 0.0])
+    proto = text("y = Gemm(x, w, b)", "float[n,16] x", "float[n,4] y", w=rng.standard_normal((16, 4)), b=bias)
+    x = rng.standard_normal((64, 16)).astype(np.float32)
+    result = normdeploy.optimize(proto, quantize="int8", calibrate=[{"x": x}], runtime=runtime)
+    assert result.proto is not None
+    (y,) = run_onnxruntime(result.proto, {"x": x}, optimized=True)
+    assert (y[:, 2] == -np.inf).all()
+    assert np.isfinite(y[:, [0, 1, 3]]).all()
+    assert result.quantization is not None
+    assert not any("HAS ANOTHER SHAPE" in note for note in result.quantization.notes)
+
+
+def test_one_large_bias_leaves_the_scale_of_all_channels() -> None:
+    rng = np.random.default_rng(5)
+    bias = np.zeros(6)
+    bias[0] = 1e7
+    proto = text(
+        "y = ConvTranspose<group = 2>(x, w, b)",
+        "float[n,4,8] x",
+        "float[n,6,10] y",
+        w=rng.standard_normal((4, 3, 3)),
+        b=bias,
+    )
+    x = rng.standard_normal((64, 4, 8)).astype(np.float32)
+    made = normdeploy.optimize(proto, quantize="int8", calibrate=[{"x": x}], runtime="tensorrt").proto
+    before, after = (np.asarray(run_onnxruntime(p, {"x": x})[0], np.float64)[:, 1:] for p in (proto, made))
+    assert np.linalg.norm(after - before) < NOISE * np.linalg.norm(before)
+
+
+@pytest.mark.parametrize("bias", [np.array(2.0), np.array([2.0]), np.full((1, 4), 2.0)])
+def test_one_bias_for_all_outputs(bias: np.ndarray) -> None:
+    rng = np.random.default_rng(6)
+    proto = text("y = Gemm(x, w, b)", "float[n,16] x", "float[n,4] y", w=rng.standard_normal((16, 4)), b=bias)
+    assert error(proto, rng.standard_normal((64, 16)).astype(np.float32), runtime="onnxruntime") < NOISE
+
+
 @pytest.mark.parametrize("coarse", [False, True])
 def test_channels_on_which_nothing_hangs_take_no_factor_from_others(coarse: bool) -> None:
     x, w = np.array([1.0, 4.0, 0.5, 100.0, 0.0]), np.array([1.0, 0.5, 2.0, 0.0, 50.0])

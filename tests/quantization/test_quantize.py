@@ -26,7 +26,7 @@ from normdeploy.quantization.wish import Wish
 from normdeploy.quantized import Quantization
 from normdeploy.reports.quantization import table
 from normdeploy.runtimes.file64 import File64Runner
-from normdeploy.verbs.verify.audit import Origin, audit
+from normdeploy.verbs.verify.audit import Origin, _are_factors, audit
 from normdeploy.verbs.verify.metrics import cosine
 from normdeploy.verbs.verify.originals import FileModel
 from normdeploy.verbs.verify.policy import policy_of
@@ -201,6 +201,17 @@ def test_an_output_that_is_far_off_is_noted(value: float, error: float, cosine: 
     (note,) = judge.far([moved])
     assert "give --metric" in note
     assert judge.far([replace(moved, error=0.1)]) == []
+
+
+def test_masked_outputs_and_such_of_other_shapes_are_compared() -> None:
+    masked = np.array([[1.0, -np.inf, np.nan], [2.0, 3.0, np.inf]], np.float32)
+    judging = judge.Judge([{"x": np.ones((2, 1))}], [{"y": masked}], policy_of(None, None), False)
+    (moved,) = judging.moved([{"y": masked}], [{"y": masked}])
+    assert (moved.error, moved.cosine) == (0, 1)
+    for other in (masked[:1], np.where(np.isinf(masked), 0, masked)):
+        (moved,) = judging.moved([{"y": other}], [{"y": masked}])
+        (note,) = judge.far([moved])
+        assert "HAS ANOTHER SHAPE THAN THE MODEL'S" in note
 
 
 def test_a_metric_out_of_reach_is_an_error_that_names_the_layers(block: onnx.ModelProto, halves: Split) -> None:
@@ -408,6 +419,12 @@ def test_verify_knows_a_gamma_that_was_divided(block: onnx.ModelProto) -> None:
             array[3] *= 1.5
             t.CopyFrom(onnx.numpy_helper.from_array(array, gamma))
     assert {w.name for w in audit(model, made, "made") if w.origin is Origin.ALTERED} == {gamma}
+
+
+def test_what_a_norm_is_written_with_has_three_binary_digits() -> None:
+    assert _are_factors(np.array([1.75, 0.5, 640.0], np.float32))
+    for none in ([1.0, 1.0], [1.0, np.inf], [1.0, np.nan], [1.0, 0.0], [1.0, -2.0], [1.0, 1.125]):
+        assert not _are_factors(np.array(none, np.float32)), none
 
 
 def test_verify_takes_the_factors_of_the_gammas_own_norm() -> None:

@@ -283,7 +283,7 @@ def _are_factors(array: Array) -> bool:
     (`normdeploy.quantization.conditions.factors`)."""
     wide = array.astype(np.float64)
     eighths = np.frexp(wide)[0] * 8
-    return bool((eighths > 0).all() and (eighths == np.rint(eighths)).all() and (wide != 1).any())
+    return bool(((eighths > 0) & np.isfinite(wide) & (eighths == np.rint(eighths))).all() and (wide != 1).any())
 
 
 def _smoothed(weight: Weight, array: Array, inverses: Sequence[Array], missing: Mapping[str, Array]) -> Weight | None:

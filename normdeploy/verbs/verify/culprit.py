@@ -75,7 +75,8 @@ def accuse(trial: Trial, progress: Progress) -> None:
             candidate.unavailable
         ):  # the file runs with the optimizer off: what lacks a kernel is what the optimizer made of it
             candidate.failure, candidate.unavailable = candidate.unavailable, ""
-        right = {r.output for r in trial.results(off) if r.by_default == "pass"}
+        # where rules decide on a quantized file, the default rule says nothing
+        right = {r.output for r in trial.results(off) if r.by_default == "pass" or (r and not r.by_default)}
         wrong = [r for r in trial.results(candidate) if not r and r.by_default != "pass" and r.output in right]
         if wrong:
             progress("find the optimizer to blame", 0, 0)
