@@ -86,7 +86,7 @@ def _totals(account: Quantization) -> Iterator[Text]:
     count = sum(layer.status == "quantized" for layer in account.layers)
     before, after = (f"{size / 1e6:.1f} MB" for size in account.bytes)
     how = f"{account.calibration} on {account.calibrated} samples" if account.calibrated else account.calibration
-    judged = f", judged on {account.judging} others" if account.judged else ""
+    judged = f", judged on {account.judging} others" if account.judging else ""
     yield Text(
         f"{account.to} for {account.runtime}: {count} of {len(account.layers)} linear layers; weights {before} →"
         f" {after}; calibration {how}{judged}"

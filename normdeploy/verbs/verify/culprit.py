@@ -75,10 +75,15 @@ def accuse(trial: Trial, progress: Progress) -> None:
             candidate.unavailable
         ):  # the file runs with the optimizer off: what lacks a kernel is what the optimizer made of it
             candidate.failure, candidate.unavailable = candidate.unavailable, ""
-        # where rules decide on a quantized file, the default rule says nothing
-        right = {r.output for r in trial.results(off) if r.by_default == "pass" or (r and not r.by_default)}
-        wrong = [r for r in trial.results(candidate) if not r and r.by_default != "pass" and r.output in right]
-        if wrong:
+        alone, verdicts = trial.results(off), list(trial.results(candidate))
+        right = {r.output for r in alone if r.by_default == "pass"}
+        wrong = [r for r in verdicts if not r and r.by_default != "pass" and r.output in right]
+        ruled = {
+            r.output for r in alone if r and not r.by_default
+        }  # rules decide: no default rule tells the parts apart
+        if any(not r and r.output in ruled for r in verdicts):
+            candidate.advice = _WHOLE
+        elif wrong:
             progress("find the optimizer to blame", 0, 0)
             _blame(trial, candidate, {r.output for r in wrong}, sorted({r.case for r in wrong if r.case}))
 
