@@ -12,6 +12,10 @@ which is smaller than p and leaves softmax and products to each other:  (p·v)·
 lowest / 2) is 1 or 0. A hidden row is 0·(the mean of v), so that NaN and Inf in v, and NaN in the scores, come out as
 NaN, as in eager. Where another reads p it is Where(shown, p, 0) instead. Only nodes that the exporter made of that
 operator are taken: a user who writes the same by hand gets in eager what the nodes say.
+
+A mask of floats has no guard from the exporter: a row of −Inf alone is NaN in the file, 0 in eager. Where the graph
+itself makes such a mask (MultiheadAttention does, of a padding mask), its −Inf become the type's lowest number, and the
+product is guarded in the same way.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+_VIEWS = frozenset({"Reshape", "Expand", "Unsqueeze", "Squeeze", "Transpose", "Identity", "Slice"})
 _MADE_OF = "pkg.torch.onnx.fx_node"
 
 
@@ -49,7 +54,79 @@ def guard_hidden_rows(graph: ir.Graph) -> int:
         ):  # else IsNaN would be one more that reads the weights
             test.producer().graph.remove(test.producer(), safe=True)  # type: ignore[union-attr, arg-type]
         count += 1
+    for node in list(ir.traversal.RecursiveGraphIterator(graph)):
+        count += _guard_infinite_mask(node, factors)
     return count
+
+
+def _guard_infinite_mask(softmax: ir.Node, factors: dict[ir.Value, ir.Value]) -> int:
+    """Guard the product behind a softmax of scores plus a float mask that the graph writes −Inf into; 1 if it did."""
+    if _kind(softmax) != "Softmax" or not _of_attention(softmax):
+        return 0
+    scores = softmax.inputs[0].producer()  # type: ignore[union-attr]
+    if _kind(scores) != "Add" or not _of_attention(scores):
+        return 0
+    place = next((i for i, value in enumerate(scores.inputs) if value is not None and _hides(value)), None)  # type: ignore[union-attr]
+    product = _only_product(softmax)
+    if place is None or product is None or softmax.graph is not product.graph:
+        return 0
+    mask = scores.inputs[place]  # type: ignore[union-attr]
+    if mask not in factors:
+        factors[mask] = _finite_and_shown(scores, mask)  # type: ignore[index, arg-type]
+    shown = factors[mask]  # type: ignore[index]
+    finite = shown.producer().inputs[0].producer().inputs[0].producer().inputs[0]  # type: ignore[union-attr]
+    scores.replace_input_with(place, finite)  # type: ignore[union-attr]
+    _guard_behind(product, softmax.outputs[0], shown)
+    return 1
+
+
+def _is_minus_infinity(value: ir.Value | None) -> bool:
+    """Whether it is a constant −Inf, which the exporter casts to the type of the other operand."""
+    made = value.producer() if value is not None else None
+    if _kind(made) in ("Cast", "CastLike"):
+        value = made.inputs[0]  # type: ignore[union-attr]
+    return _number(value) == -np.inf
+
+
+def _finite_and_shown(scores: ir.Node, mask: ir.Value) -> ir.Value:
+    """Write max(mask, lowest) in front of ``scores``, and whether each of its rows shows anything, as 1 or 0.
+
+    Returns:
+        the factor, made by Cast of Greater of ReduceMax of the finite mask.
+    """
+    assert scores.graph is not None
+    low = np.asarray(np.finfo(np.float32).min, np.float32)
+    named = scores.name
+    lowest = ir.node("Constant", [], {"value": ir.tensor(low)}, name=f"{named}_lowest")
+    finite = ir.node("Max", [mask, lowest.outputs[0]], name=f"{named}_finite")
+    axes = ir.node("Constant", [], {"value": ir.tensor(np.array([-1]))}, name=f"{named}_axes")
+    half = ir.node("Constant", [], {"value": ir.tensor(np.asarray(low / 2, np.float32))}, name=f"{named}_half")
+    most = ir.node("ReduceMax", [finite.outputs[0], axes.outputs[0]], {"keepdims": 1}, name=f"{named}_most")
+    shown = ir.node("Greater", [most.outputs[0], half.outputs[0]], name=f"{named}_shown")
+    factor = ir.node("Cast", [shown.outputs[0]], {"to": ir.DataType.FLOAT}, name=f"{named}_factor")
+    finite.outputs[0].type, finite.outputs[0].shape = mask.type, mask.shape
+    nodes = [lowest, finite, axes, half, most, shown, factor]
+    for node in nodes:
+        node.metadata_props.update(scores.metadata_props)
+    scores.graph.insert_before(scores, nodes)
+    return factor.outputs[0]
+
+
+def _hides(mask: ir.Value) -> bool:
+    """Whether a float32 mask is −Inf where the graph's own Where says so, behind any views."""
+    if mask.dtype != ir.DataType.FLOAT:
+        return False
+    waiting = [mask]
+    while waiting:
+        node = waiting.pop().producer()
+        kind = _kind(node)
+        if kind == "Where" and any(map(_is_minus_infinity, node.inputs[1:])):  # type: ignore[union-attr]
+            return True
+        if kind in _VIEWS:
+            waiting.append(node.inputs[0])  # type: ignore[union-attr, arg-type]
+        elif kind == "Add":
+            waiting += [v for v in node.inputs if v is not None]  # type: ignore[union-attr]
+    return False
 
 
 def _mask_of_guard(node: ir.Node) -> ir.Value | None:

@@ -27,11 +27,12 @@ from ..storage.protos import copied
 from ..types import Progress
 from .arguments import arguments
 from .calibrate import Range, Samples, fed, fitted, generated, ranges, require_room, specs_of
+from .casts import casts_behind_transposes
 from .exponents import rejoin
 from .floating import View
 from .islands import Island, find
 from .keeping import HEADROOM, float32_inputs, out_of_range
-from .masks import masks
+from .masks import lifted_fills, masks, reaches
 from .prepare import opset_of, prepared, types_of
 from .retype import FORMATS, Casts, Format, narrowed, values
 
@@ -90,20 +91,23 @@ def converted(
     to = form.name
     proto, notes = prepared(proto, form)
     rejoin(proto.graph)
+    lifted_fills(proto.graph, form)
     view = View(proto.graph, types_of(proto), form, opset_of(proto))
     _check(view, form)
-    masked, carried = masks(view)
-    _replace(proto.graph, {name: v for name, (v, _) in masked.items()})
+    masked = masks(view)
+    carried = masked.carried
+    _replace(proto.graph, {name: v for name, (v, _) in masked.arrays.items()})
     view.__dict__.pop("constants", None)
     notes += [
         f"{name!r} only masks: {low:.3g}, which {to} does not hold, is {v.min():.5g} now"
-        for name, (v, low) in masked.items()
+        for name, (v, low) in masked.arrays.items()
     ]
     ran, calibrated, remarks = _calibrated(proto, view, samples, inputs, progress)
     notes += remarks
     held = [t for t in proto.graph.initializer if t.name in view.floating and t.name not in view.constants]
     defaults = fed([{t.name: values(t) for t in held}])  # of inputs, which no sample need give
-    view.ranges = {**view.ranges, **{name: r.joined(view.ranges.get(name, r)) for name, r in defaults.items()}}
+    unseen = defaults | reaches(view, carried)
+    view.ranges = {**view.ranges, **{name: r.joined(view.ranges.get(name, r)) for name, r in unseen.items()}}
 
     wide_inputs, wide_outputs = _ends(proto, view, carried, keep_io, notes)
     kept, islands = find(view, carried, wide_inputs)
@@ -115,6 +119,7 @@ def converted(
     casts = Casts(proto.graph, view.floating, set(kept), wide_inputs, wide_outputs, form, always)
     apart = casts.write() | wide_outputs | {o for i in casts.wide_nodes for o in proto.graph.node[i].output}
     narrowed(proto, form, casts.wide_nodes, apart)
+    casts_behind_transposes(proto.graph, form)
     _drop_unread(proto.graph)
     ends = _end_types(proto)
     if len(kept) == floating and form.dtype.name not in {*ends[0].values(), *ends[1].values()}:

@@ -25,7 +25,7 @@ from ..graphs.protos import real
 from ..model import Model
 from . import RunResult
 from .arrays import check_feeds, to_numpy, to_torch
-from .widen import halved, widen, widened
+from .widen import halved, narrowed, saturate_fills, widen, widened
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # what ``--precision`` takes
 
@@ -109,16 +109,19 @@ class HalfRunner(_TorchRunner):
 
     What eager makes of the model in half precision: the measure for a file in it. Inputs are given in the model's own
     types and rounded; floating outputs come in ``half``. An operator that has no kernel for it is run in float32 and
-    its result rounded. An upcast to float32 that is written in the model is half too: in a graph that was traced in
-    float32 it can't be told from a cast back.
+    its result rounded. Finite constants that ``half`` does not hold, as masks are, become its largest or lowest number.
+    An upcast to float32 that is written in the model is half too: in a graph that was traced in float32 it can't be
+    told from a cast back.
     """
 
     name = EagerRunner.name
 
     def __init__(self, model: Model, half: torch.dtype) -> None:
         kind = halved(half)
-        lifted = {name: widen(value, kind) for name, value in _lifted(model.program).items()}
-        super().__init__(model, widened(copy.deepcopy(model.program.graph_module), kind), lifted)
+        lifted = {name: narrowed(value, half) for name, value in _lifted(model.program).items()}
+        graph = copy.deepcopy(model.program.graph_module)
+        saturate_fills(graph, half)
+        super().__init__(model, widened(graph, kind), lifted)
         self._half = half
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:

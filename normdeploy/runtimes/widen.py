@@ -8,6 +8,7 @@ lowest value in a mask is still that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -23,6 +24,14 @@ _ALIASING_CASTS = {
     "aten::type_as",
     "prims::convert_element_type",
 }  # return their input itself where the dtype is right
+# Operators that write a number as it is into a tensor.
+_FILLS = frozenset(
+    {
+        *("full", "full_like", "new_full", "scalar_tensor", "fill", "fill_", "constant_pad_nd", "pad"),
+        *("masked_fill", "masked_fill_", "where", "clamp", "clamp_", "clamp_min", "clamp_max", "index_fill"),
+        *("hardtanh", "hardtanh_", "scatter", "scatter_"),
+    }
+)
 _T = TypeVar("_T")
 Kind = Callable[[torch.dtype], torch.dtype]  # the type that takes the place of one
 
@@ -40,6 +49,37 @@ def halved(half: torch.dtype) -> Kind:
 def widen(value: _T, kind: Kind = wide) -> _T:
     """A tensor in its new dtype (itself where it is that already); anything else as it is."""
     return value.to(kind(value.dtype)) if isinstance(value, torch.Tensor) else value  # type: ignore[return-value]
+
+
+def narrowed(value: _T, half: torch.dtype) -> _T:
+    """A floating tensor in ``half``, finite numbers beyond its range as its largest or lowest number; anything else as
+    it is."""
+    if not isinstance(value, torch.Tensor) or halved(half)(value.dtype) == value.dtype:
+        return value
+    limit = torch.finfo(half).max
+    clamped = torch.where(value.isinf(), value, value.clamp(-limit, limit))
+    return clamped.to(half)  # type: ignore[return-value]
+
+
+def saturate_fills(module: torch.fx.GraphModule, half: torch.dtype) -> None:
+    """Cut the numbers that nodes of ``module`` write into tensors off at the range of ``half``, in place.
+
+    torch refuses to fill a half tensor with a number beyond; factors and divisors stay, since they are read in float32.
+    """
+    limit = torch.finfo(half).max
+
+    def cut(value: Any) -> Any:
+        return max(-limit, min(limit, value)) if isinstance(value, float) and math.isfinite(value) else value
+
+    for inner in (m for m in module.modules() if isinstance(m, torch.fx.GraphModule)):
+        for node in inner.graph.nodes:
+            if _name(node).partition("::")[2] in _FILLS:
+                node.args = map_aggregate(node.args, cut)
+                node.kwargs = map_aggregate(node.kwargs, cut)
+            held = getattr(inner, str(node.target), None) if node.op == "get_attr" else None
+            if isinstance(held, torch.Tensor) and str(node.target) not in inner._parameters:
+                setattr(inner, str(node.target), narrowed(held.detach(), half))
+        inner.recompile()
 
 
 def widened(module: torch.fx.GraphModule, kind: Kind = wide) -> torch.fx.GraphModule:
