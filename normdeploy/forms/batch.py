@@ -119,6 +119,8 @@ def _written(linear: Linear, made: Sequence[gs.Node]) -> tuple[gs.Constant, gs.C
 def into_concat(graph: Graph, affine: Affine) -> Fold | Refusal:
     """The scale and shift of a Concat as those of its parts, each folded into the linear op that makes it."""
     joint, rank = graph.producer(affine.z), len(graph.shape(affine.z) or ())
+    if not rank:
+        return Refusal("the file does not state its rank", affine.z.name, kind=Kind.NO_LINEAR_OP)
     if joint is None or joint.op != "Concat" or not private(graph, affine.z):
         return Refusal("no linear op stands before it", affine.z.name, kind=Kind.NO_LINEAR_OP)
     axis = int(graph.attrs(joint)["axis"]) % rank

@@ -15,6 +15,7 @@ from ..errors import ExportError
 from ..sessions import open_session
 from ..storage.files import bodies, tensors
 from ..storage.held import SMALLEST, array
+from ..storage.ordering import reads
 from ..storage.weights import detached, refer
 
 _UNIT_ROUNDOFF = {
@@ -98,13 +99,32 @@ def _outputs(
 def session(light: onnx.ModelProto, values: _Values) -> tuple[ort.InferenceSession, _Values]:
     """A session without optimizations, and the weights to feed it: onnxruntime copies an initializer, but takes an
     input where it lies."""
+    _without_unread(light)
     _without_bfloat16(light)
     fed = _fed(light, values)
-    values = {name: value for name, value in values.items() if name not in fed}
+    kept = {tensor.name for tensor in light.graph.initializer}
+    values = {name: value for name, value in values.items() if name in kept}
     refer(light, {name: ("held by the session", 0, value.tensor_size_in_bytes()) for name, value in values.items()})
     # one short run: prepacked weights do not pay, and waiting threads only take cores from others
     entries = {"session.disable_prepacking": "1", "session.intra_op.allow_spinning": "0"}
     return open_session(light.SerializeToString(), entries=entries, initializers=values), fed
+
+
+def _without_unread(light: onnx.ModelProto) -> None:
+    """Remove the initializers that nothing reads, and the inputs whose defaults they are.
+
+    onnxruntime drops them while it loads a model, and then refuses the values that it is given for them:
+    "Failed to find existing initializer".
+    """
+    graph = light.graph
+    read = {name for node in graph.node for name in reads(node)} | {value.name for value in graph.output}
+    unread = {tensor.name for tensor in graph.initializer if tensor.name not in read}
+    if not unread:
+        return
+    for field in (graph.initializer, graph.input):
+        kept = [item for item in field if item.name not in unread]
+        del field[:]
+        field.extend(kept)
 
 
 def _fed(light: onnx.ModelProto, values: _Values) -> _Values:

@@ -109,9 +109,10 @@ class _Analysis:
             self._constant(tensor.name, tensor)
         for value in graph.input:
             kind, dims = typed(value)
-            if value.name not in self.rows:
+            # An input of unknown rank is no scalar: nothing is said of it.
+            if value.name not in self.rows and dims is not None:
                 self.shapes[value.name] = tuple(
-                    d if isinstance(d, int) and d >= 0 else _Size(d) if isinstance(d, str) else None for d in dims or ()
+                    d if isinstance(d, int) and d >= 0 else _Size(d) if isinstance(d, str) else None for d in dims
                 )
                 if kind is not None and onnx.helper.tensor_dtype_to_np_dtype(kind).kind in "iu":
                     self.origins[value.name] = frozenset({_Origin(value.name, False)})

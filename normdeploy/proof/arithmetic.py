@@ -79,6 +79,10 @@ class Arithmetic(Sampler):
         degree: Degree,
     ) -> Value:
         axes, ((a, f), (b, g)) = self.over_each_other(x, y)
+        if a is None or b is None:
+            self.work.compute(_elements(f, g))
+        else:
+            self.work.multiply(_elements(a, b), self.bits)
         made = None if a is None or b is None else exact(a, b)
         z = Value(axes, made, real(f, g), x.data or y.data, degree=degree, sized=x.sized or y.sized)
         z.sums, z.fixed = x.sums | y.sums, fixed_axes(axes, x, y)
@@ -214,7 +218,9 @@ class Arithmetic(Sampler):
                 g = g if real is None else g * real.reshape(shape)
         kept = [i for i in range(f.ndim) if i not in slots]
         made = None
+        self.work.spend(_elements(f, g))
         if a is not None and b is not None and self.gf is not None:
+            self.work.spend(_elements(a, b) * 2 * (self.bits // 30 + 1) ** 2)
             made = contracted(a, b % self.gf.p, slots, self.gf.p)
             made = made.reshape([made.shape[i] for i in kept])
         with np.errstate(all="ignore"):
@@ -348,3 +354,8 @@ def fixed_axes(axes: Axes, *values: Value) -> frozenset[Any]:
             if len(own) == len(common):
                 fixed |= {axis_of(b) for a, b in zip(own, common, strict=True) if axis_of(a) in v.fixed}
     return frozenset(fixed)
+
+
+def _elements(a: Array, b: Array) -> int:
+    """How many elements two arrays have that are broadcast to each other."""
+    return math.prod(np.broadcast_shapes(a.shape, b.shape))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..evaluate import evaluate
+from .budget import Work
 from .degree import ALL, times
 from .errors import NewPrime, NotProved, OtherEpsilon, Redraw, Restart, Why
 from .field import BITS, Field
@@ -74,7 +75,9 @@ def in_the_field(sides: Sides, plan: Plan, counts: frozenset[int], length: int =
         counts: of which constants are read as fractions.
         length: of the prime, in bits.
     """
-    number, draws, unseen = 0, replace(_fresh(counts=counts), length=length, held=sides.held), 0
+    number, draws, unseen = 0, replace(_fresh(counts=counts), length=length, held=sides.held, work=sides.work), 0
+    # About length/20 candidates are no multiples of small primes until one is a prime; each is tried by a power.
+    sides.work.take_roots(length // 20, length)
     for _ in range(_BEGINNINGS):
         m = Machine(plan, draws, field_number(number, length))
         try:
@@ -117,7 +120,7 @@ def learn(sides: Sides, plan: Plan) -> int:
     """
     plan.learning, rooted = True, dict[Atoms, bool]()
     for _ in range(_BEGINNINGS):
-        m = Machine(plan, replace(_fresh(), held=sides.held), None)
+        m = Machine(plan, replace(_fresh(), held=sides.held, work=sides.work), None)
         try:
             with evaluate.quiet():
                 leaves = _leaves(m, sides)
@@ -132,7 +135,14 @@ def learn(sides: Sides, plan: Plan) -> int:
         break
     plan.learning = False
     roots = sum(math.prod(map(plan.count, atoms)) for atoms in rooted)
-    return min(max(BITS, ASKED + 16 + 4 * roots + 8), LONGEST)  # 8: a degree of up to 256
+    if roots > LONGEST:
+        raise NotProved(
+            Why.LIMIT, f"too large: it takes {roots:,} roots of each input, and {LONGEST // 2:,} are followed at most"
+        )
+    length = min(max(BITS, ASKED + 16 + 4 * roots + 8), LONGEST)  # 8: a degree of up to 256
+    # Before a long prime is looked for, which takes as long as the roots themselves.
+    Work(sides.work.spent).take_roots(DRAWS * roots, length)
+    return length
 
 
 def _again(draws: Draws, proof: Identity, unknown: bool) -> Draws | None:
@@ -160,7 +170,7 @@ def _fresh(old: Draws | None = None, epsilons: bool = False, counts: frozenset[i
     """New random elements; the file's constants and, in the same field, the epsilons stay."""
     draws = Draws(random.Random(random.SystemRandom().getrandbits(128)), counts=counts)
     if old is not None:
-        draws.held, draws.counts, draws.length = old.held, old.counts, old.length
+        draws.held, draws.counts, draws.length, draws.work = old.held, old.counts, old.length, old.work
         draws.epsilons = dict(old.epsilons) if epsilons else {}
     return draws
 

@@ -63,6 +63,10 @@ class Field:
 
         return self._each(one, a)
 
+    def rootless(self, a: Array) -> int:
+        """How many elements have a root that is not known yet."""
+        return len(set(a.reshape(-1).tolist()) - self._roots.keys())
+
     def is_square(self, v: int) -> bool:
         return pow(v, (self.p - 1) // 2, self.p) == 1
 

@@ -117,6 +117,7 @@ def _gathered(m: Machine, x: Value, kernel: tuple[Size, ...], attrs: Attrs, tran
         f = f if real is None else np.where(real.reshape(laid) == 0, 0.0, f)
         if a is not None and exact is not None and m.gf is not None:
             flat = np.moveaxis(_flat(m, a, slots, source), slots.start, -1)
+            m.work.spend(flat.size * exact.shape[-1] * 2 * (m.bits // 30 + 1) ** 2)
             rows = dot(flat.reshape(-1, flat.shape[-1]), exact, m.gf.p)
             a = np.moveaxis(rows.reshape(*flat.shape[:-1], -1), -1, slots.start)
         f, a = _spread(m, f, slots.start, places, tap), None if a is None else _spread(m, a, slots.start, places, tap)

@@ -159,6 +159,7 @@ class Machine(Arithmetic):
     def _new_root(self, t: Value) -> Array:
         assert self.gf is not None
         assert t.a is not None
+        self.work.take_roots(self.gf.rootless(t.a), self.bits)
         root = self.gf.root(t.a)
         bad = root == -1
         seen = self.draws.seen.setdefault(len(self.radicands), Characters())

@@ -198,10 +198,13 @@ def evaluated(
     convolutions read, and how.
     """
     while True:
-        m = Machine(plan, Draws(random.Random(7), held=sides.held if held is None else held, turn=turn), None, real)
+        read_constants = sides.held if held is None else held
+        m = Machine(plan, Draws(random.Random(7), held=read_constants, turn=turn, work=sides.work), None, real)
         try:
             with evaluate.quiet():
                 places = _places(sides, plan)
+                for shape in sides.shapes:
+                    m.work.compute(len(looked) * math.prod(plan.count(a) for size in shape for a in plan.atoms(size)))
                 leaves = [
                     m.leaf(i, shape, partial(_reals, looked, i, places[i])) for i, shape in enumerate(sides.shapes)
                 ]

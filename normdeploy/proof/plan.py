@@ -46,7 +46,7 @@ class Plan:
     twice: dict[Size, int] = field(
         default_factory=dict
     )  # the same of atoms that lie along one of them as a part of what is joined
-    lengths: dict[Size, int] = field(
+    lengths: dict[Size, Size] = field(
         default_factory=dict
     )  # of atoms of any length: the one that the file has, as its Reshapes say
     named: dict[int, Size] = field(default_factory=dict)  # lengths that are any: what is proved holds whatever they are

@@ -7,7 +7,7 @@ what is stored.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from . import nonfinite, readings, stored
@@ -16,16 +16,20 @@ from .errors import NotProved, Why
 from .evaluation import ASKED, LONGEST, PROMISED, Identity, in_the_field, learn
 from .plan import Plan
 from .sides import Sides
-from .sizes import Size
+from .sizes import ONE, Size
 
 _ALIKE = 8  # places of axes that are worth telling apart
+# Axes of one size along a leaf that are worth it however long they are: k of them take (d + k + 1)^k points, d the
+# degree, and so do as many roots.
+_MANY = 3
 
 
 def identity(sides: Sides) -> Identity:
     """Show that both sides are one function.
 
-    Where axes of a leaf are equally long by chance, as channels and rows of a square image, of any length first: what
-    holds for every length holds for this one, and axes that are told apart take fewer points.
+    Where axes of a leaf are equally long by chance, as channels and rows of a square image, or where three or more bear
+    one name, of any length first: what holds for every length holds for this one, and axes that are told apart take
+    fewer points.
 
     Raises:
         NotProved: they are not, or it can't be shown; with the reason and the culprit.
@@ -49,9 +53,9 @@ def identity_of_any_length(sides: Sides) -> Identity:
     """
     shapes = sides.of_any_length().shapes
     proof, error = None, NotProved(Why.SIZE, "it has no length that may be any")
-    for apart in [shapes for shapes, _ in _told_apart(shapes, sides.named.values())] or [shapes]:
+    for apart, lengths in [*_told_apart(shapes, sides.named.values())] or [(shapes, {})]:
         try:
-            proof = _identity(replace(sides, shapes=apart), {}, sides.named)
+            proof = _identity(replace(sides, shapes=apart), _symbolic(lengths), sides.named)
             break
         except NotProved as e:
             error = e
@@ -64,20 +68,23 @@ def identity_of_any_length(sides: Sides) -> Identity:
 
 def _told_apart(
     shapes: Sequence[tuple[Size, ...]], named: Collection[Size] = ()
-) -> Iterator[tuple[tuple[tuple[Size, ...], ...], dict[Size, int]]]:
-    """With symbols for axes of equal lengths, all of them, or all but one of each leaf (the first, the last, then those
-    between); and what lengths they stand for. All, for a Reshape may name that length as well: 32 groups of the
+) -> Iterator[tuple[tuple[tuple[Size, ...], ...], dict[Size, Size]]]:
+    """With symbols for axes of equal sizes, all of them, or all but one of each leaf (the first, the last, then those
+    between); and what sizes they stand for. All, for a Reshape may name that length as well: 32 groups of the
     channels of an image of 32×32.
 
     ``named``: symbols that stand for lengths already.
     """
     known: list[list[tuple[Size, ...]]] = []
     for kept in (None, 0, -1, *range(1, max(map(len, shapes), default=0) - 1)):
-        made, lengths = list[tuple[Size, ...]](), dict[Size, int]()
+        made, lengths = list[tuple[Size, ...]](), dict[Size, Size]()
         for shape in shapes:
-            long = [n for n in shape if n in named or (n.number is not None and n.number >= _ALIKE)]
-            alike = {n: [i for i, m in enumerate(shape) if m == n] for n in long}
-            alike = {n: places for n, places in alike.items() if len(places) > 1}
+            alike = {n: [i for i, m in enumerate(shape) if m == n] for n in shape if n != ONE}
+            alike = {
+                n: places
+                for n, places in alike.items()
+                if len(places) >= (2 if n in named or (n.number or 0) >= _ALIKE else _MANY)
+            }
             free = {
                 i
                 for places in alike.values()
@@ -85,14 +92,19 @@ def _told_apart(
                 if kept is None or i != places[min(kept, len(places) - 1)]
             }
             names = {i: Size.unknown("places", i - len(shape), shape[i]) for i in free}
-            lengths |= {name: int(shape[i].number or 0) for i, name in names.items()}
+            lengths |= {name: shape[i] for i, name in names.items()}
             made.append(tuple(names.get(i, n) for i, n in enumerate(shape)))
         if lengths and made not in known:
             known.append(made)
             yield tuple(made), lengths
 
 
-def _identity(sides: Sides, lengths: dict[Size, int], named: dict[int, Size] | None = None) -> Identity:
+def _symbolic(lengths: Mapping[Size, Size]) -> dict[Size, Size]:
+    """Those that stand for no number: a proof for any length may not know the others."""
+    return {name: size for name, size in lengths.items() if size.number is None}
+
+
+def _identity(sides: Sides, lengths: dict[Size, Size], named: dict[int, Size] | None = None) -> Identity:
     plan = Plan(displaced=isinstance(sides.expressions, Branches), lengths=lengths, named=named or {})
     length = learn(sides, plan)
     counts = readings.counts([s.number for s in shape] for shape in sides.shapes)

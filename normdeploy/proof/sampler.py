@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..graphs.unrounded import pieces
+from .budget import Work
 from .characters import Characters
 from .degree import Degree
 from .errors import NotProved, Why
@@ -47,6 +48,7 @@ class Draws:
     opaque: dict[tuple[object, int], int] = field(
         default_factory=dict
     )  # (an unknown function, its argument) -> its value
+    work: Work = field(default_factory=Work)  # of the whole proof
     length: int = BITS  # of the prime, in bits
     redraws: int = 0  # how often elements were drawn again, for want of a root
     flipped: bool = False  # whether roots of constants that are no small fractions have the other sign
@@ -139,6 +141,7 @@ class Sampler:
 
     def __init__(self, plan: Plan, draws: Draws, gf: Field | None, real: type = np.float64) -> None:
         self.plan, self.draws, self.gf, self.real = plan, draws, gf, real
+        self.work, self.bits = draws.work, 0 if gf is None else gf.p.bit_length()
 
     def constant(self, stored: Array | Held, narrow: bool = False) -> Value:
         """A constant of the file: a number where all its elements are one, else elements of their own (any, in the
@@ -185,6 +188,10 @@ class Sampler:
         labels = itertools.count()
         axes: Axes = tuple(tuple(Place(a, (key, next(labels))) for a in self.plan.atoms(s)) for s in shape)
         counts = tuple(self.plan.count(a) for axis in axes for a in axis)
+        if self.gf is None:
+            self.work.compute(DRAWS * math.prod(counts))
+        else:
+            self.work.multiply(DRAWS * math.prod(counts), self.bits)
         f = reals(counts)
         a = (
             None

@@ -120,7 +120,10 @@ def _whole_numbers(graph: Graph, node: gs.Node, known: dict[int, np.ndarray]) ->
         if shape is None:
             return
         attrs = graph.attrs(node)
-        sizes = shape[attrs.get("start", 0) : attrs.get("end")] if node.op == "Shape" else [_product(shape)]
+        try:
+            sizes = shape[attrs.get("start", 0) : attrs.get("end")] if node.op == "Shape" else [_product(shape)]
+        except OverflowError:
+            return
         made = np.empty(len(sizes), dtype=object)
         made[:] = sizes
         known[id(node.outputs[0])] = made if node.op == "Shape" else made.reshape(())

@@ -12,6 +12,7 @@ import onnx_graphsurgeon as gs
 from ..evaluate import evaluate
 from ..graphs.graph import Graph
 from ..graphs.region import EvaluationFailed, Region, concrete
+from .budget import Work
 from .errors import NotProved, Why
 from .folds import Computed
 from .machine import Machine
@@ -34,7 +35,7 @@ class Sides:
     ``graph``, ``nodes``: where the nodes after stand, to look at their constants and epsilons. ``expressions``: of a
     fold.
     ``held``: constants that were read, by the ids of their tensors: each is looked at once for all evaluations.
-    ``named``: lengths of axes that may stand for any.
+    ``named``: lengths of axes that may stand for any. ``work``: what all attempts to prove it have taken.
     """
 
     shapes: tuple[tuple[Size, ...], ...]
@@ -47,6 +48,7 @@ class Sides:
     expressions: Computed | None = None
     named: dict[int, Size] = field(default_factory=dict)
     held: dict[int, Held] = field(default_factory=dict, repr=False, compare=False)
+    work: Work = field(default_factory=Work, repr=False, compare=False)
 
     def of_any_length(self) -> Sides:
         """With the sizes of ``named`` in the shapes of the leaves."""

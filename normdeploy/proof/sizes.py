@@ -8,12 +8,13 @@ with strides: no name that a file may write is the symbol of one. Every symbol s
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 Monomial = tuple[str, ...]  # symbols in order, repeated for powers
+_TERMS = 2**12  # of a product: polynomials of sizes have a handful
+_FACTORS = 64  # of a term, as many as an array has axes
 UNKNOWN = "\0"  # begins the symbol of a size that the file has no name for
 
 
@@ -63,6 +64,15 @@ class Size:
         if len(self.terms) <= 1:
             c = self.terms[0][1] if self.terms else 0
             return c >= 0, c
+        if all(c > 0 for _, c in self.terms):
+            return True, sum(c for _, c in self.terms)
+        try:
+            return self._least_expanded()
+        except OverflowError:
+            # Too many terms to tell: nothing is said of its sign.
+            return False, 0
+
+    def _least_expanded(self) -> tuple[bool, int]:
         total = Size({})
         for monomial, c in self.terms:
             product = Size.of(c)
@@ -84,12 +94,14 @@ class Size:
             total = total + product
         return total
 
-    def filled(self, values: Mapping[str, int]) -> Size:
-        """The polynomial that is left where some symbols are numbers."""
+    def filled(self, values: Mapping[str, Size]) -> Size:
+        """The polynomial where some symbols are polynomials themselves."""
         total = Size({})
         for monomial, c in self.terms:
-            number = math.prod(values.get(s, 1) for s in monomial)
-            total = total + Size({tuple(s for s in monomial if s not in values): c * number})
+            product = Size({tuple(s for s in monomial if s not in values): c})
+            for s in monomial:
+                product = product * values[s] if s in values else product
+            total = total + product
         return total
 
     def __add__(self, other: int | Size) -> Size:
@@ -111,8 +123,14 @@ class Size:
 
     def __mul__(self, other: int | Size) -> Size:
         terms: dict[Monomial, int] = {}
+        other = Size.of(other)
+        if len(self.terms) * len(other.terms) > _TERMS or _length(self) + _length(other) > _FACTORS:
+            raise OverflowError(
+                f"too large: a size would have {len(self.terms) * len(other.terms):,} terms of up to"
+                f" {_length(self) + _length(other)} factors, and {_TERMS:,} of {_FACTORS} are followed at most"
+            )
         for m, c in self.terms:
-            for n, d in Size.of(other).terms:
+            for n, d in other.terms:
                 key = tuple(sorted(m + n))
                 terms[key] = terms.get(key, 0) + c * d
         return Size(terms)
@@ -155,6 +173,11 @@ class Size:
         )
 
 
+def _length(size: Size) -> int:
+    """Factors of the longest term."""
+    return max((len(monomial) for monomial, _ in size.terms), default=0)
+
+
 def _shown(symbol: str) -> str:
     return symbol.split(UNKNOWN)[1] if symbol.startswith(UNKNOWN) else symbol
 
@@ -185,7 +208,7 @@ def dim_size(dim: int | str | None, name: str) -> Size:
         return Size.unknown("a dim", dim)
     try:
         size = _parsed(ast.parse(dim, mode="eval").body)
-    except (SyntaxError, TypeError, ValueError, RecursionError):
+    except (SyntaxError, TypeError, ValueError, RecursionError, OverflowError):
         return Size.symbol(dim)
     return Size.unknown("a dim", dim) if (-size).not_negative else size
 

@@ -208,9 +208,16 @@ class _Walk:
     def _inputs(self, node: gs.Node) -> Sequence[int]:
         """Which inputs of a node the map would be handed on from; _Open where it is not."""
         graph, op = self.layers.graph, node.op
-        shapes = [graph.shape(t) or () for t in node.inputs]
         out = graph.shape(node.outputs[0]) or ()
         refused = _Open(node.outputs[0].name, f"{titled(node)} does not commute with it")
+        known = [graph.shape(t) for t in node.inputs]
+        # A factor or summand of unknown rank may vary along the channels, so it is not taken for one number. Of the
+        # other ops only the first input is data.
+        read = node.inputs if op in (*_SUMS, "Mul", "Div", "MatMul", "Concat") else node.inputs[:1]
+        unknown = next((t for t, shape in zip(read, known, strict=False) if shape is None), None)
+        if unknown is not None:
+            raise _Open(unknown.name, f"{titled(node)} reads {unknown.name!r}, whose rank the file does not state")
+        shapes = [shape or () for shape in known]
         if not is_standard(node) or not out or not isinstance(out[-1], int):
             raise refused
         last = len(out) - 1
@@ -263,7 +270,9 @@ class _Walk:
             raise _Open(node.outputs[0].name, f"{titled(node)} keeps a past of its values")
         if any(graph.is_output(o) for o in node.outputs[1:]):
             raise _Open(node.outputs[0].name, f"{titled(node)} gives its values as an output")
-        shape = graph.shape(node.inputs[2]) or ()
+        shape = graph.shape(node.inputs[2])
+        if shape is None:
+            raise _Open(node.outputs[0].name, f"the file does not state the rank of the values of {titled(node)}")
         heads = int(node.attrs.get("kv_num_heads", 0))
         if len(shape) == 3 and isinstance(shape[-1], int):
             if not heads or shape[-1] % heads:

@@ -72,8 +72,9 @@ def _data_param(graph: Graph, leaf: gs.Tensor, values: np.ndarray, index: np.nda
     t: gs.Tensor = leaf
     wanted = tuple(index.shape[a] for a in varies)
     while True:
-        size = tuple(d for d in graph.shape(t) or () if d != 1)
-        if len(size) == len(wanted):
+        shape = graph.shape(t)
+        size = tuple(d for d in shape or () if d != 1)
+        if shape is not None and len(size) == len(wanted):
             return Param(None, _vector(graph, t) if vector else t, varies)
         node = graph.producer(t)
         if node is None or node.op not in _SAME_ORDER:

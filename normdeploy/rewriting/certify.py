@@ -79,6 +79,8 @@ def certified(memo: Memo, rewrites: Sequence[Rewrite], expressions: Computed | N
         checked(sides, proof)
     except NotProved as e:
         return certificate_of(e)
+    except OverflowError as e:
+        return certificate_of(NotProved(Why.LIMIT, str(e)))
     return certificate_of(proof)
 
 

@@ -31,6 +31,7 @@ _POOLS = ("GlobalAveragePool", "AveragePool", "Sum", "Mean")
 _REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", *_POOLS, *_PRODUCTS})
 _NORMS = [op for op, row in STANDARD.items() if row.rescaled]
 _ARITHMETIC = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Add", "Sub", "Mul", "Div", "PRelu", *_NORMS})
+_DIGITS = 8  # binary digits of a number that bfloat16 holds, and every other type
 PATIENCE = 20.0  # seconds after which a run of the model before is ended, and four times as many for the one after
 
 
@@ -50,7 +51,8 @@ class Model:
     ) -> None:
         light, weights = detached(proto, fed=True)
         self._inputs = [v.name for v in light.graph.input if v.name not in {t.name for t in light.graph.initializer}]
-        self._parameters = {} if floating is None else _as_inputs(light) | _shaken(light, floating)
+        own = {} if floating is None else _as_inputs(light)
+        self._parameters = own if floating is None else own | _shaken(light, floating)
         self._stored: dict[str, np.ndarray] = {}
         self.values: dict[str, ort.OrtValue] = {}
         for name, stored in as_they_lie(light, {name: array(tensor) for name, tensor in weights.items()}).items():
@@ -62,6 +64,9 @@ class Model:
         for name in self._parameters:
             if name in self.values:
                 self._parameters[name] = self.values[name].numpy()
+        # A product with such a number, or a sum of integers and it, is not rounded, so it is not perturbed either: a
+        # Cast behind x·1 would tell every integer from the one below it.
+        self._exact = frozenset(name for name in own if _few_digits(self._parameters[name]))
         self._session, self._fed = equal.session(light, unread)
         self.outputs = [o.name for o in self._session.get_outputs()]
 
@@ -71,10 +76,17 @@ class Model:
         rng: np.random.Generator | None = None,
         by: float = 0.0,
         patience: float = PATIENCE,
+        *,
+        move_inputs: bool = True,
     ) -> list[Any]:
+        """Run the model on ``feeds``; with ``rng`` each parameter and reduction times 1 ± ``by`` at most.
+
+        ``move_inputs``: whether the inputs are perturbed, too.
+        """
         given = {name: feeds[name] for name in self._inputs} | self._parameters
+        still = self._exact if move_inputs else self._exact.union(self._inputs)
         values = {
-            name: equal.computable(_moved(value, rng, by) if rng is not None else value)
+            name: equal.computable(value if rng is None or name in still else _moved(value, rng, by))
             for name, value in given.items()
         }
         fed = self._fed | {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in values.items()}
@@ -153,6 +165,14 @@ def _shaken(light: onnx.ModelProto, floating: Mapping[str, int]) -> dict[str, np
         light.graph.ClearField("node")
         light.graph.node.extend(made)
     return shaken
+
+
+def _few_digits(value: np.ndarray) -> bool:
+    """Whether it is one number of at most `_DIGITS` binary digits, which every floating type holds."""
+    if value.size != 1 or value.dtype.kind in "biuSOU":
+        return False
+    number = float(value.reshape(-1)[0])
+    return math.isfinite(number) and (math.frexp(number)[0] * 2**_DIGITS).is_integer()
 
 
 def _moved(value: np.ndarray, rng: np.random.Generator, by: float) -> np.ndarray:

@@ -1,14 +1,17 @@
 """Two models side by side in onnxruntime, its optimizer off: whether they differ by more than rounding explains.
 
-They run at each dynamic dim's minimum, an odd size between and its maximum, on random inputs that the model takes. What
-rounding explains the model before says itself: its inputs, parameters and the results of its reductions are perturbed
-by up to 8u at random (u the unit roundoff of the coarsest type in it), and with d the largest change in an element's
-row (the last axis) and y the row's largest element
+They run at each dynamic dim's minimum, an odd size between and its maximum, on random inputs that the model takes; on
+inputs at which the graph's own constants act, and on −0, ±Inf and NaN (`normdeploy.graphs.edge_inputs`). What rounding
+explains the model before says itself: its inputs, parameters and the results of its reductions are perturbed by up to
+8u at random (u the unit roundoff of the coarsest type in it), and with d the largest change in an element's row (the
+last axis) and y the row's largest element
 
     |after − before| ≤ 4 · d + 6 · √N · u · |y|       N nodes; the second term as in `normdeploy.graphs.equal`
 
-Integers and the like may differ where they do so under perturbation. What is not finite before is not finite after, and
-the other way round. A difference is confirmed with more perturbations before it is believed.
+Integers and booleans may differ by as much as perturbations move an element of the row, and where nothing moves they
+are equal. At the inputs where constants act the inputs themselves are not perturbed: both models get the same bits, and
+x > 5 is decided alike. What is not finite before is not finite after, and the other way round. A difference is
+confirmed with more perturbations before it is believed.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ import onnx
 
 from ..graphs import equal
 from ..graphs.dims import Dims, evaluate_dim
+from ..graphs.edge_inputs import edge_values, special_values
+from ..graphs.edges import edges_of
 from ..graphs.inference import inferred
 from ..graphs.protos import may_draw
 from ..graphs.stated import STRING, stated_inputs
@@ -60,7 +65,9 @@ def specs_of(proto: onnx.ModelProto) -> list[InputSpec]:
     for stated in stated_inputs(proto.graph):
         if stated.dtype in ("", STRING):
             raise _NotComparable(f"the input {stated.name!r} is no tensor of numbers")
-        shape = tuple(Dim.static(d) if isinstance(d, int) else Dim(d, *_BARE) for d in stated.dims or ())
+        if stated.dims is None:
+            raise _NotComparable(f"the file does not state the rank of its input {stated.name!r}")
+        shape = tuple(Dim.static(d) if isinstance(d, int) else Dim(d, *_BARE) for d in stated.dims)
         specs.append(InputSpec(stated.name, stated.dtype, shape))
     return specs
 
@@ -101,6 +108,12 @@ class _Seen:
     outputs: list[Any]
     moved: list[np.ndarray | None] = field(default_factory=list)  # by output, None where it is no array
     draws: int = 0
+    kind: str = ""  # of the inputs, where they are no ordinary ones
+    move_inputs: bool = True
+
+    @property
+    def at(self) -> str:
+        return f"{_sizes_text(self.sizes)}{self.kind}"
 
 
 def _beyond(shapes: Mapping[str, Dims], sizes: Mapping[str, int]) -> str | None:
@@ -144,6 +157,7 @@ class Reference:
             floating = {name: kind for name, (kind, _) in known.items() if kind is not None and kind in FLOATING}
             self._model = Model(before, floating=floating)
             self._may_draw = may_draw(before)
+            self._edges = edges_of(before)
             self._run_all()
         except _NotComparable as e:
             self.failed = str(e)
@@ -183,11 +197,46 @@ class Reference:
             spent += needed
             paces.append((elements, seconds))
             self._seen.append(_Seen(dict(sizes), feeds, outputs, [_still(value) for value in outputs]))
+            if not paces[:-1] or _SECONDS - spent > 2 * needed:
+                spent += self._look_at_edges(sizes, number, budget=_SECONDS - spent, pace=seconds)
         if not self._seen:
             raise _NotComparable(f"it runs at none of the sizes tried: {'; '.join(missing)}")
         if missing:
-            compared = "; ".join(_sizes_text(s.sizes) for s in self._seen)
+            compared = "; ".join(dict.fromkeys(_sizes_text(s.sizes) for s in self._seen))
             self.notes.append(f"the whole model was compared at {compared}, and not at {'; '.join(missing)}")
+
+    def _look_at_edges(self, sizes: Mapping[str, int], number: int, budget: float, pace: float) -> float:
+        """Run the model before where its constants act, and on numbers that are none; the seconds that took.
+
+        The model may refuse such inputs (an index beyond a table): then they are not compared. A run of more than a
+        part of ``budget`` is not worth a second one.
+        """
+        if 2 * _RUNS * pace > budget:
+            self._note(
+                f"the whole model was compared at random inputs alone, and not where its constants act: a run takes"
+                f" {pace:.2g} s"
+            )
+            return 0.0
+        spent = 0.0
+        edges = self._edges
+
+        def at_edges(spec: InputSpec, rng: np.random.Generator) -> np.ndarray:
+            return edge_values(spec, edges, rng, sizes)
+
+        def special(spec: InputSpec, rng: np.random.Generator) -> np.ndarray:
+            return special_values(spec, rng, sizes)
+
+        for kind, draw in ((" where its constants act", at_edges), (" with NaN and Inf", special)):
+            rngs = [np.random.default_rng([number, i, len(kind)]) for i in range(len(self.specs))]
+            feeds = {spec.name: draw(spec, rng) for spec, rng in zip(self.specs, rngs, strict=True)}
+            try:
+                outputs, seconds = self._timed(feeds)
+            except Exception:
+                continue
+            spent += _RUNS * seconds
+            still = [_still(value) for value in outputs]
+            self._seen.append(_Seen(dict(sizes), feeds, outputs, still, kind=kind, move_inputs=False))
+        return spent
 
     def _timed(self, feeds: Mapping[str, np.ndarray], patience: float = PATIENCE) -> tuple[list[Any], float]:
         """What the model before makes of ``feeds``, and how many seconds of processor time that took.
@@ -234,21 +283,19 @@ class Reference:
         try:
             outputs = model.run(seen.feeds, patience=4 * PATIENCE)
         except Exception as e:
-            message = (
-                f"at {_sizes_text(seen.sizes)} the result does not run in onnxruntime, where the model before does:"
-                f" {short(e)}"
-            )
+            message = f"at {seen.at} the result does not run in onnxruntime, where the model before does: {short(e)}"
             return Difference(message, seen.sizes, True)
         for draws in _PERTURBED:
             self._perturb(seen, draws)
             message = self._compared(seen, outputs)
             if not message:
                 return None
-        return Difference(f"at {_sizes_text(seen.sizes)} {message}", seen.sizes)
+        return Difference(f"at {seen.at} {message}", seen.sizes)
 
     def _perturb(self, seen: _Seen, draws: int) -> None:
         for number in range(seen.draws, draws):
-            outputs = self._model.run(seen.feeds, np.random.default_rng([99, number]), _UNITS * self._unit)
+            rng = np.random.default_rng([99, number])
+            outputs = self._model.run(seen.feeds, rng, _UNITS * self._unit, move_inputs=seen.move_inputs)
             for i, (old, new) in enumerate(zip(seen.outputs, outputs, strict=True)):
                 if (moved := seen.moved[i]) is not None:
                     seen.moved[i] = (
@@ -268,8 +315,9 @@ class Reference:
                     f" {old.dtype}{list(old.shape)}"
                 )
             apart = _apart(old, new)
-            bound = 4 * _row_largest(moved)
-            if old.dtype.kind == "f":
+            floating = old.dtype.kind == "f"
+            bound = (4 if floating else 1) * _row_largest(moved)
+            if floating:
                 bound = bound + self._relative * _row_largest(
                     np.nan_to_num(np.abs(old.astype(np.float64)), nan=0.0, posinf=0.0)
                 )
@@ -278,9 +326,7 @@ class Reference:
                 at = np.unravel_index(int(np.argmax(np.where(beyond, apart, 0.0))), apart.shape) if apart.ndim else ()
                 place = f" at {[int(i) for i in at]}" if at else ""
                 explained = (
-                    f", and rounding explains {float(np.broadcast_to(bound, apart.shape)[at]):.2g}"
-                    if old.dtype.kind == "f"
-                    else ""
+                    f", and rounding explains {float(np.broadcast_to(bound, apart.shape)[at]):.2g}" if floating else ""
                 )
                 return f"the output {name!r} is {new[at]}{place}, where it was {old[at]} before{explained}"
         return ""
@@ -302,8 +348,11 @@ def _still(value: Any) -> np.ndarray | None:
 
 
 def _apart(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """|old − new| of each element; infinite where one alone is not finite, or where they are no floats and not
+    """|old − new| of each element; infinite where one alone is not finite, or where they are no numbers and not
     equal."""
+    if old.dtype.kind in "iub":
+        # Integers of 64 bits may be closer than float64 tells, so equal ones are compared as they are.
+        return np.where(old == new, 0.0, np.maximum(np.abs(old.astype(np.float64) - new.astype(np.float64)), 1.0))
     if old.dtype.kind != "f":
         return np.where(old == new, 0.0, np.inf)
     with np.errstate(all="ignore"):

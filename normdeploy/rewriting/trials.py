@@ -96,11 +96,14 @@ def _battery(
 ) -> tuple[tuple[np.ndarray, tuple[str, ...]], ...]:
     rng = np.random.default_rng(11)
     layout = Fit(shape, axes, split, block, True, epsilon, np.ones(()), np.zeros(()))
-    order, groups = list(PATTERNS), math.prod(shape) // layout.n
+    order, n = list(PATTERNS), layout.n
+    groups = math.prod(shape) // n
     made: list[tuple[np.ndarray, tuple[str, ...]]] = []
     for start in range(0, len(order), groups):
         names = tuple(order[(start + g) % len(order)] for g in range(groups))
-        x = layout.arrange(np.array([PATTERNS[name](rng, layout.n, epsilon) for name in names]))
+        # Of many groups the first ones are drawn, and the others are the same again.
+        rows = np.array([PATTERNS[name](rng, n, epsilon) for name in names[: _GROUPS * len(order)]])
+        x = layout.arrange(np.resize(rows, (groups, n)))
         x.setflags(write=False)
         made.append((x, names))
     return tuple(made)
@@ -132,4 +135,5 @@ def fold_case(rewrite: Rewrite, windows: Sequence[tuple[int, ...] | None]) -> tu
 
 
 _MOST = 2**20  # elements of an input that a fold is tried on
+_GROUPS = 256  # of each pattern that are drawn
 _FEW = 2**16  # elements of inputs that are kept for the next norm

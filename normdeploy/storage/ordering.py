@@ -66,20 +66,20 @@ def _order(holder: onnx.GraphProto | onnx.FunctionProto) -> list[int] | None:
         for name in node.output:
             if name and name not in given:  # a name that is written twice is for `require_order` to refuse
                 made.setdefault(name, i)
-    if all(made.get(name, -1) < i for i, node in enumerate(holder.node) for name in _reads(node)):
+    if all(made.get(name, -1) < i for i, node in enumerate(holder.node) for name in reads(node)):
         return None
-    above = [{made[name]: name for name in _reads(node) if name in made} for node in holder.node]
+    above = [{made[name]: name for name in reads(node) if name in made} for node in holder.node]
     return _sorted(holder.node, above)
 
 
-def _reads(node: onnx.NodeProto) -> Iterator[str]:
+def reads(node: onnx.NodeProto) -> Iterator[str]:
     """The names that a node reads, those that its bodies take from outside among them: they may call their own as
     others are called."""
     yield from node.input
     for attribute in node.attribute:
         for body in graphs(attribute):
             own = {t.name for t in (*body.input, *body.initializer)} | {o for n in body.node for o in n.output}
-            yield from {*(o.name for o in body.output), *(name for n in body.node for name in _reads(n))} - own
+            yield from {*(o.name for o in body.output), *(name for n in body.node for name in reads(n))} - own
 
 
 def _sorted(nodes: Sequence[onnx.NodeProto], above: Sequence[dict[int, str]]) -> list[int]:

@@ -225,12 +225,12 @@ def test_an_epsilon_of_a_scaled_variance_is_half_an_ulp_from_the_exact_one(
 
 
 def test_many_roots_are_looked_at_in_a_larger_field() -> None:
-    """A channel axis and three of places of one length, too short to be told apart: each place has a root of its
+    """Seven axes beside that of the channels, of which two points each are looked at: each place has a root of its
     own."""
     body = """u = ReduceMean(x, one) d = Sub(x, u) q = Mul(d, d) v = ReduceMean(q, one) e = Add(v, eps) r = Sqrt(e)
     before = Div(d, r)
-        t = Transpose <perm = [0, 2, 3, 4, 1]> (x) n = LayerNormalization <axis = -1, epsilon = 1e-5> (t, wide)
-        after = Transpose <perm = [0, 4, 1, 2, 3]> (n)"""
-    found = proved(body, shape="3, 4, 4, 4, 4", one=np.array([1]), eps=1e-5, wide=np.ones(4))
+        t = Transpose <perm = [0, 2, 3, 4, 5, 6, 7, 1]> (x) n = LayerNormalization <axis = -1, epsilon = 1e-5> (t, wide)
+        after = Transpose <perm = [0, 7, 1, 2, 3, 4, 5, 6]> (n)"""
+    found = proved(body, shape="3, 4, 5, 5, 6, 6, 7, 7", one=np.array([1]), eps=1e-5, wide=np.ones(4))
     assert found.roots > 100
     assert found.bits >= 80

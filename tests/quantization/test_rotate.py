@@ -484,3 +484,25 @@ def test_a_closure_that_lets_an_op_through_is_seen(op: str, monkeypatch: pytest.
             except AssertionError:
                 wrong += 1
     assert wrong
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"second sum": "x1s = Mul(x1, f) x2 = Add(x1s, a1)"},
+        {"second sum": "x1s = Div(x1, f) x2 = Add(x1s, a1)"},
+        {"second sum": "t = Add(x1, a1) x2 = Mul(f, t)"},
+        {"first sum": "x1 = Add(x0, f)"},
+    ],
+)
+def test_a_factor_of_unknown_rank_is_not_taken_for_one_number(changed: dict[str, str]) -> None:
+    """It may be a vector along the channels, which no rotation passes."""
+    before = transformer("rms", changed, f"{INPUTS}, float f", OUTPUTS)
+    next(v for v in before.graph.input if v.name == "f").type.tensor_type.ClearField("shape")
+    after, told = rotated(before)
+    streams_told = [m for m in told if m.kind == "rotate"]
+    assert any(m.status == "refused" and "whose rank the file does not state" in m.reason for m in streams_told)
+    # What is rotated still gives the same where f is a vector.
+    fed = {"ids": np.arange(8).reshape(2, 4) % WORDS, "f": np.linspace(0.5, 2, WIDTH, dtype=np.float32)}
+    right, made = (next(iter(File64Runner(proto).infer(fed).values())) for proto in (before, after))
+    assert np.allclose(right, made, rtol=1e-5, atol=1e-5)

@@ -475,3 +475,62 @@ def test_a_model_that_draws_random_numbers_is_not_compared(slow: bool, monkeypat
     for _ in range(3):
         found = normdeploy.optimize(proto)
         assert any("it draws random numbers" in note for note in found.notes)
+
+
+CONSTANTS = {"five": np.float32(5), "nine": np.float32(9), "hundred": np.float32(100), "one": np.float32(1)}
+
+
+def compared(before: str, after: str, kind: str = "float", made: str = "float") -> str:
+    """What the comparison of two bodies says, "" where they are the same."""
+    pair = [net(f"g ({kind}[b, 4] x) => ({made}[b, 4] y) {{ {body} }}", CONSTANTS) for body in (before, after)]
+    reference = side_by_side.Reference(pair[0], side_by_side.specs_of(pair[0]))
+    assert not reference.failed
+    difference = reference.difference(pair[1])
+    return "" if difference is None else difference.message
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("y = Clip(x, five, nine)", "y = Max(x, five)"),
+        ("m = Greater(x, hundred) y = Where(m, one, x)", "y = Identity(x)"),
+        ("m = Greater(x, hundred) y = Where(m, one, x)", "m = GreaterOrEqual(x, hundred) y = Where(m, one, x)"),
+        ("y = Relu(x)", "n = IsNaN(x) z = Sub(one, one) r = Relu(x) y = Where(n, z, r)"),
+        ("d = Mul(x, nine) m = Less(d, hundred) y = Where(m, d, one)", "y = Mul(x, nine)"),
+    ],
+)
+def test_a_difference_that_normal_inputs_seldom_show_is_found(before: str, after: str) -> None:
+    said = compared(before, after)
+    assert "where its constants act" in said or "NaN and Inf" in said
+
+
+@pytest.mark.parametrize(("after", "expected"), [("one", ""), ("five", "is 5")])
+def test_integers_behind_a_cast_are_equal_where_nothing_moves(after: str, expected: str) -> None:
+    """1 as an integer and 5: a perturbed factor of 1 told every integer from the one below it, and any was taken."""
+    body = "f = Cast <to = 1> (x) z = Mul(f, {}) o = Clip(z, {}, {}) y = Cast <to = 7> (o)"
+    said = compared(body.format("one", "one", "one"), body.format("one", after, after), "int64", "int64")
+    assert expected in said
+    assert bool(said) == bool(expected)
+
+
+def test_integers_that_rounding_moves_may_differ_by_as_much() -> None:
+    """9x floored may move by 1 under perturbation, so 9x + 2 is another function."""
+    before = "d = Mul(x, nine) f = Floor(d) y = Cast <to = 7> (f)"
+    shifted = "d = Mul(x, nine) e = Add(d, one) h = Add(e, one) f = Floor(h) y = Cast <to = 7> (f)"
+    assert not compared(before, before, made="int64")
+    assert compared(before, shifted, made="int64")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8])
+def test_an_initializer_that_nothing_reads_does_not_stop_the_comparison(dtype: type) -> None:
+    """onnxruntime drops it while it loads the model, and refused the value that it was given for it."""
+    proto = norms(1)
+    proto.graph.initializer.append(numpy_helper.from_array(np.zeros(4096, dtype), "unread"))
+    assert not side_by_side.Reference(proto, side_by_side.specs_of(proto)).failed
+    assert not normdeploy.optimize(proto).notes
+
+
+def test_an_input_of_unknown_rank_is_not_drawn_as_a_scalar() -> None:
+    proto = norms(1)
+    proto.graph.input[0].type.tensor_type.ClearField("shape")
+    assert "does not state the rank" in side_by_side.Reference(proto, []).failed
