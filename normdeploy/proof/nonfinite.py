@@ -46,7 +46,8 @@ def patterns(places: Sequence[int]) -> list[Pattern]:
         for i in range(1, places[leaf])
     ]
     rows = [(name, ((leaf, number, -1),)) for leaf in leaves for name, number in (("constant", 0.5), ("zero", 0.0))]
-    every = [("nan", ((leaf, np.nan, -1),)) for leaf in leaves]
+    # A guard may find a whole row of Inf to be constant, and hide what one Inf in it shows.
+    every = [(str(b), ((leaf, b, -1),)) for leaf in leaves for b in bad]
     return [("normal", ()), *rows, *one, *two, *every]
 
 
@@ -203,8 +204,8 @@ def evaluated(
         try:
             with evaluate.quiet():
                 places = _places(sides, plan)
-                for shape in sides.shapes:
-                    m.work.compute(len(looked) * math.prod(plan.count(a) for size in shape for a in plan.atoms(size)))
+                for leaf in sides.shapes:
+                    m.work.compute(len(looked) * math.prod(plan.count(a) for size in leaf for a in plan.atoms(size)))
                 leaves = [
                     m.leaf(i, shape, partial(_reals, looked, i, places[i])) for i, shape in enumerate(sides.shapes)
                 ]

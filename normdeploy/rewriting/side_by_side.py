@@ -44,6 +44,7 @@ _LARGEST = 2**24  # input elements
 _INNER = 2**28  # elements of any tensor, as far as its shape is stated
 _PERTURBED = (0, 1, 9)  # perturbed runs at each size: more where the results differ by more than those so far explain
 _UNITS = 8
+_SPECIAL = " with NaN and Inf"
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ class Reference:
         def special(spec: InputSpec, rng: np.random.Generator) -> np.ndarray:
             return special_values(spec, rng, sizes)
 
-        for kind, draw in ((" where its constants act", at_edges), (" with NaN and Inf", special)):
+        for kind, draw in ((" where its constants act", at_edges), (_SPECIAL, special)):
             rngs = [np.random.default_rng([number, i, len(kind)]) for i in range(len(self.specs))]
             feeds = {spec.name: draw(spec, rng) for spec, rng in zip(self.specs, rngs, strict=True)}
             try:
@@ -253,8 +254,14 @@ class Reference:
                 raise _TooLong from None
             raise
 
-    def difference(self, after: onnx.ModelProto, only: Mapping[str, int] | None = None) -> Difference | None:
-        """The first difference that rounding can't explain, None where there is none. ``only``: at these sizes."""
+    def difference(
+        self, after: onnx.ModelProto, only: Mapping[str, int] | None = None, *, gains: bool = False
+    ) -> Difference | None:
+        """The first difference that rounding can't explain, None where there is none.
+
+        ``only``: at these sizes. ``gains``: a certificate says that an infinite input gives NaN where it gave a number
+        before, so that is no difference at inputs that hold Inf.
+        """
         try:
             model = Model(after, self._model)
         except Exception as e:
@@ -265,7 +272,7 @@ class Reference:
             if only is not None and seen.sizes != only:
                 continue
             try:
-                worst = self._at(seen, model)
+                worst = self._at(seen, model, gains=gains and seen.kind == _SPECIAL)
             except MemoryError:  # of numpy, which computes in float64: the models themselves ran
                 self._note(
                     f"the whole model was not compared at {_sizes_text(seen.sizes)}: there is not enough memory for it"
@@ -279,12 +286,14 @@ class Reference:
         if text not in self.notes:
             self.notes.append(text)
 
-    def _at(self, seen: _Seen, model: Model) -> Difference | None:
+    def _at(self, seen: _Seen, model: Model, *, gains: bool) -> Difference | None:
         try:
             outputs = model.run(seen.feeds, patience=4 * PATIENCE)
         except Exception as e:
             message = f"at {seen.at} the result does not run in onnxruntime, where the model before does: {short(e)}"
             return Difference(message, seen.sizes, True)
+        if gains:
+            outputs = [_without_gains(old, new) for old, new in zip(seen.outputs, outputs, strict=True)]
         for draws in _PERTURBED:
             self._perturb(seen, draws)
             message = self._compared(seen, outputs)
@@ -359,6 +368,13 @@ def _apart(old: np.ndarray, new: np.ndarray) -> np.ndarray:
         a, b = old.astype(np.float64), new.astype(np.float64)
         one = np.isfinite(a) != np.isfinite(b)
         return np.where(one, np.inf, np.where(np.isfinite(a), np.abs(a - b), 0.0))
+
+
+def _without_gains(old: Any, new: Any) -> Any:
+    """``new`` with the numbers of ``old`` where it alone is not finite."""
+    if not isinstance(old, np.ndarray) or old.dtype.kind != "f" or old.shape != np.shape(new):
+        return new
+    return np.where(np.isfinite(old) & ~np.isfinite(new), old, new).astype(new.dtype)
 
 
 def _row_largest(values: np.ndarray) -> np.ndarray:

@@ -62,7 +62,7 @@ def settled(
     reference = Reference(before, specs)
     if reference.failed:
         return made, [f"the whole model was not compared: {reference.failed}"], False
-    difference = reference.difference(made[0])
+    difference = reference.difference(made[0], gains=_gains(made))
     if difference is None:
         return made, reference.notes, True
     if difference.fails and not loads:
@@ -70,7 +70,7 @@ def settled(
     left: dict[Step, Finding] = {}
     if tidy is not None:
         made = make(left)
-        difference = reference.difference(made[0])
+        difference = reference.difference(made[0], gains=_gains(made))
     while difference is not None:
         steps = {step: finding for step, finding in made[2] if step not in left}
         if not steps:
@@ -81,16 +81,21 @@ def settled(
         blamed = _blamed(reference, make, left, steps, difference) if len(left) < _SEARCHES else list(steps)
         left |= {step: undone(steps[step], f"{difference.message}; without it that is not so") for step in blamed}
         made = make(left)
-        difference = reference.difference(made[0])
+        difference = reference.difference(made[0], gains=_gains(made))
     if strict:
         require_kept(made[1].findings)
     if tidy is None:
         return made, reference.notes, True
     tidied = tidy(made[0])
-    wrong = reference.difference(tidied)
+    wrong = reference.difference(tidied, gains=_gains(made))
     if wrong is not None:
         return made, [*reference.notes, f"the graph was left unsimplified: {wrong.message}"], True
     return (tidied, *made[1:]), reference.notes, True
+
+
+def _gains(made: Made) -> bool:
+    """Whether a certificate says that an infinite input gives NaN where it gave a number before."""
+    return any(f.certificate is not None and f.certificate.gains for f in made[1].findings)
 
 
 def _blamed(
@@ -104,8 +109,8 @@ def _blamed(
     order = list(steps)
 
     def differs(first: int) -> bool:
-        proto, *_ = make({**left, **{step: steps[step] for step in order[first:]}})
-        return reference.difference(proto, only=difference.sizes) is not None
+        fewer = make({**left, **{step: steps[step] for step in order[first:]}})
+        return reference.difference(fewer[0], only=difference.sizes, gains=_gains(fewer)) is not None
 
     if differs(0):
         return order

@@ -170,6 +170,12 @@ def test_a_guard_of_constant_rows_does_nothing() -> None:
     proved(FLAX + NODE, zero=0.0)
 
 
+def test_a_guard_that_takes_rows_of_inf_for_constant_gains_nan() -> None:
+    """Without a look at what is finite, a whole row of Inf is 0 before, and NaN as a norm's node."""
+    assert not proved(FLAX + NODE, zero=0.0).gains
+    assert proved(FLAX.replace("at = And(flat, finite)", "at = Identity(flat)") + NODE, zero=0.0).gains
+
+
 BROKEN = {
     "another number": FLAX.replace("Where(at, zero,", "Where(at, one,"),
     "another condition": FLAX.replace("flat = Equal(low, top)", "flat = Equal(low, zero)"),
