@@ -9,6 +9,8 @@ once.
 **Nothing hidden.** Both sides give NaN and Inf for the same inputs, far, infinite and NaN ones among them. So e^x/(1 +
 e^x) stays, which is NaN where e^x overflows.
 
+**No digit lost.** onnxruntime runs both sides where the activation acts (`normdeploy.rewriting.acting`).
+
 **Where.** In a file whose opset has the op; where it has not, it stays as it is. onnxruntime's kernels of these ops
 take at most the time of what they replace (`benchmarks.activations`). Not among them are Mish and Softplus, whose
 kernel takes five times as long as Exp, Add and Log; Swish, as Sigmoid and Mul become a kernel for SiLU; and Sigmoid by
@@ -31,6 +33,7 @@ from ..graphs.graph import Graph
 from ..graphs.region import EvaluationFailed, Refusal, compile_region
 from ..proof.pointwise import ALGEBRA, ATOMS, ONE, Form, Ratio, S, X, form_of
 from ..records import Finding
+from .acting import is_accurate
 from .sealed import seals
 from .work import Work
 
@@ -176,6 +179,7 @@ def write(work: Work, node: gs.Node) -> None:
             saved > (best[0] if best else 0)
             and (nodes := _nodes(graph, node_form, x, y)) is not None
             and _alike(graph, x, y, nodes)
+            and is_accurate(graph, form, x, y, nodes)
         ):
             best = (saved, y, nodes, node_form)
     if best is None:

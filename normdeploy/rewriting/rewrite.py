@@ -355,6 +355,8 @@ def _rounding(work: Work) -> None:
         assert finding.certificate is not None
         certificate = rounding.with_rounding(finding.certificate, verdict)
         notes, proved = finding.notes, finding.proved
+        if verdict.missing and verdict.missing not in notes:
+            notes = (*notes, verdict.missing)
         if certificate.rounding_after is not None and "onnxruntime run" not in proved:
             proved = (*proved, "onnxruntime run")
         if certificate.rounding_ok is False:

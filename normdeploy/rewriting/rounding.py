@@ -74,13 +74,15 @@ class Trial:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a trial's worst group came to. ``gross`` says why the rewrite can't stay, "" where it can."""
+    """What a trial's worst group came to. ``gross`` says why the rewrite can't stay, "" where it can; ``missing`` why
+    nothing was compared, "" where the three figures are there."""
 
     before: float | None
     after: float | None
     allowed: float | None
     note: str = ""
     gross: str = ""
+    missing: str = ""
 
 
 def bound(x: np.ndarray, y: np.ndarray, epsilon: float, centered: bool, gamma: float, unit: float) -> np.ndarray:
@@ -294,14 +296,13 @@ def _stands_in(array: np.ndarray) -> bool:
 
 
 def _judge(t: Trial, before: Any, after: Any) -> Verdict:
-    notes = [v for v in (before, after) if isinstance(v, str)]
     if isinstance(after, str):
         return Verdict(None, None, None, after, "" if isinstance(before, str) else f"{after}; it runs the nodes before")
+    if isinstance(before, str):
+        return _not_compared(f"the nodes before: {before}")
     ref = t.rows(t.reference)
 
     def errors(value: Any) -> np.ndarray:
-        if isinstance(value, str):
-            return np.full(len(ref), np.inf)
         difference = t.rows(np.asarray(value, dtype=np.float64)) - ref
         np.abs(difference, out=difference)
         difference[np.isnan(difference)] = np.inf
@@ -312,14 +313,23 @@ def _judge(t: Trial, before: Any, after: Any) -> Verdict:
         was, now = errors(before), errors(after)
         allowed = np.maximum(2 * was, t.expected)
         excess = np.where(np.isinf(allowed), 0.0, now / np.maximum(allowed, 1e-300))
-        worst, gross = int(np.argmax(excess)), ""
+        # A group in which the nodes before answer no number allows any error: it compares nothing.
+        told = np.isfinite(allowed)
+        if not told.any():
+            return _not_compared("in onnxruntime the nodes before answer NaN or Inf where float64 gives numbers")
+        worst, gross = int(np.argmax(np.where(told, excess, -1.0))), ""
         if (t.ordinary & (excess > GROSS)).any():
             at = int(np.argmax(np.where(t.ordinary, excess, 0.0)))
             gross = (
                 f"its error in onnxruntime is {now[at]:.2g} at ordinary inputs, where that of the nodes before is"
                 f" {was[at]:.2g} and {GROSS} times {allowed[at]:.2g} are allowed"
             )
-    return Verdict(float(was[worst]), float(now[worst]), float(allowed[worst]), notes[0] if notes else "", gross)
+    return Verdict(float(was[worst]), float(now[worst]), float(allowed[worst]), gross=gross)
+
+
+def _not_compared(why: str) -> Verdict:
+    missing = f"the rounding was not compared: {why}"
+    return Verdict(None, None, None, note=missing, missing=missing)
 
 
 def _short(e: Exception) -> str:

@@ -293,3 +293,31 @@ def test_the_last_line_counts_them() -> None:
         console, optimize(graph(f"{NEW_GELU.replace('y =', 'g =')} b = Abs(g) i = Add(b, one) y = Div(g, i)"))[1]
     )
     assert "2 activations as one node each" in console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("low", "width", "becomes"),
+    [
+        (-3.0, 6.0, ["HardSigmoid"]),
+        (1.0, 2.0, ["HardSigmoid"]),
+        (1e5, 100.0, ["Clip", "Sub", "Div"]),
+        (1.7e9, 86400.0, ["Clip", "Sub", "Div"]),
+        (-3e6, 3.0, ["Clip", "Sub", "Div"]),
+    ],
+)
+@pytest.mark.parametrize("body", ["c = Clip(x, lo, hi) d = Sub(c, lo) y = Div(d, w)"])
+def test_a_clamp_far_from_zero_keeps_its_digits(body: str, low: float, width: float, becomes: list[str]) -> None:
+    """A time of day in seconds since 1970: alpha·x and beta of HardSigmoid would cancel, 0.04 instead of 3e-8."""
+    lo, hi = np.float32(low), np.float32(low + width)
+    proto = graph(body, lo=float(lo), hi=float(hi), w=float(hi - lo))
+    after = optimize(proto)[0]
+    assert ops(after) == becomes
+    x = np.linspace(float(lo), float(hi), 400).astype(np.float32).reshape(100, 4)
+    exact = (x.astype(np.float64) - lo) / (float(hi) - float(lo))
+    errors = [float(np.abs(run_onnxruntime(p, {"x": x})[0] - exact).max()) for p in (proto, after)]
+    assert errors[1] <= max(2 * errors[0], 8 * 2.0**-24)
+
+
+def test_a_gated_clamp_far_from_zero_keeps_its_digits() -> None:
+    body = "c = Clip(x, lo, hi) d = Sub(c, lo) e = Div(d, w) y = Mul(x, e)"
+    assert ops(optimize(graph(body, lo=1e5, hi=1e5 + 100, w=100.0))[0]) == ["Clip", "Sub", "Div", "Mul"]
