@@ -14,6 +14,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
+from ..errors import GraphError
 from ..evaluate.core import is_quantized_type
 from ..storage.held import Weights, holdable, refer
 from ..storage.protos import copy_field
@@ -236,6 +237,16 @@ class Graph(FileGraph):
             proto.metadata_props.extend(origin.metadata_props)
             proto.doc_string = origin.doc_string
         return proto
+
+    def file_tensor(self, t: gs.Tensor) -> onnx.TensorProto | None:
+        """The initializer of the file that ``t`` is, None of what is computed or new.
+
+        Raises:
+            GraphError: it is sparse, which nothing here reads.
+        """
+        if any(t.name == sparse.values.name for sparse in self.proto.graph.sparse_initializer):
+            raise GraphError(f"the initializer {t.name!r} is sparse")
+        return self._initializers.get(t.name)
 
     def tensor_proto(self, t: gs.Constant) -> onnx.TensorProto:
         """An initializer of the file as it stood there (graphsurgeon can't pack 4 bits again that it has unpacked), or

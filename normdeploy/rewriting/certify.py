@@ -24,6 +24,7 @@ from ..proof.sampler import Held, told_apart
 from ..proof.sides import of_regions
 from ..proof.sizes import Size, dim_size
 from ..records import Certificate, Finding
+from .file_bytes import require_as_in_file
 
 _LONG = 4  # places of an axis whose length may be any
 _FEW = 4  # elements of a constant that is part of a region's template (`graphs.region`)
@@ -54,6 +55,7 @@ def certified(memo: Memo, rewrites: Sequence[Rewrite], expressions: Computed | N
     """
     try:
         constants = list(_constants([region for r in rewrites for region in (r.before, r.after)], expressions))
+        require_as_in_file(rewrites[0].before.graph, [node.inputs[i] for node, i in constants])
         sides = of_regions([r.before for r in rewrites], [r.after for r in rewrites], expressions)
         sides = replace(sides, held=_read(rewrites[0].before.graph, constants))
         read = [*rewrites[0].before.leaves, *(() if expressions is None else expressions.leaves)]
