@@ -14,7 +14,9 @@ from .. import ranges, runnable
 from ..arguments import Onnx, check_output, prepared
 from ..choices import TENSORRT
 from ..errors import GraphError
+from ..file_inputs import file_inputs
 from ..graphs import simplify as cleaner
+from ..graphs.inference import drop_contradictions
 from ..log import norms
 from ..precision import precision as half
 from ..proof.reshapes import resolve_reshapes
@@ -53,6 +55,7 @@ def optimize(
     compare_limit: int = whole.LIMIT,
     simplify: bool = True,
     dims: Sequence[str] = (),
+    stated_inputs: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> ExportResult:
     """Fuse and fold the normalizations of an ONNX model from anywhere, and clean up the rest.
@@ -75,6 +78,9 @@ def optimize(
         dims: ranges of dynamic dims, ``batch=1:8:64`` (min:opt:max), which the result records for ``run``, ``bench``,
             ``build`` and ``package``; those of the others must be recorded already, or follow from a table that
             positions along them index.
+        stated_inputs: sizes and values of inputs, ``ids:int64[batch,seq]{0:30522}``; or values alone, ``sr=16000``,
+            ``ids=0:30522`` or ``ids=samples.npy``, whose range is taken. The whole model is compared on them, and
+            half precision and quantization generate them.
         progress: called with (stage, done, total); total is 0 where it is not known.
 
     Raises:
@@ -97,6 +103,7 @@ def optimize(
             else partial(load_onnx, cast("PathLike", source))
         )
         proto, weights = lifted(read())
+        contradictions = drop_contradictions(proto)
         first = fuse if wish is None else "standard"  # of a quantized file `joined` writes the ops that are joined
         wanted = Wanted(
             target,
@@ -115,6 +122,9 @@ def optimize(
                 raise
             inputs = ()
         inputs, hints = ranges.described(proto, inputs, dims)
+        if stated_inputs:
+            label = proto.graph.name or "the model" if isinstance(source, onnx.ModelProto) else Path(source).name
+            inputs, _, _ = file_inputs(proto, stated_inputs, dims, label, inputs)
     with stage("norms"):
         before = proto if whole.weight(proto) <= compare_limit else None
         proto, summary, taken = rewrite.optimized(proto, wanted, strict)
@@ -135,6 +145,7 @@ def optimize(
             notes += ["the graph was not cleaned up: nothing says that it would stay the same"] if simplify else []
             runnable.require_as_before(proto, read, runtime)
     summary = replace(summary, nodes_after=len(proto.graph.node), ops_after=rewrite.op_counts(proto))
+    hints += [f"a stated shape was dropped: {each}" for each in contradictions]
     notes = [*hints, *notes, *([NOT_MEASURED] if provider == "cuda" else [])]
     if strict_proof:
         rewrite.require_exact(summary.findings)

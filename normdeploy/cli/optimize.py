@@ -17,6 +17,7 @@ from .options import (
     DynamicOption,
     FuseOption,
     HtmlFile,
+    InputValues,
     KeepFloat,
     KeepIO,
     MetricOption,
@@ -53,6 +54,7 @@ def optimize(
     keep_float: KeepFloat = None,
     compare_limit: CompareLimit = 2**30,
     no_simplify: Annotated[bool, typer.Option("--no-simplify", help="Leave all but the norms as it is.")] = False,
+    input_: InputValues = None,
     dim: Dims = None,
     report: ReportFile = None,
     html: HtmlFile = None,
@@ -83,6 +85,7 @@ def optimize(
             compare_limit=compare_limit,
             simplify=not no_simplify,
             dims=dim or (),
+            stated_inputs=input_ or (),
             progress=progress,
         )
     files = {"source": str(source), "output": str(output)}

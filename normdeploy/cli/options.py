@@ -201,6 +201,17 @@ Inputs = Annotated[
         help=r'An input, such as "ids:int64\[n,s]{0:999}": dtype, shape, values. Repeatable.',
     ),
 ]
+InputValues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="NAME=VALUES",
+        help=(
+            r'Values of an input: LOW:HIGH, one number, or a .npy file; "ids:int64\[n,s]{0:999}" states sizes too.'
+            " Repeatable."
+        ),
+    ),
+]
 Dims = Annotated[
     list[str] | None, typer.Option("--dim", metavar="NAME=MIN:OPT:MAX", help="The range of a dynamic dim. Repeatable.")
 ]

@@ -10,7 +10,7 @@ import typer
 import normdeploy
 
 from .console import check_report, tell
-from .options import Output, Quiet, ReportFile
+from .options import InputValues, Output, Quiet, ReportFile
 
 RuntimeCache = Literal["keep", "off"]
 
@@ -23,6 +23,7 @@ def run(
     inputs: Annotated[
         Path | None, typer.Option("--inputs", metavar="IN.npz", help="Arrays by name; without it some are generated.")
     ] = None,
+    input_: InputValues = None,
     provider: Annotated[
         str | None, typer.Option("--provider", help="cpu or cuda, for an ONNX file; an engine runs on a GPU.")
     ] = None,
@@ -78,6 +79,7 @@ def run(
         runner=runner,
         runtime_cache=None if runtime_cache is None else runtime_cache == "keep",
         weight_budget=weight_budget,
+        stated_inputs=input_ or (),
     )
     files = {"source": str(source), "output": str(output)}
     tell(Report("run", files, inference=done, notes=done.notes, seconds=done.seconds), report, quiet)

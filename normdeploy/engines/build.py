@@ -153,6 +153,9 @@ def build(
     writable(target)
     start = time.perf_counter()
     changed, norms = with_norms(source, proto, norm_impl, runtime, version_of(runtime), shapes, progress)
+    if changed is None and any(None in i.dims for i in inputs_of(proto)):
+        # The file may call several dims "?", which TensorRT takes for one size; as loaded, they have no name.
+        changed = load_onnx(source)
     proto = changed or proto
     with atomic(target) as written, tempfile.TemporaryFile() as log, parsed(source, changed, target) as path:
         request: dict[str, Any] = {"runtime": runtime, "onnx": str(path), "engine": str(written)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import onnx
 
@@ -22,6 +23,16 @@ def inferred(
 
     ``nodes``: those to look at in the place of the graph's, where it holds some that inference does not know.
     """
+    skeleton = _skeleton(proto, nodes)
+    result = _completed(skeleton, data_prop=_is_short(skeleton))
+    initializers = {t.name: (t.data_type, tuple(t.dims)) for t in proto.graph.initializer}
+    return initializers | {
+        v.name: typed(v) for v in [*result.graph.value_info, *result.graph.output, *result.graph.input]
+    }
+
+
+def _skeleton(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = None) -> onnx.ModelProto:
+    """Copy what inference reads: all but the large weights, which become inputs."""
     skeleton = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
     graph = skeleton.graph
     graph.name = proto.graph.name
@@ -39,16 +50,103 @@ def inferred(
             graph.initializer.append(tensor)
         elif tensor.name not in listed:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    return skeleton
+
+
+def _is_short(skeleton: onnx.ModelProto) -> bool:
+    """Whether inference may follow the values of vectors."""
+    return not _endless(skeleton.graph) and not _long_vectors(skeleton)
+
+
+def _completed(skeleton: onnx.ModelProto, *, data_prop: bool) -> onnx.ModelProto:
+    """Run onnx's inference over ``skeleton``, which is changed: shapes that it contradicts are dropped."""
     try:
-        result = onnx.shape_inference.infer_shapes(
-            skeleton, data_prop=not _endless(graph) and not _long_vectors(skeleton)
-        )
-    except Exception:  # a file that inference refuses is still readable where it states its shapes itself
-        result = skeleton
-    initializers = {t.name: (t.data_type, tuple(t.dims)) for t in proto.graph.initializer}
-    return initializers | {
-        v.name: typed(v) for v in [*result.graph.value_info, *result.graph.output, *result.graph.input]
-    }
+        return onnx.shape_inference.infer_shapes(skeleton, strict_mode=True, data_prop=data_prop)
+    except Exception:
+        _drop(skeleton.graph, _contradictions(skeleton, data_prop=data_prop))
+    try:
+        return onnx.shape_inference.infer_shapes(skeleton, data_prop=data_prop)
+    except Exception:
+        # A file that inference refuses is still readable where it states its shapes itself.
+        return skeleton
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """A tensor whose stated shape is not the one that its node makes, dims as in `Dims`."""
+
+    name: str
+    stated: Dims
+    inferred: Dims
+
+    def __str__(self) -> str:
+        return f"{self.name!r} is stated as {_text(self.stated)} and computed as {_text(self.inferred)}"
+
+
+def _text(dims: Dims) -> str:
+    return f"[{', '.join('?' if d is None else str(d) for d in dims)}]"
+
+
+def drop_contradictions(proto: onnx.ModelProto) -> list[Contradiction]:
+    """Remove from ``proto`` the shapes of tensors and outputs that its own nodes contradict.
+
+    onnxruntime runs such a file and warns; ``onnx.shape_inference`` in strict mode refuses it. Functions that read a
+    stated shape would take the wrong one.
+
+    Returns:
+        What was removed.
+    """
+    skeleton = _skeleton(proto)
+    data_prop = _is_short(skeleton)
+    try:
+        onnx.shape_inference.infer_shapes(skeleton, strict_mode=True, data_prop=data_prop)
+    except Exception:
+        found = _contradictions(skeleton, data_prop=data_prop)
+        _drop(proto.graph, found)
+        return found
+    return []
+
+
+def _contradictions(skeleton: onnx.ModelProto, *, data_prop: bool) -> list[Contradiction]:
+    """Compare the shapes that ``skeleton`` states with those inferred from its inputs alone."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(skeleton)
+    bare.graph.ClearField("value_info")
+    for output in bare.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    try:
+        result = onnx.shape_inference.infer_shapes(bare, data_prop=data_prop).graph
+    except Exception:
+        # Without inference nothing contradicts what is stated.
+        return []
+    computed = {v.name: typed(v)[1] for v in (*result.value_info, *result.output)}
+    found = []
+    for value in (*skeleton.graph.value_info, *skeleton.graph.output):
+        stated, inferred_dims = typed(value)[1], computed.get(value.name)
+        if stated is not None and inferred_dims is not None and not _agree(stated, inferred_dims):
+            found.append(Contradiction(value.name, stated, inferred_dims))
+    return found
+
+
+def _agree(stated: Dims, computed: Dims) -> bool:
+    """Whether both shapes can be one: equal ranks, and equal sizes where both are numbers."""
+    if len(stated) != len(computed):
+        return False
+    pairs = zip(stated, computed, strict=True)
+    return all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int) and a >= 0)
+
+
+def _drop(graph: onnx.GraphProto, contradictions: Iterable[Contradiction]) -> None:
+    """Remove the stated shapes of these tensors; an output keeps its type."""
+    names = {contradiction.name for contradiction in contradictions}
+    if not names:
+        return
+    kept = [v for v in graph.value_info if v.name not in names]
+    graph.ClearField("value_info")
+    graph.value_info.extend(kept)
+    for output in graph.output:
+        if output.name in names:
+            output.type.tensor_type.ClearField("shape")
 
 
 def _endless(graph: onnx.GraphProto) -> bool:

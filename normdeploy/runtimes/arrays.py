@@ -49,6 +49,37 @@ def check_names(runner: str, feeds: Mapping[str, np.ndarray], wanted: Sequence[s
         raise InputError(f"{runner}: the model {complaint}; it takes {list(wanted)}, it was given {list(feeds)}")
 
 
+def advise_on_shape(name: str, wanted: Sequence[int | str | None], given: Sequence[int]) -> str:
+    """Say how an array of the shape ``given`` becomes one of the shape ``wanted``.
+
+    Args:
+        name: the input.
+        wanted: sizes; a name or None is a dim of any size.
+        given: sizes of the array.
+
+    Returns:
+        The part of an error message behind the semicolon. It names an expression of numpy where one moves or adds a
+        dim that fits, for example "the channels are last: x.transpose(0, 3, 1, 2)".
+    """
+
+    def fits(shape: Sequence[int]) -> bool:
+        if len(shape) != len(wanted):
+            return False
+        return all(not isinstance(want, int) or want == size for want, size in zip(wanted, shape, strict=True))
+
+    rank = len(given)
+    # Only images have channels; a row of features that was transposed has rank 2.
+    if rank > 2:
+        channels_first = (0, rank - 1, *range(1, rank - 1))
+        channels_last = (0, *range(2, rank), 1)
+        for order, side in ((channels_first, "last"), (channels_last, "first")):
+            if fits([given[axis] for axis in order]):
+                return f"the channels are {side}: {name}.transpose({', '.join(map(str, order))})"
+    if fits([1, *given]):
+        return f"the batch dim is missing: {name}[None]"
+    return "reshape it"
+
+
 def check_feeds(runner: str, feeds: Mapping[str, np.ndarray], inputs: Sequence[InputSpec]) -> None:
     """
     Raises:
@@ -66,6 +97,8 @@ def check_feeds(runner: str, feeds: Mapping[str, np.ndarray], inputs: Sequence[I
         )
         if not fits:
             shape = ", ".join(d.name or str(d.opt) for d in spec.shape)
+            sizes = [None if d.dynamic else d.opt for d in spec.shape]
             raise InputError(
-                f"{runner}: input {spec.name!r} has shape [{shape}], it was given {list(array.shape)}; reshape it"
+                f"{runner}: input {spec.name!r} has shape [{shape}], it was given {list(array.shape)};"
+                f" {advise_on_shape(spec.name, sizes, array.shape)}"
             )

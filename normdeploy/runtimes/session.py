@@ -13,6 +13,7 @@ import onnxruntime as ort
 
 from ..errors import GraphError, InputError, RuntimeUnavailable
 from ..sessions import open_session
+from ..storage.protos import names_nothing
 from .live import LiveRunner
 from .ort import NOT_IMPLEMENTED, from_ort, no_cuda, short
 from .tensors import DTYPES, TensorSpec
@@ -88,7 +89,7 @@ class SessionRunner(LiveRunner):
                 f"{self.name}: {value.name!r} is {value.type}, and only tensors of {', '.join(DTYPES)} can be given or"
                 " returned"
             )
-        return TensorSpec(value.name, dtype, tuple(d if isinstance(d, int) else d or None for d in value.shape))
+        return TensorSpec(value.name, dtype, tuple(map(_dim, value.shape)))
 
     def _run(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for name, tensor in tensors.items():
@@ -211,6 +212,13 @@ class _Graph:
             self._inputs[name].copy_(tensor, non_blocking=True)
         self._runner._execute(self._binding, self._number)
         return {name: tensor.clone() for name, tensor in self._outputs.items()}
+
+
+def _dim(size: int | str | None) -> int | str | None:
+    """Return a dim of onnxruntime as `TensorSpec` has it: None where it has no size and no name."""
+    if isinstance(size, str):
+        return None if names_nothing(size) else size or None
+    return size
 
 
 def _cuda(device: int, stream: Any) -> Cuda:

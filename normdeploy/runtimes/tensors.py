@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import InputError
-from .arrays import check_names
+from .arrays import advise_on_shape, check_names
 from .profiles import Shapes
 
 if TYPE_CHECKING:  # torch takes seconds to import, and numpy arrays on the CPU need none of it
@@ -153,7 +153,8 @@ def _require_fit(runner: str, specs: Sequence[TensorSpec], given: Mapping[str, t
         if len(shape) != len(spec.shape) or any(
             isinstance(d, int) and d != n for d, n in zip(spec.shape, shape, strict=True)
         ):
-            raise InputError(f"{runner}: the input is {spec}, it was given the shape {shape}; reshape it")
+            advice = advise_on_shape(spec.name, spec.shape, shape)
+            raise InputError(f"{runner}: the input is {spec}, it was given the shape {shape}; {advice}")
         for dim, size in zip(spec.shape, shape, strict=True):
             if isinstance(dim, str) and (first := known.setdefault(dim, (size, spec.name)))[0] != size:
                 raise InputError(

@@ -78,3 +78,22 @@ def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) ->
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
+
+
+def read_npy(path: str | os.PathLike[str], *, limit: int = LIMIT) -> np.ndarray:
+    """Read the array of an .npy file. Nothing in it is executed.
+
+    Raises:
+        InputError: there is no such file, it holds no plain array, or it is larger than ``limit`` bytes.
+    """
+    label = repr(os.fspath(path))
+    if not os.path.isfile(path):
+        raise InputError(f"there is no file {label}; write it with numpy.save(file, array)")
+    size = os.path.getsize(path)
+    if size > limit:
+        raise InputError(f"{label} has {size} bytes, more than the {limit} that are read; give a smaller array")
+    try:
+        with open(path, "rb") as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError, MemoryError) as error:
+        raise InputError(f"{label} holds no plain array ({error}); write it with numpy.save(file, array)") from error

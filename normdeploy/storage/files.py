@@ -18,7 +18,7 @@ from .atomic import atomic, commit, locked, siblings, temporary, writable, write
 from .compiled import require_model
 from .held import fill, held
 from .ordering import sort
-from .protos import copied, nodes_of
+from .protos import copied, names_nothing, nodes_of
 from .strays import is_stray
 from .weights import detached, nbytes, write_inline, write_weights
 from .wellformed import require, require_end
@@ -194,26 +194,28 @@ def bodies(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionPr
 
 
 def opened_sizes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """``proto``, or where it states a negative size a copy that leaves that dim open.
+    """Return ``proto``, or a copy without its negative sizes and the dim names that name nothing.
 
-    PaddlePaddle's older writers put -1 for a dynamic size, and onnxruntime and TensorRT read it so; ONNX itself has no
-    size below 0.
+    PaddlePaddle puts -1 or "?" for a dynamic size. onnxruntime and TensorRT read -1 so; ONNX itself has no size
+    below 0. Two dims called "?" need not be of one size.
     """
 
-    def negative(model: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
+    def unnamed(model: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
         for body in bodies(model):
             stated = (
                 body.value_info
                 if isinstance(body, onnx.FunctionProto)
                 else (*body.input, *body.output, *body.value_info)
             )
-            yield from (d for v in stated for d in v.type.tensor_type.shape.dim if d.dim_value < 0)
+            yield from (
+                d for v in stated for d in v.type.tensor_type.shape.dim if d.dim_value < 0 or names_nothing(d.dim_param)
+            )
 
-    if next(negative(proto), None) is None:
+    if next(unnamed(proto), None) is None:
         return proto
     proto = copied(proto)
-    for dim in negative(proto):
-        dim.ClearField("dim_value")
+    for dim in unnamed(proto):
+        dim.ClearField("value")
     return proto
 
 

@@ -64,3 +64,8 @@ def copied(proto: onnx.ModelProto) -> onnx.ModelProto:
     for field, value in proto.graph.ListFields():
         copy_field(copy.graph, field, value)
     return copy
+
+
+def names_nothing(dim_param: str) -> bool:
+    """Whether a dim's name holds no letter, such as "?", "-1" or "*", or is Python's None as text."""
+    return bool(dim_param) and (dim_param == "None" or not any(c.isalpha() for c in dim_param))

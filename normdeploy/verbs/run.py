@@ -15,6 +15,7 @@ import numpy as np
 from ..arguments import Onnx, prepared
 from ..choices import PROVIDERS
 from ..errors import GraphError, InputError
+from ..file_inputs import file_inputs, input_values
 from ..model import Dim, InputSpec
 from ..runtimes.arrays import to_numpy
 from ..runtimes.guests import GuestRunner, required
@@ -146,6 +147,7 @@ def run(
     runner: str | None = None,
     runtime_cache: Wanted = None,
     weight_budget: int | None = None,
+    stated_inputs: Sequence[str] = (),
 ) -> Inference:
     """Run an ONNX file or an engine once.
 
@@ -157,12 +159,18 @@ def run(
         provider, device, profile_index, runtime_cache, weight_budget: as for ``open_runner``.
         seed: of the generated inputs.
         runner: as for ``open_runner``.
+        stated_inputs: of an ONNX file, sizes and values of generated inputs: ``ids:int64[2,8]{0:30522}``; values alone
+            are ``sr=16000``, ``ids=0:30522`` or ``ids=FILE.npy``, which is given as it is.
 
     Raises:
         InputError: the inputs do not fit, or can't be generated.
         NormdeployError: as ``open_runner``; or ``output`` can't be written.
     """
     source = cast(PathLike, source)
+    if stated_inputs and inputs is not None:
+        raise InputError("inputs are given as arrays and described as well; leave one of the two out")
+    if stated_inputs and is_engine(source):
+        raise InputError(f"{os.fspath(source)!r} is an engine; its inputs can't be described: give arrays")
     beside = None if output is None else Path(output).with_suffix(".inputs.npz")
     for target in [t for t in (output, beside if inputs is None else None) if t is not None]:
         _apart(writable(target), [p for p in (source, inputs) if isinstance(p, str | os.PathLike)])
@@ -179,7 +187,10 @@ def run(
     with opening as opened:
         loaded = time.perf_counter()
         if inputs is None:
-            feeds, notes = generated(opened.inputs, recorded_inputs(source), seed, profile_index or 0)
+            known = recorded_inputs(source)
+            described = described_inputs(source, stated_inputs) if stated_inputs else {}
+            feeds, notes = generated(opened.inputs, known | described, seed, profile_index or 0)
+            feeds |= arrays_of(stated_inputs, [spec.name for spec in opened.inputs])
         else:
             feeds = dict(inputs) if isinstance(inputs, Mapping) else _bfloat16(read_npz(inputs), opened.inputs)
         ready = time.perf_counter()
@@ -227,6 +238,31 @@ def recorded_inputs(source: PathLike) -> dict[str, Any]:
         return {spec.name: spec for spec in recorded(load_onnx(source, external_data=False)).get("inputs", ())}
     except GraphError:  # onnxruntime runs files that onnx's checker does not know
         return {}
+
+
+def described_inputs(source: PathLike, texts: Sequence[str]) -> dict[str, InputSpec]:
+    """Read what ``texts`` say of the inputs of an ONNX file.
+
+    Returns:
+        Input name -> its sizes and values, of the inputs that ``texts`` name.
+
+    Raises:
+        GraphError: the file is broken.
+        InputError: a text can't be read, or fits no input.
+    """
+    proto = load_onnx(source, external_data=False)
+    specs, _, _ = file_inputs(proto, texts, (), Path(source).name)
+    return {spec.name: spec for spec in specs if any(text.strip().startswith(spec.name) for text in texts)}
+
+
+def arrays_of(texts: Sequence[str], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Read the arrays that ``texts`` name as files.
+
+    Returns:
+        Input name -> array, of those inputs that are given by a file.
+    """
+    values, _ = input_values(texts, names)
+    return {name: value.array for name, value in values.items() if value.array is not None}
 
 
 def generated(

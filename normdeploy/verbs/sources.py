@@ -11,6 +11,7 @@ import onnx
 
 from ..arguments import Loading, has_examples
 from ..errors import InputError, LoadError, TrustError
+from ..file_inputs import file_inputs
 from ..model import Model
 from ..runtimes.trt import is_engine
 from ..storage import signing
@@ -117,6 +118,16 @@ def loaded_as_recorded(
         ) from error
 
 
+def _require_inputs(proto: onnx.ModelProto, label: str, loading: Loading) -> None:
+    """Refuse inputs and dims that an ONNX file does not have.
+
+    Raises:
+        InputError: one is not the file's.
+    """
+    if loading.get("inputs") or loading.get("dims"):
+        file_inputs(proto, loading.get("inputs", ()), loading.get("dims", ()), label)
+
+
 def opened(
     source: Source | onnx.ModelProto,
     args: Example = (),
@@ -129,9 +140,13 @@ def opened(
     """The ONNX model that is meant, the large weights that it refers to, and whether it is one already: nobody deploys
     the raw export of a PyTorch model."""
     if isinstance(source, onnx.ModelProto):
-        return *lifted(opened_sizes(source)), True
+        source = opened_sizes(source)
+        _require_inputs(source, source.graph.name or "the model", loading)
+        return *lifted(source), True
     if isinstance(source, str | os.PathLike) and is_onnx(source):
-        return *lifted(load_onnx(source)), True
+        proto = load_onnx(source)
+        _require_inputs(proto, os.path.basename(source), loading)
+        return *lifted(proto), True
     from ..exporter import to_light
 
     model = loaded(source, args, kwargs, loading, shared=True)

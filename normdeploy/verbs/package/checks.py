@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 
 from ...errors import InputError
+from ...ranges import name_dims
 from ...reports.report import SCHEMA
 from ...storage.files import load_onnx
 from ...storage.record import recorded
@@ -78,9 +79,11 @@ def job_of(wanted: Wanted) -> Job:
     """
     path = Path(os.path.realpath(wanted.onnx))
     proto = load_onnx(path, external_data=False)
+    # Inference carries the names of the inputs' dims to the outputs.
+    name_dims(proto)
     initializers = {t.name for t in proto.graph.initializer}
     inputs = triton.ports([v for v in proto.graph.input if v.name not in initializers])
-    job = Job(path, proto, named(Path(wanted.onnx).stem, wanted.name), inputs, triton.ports(proto.graph.output))
+    job = Job(path, proto, named(Path(wanted.onnx).stem, wanted.name), inputs, triton.outputs_of(proto))
     if half := [port.name for port in (*inputs, *job.outputs) if port.dtype == "bfloat16"]:
         job.notes.append(
             f"Triton's backend for onnxruntime takes no bfloat16 ({', '.join(half)}) and will not load {job.name}_onnx;"

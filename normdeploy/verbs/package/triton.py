@@ -27,6 +27,8 @@ import onnx
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format  # type: ignore[import-untyped]
 
 from ...errors import GraphError, InputError, RuntimeUnavailable
+from ...graphs.inference import inferred
+from ...graphs.protos import typed
 from ...runtimes.ort import OrtRunner
 
 Shape = tuple[int | str | None, ...]
@@ -152,6 +154,30 @@ def ports(values: Sequence[onnx.ValueInfoProto]) -> tuple[Port, ...]:
         InputError: Triton has no type for it, or takes no such shape.
     """
     return tuple(_port(value) for value in values)
+
+
+def outputs_of(proto: onnx.ModelProto) -> tuple[Port, ...]:
+    """Return the outputs of ``proto``, with the dims of inputs where inference finds them.
+
+    tf2onnx and paddle2onnx give each tensor a name of its own for the batch, such as ``unk__7``. A name that no input
+    bears says nothing, and what inference derives from the inputs takes its place.
+
+    Raises:
+        GraphError, InputError: as ``ports``.
+    """
+    stated = ports(proto.graph.output)
+    known = inferred(proto)
+    named = {d for v in proto.graph.input for d in typed(v)[1] or () if isinstance(d, str)}
+    outputs = []
+    for port in stated:
+        derived = known.get(port.name, (None, None))[1]
+        if derived is None or len(derived) != len(port.shape):
+            outputs.append(port)
+            continue
+        pairs = zip(port.shape, derived, strict=True)
+        shape = tuple(new if old not in named and new in named else old for old, new in pairs)
+        outputs.append(replace(port, shape=shape))
+    return tuple(outputs)
 
 
 def _port(value: onnx.ValueInfoProto) -> Port:

@@ -18,6 +18,7 @@ import onnx
 import torch
 
 from ...errors import GraphError, InputError, RuntimeUnavailable
+from ...file_inputs import file_inputs
 from ...model import Model, Signature
 from ...runtimes import Runner, RunResult
 from ...runtimes.eager import EagerRunner, HalfRunner
@@ -25,7 +26,6 @@ from ...runtimes.file64 import File64Runner
 from ...runtimes.ort import OrtRunner, run_session
 from ...runtimes.rounding import RoundedRunner
 from ...storage.files import load_onnx
-from .file_inputs import file_inputs
 from .names import End, ends_of
 
 AS_IT_IS = "the reference as it is"  # in the place of eager

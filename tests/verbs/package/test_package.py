@@ -439,3 +439,12 @@ def test_each_gpu_has_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     for given_ in (["8.6=a.engine", "8.6=b.engine"], ["8.6=a.engine", "b.engine"]):
         with pytest.raises(InputError, match="each compute capability once"):
             placing.engines_of(given_)
+
+
+def test_batch_of_foreign_names_is_one_dim(tmp_path: Path) -> None:
+    """tf2onnx calls the batch unk__7 at the input and unk__8 at the output."""
+    text = '<ir_version: 8, opset_import: ["": 17]> net (float[unk__7, 4] x) => (float[unk__8, 4] y) { y = Relu(x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    normdeploy.package(tmp_path / "net.onnx", tmp_path / "bundle", max_batch=8)
+    config = next((tmp_path / "bundle").glob("model_repository/*/config.pbtxt")).read_text()
+    assert "max_batch_size: 8" in config

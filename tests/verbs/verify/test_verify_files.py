@@ -232,7 +232,7 @@ ONES = np.ones((3, 48), np.float32)
         ({"x": ONES.astype(np.float64), "y": ONES}, "input 'x' is float32, it was given float64; convert it"),
         ({"x": ONES.astype(np.float16), "y": ONES}, "input 'x' is float32, it was given float16; convert it"),
         ({"x": ONES[:, :5], "y": ONES}, r"input 'x' has shape \[batch, 48\], it was given \[3, 5\]"),
-        ({"x": ONES[0], "y": ONES}, r"it was given \[48\]; reshape it"),
+        ({"x": ONES[0], "y": ONES}, r"it was given \[48\]; the batch dim is missing: x\[None\]"),
         ({"x": ONES[:0], "y": ONES[:0]}, "no input has an element"),
         ({"x": ONES, "y": ONES[:2]}, r"the dim 'batch' is 3 in input 'x' and 2 in input 'y'"),
     ],

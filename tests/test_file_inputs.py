@@ -16,6 +16,7 @@ from normdeploy.model import Dim
 from normdeploy.precision.calibrate import specs_of as few
 from normdeploy.ranges import described
 from normdeploy.rewriting.side_by_side import specs_of as bare
+from normdeploy.storage.record import recorded
 from normdeploy.verbs.verify.originals import open_original
 
 TEXT = '<ir_version: 8, opset_import: ["": 18]> net (float[n, 3] x, int64[n, m] i) => (float[n, 3] y) { y = Neg(x) }'
@@ -119,3 +120,103 @@ def test_strings_in_the_place_of_numbers_fail(rules: dict[str, Any], tmp_path: P
     assert all("it is strings" in r.reason or "it is object" in r.reason for r in found.results if r.file), (
         found.results
     )
+
+
+RATE = """<ir_version: 8, opset_import: ["": 17]> net (float[n, 4] x, int64 sr) => (float[n, 4] y) {
+    rate = Cast <to = 1> (sr)
+    y = Div (x, rate)
+}"""
+
+
+@pytest.fixture
+def rate_file(tmp_path: Path) -> Path:
+    """A file with an integer input of which only large values make sense."""
+    onnx.save(onnx.parser.parse_model(RATE), tmp_path / "rate.onnx")
+    return tmp_path / "rate.onnx"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("sr=16000", 16000), ("sr=8000:8001", 8000), ("sr{7:8}", None), ("sr[]{7:8}", 7)],
+)
+def test_run_stated_values_are_given(rate_file: Path, text: str, expected: int | None) -> None:
+    texts = [text, "x[2,4]"]
+    if expected is None:
+        with pytest.raises(InputError, match="can't be read"):
+            normdeploy.run(rate_file, stated_inputs=texts)
+        return
+    output = rate_file.with_name("out.npz")
+    normdeploy.run(rate_file, output=output, stated_inputs=texts)
+    given = np.load(output.with_name("out.inputs.npz"))
+    assert given["sr"] == expected
+    assert given["x"].shape == (2, 4)
+
+
+def test_run_array_of_a_file_is_given_as_it_is(rate_file: Path) -> None:
+    array = rate_file.with_name("sr.npy")
+    np.save(array, np.int64(22050))
+    output = rate_file.with_name("out.npz")
+    normdeploy.run(rate_file, output=output, stated_inputs=[f"sr={array}", "x[1,4]"])
+    assert np.load(output.with_name("out.inputs.npz"))["sr"] == 22050
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rate=5", r"no input 'rate'; it has \['sr', 'x'\]"),
+        ("sr=9:2", "the range 9:2 of the input 'sr' holds no value"),
+        ("sr=nan", "can't be read"),
+        ("sr=1e999", "can't be read"),
+        ("sr=missing.npy", "there is no file 'missing.npy'"),
+    ],
+)
+@pytest.mark.parametrize("verb", [normdeploy.optimize, normdeploy.inspect])
+def test_stated_values_that_fit_nothing_are_refused(verb: Any, rate_file: Path, text: str, message: str) -> None:
+    option = {"stated_inputs": [text]} if verb is normdeploy.optimize else {"inputs": [text]}
+    with pytest.raises(InputError, match=message):
+        verb(rate_file, **option)
+
+
+def test_optimize_values_reach_the_record(rate_file: Path) -> None:
+    result = normdeploy.optimize(rate_file, dims=["n=1:2:4"], stated_inputs=["sr=16000"])
+    inputs = {spec.name: spec for spec in recorded(result.proto)["inputs"]}
+    assert inputs["sr"].range == (16000, 16001)
+
+
+def test_nameless_dims_are_each_their_own(tmp_path: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["": 17]> net (float[a, b] x) => (float[a, b] y) { y = Relu(x) }'
+    proto = onnx.parser.parse_model(text)
+    for value in (*proto.graph.input, *proto.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            dim.dim_param = "?"
+    onnx.save(proto, tmp_path / "paddle.onnx")
+    with normdeploy.open_runner(tmp_path / "paddle.onnx") as runner:
+        assert runner.infer({"x": np.ones((2, 3), np.float32)})["y"].shape == (2, 3)
+    assert {d.name for d in open_original(tmp_path / "paddle.onnx").inputs[0].shape} == {"x_0", "x_1"}
+
+
+CONTRADICTED = """<ir_version: 8, opset_import: ["": 17]> net (float[n, 4, 7, 7] x) => (float[STATED] y)
+    <float[6, 4, 3, 3] w = {WEIGHTS}> { a = Conv(x, w) y = Relu(a) }"""
+
+
+@pytest.mark.parametrize("stated", ["n, 6", "n, 6, 9, 9"])
+def test_optimize_drops_a_shape_that_the_nodes_contradict(tmp_path: Path, stated: str) -> None:
+    text = CONTRADICTED.replace("STATED", stated).replace("WEIGHTS", ", ".join(["0.5"] * 216))
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "wrong.onnx")
+    result = normdeploy.optimize(tmp_path / "wrong.onnx", precision="fp16")
+    assert any(f"'y' is stated as [{stated}] and computed as [n, 6, 5, 5]" in note for note in result.notes)
+    onnx.checker.check_model(result.proto, full_check=True)
+
+
+def test_feeds_with_channels_last_are_told_how_to_turn_them(tmp_path: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["": 17]> net (float[n, 3, 8, 9] x) => (float[n, 3, 8, 9] y) { y = Relu(x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "image.onnx")
+    image = np.zeros((2, 8, 9, 3), np.float32)
+    with (
+        normdeploy.open_runner(tmp_path / "image.onnx") as runner,
+        pytest.raises(InputError, match=r"the channels are last: x.transpose\(0, 3, 1, 2\)"),
+    ):
+        runner.infer({"x": image})
+    # The advice is right: what it names is taken.
+    with normdeploy.open_runner(tmp_path / "image.onnx") as runner:
+        assert runner.infer({"x": image.transpose(0, 3, 1, 2)})["y"].shape == (2, 3, 8, 9)

@@ -1,0 +1,210 @@
+"""Decides which sizes and values the inputs of an ONNX file take: stated by the user, recorded, or guessed.
+
+    NAME[:DTYPE][ DIM, ... ][{LOW:HIGH}]    sizes and values, as `normdeploy.loading.inputs` reads them
+    NAME=LOW:HIGH                           values alone, half-open for integers
+    NAME=VALUE                              one value
+    NAME=FILE.npy, NAME=FILE.npz            the range of the values in the file
+
+An .npz file holds one array, or one of the input's name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+
+from .errors import GraphError, InputError
+from .graphs.stated import STRING, Stated, stated_inputs
+from .loading.inputs import DEFAULT, Wishes, parse
+from .model import Dim, InputSpec
+from .storage.archive import read_npy, read_npz
+from .storage.record import recorded
+
+_FILES = (".npy", ".npz")
+# A dim with a range holds = as well, but only inside brackets.
+_VALUED = re.compile(r"\s*(?P<name>[^\[\]{}=]+)=[^\[\]{}]*")
+_HOW = "write NAME=LOW:HIGH, NAME=VALUE, or NAME=FILE.npy"
+
+
+@dataclass(frozen=True)
+class InputValues:
+    """The values that one input takes, without its sizes.
+
+    ``range`` is as in `InputSpec`. ``array`` is what a file holds, None where a range was written.
+    """
+
+    name: str
+    range: tuple[float, float]
+    array: np.ndarray | None = None
+
+
+def input_values(texts: Sequence[str], names: Collection[str]) -> tuple[dict[str, InputValues], list[str]]:
+    """Read those of ``texts`` that state values alone, such as ``sr=16000``.
+
+    Args:
+        names: the inputs of the file. A name may hold any character, ``=`` too.
+
+    Returns:
+        Input name -> its values; and the other texts.
+
+    Raises:
+        InputError: a value can't be read, or an input is stated twice.
+    """
+    values: dict[str, InputValues] = {}
+    others = []
+    for text in texts:
+        name = next((n for n in sorted(names, key=len, reverse=True) if text.strip().startswith(f"{n}=")), None)
+        if name is None:
+            if (foreign := _VALUED.fullmatch(text)) is not None:
+                raise InputError(f"the file has no input {foreign['name']!r}; it has {sorted(names)}")
+            others.append(text)
+            continue
+        if name in values:
+            raise InputError(f"the input {name!r} is given twice; give each input once")
+        values[name] = _values_of(name, text.strip().removeprefix(f"{name}=").strip(), text)
+    return values, others
+
+
+def _values_of(name: str, rest: str, text: str) -> InputValues:
+    if rest.lower().endswith(_FILES):
+        array = _array_of(name, rest)
+        return InputValues(name, _range_of(array, rest), array)
+    try:
+        numbers = [float(part) if any(c in part for c in ".eE") else int(part) for part in rest.split(":")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, 2) or not all(math.isfinite(number) for number in numbers):
+        raise InputError(f"the values of the input {text!r} can't be read; {_HOW}")
+    if len(numbers) == 1:
+        return InputValues(name, _only(numbers[0]))
+    low, high = numbers
+    if low >= high:
+        raise InputError(f"the range {low}:{high} of the input {name!r} holds no value; its first number is the lowest")
+    return InputValues(name, (low, high))
+
+
+def _only(value: float) -> tuple[float, float]:
+    """The range that holds one value: half-open for integers, a single point for floats."""
+    return (value, value + 1) if isinstance(value, int) else (value, value)
+
+
+def _array_of(name: str, path: str) -> np.ndarray:
+    if path.lower().endswith(".npy"):
+        return read_npy(path)
+    arrays = read_npz(path)
+    if name not in arrays and len(arrays) != 1:
+        raise InputError(f"{path!r} holds {sorted(arrays)}, and none is called {name!r}; name one so")
+    return arrays.get(name, next(iter(arrays.values())))
+
+
+def _range_of(array: np.ndarray, path: str) -> tuple[float, float]:
+    if array.dtype.kind not in "biuf" or not array.size:
+        raise InputError(f"{path!r} holds {array.dtype}{list(array.shape)}; an array of numbers is needed")
+    low, high = array.min().item(), array.max().item()
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise InputError(f"{path!r} holds values from {low} to {high}; a range has finite ends")
+    return (low, high) if array.dtype.kind == "f" else (int(low), int(high) + 1)
+
+
+def file_inputs(
+    proto: onnx.ModelProto,
+    inputs: Sequence[str],
+    dims: Sequence[str],
+    label: str,
+    known: Sequence[InputSpec] | None = None,
+) -> tuple[tuple[InputSpec, ...], list[str], bool]:
+    """The inputs, notes, and whether sizes are guessed.
+
+    Args:
+        inputs: "ids:int64[batch,seq]{0:30522}": sizes and values of an input of that name; "ids=0:30522": its values.
+        dims: "batch=1:8:64": the range of a named dim.
+        label: the file's name in messages.
+        known: the inputs as described so far. None takes what `normdeploy.export` recorded in the file.
+
+    Raises:
+        InputError: what is said of an input or dim fits none, or one is no tensor of numbers.
+    """
+    stated = stated_inputs(proto.graph)
+    described = recorded_inputs(proto) if known is None else {spec.name: spec for spec in known}
+    every = {d for item in stated for d in item.dims or () if isinstance(d, str)}
+    every |= {d.name for spec in described.values() for dim in spec.shape for d in dim.named() if d.name is not None}
+    names = [item.name for item in stated]
+    values, others = input_values(inputs, names)
+    wishes = parse(others, dims, names, every)
+    if twice := next((wish.name for wish in wishes.inputs if wish.name in values), None):
+        raise InputError(f"the input {twice!r} is given twice; write its values behind its shape, {twice}[...]{{0:10}}")
+    return _specs(stated, described, wishes, values, label)
+
+
+def recorded_inputs(proto: onnx.ModelProto) -> dict[str, InputSpec]:
+    """What ``export`` recorded; {} where it did not, or another version did."""
+    try:
+        return {spec.name: spec for spec in recorded(proto).get("inputs", ())}
+    except GraphError:
+        return {}
+
+
+def _specs(
+    file: Sequence[Stated],
+    by_record: Mapping[str, InputSpec],
+    wishes: Wishes,
+    valued: Mapping[str, InputValues],
+    label: str,
+) -> tuple[tuple[InputSpec, ...], list[str], bool]:
+    by_name = {wish.name: wish for wish in wishes.inputs}
+    stated = {**wishes.single, **{name: wishes.dims[name] for name in wishes.stated}}
+    specs, values, sizes = list[InputSpec](), list[str](), dict[str, None]()
+    used = set[str]()
+    for item in file:
+        name, dtype, dims = item.name, item.dtype, item.dims
+        if not dtype or dtype == STRING:
+            what = "takes strings" if dtype else "is no tensor of a known type"
+            raise InputError(f"{label}: the input {name!r} {what}; only tensors of numbers can be given: make it one")
+        spec = by_record.get(name)
+        if (wish := by_name.pop(name, None)) is not None:
+            if wish.dtype not in (None, dtype):
+                raise InputError(
+                    f"{label}: the input {name!r} is {dtype}, and --input says {wish.dtype}; leave the type out"
+                )
+            if dims is not None and len(dims) != len(wish.shape):
+                raise InputError(
+                    f"{label}: the input {name!r} has {len(dims)} dims, and --input says {len(wish.shape)}"
+                )
+            old = InputSpec(name, dtype, wish.shape) if spec is None else replace(spec, dtype=dtype, shape=wish.shape)
+            spec = old if wish.range is None else replace(old, range=wish.range, mask=False)
+        elif spec is None or spec.dtype != dtype or (dims is not None and len(spec.shape) != len(dims)):
+            if dims is None:
+                raise InputError(
+                    f"{label} does not say which shape the input {name!r} has; give --input '{name}:{dtype}[...]'"
+                )
+            shape = tuple(Dim.static(d) if isinstance(d, int) else Dim(d, *DEFAULT) for d in dims)
+            sizes |= dict.fromkeys(d.name for d in shape if d.name is not None and d.name not in stated)
+            spec = InputSpec(name, dtype, shape)
+        if name in valued:
+            spec = replace(spec, range=valued[name].range, mask=False)
+        used |= {d.name for dim in spec.shape for d in dim.named() if d.name is not None}
+        spec = replace(spec, shape=tuple(d.among(stated) for d in spec.shape))
+        if spec.range is None and np.dtype(np.float32 if dtype == "bfloat16" else dtype).kind in "iu":
+            values.append(name)
+        specs.append(spec)
+    if by_name:
+        raise InputError(f"{label} has no input {next(iter(by_name))!r}; it has {[spec.name for spec in specs]}")
+    if unknown := sorted(stated.keys() - used):
+        raise InputError(f"{label} has no dynamic dim {unknown[0]!r}; it has {sorted(used)}")
+    notes = []
+    if sizes:
+        notes.append(
+            f"{label} does not say which sizes {', '.join(sizes)} take: 1 to {DEFAULT[2]} were tried; --dim"
+            " NAME=MIN:OPT:MAX says it"
+        )
+    if values:
+        notes.append(
+            f"{label} does not say which values {', '.join(values)} take: 0 and 1 were given; --input or --inputs"
+            " says it"
+        )
+    return tuple(specs), notes, bool(sizes)
