@@ -14,16 +14,19 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 
 from .errors import GraphError, InputError
 from .graphs.stated import STRING, Stated, stated_inputs
-from .loading.inputs import DEFAULT, Wishes, parse
 from .model import Dim, InputSpec
 from .storage.archive import read_npy, read_npz
 from .storage.record import recorded
+
+if TYPE_CHECKING:
+    from .loading.inputs import Wishes
 
 _FILES = (".npy", ".npz")
 # A dim with a range holds = as well, but only inside brackets.
@@ -135,6 +138,9 @@ def file_inputs(
     every |= {d.name for spec in described.values() for dim in spec.shape for d in dim.named() if d.name is not None}
     names = [item.name for item in stated]
     values, others = input_values(inputs, names)
+    # The package of this module imports torch, which the verbs on ONNX files do without.
+    from .loading.inputs import parse
+
     wishes = parse(others, dims, names, every)
     if twice := next((wish.name for wish in wishes.inputs if wish.name in values), None):
         raise InputError(f"the input {twice!r} is given twice; write its values behind its shape, {twice}[...]{{0:10}}")
@@ -156,6 +162,8 @@ def _specs(
     valued: Mapping[str, InputValues],
     label: str,
 ) -> tuple[tuple[InputSpec, ...], list[str], bool]:
+    from .loading.inputs import DEFAULT
+
     by_name = {wish.name: wish for wish in wishes.inputs}
     stated = {**wishes.single, **{name: wishes.dims[name] for name in wishes.stated}}
     specs, values, sizes = list[InputSpec](), list[str](), dict[str, None]()

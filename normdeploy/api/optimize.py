@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -123,7 +124,7 @@ def optimize(
             inputs = ()
         inputs, hints = ranges.described(proto, inputs, dims)
         if stated_inputs:
-            label = proto.graph.name or "the model" if isinstance(source, onnx.ModelProto) else Path(source).name
+            label = Path(source).name if isinstance(source, str | os.PathLike) else proto.graph.name or "the model"
             inputs, _, _ = file_inputs(proto, stated_inputs, dims, label, inputs)
     with stage("norms"):
         before = proto if whole.weight(proto) <= compare_limit else None
