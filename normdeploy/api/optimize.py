@@ -25,7 +25,7 @@ from ..results import ExportResult, Origin
 from ..rewriting import rewrite, whole
 from ..rewriting.work import Wanted
 from ..storage import signing
-from ..storage.files import filled, load_onnx, opened_sizes, save_onnx
+from ..storage.files import filled, load_onnx, opened_model, save_onnx
 from ..storage.record import amend, content_of, recorded, runs_code
 from ..storage.weights import lifted
 from ..types import PathLike, Progress
@@ -99,7 +99,7 @@ def optimize(
     samples = samples_of(calibrate if wish is None else (), precision, keep_io)
     with stage("load"):
         read = (
-            partial(opened_sizes, source)
+            partial(opened_model, source)
             if isinstance(source, onnx.ModelProto)
             else partial(load_onnx, cast("PathLike", source))
         )

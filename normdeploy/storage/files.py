@@ -19,11 +19,12 @@ from .compiled import require_model
 from .held import fill, held
 from .ordering import sort
 from .protos import copied, names_nothing, nodes_of
+from .sparse import has_sparse, write_dense
 from .strays import is_stray
 from .weights import detached, nbytes, write_inline, write_weights
 from .wellformed import require, require_end
 
-__all__ = ["atomic", "bodies", "load_onnx", "opened_sizes", "save_onnx", "sha256", "tensors", "write_bytes"]
+__all__ = ["atomic", "bodies", "load_onnx", "opened_model", "save_onnx", "sha256", "tensors", "write_bytes"]
 
 PROTOBUF_LIMIT = 2**31 - 1  # bytes; a message can't be longer
 _APART = "normdeploy.contrib"  # a domain that the checker knows nothing of
@@ -100,7 +101,7 @@ def check_end(path: str | os.PathLike[str]) -> None:
 
 def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.ModelProto:
     """Read and check an ONNX file; with ``external_data`` the weights outside it too. Nodes that stand in no valid
-    order are put into one, and a size of -1 is an open one (`opened_sizes`).
+    order are put into one, a size of -1 is an open one (`opened_sizes`), and sparse tensors are written out.
 
     Raises:
         GraphError: there is no such file, it is truncated or no ONNX, it breaks the specification, it holds a compiled
@@ -149,6 +150,8 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
                 raise GraphError(f"{message}: {_why(error)}") from error
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
+    if has_sparse(proto):
+        write_dense(proto)
     return proto
 
 
@@ -193,6 +196,19 @@ def bodies(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionPr
                 stack.extend([attribute.g] if attribute.HasField("g") else attribute.graphs)
 
 
+def opened_model(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model from memory as `load_onnx` returns a file: sizes as in `opened_sizes`, and no sparse tensor.
+
+    Raises:
+        GraphError: a sparse tensor is broken or too large.
+    """
+    proto = opened_sizes(proto)
+    if has_sparse(proto):
+        proto = copied(proto)
+        write_dense(proto)
+    return proto
+
+
 def opened_sizes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return ``proto``, or a copy without its negative sizes and the dim names that name nothing.
 
@@ -231,6 +247,8 @@ def tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
                 if attribute.HasField("t"):
                     yield attribute.t
                 yield from attribute.tensors
+                if attribute.HasField("sparse_tensor"):
+                    yield from (attribute.sparse_tensor.values, attribute.sparse_tensor.indices)
 
 
 def filled(proto: onnx.ModelProto) -> onnx.ModelProto:

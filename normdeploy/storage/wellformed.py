@@ -12,6 +12,7 @@ from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from ..errors import GraphError
 from .protos import subgraphs
+from .sparse import require_sizes
 from .weights import element_bits
 
 _TYPES = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
@@ -21,7 +22,6 @@ _MOST_NODES = 2**18  # of all calls of functions written out; 40 functions that 
 _ENDLESS = 2**63 - 1  # what exporters write for a Loop that its condition alone ends
 _MOST_ROUNDS = 2**32  # of a Loop that nothing ends earlier: an hour, at a microsecond for each
 _COUNTED = 2**62  # as far as nodes are counted: the sum may be as long as the file
-_MOST_SPARSE = 2**28  # elements of a sparse tensor, which is made dense
 
 Function = tuple[str, str, str]  # domain, name, overload
 
@@ -53,13 +53,7 @@ def require(
             raise GraphError(f"the domain {twice!r} has two opsets; which of them counts depends on the reader")
     for body in bodies:
         _require_types(body)
-    for sparse in proto.graph.sparse_initializer:
-        if min(sparse.dims, default=0) < 0 or math.prod(sparse.dims) > _MOST_SPARSE:
-            shape = list(sparse.dims)
-            raise GraphError(
-                f"the sparse weight {sparse.values.name!r} has the shape {shape}; at most {_MOST_SPARSE} elements are"
-                " read"
-            )
+    require_sizes(proto)
     require_end(proto)
 
 

@@ -15,7 +15,7 @@ from ..file_inputs import file_inputs
 from ..model import Model
 from ..runtimes.trt import is_engine
 from ..storage import signing
-from ..storage.files import load_onnx, opened_sizes
+from ..storage.files import load_onnx, opened_model
 from ..storage.held import Weights
 from ..storage.record import CODE, DATA, content_of, recorded
 from ..storage.weights import lifted
@@ -140,7 +140,7 @@ def opened(
     """The ONNX model that is meant, the large weights that it refers to, and whether it is one already: nobody deploys
     the raw export of a PyTorch model."""
     if isinstance(source, onnx.ModelProto):
-        source = opened_sizes(source)
+        source = opened_model(source)
         _require_inputs(source, source.graph.name or "the model", loading)
         return *lifted(source), True
     if isinstance(source, str | os.PathLike) and is_onnx(source):

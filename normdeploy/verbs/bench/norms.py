@@ -25,7 +25,7 @@ from ...rewriting import rewrite
 from ...runtimes.live import LiveRunner
 from ...runtimes.trt import missing
 from ...storage.atomic import write_bytes
-from ...storage.files import load_onnx, opened_sizes
+from ...storage.files import load_onnx, opened_model
 from ...storage.record import recorded
 from ...types import Progress
 from ..run import open_runner
@@ -170,7 +170,7 @@ def norms_of(
         InputError: there is no such dim.
         GraphError: the file is broken.
     """
-    proto = opened_sizes(source) if isinstance(source, onnx.ModelProto) else load_onnx(source)
+    proto = opened_model(source) if isinstance(source, onnx.ModelProto) else load_onnx(source)
     usual = {d.name: d.opt for spec in recorded(proto).get("inputs", ()) for d in spec.shape if d.name is not None}
     proto, _ = rewrite.optimize(proto, runtime="tensorrt")  # for which every norm is one node
     fixed = onnx.ModelProto()

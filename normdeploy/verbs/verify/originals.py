@@ -25,7 +25,7 @@ from ...runtimes.eager import EagerRunner, HalfRunner
 from ...runtimes.file64 import File64Runner
 from ...runtimes.ort import OrtRunner, run_session
 from ...runtimes.rounding import RoundedRunner
-from ...storage.files import load_onnx
+from ...storage.files import load_onnx, opened_model
 from .names import End, ends_of
 
 AS_IT_IS = "the reference as it is"  # in the place of eager
@@ -221,7 +221,7 @@ def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] =
             )
         source = given if isinstance(given, str) else onnx.load_from_string(bytes(given))
     if isinstance(source, onnx.ModelProto):
-        proto, label = source, source.graph.name or "the reference"
+        proto, label = opened_model(source), source.graph.name or "the reference"
     else:
         path = Path(source)
         proto, label = load_onnx(path), path.name
