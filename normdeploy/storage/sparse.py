@@ -19,9 +19,8 @@ import onnx
 from ..errors import GraphError
 from .protos import subgraphs
 
-MOST_ELEMENTS = 2**28  # of one dense tensor; a few bytes can state any shape
-
-Body = onnx.GraphProto | onnx.FunctionProto
+# Of one dense tensor: a few bytes can state any shape.
+MOST_ELEMENTS = 2**28
 
 
 def has_sparse(proto: onnx.ModelProto) -> bool:
@@ -57,7 +56,7 @@ def require_sizes(proto: onnx.ModelProto) -> None:
         _require_size(sparse, sparse.values.name)
 
 
-def _bodies(proto: onnx.ModelProto) -> Iterator[Body]:
+def _bodies(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
     for body in (proto.graph, *proto.functions):
         yield body
         for node in body.node:
