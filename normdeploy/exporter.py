@@ -25,6 +25,7 @@ import torch
 from .choices import OPSETS
 from .errors import ExportError, InputError
 from .graphs.protos import scope
+from .graphs.type_opsets import typed_by_opset
 from .masked_rows import guard_hidden_rows
 from .mends import mend
 from .model import Model
@@ -105,6 +106,7 @@ def to_light(
         progress("export", 1, 2)
     graph = _finished(program.model, model)
     proto, weights = _serialized(graph)
+    proto = typed_by_opset(proto)
     proto.ir_version = max(
         proto.ir_version, onnx.helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
     )

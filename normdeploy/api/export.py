@@ -204,7 +204,7 @@ def export(
         ]
         notes.append(f"sizes taken where none were stated: {', '.join(taken_from)}; state others with --dim")
     if opset is not None and summary.opset > opset:
-        notes.append(f"the file has opset {summary.opset}, not {opset}: the node of a norm needs it")
+        notes.append(f"the file has opset {summary.opset}, not {opset}: a node that was written, or its type, needs it")
     summary = replace(summary, nodes_after=len(proto.graph.node), ops_after=rewrite.op_counts(proto))
     norms(summary, notes)
     origin = Origin(source, args, kwargs, loading)

@@ -31,6 +31,7 @@ from ..graphs.nested import Nested, bodies
 from ..graphs.nested_functions import functions
 from ..graphs.opsets import converted, needs_conversion, renumbered
 from ..graphs.protos import names, without_unused
+from ..graphs.type_opsets import opset_for_types
 from ..proof.shapes import complete
 from ..recognition.constant_parts import repeated_constants
 from ..recognition.unopened import closed_norms
@@ -186,6 +187,8 @@ def _attempt(proto: onnx.ModelProto, wanted: Wanted) -> tuple[Work, onnx.ModelPr
     proto, shadows = apart(proto)
     proto, foreign = standardized(opened(proto, wanted.fuse))
     work, out = _file(proto, wanted)
+    # A node that was written, an activation for example, may have the file's type at a newer opset alone.
+    work.opset = max(work.opset, opset_for_types(out))
     if needs_conversion(
         out, work.opset
     ):  # an old file: its own ops have to be converted first, and the norms are looked for again

@@ -1,0 +1,118 @@
+"""The opset that a file's element types ask for.
+
+Most ops got bfloat16 and the types of 8 and 4 bits long after float32 (Conv: opset 22). Which op has which type since
+when is read off onnx's own schemas. An op that has bfloat16 in no opset that runtimes load (Einsum, Celu) is computed
+in float32 between Casts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import onnx
+from onnx import TensorProto
+
+from ..domains import default_opset, is_standard
+from .inference import inferred
+from .opsets import converted, needs_conversion, renumbered
+
+# The newest opset that torch's exporter writes and every release of onnxruntime since 1.25 loads.
+NEWEST = 25
+# Older types than bfloat16 are as old as most ops.
+_OLDEST_TYPE = TensorProto.BFLOAT16
+
+
+def typed_by_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto``, which may be changed in place, at an opset that has its types, with Casts around what no opset has."""
+    types = _newer_types(proto)
+    if not types:
+        return proto
+    _cast_around(proto, types)
+    needed = opset_for_types(proto)
+    if needed <= default_opset(proto):
+        return proto
+    if not needs_conversion(proto, needed):
+        return renumbered(proto, needed)
+    made = converted(proto, needed)
+    return proto if isinstance(made, str) else made
+
+
+def opset_for_types(proto: onnx.ModelProto) -> int:
+    """The oldest opset, from the file's own on, in which the ops of the main graph have the types that they are given.
+
+    Ops that no opset up to `NEWEST` allows do not count.
+    """
+    opset = default_opset(proto)
+    types = _newer_types(proto)
+    for node in proto.graph.node if types else ():
+        opset = max(opset, _needed(node, types, opset) or 0)
+    return opset
+
+
+def _newer_types(proto: onnx.ModelProto) -> dict[str, int]:
+    """Tensor -> its element type, of those that are bfloat16 or younger."""
+    stated = [v.type.tensor_type.elem_type for v in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)]
+    stated += [t.data_type for t in proto.graph.initializer]
+    stated += [a.i for n in proto.graph.node if n.op_type == "Cast" for a in n.attribute if a.name == "to"]
+    if max(stated, default=0) < _OLDEST_TYPE:
+        return {}
+    return {name: kind for name, (kind, _) in inferred(proto).items() if kind is not None and kind >= _OLDEST_TYPE}
+
+
+def _needed(node: onnx.NodeProto, types: Mapping[str, int], opset: int) -> int | None:
+    """The oldest opset from ``opset`` on in which a node may have its types; None where there is none."""
+    given = _kinds(node.input, types)
+    made = _kinds(node.output, types)
+    if not is_standard(node) or not (any(given) or any(made)):
+        return opset
+    return next((v for v in range(opset, NEWEST + 1) if _allows(node.op_type, v, given, made)), None)
+
+
+def _kinds(names: Sequence[str], types: Mapping[str, int]) -> tuple[str, ...]:
+    """The types in ONNX's words, "" where an older type stands."""
+    return tuple(f"tensor({TensorProto.DataType.Name(types[name]).lower()})" if name in types else "" for name in names)
+
+
+@lru_cache(maxsize=4096)
+def _allows(op: str, opset: int, given: tuple[str, ...], made: tuple[str, ...]) -> bool:
+    if not onnx.defs.has(op, max_inclusive_version=opset, domain=""):
+        return True
+    schema = onnx.defs.get_schema(op, opset)
+    kinds = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
+    for sides, wanted in ((schema.inputs, given), (schema.outputs, made)):
+        for place, kind in enumerate(wanted):
+            if not kind or not sides:
+                continue
+            side = sides[min(place, len(sides) - 1)]
+            if kind not in kinds.get(side.type_str, {side.type_str}):
+                return False
+    return True
+
+
+def _cast_around(proto: onnx.ModelProto, types: Mapping[str, int]) -> None:
+    """Compute in float32 what has bfloat16 in no opset, in place."""
+    opset = default_opset(proto)
+    nodes: list[onnx.NodeProto] = []
+    for node in proto.graph.node:
+        if _needed(node, types, opset) is not None:
+            nodes.append(node)
+            continue
+        for i, name in enumerate(node.input):
+            if types.get(name) == TensorProto.BFLOAT16:
+                node.input[i] = f"{node.output[0]}_{i}_float32"
+                nodes.append(_cast(name, node.input[i], TensorProto.FLOAT, node))
+        nodes.append(node)
+        for i, name in enumerate(node.output):
+            if types.get(name) == TensorProto.BFLOAT16:
+                node.output[i] = f"{name}_float32"
+                nodes.append(_cast(node.output[i], name, TensorProto.BFLOAT16, node))
+    if len(nodes) > len(proto.graph.node):
+        del proto.graph.node[:]
+        proto.graph.node.extend(nodes)
+
+
+def _cast(source: str, made: str, kind: int, like: onnx.NodeProto) -> onnx.NodeProto:
+    node = onnx.helper.make_node("Cast", [source], [made], name=f"cast_{made}", to=kind)
+    node.metadata_props.extend(like.metadata_props)
+    return node
