@@ -14,7 +14,6 @@ from ...graphs.file_graph import widen
 from ...graphs.inference import inferred
 from ...graphs.protos import module
 from ...model import Model
-from ...precision.precision import asked
 from ...precision.retype import FORMATS
 from ...precision.stepwise import stepwise
 from ...runtimes.exact import Array, Exact, Values
@@ -96,7 +95,7 @@ class Hunt:
         progress: Progress | None,
     ) -> None:
         self._result, self._case, self._output, self._model = result, case, result.output, model
-        precision = asked(proto)
+        precision = result.precision
         half = FORMATS[precision].dtype if precision else None
         self._dtype = np.dtype(np.float32) if half is None else half
         running = stepwise(proto) if result.runtime == STEPWISE else proto

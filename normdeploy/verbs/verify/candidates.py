@@ -17,16 +17,18 @@ from ...engines.build import Engine
 from ...errors import GraphError, InputError, RuntimeUnavailable
 from ...graphs.quantized import is_quantized, ranges, recorded_ranges, recorded_runtime, sealed
 from ...model import Signature
-from ...precision.precision import asked
+from ...precision.retype import FORMATS
 from ...precision.stepwise import stepwise
 from ...runtimes import Runner, RunResult
 from ...runtimes.draws import Draw
+from ...runtimes.exact import inlined
 from ...runtimes.guests import GuestRunner, required
 from ...runtimes.guests import title as title_of_guest
 from ...runtimes.ort import OrtRunner, no_cuda, title
 from ...runtimes.trt import TITLES, TrtRunner, is_engine, missing, runtime_of
 from ...storage.files import load_onnx
 from .cases import Case
+from .computing import Computing, computing
 from .error import Tally
 from .measured import Measures
 from .names import End, Ends, check_used, ends_of, match
@@ -38,6 +40,7 @@ STEPWISE = (  # a file in half precision as a GPU computes it; the CPU has few h
     "each node in float32, rounded"
 )
 FLOATS = {"fp16": "float16", "bf16": "bfloat16"}
+UNITS = {name: FORMATS[name].unit for name in FLOATS}
 
 # of a NaN in these ONNX says nothing, and onnxruntime drops it (1.31.1: a maximum passes it by, a recurrent net's gates
 # clip it)
@@ -62,8 +65,9 @@ File = Engine | str | os.PathLike[str]
 class Subject:
     """A file to compare. ``label`` tells it from the others; ``runtime`` is an engine's, "" of an ONNX file.
 
-    ``precision``: "fp16" or "bf16" where an ONNX file was made to compute in it, else "". Of an engine it is known once
-    it is loaded. ``inputs`` and ``outputs``: its names -> the model's, where they differ (``names``).
+    ``precision``: "fp16" or "bf16" where an ONNX file computes in it and the model does not, else "" (``computing``).
+    Of an engine it is known once it is loaded. ``inputs`` and ``outputs``: its names -> the model's, where they differ
+    (``names``).
     """
 
     path: Path
@@ -71,6 +75,7 @@ class Subject:
     runtime: str = ""
     precision: str = ""
     types: Mapping[str, np.dtype] = field(default_factory=dict)  # of the inputs of an ONNX file, by the model's names
+    computing: Computing = field(default_factory=Computing)
     ops: frozenset[str] = frozenset()  # in an ONNX file, its subgraphs and functions
     inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
@@ -88,6 +93,7 @@ def subjects(
     ends: Sequence[End],
     names: Mapping[str, str] | None = None,
     ordered: bool = True,
+    own_unit: float = 0.0,
 ) -> tuple[list[Subject], list[str]]:
     """The files, each once, and notes on them. ONNX files and engines are told apart by their content.
 
@@ -95,6 +101,7 @@ def subjects(
         ends: the model's outputs.
         names: a file's name of an input or output -> the model's, as the user says.
         ordered: whether names that differ are matched by their order.
+        own_unit: the unit roundoff of the model's coarsest type.
 
     Raises:
         InputError: there is none, one is missing, or has other inputs than the model; or a name is said that no file
@@ -122,6 +129,9 @@ def subjects(
         notes += matched.notes
         subject = replace(subject, inputs=matched.inputs, outputs=matched.outputs)
         subject = replace(subject, types=subject.named(subject.types))
+        if subject.precision and own_unit >= UNITS[subject.precision]:
+            # The model computes in half itself, and its own roundings say where.
+            subject = replace(subject, precision="")
         proto = graphs[subject.label]
         if is_quantized(proto):
             subject, note = _budgeted(subject, proto)
@@ -170,7 +180,15 @@ def subject_of(path: Path, label: str = "") -> Subject:
     if is_engine(path):
         return Subject(path, label or path.name, runtime_of(path))
     proto = load_onnx(path, external_data=False)
-    return Subject(path, label or path.name, "", asked(proto), types_of(proto.graph), _ops(proto))
+    found = computing(proto)
+    return Subject(
+        path=path,
+        label=label or path.name,
+        precision=found.precision,
+        types=types_of(proto.graph),
+        computing=found,
+        ops=_ops(proto),
+    )
 
 
 def _ops(proto: onnx.ModelProto) -> frozenset[str]:
@@ -309,7 +327,8 @@ def candidates_of(compared: Sequence[Subject], runners: Sequence[str] = ()) -> t
         for name in dict.fromkeys(runners):
             make = partial(GuestRunner, name, subject.path)
             candidates.append(Candidate(title_of_guest(required(name)), make, subject, types=subject.types))
-        if subject.precision:
+        # onnxruntime's CPU provider runs float16 itself, and no bfloat16.
+        if subject.precision or "bf16" in subject.computing.halves:
             wide = {n: np.dtype(np.float32) if t.kind in "fV" else t for n, t in subject.types.items()}
             candidates.append(Candidate(STEPWISE, partial(_stepwise, subject.path), subject, types=wide))
     if len(files) == len(compared):
@@ -342,4 +361,12 @@ def _replicas(subject: Subject) -> list[Candidate]:
 
 
 def _stepwise(path: Path) -> Runner:
-    return OrtRunner(stepwise(load_onnx(path)), optimize=False)
+    """
+    Raises:
+        RuntimeUnavailable: the file holds half precision in a body of control flow.
+    """
+    try:
+        proto = stepwise(inlined(load_onnx(path)))
+    except GraphError as error:
+        raise RuntimeUnavailable(str(error)) from error
+    return OrtRunner(proto, optimize=False)

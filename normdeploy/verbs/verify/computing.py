@@ -23,13 +23,10 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _HALVES = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
 # Coarser than either half type; a file that quantizes is judged by its steps instead.
 _EIGHT_BITS = {
-    kind
-    for kind in (
-        TensorProto.FLOAT8E4M3FN,
-        TensorProto.FLOAT8E4M3FNUZ,
-        TensorProto.FLOAT8E5M2,
-        TensorProto.FLOAT8E5M2FNUZ,
-    )
+    TensorProto.FLOAT8E4M3FN,
+    TensorProto.FLOAT8E4M3FNUZ,
+    TensorProto.FLOAT8E5M2,
+    TensorProto.FLOAT8E5M2FNUZ,
 }
 _PRODUCTS = frozenset(
     {

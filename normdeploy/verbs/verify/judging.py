@@ -17,7 +17,7 @@ from ...graphs.quantized import is_quantized, sealed
 from ...runtimes import RunResult
 from ...runtimes.eager import HALVES
 from .bounds import Bounds
-from .candidates import NAN_BLIND, Candidate
+from .candidates import FLOATS, NAN_BLIND, Candidate
 from .cases import DATASET, LENIENT, NAN, NONFINITE, Case
 from .error import Tally, Ties
 from .measured import Measures, settled
@@ -26,6 +26,7 @@ from .policy import Policy
 from .results import NOT_JUDGED, OutputResult, decided, judged
 from .steps import AGAINST, ROUNDED, UNROUNDED, VOID, CaseBudget, UnroundedReference
 
+_HALF_TYPES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _REFUSALS = 3  # sizes that the model does not take, each told with the error
 
 
@@ -207,9 +208,12 @@ class Trial:
         if candidate.name in (ROUNDED, UNROUNDED) and output in self.model.outputs and value.dtype == np.float64:
             with np.errstate(over="ignore"):
                 return value.astype(self._dtype(output))
-        if self._half is None or output not in self.model.outputs or self._dtype(output) != self._half:
+        own = self._dtype(output) if output in self.model.outputs else None
+        holds_half = candidate.subject is not None and bool(candidate.subject.computing.halves)
+        if own not in _HALF_TYPES or not (self._half == own or holds_half):
             return value
-        return value.astype(self._half)
+        with np.errstate(over="ignore"):
+            return value.astype(own) if value.dtype in (np.float32, *_HALF_TYPES) else value
 
     def _measure(self, candidate: Candidate, answer: Answer, result: RunResult) -> None:
         for output in self.model.outputs:
@@ -299,6 +303,8 @@ class Trial:
                 result = replace(result, allowed=float("nan"), by_default="", default_reason=NOT_JUDGED)
         else:
             return
+        if result and (why := _coarser(candidate)):
+            result = replace(result, verdict="fail", reason=why)
         if not result and candidate.advice:
             reason = f"{result.reason}; {candidate.advice}" if result.reason else candidate.advice
             result = replace(result, reason=reason, culprit=candidate.culprit)
@@ -320,6 +326,18 @@ class Trial:
         if result or not (why := budget.why(candidate.name, result.case)):
             return result
         return replace(result, reason="; ".join(filter(None, (result.reason, why))))
+
+
+def _coarser(candidate: Candidate) -> str:
+    """Why a file in half precision is not right though its numbers are: it holds a type that is coarser still."""
+    if candidate.subject is None or not candidate.subject.computing.coarser:
+        return ""
+    found = candidate.subject.computing
+    more = f" and {len(found.coarser) - 1} more tensors" if found.coarser[1:] else ""
+    return (
+        f"{found.coarser[0]!r}{more} of the file have a type coarser than {FLOATS[found.precision]}, which it computes"
+        " in; keep them in that type, or give a metric"
+    )
 
 
 def _comparable(candidate: Candidate, case: Case) -> bool:

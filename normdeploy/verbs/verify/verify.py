@@ -50,7 +50,7 @@ from .drift import Point
 from .drift_files import drift_of_file
 from .judging import Trial
 from .names import Map, parse_map
-from .originals import OWN, FileModel, Original, Reference, name_of, outputs_of
+from .originals import OWN, FileModel, Original, Reference, name_of, outputs_of, unit_roundoff
 from .policy import Policy
 from .remarks import computed, other_forms, remarks
 from .results import COLUMNS, OutputResult
@@ -220,7 +220,14 @@ def verify(
             "drift looks at the modules of a PyTorch model, and the reference is an ONNX file; leave it out"
         )
     every = [*([files] if isinstance(files, Engine | str | os.PathLike) else files), *engines]
-    compared, notes = subjects(every, model, outputs_of(model), parse_map(names or (), model), names is not None)
+    compared, notes = subjects(
+        every,
+        model,
+        outputs_of(model),
+        parse_map(names or (), model),
+        ordered=names is not None,
+        own_unit=unit_roundoff(model),
+    )
     plan = (
         battery_of(model, seeds, most, _quantized(compared))
         if own is None

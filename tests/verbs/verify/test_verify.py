@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 from torch import nn
 
 from normdeploy.errors import GraphError, InputError
@@ -22,6 +24,7 @@ from normdeploy.model import Dim, InputSpec, Model
 from normdeploy.runtimes import RunResult, trt
 from normdeploy.runtimes.ort import OrtRunner
 from normdeploy.storage.files import save_onnx
+from normdeploy.verbs.verify.candidates import STEPWISE
 from normdeploy.verbs.verify.verify import COLUMNS, Comparison, NotRun, OutputResult, verify
 
 OFF, ON = "onnxruntime (optimizer off)", "onnxruntime (optimizer on)"
@@ -471,7 +474,11 @@ def test_an_engine_is_run_within_its_profile(
 
 
 def test_where_nothing_but_eager_ran_nothing_is_shown(tmp_path: Path) -> None:
-    model = from_module(nn.Linear(4, 4).eval().bfloat16(), inputs=["x:bfloat16[2,4]"])
+    class Double(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.elu(x)
+
+    model = from_module(Double().eval(), inputs=["x:float64[2,4]"])
     comparison = verified(model, to_onnx(model), tmp_path)
     assert {r.runtime for r in comparison.results} == {"eager"}
     assert all(comparison.results)
@@ -480,9 +487,27 @@ def test_where_nothing_but_eager_ran_nothing_is_shown(tmp_path: Path) -> None:
     assert "no runtime could be run on m.onnx: nothing is shown about it" in comparison.notes
 
 
+def test_a_bfloat16_file_is_judged_node_by_node_where_the_cpu_has_no_kernel(tmp_path: Path) -> None:
+    model = from_module(nn.Linear(4, 4).eval().bfloat16(), inputs=["x:bfloat16[2,4]"])
+    proto = to_onnx(model)
+    comparison = verified(model, proto, tmp_path)
+    assert comparison
+    assert {r.runtime for r in comparison.results} == {"eager", STEPWISE}
+    assert [m.runtime for m in comparison.not_run if "Could not find an implementation" in m.reason] == [OFF, ON]
+
+    weight = next(t for t in proto.graph.initializer if len(t.dims) == 2)
+    array = numpy_helper.to_array(weight).astype(np.float32)
+    array[1, 2] += 0.1
+    weight.CopyFrom(numpy_helper.from_array(array.astype(ml_dtypes.bfloat16), weight.name))
+    assert not verified(model, proto, tmp_path)
+
+
 def test_a_file_that_onnxruntime_refuses_fails(tmp_path: Path) -> None:
     model = from_module(nn.Conv2d(2, 2, 1).eval().bfloat16(), inputs=["x:bfloat16[1,2,3,3]"])
-    comparison = verified(model, to_onnx(model, opset=21), tmp_path)  # bfloat16 convolutions begin at opset 22
+    proto = to_onnx(model)
+    # bfloat16 convolutions begin at opset 22.
+    proto.opset_import[0].version = 21
+    comparison = verified(model, proto, tmp_path)
     assert not comparison
     assert "invalid model" in of(comparison, "output", OFF).reason
 
