@@ -66,7 +66,7 @@ def computing(proto: onnx.ModelProto) -> Computing:
     nodes = [n for n in proto.graph.node if n.op_type not in _STORAGE]
     every = [kind for n in nodes if (kind := _kind(n, types, stored)) is not None]
     products = [kind for n in nodes if n.op_type in _PRODUCTS if (kind := _kind(n, types, stored)) is not None]
-    ends = [k for v in proto.graph.output if (k := types.get(v.name)) in (*_FLOATS, *_HALVES)]
+    ends = [types[v.name] for v in proto.graph.output if types.get(v.name) in (*_FLOATS, *_HALVES)]
     precision = _most(products) or _most(every) or _all(ends)
     return Computing(precision, halves, tuple(_coarser(proto.graph, types, precision)))
 
