@@ -7,7 +7,7 @@ does not know is run by onnxruntime in the file's own type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,12 +16,15 @@ import numpy as np
 import onnx
 import torch
 
+from ..domains import is_standard
 from ..errors import NormdeployError
 from ..evaluate import evaluate
+from ..evaluate.core import Unsupported
 from ..graphs.file_graph import widen
 from ..graphs.inference import inferred
 from ..norms.ops import STANDARD, Statistics
-from . import RunResult
+from ..precision.prepare import opset_of
+from . import RunResult, control_flow
 from .arrays import check_names
 from .eager import Float64Runner
 from .exact import Array, Exact, NotEvaluated, inlined
@@ -80,6 +83,9 @@ class File64Runner:
         self._last = {name: p for p, names in reads.items() for name in names}
         floats = [t for t in (types.get(n) for n in self._touched(reads.values())) if t is not None and _is_floating(t)]
         self.unit = max((_unit(t) for t in floats), default=0.0)
+        # How a body of control flow is run: as the run around it.
+        self._inside: Callable[[File64Runner, Mapping[str, np.ndarray]], RunResult] = _plainly
+        self._bodies: dict[tuple[str, str], File64Runner] = {}
 
     def _touched(self, reads: Any) -> Iterator[str]:
         for names in reads:
@@ -92,6 +98,7 @@ class File64Runner:
             InputError: inputs are missing or unknown.
             NormdeployError: a node can't be computed.
         """
+        self._inside = _plainly
         return self._run(
             feeds, lambda name, value: value, lambda node, inputs: inputs, lambda node, inputs, name, value: value
         )
@@ -111,6 +118,7 @@ class File64Runner:
                 for i, (v, c) in enumerate(zip(inputs, constant, strict=True))
             ]
 
+        self._inside = lambda body, given: body.perturbed(given, unit, seed)
         return self._run(feeds, lambda name, value: off(value), read, lambda node, inputs, name, value: value)
 
     def _moves(self, node: onnx.NodeProto, place: int, value: Any, most: float = float("inf")) -> bool:
@@ -132,6 +140,8 @@ class File64Runner:
             apart = _APART if node.op_type in _ORDERS else 0.0
             return [noise.lost(v, unit, apart) if self._moves(node, i, v, _SMALL) else v for i, v in enumerate(inputs)]
 
+        # Each round of a loop rounds otherwise.
+        self._inside = lambda body, given: body.rounded(given, int(noise.random.integers(2**31)), half)
         return self._run(feeds, lambda name, value: value, read, noise.written)
 
     def in_half(self, feeds: Mapping[str, np.ndarray], half: torch.dtype | None) -> RunResult:
@@ -152,6 +162,7 @@ class File64Runner:
         def read(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
             return [rounded(n, v) if n in self._exact.constants else v for n, v in zip(node.input, inputs, strict=True)]
 
+        self._inside = lambda body, given: body.in_half(given, half)
         values = self._run(feeds, rounded, read, lambda node, inputs, name, value: rounded(name, value))
         with np.errstate(all="ignore"):
             return {name: value.astype(kind(name, value)) if _wide(value) else value for name, value in values.items()}
@@ -175,14 +186,47 @@ class File64Runner:
 
     def _step(self, place: int, values: dict[str, Array], read: Any, write: Any) -> None:
         node = self._exact.nodes[place]
+        if node.op_type in control_flow.OPS and is_standard(node) and self._run_bodies(node, values):
+            self._drop_read(place, node, values)
+            return
         inputs = read(node, [self._exact.value(name, values) if name else None for name in node.input])
         made = self._exact.apply(node, inputs, values) if node.op_type not in _SEQUENCES else _sequence(node, inputs)
         for name, value in zip(node.output, made, strict=False):
             if name and value is not None:
                 values[name] = write(node, inputs, name, value) if _wide(value) else value
+        self._drop_read(place, node, values)
+
+    def _drop_read(self, place: int, node: onnx.NodeProto, values: dict[str, Array]) -> None:
+        """Forget what no later node reads."""
         for name in {*node.input, *node.output}:
             if self._last.get(name, -1) <= place and name not in self._outputs:
                 values.pop(name, None)
+
+    def _run_bodies(self, node: onnx.NodeProto, values: dict[str, Array]) -> bool:
+        """Run control flow as the rest is run; False where its form is not known here, and onnxruntime has to."""
+
+        def run(name: str, given: Sequence[Any]) -> list[Any]:
+            body = self._body(node, name)
+            own = [v.name for v in control_flow.body_of(node, name).input]
+            feeds = dict(zip(own, (np.asarray(v) for v in given), strict=True))
+            feeds |= {seen: self._exact.value(seen, values) for seen in control_flow.seen_by(node, name)}
+            made = self._inside(body, feeds)
+            return [widen(made[v.name]) for v in control_flow.body_of(node, name).output]
+
+        inputs = [self._exact.value(name, values) if name else None for name in node.input]
+        try:
+            made = control_flow.run_control_flow(node, inputs, opset_of(self._exact.proto), run)
+        except (Unsupported, NormdeployError):
+            return False
+        values.update((name, np.asarray(v)) for name, v in zip(node.output, made, strict=False) if name)
+        return True
+
+    def _body(self, node: onnx.NodeProto, name: str) -> File64Runner:
+        key = (next(filter(None, node.output)), name)
+        if key not in self._bodies:
+            model = control_flow.body_model(node, name, self._exact.proto, self._exact.types)
+            self._bodies[key] = File64Runner(model)
+        return self._bodies[key]
 
     def __enter__(self) -> Self:
         return self
@@ -193,11 +237,16 @@ class File64Runner:
         pass
 
 
+def _plainly(body: File64Runner, feeds: Mapping[str, np.ndarray]) -> RunResult:
+    return body.infer(feeds)
+
+
 class _Noise:
     """Random roundings: r + u·ξ·(|r| + a), as ``rounding`` has them."""
 
     def __init__(self, rng: np.random.Generator, types: Mapping[str, np.dtype], half: np.dtype | None) -> None:
         self._rng, self._types, self._half = rng, types, half
+        self.random = rng
 
     def unit(self, name: str, node: onnx.NodeProto) -> float:
         """The unit roundoff of a tensor, 0 where its node rounds nothing or it is not floating."""

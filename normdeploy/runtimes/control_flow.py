@@ -1,0 +1,130 @@
+"""If, Loop and Scan by their specification, for an evaluator that can run the graph of a body.
+
+A body sees the tensors around it; its own model takes them as inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ..evaluate.core import Array, Unsupported, optional
+from ..storage.protos import subgraphs
+
+OPS = frozenset({"If", "Loop", "Scan"})
+# Scan has its present form since opset 9.
+_SCAN_SINCE = 9
+# More rounds take too long, one numpy call for each node and round.
+_MOST_ROUNDS = 100_000
+
+# The outputs of a body, in order, from its inputs in order.
+RunBody = Callable[[str, Sequence[Any]], Sequence[Any]]
+
+
+def body_of(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
+    """The graph that the attribute ``name`` of a node holds."""
+    graph: onnx.GraphProto = next(a.g for a in node.attribute if a.name == name)
+    return graph
+
+
+def body_model(node: onnx.NodeProto, name: str, around: onnx.ModelProto, types: Mapping[str, Any]) -> onnx.ModelProto:
+    """A body as a model of its own, whose inputs are the body's and, behind them, the tensors that it sees around it.
+
+    Args:
+        around: the model that holds the node, for its opsets and functions.
+        types: dtype of each tensor around, as far as it is known.
+    """
+    model = onnx.ModelProto(ir_version=around.ir_version, opset_import=around.opset_import, functions=around.functions)
+    model.graph.CopyFrom(body_of(node, name))
+    model.graph.name = model.graph.name or name
+    for seen in seen_by(node, name):
+        kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(types.get(seen, np.float32)))
+        model.graph.input.append(onnx.helper.make_tensor_value_info(seen, kind, None))
+    return model
+
+
+def seen_by(node: onnx.NodeProto, name: str) -> list[str]:
+    """The tensors around a body that it reads, those of bodies inside it among them."""
+    return sorted(_free(body_of(node, name)))
+
+
+def _free(graph: onnx.GraphProto) -> set[str]:
+    """The names that a body reads and does not make."""
+    read = {v.name for v in graph.output}
+    made = {v.name for v in (*graph.input, *graph.initializer)}
+    for node in graph.node:
+        read.update(node.input)
+        for body in subgraphs(node):
+            read |= _free(body)
+        made.update(node.output)
+    return read - made - {""}
+
+
+def run_control_flow(node: onnx.NodeProto, inputs: Sequence[Any], opset: int, run: RunBody) -> list[Any]:
+    """The outputs of an If, Loop or Scan.
+
+    Args:
+        run: runs the body of an attribute's name.
+
+    Raises:
+        Unsupported: its form is one of old opsets, it reads a sequence, or it takes too many rounds.
+    """
+    if any(isinstance(value, list) for value in inputs):
+        raise Unsupported(f"{node.op_type} of a sequence")
+    if node.op_type == "If":
+        return list(run("then_branch" if bool(np.asarray(inputs[0]).all()) else "else_branch", []))
+    return _loop(node, inputs, run) if node.op_type == "Loop" else _scan(node, inputs, opset, run)
+
+
+def _loop(node: onnx.NodeProto, inputs: Sequence[Any], run: RunBody) -> list[Any]:
+    most = optional(inputs, 0)
+    goes_on = optional(inputs, 1)
+    state = list(inputs[2:])
+    condition = np.asarray(True if goes_on is None else bool(np.asarray(goes_on).all()))
+    collected: list[list[Array]] = [[] for _ in range(len(body_of(node, "body").output) - 1 - len(state))]
+    rounds = 0
+    while condition.all() and (most is None or rounds < int(np.asarray(most).reshape(()))):
+        if rounds >= _MOST_ROUNDS:
+            raise Unsupported(f"Loop of more than {_MOST_ROUNDS:,} rounds")
+        made = list(run("body", [np.asarray(rounds, np.int64), condition, *state]))
+        condition = np.asarray(made[0])
+        state = made[1 : 1 + len(state)]
+        for values, value in zip(collected, made[1 + len(state) :], strict=True):
+            values.append(value)
+        rounds += 1
+    if not rounds and collected:
+        raise Unsupported("Loop of no rounds, whose collected outputs have no shape")
+    return [*state, *(np.stack(values) for values in collected)]
+
+
+def _scan(node: onnx.NodeProto, inputs: Sequence[Any], opset: int, run: RunBody) -> list[Any]:
+    if opset < _SCAN_SINCE:
+        raise Unsupported("Scan of opset 8")
+    attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.name != "body"}
+    scanned = int(attrs["num_scan_inputs"])
+    state = list(inputs[: len(inputs) - scanned])
+    sequences = list(inputs[len(inputs) - scanned :])
+    axes = attrs.get("scan_input_axes", [0] * scanned)
+    backward = attrs.get("scan_input_directions", [0] * scanned)
+    sequences = [
+        np.moveaxis(s, axis, 0)[:: -1 if back else 1] for s, axis, back in zip(sequences, axes, backward, strict=True)
+    ]
+    length = len(sequences[0])
+    if not length or length > _MOST_ROUNDS:
+        raise Unsupported(f"Scan of {length:,} rounds")
+    collected: list[list[Array]] = [[] for _ in range(len(node.output) - len(state))]
+    for place in range(length):
+        made = list(run("body", [*state, *(s[place] for s in sequences)]))
+        state = made[: len(state)]
+        for values, value in zip(collected, made[len(state) :], strict=False):
+            values.append(value)
+    out_axes = attrs.get("scan_output_axes", [0] * len(collected))
+    out_backward = attrs.get("scan_output_directions", [0] * len(collected))
+    stacked = [
+        np.moveaxis(np.stack(values[:: -1 if back else 1]), 0, axis)
+        for values, axis, back in zip(collected, out_axes, out_backward, strict=False)
+    ]
+    return [*state, *stacked]
