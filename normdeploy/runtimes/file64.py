@@ -28,6 +28,7 @@ from . import RunResult, control_flow
 from .arrays import check_names
 from .eager import Float64Runner
 from .exact import Array, Exact, NotEvaluated, inlined
+from .resampling import off_coordinates
 from .rounding import FLOAT32, lost_along, of_a_sum, off_statistics, op_names
 
 _HALVES = {torch.float16: np.dtype(np.float16), torch.bfloat16: np.dtype(ml_dtypes.bfloat16)}
@@ -278,6 +279,9 @@ class _Noise:
             if unit == FLOAT32:
                 lost = lost_along(inputs[0], _reduced(node, inputs), node.op_type != "ReduceSum").reshape(value.shape)
                 value = value + lost * self._rng.uniform(-1, 1, value.shape)
+        elif node.op_type in ("Resize", "Upsample") and np.ndim(inputs[0]) == value.ndim and _interpolates(node):
+            off = off_coordinates(inputs[0], value.shape, min(unit, FLOAT32))
+            value = value + off * self._rng.uniform(-1, 1, value.shape)
         elif node.op_type == "CumSum":
             value = value + _summed(node, self.lost(value, unit) - value, int(np.asarray(inputs[1]).item()))
         elif node.op_type in _CENTERED and name == node.output[0]:
@@ -302,6 +306,11 @@ class _Noise:
         drawn = (self._rng.uniform(-1, 1, alike.shape) for _ in range(2))
         off = alike * next(drawn) + (rows - rows.mean(-1, keepdims=True)) * scaled * next(drawn)
         return np.asarray(np.nan_to_num(off, nan=0.0, posinf=0.0, neginf=0.0).reshape(value.shape) * weight)
+
+
+def _interpolates(node: onnx.NodeProto) -> bool:
+    """Whether a Resize weighs neighbors by their distance, instead of choosing the nearest one."""
+    return any(a.name == "mode" and a.s != b"nearest" for a in node.attribute)
 
 
 def _reduced(node: onnx.NodeProto, inputs: list[Any]) -> list[int]:

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map
 
 from . import RunResult
 from .eager import Float64Runner, Narrow, Widening
+from .resampling import off_coordinates
 from .widen import widen
 
 
@@ -58,6 +59,7 @@ _AS_OPERAND = op_names("silu gelu mish hardswish softplus log_sigmoid sin cos")
 _ORDERS = op_names("topk sort argsort argmax argmin kthvalue")
 _APART = 1e-300  # of zeros; any other number absorbs it
 _NORMS = op_names("layer_norm group_norm instance_norm")
+_RESIZES = op_names("upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d")
 _SUMS = op_names("sum mean adaptive_avg_pool2d adaptive_avg_pool3d")
 _SMALL = 2**16  # elements of a parameter
 FLOAT32 = 2.0**-24  # its unit roundoff
@@ -128,6 +130,11 @@ class _Rounded(Widening):
             return result + super().call_function(target, (self._lost(result), *args[1:]), kwargs)
         if self._op in _NORMS and args[0].is_floating_point():
             result = result + self._off_mean(args, result)
+        elif self._op in _RESIZES and args[0].is_floating_point():
+            # Kernels compute source coordinates in float32 whatever the type of the data.
+            unit = min(self._unit, FLOAT32)
+            off = torch.from_numpy(off_coordinates(args[0].detach().numpy(), list(result.shape), unit))
+            result = result + off * self._drawn(off)
         elif self._op in _SUMS and _floating(result) and result.numel():
             result = result + self._lost(result.abs() * of_a_sum(args[0].numel() / result.numel()))
             pooled = list(range(-int(self._op[-2]), 0)) if "pool" in self._op else []  # the dims of an image, "…2d"
