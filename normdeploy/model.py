@@ -143,6 +143,10 @@ class Signature:
     sha256: str = ""
     recorded: dict[str, Any] = field(default_factory=dict)
     taken: dict[str, str] = field(default_factory=dict)
+    # What a file under test claims of the inputs where that is narrower than ``inputs``, in their order.
+    claimed: tuple[InputSpec, ...] = ()
+    # Whose word ``inputs`` are; "" stands for the model's own or the user's.
+    word: str = ""
 
     @property
     def dims(self) -> dict[str, Dim]:

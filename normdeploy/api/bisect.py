@@ -13,7 +13,7 @@ from ..storage.folder import require_empty_dir
 from ..types import PathLike, Progress
 from ..verbs.bisect.bisect import Bisection
 from ..verbs.bisect.bisect import bisect as search
-from ..verbs.sources import loaded_as_recorded, remembered_by_any
+from ..verbs.sources import judged
 from ..verbs.verify.cases import read
 from ..verbs.verify.verify import Inputs
 from .common import Stages
@@ -56,8 +56,7 @@ def bisect(
     if not file:
         raise InputError("no ONNX file was given to look into; give it behind the model")
     with stage("load"):
-        followed, notes = remembered_by_any(source, [file], loading)
-        model = loaded_as_recorded(source, args, kwargs, followed, loading)
+        model, notes = judged(source, [file], args, kwargs, loading)
     with stage("bisect"):
         bisection = search(model, file, engines=engines, seeds=seeds, inputs=own, progress=progress)
     if output is not None:

@@ -12,8 +12,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__, stopping
-from ..errors import NormdeployError, printable
+from ..errors import NormdeployError, RuntimeUnavailable, printable
 from . import bench, bisect, build, check, export, fleet, inspect, optimize, package, recheck, run, verify
+from .console import NOT_RUN
 from .stored import kept
 from .verbose import logged
 
@@ -84,12 +85,18 @@ app.add_typer(of_fleets, name="fleet")
 
 
 def main() -> None:
-    """Run the command line; a user's error is one message on standard error and exit code 1."""
+    """Run the command line; a user's error is one message on standard error and exit code 1.
+
+    A package or a GPU that is missing is exit code 3, in every verb.
+    """
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # the libraries' own remarks; what the user should know is in the report
     stopping.watch()
     try:
         app()
+    except RuntimeUnavailable as error:
+        # Nothing was found wrong, and nothing was found right.
+        _refuse(str(error), NOT_RUN)
     except NormdeployError as error:
         _refuse(str(error))
     except OSError as error:
@@ -109,6 +116,6 @@ def main() -> None:
         stopping.ended()
 
 
-def _refuse(message: str) -> NoReturn:
-    print(f"error: {printable(message)}", file=sys.stderr)
-    sys.exit(1)
+def _refuse(message: str, code: int = 1) -> NoReturn:
+    print(f"{'not run' if code == NOT_RUN else 'error'}: {printable(message)}", file=sys.stderr)
+    sys.exit(code)

@@ -16,6 +16,9 @@ from ..errors import NormdeployError
 from ..reports.html import require
 from ..storage.atomic import writable, write_bytes
 
+# Exit code where nothing failed and something was not run: no GPU, or a package that is missing.
+NOT_RUN = 3
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text

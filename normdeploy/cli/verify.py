@@ -11,7 +11,7 @@ import typer
 import normdeploy
 
 from ..errors import InputError, printable
-from .console import bars, check_report, of_file, say, tell
+from .console import NOT_RUN, bars, check_report, of_file, say, tell
 from .options import (
     LOADING,
     HtmlFile,
@@ -111,13 +111,20 @@ def verify(
         ),
     ] = False,
     runner: Runners = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Exit with 1 where the verdict has a limit: sizes not tried, or inputs by the tested file's word.",
+        ),
+    ] = False,
     load: LoadingOptions = LOADING,
     report: ReportFile = None,
     html: HtmlFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Compare what onnxruntime, and engines on a GPU, make of files with the PyTorch model; exit code 1 where one is
-    off by more than rounding explains.
+    off by more than rounding explains, 3 where nothing failed but a file was not run.
 
     Tolerances and metrics that are given decide in the place of that rule, which is told beside them.
     Options that were given to export need not be given again; those that run code only where you or your team signed
@@ -156,7 +163,17 @@ def verify(
     if not parity:
         if quiet:
             _say_failures(parity)
+        raise typer.Exit(NOT_RUN if parity.outcome == "not run" else 1)
+    if strict and (parity.limits or parity.word or parity.up_to is not None):
+        if quiet:
+            _say_verdict(parity)
         raise typer.Exit(1)
+
+
+def _say_verdict(parity: Comparison) -> None:
+    from ..reports.tables import verdict
+
+    print(printable(verdict(parity)), file=sys.stderr)
 
 
 def _say_failures(parity: Comparison) -> None:

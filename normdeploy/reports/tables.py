@@ -144,8 +144,8 @@ def show_parity(console: Console, parity: Comparison) -> None:
         console.print(Text(f"not run: {missed.runtime}: {missed.reason}", style="dim"))
     for note in parity.notes:
         console.print(Text(f"note: {note}", style="yellow"))
-    verdict = Text(_verdict(parity), style="red" if not parity else "yellow" if parity.beyond_default else "green")
-    console.print(verdict.append(_on(parity), style="default"))
+    sentence = Text(verdict(parity), style="red" if not parity else "yellow" if parity.beyond_default else "green")
+    console.print(sentence.append(_on(parity), style="default"))
 
 
 def failures(parity: Comparison) -> list[str]:
@@ -158,7 +158,7 @@ def failures(parity: Comparison) -> list[str]:
         if not r and r.file
     ]
     missed = [f"not run: {', '.join(filter(None, (m.runtime, m.file)))}: {m.reason}" for m in parity.not_run]
-    return [*lines, *_altered(parity), *(missed if not lines else ()), _verdict(parity) + _on(parity)]
+    return [*lines, *_altered(parity), *(missed if not lines else ()), verdict(parity) + _on(parity)]
 
 
 def _altered(parity: Comparison) -> list[str]:
@@ -166,17 +166,19 @@ def _altered(parity: Comparison) -> list[str]:
     return [f"fail: {w.file}: weight {w.name}{f' in {w.module}' if w.module else ''}: {w.reason}" for w in wrong]
 
 
-def _verdict(parity: Comparison) -> str:
+def verdict(parity: Comparison) -> str:
     """By which rules, too, where some were given."""
     if not parity:
-        return "NOT verified"
+        return "NOT verified" if parity.outcome == "failed" else "not run, so neither verified nor wrong"
     far = f" up to {parity.up_to} input elements" if parity.up_to is not None else ""
-    return f"verified{far}{f' {parity.standard}' if parity.standard else ''}"
+    limits = f" {'; '.join(parity.limits)};" if parity.limits else ""
+    return f"verified{limits}{far}{f' {parity.standard}' if parity.standard else ''}"
 
 
 def _on(parity: Comparison) -> str:
     count = len(parity.cases)
-    return f" on {count} input{'' if count == 1 else 's'} against {parity.reference} in float64"
+    word = f", sizes and values by {parity.word}" if parity.word else ""
+    return f" on {count} input{'' if count == 1 else 's'} against {parity.reference} in float64{word}"
 
 
 def _results(parity: Comparison, narrow: bool) -> Table:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import onnx
 
 from ..arguments import Loading, has_examples
-from ..errors import InputError, LoadError, TrustError
-from ..file_inputs import file_inputs
+from ..errors import ExportError, InputError, LoadError, TrustError
+from ..file_inputs import file_inputs, recorded_inputs
 from ..model import Model
 from ..runtimes.trt import is_engine
 from ..storage import signing
@@ -20,6 +20,7 @@ from ..storage.held import Weights
 from ..storage.record import CODE, DATA, content_of, recorded
 from ..storage.weights import lifted
 from ..types import PathLike, Progress
+from .verify.claims import dynamic_specs, judged_beyond, may_narrow
 
 if TYPE_CHECKING:  # torch takes seconds to import
     import torch
@@ -98,8 +99,67 @@ def original(
                 f"{', '.join(given)}: for a PyTorch model, and the reference is an ONNX model; leave it out"
             )
         return open_original(source, loading.get("inputs", ()), loading.get("dims", ())), []
-    followed, notes = remembered_by_any(source, files, loading)
-    return loaded_as_recorded(source, args, kwargs, followed, loading), notes
+    return judged(source, files, args, kwargs, loading)
+
+
+def judged(
+    source: Source, files: Sequence[PathLike], args: Example, kwargs: Mapping[str, Any] | None, given: Loading
+) -> tuple[Model, list[str]]:
+    """Load the PyTorch model on whose inputs ``files`` are judged.
+
+    The files' records complete what is given. Where they narrow the sizes or values that the model itself takes, the
+    model's own count, and the claimed ones are tried beside them (`verify.claims`). A live module without stated dims
+    is traced with the dynamic dims of the files, where it runs so.
+
+    Returns:
+        The model, and notes.
+
+    Raises:
+        NormdeployError: as ``remembered_by_any`` and ``loaded``.
+    """
+    followed, notes = remembered_by_any(source, files, given)
+    if is_live(source) and not any(given.get(name) for name in ("inputs", "dims", "dynamic_shapes")):
+        wider = _with_dims_of_files(source, files, args, kwargs, given)
+        if wider is not None:
+            return wider, notes
+    model = loaded_as_recorded(source, args, kwargs, followed, given)
+    claims: Loading = {}
+    for name in ("inputs", "dims"):
+        if followed.get(name) and not given.get(name):
+            claims[name] = followed[name]  # type: ignore[literal-required]
+    if not may_narrow(claims.get("inputs", ()), claims.get("dims", ())):
+        return model, notes
+    label = next((os.path.basename(file) for file in files if not is_engine(file)), "the file")
+    bare: Loading = {**followed}
+    for name in claims:
+        bare[name] = given.get(name, ())  # type: ignore[literal-required]
+    try:
+        own = loaded(source, args, kwargs, bare)
+    except (InputError, LoadError, ExportError):
+        # Weights and modules without a program say nothing of their inputs.
+        own = None
+    return judged_beyond(model, own, label), notes
+
+
+def is_live(source: object) -> bool:
+    """Return whether ``source`` is a module in memory."""
+    return not isinstance(source, str | os.PathLike | Model) and hasattr(source, "named_modules")
+
+
+def _with_dims_of_files(
+    source: Source, files: Sequence[PathLike], args: Example, kwargs: Mapping[str, Any] | None, given: Loading
+) -> Model | None:
+    """Trace a live module with the dynamic dims of the first file that has some; None where it does not run so."""
+    for file in files:
+        if is_engine(file) or not has_examples(args, kwargs):
+            continue
+        proto = load_onnx(file, external_data=False)
+        texts = dynamic_specs(proto, recorded_inputs(proto))
+        try:
+            return loaded(source, args, kwargs, {**given, "inputs": texts}) if texts else None
+        except (InputError, LoadError, ExportError):
+            return None
+    return None
 
 
 def loaded_as_recorded(

@@ -18,7 +18,7 @@ from ...storage.files import load_onnx
 from ...storage.record import recorded
 from ...types import PathLike, Progress
 from ..run import PROVIDERS
-from ..sources import loaded_as_recorded, remembered
+from ..sources import judged
 from ..verify.candidates import OFF, ON
 from ..verify.cases import read
 from . import bundle, triton
@@ -172,9 +172,10 @@ def samples_of(job: Job, wanted: Wanted, loading: Loading, progress: Progress | 
         return made, batch, why
     if progress is not None:
         progress("load", 0, 0)
-    followed, notes = remembered(wanted.source, job.path, loading)
-    model = loaded_as_recorded(wanted.source, (), None, followed, loading)
+    model, notes = judged(wanted.source, [job.path], (), None, loading)
     job.notes += notes
+    if model.word:
+        job.notes.append(f"sizes and values of the samples are by {model.word}; the model itself states none")
     job.model = {"kind": model.kind, "sha256": model.sha256}
     theirs, ours = {spec.name for spec in model.inputs}, {p.name for p in job.inputs}
     if theirs != ours or not {p.name for p in job.outputs} <= set(model.outputs):

@@ -49,6 +49,7 @@ def battery(model: Signature, seeds: int, *, most: int | None = None, work: floa
     cases += _extreme(model, opt, seeds)
     cases += _not_finite(model, opt, seeds)
     cases += _rows(model, seeds, most)
+    cases += _claimed(model, seeds)
     ran = {case.sizes for case in cases}
     limit = largest_sizes(model, most).limit
     spent, each = 0.0, max(work, 100.0 * elements(model, opt))
@@ -64,6 +65,17 @@ def battery(model: Signature, seeds: int, *, most: int | None = None, work: floa
             Case(f"seed {seed}{at_sizes(sizes)}", "random", _sampled(model, seed, sizes), promised=False, sizes=key)
         )
     return Battery(tuple(cases), tuple(left_out), limit)
+
+
+def _claimed(model: Signature, seeds: int) -> Iterator[Case]:
+    """Random inputs of the values and sizes that the file under test claims, beside those that the model takes."""
+    if not model.claimed:
+        return
+    claim = Signature(inputs=model.claimed, outputs=model.outputs, kind=model.kind)
+    sizes = {name: dim.opt for name, dim in claim.dims.items()}
+    for seed in range(seeds):
+        name = f"seed {seed}{at_sizes(sizes)}, as the file claims its inputs"
+        yield Case(name, "random", _sampled(claim, seed, sizes), promised=False)
 
 
 def battery_of(model: Original, seeds: int, most: int | None = None, quantized: bool = False) -> Battery:

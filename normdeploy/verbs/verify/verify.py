@@ -28,7 +28,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -45,6 +45,7 @@ from .battery import Battery, battery_of
 from .bounds import MOST_RATIO, MOST_RUNS, MULTIPLE
 from .candidates import FLOATS, Candidate, File, NotRun, Subject, candidates_of, subjects
 from .cases import DATASET, LENIENT, Case, Inputs, given_to, read
+from .claims import unseen_sizes
 from .culprit import accuse
 from .drift import Point
 from .drift_files import drift_of_file
@@ -78,6 +79,10 @@ class Comparison(Shown):
     up_to: int | None = None
     weights: tuple[Weight, ...] = ()
     reference: str = "the model"  # what the files were compared with
+    # Whose word the sizes and values of the inputs are, "" where it is the model's or the user's.
+    word: str = ""
+    # What the verdict does not speak of, each as the end of "verified …".
+    limits: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -93,6 +98,14 @@ class Comparison(Shown):
 
     def __bool__(self) -> bool:
         return self.ok
+
+    @property
+    def outcome(self) -> Literal["passed", "failed", "not run"]:
+        """Whether the files pass, whether one fails, or whether nothing failed and a file was not run."""
+        if self.ok:
+            return "passed"
+        made = [r for r in self.results if r.runtime not in OWN]
+        return "not run" if all(made) and all(self.weights) else "failed"
 
     @property
     def beyond_default(self) -> tuple[OutputResult, ...]:
@@ -266,7 +279,19 @@ def verify(
         plan.most if plan.left_out else None,
         tuple(weights),
         name_of(model),
+        word="" if own is not None else model.word,
+        limits=tuple(_limits(model, compared)) if own is None else (),
     )
+
+
+def _limits(model: Original, compared: Sequence[Subject]) -> Iterable[str]:
+    """Say which sizes of the files were not looked at."""
+    if isinstance(model, FileModel):
+        return
+    for subject in compared:
+        if not subject.runtime:
+            proto = load_onnx(subject.path, external_data=False)
+            yield from unseen_sizes(proto, subject.label, subject.inputs, model.inputs)
 
 
 def _unpromised(model: Original, cases: Sequence[Case]) -> Iterable[Case]:
