@@ -205,9 +205,9 @@ InputValues = Annotated[
     list[str] | None,
     typer.Option(
         "--input",
-        metavar="NAME=VALUES",
+        metavar="SPEC",
         help=(
-            r'Values of an input: LOW:HIGH, one number, or a .npy file; "ids:int64\[n,s]{0:999}" states sizes too.'
+            r'An input: NAME=LOW:HIGH, NAME=VALUE or NAME=FILE.npy; "ids:int64\[n,s]{0:999}" states sizes too.'
             " Repeatable."
         ),
     ),
