@@ -91,21 +91,25 @@ class Comparison(Shown):
         Engines are not run without a GPU. Where eager itself fails, the model leaves its type's range: its row and a
         note say so, but what was made of it may be right.
         """
+        return any(r.runtime not in OWN for r in self.results) and not self._is_wrong
+
+    @property
+    def _is_wrong(self) -> bool:
+        """Whether a runtime, a weight, or an ONNX file that runs nowhere speaks against the files."""
         made = [r for r in self.results if r.runtime not in OWN]
         ran = {r.file for r in made} | {""}
-        shown = all(m.file in ran for m in self.not_run if m.runtime in NAMES)
-        return bool(made) and all(made) and all(self.weights) and shown
+        runs_nowhere = any(m.file not in ran for m in self.not_run if m.runtime in NAMES)
+        return not all(made) or not all(self.weights) or runs_nowhere
 
     def __bool__(self) -> bool:
         return self.ok
 
     @property
     def outcome(self) -> Literal["passed", "failed", "not run"]:
-        """Whether the files pass, whether one fails, or whether nothing failed and a file was not run."""
+        """Whether the files pass, whether one fails, or whether nothing was run that could do either."""
         if self.ok:
             return "passed"
-        made = [r for r in self.results if r.runtime not in OWN]
-        return "not run" if all(made) and all(self.weights) else "failed"
+        return "failed" if self._is_wrong else "not run"
 
     @property
     def beyond_default(self) -> tuple[OutputResult, ...]:
