@@ -157,7 +157,12 @@ def _skip_rms_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Re
 
 
 def _per_channel(parameter: Array, x: Array) -> Array:
-    """A vector of C parameters in the shape (1, C, 1, …); ValueError where it is not of length C."""
+    """A vector of C parameters in the shape (1, C, 1, …); ValueError where it is not of length C.
+
+    A vector x has one channel (https://onnx.ai/onnx/operators/onnx__BatchNormalization.html, Inputs).
+    """
+    if x.ndim == 1:
+        return parameter.reshape(1)
     return parameter.reshape((1, x.shape[1]) + (1,) * (x.ndim - 2))
 
 

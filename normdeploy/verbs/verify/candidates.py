@@ -56,7 +56,7 @@ _MAXIMA = {
     "NonMaxSuppression",
     "RoiAlign",
 }
-NAN_BLIND = frozenset(_MAXIMA | {"LSTM", "GRU", "RNN"})
+NAN_BLIND = frozenset(_MAXIMA | {"LSTM", "GRU", "RNN", "ScatterElements", "ScatterND"})
 
 File = Engine | str | os.PathLike[str]
 

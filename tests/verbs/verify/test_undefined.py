@@ -1,0 +1,52 @@
+"""Verdicts where a number is undefined: 0/0 in a runtime's kernel, NaN that is made inside and dropped by a maximum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+import normdeploy
+from tests.half_graphs import text
+
+
+def test_equal_elements_of_a_mean_variance_normalization_are_no_fault(tmp_path: Path) -> None:
+    """onnxruntime's kernel has no epsilon, and gives NaN; the standard's function has 1e-9, and gives 0."""
+    proto = text("y = MeanVarianceNormalization<axes = [0, 1]>(x)")
+    onnx.save(proto, tmp_path / "a.onnx")
+    assert normdeploy.verify(tmp_path / "a.onnx", tmp_path / "a.onnx")
+
+    wrong = text("z = MeanVarianceNormalization<axes = [0, 1]>(x) y = Mul(z, by)", by=np.array(1.001))
+    onnx.save(wrong, tmp_path / "b.onnx")
+    assert not normdeploy.verify(tmp_path / "a.onnx", tmp_path / "b.onnx")
+
+
+@pytest.mark.parametrize("size", [3, "n"])
+def test_a_batch_normalization_of_a_vector_has_one_channel(size: int | str, tmp_path: Path) -> None:
+    one = np.array([2.0])
+    proto = text("y = BatchNormalization(x, one, one, one, one)", f"float[{size}] x", f"float[{size}] y", one=one)
+    onnx.save(proto, tmp_path / "a.onnx")
+    assert normdeploy.verify(tmp_path / "a.onnx", tmp_path / "a.onnx")
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.gru = nn.GroupNorm(1, 8), nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gru(self.norm(x.mT).mT)[0]
+
+
+@pytest.mark.parametrize("kind", ["MaxPool", "GRU"])
+def test_a_nan_made_of_an_infinity_may_be_dropped_by_a_maximum(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Recurrent() if kind == "GRU" else nn.Sequential(nn.GroupNorm(2, 8), nn.MaxPool2d(2))
+    sample = torch.randn(2, 5, 8) if kind == "GRU" else torch.randn(2, 8, 6, 6)
+    made = normdeploy.export(module.eval(), sample, output=tmp_path / "m.onnx")
+    comparison = normdeploy.verify(made)
+    assert comparison, comparison.table()
