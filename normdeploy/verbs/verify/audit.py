@@ -17,14 +17,13 @@ A comparison of outputs does not see one weight off by 1e-4 among thousands; thi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import permutations
 from math import prod
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 
@@ -32,19 +31,13 @@ from ...evaluate.core import is_quantized_type
 from ...graphs.protos import module
 from ...graphs.quantized import is_quantized, steps
 from ...precision.retype import values
+from .derived import Format, derivation, outside
 from .merged import merged
 from .originals import FileModel, Original
+from .rows import MOSTLY, NEAR, ROW, Rows, squeezed
 from .stored import initializers, shifts_of, stored_in
 
 Array = np.ndarray[Any, Any]
-
-_NEAR = 1e-2  # relative; two parameters that training has drawn apart are farther from each other in some element
-_ROUNDINGS = 8  # units of roundoff: of a product or two, and of their factors
-_ROW = 4  # elements, at least, that tell a row from others
-
-
-_LOOKED_AT = 64  # rows of nobody's beside each row of a table
-_MOSTLY = 0.5  # of a weight put together from the model's rows: what else it holds was changed
 
 
 class Origin(StrEnum):
@@ -79,7 +72,7 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
     """Every floating initializer of ``proto`` (its weights loaded) that is no tensor of ``model``; those altered
     first."""
     stored = stored_in(model)
-    rows = _Rows(stored.values())
+    rows = Rows(stored.values())
     unknown: list[tuple[onnx.TensorProto, Array, float]] = []
     placed, apart = set[str](), steps(proto)  # the error budget judges the steps
     for tensor in initializers(proto.graph):
@@ -89,7 +82,7 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
         same = [
             name
             for name, p in stored.items()
-            if _may_equal(p, array) and any(_equal(b, array) for b in _arranged(p, array))
+            if _may_equal(p, array) and any(_equal(b, array) for b in _arranged(_cast(p, array.dtype), array))
         ]
         placed.update(same)
         if not same and (share := rows.share(array)) < 1:
@@ -105,11 +98,23 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
         weight = Weight(label, tensor.name, modules.get(tensor.name, ""), Origin.COMPUTED, elements=array.size)
         smoothed = _smoothed(weight, array, inverses, missing)
         weight = _origin(weight, array, missing, shifts) if smoothed is None else smoothed
-        if weight.origin is Origin.COMPUTED and share >= _MOSTLY and rows.lacks(array, missing.values()):
+        if weight.origin is Origin.COMPUTED and share >= MOSTLY and rows.lacks(array, missing.values()):
             parameter = f"{share:.1%} of it is put together from rows of the model's tensors, the rest is not"
             weight = replace(weight, origin=Origin.ALTERED, reason=parameter)
+        if weight.origin is Origin.ALTERED and smoothed is None:
+            weight = _explained(weight, array, stored, rows)
         remarks.append(weight)
     return sorted(remarks, key=bool)
+
+
+def _explained(weight: Weight, array: Array, stored: Mapping[str, Array], rows: Rows) -> Weight:
+    """Take an accusation back where an exporter or optimizer may have computed the weight from the model's tensors."""
+    name = derivation(array.astype(np.float64), stored, Format.of(array.dtype))
+    if not name and rows.scaled(array):
+        name = "rows of the model's tensors, each times a number"
+    if not name:
+        return weight
+    return replace(weight, origin=Origin.FOLDED, parameter=name, difference=0.0, reason=f"made of {name}")
 
 
 def _modules(proto: onnx.ModelProto, stored: Mapping[str, Array]) -> dict[str, str]:
@@ -126,21 +131,20 @@ def _modules(proto: onnx.ModelProto, stored: Mapping[str, Array]) -> dict[str, s
 # ------------------------------------------------------------------ the same numbers
 
 
-def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(size for size in shape if size != 1)
-
-
 def _arranged(parameter: Array, like: Array) -> Iterator[Array]:
-    """``parameter``, of as many elements, in the shape and type of ``like``: as it lies, and with its dims in every
-    fitting order."""
-    with np.errstate(over="ignore"):
-        cast = parameter.astype(like.dtype)
-    yield cast.reshape(like.shape)
-    small = cast.reshape(_squeezed(cast.shape))
+    """Give ``parameter``, of as many elements, in the shape of ``like``: as it lies, and with its dims in every fitting
+    order."""
+    yield parameter.reshape(like.shape)
+    small = parameter.reshape(squeezed(parameter.shape))
     if 2 <= small.ndim <= 4:
         for order in permutations(range(small.ndim)):
-            if order != tuple(range(small.ndim)) and tuple(small.shape[i] for i in order) == _squeezed(like.shape):
+            if order != tuple(range(small.ndim)) and tuple(small.shape[i] for i in order) == squeezed(like.shape):
                 yield small.transpose(order).reshape(like.shape)
+
+
+def _cast(parameter: Array, dtype: Any) -> Array:
+    with np.errstate(over="ignore"):
+        return parameter.astype(dtype)
 
 
 def _may_equal(parameter: Array, array: Array) -> bool:
@@ -155,120 +159,31 @@ def _equal(one: Array, other: Array) -> bool:
     return np.ascontiguousarray(one).tobytes() == np.ascontiguousarray(other).tobytes()
 
 
-class _Rows:
-    """Which arrays are put together from rows of others, a row being a line along any axis."""
-
-    def __init__(self, parameters: Iterable[Array]) -> None:
-        self._parameters = list(parameters)
-        self._known: dict[tuple[int, str], set[bytes]] = {}
-
-    def share(self, array: Array) -> float:
-        """How much of it is put together so, along the axis along which it is most; rows of one number count for
-        nothing."""
-        if len(_squeezed(array.shape)) < 2:
-            vector = np.ascontiguousarray(array.reshape(-1))
-            one = vector.size >= _ROW and vector.tobytes() in self._of(
-                vector.size, vector.dtype
-            )  # the row of an embedding
-            return 1.0 if one else self._runs(vector)
-        return max((self._along(array, axis) for axis, size in enumerate(array.shape) if size >= _ROW), default=0.0)
-
-    def lacks(self, array: Array, parameters: Iterable[Array]) -> bool:
-        """Whether rows of one of ``parameters``, matrices and more, could have stood where ``array`` has others of
-        nobody, and as many.
-
-        Where ``array`` holds but a part of a table: whether a row of nobody's is close to one of the others.
-        """
-        if len(_squeezed(array.shape)) < 2:
-            return True
-        with np.errstate(over="ignore"):
-            matrices = [p.astype(array.dtype) for p in parameters if len(_squeezed(p.shape)) > 1]
-        for axis, size in enumerate(array.shape):
-            lines = {line.tobytes() for line in _lines(array, axis)}
-            foreign = lines - self._of(size, array.dtype)
-            for matrix in matrices:
-                for along in (i for i, length in enumerate(matrix.shape) if length == size >= _ROW):
-                    absent = {line.tobytes() for line in _lines(matrix, along)} - lines
-                    if 0 < len(absent) <= len(foreign) or _close(foreign, absent, array.dtype):
-                        return True
-        return False
-
-    def _along(self, array: Array, axis: int) -> float:
-        lines = _lines(array, axis)
-        told = lines[(lines != lines[:, :1]).any(-1)]
-        known = self._of(array.shape[axis], array.dtype)
-        return sum(line.tobytes() in known for line in told) / len(told) if len(told) else 0.0
-
-    def _of(self, length: int, dtype: Any) -> set[bytes]:
-        key = (length, str(dtype))
-        if key not in self._known:
-            fitting = [(p, axis) for p in self._parameters for axis, size in enumerate(p.shape) if size == length]
-            with np.errstate(over="ignore"):
-                self._known[key] = {row.tobytes() for p, axis in fitting for row in _lines(p.astype(dtype), axis)}
-        return self._known[key]
-
-    def _runs(self, vector: Array) -> float:
-        """How much of it is parts of vectors, each of some elements, one behind the other."""
-        at = length = 0
-        vectors = [
-            p.reshape(-1) for p in self._parameters if len(_squeezed(p.shape)) == 1 and p.size <= 16 * vector.size
-        ]
-        with np.errstate(over="ignore"):
-            vectors = [v.astype(vector.dtype) for v in vectors]
-        while at < vector.size and vectors:
-            longest = max(_run(vector[at:], v) for v in vectors)
-            length += longest if longest >= _ROW else 0
-            at += longest if longest >= _ROW else 1
-        return length / vector.size
-
-
-def _close(some: set[bytes], others: set[bytes], dtype: Any) -> bool:
-    """Whether one of ``some`` rows (the first `_LOOKED_AT`) has more than half of its elements from one of the
-    others."""
-    if not others:
-        return False
-    table = np.stack([np.frombuffer(row, dtype) for row in others])
-    return any((table == np.frombuffer(row, dtype)).mean(-1).max() > _MOSTLY for row in sorted(some)[:_LOOKED_AT])
-
-
-def _run(vector: Array, other: Array) -> int:
-    """How many elements of the beginning of ``vector`` stand in ``other``, in their order."""
-    longest = 0
-    for start in np.flatnonzero(other == vector[0]):
-        length = min(len(vector), len(other) - int(start))
-        differs = np.flatnonzero(vector[:length] != other[start : start + length])
-        longest = max(longest, int(differs[0]) if differs.size else length)
-    return longest
-
-
-def _lines(array: Array, axis: int) -> Array:
-    return np.ascontiguousarray(np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis]))
-
-
 # ------------------------------------------------------------------ other numbers
 
 
 def _origin(
     weight: Weight, array: Array, missing: Mapping[str, Array], shifts: Sequence[tuple[str, Array, Array]]
 ) -> Weight:
-    """``weight`` with what it is and beside which tensor of ``missing``, those of the model that the file has nowhere
-    as they are."""
-    unit = float(ml_dtypes.finfo(array.dtype).eps) / 2
+    """Compare ``array`` with the tensors of ``missing``, those of the model that the file has nowhere as they are."""
+    form = Format.of(array.dtype)
     wide = array.astype(np.float64)
     best: Weight | None = None
     for source, shift, size in (s for s in shifts if s[1].size == wide.size):
-        away = np.abs(wide.reshape(-1) - shift)
-        outside = away > _ROUNDINGS * unit * size
-        if not outside.any():
+        flat = wide.reshape(-1)
+        away = np.abs(flat - shift)
+        changed = outside(flat, shift, size, form)
+        if not changed.any():
             return _told(replace(weight, parameter=source), Origin.FOLDED, away, f"made of {source}")
-        if outside.mean() <= 0.5 and wide.size >= _ROW:
-            reason = _changed(outside, wide.reshape(-1), shift, source)
-            best = _told(replace(weight, parameter=source), Origin.ALTERED, away, reason)
-    for parameter, arrays in missing.items():
-        if arrays.size != array.size:
+        if changed.mean() <= 0.5 and _tells(shift[~changed]):
+            best = _told(
+                replace(weight, parameter=source), Origin.ALTERED, away, _changed(changed, flat, shift, source)
+            )
+    for parameter, values_of in missing.items():
+        if values_of.size != array.size:
             continue
-        for arranged in _arranged(arrays, array):
-            origin = _beside(replace(weight, parameter=parameter), wide, arranged.astype(np.float64), unit)
+        for arranged in _arranged(values_of, array):
+            origin = _beside(replace(weight, parameter=parameter), array, arranged, form)
             if origin is not None and (
                 best is None or (bool(origin), -origin.difference) > (bool(best), -best.difference)
             ):
@@ -276,6 +191,12 @@ def _origin(
     if best is None:
         return replace(weight, reason="like no parameter or buffer of the model")
     return best
+
+
+def _tells(values_of: Array) -> bool:
+    """Decide whether numbers that two tensors share speak for a common origin: zeros, ones and repeats do not."""
+    telling = np.unique(values_of[np.isfinite(values_of)])
+    return int((~np.isin(telling, (0.0, 1.0, -1.0))).sum()) >= ROW
 
 
 def _are_factors(array: Array) -> bool:
@@ -301,46 +222,47 @@ def _smoothed(weight: Weight, array: Array, inverses: Sequence[Array], missing: 
             told = f"{name} over what its norm is written with"
             if not count:
                 return replace(beside, origin=Origin.FOLDED, reason=told)
-            if count <= (1 - _MOSTLY) * array.size and (least is None or count < least[0]):
+            if count <= (1 - MOSTLY) * array.size and (least is None or count < least[0]):
                 wide = array.reshape(-1).astype(np.float64)
                 reason = _changed(differs, wide, model, told)
                 least = count, _told(beside, Origin.ALTERED, np.abs(wide - model), reason)
     return least[1] if least is not None else None
 
 
-def _beside(weight: Weight, array: Array, parameter: Array, unit: float) -> Weight | None:
-    """What ``array`` is if it comes from ``parameter``, of its shape; None where it is like nothing of it."""
-    tolerance = _ROUNDINGS * unit * np.abs(array)
-    away = np.abs(array - parameter)
-    if (away <= tolerance).all():
+def _beside(weight: Weight, stored: Array, parameter: Array, form: Format) -> Weight | None:
+    """Say what ``stored`` is if it comes from ``parameter``, of its shape; None where it is like nothing of it."""
+    array = stored.astype(np.float64)
+    # The model's numbers as they are, since the file's type may hold some of them not at all.
+    model = parameter.astype(np.float64)
+    with np.errstate(all="ignore"):
+        cast = parameter.astype(stored.dtype).astype(np.float64)
+        away = np.nan_to_num(np.abs(array - cast), nan=np.inf, posinf=np.inf)
+        same = (array == cast) | (np.isnan(array) & np.isnan(cast))
+        away = np.where(same, 0.0, away)
+    if not outside(array, model, np.abs(array), form).any():
         return _told(weight, Origin.FOLDED, away, f"{weight.parameter}, rounded otherwise")
-    if array.size < _ROW and np.isfinite(array).all() and not np.isfinite(parameter).any():
-        return None  # numbers that the type does not hold: what stands for them may be anything
-    if not np.isfinite(away).all():
-        return _told(
-            weight,
-            Origin.ALTERED,
-            np.where(np.isfinite(away), 0, np.inf),
-            _changed(away > 0, array, parameter, weight.parameter),
-        )
+    named = weight.name == weight.parameter
     closest: tuple[int, Array] | None = None
-    for scale in _scales(array, parameter):
-        apart = np.abs(array - scale * parameter)
-        outside = apart > tolerance + _ROUNDINGS * unit * np.abs(scale * parameter)
-        if not outside.any():
-            return _told(weight, Origin.FOLDED, apart, f"{weight.parameter} times a number for each channel")
-        if closest is None or outside.sum() < closest[0]:
-            closest = int(outside.sum()), scale
+    for scale in _scales(array, model):
+        scaled = scale * model
+        apart = outside(array, scaled, np.abs(array) + np.abs(scaled), form)
+        if not apart.any():
+            reason = f"{weight.parameter} times a number for each channel"
+            return _told(weight, Origin.FOLDED, np.abs(array - scaled), reason)
+        if closest is None or apart.sum() < closest[0]:
+            closest = int(apart.sum()), scale
     differs = away > 0
-    if differs.mean() <= 0.5:
-        return _told(weight, Origin.ALTERED, away, _changed(differs, array, parameter, weight.parameter))
+    if differs.mean() <= 0.5 and (named or _tells(model[~differs])):
+        return _told(weight, Origin.ALTERED, away, _changed(differs, array, model, weight.parameter))
     if closest is not None and closest[0] <= 0.25 * array.size:
-        scaled = closest[1] * parameter
-        outside = np.abs(array - scaled) > 2 * _ROUNDINGS * unit * np.abs(scaled) + tolerance
-        name = f"{weight.parameter} times a number for each channel"
-        return _told(weight, Origin.ALTERED, np.abs(array - scaled), _changed(outside, array, scaled, name))
-    if (away <= _NEAR * np.abs(parameter)).all():
-        return _told(weight, Origin.ALTERED, away, _changed(differs, array, parameter, weight.parameter))
+        scaled = closest[1] * model
+        apart = outside(array, scaled, 2 * (np.abs(array) + np.abs(scaled)), form)
+        # A channel of one number is a multiple of any other.
+        if _tells((model / np.where(closest[1] == 0, 1, np.abs(closest[1])))[~apart]):
+            name = f"{weight.parameter} times a number for each channel"
+            return _told(weight, Origin.ALTERED, np.abs(array - scaled), _changed(apart, array, scaled, name))
+    if (away <= NEAR * np.abs(model)).all() and (named or _tells(model)):
+        return _told(weight, Origin.ALTERED, away, _changed(differs, array, model, weight.parameter))
     return None
 
 
@@ -350,13 +272,16 @@ def _scales(array: Array, parameter: Array) -> Iterator[Array]:
     with np.errstate(all="ignore"):
         ratios = np.where(parameter != 0, array / parameter, np.nan)
         ratios = np.where(np.isfinite(ratios), ratios, np.nan)
-    if np.isnan(ratios).all() or array.size < _ROW:
+    if np.isnan(ratios).all() or array.size < ROW:
         return
     yield np.asarray(np.nanmedian(ratios)).reshape((1,) * array.ndim)
     for axis, size in enumerate(array.shape):
         others = tuple(i for i in range(array.ndim) if i != axis)
-        if size > 1 and array.size // size >= _ROW:
-            filled = np.where(np.isnan(ratios).all(others, keepdims=True), 1.0, ratios)  # a channel of zeros
+        if size > 1 and array.size // size >= ROW:
+            # Small elements of a channel may be subnormal, and their ratios have no digits.
+            large = np.abs(parameter) >= np.median(np.abs(parameter), others, keepdims=True)
+            telling = np.where(large, ratios, np.nan)
+            filled = np.where(np.isnan(telling).all(others, keepdims=True), 1.0, telling)  # a channel of zeros
             yield np.nanmedian(filled, others, keepdims=True)
 
 

@@ -78,7 +78,10 @@ def shifts_of(model: Original, stored: Mapping[str, Array]) -> Iterator[tuple[st
             continue
         scale = of(norm.weight, 1.0, variance) / np.sqrt(variance.astype(np.float64) + norm.epsilon)
         mean, shift = of(norm.mean, 0.0, variance), of(norm.bias, 0.0, variance)
-        biases = {"": np.zeros(variance.shape)} | {n: v for n, v in stored.items() if v.shape == variance.shape}
+        # Paddle adds a bias of shape (1, C, 1, 1) in a node of its own.
+        biases = {"": np.zeros(variance.shape)} | {
+            n: v.reshape(variance.shape) for n, v in stored.items() if v.size == variance.size == max(v.shape)
+        }
         for bias, added in biases.items():
             b = added.astype(np.float64)
             size = (np.abs(b) + np.abs(mean)) * np.abs(scale) + np.abs(shift)

@@ -1,0 +1,160 @@
+"""Derives tensors that exporters and optimizers compute from a model's parameters.
+
+``audit`` asks here before it calls a weight altered.
+
+Each derivation gives values in float64 and the sum of the magnitudes in them, of which their rounding is relative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+# Units of roundoff: a product or two, and the roundings of their factors.
+ROUNDINGS = 8
+# Elements of a tensor up to which pairs of tensors are tried.
+_MOST_ELEMENTS = 1 << 22
+_MOST_PAIRS = 4096
+# onnxruntime's converter to half clips what is larger.
+_CLIPS = (1e4, 65504.0)
+
+FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
+    "exp": np.exp,
+    "-exp": lambda p: -np.exp(p),
+    "exp(-)": lambda p: np.exp(-p),
+    "log": np.log,
+    "softplus": lambda p: np.logaddexp(0, p),
+    "sigmoid": lambda p: 1 / (1 + np.exp(-p)),
+    "tanh": np.tanh,
+    "relu": lambda p: np.maximum(p, 0),
+    "abs": np.abs,
+    "square": np.square,
+    "sqrt": np.sqrt,
+    "1 / sqrt": lambda p: 1 / np.sqrt(p),
+    "1 /": lambda p: 1 / p,
+    "1 +": lambda p: 1 + p,
+    "1 -": lambda p: 1 - p,
+    "cos": np.cos,
+    "sin": np.sin,
+}
+
+PAIRS: Mapping[str, Callable[[Array, Array], Array]] = {
+    "+": lambda p, q: p + q,
+    "-": lambda p, q: p - q,
+    "*": lambda p, q: p * q,
+    "/": lambda p, q: p / q,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """The spacing of a floating type: relative for normal numbers, absolute below them."""
+
+    unit: float
+    step: float
+    largest: float
+
+    @classmethod
+    def of(cls, dtype: Any) -> Format:
+        """Read the spacing of ``dtype``."""
+        info = ml_dtypes.finfo(dtype)
+        return cls(unit=float(info.eps) / 2, step=float(info.smallest_subnormal) / 2, largest=float(info.max))
+
+    def tolerance(self, size: Array) -> Array:
+        """Bound what rounding does to a sum of terms whose magnitudes add up to ``size``."""
+        return ROUNDINGS * (self.unit * np.abs(size) + self.step)
+
+
+def outside(array: Array, expected: Array, size: Array, form: Format) -> Array:
+    """Mark the elements of ``array`` that are not ``expected`` cast to its type.
+
+    Numbers beyond the type's range may be infinite or clipped.
+    """
+    with np.errstate(all="ignore"):
+        away = np.abs(array - expected) > form.tolerance(size)
+        away |= np.isnan(array - expected)
+        same = (array == expected) | (np.isnan(array) & np.isnan(expected))
+        clipped = np.zeros(array.shape, bool)
+        for limit in (*_CLIPS, form.largest):
+            stated = np.isclose(np.abs(array), limit, rtol=2 * form.unit, atol=0)
+            clipped |= stated & (np.abs(expected) >= limit) & (np.sign(array) == np.sign(expected))
+        clipped |= np.isinf(array) & (np.abs(expected) >= form.largest) & (np.sign(array) == np.sign(expected))
+    return np.asarray(away & ~same & ~clipped)
+
+
+def derivation(array: Array, stored: Mapping[str, Array], form: Format) -> str:
+    """Name the derivation that gives ``array``, float64, from tensors of the model; "" if none does."""
+    if array.size > _MOST_ELEMENTS:
+        return ""
+    for name, expected, size in _derived(array, stored, form):
+        for arranged, magnitudes in zip(_orders(expected, array), _orders(size, array), strict=True):
+            if not outside(array, arranged, magnitudes, form).any():
+                return name
+    return ""
+
+
+def _derived(array: Array, stored: Mapping[str, Array], form: Format) -> Iterator[tuple[str, Array, Array]]:
+    """Derive tensors of as many elements as ``array``: (name, values, magnitudes)."""
+    same = {n: p.astype(np.float64) for n, p in stored.items() if p.size == array.size and np.isfinite(p).all()}
+    with np.errstate(all="ignore"):
+        for name, p in same.items():
+            for label, function in FUNCTIONS.items():
+                value = function(p)
+                # The argument is rounded to the type too, which moves a steep function by more than a unit.
+                moved = np.abs(function(p * (1 + form.unit)) - function(p * (1 - form.unit))) / form.unit
+                yield f"{label} {name}", value, np.abs(value) + moved
+        pairs = [(a, b) for a in same for b in same if a != b and same[a].size == same[b].size]
+        for a, b in pairs[:_MOST_PAIRS]:
+            p, q = same[a], same[b]
+            if _squeezed(p) != _squeezed(q):
+                continue
+            q = q.reshape(p.shape)
+            for label, combine in PAIRS.items():
+                value = combine(p, q)
+                size = np.abs(p) + np.abs(q) if label in "+-" else np.abs(value)
+                yield f"{a} {label} {b}", value, size
+        yield from _adapted(array, same, stored)
+
+
+def _adapted(
+    array: Array, same: Mapping[str, Array], stored: Mapping[str, Array]
+) -> Iterator[tuple[str, Array, Array]]:
+    """Merge adapters of low rank into a matrix: W + s * B @ A, s fitted."""
+    matrices = {n: p for n, p in stored.items() if p.ndim == 2}
+    for name, p in same.items():
+        if p.ndim != 2:
+            continue
+        rows, columns = p.shape
+        left = {n: q for n, q in matrices.items() if q.shape[0] == rows and 2 * q.shape[1] <= min(p.shape)}
+        right = {n: q for n, q in matrices.items() if q.shape[1] == columns}
+        for a, q in left.items():
+            for b, r in right.items():
+                if q.shape[1] != r.shape[0] or a == b:
+                    continue
+                product = q.astype(np.float64) @ r.astype(np.float64)
+                for target in (array.reshape(p.shape), array.reshape(p.T.shape).T):
+                    norm = float((product * product).sum())
+                    scale = float(((target - p) * product).sum()) / norm if norm else 0.0
+                    terms = np.abs(q.astype(np.float64)) @ np.abs(r.astype(np.float64))
+                    yield f"{name} + {scale:.6g} * {a} @ {b}", p + scale * product, np.abs(p) + abs(scale) * terms
+
+
+def _squeezed(array: Array) -> tuple[int, ...]:
+    return tuple(size for size in array.shape if size != 1)
+
+
+def _orders(value: Array, like: Array) -> Iterator[Array]:
+    """Give ``value`` in the shape of ``like``: as it lies, and with its dims in every fitting order."""
+    yield value.reshape(like.shape)
+    small = value.reshape(_squeezed(value))
+    if 2 <= small.ndim <= 4:
+        for order in permutations(range(small.ndim)):
+            if order != tuple(range(small.ndim)) and tuple(small.shape[i] for i in order) == _squeezed(like):
+                yield small.transpose(order).reshape(like.shape)

@@ -1,0 +1,135 @@
+"""The audit of weights: right files of other tools raise no alarm, one changed number does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from normdeploy.verbs.verify.audit import Weight, audit
+from normdeploy.verbs.verify.originals import open_original
+
+Array = np.ndarray[Any, Any]
+
+
+def file_of(weights: Mapping[str, Array], *nodes: onnx.NodeProto) -> onnx.ModelProto:
+    """Build a file that holds ``weights``; the audit reads BatchNorms of its nodes and nothing else."""
+    some = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 4, 7, 7])
+    result = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 4, 7, 7])
+    tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()]
+    graph = helper.make_graph([*nodes, helper.make_node("Identity", ["x"], ["y"])], "g", [some], [result], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def audited(model: Mapping[str, Array], file: Mapping[str, Array], *nodes: onnx.NodeProto) -> list[Weight]:
+    return audit(open_original(file_of(model, *nodes)), file_of(file), "file.onnx")
+
+
+def altered(model: Mapping[str, Array], file: Mapping[str, Array], *nodes: onnx.NodeProto) -> list[str]:
+    return [weight.name for weight in audited(model, file, *nodes) if not weight]
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def batch_norm(rng: np.random.Generator) -> tuple[onnx.NodeProto, dict[str, Array]]:
+    node = helper.make_node("BatchNormalization", ["x", "s", "b", "m", "v"], ["z"])
+    drawn = {name: rng.normal(size=8).astype("f") for name in "sbm"}
+    return node, drawn | {"v": rng.uniform(0.5, 2, 8).astype("f")}
+
+
+def test_subnormal_half_weights_of_a_fold_are_no_alteration(rng: np.random.Generator) -> None:
+    node, norm = batch_norm(rng)
+    weight = rng.normal(size=(8, 4, 3, 3)).astype("f") * np.float32(0.1)
+    weight[0, 0] *= np.float32(3e-5)
+    scale = norm["s"] / np.sqrt(norm["v"] + 1e-5)
+    folded = (weight * scale[:, None, None, None]).astype(np.float16)
+    assert altered({"w": weight} | norm, {"w_2": folded}, node) == []
+    folded[3, 2, 1, 1] *= np.float16(1.01)
+    assert altered({"w": weight} | norm, {"w_2": folded}, node) == ["w_2"]
+
+
+@pytest.mark.parametrize("shape", [(8,), (1, 8, 1, 1), (8, 1, 1)])
+def test_a_folded_bias_of_any_shape_beside_variances_beyond_half_is_no_alteration(
+    shape: tuple[int, ...], rng: np.random.Generator
+) -> None:
+    node, norm = batch_norm(rng)
+    norm["v"] = rng.uniform(7e4, 2e5, 8).astype("f")
+    bias = (300 * rng.normal(size=shape)).astype("f")
+    scale = norm["s"] / np.sqrt(norm["v"].astype("d") + 1e-5)
+    folded = ((bias.reshape(8) - norm["m"]) * scale + norm["b"]).astype(np.float16)
+    (weight,) = audited({"bias": bias} | norm, {"y_bias": folded}, node)
+    assert (str(weight.origin), weight.parameter.startswith("bias")) == ("folded", True)
+
+
+def test_numbers_beyond_half_may_be_infinite_or_clipped_and_the_others_count(rng: np.random.Generator) -> None:
+    weight = rng.normal(size=64).astype("f")
+    weight[5] = 2e5
+    for stands_for in (np.inf, 65504, 1e4):
+        half = np.where(weight > 65504, stands_for, weight).astype(np.float16)
+        assert altered({"w": weight}, {"w": half}) == []
+        half[9] *= np.float16(1.1)
+        assert altered({"w": weight}, {"w": half}) == ["w"]
+
+
+DERIVED = {
+    "negative exponential of a logarithm": lambda p: -np.exp(p),
+    "softplus": lambda p: np.logaddexp(0, p),
+    "sigmoid": lambda p: 1 / (1 + np.exp(-p)),
+    "one plus gamma": lambda p: 1 + p,
+}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_function_of_a_parameter_as_it_is_initialized_is_no_alteration(name: str, dtype: Any) -> None:
+    model = {"A_log": np.log(np.tile(np.arange(1, 9, dtype="f"), (8, 1)))}
+    assert altered(model, {"A": DERIVED[name](model["A_log"]).astype(dtype)}) == []
+
+
+def test_packed_rows_times_numbers_are_no_alteration(rng: np.random.Generator) -> None:
+    model = {"weight": rng.normal(size=(15, 5)).astype("f"), "bias": rng.normal(size=15).astype("f")}
+    packed, bias = model["weight"].copy(), model["bias"].copy()
+    # The query carries the scale of the attention.
+    packed[:5] *= np.float32(0.35)
+    bias[:5] *= np.float32(0.35)
+    # A weight norm rounds its rows once more.
+    packed[9] = np.nextafter(packed[9], np.float32(9))
+    assert altered(model, {"packed": packed[None], "bias_2": bias}) == []
+    packed[2, 3] *= np.float32(1.001)
+    bias[1] *= np.float32(1.001)
+    assert sorted(altered(model, {"packed": packed[None], "bias_2": bias})) == ["bias_2", "packed"]
+
+
+def test_tables_that_share_zeros_and_ones_with_a_parameter_are_no_alteration(rng: np.random.Generator) -> None:
+    angles = np.arange(16) * np.pi / 2
+    table = np.where(np.abs(np.cos(angles)) < 1e-9, 0, np.cos(angles)).astype("f")
+    table[-2:] = 0.3, 0.7
+    assert altered({"bias": np.zeros(16, "f"), "gamma": np.ones(16, "f")}, {"cosines": table}) == []
+    trained = rng.normal(size=16).astype("f")
+    changed = trained.copy()
+    changed[4] *= np.float32(1.001)
+    assert altered({"bias": trained}, {"bias": changed}) == ["bias"]
+
+
+def test_an_adapter_merged_into_its_matrix_is_no_alteration(rng: np.random.Generator) -> None:
+    model = {
+        "w": rng.normal(size=(16, 12)),
+        "up": rng.normal(size=(16, 2)) * 1e-3,
+        "down": rng.normal(size=(2, 12)),
+    }
+    model = {name: value.astype("f") for name, value in model.items()}
+    merged = (model["w"] + 2 * model["up"] @ model["down"]).astype("f")
+    assert altered(model, {"merged": merged.T.copy()}) == []
+    stale = model["w"] * (1 + 1e-3 * rng.normal(size=(16, 12)))
+    assert altered({"w": model["w"]}, {"w": stale.astype("f")}) == ["w"]
+
+
+def test_a_scalar_beside_another_is_compared_without_a_crash() -> None:
+    assert altered({"logit_scale": np.float32(2.5)}, {"temperature": np.float32(2.51)}) == []
