@@ -28,6 +28,7 @@ from .graphs.protos import scope
 from .graphs.type_opsets import typed_by_opset
 from .masked_rows import guard_hidden_rows
 from .mends import mend
+from .mistranslated import require_translatable
 from .model import Model
 from .storage.files import filled
 from .storage.held import Weights, holdable, refer
@@ -84,6 +85,7 @@ def to_light(
             " runtime)"
         )
     table = translations(model.program, custom_translation_table)
+    require_translatable(model.program, own=table)
     if progress is not None:
         progress("export", 0, 2)
     try:

@@ -143,7 +143,7 @@ class _Rounded(Widening):
                 lost = lost_along(
                     args[0].detach().numpy(), [axes] if isinstance(axes, int) else list(axes), self._op != "sum"
                 )
-                result = result + torch.from_numpy(lost).reshape(result.shape) * self._drawn(result)
+                result = result + torch.from_numpy(np.asarray(lost)).reshape(result.shape) * self._drawn(result)
         extra = (args[0].abs() if self._op in _AS_OPERAND else 0.0) + (1.0 if self._op in _AS_ONE else 0.0)
         return tree_map(lambda v: v + self._lost(v.abs() + extra) if _floating(v) else v, result)
 
