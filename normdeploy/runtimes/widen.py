@@ -32,6 +32,9 @@ _FILLS = frozenset(
         *("hardtanh", "hardtanh_", "scatter", "scatter_"),
     }
 )
+# Operators that take the epsilon of their input's type where none is given.
+_RMS_NORMS = frozenset({"aten::rms_norm", "aten::_fused_rms_norm"})
+_EPSILON = 3  # its place among their arguments
 _T = TypeVar("_T")
 Kind = Callable[[torch.dtype], torch.dtype]  # the type that takes the place of one
 
@@ -110,12 +113,29 @@ def _widen_node(module: torch.fx.GraphModule, node: torch.fx.Node, kind: Kind) -
             f" tensor as {_dtype(node)}, and they are others there; compute it without .view(dtype)"
         )
     narrow = _dtype(node)
+    if _name(node) in _RMS_NORMS:
+        _state_epsilon(node)
     node.args = map_aggregate(node.args, partial(_argument, kind))  # type: ignore[assignment]
     node.kwargs = map_aggregate(node.kwargs, partial(_argument, kind))  # type: ignore[assignment]
     if node.target is torch.ops.higher_order.wrap_with_autocast:  # which knows no float64, leaves it alone, and warns
         node.args = (*node.args[:2], False, *node.args[3:])
     if _name(node) in _ALIASING_CASTS and _dtype(node.args[0]) != narrow:
         _copy_result(module.graph, node)
+
+
+def _state_epsilon(node: torch.fx.Node) -> None:
+    """Write out the epsilon that a norm of torch takes of its type where none is given.
+
+    In float64 it would be another number: 2.2e-16. torch takes the machine epsilon of the type in which it computes,
+    float32 for half precision (``rms_norm`` in ATen/native/layer_norm.cpp).
+    """
+    stated = node.args[_EPSILON] if len(node.args) > _EPSILON else node.kwargs.get("eps")
+    dtype = _dtype(node.args[0])
+    if stated is not None or dtype is None:
+        return
+    epsilon = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+    node.args = node.args[:_EPSILON]
+    node.kwargs = {**node.kwargs, "eps": epsilon}
 
 
 def _argument(kind: Kind, value: Any) -> Any:

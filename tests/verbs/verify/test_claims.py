@@ -170,3 +170,16 @@ def test_dynamic_specs_names_of_any_kind_become_identifiers() -> None:
     proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "unk-1"
     recorded = {"i": InputSpec("i", "int64", (Dim("seq", 1, 4, 8),))}
     assert dynamic_specs(proto, recorded) == ["x_0[unk_1,3]", "i[seq]"]
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 2.2e-16, 0.0])
+def test_verify_default_epsilon_is_that_of_the_models_type(tmp_path: Path, epsilon: float) -> None:
+    """torch takes float32's epsilon, 1.2e-7, where RMSNorm states none; its float64 form took 2.2e-16."""
+    net, x, file = nn.Sequential(nn.RMSNorm(16), nn.Linear(16, 8)).eval(), torch.randn(3, 16), tmp_path / "net.onnx"
+    normdeploy.export(net, x, inputs="x[b,16]", dims="b=1:3:8", output=file)
+    assert normdeploy.verify(net, file, x)
+    proto = onnx.load(file)
+    norm = next(node for node in proto.graph.node if node.op_type == "RMSNormalization")
+    next(a for a in norm.attribute if a.name == "epsilon").f = epsilon
+    onnx.save(proto, file)
+    assert not normdeploy.verify(net, file, x)
