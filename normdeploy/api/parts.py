@@ -30,6 +30,7 @@ from ..shown import Shown
 from ..storage.folder import atomic_folder, require_empty_dir
 from ..types import PathLike, Progress
 from ..verbs.verify.policy import Thresholds, Tolerances
+from ..verbs.verify.spending import Budget
 from ..verbs.verify.verify import Comparison
 from .export import export
 from .verify import verify
@@ -147,6 +148,8 @@ def verify_parts(
     seeds: int = 3,
     drift: bool = False,
     max_elements: int | None = None,
+    max_seconds: float = Budget.seconds,
+    max_memory: int = Budget.memory,
     tolerance: Tolerances | None = None,
     metric: Thresholds | None = None,
     policy: PathLike | None = None,
@@ -159,8 +162,8 @@ def verify_parts(
     Args:
         source: the model's folder, or its name on the Hub.
         folder: holds the three files; a file's name says which part it is.
-        seeds, drift, max_elements, tolerance, metric, policy, also_default: as for ``verify``, for each part. Rules are
-            for all outputs: no output is in every part.
+        seeds, drift, max_elements, max_seconds, max_memory, tolerance, metric, policy, also_default: as for ``verify``,
+            for each part. Rules are for all outputs: no output is in every part.
         progress: called with (part and stage, done, total).
         loading: as for ``verify``; what the files recorded at their export need not be given again.
 
@@ -189,6 +192,8 @@ def verify_parts(
                 seeds=seeds,
                 drift=drift,
                 max_elements=max_elements,
+                max_seconds=max_seconds,
+                max_memory=max_memory,
                 tolerance=tolerance,
                 metric=metric,
                 policy=policy,

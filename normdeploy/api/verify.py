@@ -19,6 +19,7 @@ from ..verbs.verify.dataset import open_dataset
 from ..verbs.verify.names import pairs_of
 from ..verbs.verify.policy import Thresholds, Tolerances, policy_of
 from ..verbs.verify.policy_file import PolicyFile, read_policy
+from ..verbs.verify.spending import Budget
 from ..verbs.verify.verify import Comparison, Inputs
 from .common import Stages
 
@@ -39,6 +40,8 @@ def verify(
     feeds: Inputs | None = None,
     drift: bool = False,
     max_elements: int | None = None,
+    max_seconds: float = Budget.seconds,
+    max_memory: int = Budget.memory,
     tolerance: Tolerances | None = None,
     metric: Thresholds | None = None,
     policy: PathLike | None = None,
@@ -71,6 +74,8 @@ def verify(
         times as long.
         max_elements: of the largest generated input; None: 8 times those at the usual sizes. Where the model takes
             larger sizes, the result's ``up_to`` says how far it goes.
+        max_seconds: of processor time for the model and its float64 form; inputs that come after are left out.
+        max_memory: bytes for the tensors inside the model; sizes that take more are left out.
         tolerance: "ABS:REL" for every output, {"logits": "1e-3:1e-2"} or ["logits=1e-3:1e-2"] for one: |value −
             reference| ≤ ABS + REL · |reference| for each element decides in the place of the default rule, which the
             result's ``standard`` says.
@@ -120,6 +125,7 @@ def verify(
             names=[*policies.names.items(), *pairs_of(map)],
             dataset=() if dataset is None else open_dataset(dataset, model, column),
             runners=runners,
+            budget=Budget(max_seconds, max_memory),
             progress=progress,
         )
     return replace(comparison, notes=(*notes, *comparison.notes))

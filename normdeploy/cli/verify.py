@@ -57,6 +57,18 @@ def verify(
             help="Of the largest generated input; by default 8 times the elements at the usual sizes.",
         ),
     ] = None,
+    max_seconds: Annotated[
+        float,
+        typer.Option(
+            "--max-seconds", min=1, metavar="S", help="Processor time for the references; later inputs are out."
+        ),
+    ] = 60.0,
+    max_memory: Annotated[
+        int,
+        typer.Option(
+            "--max-memory", min=2**20, metavar="BYTES", help="For tensors inside the model; larger sizes are out."
+        ),
+    ] = 4 * 2**30,
     tolerance: Annotated[
         list[str] | None,
         typer.Option(
@@ -135,6 +147,7 @@ def verify(
     loading = load.keywords()
     rules: dict[str, Any] = {
         **{"seeds": seeds, "drift": drift, "max_elements": max_elements},
+        **{"max_seconds": max_seconds, "max_memory": max_memory},
         **{"tolerance": tolerance, "metric": metric, "policy": policy, "also_default": also_default},
     }
     if any(file.is_dir() for file in files):

@@ -24,6 +24,7 @@ from .measured import Measures, settled
 from .originals import FileModel, Original, Reference, own_runner, run_by, unit_roundoff
 from .policy import Policy
 from .results import NOT_JUDGED, OutputResult, decided, judged
+from .spending import Clock
 from .steps import AGAINST, ROUNDED, UNROUNDED, VOID, CaseBudget, UnroundedReference
 
 _HALF_TYPES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
@@ -84,11 +85,17 @@ class Trial:
         self._half = None if half is None else np.dtype(ml_dtypes.bfloat16 if half == torch.bfloat16 else np.float16)
         self._unit = 4 * (unit_roundoff(model) if half is None else torch.finfo(half).eps / 2)
 
-    def prepare(self, cases: Sequence[Case]) -> Iterator[None]:
-        """Run eager and the reference on every case, yielding before each."""
+    def prepare(self, cases: Sequence[Case], clock: Clock | None = None) -> Iterator[None]:
+        """Run eager and the reference on every case, yielding before each, until ``clock``, if any, is over.
+
+        The user's own inputs are run whatever they take.
+        """
         with self.eager.make() as self.eager.runner:
             for case in cases:
                 yield
+                if clock is not None and clock.is_over() and self.answers and case.kind not in ("given", DATASET):
+                    clock.left_out.append(case.name)
+                    continue
                 self._answer(case)
         self.eager.runner = None
         if not self.answers:

@@ -55,6 +55,7 @@ from .originals import OWN, FileModel, Original, Reference, name_of, outputs_of,
 from .policy import Policy
 from .remarks import computed, other_forms, remarks
 from .results import COLUMNS, OutputResult
+from .spending import Budget, Clock, InnerSizes, affordable, with_usual_sizes
 
 __all__ = ["COLUMNS", "Comparison", "Inputs", "NotRun", "OutputResult", "verify"]
 
@@ -182,6 +183,7 @@ def verify(
     names: Map | None = (),
     dataset: Sequence[Case] = (),
     runners: Sequence[str] = (),
+    budget: Budget = Budget(),  # noqa: B008 - frozen
     progress: Progress | None = None,
 ) -> Comparison:
     """Compare what the runtimes make of ``files`` with ``model`` in float64.
@@ -203,6 +205,7 @@ def verify(
         names: a file's name of an input or output -> the model's, or texts such as "theirs=ours"; None: all must be the
             model's, and are not matched by their order either.
         dataset: samples on which metrics are measured, and tolerances too.
+        budget: what the comparison may spend; the verdict says what was left out for it.
         runners: runtimes that installed packages bring, by name, in which ONNX files are run too.
         progress: called with (stage, done, total).
 
@@ -245,22 +248,31 @@ def verify(
         ordered=names is not None,
         own_unit=unit_roundoff(model),
     )
+    insides = [
+        InnerSizes(load_onnx(s.path, external_data=False), s.inputs, model.inputs) for s in compared if not s.runtime
+    ]
+    usual = with_usual_sizes(model, insides, budget)
+    opt = {name: dim.opt for name, dim in usual.dims.items()}
     plan = (
-        battery_of(model, seeds, most, _quantized(compared))
+        battery_of(usual, seeds, most, _quantized(compared))
         if own is None
         else Battery(tuple(given_to(model, own, _halves(compared))), (), 0)
     )
     planned = [case for case in plan.cases if case.kind not in LENIENT or not _quantized(compared)]
+    planned, too_large = affordable(planned, opt, insides, budget)
+    clock = Clock(budget.seconds / 2)
     cases = (*_unpromised(model, planned), *dataset)
     if not plan.cases:
         raise InputError("there is nothing to compare on; give at least one seed or input")
     candidates, not_run = candidates_of(compared, runners)
-    trials = _tried(model, candidates, compared, cases, rules, tell)
+    trials = _tried(model, candidates, compared, cases, rules, clock, tell)
     results = _ordered(model, trials, candidates)
     not_run += [NotRun(c.name, c.unavailable, c.file) for c in candidates if c.unavailable]
     notes += [
         *(model.notes if isinstance(model, FileModel) and own is None else ()),
         *plan.left_out,
+        *too_large,
+        *_out_of_time(clock),
         *remarks(trials, candidates, results),
         *other_forms(compared, results),
         *filter(None, (s.steps.remark(s.label) for s in compared if s.steps is not None)),
@@ -284,8 +296,24 @@ def verify(
         tuple(weights),
         name_of(model),
         word="" if own is not None else model.word,
-        limits=tuple(_limits(model, compared)) if own is None else (),
+        limits=(*_limits(model, compared), *_unspent(clock, too_large, budget)) if own is None else (),
     )
+
+
+def _out_of_time(clock: Clock) -> Iterable[str]:
+    """Name the inputs that the budget of seconds left out."""
+    if clock.left_out:
+        some = ", ".join(dict.fromkeys(clock.left_out[:_NAMED]))
+        more = f" and {len(clock.left_out) - _NAMED} more" if len(clock.left_out) > _NAMED else ""
+        yield f"the references took {clock.seconds:g} s of processor time, so not run: {some}{more}; --max-seconds raises that"
+
+
+def _unspent(clock: Clock, too_large: Sequence[str], budget: Budget) -> Iterable[str]:
+    """Say what the budget left out, as ends of "verified …"."""
+    if too_large:
+        yield f"at sizes whose tensors have up to {budget.most_elements:,} elements"
+    if clock.left_out:
+        yield f"as far as {budget.seconds:g} s go"
 
 
 def _limits(model: Original, compared: Sequence[Subject]) -> Iterable[str]:
@@ -330,6 +358,7 @@ def _tried(
     compared: Sequence[Subject],
     cases: Sequence[Case],
     rules: Policy,
+    clock: Clock,
     tell: Progress,
 ) -> dict[str, Trial]:
     """Precision -> its trial. Of the reference and the runtimes one at a time is in memory: each may be as large as the
@@ -343,7 +372,7 @@ def _tried(
             trials[precision] = Trial(
                 model, reference, precision, each=True, policy=rules, dataset=sampled, quantized=_quantized(compared)
             )
-            for done, _ in enumerate(trials[precision].prepare(cases)):
+            for done, _ in enumerate(trials[precision].prepare(cases, clock)):
                 tell("reference", done, len(cases))
             reference.free()
         return trials[precision]
