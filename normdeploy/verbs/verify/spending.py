@@ -29,8 +29,8 @@ _NAMED = 3  # sizes that a note names
 class Budget:
     """What a comparison may spend.
 
-    ``seconds``: of processor time; half of it is for the model and its float64 form, over all inputs, since the runtimes
-    and the bounds take about as long again. ``memory``: bytes beyond the model's own weights.
+    ``seconds``: of processor time; half of it is for the model and its float64 form, since the runtimes and the bounds
+    take about as long again. ``memory``: bytes beyond the model's own weights.
     """
 
     seconds: float = 60.0
@@ -139,6 +139,6 @@ def affordable(
     some, more = [*left_out][:_NAMED], len(left_out) - _NAMED
     return kept, [
         f"not run at {'; '.join(some)}{f' and {more} other sizes' if more > 0 else ''}: the tensor {tensor!r} would"
-        f" have up to {elements:,} elements, and {budget.memory:,} bytes suffice for {budget.most_elements:,}; --max-memory"
-        " raises that"
+        f" have up to {elements:,} elements, and {budget.memory:,} bytes suffice for {budget.most_elements:,};"
+        " --max-memory raises that"
     ]

@@ -305,7 +305,10 @@ def _out_of_time(clock: Clock) -> Iterable[str]:
     if clock.left_out:
         some = ", ".join(dict.fromkeys(clock.left_out[:_NAMED]))
         more = f" and {len(clock.left_out) - _NAMED} more" if len(clock.left_out) > _NAMED else ""
-        yield f"the references took {clock.seconds:g} s of processor time, so not run: {some}{more}; --max-seconds raises that"
+        yield (
+            f"the references took {clock.seconds:g} s of processor time, so not run: {some}{more}; --max-seconds raises"
+            " that"
+        )
 
 
 def _unspent(clock: Clock, too_large: Sequence[str], budget: Budget) -> Iterable[str]:
