@@ -307,9 +307,11 @@ def test_epsilon_of_an_all_zero_row_lives() -> None:
 @pytest.mark.parametrize(
     ("op_type", "constant", "gone"),
     [
-        ("Add", 0.0, True),
+        ("Add", -0.0, True),
+        ("Add", 0.0, False),  # -0 + 0 is 0
         ("Add", 1e-12, False),
         ("Sub", 0.0, True),
+        ("Sub", -0.0, False),  # -0 - -0 is 0
         ("Sub", 1e-9, False),
         ("Mul", 1.0, True),
         ("Mul", 1 + 2**-23, False),

@@ -1,0 +1,127 @@
+"""Rules for Min, Max, Clip and Relu: a chain of them limits a number to one interval.
+
+clip(x, lo, hi) = min(max(x, lo), hi). Let a ≤ b, c ≤ d. clip(clip(x, a, b), c, d) = clip(x, a', b') with
+a' = clip(a, c, d), b' = clip(b, c, d): the outer clip is monotone and maps [a, b] onto [a', b'], between which it is
+the identity; below a it gives a', above b it gives b'. Intervals that do not meet give a' = b'. NaN passes all of them.
+Relu is clip(x, 0, ∞). A bound that Clip leaves out is the type's least or largest finite number: so says the standard
+and so does onnxruntime, where ∞ becomes 3.4e38.
+
+The sign of a zero: of two equal arguments, onnxruntime's Clip and Relu give x, its Max gives +0. So Max and Min become
+a Clip only where no bound is 0, and a bound of -0 is left alone everywhere. A merged bound of 0 passes -0 on, so -0
+must pass the inner one too: it lies in [a, b].
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from .nodes import argument, constant, producer, replaced, understood
+
+_FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
+# Types that onnxruntime's Clip, Max and Min all take.
+_TYPES = _FLOATS | {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT32, ir.DataType.UINT64}
+
+Number = float | int
+
+
+def merge_limits(graph: ir.Graph, node: ir.Node) -> bool:
+    """Merge Clip and Relu with the Clip or Relu before, by the lemma above."""
+    inner = _either(node.inputs[0]) if node.inputs else None
+    outer = node if understood(node, "Clip") or understood(node, "Relu") else None
+    if inner is None or outer is None:
+        return False
+    x = inner.inputs[0]
+    first, second = _interval(inner), _interval(outer)
+    if x is None or x.dtype not in _TYPES or first is None or second is None:
+        return False
+    if outer.op_type == inner.op_type == "Relu":
+        return replaced(graph, node, ir.node("Relu", [x]))
+    low, high = (min(max(bound, second[0]), second[1]) for bound in first)
+    if 0 in (low, high) and not first[0] <= 0 <= first[1]:
+        # The inner one never gives -0 then, and a Clip at 0 does.
+        return False
+    if math.isinf(low) or math.isinf(high):
+        return False
+    return _clipped(graph, node, x, low, high)
+
+
+def merge_extremes(graph: ir.Graph, node: ir.Node) -> bool:
+    """Merge Min(Min(x, a), b), Max(Max(x, a), b), Min(Max(x, a), b) and Max(Min(x, b), a).
+
+    Premise: scalars a and b that are neither NaN nor zero, and a ≤ b for the latter two; then they are a Clip.
+    """
+    outer = _extreme(node)
+    inner = None if outer is None else _extreme(outer[0].producer())
+    if outer is None or inner is None:
+        return False
+    made = outer[0].producer()
+    assert made is not None
+    x, first = inner
+    second = outer[1]
+    if x.dtype not in _TYPES:
+        return False
+    if made.op_type == node.op_type:
+        bound = (min if node.op_type == "Min" else max)(first, second)
+        limit = _scalar(x, bound)
+        return replaced(graph, node, limit, ir.node(node.op_type, [x, limit.outputs[0]]))
+    low, high = (first, second) if node.op_type == "Min" else (second, first)
+    if low > high or math.isinf(low) or math.isinf(high):
+        return False
+    return _clipped(graph, node, x, low, high)
+
+
+def _either(value: ir.Value | None) -> ir.Node | None:
+    return producer(value, "Clip") or producer(value, "Relu")
+
+
+def _interval(node: ir.Node) -> tuple[Number, Number] | None:
+    """Return the interval of a Clip or Relu; None where a bound is computed, NaN or -0, or the interval is empty."""
+    x = node.inputs[0]
+    if x is None or x.dtype not in _TYPES:
+        return None
+    limits = np.finfo(x.dtype.numpy()) if x.dtype in _FLOATS else np.iinfo(x.dtype.numpy())
+    least, most = (limits.min, limits.max) if isinstance(limits, np.iinfo) else (float(limits.min), float(limits.max))
+    if node.op_type == "Relu":
+        return (0, math.inf) if x.dtype in _FLOATS else None
+    bounds: list[Number] = []
+    for index, default in ((1, least), (2, most)):
+        value = argument(node, index)
+        bound = default if value is None else _bound(value)
+        if bound is None:
+            return None
+        bounds.append(bound)
+    return (bounds[0], bounds[1]) if bounds[0] <= bounds[1] else None
+
+
+def _bound(value: ir.Value) -> Number | None:
+    array = constant(value)
+    if array is None or array.ndim != 0:
+        return None
+    number = array.item()
+    if isinstance(number, float) and (math.isnan(number) or (number == 0 and math.copysign(1, number) < 0)):
+        return None
+    return number if isinstance(number, int | float) else None
+
+
+def _extreme(node: ir.Node | None) -> tuple[ir.Value, Number] | None:
+    """Return x and the number of Min(x, number) or Max(x, number)."""
+    if node is None or not (understood(node, "Min") or understood(node, "Max")) or len(node.inputs) != 2:
+        return None
+    for value, other in (node.inputs, reversed(node.inputs)):
+        bound = None if other is None else _bound(other)
+        if value is not None and constant(value) is None and bound:
+            return value, bound
+    return None
+
+
+def _scalar(x: ir.Value, number: Number) -> ir.Node:
+    assert x.dtype is not None
+    return ir.node("Constant", [], {"value": ir.tensor(np.array(number, x.dtype.numpy()))})
+
+
+def _clipped(graph: ir.Graph, node: ir.Node, x: ir.Value, low: Number, high: Number) -> bool:
+    bounds = [_scalar(x, low), _scalar(x, high)]
+    return replaced(graph, node, *bounds, ir.node("Clip", [x, *(bound.outputs[0] for bound in bounds)]))
