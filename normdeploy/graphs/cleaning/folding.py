@@ -19,6 +19,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx.reference.ops
@@ -264,8 +265,6 @@ def _in_range(arrays: Sequence[np.ndarray], kind: np.dtype[Any]) -> bool:
 
 
 def _finfo(kind: ir.DataType) -> Any:
-    import ml_dtypes
-
     return ml_dtypes.finfo(kind.numpy())
 
 
