@@ -248,7 +248,8 @@ def _verify_parts(
     if not quiet:
         say(verdict_on_parts(verdict))
     if not verdict:
-        raise typer.Exit(1)
+        missing = all(parity.outcome == "not run" for parity in verdict.comparisons.values())
+        raise typer.Exit(NOT_RUN if verdict.comparisons and missing else 1)
 
 
 def _roles(source: Path, files: list[Path]) -> dict[str, str]:

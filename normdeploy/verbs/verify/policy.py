@@ -123,7 +123,13 @@ def policy_of(tolerance: Tolerances | None, metric: Thresholds | None) -> Policy
 def _tolerances(given: Tolerances | None) -> Iterable[tuple[str, Rule]]:
     if isinstance(given, Mapping):
         return [(name, tolerance(value)) for name, value in given.items()]
-    texts = [given] if isinstance(given, str) else given or ()
+    texts = [given] if isinstance(given, str) else () if given is None else given
+    # 1e-3 alone, or (1e-3, 1e-2), does not say which outputs it is for, nor a number alone whether it is relative
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise InputError(
+            f'the tolerance {given!r} can\'t be read; write the text "ABS:REL" for every output, for example'
+            ' "1e-3:0", or {"logits": "1e-3:1e-2"} for one'
+        )
     return [(text.rpartition("=")[0], tolerance(text.rpartition("=")[2], text)) for text in texts]
 
 

@@ -193,3 +193,9 @@ def test_a_map_may_hold_equals_signs() -> None:
             parse_map([text], model)
     with pytest.raises(InputError, match="'a' is mapped to 'x' and to 'y'"):
         parse_map(["a=x", "a=y"], model)
+
+
+@pytest.mark.parametrize("given", [1e-3, 0, (1e-3, 1e-2), [1e-3]])
+def test_tolerance_of_numbers_is_refused_with_what_to_write(given: Any) -> None:
+    with pytest.raises(InputError, match=r"tolerance .* can't be read; write the text \"ABS:REL\""):
+        policy_of(given, None)

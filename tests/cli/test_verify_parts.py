@@ -1,0 +1,38 @@
+"""The exit code of ``verify`` on a folder of parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import normdeploy
+from normdeploy.api.parts import PartsComparison
+from normdeploy.cli.verify import _verify_parts
+from normdeploy.verbs.verify.results import OutputResult
+from normdeploy.verbs.verify.verify import Comparison, NotRun
+
+MISSED = Comparison((), (NotRun("cuda", "no GPU", "a.onnx"),), (), (), 0.0)
+WRONG = Comparison(
+    (OutputResult("y", "ort", "float32", 1.0, 1.0, 1e-6, "fail", "seed 0", file="a.onnx", by_default="fail"),),
+    (),
+    ("seed 0",),
+    (),
+    0.0,
+)
+
+
+@pytest.mark.parametrize(("parts", "code"), [((MISSED, MISSED), 3), ((MISSED, WRONG), 1), ((WRONG, WRONG), 1)])
+def test_parts_exit_with_3_only_where_none_was_run(
+    parts: tuple[Comparison, ...], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict = PartsComparison({f"{place}.onnx": part for place, part in enumerate(parts)}, ())
+    monkeypatch.setattr(normdeploy, "verify_parts", lambda *args, **kwargs: verdict)
+    for file in verdict.comparisons:
+        (tmp_path / file).write_bytes(b"not looked at")
+    rules: dict[str, Any] = {"policy": None}
+    with pytest.raises(typer.Exit) as end:
+        _verify_parts(tmp_path / "model", tmp_path, None, None, True, rules, {})
+    assert end.value.exit_code == code
