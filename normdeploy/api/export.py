@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from .. import runnable
 from ..arguments import Loading, check_output, prepared
 from ..choices import TENSORRT
+from ..drawn import draws_of_program
 from ..exporter import record, to_light
 from ..graphs import simplify
 from ..log import norms
@@ -138,6 +139,7 @@ def export(
     )
     weight = whole.weight(proto)
     before = proto if weight <= compare_limit else None
+    draws = draws_of_program(model.program)
     del model  # in cycles, as torch's graphs are
     if weight >= _HEAVY and isinstance(source, str | os.PathLike):
         gc.collect()
@@ -195,6 +197,8 @@ def export(
     if runs_code(recorded(proto)):
         signing.sign(content_of(proto), output)
     notes += [simplified.note] if simplified.note else []
+    if draws:
+        notes.append(f"the file draws random numbers ({', '.join(draws)}), so it can't be verified")
     notes += [NOT_MEASURED] if provider == "cuda" else []
     if signature.taken:
         taken_from = [

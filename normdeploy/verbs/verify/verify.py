@@ -32,6 +32,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ...drawn import draws_of_file, draws_of_program
 from ...engines.build import Engine
 from ...errors import InputError
 from ...model import Model
@@ -219,6 +220,7 @@ def verify(
     tell = progress or (lambda stage, done, total: None)
     own, rules = None if inputs is None else read(inputs), policy or Policy()
     rules.check(model.outputs)
+    _require_fixed(model)
     if dataset and not rules:
         raise InputError(
             "a dataset is what given rules are judged on, and there is none; give a metric or a tolerance, or inputs"
@@ -298,6 +300,20 @@ def verify(
         word="" if own is not None else model.word,
         limits=(*_limits(model, compared), *_unspent(clock, too_large, budget)) if own is None else (),
     )
+
+
+def _require_fixed(model: Original) -> None:
+    """Refuse a model of which two runs differ.
+
+    Raises:
+        InputError: names what draws.
+    """
+    draws = draws_of_program(model.program) if isinstance(model, Model) else draws_of_file(model.proto)
+    if draws:
+        raise InputError(
+            f"the model can't be verified: it draws random numbers ({', '.join(draws)}); make the noise an input of"
+            " the model, or verify the part without it"
+        )
 
 
 def _out_of_time(clock: Clock) -> Iterable[str]:
