@@ -10,6 +10,9 @@ from typing import Any
 import onnxruntime as ort
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+# On x86 processors without VNNI, onnxruntime adds pairs of uint8 · int8 products in 16 bits, where they saturate. This
+# entry (onnxruntime_session_options_config_keys.h) takes the kernels that don't: results are then those of the file.
+EXACT_INTEGERS = {"session.x64quantprecision": "1"}
 _FATAL = 4  # onnxruntime's severity: an exception says everything else better than its log
 
 
@@ -45,7 +48,7 @@ def open_session(
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
     if saved is not None:
         options.optimized_model_filepath = os.fspath(saved)
-    for name, value in (entries or {}).items():
+    for name, value in {**EXACT_INTEGERS, **(entries or {})}.items():
         options.add_session_config_entry(name, value)
     if initializers:
         options.add_external_initializers(list(initializers), list(initializers.values()))

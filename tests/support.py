@@ -8,6 +8,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from normdeploy.sessions import EXACT_INTEGERS
+
 LAYER_NORM = """g (float[2, 4] x) => (float[2, 4] y) <int64[1] axes = {-1}, float e = {1e-5}> {
     m = ReduceMean<keepdims = 1>(x, axes)  d = Sub(x, m)  s = Mul(d, d)  v = ReduceMean<keepdims = 1>(s, axes)
     w = Add(v, e)  r = Sqrt(w)  y = Div(d, r)
@@ -31,6 +33,8 @@ def run_onnxruntime(
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
+    for name, value in EXACT_INTEGERS.items():
+        options.add_session_config_entry(name, value)
     if not optimized:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])

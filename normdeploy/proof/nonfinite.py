@@ -12,7 +12,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -34,8 +34,11 @@ _SAID = {"nan": "a NaN", "inf": "an Inf", "-inf": "a -Inf"}
 Pattern = tuple[str, tuple[tuple[int, float, int], ...]]
 
 
-def patterns(places: Sequence[int]) -> list[Pattern]:
-    """What is looked at: finite rows, and NaN and Inf, at so many places of each leaf."""
+def patterns(places: Sequence[int], partly_hidden: Collection[int] = ()) -> list[Pattern]:
+    """What is looked at: finite rows, and NaN and Inf, at so many places of each leaf.
+
+    ``partly_hidden``: leaves that are never -Inf throughout, as `Sides` says.
+    """
     bad, leaves = (np.nan, np.inf, -np.inf), range(len(places))
     one = [(str(b), ((leaf, b, place),)) for leaf in leaves for b in bad for place in range(places[leaf])]
     two = [
@@ -47,7 +50,7 @@ def patterns(places: Sequence[int]) -> list[Pattern]:
     ]
     rows = [(name, ((leaf, number, -1),)) for leaf in leaves for name, number in (("constant", 0.5), ("zero", 0.0))]
     # A guard may find a whole row of Inf to be constant, and hide what one Inf in it shows.
-    every = [(str(b), ((leaf, b, -1),)) for leaf in leaves for b in bad]
+    every = [(str(b), ((leaf, b, -1),)) for leaf in leaves for b in bad if not (b == -np.inf and leaf in partly_hidden)]
     return [("normal", ()), *rows, *one, *two, *every]
 
 
@@ -64,7 +67,7 @@ def check(sides: Sides, plan: Plan) -> bool:
     """
     looked, gains, arrays, read = list[Pattern](), False, list[tuple[Array, Array]](), set[object]()
     while looked != (
-        wanted := patterns([len(places) for places in _places(sides, plan)])
+        wanted := patterns([len(places) for places in _places(sides, plan)], sides.partly_hidden)
     ):  # an evaluation may cut axes
         looked = wanted
         arrays = evaluated(sides, plan, looked, read=read)

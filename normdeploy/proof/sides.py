@@ -35,6 +35,7 @@ class Sides:
     ``graph``, ``nodes``: where the nodes after stand, to look at their constants and epsilons. ``expressions``: of a
     fold.
     ``held``: constants that were read, by the ids of their tensors: each is looked at once for all evaluations.
+    ``partly_hidden``: leaves, by their numbers, of which whoever proposes has shown that no row is -Inf throughout.
     ``named``: lengths of axes that may stand for any. ``work``: what all attempts to prove it have taken.
     """
 
@@ -47,6 +48,7 @@ class Sides:
     nodes: tuple[gs.Node, ...] = ()
     expressions: Computed | None = None
     named: dict[int, Size] = field(default_factory=dict)
+    partly_hidden: frozenset[int] = frozenset()
     held: dict[int, Held] = field(default_factory=dict, repr=False, compare=False)
     work: Work = field(default_factory=Work, repr=False, compare=False)
 

@@ -82,7 +82,9 @@ def attend(work: Work, node: gs.Node) -> None:
             continue
         nodes = _written(work, q, keys, mask, whole, y)
         rewrite = certify.rewrite_of(graph, before, nodes)
-        if isinstance(rewrite, Refusal) or not certify.certified(work.proofs, [rewrite]):
+        if isinstance(rewrite, Refusal) or not certify.certified(
+            work.proofs, [rewrite], partly_hidden=[] if mask is None else [mask]
+        ):
             continue
         _replace(work, y, nodes)
         return

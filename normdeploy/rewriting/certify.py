@@ -7,7 +7,7 @@ at by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
@@ -48,16 +48,25 @@ def rewrite_of(graph: Graph, before: Region, nodes: Sequence[gs.Node]) -> Rewrit
     return after if isinstance(after, Refusal) else Rewrite(before, after)
 
 
-def certified(memo: Memo, rewrites: Sequence[Rewrite], expressions: Computed | None = None) -> Certificate:
+def certified(
+    memo: Memo,
+    rewrites: Sequence[Rewrite],
+    expressions: Computed | None = None,
+    partly_hidden: Collection[gs.Tensor] = (),
+) -> Certificate:
     """The certificate of a rewrite; of several results at once where ``rewrites`` are several, of the same leaves.
 
     ``memo``: what was proved of others in this graph. ``expressions``: what the constants of a fold are made of.
+    ``partly_hidden``: leaves of which the caller has shown that no row is -Inf throughout.
     """
     try:
         constants = list(_constants([region for r in rewrites for region in (r.before, r.after)], expressions))
         require_as_in_file(rewrites[0].before.graph, [node.inputs[i] for node, i in constants])
         sides = of_regions([r.before for r in rewrites], [r.after for r in rewrites], expressions)
         sides = replace(sides, held=_read(rewrites[0].before.graph, constants))
+        hiding = {id(t) for t in partly_hidden}
+        numbers = frozenset(i for i, t in enumerate(rewrites[0].before.leaves) if id(t) in hiding)
+        sides = replace(sides, partly_hidden=numbers)
         read = [*rewrites[0].before.leaves, *(() if expressions is None else expressions.leaves)]
         sides = replace(sides, named=_lengths(rewrites[0].before.graph, read, constants, sides.held))
         told = _told(rewrites[0].before.graph, constants, sides.held)
@@ -65,7 +74,7 @@ def certified(memo: Memo, rewrites: Sequence[Rewrite], expressions: Computed | N
         general = [(sides.named, identity_of_any_length)] if sides.named else []
         for names, show in (*general, ({}, identity)):
             parts = [region.template_of(names) for r in rewrites for region in (r.before, r.after)]
-            key = (*parts, told, () if expressions is None else expressions.told(names), bool(names))
+            key = (*parts, told, () if expressions is None else expressions.told(names), bool(names), numbers)
             if key not in memo:
                 try:
                     memo[key] = show(sides)

@@ -330,6 +330,8 @@ class Reference:
                 bound = bound + self._relative * _row_largest(
                     np.nan_to_num(np.abs(old.astype(np.float64)), nan=0.0, posinf=0.0)
                 )
+                # Below the normal numbers a rounding is half of the smallest one, whatever the value.
+                bound = bound + self._relative / self._unit * float(np.finfo(old.dtype).smallest_subnormal)
             beyond = (apart > bound) & np.isfinite(bound)
             if beyond.any():
                 at = np.unravel_index(int(np.argmax(np.where(beyond, apart, 0.0))), apart.shape) if apart.ndim else ()

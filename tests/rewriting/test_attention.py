@@ -500,7 +500,7 @@ def test_an_export_for_onnxruntime(settings: dict[str, object], tmp_path: Path) 
 
 def test_the_comparison_of_the_whole_model_takes_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were the kernel wrong, the file would keep its softmax, and the account would say so."""
-    monkeypatch.setattr(certify, "certified", lambda memo, rewrites: True)
+    monkeypatch.setattr(certify, "certified", lambda memo, rewrites, **_: True)
     monkeypatch.setattr(attention, "Rounded", lambda exact: Rounded(exact * 2))
     result = normdeploy.optimize(graph(PLAIN), runtime="onnxruntime")
     assert "Attention" not in ops(result.proto)
