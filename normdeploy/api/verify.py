@@ -10,12 +10,14 @@ import onnx
 
 from ..arguments import Loading, Onnx, prepared
 from ..errors import InputError
+from ..model import Model
 from ..runtimes.guests import required
 from ..types import PathLike, Progress
-from ..verbs.sources import original
+from ..verbs.sources import is_live, original
 from ..verbs.verify import verify as compare
 from ..verbs.verify.cases import read
 from ..verbs.verify.dataset import open_dataset
+from ..verbs.verify.module_trace import trace_difference
 from ..verbs.verify.names import pairs_of
 from ..verbs.verify.policy import Thresholds, Tolerances, policy_of
 from ..verbs.verify.policy_file import PolicyFile, read_policy
@@ -128,4 +130,8 @@ def verify(
             budget=Budget(max_seconds, max_memory),
             progress=progress,
         )
+    if is_live(source) and isinstance(model, Model):
+        with stage("trace"):
+            trace, note = trace_difference(cast("Any", source), model)
+        comparison = replace(comparison, trace=trace, notes=(*comparison.notes, *filter(None, [note])))
     return replace(comparison, notes=(*notes, *comparison.notes))

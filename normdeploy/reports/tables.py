@@ -163,7 +163,10 @@ def failures(parity: Comparison) -> list[str]:
 
 def _altered(parity: Comparison) -> list[str]:
     wrong = [w for w in parity.weights if not w]
-    return [f"fail: {w.file}: weight {w.name}{f' in {w.module}' if w.module else ''}: {w.reason}" for w in wrong]
+    traced = [f"fail: {parity.trace}"] if parity.trace else []
+    return traced + [
+        f"fail: {w.file}: weight {w.name}{f' in {w.module}' if w.module else ''}: {w.reason}" for w in wrong
+    ]
 
 
 def verdict(parity: Comparison) -> str:

@@ -18,10 +18,11 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 
 from ..errors import InputError, NormdeployError
 from ..graphs.protos import real
+from ..loading.live import copied
 from ..model import Model
 from . import RunResult
 from .arrays import check_feeds, to_numpy, to_torch
@@ -101,6 +102,45 @@ class EagerRunner(_TorchRunner):
             raise InputError(
                 f"the model does not run on these inputs: {failed}; give sizes and values that it takes"
             ) from failed
+
+
+class ModuleRunner(_TorchRunner):
+    """A live module as its user runs it, beside ``model``, which was traced of it.
+
+    Each call runs a copy, so that state which forward writes neither reaches the user's module nor the next call.
+    """
+
+    name = "the module"
+
+    def __init__(self, model: Model, module: torch.nn.Module) -> None:
+        super().__init__(model, model.program.graph_module, {})
+        self._module = module
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        """
+        Returns:
+            Output name -> array, by the names of the model's outputs.
+
+        Raises:
+            InputError: the feeds do not fit, or the module does not run on them, or returns other outputs.
+        """
+        tensors = iter(self._inputs(feeds))
+        flat = [
+            spec.arg.value if isinstance(spec.arg, ConstantArgument) else next(tensors)
+            for spec in self._model.program.graph_signature.input_specs
+            if spec.kind == InputKind.USER_INPUT
+        ]
+        args, kwargs = tree_unflatten(flat, self._model.program.call_spec.in_spec)
+        try:
+            with torch.no_grad():
+                returned = tree_leaves(copied(self._module).eval()(*args, **kwargs))
+        except Exception as error:  # whatever the user's forward raises
+            raise InputError(f"the module does not run on these inputs: {type(error).__name__}: {error}") from error
+        outputs = [s for s in self._model.program.graph_signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
+        if len(returned) != len(outputs):
+            raise InputError(f"the module returns {len(returned)} values, and its trace {len(outputs)}")
+        kept = [v for v, s in zip(returned, outputs, strict=True) if not isinstance(s.arg, ConstantArgument)]
+        return {name: to_numpy(value) for name, value in zip(self._model.outputs, kept, strict=True)}
 
 
 class HalfRunner(_TorchRunner):

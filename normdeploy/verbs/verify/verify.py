@@ -85,6 +85,8 @@ class Comparison(Shown):
     word: str = ""
     # What the verdict does not speak of, each as the end of "verified …".
     limits: tuple[str, ...] = ()
+    # How a live module and its trace differ, "" where they do not, or no module was at hand.
+    trace: str = ""
 
     @property
     def ok(self) -> bool:
@@ -101,7 +103,7 @@ class Comparison(Shown):
         made = [r for r in self.results if r.runtime not in OWN]
         ran = {r.file for r in made} | {""}
         runs_nowhere = any(m.file not in ran for m in self.not_run if m.runtime in NAMES)
-        return not all(made) or not all(self.weights) or runs_nowhere
+        return not all(made) or not all(self.weights) or runs_nowhere or bool(self.trace)
 
     def __bool__(self) -> bool:
         return self.ok

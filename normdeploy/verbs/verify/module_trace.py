@@ -1,0 +1,97 @@
+"""Compares a live module as its user runs it with the trace that files are made of.
+
+A forward that asks whether it is exported, or state that a trace drops, makes both differ. The file then follows the
+trace, and a comparison with the trace alone would pass it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+
+from ...errors import InputError
+from ...loading.live import unwrapped
+from ...model import Model
+from ...runtimes.eager import EagerRunner, ModuleRunner
+from ...runtimes.rounding import RoundedRunner
+from .cases import SMALL
+from .originals import unit_roundoff
+
+_DRAWS = 3  # of roundings, which say how far two correct evaluations may lie apart
+_FACTOR = 4  # times the farthest draw: both evaluations round, and three draws are few
+_DEVIATIONS = 6  # of a sum of roundings (`graphs.equal`)
+
+
+def trace_difference(module: torch.nn.Module, model: Model) -> tuple[str, str]:
+    """Run ``module`` and its trace on a few inputs.
+
+    Each element may differ by 4 d + 6 √N u y: d is how far drawn roundings move its row, N the nodes of the trace, u
+    the unit roundoff, and y the largest element of the row (`rewriting.side_by_side` has the same bound).
+
+    Returns:
+        A sentence on the first difference, "" where there is none; and a note where the module could not be run.
+    """
+    unit = unit_roundoff(model)
+    count = sum(1 for _ in model.program.graph.nodes)
+    relative = _DEVIATIONS * math.sqrt(count) * unit
+    live, trace, reference = ModuleRunner(model, unwrapped(module)), EagerRunner(model), RoundedRunner(model)
+    for name, feeds in _cases(model):
+        try:
+            ran, traced = live.infer(feeds), trace.infer(feeds)
+        except InputError as error:
+            return "", f"the module itself was not run beside its trace at {name}: {error}"
+        exact = reference.infer(feeds)
+        moved = {output: np.zeros(np.shape(value)) for output, value in exact.items()}
+        for seed in range(_DRAWS):
+            drawn = reference.perturbed(feeds, unit, seed)
+            for output, value in exact.items():
+                moved[output] = np.maximum(moved[output], _apart(value, drawn[output]))
+        for output, value in ran.items():
+            message = _difference(value, traced[output], moved[output], relative)
+            if message:
+                return f"the model as it runs and its trace differ at {name}: the output {output!r} is {message}", ""
+    return "", ""
+
+
+def _cases(model: Model) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
+    """Random inputs at the usual and at the smallest sizes, and small ones, of which an epsilon is a large part."""
+    yield "seed 0", model.samples(0)
+    least = {name: dim.min for name, dim in model.dims.items()}
+    if least:
+        yield "seed 1, the smallest sizes", model.samples(1, least)
+    small = {
+        name: (value.astype(np.float64) * SMALL).astype(value.dtype) if value.dtype.kind not in "iub" else value
+        for name, value in model.samples(2).items()
+    }
+    yield f"inputs around {SMALL:g}", small
+
+
+def _apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return |a - b| of each element; infinite where one alone is not finite."""
+    with np.errstate(all="ignore"):
+        x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        one = np.isfinite(x) != np.isfinite(y)
+        return np.where(one, np.inf, np.where(np.isfinite(x), np.abs(x - y), 0.0))
+
+
+def _difference(ran: np.ndarray, traced: np.ndarray, moved: np.ndarray, relative: float) -> str:
+    """Say where both differ by more than rounding; "" where they do not."""
+    if ran.shape != traced.shape or ran.dtype != traced.dtype:
+        return f"{ran.dtype}{list(ran.shape)} in the module and {traced.dtype}{list(traced.shape)} in the trace"
+    if not ran.size:
+        return ""
+    apart = _apart(ran, traced)
+    sizes = np.abs(np.nan_to_num(traced.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0))
+    bound = _FACTOR * _row_largest(moved) + relative * _row_largest(sizes)
+    beyond = apart > bound
+    if not beyond.any():
+        return ""
+    place = np.unravel_index(int(np.argmax(np.where(beyond, apart, -1.0))), apart.shape)
+    return f"{ran[place]:.6g} in the module and {traced[place]:.6g} in the trace, of which the file was made"
+
+
+def _row_largest(values: np.ndarray) -> np.ndarray:
+    return values.max(axis=-1, keepdims=True) if values.ndim else values
