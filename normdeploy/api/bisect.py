@@ -15,6 +15,7 @@ from ..verbs.bisect.bisect import Bisection
 from ..verbs.bisect.bisect import bisect as search
 from ..verbs.sources import judged
 from ..verbs.verify.cases import read
+from ..verbs.verify.names import pairs_of
 from ..verbs.verify.verify import Inputs
 from .common import Stages
 
@@ -34,6 +35,7 @@ def bisect(
     engines: Sequence[PathLike] = (),
     seeds: int = 3,
     feeds: Inputs | None = None,
+    map: Sequence[str] | Mapping[str, str] = (),
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> Bisection:
@@ -43,7 +45,7 @@ def bisect(
     Args:
         output: a new or empty folder for the smallest failing model, its inputs and a script that shows the error.
         engines: compared too, at their outputs only.
-        source, args, kwargs, seeds, feeds, progress, loading: as for ``verify``.
+        source, args, kwargs, seeds, feeds, map, progress, loading: as for ``verify``.
         onnx_path: the file; where ``source`` is a result it need not be given.
 
     Raises:
@@ -58,7 +60,9 @@ def bisect(
     with stage("load"):
         model, notes = judged(source, [file], args, kwargs, loading)
     with stage("bisect"):
-        bisection = search(model, file, engines=engines, seeds=seeds, inputs=own, progress=progress)
+        bisection = search(
+            model, file, engines=engines, seeds=seeds, inputs=own, names=pairs_of(map), progress=progress
+        )
     if output is not None:
         with stage("write"):
             if bisection.write(output) is None and not bisection:

@@ -47,6 +47,14 @@ def bisect(
             help="Arrays by name; only these are run instead of generated ones. Repeatable.",
         ),
     ] = None,
+    map_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="THEIRS=OURS",
+            help="An input or output of the file is the model's of another name. Repeatable.",
+        ),
+    ] = None,
     load: LoadingOptions = LOADING,
     report: ReportFile = None,
     html: HtmlFile = None,
@@ -70,6 +78,7 @@ def bisect(
             engines=engine or (),
             seeds=seeds,
             feeds=given or None,
+            map=map_ or (),
             progress=progress,
             **loading,
         )

@@ -36,7 +36,7 @@ def show_bisection(console: Console, bisection: Bisection) -> None:
     if bisection:
         console.print(Text("nothing to find: no output leaves the bound", style="green"))
     elif not bisection.faults:
-        console.print(Text("an output is wrong, and no fault was found", style="red"))
+        console.print(Text("the file is wrong, and no node is named: the notes say what differs", style="red"))
 
 
 def _lines(fault: Fault) -> Mapping[str, str]:

@@ -40,6 +40,8 @@ from ...types import Progress
 from ..verify.battery import battery_of
 from ..verify.candidates import OFF, ON, STEPWISE, NotRun
 from ..verify.cases import Case, given_to, read
+from ..verify.names import Map, Match, match, parse_map, renamed
+from ..verify.originals import outputs_of
 from ..verify.steps import ROUNDED, UNROUNDED
 from ..verify.verify import Comparison, Inputs, OutputResult, verify
 from .hunt import CUDA, Fault, Hunt
@@ -51,6 +53,9 @@ _UNNAMED = (
     "the file is quantized, and no weight or range in it explains all of the error: what it was quantized from may"
     " differ from the model (bisect that file), or its weights were changed before, as by a migration"
 )
+
+
+_SEEN = 5  # tensors that are named
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,7 @@ def bisect(
     engines: Sequence[Engine | str | os.PathLike[str]] = (),
     seeds: int = 3,
     inputs: Inputs | None = None,
+    names: Map = (),
     progress: Progress | None = None,
 ) -> Bisection:
     """Compare as ``verify`` does, and find what is wrong where something is.
@@ -97,20 +103,24 @@ def bisect(
     Args:
         engines: compared at their outputs only: an engine has no others, and marking inner tensors as outputs means
         building another.
-        seeds, inputs, progress: as for ``normdeploy.verbs.verify.verify.verify``.
+        seeds, inputs, names, progress: as for ``normdeploy.verbs.verify.verify.verify``.
 
     Raises:
         NormdeployError: as ``verify``. A fault is no error but a result that is false.
     """
     start = time.perf_counter()
     own = None if inputs is None else read(inputs)
-    parity = verify(model, onnx_path, engines=engines, seeds=seeds, inputs=own, names=None, progress=progress)
+    parity = verify(model, onnx_path, engines=engines, seeds=seeds, inputs=own, names=names, progress=progress)
     faults, not_searched, notes, first = list[Fault](), list[NotRun](), list[str](), None
+    looked_at: Sequence[str] = ()
     quantized = _quantized(parity)
-    outputs = [v.name for v in load_onnx(onnx_path, external_data=False).graph.output]
+    matched = _matched(model, onnx_path, names)
+    theirs = [v.name for v in load_onnx(onnx_path, external_data=False).graph.output]
+    outputs = [matched.outputs.get(name, name) for name in theirs]
     chosen = quantized if quantized is not None else _to_search(parity, outputs, not_searched)
     if chosen is not None:
-        proto = inlined(load_onnx(onnx_path))
+        # The search speaks of inputs and outputs as the model does.
+        proto = inlined(renamed(load_onnx(onnx_path), matched.inputs, matched.outputs))
         cases = battery_of(model, seeds).cases if own is None else given_to(model, own, _halves(proto))
         try:
             if quantized is not None:
@@ -120,11 +130,34 @@ def bisect(
             else:
                 hunt = _hunt(model, proto, chosen, cases, progress)
                 faults += hunt.faults()
+                looked_at = hunt.looked_at
                 notes += hunt.notes
                 first = hunt.reproduction
         except (NotEvaluated, NormdeployError) as error:
             not_searched.append(NotRun(chosen.runtime, str(error), chosen.file))
+    notes += [] if faults else _unexplained(parity, looked_at)
     return Bisection(parity, tuple(faults), tuple(not_searched), tuple(notes), time.perf_counter() - start, first)
+
+
+def _unexplained(parity: Comparison, looked_at: Sequence[str]) -> list[str]:
+    """What is wrong where no fault is named: of each output the first row that fails, and the wrong weights."""
+    failed = [r for r in parity.results if not r and r.runtime != EagerRunner.name]
+    firsts = {r.output: r for r in reversed(failed)}
+    seen = f"{', '.join(map(repr, looked_at[:_SEEN]))}{', …' if len(looked_at) > _SEEN else ''}"
+    looked = f"{len(looked_at)} tensors were looked at ({seen})" if looked_at else "no inner tensor was looked at"
+    told = [
+        f"{r.output!r} in {r.runtime} {f'differs: {r.reason}' if r.reason else f'is off by {r.max_abs_error:.3g}'},"
+        f" allowed {r.allowed:.3g}; {looked}, and no smaller graph that is wrong was found"
+        for r in reversed(firsts.values())
+    ]
+    weights = [f"the weight {w.name!r} is not the model's" for w in parity.weights if not w]
+    return told + weights
+
+
+def _matched(model: Model, path: str | os.PathLike[str], names: Map) -> Match:
+    """The names of the file that are others than the model's, as ``verify`` matched them."""
+    graph = load_onnx(path, external_data=False).graph
+    return match(Path(path).name, graph, model, outputs_of(model), parse_map(names, model))
 
 
 def _quantized(parity: Comparison) -> OutputResult | None:

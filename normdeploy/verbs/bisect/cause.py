@@ -25,9 +25,9 @@ _ROOTS = ("Sqrt", "Reciprocal", "Pow")
 
 @dataclass(frozen=True)
 class Cause:
-    """``kind``: "weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "hidden row" | "overflow" |
-    "underflow" | "factor" | "accuracy" | "optimizer" | "unknown"; ``text`` says what was found; ``place``: of the node
-    that has it, None where more than one may."""
+    """``kind``: "weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "training mode" | "hidden row"
+    | "overflow" | "underflow" | "factor" | "accuracy" | "optimizer" | "unknown"; ``text`` says what was found;
+    ``place``: of the node that has it, None where more than one may."""
 
     kind: str
     text: str
@@ -62,6 +62,7 @@ def _trials(exact: Exact, values: Values, spot: Spot, program: Program) -> Itera
         yield from _weights(exact, place, program.parameters(spot.operators))
         yield from _epsilons(exact, place, program.numbers(spot.operators))
         yield from _ddof(exact, place, values)
+        yield from _training(exact, place, program.parameters(spot.operators))
         yield from _attributes(exact, place, values)
         yield from _hidden_rows(exact, place, values)
 
@@ -184,6 +185,28 @@ def _ddof(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Cha
             other = "an unbiased" if power == -1 else "a biased"
             reason = f"{_node(exact, place)} has {text} variance over {n} numbers, the model {other} one"
             yield Cause("ddof", reason, place), Change(inputs={(place, 1): _times((n / (n - 1)) ** (power / 2))})
+
+
+def _training(exact: Exact, place: int, parameters: Values) -> Iterator[tuple[Cause, Change]]:
+    """Eval mode in the place of training mode (ONNX: BatchNormalization 14, Dropout 12)."""
+    node = exact.nodes[place]
+    if node.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in node.attribute):
+        text = (
+            f"{_node(exact, place)} is in training mode: it takes the statistics of the batch, the model its running"
+            " ones; export the model after eval()"
+        )
+        changed = _with(node, "training_mode", 0)
+        # The other outputs are the new running statistics, which eval mode does not give.
+        del changed.output[1:]
+        yield Cause("training mode", text, place), Change(nodes={place: changed})
+        # An export in training mode runs the model, which moves its running statistics: the model's own are tried too.
+        vectors = [value for value in parameters.values() if value.ndim == 1]
+        for center, variance in itertools.permutations(vectors, 2):
+            inputs = {(place, 3): _always(center), (place, 4): _always(variance)}
+            yield Cause("training mode", text, place), Change(nodes={place: changed}, inputs=inputs)
+    if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
+        text = f"{_node(exact, place)} is in training mode: it drops at random; export the model after eval()"
+        yield Cause("training mode", text, place), Change(inputs={(place, 2): np.zeros_like})
 
 
 def _attributes(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:

@@ -157,6 +157,11 @@ class Hunt:
         self.reproduction = self.reproduction or trace.reproduction
         return fault
 
+    @property
+    def looked_at(self) -> list[str]:
+        """The tensors that were compared with the model's."""
+        return list(self._first.pairs)
+
     def at_output(self) -> Point:
         """How far off the output is."""
         pair = self._first.pairs.get(self._output)
