@@ -26,12 +26,13 @@ from .huggingface import Loaded, load_folder, read_folder, require_weights
 from .inputs import Wishes, names_of, parse
 from .kinds import Kind, detect, sha256
 from .live import from_module, trace, unwrapped
+from .operators import import_operators
 from .pickled import listed, read_data, unpickle
 from .program import live_guards, load_program
 from .signature import match_wishes, output_names, placeholders, used_parameters
 from .signed_code import only_signed
 from .specs import describe_inputs
-from .state import State, fill, find_state, import_module, make_model, read_safetensors
+from .state import State, fill, find_state, make_model, read_safetensors
 from .tasks import PARTS
 from .torchscript import ScriptWeights, read_torchscript
 from .training import require_eval_graph
@@ -94,10 +95,9 @@ def load(
     # Read before anything is imported: with a broken file the user's factory is not even called.
     weights = _weights(path, kind, key, trust)
     with _importable_cwd(bool(model or imports or trust)) if code is None else only_signed(code):
-        for name in imports:
-            import_module(name, "--import")
+        operators = import_operators(imports)
         if kind is Kind.PROGRAM:
-            loaded = _of_program(*load_program(path, trust), wishes, eval)
+            loaded = _of_program(*load_program(path, trust, operators), wishes, eval)
         elif kind is Kind.HUGGINGFACE:
             loaded = _of_folder(path, load_folder(path, trust, task, part), inputs, dims, eval)
         else:
@@ -140,8 +140,7 @@ def load_parts(
     if (kind := detect(path)) is not Kind.HUGGINGFACE:
         raise InputError(f"{path} is a {kind}, no Hugging Face folder, so it has no parts: leave --part out")
     with _importable_cwd(bool(imports or trust)):
-        for name in imports:
-            import_module(name, "--import")
+        import_operators(imports)
         folder = read_folder(path, trust, task)
     known = {part: set(names_of(parse(folder.prepared(part).prepared.inputs, ()).inputs)) for part in PARTS}
     names = {text: text.partition("=")[0].strip() for text in dims}

@@ -18,13 +18,14 @@ from torch.export.passes import move_to_device_pass
 from ..errors import LoadError, TrustError
 from .expressions import Guard, NotAllowed
 from .kinds import open_archive
+from .operators import Operators
 from .sanitise import Findings, sanitise
 from .spliced import Parts, Spliced
 
 _KNOWN_LIBRARIES = ("transformers", "diffusers")
 
 
-def load_program(path: Path, trust: bool) -> tuple[torch.export.ExportedProgram, list[Guard]]:
+def load_program(path: Path, trust: bool, operators: Operators) -> tuple[torch.export.ExportedProgram, list[Guard]]:
     """The program, on the CPU, and the conditions on its input sizes.
 
     An ordinary file is loaded from a sanitised copy, whatever ``trust`` says; only what is not ordinary is handed to
@@ -36,7 +37,7 @@ def load_program(path: Path, trust: bool) -> tuple[torch.export.ExportedProgram,
     """
     copy = Parts()
     with open_archive(path) as archive:
-        findings = sanitise(path, archive, copy)
+        findings = sanitise(path, archive, copy, operators)
     if findings.reasons and not trust:
         raise TrustError(_refusal(path, findings))
     _register_known_classes(findings.classes)

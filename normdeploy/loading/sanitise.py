@@ -28,6 +28,7 @@ from ..errors import LoadError
 from .conformity import conforms
 from .expressions import Guard, NotAllowed, check_expression, words
 from .kinds import PROGRAM_JSON, read, root_folder
+from .operators import Operators
 from .pickled import foreign_globals, listed
 from .spliced import Parts
 
@@ -38,23 +39,6 @@ _CONFIGS = {_WEIGHTS: f"{_WEIGHTS}/model_weights_config.json", _CONSTANTS: f"{_C
 _CARRIED = ("archive_format", "archive_version", ".data/version", "byteorder")
 _PAYLOAD = re.compile(r"(weight|tensor)_\d+")
 
-_SYMBOLIC = re.compile(
-    r"_operator\.(eq|ne|le|ge|lt|gt|neg|pos|mul|add|sub|floordiv|mod|pow|truediv|and_|or_|lshift|rshift|getitem)"
-    r"|math\.(trunc|ceil|floor|sqrt)|torch\.(sym_\w+|_sym_sqrt)"
-)
-_OPERATOR = re.compile(r"torch\.ops\.(?P<namespace>\w+)\.(?P<name>\w+)(\.(?P<overload>\w+))?")
-_OpOverload, _OpNamespace = type(torch.ops.aten.add.Tensor), type(torch.ops.aten)
-# torch's own operators that reach beyond tensors: files, processes, the network, compiled code. An op of any other
-# library exists only if the user imported it.
-_OUTSIDE = words(
-    "c10d _c10d_functional _c10d_functional_autograd _dtensor symm_mem profiler inductor static_runtime _test export"
-    " rpc streams"
-)
-_HIGHER_ORDER = words(
-    "cond while_loop scan associative_scan map_impl map wrap_with_set_grad_enabled wrap_with_autocast wrap strict_mode"
-    " hints_wrapper invoke_subgraph tag_activation_checkpoint out_dtype flex_attention auto_functionalized"
-    " auto_functionalized_v2"
-)
 _CLASS = re.compile(r'"type": *"(\w+(?:\.\w+)+)"')  # in a tree spec
 _FACTORIES = words("list dict set int float str bool tuple")  # of builtins: what a defaultdict in the inputs may make
 
@@ -71,7 +55,7 @@ class Findings:
         self.reasons.append(f"{part} {does}")
 
 
-def sanitise(path: Path, archive: zipfile.ZipFile, copy: Parts) -> Findings:
+def sanitise(path: Path, archive: zipfile.ZipFile, copy: Parts, operators: Operators) -> Findings:
     """Write the checked parts of ``archive`` to ``copy``; nothing is written where there is a reason to refuse.
 
     Weights are views of the mapped file, which must not be shortened while the copy is in use.
@@ -83,7 +67,7 @@ def sanitise(path: Path, archive: zipfile.ZipFile, copy: Parts) -> Findings:
     names = set(archive.namelist())
     program = _json(archive, root, PROGRAM_JSON, path)
     conforms(schema.ExportedProgram, program, PROGRAM_JSON, path)
-    _check_program(program, findings)
+    _check_program(program, operators, findings)
     written: dict[str, bytes] = {}
     payloads: set[str] = set()
     for folder, config_name in _CONFIGS.items():
@@ -160,7 +144,7 @@ def _json(archive: zipfile.ZipFile, root: str, name: str, path: Path) -> dict[st
     return value
 
 
-def _check_program(program: dict[str, Any], findings: Findings) -> None:
+def _check_program(program: dict[str, Any], operators: Operators, findings: Findings) -> None:
     for key, value in _entries(program):
         if key == "expr_str":
             try:
@@ -170,10 +154,11 @@ def _check_program(program: dict[str, Any], findings: Findings) -> None:
                     f"the shape expression {value[:100]!r} in {PROGRAM_JSON}",
                     f"would be evaluated as code: it holds {error}",
                 )
-        elif key in ("target", "as_operator") and not _harmless_target(value):
+        elif key in ("target", "as_operator") and not operators.allow(value):
             findings.refuse(
                 f"the node target {value[:100]!r} in {PROGRAM_JSON}",
-                "is no operator on tensors: running the graph would call it",
+                "is no operator on tensors that torch has: running the graph would call it. If a module of yours "
+                "registers it, pass --import with that module",
             )
         elif key in ("in_spec", "out_spec"):
             for name in _tree_imports(value):
@@ -206,26 +191,6 @@ def _entries(value: Any) -> Iterator[tuple[str, str]]:
         if isinstance(item, dict):
             yield from ((key, text) for key, text in item.items() if isinstance(text, str))
         stack.extend(item.values() if isinstance(item, dict) else item if isinstance(item, list) else ())
-
-
-def _harmless_target(target: str) -> bool:
-    """Whether a node may have this target: arithmetic on sizes, or an operator on tensors (unknown ones torch refuses
-    by itself)."""
-    if _SYMBOLIC.fullmatch(target):
-        return True
-    match = _OPERATOR.fullmatch(target)
-    if match is None:
-        return False
-    if match["namespace"] == "higher_order":
-        return match["name"] in _HIGHER_ORDER and not match["overload"]
-    namespace = getattr(torch.ops, match["namespace"])
-    if not isinstance(namespace, _OpNamespace) or match["namespace"] in _OUTSIDE or match["name"] == "from_file":
-        return False
-    try:
-        packet = getattr(namespace, match["name"])
-        return isinstance(getattr(packet, match["overload"] or ""), _OpOverload)
-    except AttributeError:
-        return True
 
 
 def _tree_imports(spec: str) -> list[str]:

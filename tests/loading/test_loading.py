@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from normdeploy.errors import InputError, LoadError, RuntimeUnavailable
+from normdeploy.errors import InputError, LoadError, RuntimeUnavailable, TrustError
 from normdeploy.loading import from_module, load
 
 INPUTS = ["x[batch,3]"]
@@ -144,6 +144,10 @@ def test_imports_register_what_a_program_needs(net: Any) -> None:
     with pytest.raises(InputError, match=r"--import: no_such_module can't be imported"):
         load("custom.pt2", imports=["no_such_module"])
     assert load("custom.pt2", imports=[name]).recorded == {"imports": [name]}
+    # A second time the module has been imported before, and what it registered is no longer new.
+    assert load("custom.pt2", imports=[name]).recorded == {"imports": [name]}
+    with pytest.raises(TrustError, match=rf"{name}\.double\.default"):
+        load("custom.pt2")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,7 @@ from normdeploy.errors import LoadError, TrustError
 from normdeploy.loading import load
 from normdeploy.loading.expressions import Guard, NotAllowed, check_expression
 from normdeploy.loading.kinds import Kind, detect
+from normdeploy.loading.operators import _OF_TORCH
 from normdeploy.loading.program import _explain
 from tests.crafted import CONSTANTS, PROGRAM, WEIGHTS, Bomb, Samples, edited, json_edit, saved
 
@@ -198,6 +201,15 @@ def test_wrong_types_in_the_json(ordinary: Path, tmp_path: Path, edit: Callable[
         "torch.ops.load_library.__call__",
         "torch.ops.loaded_libraries.add",
         "torch.ops.aten.from_file.default",
+        "torch.ops.aten.save.default",
+        "torch.ops.aten.manual_seed.default",
+        "torch.ops.aten._print.default",
+        "torch.ops.aten.no_such_operator.default",
+        "torch.ops.prim.rpc_async.default",
+        "torch.ops.prim.abs.default",
+        "torch.ops.quantized.linear_prepack.default",
+        "torch.ops.mkldnn._linear_pointwise.default",
+        "torch.ops.onnx.Shape.default",
         "torch.ops.aten.add.overloads",
         "torch.ops.higher_order.triton_kernel_wrapper_functional",
         "torch.ops.c10d.send.default",
@@ -219,8 +231,18 @@ def test_operator_of_an_unknown_library_is_named(ordinary: Path, tmp_path: Path)
     def edit(program: Any) -> None:
         program["graph_module"]["graph"]["nodes"][-1]["target"] = "torch.ops.acme.rmsnorm.default"
 
-    with pytest.raises(LoadError, match=r"acme\.rmsnorm\.default.*--import"):
+    with pytest.raises(TrustError, match=r"acme\.rmsnorm\.default.*--import"):
         load(edited(ordinary, tmp_path / "x.pt2", {PROGRAM: json_edit(edit)}))
+
+
+def test_operators_of_torch_itself_are_no_users() -> None:
+    """A release of torch with a new namespace fails here: say in `operators` whose it is."""
+    listed = (
+        "import torch, torch.distributed, torch._inductor, torch._dynamo, torch.export, torch.onnx\n"
+        "print(*{n.partition('::')[0] for n in torch._C._dispatch_get_all_op_names()})"
+    )
+    told = subprocess.run([sys.executable, "-c", listed], capture_output=True, text=True, check=True)
+    assert set(told.stdout.split()) <= _OF_TORCH
 
 
 def test_unregistered_output_class_is_named(ordinary: Path, tmp_path: Path) -> None:
