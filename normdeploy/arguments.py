@@ -71,7 +71,10 @@ _SEVERAL = frozenset(
 )
 _OPTIONAL = frozenset({"provider", "quantize", "calibration"})
 _FLAGS = frozenset(
-    {"strict", "strict_proof", "keep_io", "dynamic", "rotate", "drift", "trust", "eval", "replace", "also_default"}
+    {
+        *("strict", "strict_proof", "keep_io", "dynamic", "rotate", "drift", "check"),
+        *("trust", "eval", "replace", "also_default"),
+    }
 )
 _LOADING = frozenset(Loading.__annotations__)
 

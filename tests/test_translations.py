@@ -60,6 +60,40 @@ def test_without_it_the_error_says_what_to_do() -> None:
         normdeploy.export(Net().eval(), X)
 
 
+def right_for_one_row_in_onnx(x: Any) -> Any:
+    return op.Mul(center_in_onnx(x), op.Cast(op.Shape(x, start=0, end=1), to=1))
+
+
+def half_in_onnx(x: Any) -> Any:
+    return op.Mul(center_in_onnx(x), op.CastLike(op.Constant(value_float=0.999), x))
+
+
+class Centered(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.normdeploy_tests.center(x)
+
+
+def test_a_wrong_translation_is_an_error_that_names_the_output_and_both_values(tmp_path: Path) -> None:
+    table = {"normdeploy_tests::center": half_in_onnx}
+    with pytest.raises(ExportError, match=r"nothing is written: at batch=1 its output .* in PyTorch.*--no-check"):
+        normdeploy.export(
+            Centered().eval(), X, inputs=["x[batch,8]"], output=tmp_path / "m.onnx", custom_translation_table=table
+        )
+    assert not (tmp_path / "m.onnx").exists()
+
+
+def test_a_translation_that_is_right_at_the_smallest_size_alone_is_an_error() -> None:
+    table = {"normdeploy_tests::center": right_for_one_row_in_onnx}
+    with pytest.raises(ExportError, match=r"nothing is written: at batch=3 "):
+        normdeploy.export(Centered().eval(), X, inputs=["x[batch,8]"], custom_translation_table=table)
+
+
+def test_without_the_check_a_wrong_translation_is_written(tmp_path: Path) -> None:
+    table = {"normdeploy_tests::center": half_in_onnx}
+    normdeploy.export(Centered().eval(), X, output=tmp_path / "m.onnx", custom_translation_table=table, check=False)
+    assert (tmp_path / "m.onnx").exists()
+
+
 @pytest.mark.parametrize(
     ("table", "said"),
     [

@@ -28,6 +28,7 @@ from ..storage.files import filled, save_onnx
 from ..storage.record import content_of, recorded, runs_code
 from ..types import PathLike, Progress
 from ..verbs.sources import loaded
+from ..verbs.verify import exported
 from ..verbs.verify.policy import Thresholds
 from .common import NOT_MEASURED, Calibration, Stages, compared, samples_of, target_of
 from .quantizing import calibrating, joined, judged_in_half, quantized_file, wish_of
@@ -65,6 +66,7 @@ def export(
     rotate: bool = False,
     keep_float: Sequence[str] = (),
     compare_limit: int = whole.LIMIT,
+    check: bool = True,
     custom_translation_table: Mapping[Any, Any] | None = None,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
@@ -104,6 +106,8 @@ def export(
             "layers.0.*".
         compare_limit: bytes of weights up to which the whole model before and after the rewrites is compared
         (`rewriting.whole`).
+        check: the file is run beside PyTorch at two small sizes, and an output that differs by more than rounding is an
+        error (`verbs.verify.exported`).
         custom_translation_table: operator of torch -> onnxscript function, as ``torch.onnx.export`` takes it
         (`normdeploy.translations`).
         progress: called with (stage, done, total); total is 0 where it is not known.
@@ -126,6 +130,8 @@ def export(
             model, opset=opset or OPSET, custom_translation_table=custom_translation_table, progress=progress
         )
     signature = model.signature
+    with stage("reference"):
+        right = exported.expected(model) if check else exported.Expected(())
     attentions = precision is None and (opset is None or opset >= attention.OPSET)
     first = fuse if wish is None else "standard"  # of a quantized file `joined` writes the ops that are joined
     wanted = Wanted(
@@ -158,6 +164,8 @@ def export(
             notes += runnable.require(
                 proto, _samples(signature), runtime, lambda feeds: _eager(loaded(source, args, kwargs, loading), feeds)
             )
+    with stage("check"):
+        notes += exported.require_as_expected(right, proto, lambda: loaded(source, args, kwargs, loading, shared=True))
     if strict_proof:
         rewrite.require_exact(summary.findings)
     plain, quantization, floats = proto, None, signature.inputs

@@ -74,6 +74,7 @@ def export_parts(
     precision: str | None = None,
     keep_io: bool = False,
     compare_limit: int | None = None,
+    check: bool = True,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> ExportedParts:
@@ -85,8 +86,8 @@ def export_parts(
     Args:
         source: a folder that ``save_pretrained`` wrote, or a model's name on the Hub.
         output: a new or empty folder; ``normdeploy.api.parts`` says what is in it.
-        opset, runtime, provider, fuse, strict, strict_proof, precision, keep_io, compare_limit: as for ``export``, for
-        each part.
+        opset, runtime, provider, fuse, strict, strict_proof, precision, keep_io, compare_limit, check: as for
+        ``export``, for each part.
         progress: called with (part and stage, done, total).
         loading: trust, imports, dims and task, as for ``export``. Each part takes those dims that it has.
 
@@ -117,7 +118,7 @@ def export_parts(
             "strict": strict,
             "strict_proof": strict_proof,
         },
-        **{"precision": precision, "keep_io": keep_io},
+        **{"precision": precision, "keep_io": keep_io, "check": check},
         **({} if compare_limit is None else {"compare_limit": compare_limit}),
     }
     read = {name: value for name, value in stated.items() if name != "part"}

@@ -64,6 +64,9 @@ def export(
     rotate: RotateOption = False,
     keep_float: KeepFloat = None,
     compare_limit: CompareLimit = 2**30,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Write the file without a run beside PyTorch at two small sizes.")
+    ] = False,
     report: ReportFile = None,
     html: HtmlFile = None,
     quiet: Quiet = False,
@@ -80,6 +83,7 @@ def export(
             "strict_proof": strict_proof,
         },
         **{"precision": precision or None, "keep_io": keep_io, "compare_limit": compare_limit},
+        "check": not no_check,
     }
     if load.part == "all":
         if calibrate:

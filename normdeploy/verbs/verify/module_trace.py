@@ -21,8 +21,8 @@ from .cases import SMALL
 from .originals import unit_roundoff
 
 _DRAWS = 3  # of roundings, which say how far two correct evaluations may lie apart
-_FACTOR = 4  # times the farthest draw: both evaluations round, and three draws are few
-_DEVIATIONS = 6  # of a sum of roundings (`graphs.equal`)
+FACTOR = 4  # times the farthest draw: both evaluations round, and three draws are few
+DEVIATIONS = 6  # of a sum of roundings (`graphs.equal`)
 
 
 def trace_difference(module: torch.nn.Module, model: Model) -> tuple[str, str]:
@@ -36,7 +36,7 @@ def trace_difference(module: torch.nn.Module, model: Model) -> tuple[str, str]:
     """
     unit = unit_roundoff(model)
     count = sum(1 for _ in model.program.graph.nodes)
-    relative = _DEVIATIONS * math.sqrt(count) * unit
+    relative = DEVIATIONS * math.sqrt(count) * unit
     live, trace, reference = ModuleRunner(model, unwrapped(module)), EagerRunner(model), RoundedRunner(model)
     for name, feeds in _cases(model):
         try:
@@ -48,7 +48,7 @@ def trace_difference(module: torch.nn.Module, model: Model) -> tuple[str, str]:
         for seed in range(_DRAWS):
             drawn = reference.perturbed(feeds, unit, seed)
             for output, value in exact.items():
-                moved[output] = np.maximum(moved[output], _apart(value, drawn[output]))
+                moved[output] = np.maximum(moved[output], apart(value, drawn[output]))
         for output, value in ran.items():
             message = _difference(value, traced[output], moved[output], relative)
             if message:
@@ -69,7 +69,7 @@ def _cases(model: Model) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
     yield f"inputs around {SMALL:g}", small
 
 
-def _apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return |a - b| of each element; infinite where one alone is not finite."""
     with np.errstate(all="ignore"):
         x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
@@ -83,15 +83,16 @@ def _difference(ran: np.ndarray, traced: np.ndarray, moved: np.ndarray, relative
         return f"{ran.dtype}{list(ran.shape)} in the module and {traced.dtype}{list(traced.shape)} in the trace"
     if not ran.size:
         return ""
-    apart = _apart(ran, traced)
+    off = apart(ran, traced)
     sizes = np.abs(np.nan_to_num(traced.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0))
-    bound = _FACTOR * _row_largest(moved) + relative * _row_largest(sizes)
-    beyond = apart > bound
+    bound = FACTOR * row_largest(moved) + relative * row_largest(sizes)
+    beyond = off > bound
     if not beyond.any():
         return ""
     place = np.unravel_index(int(np.argmax(np.where(beyond, apart, -1.0))), apart.shape)
     return f"{ran[place]:.6g} in the module and {traced[place]:.6g} in the trace, of which the file was made"
 
 
-def _row_largest(values: np.ndarray) -> np.ndarray:
+def row_largest(values: np.ndarray) -> np.ndarray:
+    """Return the largest element of each row along the last axis."""
     return values.max(axis=-1, keepdims=True) if values.ndim else values

@@ -1,0 +1,204 @@
+"""Runs a file that ``export`` made beside PyTorch, before it is written.
+
+Whatever the cause of a wrong file, an exporter's operator, a translation of the user's own or one of our rewrites, it
+shows where its outputs differ. Two runs at small sizes take seconds at most; `verify` compares more.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from ...drawn import draws_of_program
+from ...errors import ExportError, NormdeployError
+from ...model import Model, Signature
+from ...rewriting import perturbed
+from ...runtimes import RunResult
+from ...runtimes.eager import EagerRunner
+from ...runtimes.rounding import FLOAT32, RoundedRunner
+from .module_trace import DEVIATIONS, FACTOR, apart, row_largest
+from .originals import unit_roundoff
+
+_MOST_PARAMETERS = 2**28
+_MOST_SECONDS = 2.0  # of one run
+_DRAWS = 8  # roundings, drawn only where outputs differ; an error must not be a tie that turned over
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What PyTorch makes of the model at one choice of sizes."""
+
+    sizes: str
+    feeds: Mapping[str, np.ndarray]
+    outputs: RunResult
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a file has to give. ``relative``: what rounding explains at once, of a row's largest element.
+
+    ``unit``: the unit roundoff of the model's type; ``reason``: why there is nothing to compare with.
+    """
+
+    runs: tuple[Ran, ...]
+    unit: float = 0.0
+    relative: float = 0.0
+    reason: str = ""
+
+
+def expected(model: Model) -> Expected:
+    """Run ``model`` in PyTorch at the smallest sizes of its dims and at small odd ones.
+
+    A model that draws numbers has no right value, and one in half precision is for `verify` to judge: without a reason.
+    """
+    unit = unit_roundoff(model)
+    if unit > FLOAT32 or draws_of_program(model.program):
+        return Expected(())
+    parameters = sum(value.numel() for value in model.program.state_dict.values())
+    if parameters > _MOST_PARAMETERS:
+        return Expected((), reason=f"it has {parameters} parameters, and {_MOST_PARAMETERS} at most are run")
+    runs, reason = list[Ran](), ""
+    with EagerRunner(model) as runner:
+        for at, sizes in _sizes(model):
+            start = time.perf_counter()
+            try:
+                feeds = model.samples(len(runs), sizes)
+                outputs = runner.infer(feeds)
+            except Exception as error:  # whatever torch or the model raises; a model may not run at odd sizes
+                reason = reason or f"PyTorch does not run it at {at}: {str(error) or type(error).__name__}"
+                continue
+            runs.append(Ran(at, feeds, outputs))
+            seconds = time.perf_counter() - start
+            if seconds > _MOST_SECONDS:
+                if len(runs) == 1:
+                    return Expected((), reason=f"one run in PyTorch takes {seconds:.1f} s")
+                break
+    relative = DEVIATIONS * math.sqrt(sum(1 for _ in model.program.graph.nodes)) * unit
+    return Expected(tuple(runs), unit, relative, "" if runs else reason)
+
+
+def require_as_expected(wanted: Expected, proto: onnx.ModelProto, reload: Callable[[], Model]) -> list[str]:
+    """Run the file beside what PyTorch made.
+
+    Args:
+        wanted: see `expected`.
+        proto: the file.
+        reload: the model again, whose roundings are drawn where an output differs.
+
+    Returns:
+        Notes on what was not checked.
+
+    Raises:
+        ExportError: an output differs by more than rounding explains.
+    """
+    if wanted.reason:
+        return [_not_checked(wanted.reason)]
+    if not wanted.runs:
+        return []
+    try:
+        file = perturbed.Model(proto)
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        return [_not_checked(f"onnxruntime can't load it: {perturbed.short(error)}")]
+    notes = []
+    model: Model | None = None
+    for run in wanted.runs:
+        try:
+            values = file.run(run.feeds)
+        except Exception as error:  # as above
+            notes.append(_not_checked(f"onnxruntime does not run it at {run.sizes}: {perturbed.short(error)}"))
+            continue
+        if len(values) != len(run.outputs):
+            raise ExportError(
+                f"the file would have {len(values)} outputs and the model has {len(run.outputs)}, so nothing is"
+                " written; --no-check (from Python check=False) writes it"
+            )
+        given = dict(zip(run.outputs, values, strict=True))
+        if not _differing(run, given, wanted.relative, {}):
+            continue
+        model = model or reload()
+        try:
+            moved = _moved(model, run, wanted.unit)
+        except NormdeployError as error:
+            notes.append(
+                _not_checked(f"outputs differ at {run.sizes}, and what rounding explains is not known: {error}")
+            )
+            continue
+        message = _differing(run, given, wanted.relative, moved)
+        if message:
+            raise ExportError(
+                f"the file would be wrong, and nothing is written: at {run.sizes} {message}. An operator is written as"
+                " another function: --no-check (from Python check=False) writes the file, and `normdeploy bisect`"
+                " finds the node"
+            )
+    return notes
+
+
+def _not_checked(reason: str) -> str:
+    return f"the file was not checked beside PyTorch: {reason}"
+
+
+def _sizes(model: Signature) -> Iterator[tuple[str, Mapping[str, int]]]:
+    """The smallest sizes, and small odd ones, which no two dims share where their ranges allow it."""
+    dims = model.dims
+    least = {name: dim.min for name, dim in dims.items()}
+    yield _told(least), least
+    odd, taken = dict[str, int](), set[int]()
+    for name, dim in dims.items():
+        sizes = [size for size in range(dim.min + 1, min(dim.max, dim.min + 2 * len(dims) + 2) + 1) if size % 2]
+        odd[name] = next((size for size in sizes if size not in taken), sizes[0] if sizes else dim.max)
+        taken.add(odd[name])
+    if odd != least:
+        yield _told(odd), odd
+
+
+def _told(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "its sizes"
+
+
+def _moved(model: Model, run: Ran, unit: float) -> RunResult:
+    """How far rounding may move each element of each output."""
+    reference = RoundedRunner(model)
+    exact = reference.infer(run.feeds)
+    moved = {output: apart(value, run.outputs[output]) for output, value in exact.items()}
+    for seed in range(_DRAWS):
+        for drawn in (reference.rounded(run.feeds, seed), reference.perturbed(run.feeds, unit, seed)):
+            for output, value in exact.items():
+                moved[output] = np.maximum(moved[output], apart(value, drawn[output]))
+    return moved
+
+
+def _differing(run: Ran, given: Mapping[str, object], relative: float, moved: RunResult) -> str:
+    """Say which output differs by more than rounding explains; "" where none does."""
+    for output, right in run.outputs.items():
+        value = given[output]
+        if not isinstance(value, np.ndarray):
+            continue
+        if value.shape != right.shape or value.dtype != right.dtype:
+            return (
+                f"its output {output!r} is {value.dtype}{list(value.shape)} in onnxruntime and"
+                f" {right.dtype}{list(right.shape)} in PyTorch"
+            )
+        if not right.size:
+            continue
+        room = row_largest(moved.get(output, np.zeros(right.shape)))
+        if right.dtype.kind in "iub":
+            # A choice that rounding turns over may end anywhere.
+            bound = np.where(room > 0, np.inf, 0.0)
+        else:
+            finite = np.nan_to_num(right.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+            bound = FACTOR * room + relative * row_largest(np.abs(finite))
+        off = apart(value, right)
+        beyond = off > bound
+        if beyond.any():
+            place = np.unravel_index(int(np.argmax(np.where(beyond, off, -1.0))), off.shape)
+            allowed = float(np.broadcast_to(bound, off.shape)[place])
+            return (
+                f"its output {output!r} is {value[place]:.6g} in onnxruntime and {right[place]:.6g} in PyTorch, where"
+                f" rounding explains {allowed:.1g}"
+            )
+    return ""
