@@ -89,7 +89,7 @@ def _difference(ran: np.ndarray, traced: np.ndarray, moved: np.ndarray, relative
     beyond = off > bound
     if not beyond.any():
         return ""
-    place = np.unravel_index(int(np.argmax(np.where(beyond, apart, -1.0))), apart.shape)
+    place = np.unravel_index(int(np.argmax(np.where(beyond, off, -1.0))), off.shape)
     return f"{ran[place]:.6g} in the module and {traced[place]:.6g} in the trace, of which the file was made"
 
 
