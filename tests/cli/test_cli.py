@@ -237,7 +237,16 @@ def test_export_build_verify(project: Path, called: Called) -> None:
         ("LayerNorm", "fused", ["identity", "onnxruntime run"])
     ]
     assert document["nodes"]["after"] < document["nodes"]["before"]
-    assert list(document["seconds"]) == ["load", "export", "norms", "simplify", "compare", "write"]
+    assert list(document["seconds"]) == [
+        "load",
+        "export",
+        "reference",
+        "norms",
+        "simplify",
+        "compare",
+        "check",
+        "write",
+    ]
 
     done = called("build", "model.onnx", "-o", "model.engine", "--compute-capability", "8.6", cwd=project)
     assert done.returncode == 0, done.stderr
