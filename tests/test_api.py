@@ -91,7 +91,7 @@ def test_export_of_a_live_module(block: Block, tmp_path: Path) -> None:
     assert result.path == tmp_path / "m.onnx"
     assert (
         [s for s in dict.fromkeys(stages) if s in result.seconds]
-        == ["load", "export", "norms", "simplify", "compare", "write"]
+        == ["load", "export", "reference", "norms", "simplify", "compare", "check", "write"]
         == list(result.seconds)
     )
     assert result.notes == (
