@@ -4,7 +4,6 @@ mode."""
 from __future__ import annotations
 
 import importlib.util
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import InputError, LoadError, RuntimeUnavailable, TrustError
+from .contained import read_json, require_contained, require_layers
 from .decoders import Prepared, prepared
 from .tasks import Task, check_part, task_of
 
@@ -76,7 +76,9 @@ def read_folder(path: Path, trust: bool, task: str | None = None) -> Folder:
         InputError: there is no such task, or the model is none for it.
     """
     wanted = task_of(task) if task is not None else None
+    require_contained(path)
     config = _config(path)
+    require_layers(path, config)
     if "auto_map" in config and not trust:
         files = sorted(
             {str(value).partition(".")[0].rpartition("--")[2] + ".py" for value in config["auto_map"].values()}
@@ -145,14 +147,7 @@ def _model(
 
 
 def _config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((path / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise LoadError(f"{path / 'config.json'} can't be read: {error}") from error
-    if not isinstance(config, dict):
-        raise LoadError(
-            f"{path / 'config.json'} holds a {type(config).__name__}, not an object: this is no Hugging Face folder"
-        )
+    config = read_json(path / "config.json")
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise LoadError(f"{path / 'config.json'} gives {names!r} as its architectures, which is no list of names")

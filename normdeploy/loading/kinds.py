@@ -26,7 +26,7 @@ LEGACY_MAGIC = bytes.fromhex(
 PROGRAM_JSON = "models/model.json"
 _HEADER_LIMIT = 100 << 20  # the safetensors library's own limit on its header, bytes
 _CHUNK = 1 << 20
-_BOOKKEEPING = (".git", ".cache")
+BOOKKEEPING = (".git", ".cache")
 
 
 class Kind(StrEnum):
@@ -206,7 +206,7 @@ def sha256(path: Path) -> str:
     """
     digest = hashlib.sha256()
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    files = [file for file in files if file == path or file.relative_to(path).parts[0] not in _BOOKKEEPING]
+    files = [file for file in files if file == path or file.relative_to(path).parts[0] not in BOOKKEEPING]
     for file in files:
         if file != path:
             digest.update(f"{file.relative_to(path).as_posix()}\0{file.stat().st_size}\0".encode())
