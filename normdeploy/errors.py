@@ -4,6 +4,8 @@ The command line prints the message without a traceback and exits with 1. Anythi
 and keeps its traceback.
 """
 
+import re
+
 
 class NormdeployError(Exception):
     """Base of every user error; ``str(error)`` is a complete message."""
@@ -62,8 +64,30 @@ class RuntimeUnavailable(NormdeployError):
     """A package or a device that a verb needs is not there; the message says which extra to install."""
 
 
+# What GitHub Actions, Azure Pipelines and TeamCity obey in the output of a step.
+_ORDER = re.compile(
+    r":(?=:(add-mask|add-matcher|add-path|debug|echo|endgroup|error|group|notice|remove-matcher|save-state|set-env"
+    r"|set-output|stop-commands|warning)\b)|#(?=#\w*\[)",
+    re.IGNORECASE,
+)
+_REPLACED = "\N{REPLACEMENT CHARACTER}"
+
+
 def printable(text: str) -> str:
-    """``text`` without control characters: names come from files, and a terminal would obey them."""
-    if text.isprintable():
-        return text
-    return "".join(c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    """``text`` on one line, without control characters: names come from files, and a terminal would obey them.
+
+    A line feed would begin a line that looks like one of ours, and a line ``::error::`` is an order to a CI server,
+    which a table may also break a name before.
+    """
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else _REPLACED for c in text)
+    return _ORDER.sub(_REPLACED, text)
+
+
+# A line of a message that has several is a point of a list, or the sentence at its end.
+_OUR_LINE = re.compile(r"\n(?=  |If you trust |Check the factory|Nothing was built)")
+
+
+def printable_lines(text: str) -> str:
+    """A message as `printable` makes it, with the line feeds that are ours: a name in it may bring others."""
+    return "\n".join(map(printable, _OUR_LINE.split(text)))

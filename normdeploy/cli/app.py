@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import warnings
@@ -12,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__, stopping
-from ..errors import NormdeployError, RuntimeUnavailable, printable
+from ..errors import NormdeployError, RuntimeUnavailable, printable_lines
 from . import bench, bisect, build, check, export, fleet, inspect, optimize, package, recheck, run, verify
 from .console import NOT_RUN
 from .stored import kept
@@ -91,6 +92,10 @@ def main() -> None:
     """
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # the libraries' own remarks; what the user should know is in the report
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal may not know the letters of a name, or our own dashes.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     stopping.watch()
     try:
         app()
@@ -117,5 +122,5 @@ def main() -> None:
 
 
 def _refuse(message: str, code: int = 1) -> NoReturn:
-    print(f"{'not run' if code == NOT_RUN else 'error'}: {printable(message)}", file=sys.stderr)
+    print(f"{'not run' if code == NOT_RUN else 'error'}: {printable_lines(message)}", file=sys.stderr)
     sys.exit(code)

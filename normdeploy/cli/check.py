@@ -10,7 +10,7 @@ import typer
 
 import normdeploy
 
-from ..errors import printable
+from ..errors import printable_lines
 from ..reports.check import text as told
 from ..storage.atomic import write_bytes
 from .console import bars, check_report
@@ -107,9 +107,9 @@ def check(
     if form != "text" and output is None:
         typer.echo(text, nl=False)
     elif not quiet:
-        typer.echo(printable(told(result)), nl=False)
+        typer.echo(told(result), nl=False)
     for file in result.files:
         if file.error:
-            typer.echo(f"error: {printable(file.error)}", err=True)
+            typer.echo(f"error: {printable_lines(file.error)}", err=True)
     if not result:
         raise typer.Exit(1)

@@ -61,11 +61,12 @@ def tell(account: Report, file: Path | None, quiet: bool, html: Path | None = No
     if file is not None or html is not None:
         text = replace(account, command=shlex.join(["normdeploy", *sys.argv[1:]])).json()
         if file is not None:
-            write_bytes(file, text.encode())
+            # A name that is no text keeps its bytes as JSON writes them.
+            write_bytes(file, text.encode(errors="backslashreplace"))
         if html is not None:
             from ..reports.page import page
 
-            write_bytes(html, page(json.loads(text)).encode())
+            write_bytes(html, page(json.loads(text)).encode(errors="replace"))
     if not quiet:
         account.show(_console())
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..errors import printable
+
 if TYPE_CHECKING:
     from ..verbs.check.check import Check, Checked
 
@@ -18,7 +20,8 @@ def text(result: Check) -> str:
     notes = dict.fromkeys(
         f"note: {note}" for file in result.files for note in file.notes if "missing-kernel" in result.fail_on
     )
-    return "\n".join([*lines, *notes, f"{counted}; it fails on {', '.join(result.fail_on) or 'nothing'}"]) + "\n"
+    last = f"{counted}; it fails on {', '.join(result.fail_on) or 'nothing'}"
+    return "".join(f"{printable(line)}\n" for line in (*lines, *notes, last))
 
 
 def _lines(file: Checked) -> list[str]:

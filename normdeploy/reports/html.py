@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import NormdeployError, printable
+from ..errors import NormdeployError, printable_lines
 
 if TYPE_CHECKING:
     import jinja2
@@ -59,7 +59,7 @@ def templates() -> jinja2.Environment:
 def safe(value: Any, longest: int) -> Any:
     """``value`` with its texts fit to be shown."""
     if isinstance(value, str):
-        text = printable(value)
+        text = printable_lines(value)
         return text if len(text) <= longest else f"{text[:longest]} … ({len(text) - longest} more letters)"
     if isinstance(value, Mapping):
         return {safe(k, longest): safe(v, longest) for k, v in value.items()}

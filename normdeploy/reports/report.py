@@ -248,6 +248,8 @@ def _printable(value: Any) -> Any:
     if isinstance(value, tuple):
         items = tuple(map(_printable, value))
         return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
     if isinstance(value, Mapping):
         return {_printable(name): _printable(item) for name, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):

@@ -28,7 +28,9 @@ def verdict_on_parts(result: Any) -> Text:
     failing = [file for file, comparison in result.comparisons.items() if not comparison]
     count = len(result.comparisons)
     verdict = (
-        f"{len(failing)} of {count} parts fail: {', '.join(failing)}" if failing else f"all {count} parts are verified"
+        f"{len(failing)} of {count} parts fail: {printable(', '.join(failing))}"
+        if failing
+        else f"all {count} parts are verified"
     )
     return Text(notes, style="yellow").append(verdict, style="red" if failing else "green")
 
@@ -78,7 +80,7 @@ def show(console: Console, result: Any) -> None:
         case "Inference":
             Report("run", {}, inference=result, notes=result.notes).show(console)
         case "Check":
-            console.print(Text(printable(lines(result)).rstrip("\n")), soft_wrap=True)
+            console.print(Text(lines(result).rstrip("\n")), soft_wrap=True)
         case "Package":
             show_package(console, result)
         case "Recheck":

@@ -231,4 +231,4 @@ def show_inference(console: Console, done: Inference) -> None:
     lines = [f"{done.runner}: loaded in {done.seconds['load']:.2f} s, ran in {done.seconds['run']:.3f} s"]
     lines += [f"  in   {name}  {text}" for name, text in done.inputs.items()]
     lines += [f"  out  {name}  {text}" for name, text in done.outputs.items()]
-    console.print(Text(printable("\n".join(lines))), soft_wrap=True)
+    console.print(Text("\n".join(map(printable, lines))), soft_wrap=True)
