@@ -162,9 +162,10 @@ class Signature:
 @dataclass(frozen=True, kw_only=True)
 class Model(Signature):
     """A PyTorch model in eval mode; ``program`` takes its tensors in the order of ``inputs`` (the flattened leaves of
-    args and kwargs)."""
+    args and kwargs). ``written``: the paths of the buffers that forward writes."""
 
     program: torch.export.ExportedProgram
+    written: tuple[str, ...] = ()
 
     @property
     def signature(self) -> Signature:

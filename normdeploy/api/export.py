@@ -16,6 +16,7 @@ from ..choices import TENSORRT
 from ..drawn import draws_of_program
 from ..exporter import record, to_light
 from ..graphs import simplify
+from ..loading.written import state_notes
 from ..log import norms
 from ..precision import precision as half
 from ..proof.reshapes import resolve_reshapes
@@ -145,7 +146,7 @@ def export(
     )
     weight = whole.weight(proto)
     before = proto if weight <= compare_limit else None
-    draws = draws_of_program(model.program)
+    draws, written = draws_of_program(model.program), model.written
     del model  # in cycles, as torch's graphs are
     if weight >= _HEAVY and isinstance(source, str | os.PathLike):
         gc.collect()
@@ -205,6 +206,7 @@ def export(
     if runs_code(recorded(proto)):
         signing.sign(content_of(proto), output)
     notes += [simplified.note] if simplified.note else []
+    notes += state_notes(written)
     if draws:
         notes.append(f"the file draws random numbers ({', '.join(draws)}), so it can't be verified")
     notes += [NOT_MEASURED] if provider == "cuda" else []

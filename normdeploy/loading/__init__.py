@@ -36,6 +36,7 @@ from .state import State, fill, find_state, make_model, read_safetensors
 from .tasks import PARTS
 from .torchscript import ScriptWeights, read_torchscript
 from .training import require_eval_graph
+from .written import written_buffers
 
 __all__ = ["from_module", "from_program", "load", "load_parts"]
 
@@ -241,7 +242,14 @@ def _of_program(
     matched = match_wishes(names, wishes.inputs, "the program's inputs") if wishes.inputs else [None] * len(names)
     specs, taken = describe_inputs(program, guards, matched, wishes, fresh=False)
     outputs = output_names(program, [spec.name for spec in specs])
-    return Model(program=program, inputs=specs, outputs=outputs, kind=Kind.PROGRAM, taken=taken)
+    return Model(
+        program=program,
+        inputs=specs,
+        outputs=outputs,
+        kind=Kind.PROGRAM,
+        taken=taken,
+        written=written_buffers(program),
+    )
 
 
 def _of_folder(path: Path, folder: Loaded, inputs: Sequence[str], dims: Sequence[str], eval_mode: bool) -> Model:

@@ -14,6 +14,7 @@ from torch import nn
 
 from ..errors import ExportError, InputError, LoadError
 from ..model import Model
+from .asserts import drop_guesses
 from .calls import Call, dim_names, example_sizes, given_call, made_call, signature_of, spread, with_example_sizes
 from .complaints import above_excluded, complaint, narrowed
 from .inputs import Wishes, describe, names_of, parse
@@ -22,6 +23,7 @@ from .program import live_guards
 from .signature import dtype_name, output_names
 from .specs import describe_inputs
 from .training import reachable, require_eval, require_eval_graph
+from .written import assigned, written_buffers
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)  # torch.compile's has a child called _orig_mod
 _ATTEMPTS = 4  # exports, each with the ranges narrowed to what the one before asked for
@@ -140,16 +142,20 @@ def trace(
             f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are"
             f" {', '.join(dict.fromkeys(used)) or 'none'}"
         )
-    if args or kwargs:
-        call = given_call(module, args, kwargs, wishes)
-        program, wishes = _export_widest(module, call, with_example_sizes(wishes, call), dynamic_shapes)
-    else:
-        program, call, wishes = _export_made(module, wishes)
+    with assigned(module) as replaced:
+        if args or kwargs:
+            call = given_call(module, args, kwargs, wishes)
+            program, wishes = _export_widest(module, call, with_example_sizes(wishes, call), dynamic_shapes)
+        else:
+            program, call, wishes = _export_made(module, wishes)
     require_eval_graph(program, eval_mode)
     names = dim_names(module, call, dynamic_shapes) if dynamic_shapes is not None else ()
     specs, taken = describe_inputs(program, live_guards(program), call.wished(wishes), wishes, fresh=True, names=names)
     outputs = output_names(program, [spec.name for spec in specs])
-    return Model(program=program, inputs=specs, outputs=outputs, kind=kind, taken=taken)
+    written = tuple(dict.fromkeys([*replaced, *written_buffers(program)]))
+    model = Model(program=program, inputs=specs, outputs=outputs, kind=kind, taken=taken, written=written)
+    drop_guesses(model, lambda: copied(module))
+    return model
 
 
 class _DoesNotRun(InputError):
