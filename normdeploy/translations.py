@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from . import extensions
+from . import extensions, recurrent
 from .errors import InputError
 from .repeats import TRANSLATIONS
 
 _TORCHS = frozenset(
-    {"aten", "prim", "prims", "higher_order"}
+    {"aten", "prim", "prims", "higher_order", "normdeploy"}
 )  # an installed package does not change what torch's own operators mean
 
 Table = Mapping[Any, Any]
@@ -40,7 +40,7 @@ def translations(program: torch.export.ExportedProgram, given: Table | None) -> 
         ExtensionError: a package's table can't be had.
     """
     wanted = sorted(_namespaces(program) - _TORCHS)
-    table: dict[Any, Any] = dict(TRANSLATIONS)
+    table: dict[Any, Any] = {**TRANSLATIONS, **recurrent.TRANSLATIONS}
     for extension in (e for e in extensions.installed(extensions.TRANSLATIONS) if e.name in wanted):
         table |= _checked(_installed(extension), f"the table of {extension.value}")
     return table | _checked(given or {}, "custom_translation_table")

@@ -14,6 +14,7 @@ from torch import nn
 
 from ..errors import ExportError, InputError, LoadError
 from ..model import Model
+from ..recurrent import kept_whole
 from .asserts import drop_guesses
 from .calls import Call, dim_names, example_sizes, given_call, made_call, signature_of, spread, with_example_sizes
 from .complaints import above_excluded, complaint, narrowed
@@ -242,7 +243,9 @@ def _dynamic_shapes(module: nn.Module, call: Call, wishes: Wishes) -> Any:
 def _export(module: nn.Module, call: Call, shapes: Any, steps: bool) -> torch.export.ExportedProgram:
     """torch.export, silent. ``steps``: a dim goes in steps (multiples of something), which torch can only check at run
     time."""
-    with warnings.catch_warnings(), _quiet():
+    # A length that may change must not be unrolled; a fixed one is exported as ever.
+    recurrent = kept_whole() if shapes is not None else contextlib.nullcontext()
+    with warnings.catch_warnings(), _quiet(), recurrent:
         warnings.simplefilter(
             "ignore"
         )  # of attributes assigned in the copy while tracing, deprecations of torch's own calls

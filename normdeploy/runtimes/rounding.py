@@ -50,8 +50,8 @@ _ONE_ROUNDING = op_names("add sub rsub mul div true_divide reciprocal sqrt squar
 # absolute accuracy: of these the largest value is 1
 _AS_ONE = op_names("""
     sigmoid hardsigmoid softplus elu selu celu expm1 log1p log_sigmoid log_softmax _log_softmax sin cos erf erfc tanh
-    atan lstm gru
-    rnn_tanh
+    atan lstm gru rnn
+    rnn_tanh rnn_relu
     """)
 # and of these the operand
 _AS_OPERAND = op_names("silu gelu mish hardswish softplus log_sigmoid sin cos")
