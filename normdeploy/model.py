@@ -8,7 +8,7 @@ module: the program is a copy, so the user's object stays untouched, and its gra
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -113,11 +113,20 @@ class InputSpec:
                     f"input {self.name!r} takes values from {low} up to but not including {high}: there is none; "
                     "give a range such as {0:2}"
                 )
-            return self._seeing(rng.integers(int(low), int(high), shape), rng).astype(kind)
-        values = rng.standard_normal(shape) if self.range is None else rng.uniform(*self.range, shape)
+            return self._seeing(self._drawn(rng.integers, int(low), int(high), shape), rng).astype(kind)
+        values = rng.standard_normal(shape) if self.range is None else self._drawn(rng.uniform, *self.range, shape)
         if self.dtype == "bfloat16":
             return values.astype(ml_dtypes.bfloat16)
         return values.astype(kind)
+
+    def _drawn(self, draw: Callable[..., Any], low: float, high: float, shape: Sequence[int]) -> np.ndarray:
+        try:
+            return np.asarray(draw(low, high, shape))
+        except (ValueError, OverflowError) as error:
+            raise InputError(
+                f"input {self.name!r} takes values from {low} to {high}, of which none are drawn ({error}); give a"
+                " narrower range"
+            ) from error
 
     def _seeing(self, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Of a mask: each row with at least one 1, at a place of its own; nobody sends a text of padding alone."""

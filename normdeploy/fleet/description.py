@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..storage.regular import read_regular
 from .fields import ANY_TARGET, VERBS, Values, is_file
 from .lines import line_of
 from .validation import Checked, Model
 
+# Bytes of a fleet.toml.
+_LONGEST = 2**22
 _SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -114,14 +117,15 @@ def read(path: str | os.PathLike[str]) -> Fleet:
     """
     file = Path(os.path.abspath(path))
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_regular(file, most=_LONGEST).decode()
     except OSError as error:
         raise InputError(f"can't read {str(path)!r}: {error.strerror}; give a fleet.toml") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{str(path)!r} is no text in UTF-8 (byte {error.start}); give a fleet.toml") from error
     try:
         told = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    # An integer of too many digits is a bare ValueError.
+    except ValueError as error:
         raise InputError(f"{file.name} is no TOML: {error}") from error
     except RecursionError as error:
         raise InputError(f"{file.name} is no TOML that can be read: it is nested too deeply") from error

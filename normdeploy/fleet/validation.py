@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import glob
+import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,9 @@ from typing import Any
 from ..errors import InputError, RuntimeUnavailable
 from .fields import ANY_TARGET, VERBS, Values, is_file, schema
 from .lines import line_of
+
+# Files and folders that one pattern may find.
+_MOST_FOUND = 10_000
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,19 @@ class Checked:
                     if is_file(verb, option) and not (self.file.parent / one).exists():
                         self._refuse((*path, verb, option), f"there is no {one!r} beside {self.file.name}")
 
+    def _found(self, name: str, source: str, folder: Path) -> list[Path]:
+        """What a pattern finds. Each ``**`` more multiplies the folders that are walked through by their number."""
+        if source.count("**") > 1:
+            self._refuse(("models", name, "source"), f"the pattern {source!r} holds ** more than once; give one")
+        matches = glob.iglob(source, root_dir=folder, recursive=True)
+        found = [Path(os.path.abspath(folder / match)) for match in itertools.islice(matches, _MOST_FOUND + 1)]
+        if len(found) > _MOST_FOUND:
+            self._refuse(
+                ("models", name, "source"),
+                f"the pattern {source!r} finds more than {_MOST_FOUND} files and folders; give a narrower one",
+            )
+        return sorted(found)
+
     def models(self) -> Iterator[Model]:
         """One for each file or folder that a pattern finds."""
         for name, told in self.told["models"].items():
@@ -91,9 +108,7 @@ class Checked:
                     self._refuse(("models", name, "source"), f"there is no model {source!r} beside {self.file.name}")
                 yield Model(name, Path(os.path.abspath(path)), told)
                 continue
-            found = [
-                Path(os.path.abspath(folder / p)) for p in sorted(glob.glob(source, root_dir=folder, recursive=True))
-            ]
+            found = self._found(name, source, folder)
             if not found:
                 self._refuse(
                     ("models", name, "source"), f"the pattern {source!r} finds nothing beside {self.file.name}"

@@ -20,6 +20,8 @@ from .training import reachable
 
 State = dict[str, torch.Tensor]
 _SHOWN = 10
+# Dicts around the weights that are opened by themselves.
+_DEEPEST = 64
 
 
 def read_safetensors(path: Path) -> State:
@@ -44,13 +46,18 @@ def find_state(checkpoint: Any, key: str | None, path: Path) -> State | nn.Modul
         LoadError: there are none, or several and no ``key`` says which.
     """
     state = _at_key(checkpoint, key, path) if key is not None else checkpoint
+    depth = 0
     while not _is_weights(state):
+        depth += 1
+        if depth > _DEEPEST:
+            raise LoadError(f"{path} holds weights more than {_DEEPEST} dicts deep; give the keys that lead to them")
         if not isinstance(state, Mapping):
             raise LoadError(
                 f"{path} holds {_kind(state)}{f' under {key!r}' if key else ''}, not weights: wanted a dict of tensors,"
                 " or a dict that holds one"
             )
-        candidates = [name for name, value in state.items() if _is_weights(value) or _leads_on(value)]
+        barren: set[int] = set()
+        candidates = [name for name, value in state.items() if _is_weights(value) or _leads_on(value, barren)]
         if len(candidates) != 1:
             inside = ", ".join(f"{name!r} ({_kind(value)})" for name, value in list(state.items())[:_SHOWN])
             problem = (
@@ -101,11 +108,22 @@ def _is_weights(value: Any) -> bool:
     return bool(tensors) and all(isinstance(item, int | float | type(None)) for item in others)
 
 
-def _leads_on(value: Any) -> bool:
-    """A dict that holds weights further in; an optimizer's state holds tensors too, but no weights."""
-    if not isinstance(value, Mapping) or "param_groups" in value:
-        return False
-    return any(_is_weights(item) or _leads_on(item) for item in value.values())
+def _leads_on(value: Any, barren: set[int]) -> bool:
+    """A dict that holds weights further in; an optimizer's state holds tensors too, but no weights.
+
+    ``barren``: the dicts, by their id, in which none were found; a dict may be in many others, and in itself.
+    """
+    looked, stack = set[int](), [value]
+    while stack:
+        item = stack.pop()
+        if not isinstance(item, Mapping) or "param_groups" in item or id(item) in looked or id(item) in barren:
+            continue
+        looked.add(id(item))
+        if any(map(_is_weights, item.values())):
+            return True
+        stack.extend(item.values())
+    barren |= looked
+    return False
 
 
 def _kind(value: Any) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import tokenize
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -13,7 +15,15 @@ import numpy as np
 from ..errors import InputError
 from .atomic import atomic
 
+# What numpy, zipfile and Python's parser, which reads the headers of arrays, raise for bytes that are not theirs.
+_DAMAGED = (
+    *(OSError, ValueError, TypeError, EOFError, OverflowError, MemoryError, RuntimeError, NotImplementedError),
+    *(SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
 LIMIT = 8 * 2**30  # bytes of all arrays together; a zip of a few kilobytes can claim any number
+
+# Names and letters that an error quotes.
+_SHOWN, _LONGEST = 4, 200
 
 
 def read_npz(path: str | os.PathLike[str], *, limit: int = LIMIT) -> dict[str, np.ndarray]:
@@ -34,9 +44,9 @@ def read_npz(path: str | os.PathLike[str], *, limit: int = LIMIT) -> dict[str, n
             members = archive.infolist()
             _bounded(label, members, limit)
             return {m.filename.removesuffix(".npy"): _array(archive, m) for m in members}
-    except (OSError, ValueError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+    except _DAMAGED as error:
         raise InputError(
-            f"{label} is no .npz file of arrays ({error}); write it with numpy.savez(file, name=array)"
+            f"{label} is no .npz file of arrays ({_shortened(error)}); write it with numpy.savez(file, name=array)"
         ) from error
 
 
@@ -48,10 +58,22 @@ def _bounded(label: str, members: list[zipfile.ZipInfo], limit: int) -> None:
             " open_runner"
         )
     names = [m.filename for m in members]
-    if twice := sorted({n for n in names if names.count(n) > 1}):
-        raise InputError(f"{label} holds {twice} twice; write each array once")
+    if twice := sorted(n for n, count in Counter(names).items() if count > 1):
+        raise InputError(f"{label} holds {_listed(twice)} twice; write each array once")
     if other := [n for n in names if not n.endswith(".npy")]:
-        raise InputError(f"{label} holds {other}, which are no arrays; write it with numpy.savez(file, name=array)")
+        raise InputError(
+            f"{label} holds {_listed(other)}, which are no arrays; write it with numpy.savez(file, name=array)"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    return f"{names[:_SHOWN]}{f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''}"
+
+
+def _shortened(error: Exception) -> str:
+    """The first of what the library says, which may quote the whole header."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
@@ -95,5 +117,7 @@ def read_npy(path: str | os.PathLike[str], *, limit: int = LIMIT) -> np.ndarray:
     try:
         with open(path, "rb") as file:
             return np.lib.format.read_array(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError, MemoryError) as error:
-        raise InputError(f"{label} holds no plain array ({error}); write it with numpy.save(file, array)") from error
+    except _DAMAGED as error:
+        raise InputError(
+            f"{label} holds no plain array ({_shortened(error)}); write it with numpy.save(file, array)"
+        ) from error

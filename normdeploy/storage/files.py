@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import onnx
@@ -27,6 +27,8 @@ from .wellformed import require, require_end
 __all__ = ["atomic", "bodies", "load_onnx", "opened_model", "save_onnx", "sha256", "tensors", "write_bytes"]
 
 PROTOBUF_LIMIT = 2**31 - 1  # bytes; a message can't be longer
+# Bytes that weights may share beyond the size of their files.
+_SHARED = 64 << 20
 _APART = "normdeploy.contrib"  # a domain that the checker knows nothing of
 
 
@@ -133,6 +135,7 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
     proto = opened_sizes(proto)
     outside = [t for t in tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
     places = [_place(t, source.parent) for t in outside]
+    _require_backed(source.name, places)
     moved = sort(proto)
     readable = _for_the_checker(proto, moved)
     try:
@@ -256,6 +259,27 @@ def filled(proto: onnx.ModelProto) -> onnx.ModelProto:
     for tensor in tensors(proto):
         fill(tensor)
     return proto
+
+
+def _require_backed(model: str, places: Sequence[tuple[Path, int, int]]) -> None:
+    """Require that the weights are no more bytes than their files, but for what a model may share: many that refer to
+    one short file would take any memory.
+
+    Twice the files is more than tied weights need, and small models may share as they like.
+
+    Raises:
+        GraphError: they are.
+    """
+    asked, sizes = sum(length for _, _, length in places), dict[tuple[int, int], int]()
+    for file in {file for file, _, _ in places}:
+        status = file.stat()
+        sizes[status.st_dev, status.st_ino] = status.st_size
+    there = sum(sizes.values())
+    if asked > max(2 * there, there + _SHARED):
+        raise GraphError(
+            f"the weights of {model} are {asked} bytes, and the files that they lie in {there}: many refer to the same"
+            " place; write each weight once, and let its nodes share it"
+        )
 
 
 def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:

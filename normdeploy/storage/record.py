@@ -32,6 +32,8 @@ CODE = (
     "model_args",
     "imports",
 )  # what is imported, and what it is called with; ``trust`` stands with the export's flags
+_LARGEST = 2**63 - 1  # size of a dim in ONNX
+_FARTHEST = 2.0**1022  # of a limit; the difference of two is a float
 _LONGEST = 4096  # characters of one text that is followed
 
 
@@ -165,12 +167,15 @@ def _input(entry: Mapping[str, Any]) -> InputSpec:
         if not (
             isinstance(dim.name, str | None)
             and all(type(n) is int for n in (dim.min, dim.opt, dim.max))
-            and 0 <= dim.min <= dim.opt <= dim.max
+            and 0 <= dim.min <= dim.opt <= dim.max <= _LARGEST
         ):
             raise ValueError(f"the dim {dim} of input {entry['name']!r} makes no sense")
     limits = entry["range"]
     if limits is not None:
         low, high = (float(limit) if not isinstance(limit, int) else limit for limit in limits)
+        # NaN is below nothing, and numpy draws from no range that is wider than a float.
+        if not (low <= high and max(abs(low), abs(high)) <= _FARTHEST):
+            raise ValueError(f"the range {str(limits)[:80]} of input {str(entry['name'])[:80]!r} makes no sense")
         limits = (low, high)
     dtype = str(entry["dtype"])
     if dtype != "bfloat16" and np.dtype(dtype).kind not in "biuf":

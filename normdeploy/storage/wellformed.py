@@ -4,6 +4,7 @@ opened."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from .weights import element_bits
 _TYPES = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
 _WIDE = (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128)  # two numbers in the field for each element
 _MOST_RANK = 64  # numpy's
+# numpy multiplies the sizes and the bytes of an element, 16 at most, as int64, though one of the sizes is 0.
+_MOST_PLACES = 2**59
 _MOST_NODES = 2**18  # of all calls of functions written out; 40 functions that each call the one before twice are 2**40
 _ENDLESS = 2**63 - 1  # what exporters write for a Loop that its condition alone ends
 _MOST_ROUNDS = 2**32  # of a Loop that nothing ends earlier: an hour, at a microsecond for each
@@ -49,7 +52,7 @@ def require(
             low := next((o.version for o in holder.opset_import if o.domain in ("", "ai.onnx") and o.version < 1), None)
         ) is not None:
             raise GraphError(f"the file states opset {low}; the first is 1")
-        if (twice := next((d for d in domains if domains.count(d) > 1), None)) is not None:
+        if (twice := next((d for d, count in Counter(domains).items() if count > 1), None)) is not None:
             raise GraphError(f"the domain {twice!r} has two opsets; which of them counts depends on the reader")
     for body in bodies:
         _require_types(body)
@@ -99,6 +102,11 @@ def _require_tensor(tensor: onnx.TensorProto) -> None:
         shape = list(tensor.dims)[: _MOST_RANK + 1]
         raise GraphError(
             f"{title} has the shape {shape}; sizes are not negative, and there are at most {_MOST_RANK} of them"
+        )
+    if 0 in tensor.dims and (most := math.prod(size or 1 for size in tensor.dims)) >= _MOST_PLACES:
+        raise GraphError(
+            f"{title} has the shape {list(tensor.dims)}, whose sizes other than 0 make {most} elements; numpy counts up"
+            f" to {_MOST_PLACES - 1}"
         )
     if tensor.HasField("segment"):
         raise GraphError(f"{title} is one segment of a tensor, which no runtime reads; write it whole")

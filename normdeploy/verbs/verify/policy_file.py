@@ -19,10 +19,10 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
+from ...storage.regular import read_regular
 from .policy import ALL, Policy, Rule, threshold, tolerance
 
 _KEYS = ("tolerance", "metric", "also-default", "labels", "max-elements", "map", "outputs")
@@ -50,15 +50,13 @@ def read_policy(path: str | os.PathLike[str]) -> PolicyFile:
     """
     name = os.fspath(path)
     try:
-        raw = Path(path).read_bytes()
+        raw = read_regular(path, most=_LONGEST)
     except OSError as error:
         raise InputError(f"can't read the policy {name!r}: {error.strerror}") from error
-    if len(raw) > _LONGEST:
-        raise InputError(f"the policy {name!r} has {len(raw)} bytes; at most {_LONGEST} are read")
     try:
         text = raw.decode()
         content = tomllib.loads(text)
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"the policy {name!r} is no TOML: {error}") from error
     return _Reader(name, text).read(content)
 

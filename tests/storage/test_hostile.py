@@ -1,0 +1,210 @@
+"""Small files that ask for much: each is refused in a sentence, and in a time that is linear in its size."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+import normdeploy
+from normdeploy.errors import GraphError, InputError, LoadError
+from normdeploy.fleet.description import read
+from normdeploy.loading.state import find_state
+from normdeploy.storage.archive import read_npy, read_npz
+from normdeploy.storage.files import load_onnx
+from normdeploy.storage.record import recorded
+from normdeploy.verbs.verify.policy_file import read_policy
+
+
+def _model(weights: list[TensorProto], domains: int = 0) -> onnx.ModelProto:
+    value = helper.make_tensor_value_info
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    graph = helper.make_graph(nodes, "g", [value("x", 1, [2, 8])], [value("y", 1, [2, 8])], weights)
+    imports = [helper.make_opsetid("", 17), *(helper.make_opsetid(f"d{i}", 1) for i in range(domains))]
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+def _external(name: str, count: int, file: str, offset: int = 0) -> TensorProto:
+    tensor = TensorProto(name=name, data_type=1, dims=[count], data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", file), ("offset", str(offset)), ("length", str(4 * count))):
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+@pytest.mark.parametrize("how", ["one name", "hard links", "links"])
+def test_weights_that_share_one_sparse_file_are_refused(tmp_path: Path, how: str) -> None:
+    """40 weights of 16 MB on one file of 16 MB, which takes no place on the disk."""
+    (tmp_path / "w0.bin").touch()
+    os.truncate(tmp_path / "w0.bin", 16 << 20)
+    for i in range(1, 40):
+        if how == "hard links":
+            os.link(tmp_path / "w0.bin", tmp_path / f"w{i}.bin")
+        elif how == "links":
+            (tmp_path / f"w{i}.bin").symlink_to("w0.bin")
+    names = ["w0.bin" if how == "one name" else f"w{i}.bin" for i in range(40)]
+    onnx.save(_model([_external(f"w{i}", 4 << 20, name) for i, name in enumerate(names)]), tmp_path / "m.onnx")
+    with pytest.raises(GraphError, match=f"are {40 * (16 << 20)} bytes, and the files that they lie in {16 << 20}:"):
+        load_onnx(tmp_path / "m.onnx")
+
+
+def test_weights_that_are_tied_in_the_file_are_read(tmp_path: Path) -> None:
+    np.arange(64, dtype=np.float32).tofile(tmp_path / "w.bin")
+    weights = [_external("a", 64, "w.bin"), _external("b", 64, "w.bin"), _external("c", 8, "w.bin", 32)]
+    onnx.save(_model(weights), tmp_path / "m.onnx")
+    loaded = load_onnx(tmp_path / "m.onnx")
+    assert [onnx.numpy_helper.to_array(t)[0] for t in loaded.graph.initializer] == [0, 0, 8]
+
+
+@pytest.mark.parametrize("dims", [[2**40, 0, 2**40], [0, 2**60], [2**62, 2, 0]])
+def test_weight_without_elements_whose_sizes_overflow_is_refused(tmp_path: Path, dims: list[int]) -> None:
+    onnx.save(_model([TensorProto(name="w", data_type=1, dims=dims, raw_data=b"")]), tmp_path / "m.onnx")
+    with pytest.raises(GraphError, match="whose sizes other than 0 make"):
+        load_onnx(tmp_path / "m.onnx")
+
+
+def test_weight_without_elements_is_read(tmp_path: Path) -> None:
+    onnx.save(_model([TensorProto(name="w", data_type=1, dims=[2**20, 0, 2**20], raw_data=b"")]), tmp_path / "m.onnx")
+    assert list(load_onnx(tmp_path / "m.onnx").graph.initializer[0].dims) == [2**20, 0, 2**20]
+
+
+def test_many_domains_take_linear_time(tmp_path: Path) -> None:
+    onnx.save(_model([], domains=30_000), tmp_path / "m.onnx")
+    start = time.process_time()
+    load_onnx(tmp_path / "m.onnx")
+    # It took 15 s when each domain was counted by itself.
+    assert time.process_time() - start < 5
+
+
+def test_domain_that_is_stated_twice_is_named(tmp_path: Path) -> None:
+    model = _model([], domains=3)
+    model.opset_import.add(domain="d1", version=2)
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(GraphError, match="the domain 'd1' has two opsets"):
+        load_onnx(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("limits", "size"),
+    [
+        ("[NaN, Infinity]", 2),
+        ("[-Infinity, 0]", 2),
+        ("[2, 1]", 2),
+        (f"[1{'0' * 400}, 2{'0' * 400}]", 2),
+        ("[-1.7e308, 1.7e308]", 2),
+        ("[0, 1]", 10**30),
+    ],
+)
+def test_range_or_size_of_the_record_that_makes_no_sense_is_refused(tmp_path: Path, limits: str, size: int) -> None:
+    def dim(n: int) -> dict[str, Any]:
+        return {"name": None, "min": n, "opt": n, "max": n, "terms": []}
+
+    entry = {"name": "x", "dtype": "float32", "shape": [dim(size), dim(8)], "range": "RANGE", "mask": False}
+    record = {"schema": 2, "model": {"sha256": "", "kind": "onnx"}, "inputs": [entry], "outputs": ["y"]}
+    text = json.dumps({**record, "load": {}, "export": {}, "versions": {}}).replace('"RANGE"', limits)
+    model = _model([])
+    model.metadata_props.add(key="normdeploy", value=text)
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(GraphError, match="makes no sense"):
+        recorded(load_onnx(tmp_path / "m.onnx"))
+    # What the file itself says of its input is enough.
+    normdeploy.run(tmp_path / "m.onnx", output=tmp_path / "o.npz")
+
+
+def _npy(header: str) -> bytes:
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + b"\0" * 64
+
+
+@pytest.mark.parametrize("read_one", [read_npz, read_npy])
+@pytest.mark.parametrize(
+    "header",
+    [
+        "(" * 9000,
+        "{'descr':'<f4','fortran_order':False,'shape':(True,16)}",
+        f"{{'descr':'<f4','fortran_order':False,'shape':(0,{2**70})}}",
+        "{'descr':'<f4,(2','fortran_order':False,'shape':(1,)}",
+        f"{{'descr':'<f4','fortran_order':False,'shape':({'1' * 5000},)}}",
+        "-" * 9000 + "1",
+    ],
+    ids=["parentheses", "truth value as a size", "size beyond int64", "broken type", "5000 digits", "signs"],
+)
+def test_header_of_an_array_that_is_damaged_is_refused(
+    tmp_path: Path, header: str, read_one: Callable[[Path], Any]
+) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", _npy(header))
+    (tmp_path / "a.npy").write_bytes(_npy(header))
+    with pytest.raises(InputError, match=r"holds no plain array|is no \.npz file") as caught:
+        read_one(tmp_path / ("a.npz" if read_one is read_npz else "a.npy"))
+    assert len(str(caught.value)) < 1000
+
+
+def test_many_names_of_arrays_take_linear_time(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        for i in range(20_000):
+            archive.writestr(f"a{i}.txt", b"")
+    start = time.process_time()
+    with pytest.raises(InputError, match="and 19996 more, which are no arrays"):
+        read_npz(tmp_path / "a.npz")
+    assert time.process_time() - start < 5
+
+
+def test_checkpoint_that_holds_itself_is_refused() -> None:
+    checkpoint: dict[str, Any] = {}
+    checkpoint["self"] = {"again": checkpoint}
+    with pytest.raises(LoadError, match="holds no weights"):
+        find_state(checkpoint, None, Path("x.pt"))
+
+
+@pytest.mark.parametrize("depth", [3000, 100_000])
+def test_checkpoint_of_dicts_without_end_is_refused(depth: int) -> None:
+    checkpoint: dict[str, Any] = {"w": torch.zeros(1)}
+    whole = [checkpoint]
+    for _ in range(depth):
+        checkpoint = {"inner": checkpoint}
+        whole.append(checkpoint)
+    with pytest.raises(LoadError, match="more than 64 dicts deep"):
+        find_state(checkpoint, None, Path("x.pt"))
+    # Python frees nested dicts by recursion; from the outside in there is none.
+    while whole:
+        whole.pop().clear()
+
+
+def test_integer_of_too_many_digits_is_no_toml(tmp_path: Path) -> None:
+    policy, fleet = tmp_path / "policy.toml", tmp_path / "fleet.toml"
+    policy.write_text(f"max-elements = {'1' * 5000}")
+    fleet.write_text(f'[models.a]\nsource="net.pt2"\nseconds={"1" * 5000}')
+    with pytest.raises(InputError, match="is no TOML"):
+        read_policy(policy)
+    with pytest.raises(InputError, match="is no TOML"):
+        read(fleet)
+
+
+@pytest.mark.parametrize("reader", [read_policy, read])
+@pytest.mark.parametrize("kind", ["pipe", "device", "link to a device"])
+def test_file_that_never_ends_is_refused(tmp_path: Path, reader: Callable[[Path], Any], kind: str) -> None:
+    path = tmp_path / "x.toml" if kind != "device" else Path("/dev/zero")
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link to a device":
+        path.symlink_to("/dev/zero")
+    with pytest.raises(InputError, match="is no regular file"):
+        reader(path)
+
+
+def test_pattern_that_explodes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "fleet.toml").write_text(
+        f'[models.a]\nsource="{"**/" * 12}x.pt2"\n[targets.t]\nruntime="onnxruntime"\n[variants.v]\n'
+    )
+    with pytest.raises(InputError, match=r"holds \*\* more than once"):
+        read(tmp_path / "fleet.toml")
