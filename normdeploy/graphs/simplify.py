@@ -145,7 +145,10 @@ def simplify(
         progress: called with (stage, done, total).
     """
     try:
-        after, untouched = _closed(_cleaned(proto, first, progress))
+        cleaned = _cleaned(proto, first, progress)
+        if cleaned is None:
+            return Simplified(proto)
+        after, untouched = _closed(cleaned)
         if samples:
             check_equal(proto, after, samples, {name: weight.name for name, weight in untouched.items()})
         _fill(after, untouched)
@@ -217,8 +220,18 @@ def _cleaned(
     proto: onnx.ModelProto,
     first: Callable[[onnx.ModelProto], None] | None,
     progress: Callable[[str, int, int], None] | None,
-) -> ir.Model:
-    model = _opened(proto, first)
+) -> ir.Model | None:
+    """Return the cleaned model; None where there was nothing to clean, so that a file keeps its bytes."""
+    changed = False
+
+    def watched(light: onnx.ModelProto) -> None:
+        nonlocal changed
+        if first is not None:
+            before = light.SerializeToString(deterministic=True)
+            first(light)
+            changed = light.SerializeToString(deterministic=True) != before
+
+    model = _opened(proto, watched)
     before = _metadata(model)
     imports = dict(model.opset_imports)
     draws, functions = _draws(model), dict(model.functions)
@@ -232,6 +245,9 @@ def _cleaned(
             progress("simplify", done, _ROUNDS)
         if not _round(model, draws):
             break
+        changed = True
+    if not changed:
+        return None
     for value, default in given.items():
         value.const_value = default
         model.graph.register_initializer(value)
