@@ -84,7 +84,7 @@ class EagerRunner(_TorchRunner):
     name = "eager"
 
     def __init__(self, model: Model) -> None:
-        super().__init__(model, model.program.graph_module, _lifted(model.program))
+        super().__init__(model, model.program.graph_module, lifted_values(model.program))
         self._bfloat16 = any(
             _is_bfloat16(node.meta.get("val")) for graph in _graphs(self._graph) for node in graph.nodes
         )
@@ -124,6 +124,14 @@ class ModuleRunner(_TorchRunner):
         Raises:
             InputError: the feeds do not fit, or the module does not run on them, or returns other outputs.
         """
+        return self._run(copied(self._module).eval(), feeds)
+
+    def infer_twice(self, feeds: Mapping[str, np.ndarray]) -> tuple[RunResult, RunResult]:
+        """Run one copy twice on the same inputs, as ``infer``: what it keeps from call to call shows in the second."""
+        module = copied(self._module).eval()
+        return self._run(module, feeds), self._run(module, feeds)
+
+    def _run(self, module: torch.nn.Module, feeds: Mapping[str, np.ndarray]) -> RunResult:
         tensors = iter(self._inputs(feeds))
         flat = [
             spec.arg.value if isinstance(spec.arg, ConstantArgument) else next(tensors)
@@ -131,11 +139,17 @@ class ModuleRunner(_TorchRunner):
             if spec.kind == InputKind.USER_INPUT
         ]
         args, kwargs = tree_unflatten(flat, self._model.program.call_spec.in_spec)
+        # Without gradients torch's encoder layers take one fused kernel, which no trace holds. It gives NaN where a mask
+        # hides a whole row.
+        fused = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
         try:
             with torch.no_grad():
-                returned = tree_leaves(copied(self._module).eval()(*args, **kwargs))
+                returned = tree_leaves(module(*args, **kwargs))
         except Exception as error:  # whatever the user's forward raises
             raise InputError(f"the module does not run on these inputs: {type(error).__name__}: {error}") from error
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
         outputs = [s for s in self._model.program.graph_signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
         if len(returned) != len(outputs):
             raise InputError(f"the module returns {len(returned)} values, and its trace {len(outputs)}")
@@ -158,7 +172,7 @@ class HalfRunner(_TorchRunner):
 
     def __init__(self, model: Model, half: torch.dtype) -> None:
         kind = halved(half)
-        lifted = {name: narrowed(value, half) for name, value in _lifted(model.program).items()}
+        lifted = {name: narrowed(value, half) for name, value in lifted_values(model.program).items()}
         graph = copy.deepcopy(model.program.graph_module)
         saturate_fills(graph, half)
         super().__init__(model, widened(graph, kind), lifted)
@@ -191,7 +205,7 @@ class Float64Runner(_TorchRunner):
     name = "float64 reference"
 
     def __init__(self, model: Model) -> None:
-        super().__init__(model, widened(copy.deepcopy(model.program.graph_module)), _lifted(model.program))
+        super().__init__(model, widened(copy.deepcopy(model.program.graph_module)), lifted_values(model.program))
         if self._mutates:  # what is written to is one tensor for the whole run
             self._lifted = {name: widen(value) for name, value in self._lifted.items()}
 
@@ -290,14 +304,14 @@ class Widening(_Interpreter):
 _TorchRunner._interpreter, HalfRunner._interpreter, Float64Runner._interpreter = _Interpreter, _Rounding, Widening
 
 
-def _lifted(program: torch.export.ExportedProgram) -> dict[str, Any]:
+def lifted_values(program: torch.export.ExportedProgram) -> dict[str, Any]:
     """Placeholder -> the parameter, buffer or constant that the graph takes by it."""
-    lifted = {}
+    values = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind != InputKind.USER_INPUT and spec.target is not None:
             value = program.state_dict.get(spec.target, program.constants.get(spec.target))
-            lifted[spec.arg.name] = value.detach() if isinstance(value, torch.Tensor) else value
-    return lifted
+            values[spec.arg.name] = value.detach() if isinstance(value, torch.Tensor) else value
+    return values
 
 
 def _graphs(module: torch.nn.Module) -> Iterator[torch.fx.Graph]:

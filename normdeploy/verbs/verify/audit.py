@@ -30,7 +30,9 @@ import onnx
 from ...evaluate.core import is_quantized_type
 from ...graphs.protos import module
 from ...graphs.quantized import is_quantized, steps
+from ...model import Model
 from ...precision.retype import values
+from .constant_nodes import constant_results, is_rounding_of
 from .derived import Format, derivation, outside
 from .merged import merged
 from .originals import FileModel, Original
@@ -94,6 +96,7 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
     modules = _modules(proto, stored)
     inverses = [a.reshape(-1) for _, a, _ in unknown if is_quantized(proto) and _are_factors(a)]
     remarks = []
+    constants: list[tuple[str, Array]] | None = None
     for tensor, array, share in unknown:
         weight = Weight(label, tensor.name, modules.get(tensor.name, ""), Origin.COMPUTED, elements=array.size)
         smoothed = _smoothed(weight, array, inverses, missing)
@@ -103,8 +106,19 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
             weight = replace(weight, origin=Origin.ALTERED, reason=parameter)
         if weight.origin is Origin.ALTERED and smoothed is None:
             weight = _explained(weight, array, stored, rows)
+        if weight.origin is Origin.ALTERED and isinstance(model, Model):
+            constants = list(constant_results(model)) if constants is None else constants
+            weight = _computed_by_model(weight, array, constants)
         remarks.append(weight)
     return sorted(remarks, key=bool)
+
+
+def _computed_by_model(weight: Weight, array: Array, constants: Sequence[tuple[str, Array]]) -> Weight:
+    """Take an accusation back where the model itself computes the weight from its parameters."""
+    for name, computed in constants:
+        if computed.size == array.size and any(is_rounding_of(array, c) for c in _arranged(computed, array)):
+            return replace(weight, origin=Origin.FOLDED, parameter=name, difference=0.0, reason=f"computed by {name}")
+    return weight
 
 
 def _explained(weight: Weight, array: Array, stored: Mapping[str, Array], rows: Rows) -> Weight:

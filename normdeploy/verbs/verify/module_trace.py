@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ def trace_difference(module: torch.nn.Module, model: Model) -> tuple[str, str]:
     live, trace, reference = ModuleRunner(model, unwrapped(module)), EagerRunner(model), RoundedRunner(model)
     for name, feeds in _cases(model):
         try:
-            ran, traced = live.infer(feeds), trace.infer(feeds)
+            (ran, again), traced = live.infer_twice(feeds), trace.infer(feeds)
         except InputError as error:
             return "", f"the module itself was not run beside its trace at {name}: {error}"
         exact = reference.infer(feeds)
@@ -50,9 +51,17 @@ def trace_difference(module: torch.nn.Module, model: Model) -> tuple[str, str]:
             for output, value in exact.items():
                 moved[output] = np.maximum(moved[output], apart(value, drawn[output]))
         for output, value in ran.items():
-            message = _difference(value, traced[output], moved[output], relative)
-            if message:
-                return f"the model as it runs and its trace differ at {name}: the output {output!r} is {message}", ""
+            if pair := _difference(value, traced[output], moved[output], relative):
+                return (
+                    f"the model as it runs and its trace differ at {name}: the output {output!r} is {pair.first} in the"
+                    f" module and {pair.second} in the trace, of which the file was made"
+                ), ""
+            if pair := _difference(value, again[output], moved[output], relative):
+                return (
+                    "the model keeps state from call to call, and the file does not: on the same inputs the output"
+                    f" {output!r} is {pair.first} at the first call and {pair.second} at the second; make the state an"
+                    " input and an output"
+                ), ""
     return "", ""
 
 
@@ -77,20 +86,28 @@ def apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return np.where(one, np.inf, np.where(np.isfinite(x), np.abs(x - y), 0.0))
 
 
-def _difference(ran: np.ndarray, traced: np.ndarray, moved: np.ndarray, relative: float) -> str:
-    """Say where both differ by more than rounding; "" where they do not."""
-    if ran.shape != traced.shape or ran.dtype != traced.dtype:
-        return f"{ran.dtype}{list(ran.shape)} in the module and {traced.dtype}{list(traced.shape)} in the trace"
-    if not ran.size:
-        return ""
-    off = apart(ran, traced)
-    sizes = np.abs(np.nan_to_num(traced.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0))
+@dataclass(frozen=True)
+class _Pair:
+    """Two values, or types and shapes, that should be one, as texts."""
+
+    first: str
+    second: str
+
+
+def _difference(one: np.ndarray, other: np.ndarray, moved: np.ndarray, relative: float) -> _Pair | None:
+    """Return where both differ by more than rounding; None where they do not."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return _Pair(f"{one.dtype}{list(one.shape)}", f"{other.dtype}{list(other.shape)}")
+    if not one.size:
+        return None
+    off = apart(one, other)
+    sizes = np.abs(np.nan_to_num(other.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0))
     bound = FACTOR * row_largest(moved) + relative * row_largest(sizes)
     beyond = off > bound
     if not beyond.any():
-        return ""
+        return None
     place = np.unravel_index(int(np.argmax(np.where(beyond, off, -1.0))), off.shape)
-    return f"{ran[place]:.6g} in the module and {traced[place]:.6g} in the trace, of which the file was made"
+    return _Pair(f"{one[place]:.6g}", f"{other[place]:.6g}")
 
 
 def row_largest(values: np.ndarray) -> np.ndarray:

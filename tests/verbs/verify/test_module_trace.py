@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -75,3 +76,65 @@ def test_verify_leaves_the_state_of_the_module_alone(tmp_path: Path) -> None:
     normdeploy.export(net, x, output=tmp_path / "net.onnx")
     assert normdeploy.verify(net, tmp_path / "net.onnx", x)
     assert net.calls == 0
+
+
+class Remembering(nn.Module):
+    """Adds up what it has seen, and answers by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.add_(x.mean(0))
+        return x + self.seen
+
+
+def test_verify_state_that_reaches_the_output_fails(tmp_path: Path) -> None:
+    net, x = Remembering().eval(), torch.randn(3, 8)
+    normdeploy.export(net, x, output=tmp_path / "net.onnx")
+    verdict = normdeploy.verify(net, tmp_path / "net.onnx", x)
+    assert not verdict
+    assert "the model keeps state from call to call" in str(verdict)
+
+
+def test_verify_encoder_layer_with_padding_passes(tmp_path: Path) -> None:
+    """Without gradients torch takes a fused kernel, which gives NaN where a mask hides a whole row."""
+    net = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    args = (torch.randn(2, 5, 16), nn.Transformer.generate_square_subsequent_mask(5))
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    normdeploy.export(net, args, {"src_key_padding_mask": padding}, output=tmp_path / "net.onnx")
+    verdict = normdeploy.verify(net, tmp_path / "net.onnx", args, {"src_key_padding_mask": padding})
+    assert verdict, str(verdict)
+
+
+class Discretized(nn.Module):
+    """The state matrix of Mamba, as a function of its logarithm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logarithm = nn.Parameter(torch.log(torch.arange(1, 17).float()).repeat(8, 1))
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x) @ torch.exp(-torch.exp(self.logarithm) * 0.1)
+
+
+@pytest.mark.parametrize("precision", [None, "fp16"])
+def test_verify_weight_that_the_model_computes_is_no_alteration(precision: str | None, tmp_path: Path) -> None:
+    net, x, file = Discretized().eval(), torch.randn(3, 8), tmp_path / "net.onnx"
+    normdeploy.export(net, x, output=file, precision=precision)
+    verdict = normdeploy.verify(net, file, x)
+    assert verdict, str(verdict)
+
+
+def test_verify_computed_weight_with_one_element_off_fails(tmp_path: Path) -> None:
+    net, x, file = Discretized().eval(), torch.randn(3, 8), tmp_path / "net.onnx"
+    normdeploy.export(net, x, output=file)
+    proto = onnx.load(file)
+    weight = next(t for t in proto.graph.initializer if list(t.dims) == [8, 16])
+    values = onnx.numpy_helper.to_array(weight).copy()
+    values[3, 5] *= 1.001
+    weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+    onnx.save(proto, file)
+    assert not normdeploy.verify(net, file, x)
