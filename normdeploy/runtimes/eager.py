@@ -139,8 +139,8 @@ class ModuleRunner(_TorchRunner):
             if spec.kind == InputKind.USER_INPUT
         ]
         args, kwargs = tree_unflatten(flat, self._model.program.call_spec.in_spec)
-        # Without gradients torch's encoder layers take one fused kernel, which no trace holds. It gives NaN where a mask
-        # hides a whole row.
+        # Without gradients torch's encoder layers take one fused kernel, which no trace holds. It gives NaN where a
+        # mask hides a whole row.
         fused = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
