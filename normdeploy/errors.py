@@ -60,6 +60,10 @@ class PublishError(NormdeployError):
     """A registry can't be reached, or refuses what is published."""
 
 
+class RuntimeCrash(GraphError):
+    """A runtime ends its process when it opens a file."""
+
+
 class RuntimeUnavailable(NormdeployError):
     """A package or a device that a verb needs is not there; the message says which extra to install."""
 

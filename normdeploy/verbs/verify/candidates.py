@@ -14,7 +14,7 @@ import onnx
 
 from ...choices import TENSORRT
 from ...engines.build import Engine
-from ...errors import GraphError, InputError, RuntimeUnavailable
+from ...errors import GraphError, InputError, RuntimeCrash, RuntimeUnavailable
 from ...graphs.quantized import is_quantized, ranges, recorded_ranges, recorded_runtime, sealed
 from ...model import Signature
 from ...precision.retype import FORMATS
@@ -25,6 +25,7 @@ from ...runtimes.exact import inlined
 from ...runtimes.guests import GuestRunner, required
 from ...runtimes.guests import title as title_of_guest
 from ...runtimes.ort import OrtRunner, no_cuda, title
+from ...runtimes.survival import require_survival
 from ...runtimes.trt import TITLES, TrtRunner, is_engine, missing, runtime_of
 from ...storage.files import load_onnx
 from .cases import Case
@@ -237,6 +238,7 @@ class Candidate:
     runner: Runner | None = None
     unavailable: str = ""  # why it can't be run here
     failure: str = ""  # why it does not run the model, which it should
+    crashes: bool = False  # the process that opens it there ends
     where: str = ""  # the case in which it failed
     skipped: int = 0  # cases outside an engine's profile
     ran: int = 0  # cases
@@ -268,6 +270,7 @@ class Candidate:
                 self.unavailable = str(error)
             else:
                 self.failure = str(error)
+                self.crashes = isinstance(error, RuntimeCrash)
 
     def infer(self, case: Case, feeds: Mapping[str, np.ndarray]) -> RunResult | None:
         """None where it does not run (any more), or this case is none for it."""
@@ -343,8 +346,21 @@ def candidates_of(compared: Sequence[Subject], runners: Sequence[str] = ()) -> t
 
 
 def _onnxruntime(subject: Subject, provider: str, optimize: bool) -> Candidate:
-    make = partial(OrtRunner, subject.path, optimize=optimize, provider=provider)
+    make = partial(_open_onnxruntime, subject, optimize=optimize, provider=provider)
     return Candidate(title(provider, optimize=optimize), make, subject, provider, optimize, types=subject.types)
+
+
+def _open_onnxruntime(subject: Subject, *, optimize: bool, provider: str) -> OrtRunner:
+    """Open a file, in a child first where its optimizer might crash on it.
+
+    Raises:
+        GraphError, RuntimeUnavailable: as ``OrtRunner``.
+        RuntimeCrash: onnxruntime crashes on the file.
+    """
+    # Crashes were seen in half precision alone; a child costs a third of a second.
+    if optimize and provider == "cpu" and subject.computing.halves:
+        require_survival(subject.path)
+    return OrtRunner(subject.path, optimize=optimize, provider=provider)
 
 
 def _replicas(subject: Subject) -> list[Candidate]:

@@ -67,7 +67,7 @@ def accuse(trial: Trial, progress: Progress) -> None:
     plain = {(c.file, c.provider): c for c in trial.candidates if c.provider and not c.optimize}
     for candidate in trial.candidates:
         off = plain.get((candidate.file, candidate.provider)) if candidate.optimize else None
-        if off is None or off.unavailable:
+        if off is None or off.unavailable or candidate.crashes:
             continue
         if candidate.unavailable and candidate.subject is not None and candidate.subject.elsewhere:
             continue  # it was quantized for TensorRT
