@@ -26,6 +26,7 @@ from ..loading.live import copied
 from ..model import Model
 from . import RunResult
 from .arrays import check_feeds, to_numpy, to_torch
+from .fake_quantize import on_grid
 from .widen import halved, narrowed, saturate_fills, widen, widened
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # what ``--precision`` takes
@@ -299,6 +300,11 @@ class Widening(_Interpreter):
     def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> tuple[Any, Any]:
         arguments: tuple[Any, Any] = super().fetch_args_kwargs_from_env(n)
         return tree_map(lambda v: widen(v.tensor) if isinstance(v, Narrow) else v, arguments)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        schema = getattr(target, "_schema", None)
+        rounded = None if schema is None else on_grid(schema.name, args)
+        return super().call_function(target, args, kwargs) if rounded is None else rounded
 
 
 _TorchRunner._interpreter, HalfRunner._interpreter, Float64Runner._interpreter = _Interpreter, _Rounding, Widening

@@ -95,6 +95,7 @@ def subjects(
     names: Mapping[str, str] | None = None,
     ordered: bool = True,
     own_unit: float = 0.0,
+    rounding_model: bool = False,
 ) -> tuple[list[Subject], list[str]]:
     """The files, each once, and notes on them. ONNX files and engines are told apart by their content.
 
@@ -103,6 +104,7 @@ def subjects(
         names: a file's name of an input or output -> the model's, as the user says.
         ordered: whether names that differ are matched by their order.
         own_unit: the unit roundoff of the model's coarsest type.
+        rounding_model: the model rounds as a quantized file does, so that no budget of steps is needed.
 
     Raises:
         InputError: there is none, one is missing, or has other inputs than the model; or a name is said that no file
@@ -134,7 +136,7 @@ def subjects(
             # The model computes in half itself, and its own roundings say where.
             subject = replace(subject, precision="")
         proto = graphs[subject.label]
-        if is_quantized(proto):
+        if is_quantized(proto) and not rounding_model:
             subject, note = _budgeted(subject, proto)
             notes.append(note)
         named.append(subject)

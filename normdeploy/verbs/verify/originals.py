@@ -22,6 +22,7 @@ from ...file_inputs import file_inputs
 from ...model import Model, Signature
 from ...runtimes import Runner, RunResult
 from ...runtimes.eager import EagerRunner, HalfRunner
+from ...runtimes.fake_quantize import rounds_to_grid
 from ...runtimes.file64 import File64Runner
 from ...runtimes.ort import OrtRunner, run_session
 from ...runtimes.rounding import RoundedRunner
@@ -112,6 +113,14 @@ def unit_roundoff(model: Original) -> float:
     values = [node.meta.get("val") for node in model.program.graph.nodes]
     dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.dtype.is_floating_point}
     return max((torch.finfo(dtype).eps / 2 for dtype in dtypes), default=0.0)
+
+
+def rounds_itself(model: Original) -> bool:
+    """Return whether a PyTorch model holds the rounding of its quantization: a quantized file is that model itself."""
+    if isinstance(model, FileModel):
+        return False
+    schemas = [getattr(node.target, "_schema", None) for node in model.program.graph.nodes]
+    return any(rounds_to_grid(schema.name) for schema in schemas if schema is not None)
 
 
 def work_of(model: Original) -> float:

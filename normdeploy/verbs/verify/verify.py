@@ -52,7 +52,7 @@ from .drift import Point
 from .drift_files import drift_of_file
 from .judging import Trial
 from .names import Map, parse_map
-from .originals import OWN, FileModel, Original, Reference, name_of, outputs_of, unit_roundoff
+from .originals import OWN, FileModel, Original, Reference, name_of, outputs_of, rounds_itself, unit_roundoff
 from .policy import Policy
 from .remarks import computed, other_forms, remarks
 from .results import COLUMNS, OutputResult
@@ -251,6 +251,7 @@ def verify(
         parse_map(names or (), model),
         ordered=names is not None,
         own_unit=unit_roundoff(model),
+        rounding_model=rounds_itself(model),
     )
     insides = [
         InnerSizes(load_onnx(s.path, external_data=False), s.inputs, model.inputs) for s in compared if not s.runtime
