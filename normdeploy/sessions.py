@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnxruntime as ort
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # On x86 processors without VNNI, onnxruntime adds pairs of uint8 · int8 products in 16 bits, where they saturate. This
@@ -48,9 +50,32 @@ def open_session(
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
     if saved is not None:
         options.optimized_model_filepath = os.fspath(saved)
-    for name, value in {**EXACT_INTEGERS, **(entries or {})}.items():
+    # It is a part of the optimizer.
+    exact = EXACT_INTEGERS if optimize and not _lacks_zero_points(model) else {}
+    for name, value in {**exact, **(entries or {})}.items():
         options.add_session_config_entry(name, value)
     if initializers:
         options.add_external_initializers(list(initializers), list(initializers.values()))
     providers: list[Any] = [(PROVIDERS[provider], dict(settings or {}))]
     return ort.InferenceSession(model if isinstance(model, bytes) else os.fspath(model), options, providers=providers)
+
+
+def _lacks_zero_points(model: str | os.PathLike[str] | bytes) -> bool:
+    """Whether a DequantizeLinear has a scale for each channel and no zero points.
+
+    onnxruntime 1.31 with `EXACT_INTEGERS` gives its int8 weight a zero point that is one number, and then refuses to
+    run the node, which asks for one for each scale.
+    """
+    content = model if isinstance(model, bytes) else Path(model).read_bytes()
+    if b"DequantizeLinear" not in content:
+        return False
+    try:
+        graph = onnx.ModelProto.FromString(content).graph
+    except DecodeError:
+        # onnxruntime says what is wrong with it.
+        return False
+    scalars = {tensor.name for tensor in graph.initializer if not tensor.dims}
+    return any(
+        node.op_type == "DequantizeLinear" and not any(node.input[2:]) and node.input[1] not in scalars
+        for node in graph.node
+    )

@@ -159,14 +159,15 @@ def export(
         (proto, summary, _), notes, ran = compared(
             before, signature.inputs, wanted, made, strict, lambda plain: tidy(plain).proto
         )
-        ran = ran or (before is None and not simplified.note)  # then cleaning up was checked by runs of both
+        ran = ran or simplified.ran
         before = None
         if not ran:
             notes += runnable.require(
                 proto, _samples(signature), runtime, lambda feeds: _eager(loaded(source, args, kwargs, loading), feeds)
             )
     with stage("check"):
-        notes += exported.require_as_expected(right, proto, lambda: loaded(source, args, kwargs, loading, shared=True))
+        again = partial(loaded, source, args, kwargs, loading, shared=True)
+        notes += exported.require_as_expected(right, proto, again, runtime)
     if strict_proof:
         rewrite.require_exact(summary.findings)
     plain, quantization, floats = proto, None, signature.inputs

@@ -146,7 +146,7 @@ def optimize(
             notes += ["the graph was not cleaned up: nothing says that it would stay the same"] if simplify else []
             runnable.require_as_before(proto, read, runtime)
     summary = replace(summary, nodes_after=len(proto.graph.node), ops_after=rewrite.op_counts(proto))
-    hints += [f"a stated shape was dropped: {each}" for each in contradictions]
+    hints += [f"a stated shape was wrong: {each}" for each in contradictions]
     notes = [*hints, *notes, *([NOT_MEASURED] if provider == "cuda" else [])]
     if strict_proof:
         rewrite.require_exact(summary.findings)

@@ -88,13 +88,13 @@ def _text(dims: Dims) -> str:
 
 
 def drop_contradictions(proto: onnx.ModelProto) -> list[Contradiction]:
-    """Remove from ``proto`` the shapes of tensors and outputs that its own nodes contradict.
+    """Remove from ``proto`` the shapes of tensors that its own nodes contradict; outputs take the computed shape.
 
     onnxruntime runs such a file and warns; ``onnx.shape_inference`` in strict mode refuses it. Functions that read a
-    stated shape would take the wrong one.
+    stated shape would take the wrong one. An output keeps a shape, because ``onnx.checker`` asks for one.
 
     Returns:
-        What was removed.
+        What was contradicted.
     """
     skeleton = _skeleton(proto)
     data_prop = _is_short(skeleton)
@@ -103,6 +103,7 @@ def drop_contradictions(proto: onnx.ModelProto) -> list[Contradiction]:
     except Exception:
         found = _contradictions(skeleton, data_prop=data_prop)
         _drop(proto.graph, found)
+        _state(proto.graph.output, found)
         return found
     return []
 
@@ -137,7 +138,7 @@ def _agree(stated: Dims, computed: Dims) -> bool:
 
 
 def _drop(graph: onnx.GraphProto, contradictions: Iterable[Contradiction]) -> None:
-    """Remove the stated shapes of these tensors; an output keeps its type."""
+    """Remove the stated shapes of these tensors; an output keeps its element type."""
     names = {contradiction.name for contradiction in contradictions}
     if not names:
         return
@@ -147,6 +148,22 @@ def _drop(graph: onnx.GraphProto, contradictions: Iterable[Contradiction]) -> No
     for output in graph.output:
         if output.name in names:
             output.type.tensor_type.ClearField("shape")
+
+
+def _state(outputs: Iterable[onnx.ValueInfoProto], contradictions: Iterable[Contradiction]) -> None:
+    """Give these outputs the shapes that their nodes make."""
+    computed = {contradiction.name: contradiction.inferred for contradiction in contradictions}
+    for output in outputs:
+        if output.name not in computed:
+            continue
+        shape = output.type.tensor_type.shape
+        # A scalar has a shape without dims, which must be present.
+        shape.SetInParent()
+        for dim in computed[output.name]:
+            if isinstance(dim, int):
+                shape.dim.add(dim_value=dim)
+            else:
+                shape.dim.add(dim_param=dim or "")
 
 
 def _endless(graph: onnx.GraphProto) -> bool:

@@ -118,10 +118,14 @@ def _tile(node: ir.Node) -> tuple[ir.Value, int, int, int] | None:
 @dataclass(frozen=True)
 class Simplified:
     """``proto`` is the cleaned model, or the one given where that failed; ``note`` then says why, and is ""
-    otherwise."""
+    otherwise.
+
+    ``ran``: onnxruntime ran both models on samples, and they agree.
+    """
 
     proto: onnx.ModelProto
     note: str = ""
+    ran: bool = False
 
 
 def simplify(
@@ -155,7 +159,7 @@ def simplify(
     except Exception as error:
         # Cleaning up is a convenience: whatever goes wrong in it must not cost the user the export.
         return Simplified(proto, f"the graph was left unsimplified: {str(error).strip() or type(error).__name__}")
-    return Simplified(after)
+    return Simplified(after, ran=bool(samples))
 
 
 class _Weight(ir.LazyTensor):

@@ -32,6 +32,7 @@ from ..graphs.edges import edges_of
 from ..graphs.inference import inferred
 from ..graphs.protos import may_draw
 from ..graphs.stated import STRING, stated_inputs
+from ..graphs.two_pass import ONE_PASS, two_pass
 from ..model import Dim, InputSpec
 from .perturbed import FLOATING, PATIENCE, Model, short
 
@@ -259,9 +260,20 @@ class Reference:
     ) -> Difference | None:
         """The first difference that rounding can't explain, None where there is none.
 
+        What onnxruntime's one pass of GroupNormalization loses is no difference between the models: each rewrite's own
+        trial measures it. It is noted.
+
         ``only``: at these sizes. ``gains``: a certificate says that an infinite input gives NaN where it gave a number
         before, so that is no difference at inputs that hold Inf.
         """
+        found = self._first(after, only, gains=gains)
+        accurate = two_pass(after) if found is not None and not found.fails else None
+        if found is None or accurate is None or self._first(accurate, only, gains=gains) is not None:
+            return found
+        self._note(f"{ONE_PASS}: {found.message}; with two passes over each group there is no difference")
+        return None
+
+    def _first(self, after: onnx.ModelProto, only: Mapping[str, int] | None, *, gains: bool) -> Difference | None:
         try:
             model = Model(after, self._model)
         except Exception as e:
