@@ -57,7 +57,7 @@ class Tally:
         reference: np.ndarray,
         explained: Callable[[np.ndarray], np.ndarray],
         *,
-        bound: Callable[[np.ndarray], np.ndarray] | None = None,
+        bound: Callable[[np.ndarray, float], np.ndarray] | None = None,
         peer: np.ndarray | None = None,
     ) -> None:
         """Take one case in.
@@ -66,7 +66,8 @@ class Tally:
             value: what the runtime gives; None says that there is no such output.
             reference: float64 where the output is floating.
             explained: tells which integers are right, be it by a rounding; it is called only where some differ.
-            bound: tells what each element may be off by, given what each is off by.
+            bound: tells what each element may be off by, given what each is off by and the worst ratio of the two in
+            earlier cases.
             peer: eager's answer, where a number that is not finite may stand where it has one too (NaN and infinities
             count alike).
         """
@@ -98,7 +99,7 @@ class Tally:
         case: str,
         value: np.ndarray,
         reference: np.ndarray,
-        bound: Callable[[np.ndarray], np.ndarray] | None,
+        bound: Callable[[np.ndarray, float], np.ndarray] | None,
         peer: np.ndarray | None,
     ) -> tuple[str, float]:
         """What is wrong, "" where nothing is but numbers, and the error of the first element where it is."""
@@ -118,7 +119,8 @@ class Tally:
         self.relative = max(self.relative, float(relative.max(initial=0.0)))
         self.scale = max(self.scale, float(magnitude.max(initial=0.0)))
         if bound is not None and error.size:
-            self._take_worst(case, error, bound(error))
+            reached = 0.0 if self.worst is None else self.worst.ratio
+            self._take_worst(case, error, bound(error, reached))
         if peer is None:
             wrong = ~finite & ~(np.isnan(expected) & np.isnan(got)) & (expected != got)
         else:

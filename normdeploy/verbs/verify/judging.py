@@ -273,13 +273,18 @@ class Trial:
             value,
             self._right(candidate, answer, steps)[output],
             lambda v: answer.ties.explained(output, v) | steps.explained(output, v),
-            bound=partial(steps.allowed, output, candidate.sources, base) if floating else None,
+            bound=(lambda error, _: steps.allowed(output, candidate.sources, base, error)) if floating else None,
         )
         if not floating or candidate.name in (ROUNDED, UNROUNDED):
             return
         own = candidate.tallies.setdefault((output, case.kind + AGAINST), Tally(dtype))
-        bound = partial(steps.allowed, output, ("activations",), base)
-        own.add(case.name + AGAINST, value, steps.plain[output], lambda v: v == steps.plain[output], bound=bound)
+        own.add(
+            case.name + AGAINST,
+            value,
+            steps.plain[output],
+            lambda v: v == steps.plain[output],
+            bound=lambda error, _: steps.allowed(output, ("activations",), base, error),
+        )
 
     def _right(self, candidate: Candidate, answer: Answer, steps: CaseBudget) -> RunResult:
         """What a quantized file is held against: the reference; where its ranges cut something off, itself with these

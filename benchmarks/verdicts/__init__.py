@@ -1,0 +1,26 @@
+"""A corpus of verdicts: pairs of a reference and a file that another tool made of it.
+
+``python -m benchmarks.verdicts [--only NAME] [--count N] [--part I/N] [--update]`` judges each pair in a process of
+its own and writes ``benchmarks/results/verdicts.json`` and ``verdicts.md``. Pairs that stand in the results are not
+run again but with ``--update``; the order mixes all kinds, so that the first N are a fair sample. The references are
+modules, ``.pt2`` files and ONNX files; the files come from torch's two exporters, onnxruntime's converters,
+quantizers and optimizer, onnxsim, onnxslim, onnxscript, the exporters of TensorFlow, JAX and PaddlePaddle,
+scikit-learn, and real packages (``pip install --no-deps --target FOLDER onnxsim onnxslim skl2onnx scikit-learn scipy
+joblib threadpoolctl silero-vad magika rapidocr``, and FOLDER in PYTHONPATH; where one is missing its pairs are
+reported as not made).
+
+Every pair is right: `normdeploy.verify` must pass it; a failure, a refusal or a crash is a false alarm. Then six
+faults are planted into the file, one at a time: the largest element of one weight moved by 1e-3 of its size; one
+epsilon times ten; one tensor scaled by batch / (the example's batch), right at the example's batch; a constant or a
+tensor in the body of an If, Loop, Scan or function moved by 1e-3; an axis swapped in a Transpose, reduction, Softmax
+or Concat; one weight rounded to bfloat16 or one node computed in float16. `verify` must fail on each, and `bisect`
+must name the planted node or weight in the first fault that it reports. (`bisect` begins with the very comparison of
+`verify`, which is therefore asked again only where that comparison does not fail.)
+
+A fault counts only if it can be observed, decided without `verify` (`benchmarks.verdicts.observe`): on twelve random
+inputs in onnxruntime the faulty file moves an output by more than four times what precision explains. Precision
+explains the largest of these: the right file's error against the module in float64 (against the reference's own run
+where that is a file), what onnxruntime's optimizer changes, what inputs change that are moved by one unit in the last
+place, and half a unit in the last place. Up to 24 places are tried until one is observable; where none is, the fault
+is counted as not observable.
+"""

@@ -1,0 +1,115 @@
+"""The command line of the verdicts (see the package's docstring)."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import resource
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from .judge import judge
+from .pairs import Pair, pairs
+from .rows import RESULTS, Row, append, read, write
+from .table import PAGE, page
+
+SECONDS = 900  # of wall time for one pair
+MEMORY = 8 << 30  # bytes of address space
+
+
+def child(pair: Pair, sink: Connection, folder: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    judge(pair, sink.send, folder)
+    sink.close()
+
+
+def run(pair: Pair, limit: float = SECONDS) -> Row:
+    """Judge ``pair`` in a process of its own; a crash or the time limit ends that pair alone."""
+    row = Row(pair.name, pair.kind, pair.made_by)
+    context = multiprocessing.get_context("fork")
+    source, sink = context.Pipe(duplex=False)
+    until = time.monotonic() + limit
+    # The child may be killed, so that its folder is the parent's to delete.
+    with tempfile.TemporaryDirectory() as folder:
+        process = context.Process(target=child, args=(pair, sink, Path(folder)))
+        process.start()
+        sink.close()
+        while True:
+            if not source.poll(max(0.0, until - time.monotonic())):
+                process.kill()
+                row.broken = f"{row.stage}: nothing after {limit:g} s"
+                break
+            try:
+                row.take(source.recv())
+            except EOFError:
+                break
+        process.join()
+    if not row.broken and process.exitcode:
+        row.broken = f"{row.stage}: the process ended with {process.exitcode}"
+    return row
+
+
+def chosen(given: argparse.Namespace, done: dict[str, Row]) -> list[Pair]:
+    listed = [pair for pair in pairs() if given.only in pair.name][: given.count]
+    if given.part:
+        part, parts = map(int, given.part.split("/"))
+        listed = listed[part - 1 :: parts]
+    return [pair for pair in listed if given.update or pair.name not in done]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.verdicts")
+    parser.add_argument("--only", default="", metavar="NAME", help="pairs with this text in their name")
+    parser.add_argument("--count", type=int, metavar="N", help="the first N pairs")
+    parser.add_argument("--part", metavar="I/N", help="every N-th pair from the I-th on, for several processes")
+    parser.add_argument("--update", action="store_true", help="judge pairs again that stand in the results")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="wall time for one pair")
+    parser.add_argument("--list", action="store_true", help="list the pairs and end")
+    given = parser.parse_args()
+    if given.list:
+        print("\n".join(pair.name for pair in pairs()))
+        return
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    # Each process appends to a file of its own; the results are merged from all of them.
+    kept = Path(tempfile.gettempdir()) / "normdeploy-verdicts"
+    mine = kept / f"rows-{(given.part or 'all').replace('/', '-of-')}.jsonl"
+    left = chosen(given, gathered(kept))
+    for number, pair in enumerate(left, 1):
+        began = time.monotonic()
+        row = run(pair, given.seconds)
+        append(mine, row)
+        print(f"{number} of {len(left)}, {time.monotonic() - began:.0f} s: {pair.name} {row.not_made}", flush=True)
+        for line in row.wrong:
+            print(f"    {line}", flush=True)
+        save(gathered(kept))
+    rows = gathered(kept)
+    save(rows)
+    sys.exit(1 if any(row.wrong for row in rows.values()) else 0)
+
+
+def gathered(kept: Path) -> dict[str, Row]:
+    """Return the rows of the results and of all processes, newer ones in the place of older ones."""
+    rows = read(RESULTS)
+    for path in sorted(kept.glob("rows-*.jsonl"), key=lambda path: path.stat().st_mtime):
+        rows |= read(path)
+    return rows
+
+
+def save(rows: dict[str, Row]) -> None:
+    listed = [pair.name for pair in pairs()]
+    # What is no longer listed, or whose package is not installed here, stays where it was run.
+    ordered = sorted(rows.values(), key=lambda row: row.name)
+    write(RESULTS, ordered)
+    PAGE.write_text(page(ordered, len({*listed, *rows})))
+
+
+if __name__ == "__main__":
+    main()

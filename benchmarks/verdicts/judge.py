@@ -1,0 +1,142 @@
+"""Judge one pair: ``verify`` of the right file and of each faulty one, and ``bisect`` of each faulty one.
+
+It runs in a process of its own and reports as it goes, so that a crash loses only what comes after it.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+import normdeploy
+from normdeploy.errors import NormdeployError
+from normdeploy.verbs.verify.verify import Comparison
+
+from .faults import FAULTS, Planted, Right, kinds_of
+from .observe import Effect, Observer
+from .pairs import Made, Pair
+from .tools import quieted
+
+CANDIDATES = 24  # of one fault that are tried until one can be observed
+Report = Callable[[dict[str, Any]], None]
+
+
+def judge(pair: Pair, report: Report, folder: Path) -> None:
+    """Report {"stage": …} before each step, and what was found after it."""
+    report({"stage": "make"})
+    try:
+        made = pair.make(folder)
+        right = onnx.load(made.file)
+        observer = Observer(made, right)
+    except Exception as error:  # a tool raises anything; the pair does not exist then
+        report({"not_made": _line(error)})
+        return
+    report({"stage": "verify the right file"})
+    began = time.process_time()
+    verdict = _verdict(made, made.file)
+    report({"right": verdict, "seconds": round(time.process_time() - began, 2)})
+    known = Right(len(next(iter(made.feeds[0].values()))), kinds_of(right))
+    for name in FAULTS:
+        report({"stage": name})
+        report({"fault": name, **_judge_fault(name, made, right, known, observer, folder, pair.name)})
+
+
+def _judge_fault(
+    name: str, made: Made, right: onnx.ModelProto, known: Right, observer: Observer, folder: Path, seed: str
+) -> dict[str, Any]:
+    found = _planted(name, right, known, observer, random.Random(f"{seed} {name}"))
+    if found is None:
+        return {"state": "no place"}
+    planted, effect = found
+    told = {"planted": planted.words, "ratio": _short(effect.ratio), "moved": _short(effect.moved)}
+    if not effect.observable:
+        return {"state": "not observable", **told}
+    path = folder / "faulty.onnx"
+    onnx.save(planted.proto, path)
+    began = time.process_time()
+    verdict, named, said = _found(made, path, planted)
+    told["seconds"] = round(time.process_time() - began, 2)
+    state = {"pass": "missed", "fail": "caught"}.get(verdict.partition(":")[0], verdict.partition(":")[0])
+    return {"state": state, **told, "verdict": verdict, "named": named, "bisect": said}
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.3g}")
+
+
+def _planted(
+    name: str, right: onnx.ModelProto, known: Right, observer: Observer, draw: random.Random
+) -> tuple[Planted, Effect] | None:
+    """Return the first candidate that can be observed, else the one that moves an output most."""
+    best: tuple[Planted, Effect] | None = None
+    for planted in islice(FAULTS[name](right, draw, known), CANDIDATES):
+        effect = observer.effect(planted.proto)
+        if effect is None:
+            continue
+        if best is None or effect.ratio > best[1].ratio:
+            best = (planted, effect)
+        if effect.observable:
+            break
+    return best
+
+
+def _verdict(made: Made, path: Path) -> str:
+    """Return "pass", "fail: why", "refused: why" or "crash: why"."""
+    try:
+        with quieted():
+            found = normdeploy.verify(made.reference, path, **made.call)
+    except NormdeployError as error:
+        return f"refused: {_line(error)}"
+    except Exception as error:  # a crash of ours is a result, too
+        return f"crash: {_line(error)}"
+    return _told(found)
+
+
+def _told(found: Comparison) -> str:
+    if found:
+        return "pass"
+    for result in found.results:
+        if not result:
+            numbers = f"{result.max_abs_error:.1e} of {result.allowed:.1e}"
+            return f"fail: {result.output}, {result.runtime}, {result.case}: {_cut(result.reason) or numbers}"
+    return f"fail: {_cut(' '.join(found.notes))}"
+
+
+def _found(made: Made, path: Path, planted: Planted) -> tuple[str, bool, str]:
+    """Return the verdict of a faulty file, whether the first fault names the planted node or weight, and what it says.
+
+    `bisect` begins with the comparison that `verify` makes; it is made again only where it does not fail.
+    """
+    try:
+        with quieted():
+            found = normdeploy.bisect(made.reference, path, **made.call)
+    except NormdeployError as error:
+        return _verdict(made, path), False, f"refused: {_line(error)}"
+    except Exception as error:
+        return _verdict(made, path), False, f"crash: {_line(error)}"
+    verdict = _told(found.parity) if not found.parity else _verdict(made, path)
+    if not found.faults:
+        return verdict, False, f"no fault: {_cut(' '.join(found.notes))}"
+    first = found.faults[0]
+    said = " | ".join((first.kind, ", ".join(first.nodes), first.tensor, first.cause))
+    return verdict, names_any(planted.names, said), _cut(said)
+
+
+def names_any(names: frozenset[str], said: str) -> bool:
+    """Return whether one of ``names`` stands in ``said`` as a whole word."""
+    return any(re.search(rf"(?<![\w./]){re.escape(name)}(?![\w/]|\.\w)", said) for name in names)
+
+
+def _line(error: BaseException) -> str:
+    return _cut(f"{type(error).__name__}: {error}")
+
+
+def _cut(text: str) -> str:
+    return " ".join(str(text).split())[:240]

@@ -1,0 +1,172 @@
+"""The pairs: a reference (a module, a .pt2 or a file), and a file that another tool made of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import nn
+
+from .files import Source, sources
+from .nets import PLAIN, Net
+from .sequences import SEQUENCES
+from .tools import EXPORTERS, Feeds, applied, dynamic_shapes, quieted
+from .vision import VISION
+
+NETS: tuple[Net, ...] = (*VISION, *SEQUENCES, *PLAIN)
+MODULE, PROGRAM, FILE = "module", ".pt2", "file"
+SAMPLES = 128  # calibrate an int8 file
+
+
+@dataclass(frozen=True)
+class Made:
+    """A pair on disk.
+
+    ``reference`` is what ``verify`` gets as the model, ``call`` what it gets beside the file. ``feeds`` are inputs by
+    the file's names at the example's sizes, ``other_feeds`` at other ones. ``truth`` answers them independently of
+    ``verify``; where it is None, the reference file's own run does.
+    """
+
+    reference: Any
+    file: Path
+    feeds: list[Feeds]
+    other_feeds: list[Feeds]
+    truth: Callable[[Feeds], list[np.ndarray]] | None
+    reference_file: Path | None = None
+    call: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """``make`` writes the pair into a folder; it raises what the tools raise."""
+
+    name: str
+    kind: str
+    made_by: str
+    make: Callable[[Path], Made]
+
+    @property
+    def order(self) -> str:
+        """Sort by this to get a mixture of all kinds first."""
+        return hashlib.sha256(self.name.encode()).hexdigest()
+
+
+def pairs() -> list[Pair]:
+    """Return every pair, in an order that mixes the kinds."""
+    return sorted([*_of_nets(), *_of_files()], key=lambda pair: pair.order)
+
+
+# ------------------------------------------------------------------ nets
+
+_TURNS = (
+    "onnxsim",
+    "onnxruntime fp16",
+    "onnxslim",
+    "onnxruntime int8 dynamic",
+    "onnxruntime basic",
+    "onnxruntime int8 static",
+    "onnxruntime extended",
+    "onnxruntime fp16, float io",
+)
+
+
+def _of_nets() -> Iterator[Pair]:
+    for number, net in enumerate(NETS):
+        main = net.routes or "dynamo"
+        other = net.routes or "torchscript"
+        yield _exported(net, main, MODULE, open_dims=True)
+        if number % 3 == 1:
+            yield _exported(net, other, PROGRAM, open_dims=number % 2 == 0)
+        else:
+            tool = _TURNS[number % len(_TURNS)]
+            kind = (MODULE, FILE)[number // len(_TURNS) % 2]
+            yield _derived(net, main if number % 4 else other, tool, kind)
+
+
+def _exported(net: Net, exporter: str, kind: str, *, open_dims: bool) -> Pair:
+    words = "" if open_dims else ", fixed sizes"
+    # A file of the same exporter at the same sizes would be the same pair again.
+    name = f"{net.name} | {kind} | {exporter}{words}"
+    return Pair(name, kind, exporter, lambda folder: _write(net, exporter, "", kind, open_dims, folder))
+
+
+def _derived(net: Net, exporter: str, tool: str, kind: str) -> Pair:
+    name = f"{net.name} | {kind} | {exporter}, {tool}"
+    return Pair(name, kind, tool, lambda folder: _write(net, exporter, tool, kind, True, folder))
+
+
+def _write(net: Net, exporter: str, tool: str, kind: str, open_dims: bool, folder: Path) -> Made:
+    module = net.build()
+    feeds = [_named(net, net.args(seed)) for seed in range(8)]
+    others = [_named(net, net.args(seed, net.other_dims())) for seed in range(8, 12)] if net.dims and open_dims else []
+    with quieted():
+        exported = EXPORTERS[exporter](net, open_dims)
+    path, file = folder / "reference.onnx", folder / "file.onnx"
+    onnx.save(exported, path)
+    # Ranges that few inputs gave would saturate on others.
+    samples = [_named(net, net.args(seed)) for seed in range(100, 100 + SAMPLES)]
+    onnx.save(applied(tool, exported, samples) if tool else exported, file)
+    integers = any(not i.dtype.startswith("float") for i in net.inputs)
+    call: dict[str, Any] = {"inputs": net.specs} if integers else {"args": net.args()}
+    reference: Any = module
+    if kind == PROGRAM:
+        reference, call = folder / "model.pt2", {}
+        with quieted():
+            shapes = dynamic_shapes(net) if open_dims else None
+            torch.export.save(torch.export.export(module, net.args(), dynamic_shapes=shapes), reference)
+    elif kind == FILE:
+        # A file states its own sizes; what integers may be only its user knows.
+        reference, call = path, {"inputs": net.specs} if integers else {}
+    return Made(reference, file, feeds, others, _eager(net.build()), path, call)
+
+
+def _named(net: Net, args: tuple[torch.Tensor, ...]) -> Feeds:
+    return {i.name: a.numpy() for i, a in zip(net.inputs, args, strict=True)}
+
+
+def _eager(module: nn.Module) -> Callable[[Feeds], list[np.ndarray]]:
+    """Return the module in float64."""
+    wide = module.double()
+
+    def answer(feeds: Feeds) -> list[np.ndarray]:
+        args = [torch.from_numpy(a) for a in feeds.values()]
+        args = [a.double() if a.is_floating_point() else a for a in args]
+        with torch.no_grad():
+            made = wide(*args)
+        return [t.numpy() for t in (made if isinstance(made, tuple | list) else (made,))]
+
+    return answer
+
+
+# ------------------------------------------------------------------ files
+
+_FILE_TURNS = ("onnxslim", "onnxruntime extended", "onnxsim", "onnxruntime fp16", "onnxruntime basic", "onnxscript")
+
+
+def _of_files() -> Iterator[Pair]:
+    for number, source in enumerate(sources()):
+        for tool in _chosen(source, number):
+            yield Pair(f"{source.name} | {FILE} | {tool}", FILE, tool, _writer(source, tool))
+
+
+def _chosen(source: Source, number: int) -> Iterable[str]:
+    return source.tools or (_FILE_TURNS[number % len(_FILE_TURNS)],)
+
+
+def _writer(source: Source, tool: str) -> Callable[[Path], Made]:
+    def make(folder: Path) -> Made:
+        proto = source.load()
+        feeds, others = source.feeds(proto)
+        path, file = folder / "reference.onnx", folder / "file.onnx"
+        onnx.save(proto, path)
+        onnx.save(applied(tool, proto, feeds), file)
+        call = {"inputs": list(source.specs)} if source.specs else {}
+        return Made(path, file, feeds, others, None, path, call)
+
+    return make

@@ -1,0 +1,71 @@
+"""One row for each pair, gathered from what its process reported, and where rows are kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "results" / "verdicts.json"
+
+
+@dataclass
+class Row:
+    """``right`` is "pass", or why not; "" where the pair could not be made, which ``not_made`` explains.
+
+    ``broken`` says at which stage its process crashed or ran out of time.
+    """
+
+    name: str
+    kind: str
+    made_by: str
+    right: str = ""
+    seconds: float = 0.0
+    not_made: str = ""
+    broken: str = ""
+    stage: str = field(default="", repr=False)
+    faults: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def take(self, report: dict[str, Any]) -> None:
+        if "stage" in report:
+            self.stage = report["stage"]
+        elif "fault" in report:
+            self.faults[report["fault"]] = {k: v for k, v in report.items() if k != "fault"}
+        elif "not_made" in report:
+            self.not_made = report["not_made"]
+        else:
+            self.right, self.seconds = report["right"], report["seconds"]
+
+    @property
+    def wrong(self) -> list[str]:
+        """Return what is not as it should be, one line each."""
+        lines = [] if self.right in ("", "pass") else [f"FALSE ALARM {self.right}"]
+        lines += [f"BROKEN at {self.broken}"] if self.broken else []
+        for name, found in self.faults.items():
+            if found["state"] in ("missed", "crash", "refused"):
+                lines.append(f"{found['state'].upper()} {name} ({found['planted']}, {found['ratio']:g} times)")
+                lines[-1] += "" if found["state"] == "missed" else f": {found['verdict']}"
+            if found.get("named") is False:
+                lines.append(f"UNNAMED {name} ({found['planted']}): bisect says {found['bisect']}")
+        return lines
+
+
+def read(path: Path) -> dict[str, Row]:
+    """Return the rows of a file of JSON lines, or of a JSON list; the last of each pair counts."""
+    if not path.is_file():
+        return {}
+    text = path.read_text()
+    lines = json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.splitlines()]
+    return {line["name"]: Row(**line) for line in lines}
+
+
+def append(path: Path, row: Row) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(asdict(row)) + "\n")
+
+
+def write(path: Path, rows: Iterable[Row]) -> None:
+    path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
