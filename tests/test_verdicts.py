@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -12,7 +13,7 @@ from benchmarks.verdicts import rows
 from benchmarks.verdicts.__main__ import run
 from benchmarks.verdicts.faults import FAULTS, Right, kinds_of
 from benchmarks.verdicts.files import Source
-from benchmarks.verdicts.judge import names_any
+from benchmarks.verdicts.judge import named_by
 from benchmarks.verdicts.observe import Observer
 from benchmarks.verdicts.pairs import Made, Pair, pairs
 from benchmarks.verdicts.rows import Row
@@ -96,10 +97,9 @@ def test_planters_change_the_file_and_name_the_place(name):
         pytest.fail(f"{name} found no place")
 
 
-def test_names_any_takes_whole_names_alone():
-    assert names_any(frozenset({"node_1"}), "weights | Conv node_1 | conv2d")
-    assert not names_any(frozenset({"node_1"}), "weights | Conv node_12 | conv2d")
-    assert not names_any(frozenset({"weight"}), "the weight of layers.0.weight")
+def test_named_by_takes_the_tensor_the_nodes_and_what_the_cause_quotes():
+    fault = SimpleNamespace(tensor="y", nodes=("Conv node_1",), cause="Conv 'node_1': 'weight' is not 'w.weight' of it")
+    assert named_by(fault) == {"y", "node_1", "weight", "w.weight"}
 
 
 def test_page_counts_misses_refusals_and_pairs_left_out(tmp_path):

@@ -17,6 +17,7 @@ import onnx
 
 import normdeploy
 from normdeploy.errors import NormdeployError
+from normdeploy.verbs.bisect.hunt import Fault
 from normdeploy.verbs.verify.verify import Comparison
 
 from .faults import FAULTS, Planted, Right, kinds_of
@@ -126,12 +127,12 @@ def _found(made: Made, path: Path, planted: Planted) -> tuple[str, bool, str]:
         return verdict, False, f"no fault: {_cut(' '.join(found.notes))}"
     first = found.faults[0]
     said = " | ".join((first.kind, ", ".join(first.nodes), first.tensor, first.cause))
-    return verdict, names_any(planted.names, said), _cut(said)
+    return verdict, bool(planted.names & named_by(first)), _cut(said)
 
 
-def names_any(names: frozenset[str], said: str) -> bool:
-    """Return whether one of ``names`` stands in ``said`` as a whole word."""
-    return any(re.search(rf"(?<![\w./]){re.escape(name)}(?![\w/]|\.\w)", said) for name in names)
+def named_by(fault: Fault) -> set[str]:
+    """Return the tensor, the nodes ("Conv node_conv2d") and what the cause quotes."""
+    return {fault.tensor, *(node.rpartition(" ")[2] for node in fault.nodes), *re.findall(r"'([^']+)'", fault.cause)}
 
 
 def _line(error: BaseException) -> str:
