@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from . import extensions, recurrent
+from . import extensions, recurrent, stable_logs
 from .errors import InputError
 from .repeats import TRANSLATIONS
 
@@ -32,15 +32,15 @@ Table = Mapping[Any, Any]
 
 
 def translations(program: torch.export.ExportedProgram, given: Table | None) -> dict[Any, Any]:
-    """The whole table for ``program``: `normdeploy.repeats`, what installed packages say of its operators, and
-    ``given``, the last of which counts.
+    """The whole table for ``program``: ours, what installed packages say of its operators, and ``given``, the last of
+    which counts.
 
     Raises:
         InputError: a key is no operator of torch's, or a value no function.
         ExtensionError: a package's table can't be had.
     """
     wanted = sorted(_namespaces(program) - _TORCHS)
-    table: dict[Any, Any] = {**TRANSLATIONS, **recurrent.TRANSLATIONS}
+    table: dict[Any, Any] = {**TRANSLATIONS, **recurrent.TRANSLATIONS, **stable_logs.TRANSLATIONS}
     for extension in (e for e in extensions.installed(extensions.TRANSLATIONS) if e.name in wanted):
         table |= _checked(_installed(extension), f"the table of {extension.value}")
     return table | _checked(given or {}, "custom_translation_table")

@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 import onnx
 
+from ..element_types import is_float
 from .dims import Dims
 from .inference import inferred
 from .nested import Nested, bodies, info
@@ -124,7 +125,7 @@ def _renamed(node: onnx.NodeProto, name: str, names: Mapping[str, str]) -> onnx.
 def _plain(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
     """The tensor under another name; a large one of floats holds ones."""
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    if dtype.kind in "fV" and int(np.prod(tensor.dims, dtype=int)) > _SMALL:
+    if is_float(dtype) and int(np.prod(tensor.dims, dtype=int)) > _SMALL:
         return onnx.numpy_helper.from_array(np.ones(tuple(tensor.dims), dtype), name)
     plain = onnx.TensorProto()
     plain.CopyFrom(tensor)

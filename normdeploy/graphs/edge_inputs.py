@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import ml_dtypes
 import numpy as np
 
+from ..element_types import is_float
 from ..model import InputSpec
 from .edges import Edges
 
@@ -38,7 +39,7 @@ def special_values(spec: InputSpec, rng: np.random.Generator, sizes: Mapping[str
     A range that somebody stated holds none of them, so such an input is drawn as always; so are integers.
     """
     values = spec.sample(rng, sizes)
-    if spec.range is not None or not values.size or values.dtype.kind not in "fV":
+    if spec.range is not None or not values.size or not is_float(values.dtype):
         return values
     limits = ml_dtypes.finfo(values.dtype)
     pool = [-0.0, np.inf, np.nan, -np.inf, float(limits.smallest_subnormal)]

@@ -4,6 +4,7 @@ Where a dim goes in steps, torch defers its guards to asserts in the graph. Amon
 and on paddings of no width, say, which hold at the example's sizes and on which nothing hangs: the module runs at other
 sizes, and so does the graph, but for the assert.
 An assert stays unless both give the same at sizes that it excludes, which tells a branch of the module from a guess.
+Sizes that the module refuses itself say nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def drop_guesses(model: Model, fresh: Callable[[], nn.Module]) -> None:
     if not asserts or sum(value.numel() for value in program.state_dict.values()) > _MOST_PARAMETERS:
         return
     symbols = _symbols(model)
-    agreed: dict[tuple[int, ...], bool] = {}
+    agreed: dict[tuple[int, ...], bool | None] = {}
     erased = []
     for node in asserts:
         holds = _condition(node, symbols)
@@ -52,7 +53,8 @@ def drop_guesses(model: Model, fresh: Callable[[], nn.Module]) -> None:
             key = tuple(sizes.values())
             if key not in agreed:
                 agreed[key] = _agree(model, fresh, sizes)
-        if tried and all(agreed[tuple(sizes.values())] for sizes in tried):
+        found = {agreed[tuple(sizes.values())] for sizes in tried}
+        if True in found and False not in found:
             erased.append(node)
     for node in erased:
         program.graph.erase_node(node)
@@ -105,13 +107,13 @@ class _Lenient(torch.fx.Interpreter):
         return None if target is _ASSERT else super().call_function(target, args, kwargs)
 
 
-def _agree(model: Model, fresh: Callable[[], nn.Module], sizes: Mapping[str, int]) -> bool:
-    """Whether the module runs at these sizes and gives what the graph gives without its asserts."""
+def _agree(model: Model, fresh: Callable[[], nn.Module], sizes: Mapping[str, int]) -> bool | None:
+    """Whether the module gives what the graph gives without its asserts; None where it does not run at these sizes."""
     try:
         samples = zip(model.inputs, model.samples(0, sizes).values(), strict=True)
         tensors = iter([_tensor(given, value) for given, value in samples])
     except InputError:  # too many values
-        return False
+        return None
     flat = [
         spec.arg.value if isinstance(spec.arg, ConstantArgument) else next(tensors)
         for spec in model.program.graph_signature.input_specs
@@ -121,9 +123,13 @@ def _agree(model: Model, fresh: Callable[[], nn.Module], sizes: Mapping[str, int
     try:
         with torch.no_grad():
             wanted = tree_leaves(fresh()(*args, **kwargs))
+    except Exception:  # whatever the user's forward raises
+        return None
+    try:
+        with torch.no_grad():
             unlifted = model.program.module(check_guards=False)
             given = tree_leaves(_Lenient(unlifted).run(*flat, enable_io_processing=False))
-    except Exception:  # whatever the user's forward raises
+    except Exception:  # whatever torch raises
         return False
     return len(wanted) == len(given) and all(map(_same, wanted, given))
 

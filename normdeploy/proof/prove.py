@@ -40,7 +40,8 @@ def identity(sides: Sides) -> Identity:
             return _identity(replace(sides, shapes=shapes), lengths)
         except NotProved as e:
             if e.why is Why.OP:
-                raise
+                # Other axes told apart don't help; with none, a clamp may be known to do nothing.
+                break
     return _identity(sides, {})
 
 

@@ -11,6 +11,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ..domains import STANDARD
+from ..element_types import is_float, is_integer
 from ..evaluate import evaluate
 from ..graphs.file_graph import NEWEST
 from ..graphs.graph import Graph
@@ -154,8 +155,8 @@ def half(graph: Graph, t: gs.Tensor) -> bool:
 def _node(m: Machine, graph: Graph, node: gs.Node, inputs: list[Any], opset: int) -> tuple[Any, ...]:
     if node.op == "CastLike":
         kind = graph.dtype(node.inputs[1])
-        floating = kind is None or kind.kind in "fV"
-        return (to_type(m, inputs[0], floating, kind if kind is not None and kind.kind in "iu" else None),)
+        floating = kind is None or is_float(kind)
+        return (to_type(m, inputs[0], floating, kind if kind is not None and is_integer(kind) else None),)
     return apply(m, node.op, node.domain or "", inputs, graph.attrs(node), opset, len(node.outputs))
 
 

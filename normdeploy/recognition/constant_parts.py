@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from ..element_types import is_float, is_integer
 from ..graphs.graph import Graph, value_inputs
 from .roots import NORMS, POINTWISE, REDUCTIONS, SCALES, VIEWS, is_norm
 
@@ -179,14 +180,14 @@ def _allowed(graph: Graph, node: gs.Node, pure: bool) -> bool:
         source, target = graph.dtype(node.inputs[0]), _target(graph, node)
         if source is None or target is None:
             return False
-        return pure if target.kind in "iub" else _holds(graph, node.inputs[0], source, target)
+        return pure if target.kind == "b" or is_integer(target) else _holds(graph, node.inputs[0], source, target)
     return pure or node.op not in _STEPS
 
 
 def _holds(graph: Graph, t: gs.Tensor, source: np.dtype, target: np.dtype) -> bool:
     """Whether a Cast of ``t`` to the floating ``target`` rounds none of its numbers."""
     own = ml_dtypes.finfo(target)
-    if source.kind in "iub":
+    if source.kind == "b" or is_integer(source):
         most = 2 ** (own.nmant + 1)  # whole numbers up to it are held
         small = source.kind == "b" or 8 * source.itemsize <= own.nmant + 1
         return small or (_stored(graph, t) and bool((np.abs(graph.value(t).astype(np.float64)) <= most).all()))
@@ -207,7 +208,7 @@ def _stored(graph: Graph, t: gs.Tensor) -> bool:
 
 def _floating(graph: Graph, t: gs.Tensor) -> bool:
     dtype = graph.dtype(t)
-    return dtype is None or dtype.kind in "fV"
+    return dtype is None or is_float(dtype)
 
 
 def elements(graph: Graph, t: gs.Tensor) -> int | None:

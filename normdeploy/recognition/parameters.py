@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..element_types import is_float
 from ..graphs.graph import Graph
 from ..graphs.region import Refusal, Region
 from .roots import is_norm
@@ -99,7 +100,7 @@ def snapped(graph: Graph, region: Region, reduced: np.ndarray, varies: tuple[int
         if (
             t.shape is None
             or int(np.prod(t.shape, dtype=int)) != reduced.size
-            or (reduced.size == 1 and t.dtype.kind not in "fV")
+            or (reduced.size == 1 and not is_float(t.dtype))
         ):
             continue
         stored = graph.value(t)

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..domains import is_standard
+from ..element_types import is_float
 from ..evaluate import evaluate
 from ..evaluate.budget import affordable
 from ..graphs.graph import Graph, value_inputs
@@ -135,7 +136,7 @@ def _per_channel(graph: Graph, nodes: Sequence[gs.Node]) -> bool:
     if any(n.op == "BatchNormalization" for n in nodes):  # of one channel too
         return True
     constants = [t for n in nodes for t in value_inputs(n) if graph.is_constant(t)]
-    return any((d := graph.dtype(t)) is not None and d.kind in "fV" and graph.value(t).size > 1 for t in constants)
+    return any((d := graph.dtype(t)) is not None and is_float(d) and graph.value(t).size > 1 for t in constants)
 
 
 def measure(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> Affine | Refusal:

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from ..element_types import is_float
 from ..evaluate import evaluate
 from ..graphs.dims import Dims
 from ..graphs.functions import JOINED
@@ -271,7 +272,7 @@ def _largest(graph: Graph, nodes: Sequence[gs.Node]) -> Iterator[tuple[str, floa
         node = graph.producer(t)
         if isinstance(t, gs.Constant) or (node is not None and node.op == "Constant"):
             dtype, value = graph.dtype(t), graph.known(t)
-            if value is not None and value.size and (dtype is None or dtype.kind in "fV"):
+            if value is not None and value.size and (dtype is None or is_float(dtype)):
                 magnitude = np.abs(value[np.abs(value) < _BOUND])
                 yield t.name, float(magnitude.max(initial=0.0))
         elif node is not None:

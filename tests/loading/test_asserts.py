@@ -79,3 +79,16 @@ def test_the_assert_of_a_branch_or_of_the_users_own_stays(net: nn.Module) -> Non
     model = _traced(net)
     with EagerRunner(model) as runner, pytest.raises(InputError, match="_assert_scalar"):
         runner.infer({"x": torch.randn(1, 3, 16, 18).numpy()})
+
+
+class Halves(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._check(x.shape[1] % 2 == 0)
+        return x.reshape(x.shape[0], x.shape[1] // 2, 8)
+
+
+def test_a_guess_goes_though_the_module_refuses_other_sizes() -> None:
+    """The trace asks that half of the length is not 1; of 3 elements, the module asks for an even number."""
+    args = (torch.randn(2, 6, 4),)
+    made = normdeploy.export(Halves().eval(), args, inputs=["x[b,l,4]"])
+    assert normdeploy.verify(Halves().eval(), made.proto, args, inputs=["x[b,l,4]"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx.parser
 import pytest
 
+import normdeploy
 from normdeploy.proof.errors import NotProved, Why
 from normdeploy.proof.lemmas.isometry import isometry
 
@@ -277,3 +279,26 @@ def test_rms_norm_commutes_with_an_isometry_alone() -> None:
     assert isometry(h) == 4
     for other, gamma in ((np.where(np.arange(64).reshape(8, 8) == 9, -q, q), 1.0), (q, np.arange(8.0))):
         assert np.abs(rms(x @ other, gamma) - rms(x, gamma) @ other).max() > 1e-3
+
+
+def test_a_clamped_variance_is_known_where_axes_are_equally_long() -> None:
+    """Three axes of 2, which may be told apart, and a number of elements, 24, that holds only where they are 2."""
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[2, 8, 2, 3, 2] x) => (float[2, 8, 2, 3, 2] y)
+        <int64[6] apart = {2, 4, 2, 2, 3, 2}, int64[5] whole = {2, 8, 2, 3, 2}, int64[4] axes = {2, 3, 4, 5},
+         float count = {24}, float zero = {0}, float epsilon = {0.001}> {
+            groups = Reshape (x, apart)
+            mean = ReduceMean (groups, axes)
+            centered = Sub (groups, mean)
+            squares = Mul (groups, groups)
+            sum = ReduceSum (squares, axes)
+            mean_square = Div (sum, count)
+            square_mean = Mul (mean, mean)
+            difference = Sub (mean_square, square_mean)
+            variance = Clip (difference, zero)
+            guarded = Add (variance, epsilon)
+            deviation = Sqrt (guarded)
+            normal = Div (centered, deviation)
+            y = Reshape (normal, whole)
+        }"""
+    made = normdeploy.optimize(onnx.parser.parse_model(text), runtime="onnxruntime")
+    assert "Sqrt" not in [node.op_type for node in made.proto.graph.node]

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 
+from ...element_types import is_float
 from ...errors import GraphError, InputError, RuntimeUnavailable
 from ...graphs.file_graph import widen
 from ...precision.retype import FORMATS
@@ -120,7 +121,7 @@ class Units:
     def _allowed(self, places: Sequence[int], known: Values, end: str, expected: Array, dtype: np.dtype) -> float:
         """What a few units of roundoff in the inputs do, and a few ulps: no kernel of the type can be asked for
         more."""
-        if dtype.kind not in "fV":
+        if not is_float(dtype):
             return 0.0
         unit = float(ml_dtypes.finfo(dtype).eps) / 2
         moved = 0.0
@@ -164,12 +165,12 @@ def cause_of(wrong: Wrong, dtype: np.dtype, result: OutputResult) -> Cause:
         return Cause(
             "optimizer", f"onnxruntime's optimizer{names} makes something else of it: with it off this is right", place
         )
-    largest = float(ml_dtypes.finfo(dtype).max) if dtype.kind in "fV" else np.inf
+    largest = float(ml_dtypes.finfo(dtype).max) if is_float(dtype) else np.inf
     seen = float(np.abs(wrong.expected[np.isfinite(wrong.expected)]).max(initial=0))
     if wrong.reason and seen > largest:
         return Cause("overflow", f"it reaches {seen:.4g}, {dtype.name} ends at {largest:.5g}", place)
     inner = max(
-        (float(np.abs(widen(v)).max(initial=0)) ** 2 * v.size for v in wrong.given.values() if v.dtype.kind in "fV"),
+        (float(np.abs(widen(v)).max(initial=0)) ** 2 * v.size for v in wrong.given.values() if is_float(v.dtype)),
         default=0.0,
     )
     if wrong.lost and inner > largest:

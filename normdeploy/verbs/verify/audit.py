@@ -76,6 +76,7 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
     stored = stored_in(model)
     rows = Rows(stored.values())
     unknown: list[tuple[onnx.TensorProto, Array, float]] = []
+    arranged: list[tuple[onnx.TensorProto, Array]] = []
     placed, apart = set[str](), steps(proto)  # the error budget judges the steps
     for tensor in initializers(proto.graph):
         array = values(tensor)
@@ -87,8 +88,13 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
             if _may_equal(p, array) and any(_equal(b, array) for b in _arranged(_cast(p, array.dtype), array))
         ]
         placed.update(same)
-        if not same and (share := rows.share(array)) < 1:
+        if same:
+            continue
+        share = rows.share(array)
+        if share < 1:
             unknown.append((tensor, array, share))
+        else:
+            arranged.append((tensor, array))
     missing = {name: value for name, value in stored.items() if name not in placed}
     shifts = list(shifts_of(model, stored))
     if not isinstance(model, FileModel):
@@ -96,6 +102,12 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
     modules = _modules(proto, stored)
     inverses = [a.reshape(-1) for _, a, _ in unknown if is_quantized(proto) and _are_factors(a)]
     remarks = []
+    for tensor, array in arranged:
+        for name, count in _moved(array, missing):
+            reason = f"{count} of its rows stand elsewhere than in {name}"
+            remarks.append(
+                Weight(label, tensor.name, modules.get(tensor.name, ""), Origin.ALTERED, name, 0.0, reason, array.size)
+            )
     constants: list[tuple[str, Array]] | None = None
     for tensor, array, share in unknown:
         weight = Weight(label, tensor.name, modules.get(tensor.name, ""), Origin.COMPUTED, elements=array.size)
@@ -111,6 +123,21 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
             weight = _computed_by_model(weight, array, constants)
         remarks.append(weight)
     return sorted(remarks, key=bool)
+
+
+def _moved(array: Array, missing: Mapping[str, Array]) -> Iterator[tuple[str, int]]:
+    """The first parameter of which most rows stand where they should and the others do not, with their number.
+
+    Gates in another order move more than half of their rows.
+    """
+    for name, parameter in missing.items():
+        if parameter.size != array.size or len(squeezed(array.shape)) < 2:
+            continue
+        for candidate in _arranged(_cast(parameter, array.dtype), array):
+            count = Rows.moved(array, candidate)
+            if count:
+                yield name, count
+                return
 
 
 def _computed_by_model(weight: Weight, array: Array, constants: Sequence[tuple[str, Array]]) -> Weight:

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 
 from ...choices import TENSORRT
+from ...element_types import is_float
 from ...engines.build import Engine
 from ...errors import GraphError, InputError, RuntimeCrash, RuntimeUnavailable
 from ...graphs.quantized import is_quantized, ranges, recorded_ranges, recorded_runtime, sealed
@@ -334,7 +335,7 @@ def candidates_of(compared: Sequence[Subject], runners: Sequence[str] = ()) -> t
             candidates.append(Candidate(title_of_guest(required(name)), make, subject, types=subject.types))
         # onnxruntime's CPU provider runs float16 itself, and no bfloat16.
         if subject.precision or "bf16" in subject.computing.halves:
-            wide = {n: np.dtype(np.float32) if t.kind in "fV" else t for n, t in subject.types.items()}
+            wide = {n: np.dtype(np.float32) if is_float(t) else t for n, t in subject.types.items()}
             candidates.append(Candidate(STEPWISE, partial(_stepwise, subject.path), subject, types=wide))
     if len(files) == len(compared):
         not_run.append(NotRun("TensorRT", "no engine was given"))

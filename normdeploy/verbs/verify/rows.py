@@ -95,6 +95,19 @@ class Rows:
                 return True
         return False
 
+    @staticmethod
+    def moved(array: Array, parameter: Array) -> int:
+        """How many rows of ``array`` are not those of ``parameter``, where most are; 0 where they are all or few."""
+        for axis, size in enumerate(array.shape):
+            if size < ROW:
+                continue
+            lines, theirs = _lines(array, axis), _lines(parameter, axis)
+            telling = (lines != lines[:, :1]).any(-1)
+            elsewhere = int((lines != theirs).any(-1)[telling].sum())
+            if 0 < elsewhere < (1 - MOSTLY) * telling.sum():
+                return elsewhere
+        return 0
+
     def _foreign_numbers(self, array: Array) -> Array:
         """Give the elements of a vector, in order, that no vector of the model has."""
         flat = array.reshape(-1)

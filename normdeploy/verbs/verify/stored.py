@@ -29,7 +29,7 @@ def stored_in(model: Original) -> dict[str, Array]:
             for n in model.proto.graph.node
             if n.op_type == "Constant"
             for a in n.attribute
-            if a.name == "value"
+            if a.name == "value" and a.t.data_type != onnx.TensorProto.STRING
         ]
         return {name: value for name, value in every if value.size and value.dtype.kind not in "iubSOc"}
     program = model.program
@@ -42,8 +42,8 @@ def stored_in(model: Original) -> dict[str, Array]:
 
 
 def initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Of a graph and the bodies in it."""
-    yield from graph.initializer
+    """Of a graph and the bodies in it, but for strings, which may be no text at all."""
+    yield from (tensor for tensor in graph.initializer if tensor.data_type != onnx.TensorProto.STRING)
     for node in graph.node:
         for attribute in node.attribute:
             for inner in (

@@ -133,3 +133,25 @@ def test_an_adapter_merged_into_its_matrix_is_no_alteration(rng: np.random.Gener
 
 def test_a_scalar_beside_another_is_compared_without_a_crash() -> None:
     assert altered({"logit_scale": np.float32(2.5)}, {"temperature": np.float32(2.51)}) == []
+
+
+@pytest.mark.parametrize("rows", [(2, 3), (0, 39)], ids=["inside", "at the ends"])
+def test_rows_of_a_table_that_change_places_are_an_alteration(rng: np.random.Generator, rows: tuple[int, int]) -> None:
+    table = rng.normal(size=(40, 6)).astype("f")
+    exchanged = table.copy()
+    exchanged[list(rows)] = table[list(rows[::-1])]
+    assert altered({"table": table}, {"table": exchanged}) == ["table"]
+    assert altered({"table": table}, {"turned": exchanged.T.copy()}) == ["turned"]
+
+
+def test_gates_in_the_order_of_another_framework_are_no_alteration(rng: np.random.Generator) -> None:
+    gates = [rng.normal(size=(5, 6)).astype("f") for _ in range(3)]
+    reset, update, new = gates
+    file = {"gru": np.concatenate([update, reset, new])[None]}
+    assert altered({"weight_ih_l0": np.concatenate([reset, update, new])}, file) == []
+
+
+def test_strings_that_are_no_text_are_left_alone(rng: np.random.Generator) -> None:
+    file = file_of({"w": rng.normal(size=(4, 4)).astype("f")})
+    file.graph.initializer.append(helper.make_tensor("words", onnx.TensorProto.STRING, [1], [b"\xff"]))
+    assert audit(open_original(file), file, "file.onnx") == []

@@ -50,3 +50,16 @@ def test_a_nan_made_of_an_infinity_may_be_dropped_by_a_maximum(kind: str, tmp_pa
     made = normdeploy.export(module.eval(), sample, output=tmp_path / "m.onnx")
     comparison = normdeploy.verify(made)
     assert comparison, comparison.table()
+
+
+class Finite(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._assert_async((x.abs() < 1e30).all())
+        return x * 2
+
+
+def test_a_model_that_refuses_nan_is_not_asked_for_it() -> None:
+    sample = torch.randn(2, 6, 4)
+    comparison = normdeploy.verify(Finite().eval(), normdeploy.export(Finite().eval(), sample).proto, sample)
+    assert comparison, comparison.table()
+    assert any(note.startswith("not run at") and "nan" in note for note in comparison.notes)
