@@ -58,6 +58,8 @@ _MAXIMA = {
     "NonMaxSuppression",
     "RoiAlign",
 }
+# How the names of ONNX's and onnxruntime's ops begin that take the range of a quantization from their input.
+DYNAMIC_QUANTIZING = "DynamicQuantize"
 NAN_BLIND = frozenset(_MAXIMA | {"LSTM", "GRU", "RNN", "ScatterElements", "ScatterND"})
 
 File = Engine | str | os.PathLike[str]

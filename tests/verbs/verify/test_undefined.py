@@ -63,3 +63,14 @@ def test_a_model_that_refuses_nan_is_not_asked_for_it() -> None:
     comparison = normdeploy.verify(Finite().eval(), normdeploy.export(Finite().eval(), sample).proto, sample)
     assert comparison, comparison.table()
     assert any(note.startswith("not run at") and "nan" in note for note in comparison.notes)
+
+
+def test_an_infinity_says_nothing_of_ranges_that_an_op_takes_from_its_input(tmp_path: Path) -> None:
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    torch.manual_seed(0)
+    plain, eight = tmp_path / "plain.onnx", tmp_path / "eight.onnx"
+    normdeploy.export(nn.LSTM(8, 8, batch_first=True).eval(), torch.randn(2, 5, 8), output=plain)
+    quantization.quantize_dynamic(plain, eight)
+    assert any(node.op_type.startswith("DynamicQuantize") for node in onnx.load(eight).graph.node)
+    comparison = normdeploy.verify(plain, eight)
+    assert not [r for r in comparison.results if "inf" in r.case or "nan" in r.case], comparison.table()
