@@ -106,7 +106,7 @@ def test_page_counts_misses_refusals_and_pairs_left_out(tmp_path):
     missed = {"state": "missed", "planted": "weight w", "ratio": 9.0, "named": False, "bisect": "no fault"}
     faulty = Row("b", "file", "tool", right="fail: y", faults={"weight moved by 1e-3": missed})
     told = page([Row("a", "file", "tool", right="pass"), faulty, Row("c", "file", "tool", not_made="no tool")], 9)
-    assert "2 of 9 pairs were run; 1 could not be made" in told
+    assert "2 of 9 pairs were run, 0 of these with their faults; 1 could not be made" in told
     assert "false alarms: 1 of 2" in told
     assert "misses: 1 of 1 observable faults" in told
     kept = tmp_path / "rows.jsonl"

@@ -1,6 +1,7 @@
 """A corpus of verdicts: pairs of a reference and a file that another tool made of it.
 
-``python -m benchmarks.verdicts [--only NAME] [--count N] [--part I/N] [--update]`` judges each pair in a process of
+``python -m benchmarks.verdicts [--only NAME] [--count N] [--part I/N] [--update]
+[--no-faults]`` judges each pair in a process of
 its own and writes ``benchmarks/results/verdicts.json`` and ``verdicts.md``. Pairs that stand in the results are not
 run again but with ``--update``; the order mixes all kinds, so that the first N are a fair sample. The references are
 modules, ``.pt2`` files and ONNX files; the files come from torch's two exporters, onnxruntime's converters,

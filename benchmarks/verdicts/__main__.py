@@ -9,12 +9,14 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 
-from .judge import judge
+from .faults import FAULTS
+from .judge import OPENING, judge
 from .pairs import Pair, pairs
 from .rows import RESULTS, Row, append, read, write
 from .table import PAGE, page
@@ -23,14 +25,14 @@ SECONDS = 900  # of wall time for one pair
 MEMORY = 8 << 30  # bytes of address space
 
 
-def child(pair: Pair, sink: Connection, folder: Path) -> None:
+def child(pair: Pair, sink: Connection, folder: Path, faults: Collection[str]) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    judge(pair, sink.send, folder)
+    judge(pair, sink.send, folder, faults)
     sink.close()
 
 
-def run(pair: Pair, limit: float = SECONDS) -> Row:
+def run(pair: Pair, limit: float = SECONDS, faults: Collection[str] = tuple(FAULTS)) -> Row:
     """Judge ``pair`` in a process of its own; a crash or the time limit ends that pair alone."""
     row = Row(pair.name, pair.kind, pair.made_by)
     context = multiprocessing.get_context("fork")
@@ -38,7 +40,7 @@ def run(pair: Pair, limit: float = SECONDS) -> Row:
     until = time.monotonic() + limit
     # The child may be killed, so that its folder is the parent's to delete.
     with tempfile.TemporaryDirectory() as folder:
-        process = context.Process(target=child, args=(pair, sink, Path(folder)))
+        process = context.Process(target=child, args=(pair, sink, Path(folder), faults))
         process.start()
         sink.close()
         while True:
@@ -51,7 +53,10 @@ def run(pair: Pair, limit: float = SECONDS) -> Row:
             except EOFError:
                 break
         process.join()
-    if not row.broken and process.exitcode:
+    if row.stage == OPENING and process.exitcode:
+        # The tool wrote what nobody can run: no right file.
+        row.not_made, row.broken = f"onnxruntime crashes when it opens the file ({process.exitcode})", ""
+    elif not row.broken and process.exitcode:
         row.broken = f"{row.stage}: the process ended with {process.exitcode}"
     return row
 
@@ -61,7 +66,8 @@ def chosen(given: argparse.Namespace, done: dict[str, Row]) -> list[Pair]:
     if given.part:
         part, parts = map(int, given.part.split("/"))
         listed = listed[part - 1 :: parts]
-    return [pair for pair in listed if given.update or pair.name not in done]
+    wanted = () if given.no_faults else FAULTS
+    return [pair for pair in listed if given.update or pair.name not in done or not done[pair.name].has_run(wanted)]
 
 
 def main() -> None:
@@ -70,6 +76,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, metavar="N", help="the first N pairs")
     parser.add_argument("--part", metavar="I/N", help="every N-th pair from the I-th on, for several processes")
     parser.add_argument("--update", action="store_true", help="judge pairs again that stand in the results")
+    parser.add_argument("--no-faults", action="store_true", help="judge the right files alone, and plant nothing")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="wall time for one pair")
     parser.add_argument("--list", action="store_true", help="list the pairs and end")
     given = parser.parse_args()
@@ -84,7 +91,7 @@ def main() -> None:
     left = chosen(given, gathered(kept))
     for number, pair in enumerate(left, 1):
         began = time.monotonic()
-        row = run(pair, given.seconds)
+        row = run(pair, given.seconds, () if given.no_faults else tuple(FAULTS))
         append(mine, row)
         print(f"{number} of {len(left)}, {time.monotonic() - began:.0f} s: {pair.name} {row.not_made}", flush=True)
         for line in row.wrong:

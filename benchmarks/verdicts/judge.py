@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,21 +21,24 @@ from normdeploy.verbs.bisect.hunt import Fault
 from normdeploy.verbs.verify.verify import Comparison
 
 from .faults import FAULTS, Planted, Right, kinds_of
-from .observe import Effect, Observer
+from .observe import Effect, Observer, session
 from .pairs import Made, Pair
 from .tools import quieted
 
 CANDIDATES = 24  # of one fault that are tried until one can be observed
+OPENING = "open the file in onnxruntime"  # which crashes on some
 Report = Callable[[dict[str, Any]], None]
 
 
-def judge(pair: Pair, report: Report, folder: Path) -> None:
+def judge(pair: Pair, report: Report, folder: Path, faults: Collection[str] = tuple(FAULTS)) -> None:
     """Report {"stage": …} before each step, and what was found after it."""
     report({"stage": "make"})
     try:
         made = pair.make(folder)
         right = onnx.load(made.file)
-        observer = Observer(made, right)
+        report({"stage": OPENING})
+        session(right, optimized=True)
+        observer = Observer(made, right) if faults else None
     except Exception as error:  # a tool raises anything; the pair does not exist then
         report({"not_made": _line(error)})
         return
@@ -43,8 +46,10 @@ def judge(pair: Pair, report: Report, folder: Path) -> None:
     began = time.process_time()
     verdict = _verdict(made, made.file)
     report({"right": verdict, "seconds": round(time.process_time() - began, 2)})
+    if observer is None:
+        return
     known = Right(len(next(iter(made.feeds[0].values()))), kinds_of(right))
-    for name in FAULTS:
+    for name in faults:
         report({"stage": name})
         report({"fault": name, **_judge_fault(name, made, right, known, observer, folder, pair.name)})
 

@@ -78,6 +78,11 @@ _TURNS = (
 
 def _of_nets() -> Iterator[Pair]:
     for number, net in enumerate(NETS):
+        if net.routes == "torchscript":
+            # Only a file says what a scripted branch or loop is: torch.export does not trace the module.
+            for tool in ("onnxsim", "onnxslim", "onnxruntime basic"):
+                yield _derived(net, net.routes, tool, FILE)
+            continue
         main = net.routes or "dynamo"
         other = net.routes or "torchscript"
         yield _exported(net, main, MODULE, open_dims=True)

@@ -38,6 +38,10 @@ class Row:
         else:
             self.right, self.seconds = report["right"], report["seconds"]
 
+    def has_run(self, faults: Iterable[str]) -> bool:
+        """Return whether the right file and all of ``faults`` were judged, or can't be."""
+        return bool(self.not_made or self.broken) or bool(self.right and set(faults) <= set(self.faults))
+
     @property
     def wrong(self) -> list[str]:
         """Return what is not as it should be, one line each."""

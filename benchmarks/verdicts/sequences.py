@@ -201,42 +201,37 @@ class Branch(nn.Module):
         return torch.cond(x.sum() > 0, lambda t: self.left(t).relu(), lambda t: self.right(t).tanh(), (y,))
 
 
-class _Repeated(nn.Module):
-    """Repeat a layer as often as the input has rows; scripted, so that it stays a loop."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x
-        for _ in range(x.size(1)):
-            y = torch.tanh(self.layer(y)) + 0.5 * x
-        return y
+@torch.jit.script
+def _repeated(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Apply a layer as often as the input is long."""
+    y = x
+    for _ in range(x.size(1)):
+        y = torch.tanh(y @ weight) + 0.5 * x
+    return y
 
 
-class _Chosen(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if bool(x.mean() > 0):  # noqa: SIM108 - it has to stay a branch
-            y = self.left(x)
-        else:
-            y = self.right(x) * 0.5
-        return y
+@torch.jit.script
+def _chosen(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Take one of two formulas by the input's mean."""
+    if bool(x.mean() > 0):  # noqa: SIM108 - it has to stay a branch
+        y = torch.tanh(x @ weight)
+    else:
+        y = 0.5 * x
+    return y
 
 
 class Scripted(nn.Module):
-    """A scripted part between plain layers."""
+    """A scripted function between plain layers."""
 
-    def __init__(self, part: type[nn.Module]) -> None:
+    def __init__(self, *, loops: bool) -> None:
         super().__init__()
-        self.first, self.part, self.norm = nn.Linear(16, 8), torch.jit.script(part()), nn.LayerNorm(8)
+        self.loops = loops
+        self.first, self.weight, self.norm = nn.Linear(16, 8), nn.Parameter(torch.rand(8, 8) - 0.5), nn.LayerNorm(8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.part(self.first(x)))
+        part = _repeated if self.loops else _chosen
+        y: torch.Tensor = self.norm(part(self.first(x), self.weight))
+        return y
 
 
 class Gates(nn.Module):
@@ -304,8 +299,8 @@ SEQUENCES = (
     ),
     Net("RNN, last step", Elman, floats(BATCH, 6, 16)),
     Net("If (torch.cond)", Branch, floats(BATCH, 5, 16), routes="dynamo"),
-    Net("Loop (scripted)", lambda: Scripted(_Repeated), floats(BATCH, 5, 16), routes="torchscript"),
-    Net("If (scripted)", lambda: Scripted(_Chosen), floats(BATCH, 5, 16), routes="torchscript"),
+    Net("Loop (scripted)", lambda: Scripted(loops=True), floats(BATCH, 5, 16), routes="torchscript"),
+    Net("If (scripted)", lambda: Scripted(loops=False), floats(BATCH, 5, 16), routes="torchscript"),
     Net("three experts", Gates, TOKENS),
     Net("state space", StateSpace, floats(BATCH, 4, 8)),
     Net("sentence embedding", Pooled, (*ids(BATCH, LENGTH, high=50), MASK)),

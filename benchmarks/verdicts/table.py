@@ -26,7 +26,8 @@ def page(rows: Sequence[Row], listed: int) -> str:
         "",
         str(rules).strip(),
         "",
-        f"{len(ran)} of {listed} pairs were run; {len(not_made)} could not be made (their tool failed).",
+        f"{len(ran)} of {listed} pairs were run, {sum(row.has_run(FAULTS) for row in ran)} of these with their faults;"
+        f" {len(not_made)} could not be made (their tool failed).",
         "",
         f"- false alarms: {sum(row.right != 'pass' for row in judged)} of {len(judged)}",
         f"- misses: {sum(f['state'] == 'missed' for f in observable)} of {len(observable)} observable faults"

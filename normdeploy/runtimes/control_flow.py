@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from ..evaluate.core import Array, Unsupported, optional
-from ..storage.protos import subgraphs
+from ..storage.protos import graphs
 
 OPS = frozenset({"If", "Loop", "Scan"})
 # Scan has its present form since opset 9.
@@ -57,7 +57,8 @@ def _free(graph: onnx.GraphProto) -> set[str]:
     made = {v.name for v in (*graph.input, *graph.initializer)}
     for node in graph.node:
         read.update(node.input)
-        for body in subgraphs(node):
+        # Of bodies inside a body only that one knows which names it makes for them.
+        for body in (g for a in node.attribute for g in graphs(a)):
             read |= _free(body)
         made.update(node.output)
     return read - made - {""}

@@ -27,11 +27,23 @@ SCANS = """
             body = b (float[2,4] v, float[2,4] e) => (float[2,4] u, float[2,4] s)
             { p = Mul(v, w) u = Add(p, e) s = Tanh(u) }> (x, z)
     }"""
+NESTED = """
+    <ir_version: 10, opset_import: ["": 21]> g (float[2,4] x, bool c) => (float[2,4] y) {
+        y = If <then_branch = t () => (float[2,4] r) {
+                    a = Mul(x, w)
+                    r = If <then_branch = t2 () => (float[2,4] q) {
+                                own = Exp(a)
+                                q = If <then_branch = t3 () => (float[2,4] p) { p = Sqrt(own) },
+                                        else_branch = e3 () => (float[2,4] p) { p = Tanh(own) }> (c) },
+                            else_branch = e2 () => (float[2,4] q) { q = Tanh(a) }> (c) },
+                else_branch = e () => (float[2,4] r) { r = Tanh(x) }> (c)
+    }"""
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 4)).astype(np.float32)
 CASES = {
     "If, then": (GROWS, {"x": X, "c": np.array(True)}),
     "If, else": (GROWS, {"x": X, "c": np.array(False)}),
+    "If in an If in an If": (NESTED, {"x": X, "c": np.array(True)}),
     "Loop": (LOOPS, {"x": X, "n": np.array(3)}),
     "Scan": (SCANS, {"x": X, "z": RNG.standard_normal((5, 2, 4)).astype(np.float32)}),
 }
