@@ -115,6 +115,11 @@ def _session(model: onnx.ModelProto, provider: str, *, optimize: bool) -> tuple[
 # ------------------------------------------------------------------ TensorRT
 
 
+def parse(model: onnx.ModelProto, runtime: str) -> Asked | str:
+    """Show a whole file to the parser of TensorRT or TensorRT-RTX; the reason where it is not installed here."""
+    return missing(runtime, gpu=runtime == "tensorrt") or _tensorrt([model], runtime)
+
+
 def _tensorrt(models: Sequence[onnx.ModelProto], runtime: str) -> Asked:
     """The parser's layers; where it takes its process down, another one goes on behind the model that did it."""
     answers: list[Answer] = []

@@ -22,7 +22,7 @@ from ..log import norms
 from ..precision import precision as half
 from ..proof.reshapes import resolve_reshapes
 from ..results import ExportResult, Origin
-from ..rewriting import rewrite, whole
+from ..rewriting import int32_codes, rewrite, whole
 from ..rewriting.work import Wanted
 from ..storage import signing
 from ..storage.files import filled, load_onnx, opened_model, save_onnx
@@ -126,6 +126,7 @@ def optimize(
         if stated_inputs:
             label = Path(source).name if isinstance(source, str | os.PathLike) else proto.graph.name or "the model"
             inputs, _, _ = file_inputs(proto, stated_inputs, dims, label, inputs)
+    codes = int32_codes.count(proto) if runtime in TENSORRT else 0
     with stage("norms"):
         before = proto if whole.weight(proto) <= compare_limit else None
         proto, summary, taken = rewrite.optimized(proto, wanted, strict)
@@ -146,6 +147,8 @@ def optimize(
             notes += ["the graph was not cleaned up: nothing says that it would stay the same"] if simplify else []
             runnable.require_as_before(proto, read, runtime)
     summary = replace(summary, nodes_after=len(proto.graph.node), ops_after=rewrite.op_counts(proto))
+    if codes and (written := codes - int32_codes.count(proto)):
+        hints.append(f"{written} constants stored as int32, which TensorRT refuses, are float32 now: the same numbers")
     hints += [f"a stated shape was wrong: {each}" for each in contradictions]
     notes = [*hints, *notes, *([NOT_MEASURED] if provider == "cuda" else [])]
     if strict_proof:

@@ -34,5 +34,6 @@ def _lines(file: Checked) -> list[str]:
     lines = [f"{file.file}: {'can not be checked' if file.error else 'clean' if not alike else ''}".rstrip()]
     for (level, rule, message, known), names in alike.items():
         shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ×{len(names)}"
-        lines.append(f"  {level:7} {rule}{' (known)' if known else ''}  {shown}: {message}")
+        where = f"{shown}: " if shown else ""
+        lines.append(f"  {level:7} {rule}{' (known)' if known else ''}  {where}{message}")
     return lines

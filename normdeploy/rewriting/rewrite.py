@@ -29,6 +29,7 @@ from ..graphs.calls import attach, imports, opened
 from ..graphs.graph import Graph
 from ..graphs.nested import Nested, bodies
 from ..graphs.nested_functions import functions
+from ..graphs.omitted import without_omitted
 from ..graphs.opsets import converted, needs_conversion, renumbered
 from ..graphs.protos import names, without_unused
 from ..graphs.type_opsets import opset_for_types
@@ -43,7 +44,7 @@ from ..storage.ordering import ordered
 from ..storage.protos import copied
 from ..storage.weights import lifted
 from ..types import Progress
-from . import activations, attention, constants, dequantized, rounding
+from . import activations, attention, constants, dequantized, int32_codes, rounding
 from .branching import merge
 from .folding import fold
 from .fusing import fuse as fuse_norm
@@ -184,8 +185,10 @@ def _uncollected() -> Iterator[None]:
 def _attempt(proto: onnx.ModelProto, wanted: Wanted) -> tuple[Work, onnx.ModelProto]:
     """The whole file once, without the steps that are not to be taken."""
     proto = source = ordered(proto)
+    if wanted.runtime in TENSORRT:
+        proto = int32_codes.as_numbers(proto)
     proto, shadows = apart(proto)
-    proto, foreign = standardized(opened(proto, wanted.fuse))
+    proto, foreign = standardized(opened(without_omitted(proto), wanted.fuse))
     work, out = _file(proto, wanted)
     # A node that was written, an activation for example, may have the file's type at a newer opset alone.
     work.opset = max(work.opset, opset_for_types(out))

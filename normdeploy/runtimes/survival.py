@@ -1,7 +1,7 @@
 """Opens a file in a child process first, where onnxruntime might take the process with it.
 
-onnxruntime 1.31 ends with a segmentation fault on some files, half precision of the TorchScript exporter among them,
-while its optimizer rewrites them. A child that dies says so, and the verb goes on.
+onnxruntime 1.31 ends with a segmentation fault on some files while its optimizer rewrites them: half precision of the
+TorchScript exporter, and a LayerNormalization with an empty bias. A child that dies says so, and the verb goes on.
 """
 
 from __future__ import annotations
@@ -10,9 +10,15 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from ..errors import RuntimeCrash
+from ..graphs.omitted import leaves_inputs_out
 
+_LARGEST = 2**26  # bytes of a file that is parsed only to find out whether a child has to open it
 _PATIENCE = 120.0  # seconds; a file that takes longer is opened here, where it can be interrupted
 _OPEN = """
 import sys
@@ -46,6 +52,25 @@ def require_survival(path: str | os.PathLike[str]) -> None:
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
         raise RuntimeCrash(
-            f"onnxruntime crashes ({name}) when it opens the file with its optimizer on; set graph_optimization_level"
-            " to ORT_DISABLE_ALL, or export the model by another exporter or opset"
+            f"onnxruntime crashes ({name}) when it opens the file with its optimizer on; write the file anew with"
+            " normdeploy optimize, set graph_optimization_level to ORT_DISABLE_ALL, or export the model by another"
+            " exporter or opset"
         )
+
+
+def require_survival_if_risky(path: str | os.PathLike[str]) -> None:
+    """Open a file in a child first where a LayerNormalization in it may crash onnxruntime.
+
+    Raises:
+        RuntimeCrash: as ``require_survival``.
+    """
+    if not os.path.isfile(path) or os.path.getsize(path) > _LARGEST:
+        return
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(Path(path).read_bytes())
+    except (OSError, DecodeError):
+        # Whoever opens the file next meets that, too.
+        return
+    if leaves_inputs_out(proto):
+        require_survival(path)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 from ...arguments import Loading, Onnx, prepared
+from ...choices import TENSORRT
 from ...errors import ExtensionError, InputError, NormdeployError
 from ...norms.guests import belongs
 from ...shown import Shown
@@ -37,7 +38,7 @@ from ..inspect import census
 from ..sources import opened
 from .guests import Brought, brought
 from .quantized import quantization
-from .rules import RULES, Problem, Rule, calls, constants, of_norm, training
+from .rules import REFUSED_BY_TENSORRT, RULES, Problem, Rule, calls, constants, of_norm, training, unparsed
 
 SCHEMA = "normdeploy/check/1"
 FINGERPRINT = "normdeploy/v1"  # its key in SARIF; another recipe is another key
@@ -181,6 +182,8 @@ def _of_file(
     problems += constants(proto, told)
     problems += quantization(proto, runtime, capability)
     problems += calls(proto, runtime)
+    if deployed and runtime in TENSORRT and not any(p.rule in REFUSED_BY_TENSORRT for p in problems):
+        problems += unparsed(proto, runtime)
     problems += [problem for other in others for problem in other.problems(proto)]
     del weights  # which had to live until here
     return [

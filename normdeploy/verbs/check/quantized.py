@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ...choices import TENSORRT
 from ...domains import is_standard
 from ...graphs.protos import module
 from ...graphs.quantized import DEQUANTIZE, LINEAR, QUANTIZE, Quantization, everywhere, is_quantized, quantizes
 from .rules import Problem
 
-_TENSORRT = ("tensorrt", "tensorrt-rtx")
 _FUSED = frozenset({"BatchNormalization", "Relu", "Clip", "LeakyRelu", "Sigmoid", "HardSwish"})  # behind a convolution
 FP8_FROM = 8.9  # the compute capability of Ada Lovelace, the first with FP8
 
@@ -40,8 +40,11 @@ def _of_graph(q: Quantization, runtime: str, capability: float | None) -> Iterat
             yield from _blocking(q, node)
         elif q.is_weight(node.output[0]):
             yield from _of_weight(q, node)
-        if node.op_type == DEQUANTIZE and not q.is_weight(node.output[0]) and runtime in _TENSORRT:
+        if node.op_type == DEQUANTIZE and not q.is_weight(node.output[0]) and runtime in TENSORRT:
             yield from _asymmetric(q, node, runtime)
+        if node.op_type == DEQUANTIZE and runtime in TENSORRT and q.scheme(node).kind == np.int32:
+            message = f"{node.input[0]!r} is int32, which {runtime} does not dequantize"
+            yield _problem(q, "int32", node, message)
         if capability is not None and capability < FP8_FROM:
             yield from _fp8(q, node, capability)
     yield from _several(q)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,14 +13,18 @@ import onnx
 from ...choices import ACCURATE, TENSORRT, USUAL
 from ...domains import is_standard
 from ...graphs.protos import module
+from ...kernels import parse
 from ...norms.bodies import calls_of, misbound
 from ...records import Finding
 from ...runtimes.trt import TITLES
-from ...storage.files import bodies, tensors
+from ...storage.files import bodies, filled, tensors
 from ...storage.held import array
 from ...storage.protos import nodes_of
+from ...storage.weights import nbytes
 
 _UNBOUNDED = float(np.finfo(np.float32).max)  # what exporters write for "no bound"; Inf says the same in float16
+_MOST = 2**29  # bytes of weights, above which a file is not given to a parser
+_LONGEST = 400  # letters of a parser's reason
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 
 Level = Literal["error", "warning", "note"]
@@ -86,8 +91,16 @@ RULES = (
     Rule(
         "asymmetric",
         "An activation is quantized with a zero point, or in an unsigned type.",
-        "TensorRT and TensorRT-RTX refuse it. Quantize symmetrically for them: int8 or FP8 with zero point 0. Asked"
-        " only with `--runtime tensorrt` or `tensorrt-rtx`.",
+        "TensorRT and TensorRT-RTX refuse zero points other than 0, and have int8 and FP8 kernels alone. Quantize"
+        " symmetrically for them: int8 or FP8 with zero point 0. Asked only with `--runtime tensorrt` or"
+        " `tensorrt-rtx`.",
+    ),
+    Rule(
+        "int32",
+        "A DequantizeLinear reads int32.",
+        "TensorRT and TensorRT-RTX refuse it; onnxruntime's quantizer stores biases so. `normdeploy optimize --runtime"
+        " tensorrt-rtx` stores the float32 numbers that it makes, to the bit. Asked only with `--runtime tensorrt` or"
+        " `tensorrt-rtx`.",
     ),
     Rule(
         "per-tensor",
@@ -126,7 +139,15 @@ RULES = (
         " other builders, `normdeploy optimize` writes our own functions anew. Asked only with `--runtime tensorrt` or"
         " `tensorrt-rtx`.",
     ),
+    Rule(
+        "unparsed",
+        "The runtime's parser refuses the file.",
+        "The installed TensorRT or TensorRT-RTX was given the whole file, and its own words say why. Asked only with"
+        " `--runtime tensorrt` or `tensorrt-rtx`, of files of up to 512 MB.",
+    ),
 )
+# What these find the parser would only say again.
+REFUSED_BY_TENSORRT = frozenset({"asymmetric", "int32", "weight-zero-point", "train-mode"})
 IDS = tuple(rule.id for rule in RULES)
 
 
@@ -266,6 +287,19 @@ def calls(proto: onnx.ModelProto, runtime: str) -> Iterator[Problem]:
                     f" {function.domain}.{function.name}({', '.join(function.input)})"
                 )
                 yield Problem("misbound", message, module=module(node), node=node.name, tensor=node.output[0])
+
+
+def unparsed(proto: onnx.ModelProto, runtime: str) -> Iterator[Problem]:
+    """Say why the parser of a runtime refuses a file, weights referred to; nothing where it is not installed."""
+    if sum(map(nbytes, tensors(proto))) > _MOST:
+        return
+    asked = parse(filled(proto), runtime)
+    if not isinstance(asked, str):
+        for answer in asked.answers:
+            if answer.verdict == "missing":
+                # Behind that, places in NVIDIA's sources.
+                reason = re.split(r"\. In \w+ at /| \[checkMacros", answer.reason)[0][:_LONGEST]
+                yield Problem("unparsed", f"{asked.runtime} refuses the file: {reason}")
 
 
 def constants(proto: onnx.ModelProto, told: Collection[str]) -> Iterator[Problem]:

@@ -26,7 +26,7 @@ from ...runtimes.exact import inlined
 from ...runtimes.guests import GuestRunner, required
 from ...runtimes.guests import title as title_of_guest
 from ...runtimes.ort import OrtRunner, no_cuda, title
-from ...runtimes.survival import require_survival
+from ...runtimes.survival import require_survival, require_survival_if_risky
 from ...runtimes.trt import TITLES, TrtRunner, is_engine, missing, runtime_of
 from ...storage.files import load_onnx
 from .cases import Case
@@ -362,9 +362,12 @@ def _open_onnxruntime(subject: Subject, *, optimize: bool, provider: str) -> Ort
         GraphError, RuntimeUnavailable: as ``OrtRunner``.
         RuntimeCrash: onnxruntime crashes on the file.
     """
-    # Crashes were seen in half precision alone; a child costs a third of a second.
-    if optimize and provider == "cpu" and subject.computing.halves:
-        require_survival(subject.path)
+    # A child costs a third of a second.
+    if optimize and provider == "cpu":
+        if subject.computing.halves:
+            require_survival(subject.path)
+        else:
+            require_survival_if_risky(subject.path)
     return OrtRunner(subject.path, optimize=optimize, provider=provider)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -144,3 +145,58 @@ def test_check_tells_them(tmp_path: Path) -> None:
     assert {(p.rule, p.level) for p in result.files[0].findings} == {("asymmetric", "error"), ("per-tensor", "warning")}
     with pytest.raises(InputError, match=r"the compute capability is 'ada'; give it as NVIDIA writes it"):
         normdeploy.check(tmp_path / "m.onnx", compute_capability="ada")
+
+
+def with_int32_bias() -> onnx.ModelProto:
+    """Return a convolution as onnxruntime's quantizer writes it: its bias is int32, one scale for each channel."""
+    scales = np.full(8, 0.003, np.float32)
+    bias = np.array([3, -5, 2**30 + 1, 0, 7, -(2**24) - 1, 1, 2], np.int32)
+    given = [numpy_helper.from_array(bias, "b"), numpy_helper.from_array(scales, "b_scale")]
+    made = helper.make_node("DequantizeLinear", ["b", "b_scale"], ["b_back"], "b_D", axis=0)
+    conv = helper.make_node("Conv", ["x_back", "w_back", "b_back"], ["y"], "conv")
+    return model(pair("x"), weight("w"), given, made, conv)
+
+
+def test_check_int32_bias_is_told_for_tensorrt_alone(tmp_path: Path) -> None:
+    proto = with_int32_bias()
+    assert found(proto, "tensorrt-rtx") == found(proto, "tensorrt") == ["int32"]
+    assert found(proto) == []
+
+
+def test_optimize_int32_bias_for_tensorrt_gives_the_same_bits(tmp_path: Path) -> None:
+    onnx.save(with_int32_bias(), tmp_path / "in.onnx")
+    result = normdeploy.optimize(tmp_path / "in.onnx", output=tmp_path / "out.onnx", runtime="tensorrt-rtx")
+    assert any("1 constants stored as int32" in note for note in result.notes)
+    written = onnx.load(tmp_path / "out.onnx")
+    assert found(written, "tensorrt-rtx") == []
+    assert [node.op_type for node in written.graph.node].count("DequantizeLinear") == 2
+    x = np.random.default_rng(0).standard_normal((1, 3, 8, 8), dtype=np.float32)
+    before, after = (normdeploy.run(tmp_path / name, {"x": x})["y"] for name in ("in.onnx", "out.onnx"))
+    np.testing.assert_array_equal(after, before)
+    kept = normdeploy.optimize(tmp_path / "in.onnx", output=tmp_path / "kept.onnx")
+    assert kept.summary.nodes_after == 5
+
+
+HEAD = '<ir_version: 10, opset_import: ["": 22]>'
+UNPARSED = {
+    "hard swish in bfloat16": (f"{HEAD} g (bfloat16[2,4] x) => (bfloat16[2,4] y) {{ y = HardSwish(x) }}", "HardSwish"),
+    "mish in bfloat16": (f"{HEAD} g (bfloat16[2,4] x) => (bfloat16[2,4] y) {{ y = Mish(x) }}", "Mish"),
+    "celu in float16": (f"{HEAD} g (float16[2,4] x) => (float16[2,4] y) {{ y = Celu(x) }}", "rank of operands"),
+    "strings": (f"{HEAD} g (string[2] t) => (string[2] y) {{ y = Identity(t) }}", "date type"),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), UNPARSED.values(), ids=UNPARSED)
+def test_check_file_that_tensorrt_rtx_can_not_read_is_told(tmp_path: Path, text: str, reason: str) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    (file,) = normdeploy.check(tmp_path / "m.onnx", runtime="tensorrt-rtx").files
+    (finding,) = [p for p in file.findings if p.rule == "unparsed"]
+    assert reason in finding.message
+    assert "/_src" not in finding.message
+    assert not normdeploy.check(tmp_path / "m.onnx").files[0].findings
+
+
+def test_check_file_that_tensorrt_rtx_reads_is_clean(tmp_path: Path) -> None:
+    onnx.save(model(*GOOD), tmp_path / "m.onnx")
+    assert not normdeploy.check(tmp_path / "m.onnx", runtime="tensorrt-rtx").files[0].findings

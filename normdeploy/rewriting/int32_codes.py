@@ -1,0 +1,63 @@
+"""Writes constants that DequantizeLinear makes of int32 codes, biases mostly, as numbers, for TensorRT.
+
+    DQ(q) = (q − 0)·s, q rounded to float32 and the product too
+
+onnxruntime's quantizer stores biases as int32 behind a DequantizeLinear (ONNX, DequantizeLinear 10 to 25, int32 with
+zero point 0), and TensorRT's parser takes no int32 there. The number that is stored is, to the bit, the one that ONNX's
+reference and onnxruntime compute at each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+
+from ..domains import is_standard
+from ..evaluate.quantize import spread
+from ..graphs.quantized import DEQUANTIZE, Quantization, everywhere
+from ..storage.protos import copied
+
+
+def int32_dequantizers(q: Quantization) -> Iterator[onnx.NodeProto]:
+    """Yield the DequantizeLinear nodes of a graph that read int32."""
+    for node in q.nodes:
+        if node.op_type == DEQUANTIZE and is_standard(node) and q.scheme(node).kind == np.int32:
+            yield node
+
+
+def as_numbers(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Write int32 codes with a constant float32 scale as float32 constants. Returns: ``proto`` itself without such."""
+    if not any(_values(q, node) is not None for q in everywhere(proto) for node in int32_dequantizers(q)):
+        return proto
+    made = copied(proto)
+    for q in everywhere(made):
+        for node in int32_dequantizers(q):
+            values = _values(q, node)
+            if values is not None:
+                constant = onnx.helper.make_node("Constant", [], [*node.output], name=node.name)
+                constant.attribute.append(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(values)))
+                constant.metadata_props.extend(node.metadata_props)
+                node.CopyFrom(constant)
+    return made
+
+
+def count(proto: onnx.ModelProto) -> int:
+    """Count the DequantizeLinear nodes that read int32, those of bodies and functions too."""
+    return sum(1 for q in everywhere(proto) for _ in int32_dequantizers(q))
+
+
+def _values(q: Quantization, node: onnx.NodeProto) -> np.ndarray | None:
+    """Compute what the node makes; None where its inputs are no constants, or another type follows from the scale."""
+    scheme, codes = q.scheme(node), q.constant(node.input[0])
+    if codes is None or scheme.scale is None or scheme.scale.dtype != np.float32 or scheme.asymmetric:
+        return None
+    if scheme.zero_point is None and len(node.input) > 2 and node.input[2]:
+        # It is computed.
+        return None
+    try:
+        scale = spread(scheme.scale, codes.shape, scheme.axis, scheme.block)
+    except ValueError:
+        return None
+    return np.asarray(codes.astype(np.float32) * scale, np.float32)
