@@ -38,8 +38,9 @@ def check(
             show_default=False,  # it would be cut at 80 columns
             help=(
                 "Which findings fail the check, by comma: decomposed, unfolded, train-mode, eps-lost, fp16-overflow,"
-                " wrong-form, missing-kernel, refused, asymmetric, int32, per-tensor, blocked-fusion, fp8, weight-zero-point,"
-                " unpaired, misbound, unparsed, or a package's; or all, or none. Without it decomposed, train-mode and eps-lost."
+                " wrong-form, missing-kernel, refused, asymmetric, int32, per-tensor, blocked-fusion, fp8,"
+                " weight-zero-point, unpaired, misbound, unparsed, or a package's; or all, or none. Without it"
+                " decomposed, train-mode and eps-lost."
             ),
         ),
     ] = "decomposed,train-mode,eps-lost",
