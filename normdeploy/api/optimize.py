@@ -149,7 +149,7 @@ def optimize(
     summary = replace(summary, nodes_after=len(proto.graph.node), ops_after=rewrite.op_counts(proto))
     if codes and (written := codes - int32_codes.count(proto)):
         hints.append(f"{written} constants stored as int32, which TensorRT refuses, are float32 now: the same numbers")
-    hints += [f"a stated shape was wrong: {each}" for each in contradictions]
+    hints += [f"the file states what its nodes contradict: {each}" for each in contradictions]
     notes = [*hints, *notes, *([NOT_MEASURED] if provider == "cuda" else [])]
     if strict_proof:
         rewrite.require_exact(summary.findings)

@@ -73,18 +73,26 @@ def _completed(skeleton: onnx.ModelProto, *, data_prop: bool) -> onnx.ModelProto
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A tensor whose stated shape is not the one that its node makes, dims as in `Dims`."""
+    """A tensor whose stated shape or type is not the one that its node makes, dims as in `Dims`.
+
+    ``stated_type``, ``inferred_type``: ONNX's numbers of the element types, where they differ.
+    """
 
     name: str
-    stated: Dims
-    inferred: Dims
+    stated: Dims | None
+    inferred: Dims | None
+    stated_type: int = 0
+    inferred_type: int = 0
 
     def __str__(self) -> str:
+        if self.stated_type:
+            types = [onnx.TensorProto.DataType.Name(kind).lower() for kind in (self.stated_type, self.inferred_type)]
+            return f"{self.name!r} is stated as {types[0]} and computed as {types[1]}"
         return f"{self.name!r} is stated as {_text(self.stated)} and computed as {_text(self.inferred)}"
 
 
-def _text(dims: Dims) -> str:
-    return f"[{', '.join('?' if d is None else str(d) for d in dims)}]"
+def _text(dims: Dims | None) -> str:
+    return "a tensor" if dims is None else f"[{', '.join('?' if d is None else str(d) for d in dims)}]"
 
 
 def drop_contradictions(proto: onnx.ModelProto) -> list[Contradiction]:
@@ -120,11 +128,14 @@ def _contradictions(skeleton: onnx.ModelProto, *, data_prop: bool) -> list[Contr
     except Exception:
         # Without inference nothing contradicts what is stated.
         return []
-    computed = {v.name: typed(v)[1] for v in (*result.value_info, *result.output)}
+    computed = {v.name: typed(v) for v in (*result.value_info, *result.output)}
     found = []
     for value in (*skeleton.graph.value_info, *skeleton.graph.output):
-        stated, inferred_dims = typed(value)[1], computed.get(value.name)
-        if stated is not None and inferred_dims is not None and not _agree(stated, inferred_dims):
+        stated_type, stated = typed(value)
+        inferred_type, inferred_dims = computed.get(value.name, (None, None))
+        if stated_type and inferred_type and stated_type != inferred_type:
+            found.append(Contradiction(value.name, stated, inferred_dims, stated_type, inferred_type))
+        elif stated is not None and inferred_dims is not None and not _agree(stated, inferred_dims):
             found.append(Contradiction(value.name, stated, inferred_dims))
     return found
 
@@ -138,7 +149,7 @@ def _agree(stated: Dims, computed: Dims) -> bool:
 
 
 def _drop(graph: onnx.GraphProto, contradictions: Iterable[Contradiction]) -> None:
-    """Remove the stated shapes of these tensors; an output keeps its element type."""
+    """Remove what is stated of these tensors; an output keeps its element type."""
     names = {contradiction.name for contradiction in contradictions}
     if not names:
         return
@@ -154,12 +165,13 @@ def _state(outputs: Iterable[onnx.ValueInfoProto], contradictions: Iterable[Cont
     """Give these outputs the shapes that their nodes make."""
     computed = {contradiction.name: contradiction.inferred for contradiction in contradictions}
     for output in outputs:
-        if output.name not in computed:
+        dims = computed.get(output.name)
+        if dims is None:
             continue
         shape = output.type.tensor_type.shape
         # A scalar has a shape without dims, which must be present.
         shape.SetInParent()
-        for dim in computed[output.name]:
+        for dim in dims:
             if isinstance(dim, int):
                 shape.dim.add(dim_value=dim)
             else:

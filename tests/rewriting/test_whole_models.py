@@ -534,3 +534,20 @@ def test_an_input_of_unknown_rank_is_not_drawn_as_a_scalar() -> None:
     proto = norms(1)
     proto.graph.input[0].type.tensor_type.ClearField("shape")
     assert "does not state the rank" in side_by_side.Reference(proto, []).failed
+
+
+@pytest.mark.parametrize("width", [3, 4])
+def test_subnormal_numbers_decide_nothing(width: int) -> None:
+    """A norm divides the rounding of a subnormal mean by the root of epsilon."""
+    text = f"""<ir_version: 8, opset_import: ["": 18]> net (float[b, l, {width}] x) => (float[b, l, {width}] y)
+        <int64[1] last = {{-1}}, float epsilon = {{0.00001}}> {{
+            mean = ReduceMean (x, last)
+            centered = Sub (x, mean)
+            squares = Mul (centered, centered)
+            variance = ReduceMean (squares, last)
+            guarded = Add (variance, epsilon)
+            deviation = Sqrt (guarded)
+            y = Div (centered, deviation)
+        }}"""
+    result = normdeploy.optimize(onnx.parser.parse_model(text))
+    assert [finding.status for finding in result.summary.findings] == ["fused"]
