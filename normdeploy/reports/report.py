@@ -109,6 +109,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -243,6 +244,9 @@ def _size(path: str) -> int:
 
 def _printable(value: Any) -> Any:
     """``value`` with its texts made safe for a terminal."""
+    if isinstance(value, Enum):
+        # One of our own words, and not equal to the text that it stands for.
+        return value
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, tuple):

@@ -80,3 +80,20 @@ def test_no_word_of_eager_where_the_reference_is_a_file(tmp_path: Path) -> None:
         document = json.loads(Report("verify", {}, parity=found).json())
         assert "eager" not in "".join((*found.notes, str(found), *(r.reason for r in found.results)))
         assert "the reference&#39;s own error there" in page(document)
+
+
+def test_an_altered_weight_is_told_though_every_run_passes(tmp_path: Path) -> None:
+    """One row of a table that the inputs do not reach."""
+    table = np.random.default_rng(0).normal(size=(3000, 4)).astype(np.float32)
+    changed = table.copy()
+    changed[2711, 2] *= np.float32(1.001)
+    text = '<ir_version: 8, opset_import: ["": 18]> net (int64[n] i) => (float[n, 4] y) { y = Gather(table, i) }'
+    for name, values in (("right", table), ("wrong", changed)):
+        proto = onnx.parser.parse_model(text)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(values, "table"))
+        onnx.save(proto, tmp_path / f"{name}.onnx")
+    right, wrong = str(tmp_path / "right.onnx"), str(tmp_path / "wrong.onnx")
+    told = CliRunner().invoke(app, ["verify", right, wrong, "--input", "i=0:2000"])
+    assert told.exit_code == 1
+    assert "weight table: 1 of 12000 elements" in " ".join(told.output.split())
+    assert "NOT verified" in told.output
