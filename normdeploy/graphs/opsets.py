@@ -15,7 +15,8 @@ import onnx
 import onnx.version_converter
 
 from ..domains import is_standard
-from ..storage.protos import nodes_of, standard_opset, subgraphs
+from ..storage.protos import copied, nodes_of, standard_opset, subgraphs
+from .conversions import facts, has_mask, has_scales_and_sizes, mend, obstacle, prepare
 
 # Ops whose meaning changed although the schemas look alike: the default axis, or how it is read.
 _CHANGED = {
@@ -85,7 +86,12 @@ def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto | str:
     ]
     if untried:
         return f"{untried[0]} means something else there, and onnx's converter can't be trusted with it"
+    known = facts(proto)
+    if entry is not None and (reason := obstacle(proto, entry.version, opset, known)):
+        return reason
     kept = {n.output[0]: n for n in proto.graph.node if n.output}
+    proto = copied(proto)
+    prepare(proto, known)
     try:
         result = onnx.version_converter.convert_version(proto, opset)
     except Exception as e:
@@ -95,6 +101,7 @@ def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto | str:
         if original is not None:
             node.metadata_props.extend(original.metadata_props)
             node.doc_string = original.doc_string
+    mend(result, kept, known)
     made = {o for n in result.graph.node for o in n.output} - {v.name for v in result.graph.value_info}
     result.graph.value_info.extend(v for v in proto.graph.value_info if v.name in made)
     del result.metadata_props[:]
@@ -112,6 +119,10 @@ def _same(node: onnx.NodeProto, old: int, new: int) -> bool:
     if a.since_version == b.since_version:
         return True
     if a.since_version < _CHANGED.get(node.op_type, 0) <= b.since_version or b.deprecated:
+        return False
+    if has_mask(node) and a.since_version < 12:
+        return False
+    if has_scales_and_sizes(node) and a.since_version < 18 <= b.since_version:
         return False
     if node.op_type == "GroupNormalization":
         return a.since_version >= 21

@@ -8,6 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
+from benchmarks.attack import opsets as opset_attack
 from normdeploy.evaluate import evaluate
 from normdeploy.graphs import opsets
 from normdeploy.proof.nodes import attributes
@@ -262,3 +263,90 @@ def test_converter_keeps_metadata_and_stated_shapes() -> None:
     assert isinstance(out, onnx.ModelProto)
     assert [p.value for n in out.graph.node for p in n.metadata_props if n.output[0] == "y"] == ["head"]
     assert [v.name for v in out.graph.value_info if v.name == "b"] == ["b"]
+
+
+def test_drawn_nodes_of_all_ops_compute_the_same_or_are_refused() -> None:
+    for seed in range(50):
+        case = opset_attack.draw(seed)
+        verdict = opset_attack.judge(case)
+        assert verdict.kind not in ("false", "failed"), (seed, case.op, case.opset, case.target, verdict)
+
+
+@pytest.mark.parametrize("opset", [7, 10, 11])
+def test_dropout_whose_mask_is_read_is_refused(opset: int) -> None:
+    proto = _parsed(opset, "(float[2,3] x) => (float[2,3] y, bool[2,3] m) { y, m = Dropout (x) }")
+    assert opsets.needs_conversion(proto, 17) == ["Dropout"]
+    refusal = opsets.converted(proto, 17)
+    assert isinstance(refusal, str)
+    assert "mask 'm'" in refusal
+
+
+@pytest.mark.parametrize("opset", [7, 10, 11])
+def test_dropout_mask_that_nothing_reads_is_left_out(opset: int) -> None:
+    proto = _parsed(opset, "(float[2,3] x) => (float[2,3] y) { y, m = Dropout (x) }")
+    out = opsets.converted(proto, 17)
+    assert isinstance(out, onnx.ModelProto)
+    assert [list(n.output) for n in out.graph.node if n.op_type == "Dropout"] == [["y"]]
+
+
+CONVERTED_TYPES = {
+    "Clip of doubles": (10, "double", "y = Clip <min: float = 0.5> (x)"),
+    "Clip of halves": (10, "float16", "y = Clip <max: float = 1.0> (x)"),
+    "Clip without bounds, of infinities": (6, "float", "y = Clip (x)"),
+    "Clip to infinity": (10, "float", "y = Clip <min: float = inf> (x)"),
+    "Pad of doubles": (10, "double", "y = Pad <pads = [0, 1, 0, 2], value: float = 2.5> (x)"),
+    "Pad of halves": (10, "float16", "y = Pad <pads = [0, 1, 0, 2]> (x)"),
+    "Pad that does not fill": (10, "float", 'y = Pad <mode = "reflect", pads = [0, 1, 0, 2], value: float = 1.0> (x)'),
+}
+
+
+@pytest.mark.parametrize("case", CONVERTED_TYPES)
+def test_constants_of_converted_nodes_have_the_type_and_the_range_of_their_data(case: str) -> None:
+    opset, kind, node = CONVERTED_TYPES[case]
+    proto = _parsed(opset, f"({kind}[2,4] x) => ({kind}[N,M] y) {{ {node} }}")
+    out = opsets.converted(proto, 17)
+    assert isinstance(out, onnx.ModelProto)
+    onnx.checker.check_model(out, full_check=True)
+    dtype = {"float": np.float32, "double": np.float64, "float16": np.float16}[kind]
+    x = np.array([[0.25, np.inf, -np.inf, 2], [-1, 1e4, 0, 0.75]], dtype)
+    # Outside the attributes, the bounds are those of float32 at the old opset.
+    wanted = {
+        "Clip of doubles": np.clip(x, 0.5, np.finfo(np.float32).max),
+        "Clip of halves": np.clip(x, -np.inf, 1),
+        "Clip without bounds, of infinities": np.clip(x, -np.finfo(np.float32).max, np.finfo(np.float32).max),
+        "Clip to infinity": np.full(x.shape, np.finfo(np.float32).max),
+        "Pad of doubles": np.pad(x, ((0, 0), (1, 2)), constant_values=2.5),
+        "Pad of halves": np.pad(x, ((0, 0), (1, 2))),
+        "Pad that does not fill": np.pad(x, ((0, 0), (1, 2)), mode="reflect"),
+    }[case]
+    np.testing.assert_array_equal(run_onnxruntime(out, {"x": x})[0], wanted.astype(dtype))
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+def test_softmax_of_a_vector_along_an_axis_that_it_lacks_is_refused(op: str) -> None:
+    proto = _parsed(11, f"(float[4] x) => (float[4] y) {{ y = {op} (x) }}")
+    refusal = opsets.converted(proto, 17)
+    assert isinstance(refusal, str)
+    assert op in refusal
+
+
+def test_batch_norm_that_computes_statistics_is_refused() -> None:
+    text = """(float[2,3] x, float[3] s) => (float[2,3] y, float[3] m)
+        { y, m, v, a, b = BatchNormalization (x, s, s, s, s) }"""
+    assert isinstance(opsets.converted(_parsed(9, text), 17), str)
+
+
+@pytest.mark.parametrize("opset", [11, 13])
+def test_resize_to_sizes_loses_its_empty_scales(opset: int) -> None:
+    text = """(float[1,1,2,2] x) => (float[1,1,4,4] y) <float[0] none = {}, int64[4] sizes = {1, 1, 4, 4}>
+        { y = Resize <mode = "nearest", nearest_mode = "floor"> (x, none, none, sizes) }"""
+    proto = _parsed(opset, text)
+    assert opsets.needs_conversion(proto, 18) == ["Resize"]
+    out = opsets.converted(proto, 18)
+    assert isinstance(out, onnx.ModelProto)
+    x = np.arange(4, dtype=np.float32).reshape(1, 1, 2, 2)
+    np.testing.assert_array_equal(run_onnxruntime(out, {"x": x})[0], run_onnxruntime(proto, {"x": x})[0])
+
+
+def _parsed(opset: int, text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 7, opset_import: ["": {opset}]> f {text}')

@@ -254,6 +254,19 @@ def test_whole_numbers_that_a_cast_rounds_stay(narrow: int) -> None:
     np.testing.assert_array_equal(run_onnxruntime(before, x)[0], run_onnxruntime(out, x)[0])
 
 
+@pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.UINT4])
+def test_casts_of_four_bit_integers_do_not_fail(kind: int) -> None:
+    """numpy has no kind for them, and they have no mantissa."""
+    nodes = [of("Cast", "table", "f", to=TensorProto.FLOAT), of("Cast", "f", "four", to=kind)]
+    nodes += [of("Cast", "four", "g", to=TensorProto.FLOAT), of("Add", "x g", "y")]
+    table = np.arange(64).reshape(1, 64).clip(0, 7).astype(onnx.helper.tensor_dtype_to_np_dtype(kind))
+    before = graph(nodes, {"table": table}, (2, 64))
+    before.opset_import[0].version = 21
+    before.ir_version = 10
+    x = {"x": np.random.default_rng(1).standard_normal((2, 64)).astype(np.float32)}
+    np.testing.assert_array_equal(run_onnxruntime(optimize(before)[0], x)[0], run_onnxruntime(before, x)[0])
+
+
 def test_whole_numbers_that_a_cast_holds_are_computed() -> None:
     nodes = [of("Cast", "places", "f", to=TensorProto.FLOAT), of("MatMul", "f rates", "t"), of("MatMul", "x t", "y")]
     held = {"places": np.arange(64).reshape(64, 1), "rates": np.linspace(1, 1e-4, 64, dtype=np.float32)[None]}

@@ -1,0 +1,280 @@
+"""Attacks raises of the opset: every operator that changed, with its attributes present and absent.
+
+``python -m benchmarks.attack.opsets --count 20000 --seed 0`` prints how many nodes were drawn, raised and refused, and
+which of them became another function, and writes those to ``--output``.
+
+Each graph is one node, sometimes in a body of If or in a local function, at an opset from 7 on; it is raised to a newer
+one as `normdeploy.graphs.opsets` raises a file. Outputs of onnxruntime (optimizer off) before and after are compared,
+bit for bit where the op rounds nothing. Where onnxruntime runs either opset not at all, onnx's reference evaluator runs
+both. A node that was only given a new number and that neither runs is "lost": `normdeploy.optimize` takes such raises
+back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from normdeploy.graphs import opsets
+
+from .nodes import OPS, draw_node
+
+OLDEST, NEWEST = 7, 23
+# onnxruntime has other kernels for newer opsets, or expands the op: sums of at most 64 products may be added in another
+# order, each rounding by half a unit of the largest partial sum, which is up to 8 times as large as the largest output.
+_ULPS = 64 * 8 / 2
+# What only moves, selects, compares or counts numbers rounds nothing.
+_EXACT = (
+    "Abs ArgMax ArgMin BitShift Cast CastLike Ceil Clip Compress Concat ConstantOfShape DepthToSpace DequantizeLinear"
+    " Dropout Equal Expand EyeLike Flatten Floor Gather GatherElements GatherND Greater GreaterOrEqual Hardmax Identity"
+    " IsInf IsNaN Less LessOrEqual Max MaxPool MaxUnpool Min Neg NonMaxSuppression NonZero OneHot Pad QuantizeLinear"
+    " Range ReduceMax ReduceMin Relu Reshape ReverseSequence Round Scatter ScatterElements ScatterND Shape Sign Size"
+    " Slice SpaceToDepth Split Squeeze Tile TopK Transpose Trilu Unique Unsqueeze Where"
+)
+# onnxruntime's kernels of these and their outputs at training end the process.
+_CRASHING = ("BatchNormalization",)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A file and what it is given. ``target`` is the opset that it is raised to."""
+
+    op: str
+    opset: int
+    target: int
+    proto: onnx.ModelProto
+    feeds: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``kind``: "not run", "refused", "right", "false" or "failed"; ``oracle`` is what ran both files."""
+
+    kind: str
+    detail: str = ""
+    oracle: str = ""
+
+
+def versions(op: str) -> list[int]:
+    """Return the opsets from `OLDEST` on at which an operator begins or changes."""
+    found = [s.since_version for s in onnx.defs.get_all_schemas_with_history() if s.name == op and not s.domain]
+    last = max(v for v in found if v <= NEWEST)
+    return sorted({max(v, OLDEST) for v in found if v <= last})
+
+
+CHANGED = {op: versions(op) for op in sorted(OPS) if len(versions(op)) > 1}
+
+
+def draw(seed: int) -> Case:
+    rng = np.random.default_rng([seed, 7])
+    op = list(CHANGED)[int(rng.integers(len(CHANGED)))]
+    # The opset lies before a change, so that a raise crosses at least one.
+    changes = CHANGED[op]
+    opset = int(rng.integers(changes[0], changes[-1]))
+    target = int(rng.integers(opset + 1, NEWEST + 1))
+    if rng.random() < 0.5:
+        target = int(rng.choice([each for each in (17, 18, 21, 23) if each > opset]))
+    node, arrays = draw_node(rng, op, opset)
+    proto, feeds = _file(rng, node, arrays, opset)
+    return Case(op, opset, target, proto, feeds)
+
+
+def _file(
+    rng: np.random.Generator, node: onnx.NodeProto, arrays: list[np.ndarray | None], opset: int
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """Wrap a node in a graph: inputs are fed or stored, dims known or not, shapes stated or not."""
+    feeds: dict[str, np.ndarray] = {}
+    stored, inputs = [], []
+    fixed = float(rng.choice([0.1, 0.9]))
+    old = bool(rng.random() < 0.1)
+    for place, array in enumerate(arrays):
+        if array is None:
+            continue
+        name = f"i{place}"
+        stated = helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(array.dtype), _dims(rng, array.shape)
+        )
+        if place > 0 and rng.random() < fixed:
+            stored.append(numpy_helper.from_array(array, name))
+            # Files before IR version 4 list their weights as inputs.
+            if old:
+                inputs.append(stated)
+        else:
+            inputs.append(stated)
+            feeds[name] = array
+    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+    imports = [helper.make_opsetid("", opset)]
+    nodes, functions = [node], []
+    nest = rng.random()
+    if nest < 0.06:
+        inner = [f"f{name}" if name else "" for name in node.output]
+        renamed = onnx.NodeProto()
+        renamed.CopyFrom(node)
+        renamed.output[:] = inner
+        given = [name for name in dict.fromkeys(node.input) if name]
+        made = [name for name in inner if name]
+        functions.append(helper.make_function("own", "F", given, made, [renamed], imports))
+        nodes = [helper.make_node("F", given, [o.name for o in outputs], domain="own")]
+        imports = [*imports, helper.make_opsetid("own", 1)]
+    elif nest < 0.12:
+        branches = {}
+        for key in ("then_branch", "else_branch"):
+            renamed = onnx.NodeProto()
+            renamed.CopyFrom(node)
+            renamed.output[:] = [f"{key}_{name}" if name else "" for name in node.output]
+            results = [onnx.ValueInfoProto(name=name) for name in renamed.output if name]
+            branches[key] = helper.make_graph([renamed], key, [], results)
+        feeds["condition"] = np.array(True)
+        inputs.append(helper.make_tensor_value_info("condition", TensorProto.BOOL, []))
+        nodes = [helper.make_node("If", ["condition"], [o.name for o in outputs], **branches)]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, stored)
+    version = 3 if old and not functions else 8 if opset < 21 else 10
+    proto = helper.make_model(graph, opset_imports=imports, ir_version=version, functions=functions)
+    return _typed(proto, stated=bool(rng.random() < 0.4)), feeds
+
+
+def _dims(rng: np.random.Generator, shape: tuple[int, ...]) -> list[int | str]:
+    open_share = float(rng.choice([0.0, 0.0, 0.4, 1.0]))
+    return [f"d{axis}_{size}" if rng.random() < open_share else size for axis, size in enumerate(shape)]
+
+
+def _typed(proto: onnx.ModelProto, *, stated: bool) -> onnx.ModelProto:
+    """Return ``proto`` with the types of its outputs, and their shapes where ``stated``."""
+    try:
+        known = onnx.shape_inference.infer_shapes(proto)
+    except onnx.shape_inference.InferenceError:
+        return proto
+    for output, seen in zip(proto.graph.output, known.graph.output, strict=True):
+        output.CopyFrom(seen)
+        if not stated:
+            output.type.tensor_type.ClearField("shape")
+    return proto
+
+
+def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return [np.asarray(value) for value in session.run(None, feeds)]
+
+
+def run_reference(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    with np.errstate(all="ignore"):
+        return [np.asarray(value) for value in ReferenceEvaluator(proto).run(None, feeds)]
+
+
+ORACLES = {"onnxruntime": run, "reference": run_reference}
+
+
+def raised(proto: onnx.ModelProto, target: int) -> onnx.ModelProto | str:
+    """Raise a copy as `normdeploy.rewriting` raises a file; or return why it can't be."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    if opsets.needs_conversion(copy, target):
+        return opsets.converted(copy, target)
+    return opsets.renumbered(copy, target)
+
+
+def judge(case: Case) -> Verdict:
+    """Return what became of a file."""
+    before: dict[str, list[np.ndarray]] = {}
+    crashing = case.op in _CRASHING and any(len(node.output) > 1 for node in case.proto.graph.node)
+    for name, oracle in ORACLES.items():
+        if crashing and oracle is run:
+            continue
+        try:
+            before[name] = oracle(case.proto, case.feeds)
+        except Exception:  # neither oracle's exceptions share a base class
+            continue
+        break
+    if not before:
+        return Verdict("not run")
+    try:
+        made = raised(case.proto, case.target)
+    except Exception as e:  # whatever is raised is a fault
+        return Verdict("failed", f"{type(e).__name__}: {e}"[:200])
+    if isinstance(made, str):
+        return Verdict("refused", made)
+    (name, wanted), failure = next(iter(before.items())), ""
+    try:
+        after = ORACLES[name](made, case.feeds)
+    except Exception as e:  # likewise
+        failure = " ".join(str(e).split())[:200]
+    if failure:
+        # A runtime may lack an operator at the newer opset; then the reference speaks.
+        try:
+            name, wanted = "reference", run_reference(case.proto, case.feeds)
+            after = run_reference(made, case.feeds)
+        except Exception:  # likewise
+            kept = all(node in made.graph.node for node in case.proto.graph.node)
+            return Verdict("lost" if kept else "false", f"runs no more: {failure}")
+    if len(wanted) != len(after):
+        return Verdict("false", f"{len(wanted)} outputs became {len(after)}", name)
+    for k, (old, new) in enumerate(zip(wanted, after, strict=True)):
+        if not equal(old, new, case.op):
+            return Verdict(
+                "false",
+                f"{k}: {old.dtype}{old.shape} {old.ravel()[:4]} became {new.dtype}{new.shape} {new.ravel()[:4]}",
+                name,
+            )
+    return Verdict("lost" if failure else "right", failure, name)
+
+
+def equal(before: np.ndarray, after: np.ndarray, op: str) -> bool:
+    """Return whether both are the same bits, or the same but for rounding; NaN equals NaN."""
+    if before.shape != after.shape or before.dtype != after.dtype:
+        return False
+    if before.dtype.kind != "f":
+        return bool((before == after).all())
+    same = (before == after) | (np.isnan(before) & np.isnan(after))
+    if op in _EXACT.split():
+        return bool((same & (np.isnan(before) | (np.signbit(before) == np.signbit(after)))).all())
+    finite = np.abs(before[np.isfinite(before)]).astype(np.float64)
+    unit = np.finfo(before.dtype).eps * max(float(finite.max(initial=0)), float(np.finfo(before.dtype).tiny))
+    with np.errstate(all="ignore"):
+        same |= np.abs(before.astype(np.float64) - after.astype(np.float64)) <= _ULPS * unit
+    return bool(same.all())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, help="folder for the files that became another function")
+    options = parser.parse_args()
+    begun, counts = time.process_time(), Counter[str]()
+    by_op: dict[str, Counter[str]] = defaultdict(Counter)
+    oracles = Counter[str]()
+    for seed in range(options.seed, options.seed + options.count):
+        case = draw(seed)
+        verdict = judge(case)
+        counts[verdict.kind] += 1
+        by_op[case.op][verdict.kind] += 1
+        oracles[verdict.oracle] += 1
+        if verdict.kind in ("false", "failed", "lost"):
+            print(seed, verdict.kind, case.op, case.opset, case.target, verdict.detail, flush=True)
+            if options.output is not None:
+                options.output.mkdir(parents=True, exist_ok=True)
+                onnx.save(case.proto, options.output / f"{seed}_{case.op}_{case.opset}_{case.target}.onnx")
+    kinds = ("right", "refused", "lost", "false", "failed", "not run")
+    print("| op | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|", sep="\n")
+    for op, seen in sorted(by_op.items()):
+        print(f"| {op} | " + " | ".join(str(seen[kind]) for kind in kinds) + " |")
+    print("| all | " + " | ".join(str(counts[kind]) for kind in kinds) + " |")
+    print(dict(oracles), f"{time.process_time() - begun:.0f} s")
+    return 1 if counts["false"] + counts["failed"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
