@@ -45,6 +45,9 @@ _SHORT = {
 # onnxruntime has no sparse tensors of the types that are packed, of strings and of complex numbers.
 _NEVER_SPARSE = {*PACKED, TensorProto.STRING, TensorProto.COMPLEX64, TensorProto.COMPLEX128}
 _SHORT_SINCE = 12
+# The share of sparse tensors in a form that the specification forbids (descending indices) or does not speak of (values
+# outside the file): a reader may refuse these, and must not misread them.
+_DISPUTED = 0.01
 
 
 class Disguise:
@@ -166,11 +169,17 @@ class Disguise:
         cells = [weight.raw_data[i * width : (i + 1) * width] for i in range(size)]
         explicit = self.rng.random(size) < self.rng.choice([0.0, 0.3, 1.0])
         kept = [i for i, cell in enumerate(cells) if any(cell) or explicit[i]]
+        if len(kept) > 1 and self.rng.random() < _DISPUTED:
+            kept.reverse()
+            self.used.append("disputed: unsorted indices")
         made = SparseTensorProto(dims=dims)
         made.values.CopyFrom(TensorProto(name=weight.name, data_type=weight.data_type, dims=[len(kept)]))
         values = TensorProto(data_type=weight.data_type, dims=[len(kept)], raw_data=b"".join(cells[i] for i in kept))
         typed = bool(self.rng.random() < 0.5)
-        if typed:
+        if self.rng.random() < _DISPUTED:
+            self._write_outside(made.values, values.raw_data)
+            self.used.append("disputed: sparse values outside the file")
+        elif typed:
             _fill(made.values, values)
         else:
             made.values.raw_data = values.raw_data

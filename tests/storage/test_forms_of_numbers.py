@@ -1,4 +1,4 @@
-"""Files whose numbers are stored in every form that ONNX allows become the same function as files with dense weights."""
+"""Files whose numbers are stored in every form that ONNX allows are read as files with dense weights are."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def test_weights_in_drawn_forms_are_read_as_dense_ones(tmp_path: Path) -> None:
     for seed in range(1, 51):
         folder = tmp_path / str(seed)
         folder.mkdir()
-        verdict = files.judge(seed, folder)
-        assert verdict.kind in ("right", "same", "not run"), (seed, verdict)
+        verdict = files.judge(seed, folder, rewritten=seed % 10 == 0)
+        assert verdict.kind not in ("false", "failed"), (seed, verdict)
