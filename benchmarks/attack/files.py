@@ -239,6 +239,12 @@ def _text(d: Drawn) -> None:
         d.exact.append(read)
 
 
+def _digits(d: Drawn) -> None:
+    """A table whose numbers are written as strings."""
+    words = np.array([f"{number:.3f}" for number in d.numbers(WIDTH)], object)
+    d.value = d.add("Add", d.value, d.add("Cast", d.weight(words, TensorProto.STRING), to=TensorProto.FLOAT))
+
+
 def _unread(d: Drawn) -> None:
     """A weight that no node reads, of a type that no runtime need know."""
     kinds = {TensorProto.COMPLEX64: np.complex64, TensorProto.COMPLEX128: np.complex128, TensorProto.DOUBLE: np.float64}
@@ -294,7 +300,7 @@ def _function(d: Drawn) -> None:
 INNER: tuple[Callable[[Drawn], None], ...] = (
     *(_product, _shared_product, _gemm, _spelled, _spelled, _node, _convolution, _table, _dequantized, _gathered),
 )
-STEPS = (*INNER, _spelled, _convolution, _table, _text, _unread, _if, _loop, _function)
+STEPS = (*INNER, _spelled, _convolution, _table, _text, _digits, _unread, _if, _loop, _function)
 
 
 def draw(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray], list[str]]:

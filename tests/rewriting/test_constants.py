@@ -267,6 +267,12 @@ def test_casts_of_four_bit_integers_do_not_fail(kind: int) -> None:
     np.testing.assert_array_equal(run_onnxruntime(optimize(before)[0], x)[0], run_onnxruntime(before, x)[0])
 
 
+def test_casts_of_strings_stay() -> None:
+    nodes = [of("Cast", "table", "f", to=TensorProto.FLOAT), of("Add", "x f", "y")]
+    before = graph(nodes, {"table": np.array(["1.5"] * 64, object).reshape(1, 64)}, (2, 64))
+    assert left(optimize(before)[0]) == ["Cast", "Add"]
+
+
 def test_whole_numbers_that_a_cast_holds_are_computed() -> None:
     nodes = [of("Cast", "places", "f", to=TensorProto.FLOAT), of("MatMul", "f rates", "t"), of("MatMul", "x t", "y")]
     held = {"places": np.arange(64).reshape(64, 1), "rates": np.linspace(1, 1e-4, 64, dtype=np.float32)[None]}
