@@ -147,6 +147,35 @@ def file_inputs(
     return _specs(stated, described, wishes, values, label)
 
 
+def _fitting(values: InputValues, dtype: str, label: str) -> tuple[float, float]:
+    """The range of ``values`` for an input of this type.
+
+    Raises:
+        InputError: an integer input can't take them.
+    """
+    kind = np.dtype(np.float32 if dtype == "bfloat16" else dtype)
+    if kind.kind not in "iu":
+        return values.range
+    if values.array is not None and values.array.dtype.kind == "f":
+        raise InputError(
+            f"{label}: the input {values.name!r} is {dtype}, and the file of its values holds {values.array.dtype};"
+            f" write them as {dtype}"
+        )
+    low, high = values.range
+    if not (isinstance(low, int) and isinstance(high, int)):
+        raise InputError(
+            f"{label}: the input {values.name!r} is {dtype}, and its values are stated as {low:g}:{high:g}; write whole"
+            " numbers"
+        )
+    limits = np.iinfo(kind)
+    if low < limits.min or high - 1 > limits.max:
+        raise InputError(
+            f"{label}: the input {values.name!r} is {dtype}, which holds {limits.min} to {limits.max}, and its values"
+            f" are stated as {low} to {high - 1}"
+        )
+    return values.range
+
+
 def recorded_inputs(proto: onnx.ModelProto) -> dict[str, InputSpec]:
     """What ``export`` recorded; {} where it did not, or another version did."""
     try:
@@ -183,6 +212,11 @@ def _specs(
                 raise InputError(
                     f"{label}: the input {name!r} has {len(dims)} dims, and --input says {len(wish.shape)}"
                 )
+            for place, (own, wished) in enumerate(zip(dims or (), wish.shape, strict=False)):
+                if isinstance(own, int) and wished.name is None and wished.opt != own:
+                    raise InputError(
+                        f"{label}: dim {place} of the input {name!r} is {own}, and --input says {wished.opt}"
+                    )
             old = InputSpec(name, dtype, wish.shape) if spec is None else replace(spec, dtype=dtype, shape=wish.shape)
             spec = old if wish.range is None else replace(old, range=wish.range, mask=False)
         elif spec is None or spec.dtype != dtype or (dims is not None and len(spec.shape) != len(dims)):
@@ -194,7 +228,7 @@ def _specs(
             sizes |= dict.fromkeys(d.name for d in shape if d.name is not None and d.name not in stated)
             spec = InputSpec(name, dtype, shape)
         if name in valued:
-            spec = replace(spec, range=valued[name].range, mask=False)
+            spec = replace(spec, range=_fitting(valued[name], dtype, label), mask=False)
         used |= {d.name for dim in spec.shape for d in dim.named() if d.name is not None}
         spec = replace(spec, shape=tuple(d.among(stated) for d in spec.shape))
         if spec.range is None and np.dtype(np.float32 if dtype == "bfloat16" else dtype).kind in "iu":

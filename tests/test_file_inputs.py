@@ -168,6 +168,9 @@ def test_run_array_of_a_file_is_given_as_it_is(rate_file: Path) -> None:
         ("sr=nan", "can't be read"),
         ("sr=1e999", "can't be read"),
         ("sr=missing.npy", "there is no file 'missing.npy'"),
+        ("sr=0.5:2", "'sr' is int64, and its values are stated as 0.5:2; write whole numbers"),
+        ("sr=99999999999999999999", "which holds -9223372036854775808 to 9223372036854775807"),
+        ("x[n,5]", "dim 1 of the input 'x' is 4, and --input says 5"),
     ],
 )
 @pytest.mark.parametrize("verb", [normdeploy.optimize, normdeploy.inspect])
@@ -175,6 +178,15 @@ def test_stated_values_that_fit_nothing_are_refused(verb: Any, rate_file: Path, 
     option = {"stated_inputs": [text]} if verb is normdeploy.optimize else {"inputs": [text]}
     with pytest.raises(InputError, match=message):
         verb(rate_file, **option)
+
+
+def test_floats_of_a_file_are_no_values_of_an_integer_input(
+    rate_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("rate.npy", np.ones(1, np.float32))
+    with pytest.raises(InputError, match="'sr' is int64, and the file of its values holds float32"):
+        normdeploy.optimize(rate_file, stated_inputs=["sr=rate.npy"])
 
 
 def test_optimize_values_reach_the_record(rate_file: Path) -> None:
