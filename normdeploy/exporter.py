@@ -310,6 +310,11 @@ def _reason(error: BaseException, program: torch.export.ExportedProgram) -> str:
             " or say how it is written in ONNX with custom_translation_table"
         )
     where = f" (operator {target[1]}{module})" if target else ""
+    if "SymbolicTensor" in text:
+        return (
+            f"torch's exporter can't write an argument that follows from a dynamic size{where}: state that size, write"
+            " the operator with tensors alone, or say how it is written in ONNX with custom_translation_table"
+        )
     return f"torch could not export the model{where}: {text}"
 
 
@@ -320,5 +325,6 @@ def _module_of(program: torch.export.ExportedProgram, operator: str) -> str:
     for node in program.graph.nodes:
         called = str(node.target).split(".")[1] if node.op == "call_function" and "." in str(node.target) else ""
         if (called == name or called.endswith(f"_{name}")) and node.meta.get("nn_module_stack"):
-            return f" in module {list(node.meta['nn_module_stack'].values())[-1][0]!r}"
+            path = list(node.meta["nn_module_stack"].values())[-1][0]
+            return f" in module {path!r}" if path else ""
     return ""

@@ -5,6 +5,7 @@
 - adaptive pools along a dynamic size, which "area" resizes are too: written for the sizes of the example.
 - nearest-exact resizes of a dynamic size: rounded to other source pixels.
 - cross_entropy with ``label_smoothing``: the smoothing is dropped.
+- LSTM with ``proj_size``: the projection is dropped.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from .errors import ExportError
+from .recurrent import PROJECTION
 
 
 def require_translatable(program: torch.export.ExportedProgram, *, own: Container[Any] = ()) -> None:
@@ -55,6 +57,8 @@ def _fault(node: torch.fx.Node, target: torch._ops.OpOverload) -> str:
         return 'scatter_reduce drops its "mean": divide a scatter_add by the counts instead'
     if name in ("avg_pool2d", "avg_pool3d") and arguments.get("divisor_override") is not None:
         return f"{name} drops divisor_override: multiply the plain average instead"
+    if name == "lstm" and _projects(arguments):
+        return PROJECTION
     if name == "cross_entropy_loss" and arguments.get("label_smoothing"):
         return "cross_entropy drops label_smoothing: write it with log_softmax"
     if name.lstrip("_").startswith("adaptive_") and _pools_open_sizes(arguments):
@@ -62,6 +66,15 @@ def _fault(node: torch.fx.Node, target: torch._ops.OpOverload) -> str:
     if "upsample_nearest_exact" in name and _open_sizes(arguments.get("self", arguments.get("input"))):
         return "a nearest-exact resize takes a dynamic size: state that size, or use nearest"
     return ""
+
+
+def _projects(arguments: dict[str, Any]) -> bool:
+    """Tell whether each layer and direction has a weight more than the two products and their biases."""
+    weights = arguments.get("params")
+    if not isinstance(weights, list | tuple):
+        return False
+    rows = arguments["num_layers"] * (2 if arguments["bidirectional"] else 1)
+    return len(weights) != rows * (4 if arguments["has_biases"] else 2)
 
 
 def _arguments(node: torch.fx.Node, target: torch._ops.OpOverload) -> dict[str, Any]:

@@ -4,7 +4,8 @@ torch.export (2.13) unrolls these over time, which fixes the number of steps to 
 operators of ours instead, whose results have the length of their input. They are written as ONNX's LSTM, GRU and
 RNN. Each has weights in the order of torch's ``_flat_weights``.
 
-Packed sequences (``batch_sizes``) and ``proj_size``, which ONNX does not have, are left to torch.
+ONNX has no packed sequences (``batch_sizes``), which torch.export can't trace, and no projections (``proj_size``),
+which are refused here.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from onnxscript import opset18 as op
 from onnxscript.function_libs.torch_lib.ops.core import aten_gru, aten_lstm
 from torch.nn.modules import rnn
 
+from .errors import InputError
+
 Tensor = torch.Tensor
+
+PROJECTION = (
+    "an LSTM with proj_size, and ONNX has no projection of the state: train it with proj_size=0, or write it as a loop"
+    " over its steps"
+)
 
 
 @torch.library.custom_op("normdeploy::lstm", mutates_args=())
@@ -143,7 +151,9 @@ def _functions(torchs: Any) -> Any:
             return False
         _, _, weights, has_biases, num_layers, _, _, bidirectional, _ = args
         # A projection adds a weight to each layer and direction.
-        return len(weights) == num_layers * (2 if bidirectional else 1) * (4 if has_biases else 2)
+        if len(weights) == num_layers * (2 if bidirectional else 1) * (4 if has_biases else 2):
+            return True
+        raise InputError(f"the model has {PROJECTION}")
 
     def lstm(*args: Any) -> Any:
         if not is_ours(args, 2):

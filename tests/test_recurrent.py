@@ -68,7 +68,25 @@ def test_export_length_may_change_inside_a_model() -> None:
     assert normdeploy.verify(result)
 
 
-def test_export_projection_stays_with_torch() -> None:
+@pytest.mark.parametrize("dims", [["b=1:2:4", "t=8:16:24"], []])
+def test_export_projection_is_refused_by_name(dims: list[str]) -> None:
     net = nn.LSTM(4, 6, proj_size=3, batch_first=True).eval()
-    with pytest.raises(NormdeployError, match="the model fixes it to the size 16"):
-        normdeploy.export(net, torch.randn(2, 16, 4), inputs="x[b,t,4]", dims=["b=1:2:4", "t=8:16:24"])
+    with pytest.raises(NormdeployError, match="an LSTM with proj_size, and ONNX has no projection"):
+        normdeploy.export(net, torch.randn(2, 16, 4), inputs=["x[b,t,4]"] if dims else [], dims=dims)
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(4, 6, batch_first=True)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0]
+
+
+@pytest.mark.parametrize("dims", [["b=1:2:4", "t=8:16:24"], []])
+def test_export_packed_sequences_are_refused_by_name(dims: list[str]) -> None:
+    inputs = ["x[b,t,4]", "lengths:int64[b]"] if dims else []
+    with pytest.raises(NormdeployError, match=r"packs sequences by their lengths in .*ONNX has no packed sequences"):
+        normdeploy.export(Packed().eval(), (torch.randn(2, 16, 4), torch.tensor([16, 9])), inputs=inputs, dims=dims)

@@ -38,8 +38,9 @@ def narrowed(message: str, wishes: Wishes) -> tuple[Wishes, bool]:
         if fix.isdecimal():
             wished = f" ({describe(dims[name])})" if name in dims else ""
             raise InputError(
-                f"the dim {name!r} was asked to be dynamic{wished}, but the model fixes it to the size {fix}: "
-                f"write {fix} in its place, or change what fixes it in the model"
+                f"the dim {name!r} was asked to be dynamic{wished}, but the model fixes it to the size {fix}, or"
+                f" computes otherwise at that size: write {fix} in its place, take an example of another size, or"
+                " change what fixes it in the model"
             )
         if name in dims and fix in dims:
             raise InputError(f"the dims {name!r} and {fix!r} are always equal in the model: give them one name")
@@ -93,6 +94,30 @@ def above_excluded(message: str, wishes: Wishes) -> Wishes:
         if dim is not None and name not in wishes.stated and dim.min <= size < dim.max:
             dims[name] = Dim(name, size + 1, max(dim.opt, size + 1), dim.max)
     return wishes.with_dims(dims)
+
+
+_BOUND = re.compile(r"Expected op to be '==', got \S+ for (?P<over>\d+)(/(?P<under>\d+))? <= (?P<name>\w+)")
+
+
+def unsolved(message: str, wishes: Wishes) -> str:
+    """What to state where torch.export's own solver stops at the dims; "" where it did not."""
+    bound = _BOUND.search(message)
+    if bound is not None and (dim := wishes.dims.get(bound["name"])) is not None:
+        # The bound is the size at which a slice (x[1:-1]) has one place, which torch can't trace with the others.
+        first = -(-int(bound["over"]) // int(bound["under"] or 1)) + 1
+        if first <= dim.max:
+            return (
+                f"the dim {describe(dim)} was asked for, but torch can't trace the model with sizes below {first}:"
+                f" begin there, --dim {describe(Dim(dim.name, first, max(dim.opt, first), dim.max))}"
+            )
+    if bound is None and "Cannot create Dim with inconsistent" not in message:
+        return ""
+    dims = ", ".join(map(describe, wishes.dims.values()))
+    return (
+        f"torch.export can't tell which sizes of {dims} the model takes, as where it divides a size, or pads it to a"
+        " multiple: state a range of multiples with --dim, such as NAME=4:8:64 for multiples of 4, take an example of"
+        " such a size, or write a fixed size in its place"
+    )
 
 
 def complaint(message: str, wishes: Wishes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,15 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import ExportError, InputError, LoadError
+from ..errors import ExportError, InputError, LoadError, NormdeployError
 from ..model import Model
 from ..recurrent import kept_whole
 from .asserts import drop_guesses
 from .calls import Call, dim_names, example_sizes, given_call, made_call, signature_of, spread, with_example_sizes
-from .complaints import above_excluded, complaint, narrowed
+from .complaints import above_excluded, complaint, narrowed, unsolved
 from .inputs import Wishes, describe, names_of, parse
 from .limits import limited
 from .program import live_guards
+from .refusals import refused, require_tensors
 from .signature import dtype_name, output_names
 from .specs import describe_inputs
 from .training import reachable, require_eval, require_eval_graph
@@ -150,6 +152,7 @@ def trace(
         else:
             program, call, wishes = _export_made(module, wishes)
     require_eval_graph(program, eval_mode)
+    require_tensors(program)
     names = dim_names(module, call, dynamic_shapes) if dynamic_shapes is not None else ()
     specs, taken = describe_inputs(program, live_guards(program), call.wished(wishes), wishes, fresh=True, names=names)
     outputs = output_names(program, [spec.name for spec in specs])
@@ -207,6 +210,8 @@ def _export_narrowing(
         shapes = dynamic_shapes if dynamic_shapes is not None else _dynamic_shapes(module, call, wishes)
         try:
             return _export(module, call, shapes, steps), wishes
+        except NormdeployError:
+            raise
         except Exception as error:
             if "Constraints violated" not in str(error):
                 raise _translated(module, call, wishes, error) from error
@@ -245,7 +250,7 @@ def _export(module: nn.Module, call: Call, shapes: Any, steps: bool) -> torch.ex
     time."""
     # A length that may change must not be unrolled; a fixed one is exported as ever.
     recurrent = kept_whole() if shapes is not None else contextlib.nullcontext()
-    with warnings.catch_warnings(), _quiet(), recurrent:
+    with warnings.catch_warnings(), _quiet(), _unchecked_distributions(), recurrent:
         warnings.simplefilter(
             "ignore"
         )  # of attributes assigned in the copy while tracing, deprecations of torch's own calls
@@ -261,19 +266,33 @@ def _export(module: nn.Module, call: Call, shapes: Any, steps: bool) -> torch.ex
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """torch.export logs the whole graph with some failures; what matters of it is in the exception."""
+    """torch.export logs and prints the whole graph with some failures; what matters of it is in the exception."""
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
         logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _unchecked_distributions() -> Iterator[None]:
+    """Let distributions not check their values, which no trace can hold; what they compute stays the same."""
+    checks = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(checks)
 
 
 def _translated(module: nn.Module, call: Call, wishes: Wishes, error: Exception) -> Exception:
     """torch.export's failure as an error of ours: of the inputs where the call itself fails, else of the export."""
     name, text = type(module).__name__, str(error)
+    if solved := unsolved(text, wishes):
+        return InputError(solved)
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     if "tree_name" in text:
         return InputError(
@@ -293,7 +312,7 @@ def _translated(module: nn.Module, call: Call, wishes: Wishes, error: Exception)
             f" {type(eager).__name__}: {detail}; say what it takes with --input, and write the size of a dim that the"
             " model fixes in its place"
         )
-    return ExportError(f"torch.export can't trace {name}: {type(error).__name__}: {first}")
+    return refused(module, error)
 
 
 def _sizes(call: Call, wishes: Wishes) -> str:

@@ -1,0 +1,120 @@
+"""torch.export's failures as one line: what it can't trace, in which module and line of the model, what to do."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import ExportError
+from .signature import dtype_name
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_DISTRIBUTIONS = os.path.join(_TORCH, "distributions") + os.sep
+_PACKING = os.path.join(_TORCH, "nn", "utils", "rnn.py")
+_RECURRENT = os.path.join(_TORCH, "nn", "modules", "rnn.py")
+_UNKNOWN_OUTPUT = re.compile(r"Found <class '(?P<name>[^']+)'> in output")
+_LONGEST = 80  # letters of a line of the model
+
+
+def refused(module: nn.Module, error: Exception) -> ExportError:
+    """Return torch.export's failure as an error of ours."""
+    name, kind, text = type(module).__name__, type(error).__name__, str(error)
+    head = f"torch.export can't trace {name}"
+    where = _place(module, error)
+    if unknown := _UNKNOWN_OUTPUT.search(text):
+        returned = unknown["name"].rpartition(".")[2]
+        return ExportError(
+            f"{head}: its forward returns {returned}, and a file holds tensors alone: return tensors, or tuples, lists"
+            f" and dicts of them (a dataclass counts after torch.export.register_dataclass)"
+        )
+    if any(frame.f_code.co_filename.startswith(_DISTRIBUTIONS) for frame in _frames(error)):
+        return ExportError(
+            f"{head}: a distribution checks its values{where}, and a file can't stop at a value: make it with"
+            " validate_args=False"
+        )
+    if any(frame.f_code.co_filename == _PACKING or _runs_packed(frame) for frame in _frames(error)):
+        return ExportError(
+            f"{head}: it packs sequences by their lengths{where}, and ONNX has no packed sequences: run"
+            " the layer on the padded batch, and take what stands at the last step of each row (gather)"
+        )
+    if kind == "GuardOnDataDependentSymNode" or "data-dependent" in text:
+        return ExportError(
+            f"{head}: the values of a tensor decide what is computed{where}, by an if, while, assert, int() or .item(),"
+            " and a file holds no Python: use torch.where or torch.cond instead"
+        )
+    if kind == "UnsupportedOperatorException":
+        operator = re.sub(r"^torch\.ops\.", "", _first_line(text))
+        return ExportError(f"{head}: it has no form of the operator {operator}{where}; use other operators there")
+    if ".numpy()" in text:
+        return ExportError(f"{head}: it leaves torch for numpy{where}, and a file holds torch's operators alone")
+    return ExportError(f"{head}{where}: {kind}: {_first_line(text)}")
+
+
+def require_tensors(program: torch.export.ExportedProgram) -> None:
+    """Refuse a program whose outputs ONNX does not have: numbers and texts of Python, complex tensors, none at all.
+
+    Raises:
+        ExportError: it names the output.
+    """
+    specs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
+    constants = [spec.value for spec in specs if getattr(spec, "value", None) is not None]
+    if constants:
+        shown = f"{constants[0]!r}"[:_LONGEST]
+        raise ExportError(
+            f"forward returns {shown} ({type(constants[0]).__name__}) beside or in the place of tensors, and a file"
+            " holds tensors alone: leave it out, or make it a tensor"
+        )
+    if all(hasattr(spec, "value") for spec in specs):
+        raise ExportError("forward returns no tensor, so there is nothing to export: return what it computes")
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    for spec in specs:
+        value = values.get(spec.name)
+        if isinstance(value, torch.Tensor) and value.is_complex():
+            raise ExportError(
+                f"forward returns a tensor of {dtype_name(value)}, and ONNX has no complex tensors: return"
+                " torch.view_as_real of it"
+            )
+
+
+def _runs_packed(frame: FrameType) -> bool:
+    """Return whether the frame is one of a recurrent layer that was given a packed sequence."""
+    return frame.f_code.co_filename == _RECURRENT and frame.f_locals.get("batch_sizes") is not None
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason is given")
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    """Yield the frames of the traceback, the outermost first."""
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame
+        trace = trace.tb_next
+
+
+def _place(module: nn.Module, error: BaseException) -> str:
+    """Return `` in module 'layers.0', line 12 of net.py (if x.sum() > 0:)``, as far as the traceback tells."""
+    names: dict[int, str] = {id(part): name for name, part in module.named_modules()}
+    path, line = None, ""
+    trace: Any = error.__traceback__
+    while trace is not None:
+        part = trace.tb_frame.f_locals.get("self")
+        if isinstance(part, nn.Module):
+            path = names.get(id(part), path)
+        file = trace.tb_frame.f_code.co_filename
+        # Lines outside of any forward are those that call us.
+        if path is not None and os.path.isabs(file) and not file.startswith((_TORCH, _OURS)):
+            code = linecache.getline(file, trace.tb_lineno).strip()[:_LONGEST]
+            line = f"line {trace.tb_lineno} of {os.path.basename(file)}{f' ({code})' if code else ''}"
+        trace = trace.tb_next
+    parts = [f"module {path!r}" if path else "", line]
+    return "".join(f" in {part}" if not place else f", {part}" for place, part in enumerate(filter(None, parts)))

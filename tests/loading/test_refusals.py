@@ -1,0 +1,115 @@
+"""What a newcomer reads where torch.export, or torch's exporter, can't take a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import normdeploy
+from normdeploy.errors import NormdeployError
+
+# Words of torch's own that say nothing to whoever wrote the model.
+FOREIGN = (
+    "Eq(u",
+    "zuf",
+    "has no attribute",
+    "module ''",
+    "TORCH_LOGS",
+    "http",
+    "SymbolicTensor",
+    "AssertionError",
+    "\n",
+)
+
+
+@dataclasses.dataclass
+class Answer:
+    value: torch.Tensor
+
+
+class Calls(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
+
+
+def by_value(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        return x * 2
+    return x
+
+
+def until(x: torch.Tensor) -> torch.Tensor:
+    while x.sum() < 10:
+        x = x + 1
+    return x
+
+
+def windows(x: torch.Tensor) -> torch.Tensor:
+    return F.pad(x, (0, 0, 0, -x.shape[0] % 4)).view(-1, 4, 8).sum(1)
+
+
+def checked(x: torch.Tensor) -> torch.Tensor:
+    return torch.distributions.Normal(x, 1.0, validate_args=True).log_prob(x)
+
+
+CASES: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
+    "number": (lambda x: (x * 2, 3), r"returns 3 \(int\).*leave it out, or make it a tensor"),
+    "text": (lambda x: (x * 2, "ok"), r"returns 'ok' \(str\)"),
+    "number alone": (lambda x: 3.0, r"returns 3.0 \(float\)"),
+    "None": (lambda x: None, "returns no tensor"),
+    "nothing": (lambda x: (), "returns no tensor"),
+    "dataclass": (lambda x: Answer(x), "returns Answer, and a file holds tensors alone"),
+    "set": (lambda x: {x}, "returns set, and a file holds tensors alone"),
+    "distribution": (lambda x: torch.distributions.Normal(x, 1.0), "returns Normal, and a file holds tensors alone"),
+    "complex": (lambda x: torch.fft.fft(x), "tensor of complex64, and ONNX has no complex tensors"),
+    "if of a value": (by_value, r"module 'part', line \d+ of test_refusals.py \(if x.sum\(\) > 0:\).*torch.where"),
+    "while of a value": (until, r"line \d+ of test_refusals.py \(while x.sum\(\) < 10:\)"),
+    "size of a value": (lambda x: torch.zeros(int(x.abs().sum())), r"int\(x.abs\(\).sum\(\)\).*an if, while, assert"),
+    "checked distribution": (checked, r"a distribution checks its values in .*line \d+ of .*validate_args=False"),
+    "numpy": (lambda x: torch.from_numpy(x.numpy()), "leaves torch for numpy in module 'part'"),
+    "sparse": (lambda x: torch.sparse.mm(x.to_sparse(), x.T), r"no form of the operator aten._to_sparse.default in"),
+    "slice": (lambda x: x[1:-1] * 1, "sizes below 4: begin there, --dim b=4:5:9"),
+    "longer slice": (lambda x: x[2:-2].sum(0), "the size 5, or computes otherwise at that size.*another size"),
+    "multiples": (windows, "which sizes of b=2:5:9 the model takes.*state a range of multiples with --dim"),
+    "remainder": (lambda x: (x * 9).long() % x.shape[0], "can't write an argument that follows from a dynamic size"),
+}
+
+
+def export(function: Callable[[torch.Tensor], Any]) -> Any:
+    model = nn.Sequential()
+    model.add_module("part", Calls(function))
+    return normdeploy.export(model.eval(), torch.randn(5, 8), inputs="x[b,8]", dims="b=2:5:9")
+
+
+@pytest.mark.parametrize(("function", "said"), CASES.values(), ids=CASES)
+def test_export_what_torch_can_not_take_is_told_in_one_line(
+    function: Callable[[torch.Tensor], Any], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(NormdeployError, match=said) as caught:
+        export(function)
+    assert not [words for words in FOREIGN if words in str(caught.value)]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_export_stated_slice_works_from_the_size_that_the_error_names() -> None:
+    model = Calls(lambda x: x[1:-1] * 1)
+    assert normdeploy.export(model.eval(), torch.randn(5, 8), inputs="x[b,8]", dims="b=4:5:9")
+
+
+def test_export_distributions_are_not_checked_in_the_trace() -> None:
+    torch.manual_seed(0)
+    checks = torch.distributions.Distribution._validate_args
+    assert export(lambda x: torch.distributions.Normal(x, 1.0).log_prob(x * 2))
+    assert export(lambda x: torch.distributions.Categorical(logits=x).entropy())
+    assert torch.distributions.Distribution._validate_args is checks
