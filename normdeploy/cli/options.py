@@ -21,7 +21,9 @@ ModelFile = Annotated[
     Path,
     typer.Argument(
         metavar="MODEL",
-        help="A model file (.pt, .pt2, .safetensors ...), a Hugging Face folder or its name on the Hub.",
+        help=(
+            "A model file (.pt, .pt2, .safetensors ...), my_model.py:Net, a Hugging Face folder or its name on the Hub."
+        ),
     ),
 ]
 

@@ -29,6 +29,7 @@ from .live import from_module, trace, unwrapped
 from .operators import import_operators
 from .pickled import listed, read_data, unpickle
 from .program import live_guards, load_program
+from .python_file import make_from_file, python_file
 from .signature import match_wishes, output_names, placeholders, used_parameters
 from .signed_code import only_signed
 from .specs import describe_inputs
@@ -60,7 +61,8 @@ def load(
 
     Args:
         path: an ExportedProgram, a module or weights saved by torch.save, safetensors, a TorchScript archive (its
-            weights alone), a Hugging Face folder, or the name of a model on the Hub, ``org/name``, in huggingface_hub's
+            weights alone), a Hugging Face folder, a Python file that defines the model (``my_model.py:Net``), or the
+            name of a model on the Hub, ``org/name``, in huggingface_hub's
             cache or within reach.
         model: ``package.module:factory``, the model that weights alone are put into; the working directory is
         importable.
@@ -86,8 +88,9 @@ def load(
         ExportError: torch.export can't trace the model.
         RuntimeUnavailable: a Hugging Face folder without transformers.
     """
+    source = python_file(path)
     path = resolved(path)
-    kind, wishes = detect(path), parse(inputs, dims)
+    kind, wishes = Kind.PYTHON if source is not None else detect(path), parse(inputs, dims)
     _check_flags(path, kind, model, model_args, key)
     if kind is not Kind.HUGGINGFACE and (task or part):
         raise InputError(
@@ -97,7 +100,10 @@ def load(
     weights = _weights(path, kind, key, trust)
     with _importable_cwd(bool(model or imports or trust)) if code is None else only_signed(code):
         operators = import_operators(imports)
-        if kind is Kind.PROGRAM:
+        if source is not None:
+            made = make_from_file(source, model_args or {})
+            loaded = trace(made, (), {}, wishes, eval_mode=eval, kind=kind)
+        elif kind is Kind.PROGRAM:
             loaded = _of_program(*load_program(path, trust, operators), wishes, eval)
         elif kind is Kind.HUGGINGFACE:
             loaded = _of_folder(path, load_folder(path, trust, task, part), inputs, dims, eval)
@@ -179,14 +185,14 @@ def _check_flags(
             " which model its weights belong to with --model package.module:factory, or make the model in Python again"
             " and save it with torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
         )
-    if kind in (Kind.PROGRAM, Kind.HUGGINGFACE) and (model or key):
+    if kind in (Kind.PROGRAM, Kind.HUGGINGFACE, Kind.PYTHON) and (model or key):
         raise InputError(
             f"{path} is {'an' if kind is Kind.PROGRAM else 'a'} {kind}, which holds its model: leave out "
             f"{'--model' if model else '--key'}, or give a file of weights alone"
         )
     if kind in (Kind.SAFETENSORS, Kind.TORCHSCRIPT) and key:
         raise InputError(f"{path} is a {kind} file, which holds one set of weights: leave out --key")
-    if model_args and not model:
+    if model_args and not model and kind is not Kind.PYTHON:
         raise InputError("factory arguments were given without a factory: add --model package.module:factory")
 
 

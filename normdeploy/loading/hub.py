@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from ..errors import LoadError
+from .python_file import python_file
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = re.compile(r"\.(pt|pt2|pth|bin|ckpt|onnx|safetensors|npz|zip|json|engine|plan|ts|pkl|h5|tflite)$")
@@ -22,7 +23,8 @@ def looks_like_id(source: str | Path) -> bool:
 
 
 def resolved(source: str | Path) -> Path:
-    """The folder of a model that is named by its id on the Hub; every other path as it is.
+    """The folder of a model that is named by its id on the Hub, the file of ``my_model.py:Net``; every other path as it
+    is.
 
     The cache comes first. What is not in it is fetched, config and safetensors alone, unless huggingface_hub is told to
     stay offline (HF_HUB_OFFLINE) or the Hub gives no answer within ten seconds.
@@ -30,6 +32,9 @@ def resolved(source: str | Path) -> Path:
     Raises:
         LoadError: the model is not in the cache and can't be fetched.
     """
+    named = python_file(source)
+    if named is not None:
+        return named.path
     if not looks_like_id(source):
         return Path(source)
     try:

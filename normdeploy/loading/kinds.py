@@ -36,6 +36,7 @@ class Kind(StrEnum):
     LEGACY_PICKLE = "torch.save (legacy)"
     SAFETENSORS = "safetensors"
     HUGGINGFACE = "Hugging Face folder"
+    PYTHON = "Python file"
 
 
 def detect(path: Path) -> Kind:

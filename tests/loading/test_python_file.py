@@ -1,0 +1,82 @@
+"""Models named by the Python file that defines them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import normdeploy
+from normdeploy.errors import InputError, LoadError
+from normdeploy.loading import load
+
+NET = """
+import torch
+from torch import nn
+
+from beside import Act
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.linear, self.act = nn.Linear(3, width), Act()
+
+    def forward(self, x):
+        return self.act(self.linear(x))
+"""
+BESIDE = "from torch import nn\n\n\nclass Act(nn.ReLU):\n    pass\n"
+SECOND = "\n\nclass Other(nn.Module):\n    pass\n\n\ndef make(scale):\n    return Net(scale)\n\n\nnothing = 3\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that is not the working directory, with a file of one module and a file of two."""
+    (tmp_path / "one_net.py").write_text(NET)
+    (tmp_path / "two_nets.py").write_text(NET + SECOND)
+    (tmp_path / "beside.py").write_text(BESIDE)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["", ":Net"])
+def test_export_python_file_is_verified_by_its_file(folder: Path, name: str) -> None:
+    source = f"{folder}/one_net.py{name}"
+    state = torch.get_rng_state()
+    normdeploy.export(source, output=folder / "net.onnx", inputs="x[b,3]", dims="b=1:2:4", model_args={"width": 6})
+    assert normdeploy.verify(source, folder / "net.onnx", model_args={"width": 6})
+    assert str(folder) not in sys.path
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_load_function_of_a_python_file_gets_its_arguments(folder: Path) -> None:
+    model = load(f"{folder}/two_nets.py:make", model_args={"scale": 5}, inputs=["x[2,3]"])
+    assert model.program.state_dict["linear.weight"].shape == (5, 3)
+    assert model.recorded == {"model_args": {"scale": 5}, "inputs": ["x[2,3]"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("two_nets.py", r"holds 2 modules; say which: .*two_nets.py:Net, .*two_nets.py:Other"),
+        ("two_nets.py:Nat", r"has no 'Nat'; its modules are .*two_nets.py:Net, .*two_nets.py:Other"),
+        ("two_nets.py:make", r"make\(scale\) can't be called: .*--model-arg NAME=VALUE"),
+        ("two_nets.py:nothing", "is int; name a torch.nn.Module"),
+        ("beside.py:nn", "is module; name a torch.nn.Module"),
+        ("one_net.py:Net", "Net needs example inputs: say what they look like with --input"),
+    ],
+)
+def test_load_python_file_that_does_not_say_enough_names_what_there_is(folder: Path, name: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        load(f"{folder}/{name}")
+
+
+def test_load_python_file_that_is_not_there_or_fails_is_refused(folder: Path) -> None:
+    with pytest.raises(LoadError, match="there is no file"):
+        load(f"{folder}/none.py:Net")
+    (folder / "bad.py").write_text("1 / 0\n")
+    with pytest.raises(InputError, match="can't be run: ZeroDivisionError"):
+        load(f"{folder}/bad.py")
+    with pytest.raises(InputError, match="is a Python file, which holds its model: leave out --model"):
+        load(f"{folder}/one_net.py", model="one_net:Net")
