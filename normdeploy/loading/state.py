@@ -151,6 +151,8 @@ def make_model(model: str, arguments: Mapping[str, Any]) -> nn.Module:
             ]
             raise InputError(f"{module_name} has no {attribute!r}; it has {listed(public, _SHOWN)}")
         factory = getattr(factory, name)
+    if not isinstance(arguments, Mapping):
+        raise InputError(f"the arguments of {model} are a {_kind(arguments)}; give them by name, as in {{'size': 3}}")
     try:
         made = factory(**arguments)  # type: ignore[operator]
     except Exception as error:  # the user's own code

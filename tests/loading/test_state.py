@@ -14,7 +14,7 @@ from torch import nn
 
 from normdeploy.errors import InputError, LoadError
 from normdeploy.loading import load
-from normdeploy.loading.state import fill
+from normdeploy.loading.state import fill, make_model
 from normdeploy.model import Dim
 from tests.loading.test_loading import INPUTS, _same
 
@@ -199,3 +199,8 @@ def test_parameters_that_no_state_dict_holds_are_named(tmp_path: Path) -> None:
     torch.save(HoldsPlain().state_dict(), tmp_path / "w.pt")
     with pytest.warns(UserWarning, match=r"no state_dict holds norm\.gamma"):
         load(tmp_path / "w.pt", model=f"{__name__}:HoldsPlain", inputs=INPUTS)
+
+
+def test_arguments_without_names_are_refused() -> None:
+    with pytest.raises(InputError, match=r"the arguments of torch\.nn:Linear are a list; give them by name"):
+        make_model("torch.nn:Linear", [3, 4])  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from onnx import TensorProto
 from ...errors import GraphError
 from ...graphs.inference import inferred
 from ...norms.guests import belongs
-from ...storage.protos import subgraphs
+from ...storage.files import bodies
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _HALVES = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
@@ -83,15 +83,13 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _nested_types(proto: onnx.ModelProto) -> Iterable[int]:
     """The types that bodies state."""
-    waiting = list(proto.graph.node)
-    while waiting:
-        node = waiting.pop()
-        for body in subgraphs(node):
+    for body in bodies(proto):
+        if isinstance(body, onnx.GraphProto) and body is not proto.graph:
             yield from (t.data_type for t in body.initializer)
             yield from (v.type.tensor_type.elem_type for v in (*body.value_info, *body.output, *body.input))
-            waiting += body.node
-        if node.op_type == "Cast":
-            yield from (a.i for a in node.attribute if a.name == "to")
+        for node in body.node:
+            if node.op_type == "Cast":
+                yield from (a.i for a in node.attribute if a.name == "to")
 
 
 def _stored(graph: onnx.GraphProto, types: Mapping[str, int]) -> dict[str, int]:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import normdeploy
@@ -141,3 +141,26 @@ def test_the_opset_follows_an_activation_that_a_rewrite_wrote(tmp_path: Path) ->
     module = nn.Hardswish().bfloat16().eval()
     made = normdeploy.export(module, torch.randn(4, 8).bfloat16(), output=tmp_path / "m.onnx")
     onnx.checker.check_model(onnx.load(made.path), full_check=True)
+
+
+def test_bodies_deep_inside_each_other_are_read_once() -> None:
+    """Each visit of a body twice would take 2^27 of them here."""
+    relu = helper.make_node("Relu", ["x"], ["z0"])
+    body = helper.make_graph([relu], "g", [], [helper.make_tensor_value_info("z0", TensorProto.FLOAT, [2])])
+    for depth in range(1, 28):
+        out = helper.make_tensor_value_info(f"z{depth}", TensorProto.FLOAT, [2])
+        # The other branch is short: the file would not fit otherwise.
+        short = helper.make_graph(
+            [helper.make_node("Relu", ["x"], ["e"])],
+            "e",
+            [],
+            [helper.make_tensor_value_info("e", TensorProto.FLOAT, [2])],
+        )
+        node = helper.make_node("If", ["k"], [f"z{depth}"], then_branch=body, else_branch=short)
+        body = helper.make_graph([node], f"g{depth}", [], [out])
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [2]),
+        helper.make_tensor_value_info("k", TensorProto.BOOL, []),
+    ]
+    graph = helper.make_graph(list(body.node), "top", inputs, list(body.output))
+    assert computing(helper.make_model(graph)).precision == ""
