@@ -13,7 +13,7 @@ from ..storage.folder import require_empty_dir
 from ..types import PathLike, Progress
 from ..verbs.bisect.bisect import Bisection
 from ..verbs.bisect.bisect import bisect as search
-from ..verbs.sources import judged
+from ..verbs.sources import original
 from ..verbs.verify.cases import read
 from ..verbs.verify.names import pairs_of
 from ..verbs.verify.verify import Inputs
@@ -58,7 +58,7 @@ def bisect(
     if not file:
         raise InputError("no ONNX file was given to look into; give it behind the model")
     with stage("load"):
-        model, notes = judged(source, [file], args, kwargs, loading)
+        model, notes = original(source, [file], args, kwargs, loading)
     with stage("bisect"):
         bisection = search(
             model, file, engines=engines, seeds=seeds, inputs=own, names=pairs_of(map), progress=progress

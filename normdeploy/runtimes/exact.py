@@ -11,15 +11,18 @@ import numpy as np
 import onnx
 import onnx.inliner
 
+from ..domains import is_standard
 from ..errors import GraphError, InputError, RuntimeUnavailable
 from ..evaluate import evaluate
 from ..graphs.file_graph import widen
+from ..graphs.inference import inferred
 from ..graphs.protos import captured
 from ..norms.guests import belongs
 from ..precision.prepare import opset_of
 from ..precision.retype import FORMATS, values
 from ..precision.stepwise import widened
 from ..storage.protos import copied
+from . import control_flow
 from .ort import OrtRunner
 
 Array = np.ndarray[Any, Any]
@@ -46,6 +49,15 @@ def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     return onnx.inliner.inline_selected_functions(proto, foreign) if foreign else proto
 
 
+def types_in(proto: onnx.ModelProto) -> dict[str, np.dtype]:
+    """Return the dtype of each tensor that inference knows."""
+    return {
+        name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind))
+        for name, (kind, _) in inferred(proto).items()
+        if kind
+    }
+
+
 class Exact:
     """The main graph of ``proto``, its nodes named by their places.
 
@@ -68,6 +80,7 @@ class Exact:
             if node.op_type in _OF_SHAPES or all(name in self.sizes for name in read):
                 self.sizes.update(node.output)
         self._wide: dict[str, Array] = {}
+        self._bodies: dict[tuple[str, str], Exact] = {}
 
     def reads(self, node: onnx.NodeProto) -> list[str]:
         """Names of tensors of the main graph, those that the node's bodies see among them."""
@@ -129,6 +142,8 @@ class Exact:
         Raises:
             NotEvaluated: it can't be computed.
         """
+        if node.op_type in control_flow.OPS and is_standard(node):
+            return self._by_bodies(node, inputs, known)
         try:
             if node.op_type == "CastLike":
                 kind = widen(self.rounded(node.input[1], np.asarray(inputs[1]))).dtype
@@ -151,6 +166,30 @@ class Exact:
             AttributeError,
         ) as error:
             raise NotEvaluated(f"{node.op_type} {node.name!r}: {type(error).__name__}: {error}") from error
+
+    def _by_bodies(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Values) -> Sequence[Array | None]:
+        """Run control flow with its bodies in float64; where its form is not known here, onnxruntime runs it."""
+
+        def run(name: str, given: Sequence[Any]) -> list[Any]:
+            graph = control_flow.body_of(node, name)
+            body = self._body(node, name)
+            feeds = dict(zip((v.name for v in graph.input), map(np.asarray, given), strict=True))
+            feeds |= {seen: self.value(seen, known) for seen in control_flow.seen_by(node, name)}
+            made = body.run(range(len(body.nodes)), feeds)
+            return [body.value(v.name, made) for v in graph.output]
+
+        try:
+            return control_flow.run_control_flow(node, inputs, opset_of(self.proto), run)
+        except (evaluate.Unsupported, NotEvaluated):
+            return self._by_runtime(node, inputs, known)
+
+    def _body(self, node: onnx.NodeProto, name: str) -> Exact:
+        """Return a body of a node, made once."""
+        key = (next(filter(None, node.output)), name)
+        if key not in self._bodies:
+            model = control_flow.body_model(node, name, self.proto, self.types)
+            self._bodies[key] = Exact(model, types_in(model))
+        return self._bodies[key]
 
     def _by_runtime(self, node: onnx.NodeProto, inputs: Sequence[Array | None], known: Values) -> list[Array | None]:
         given = {name: value for name, value in zip(node.input, inputs, strict=True) if name and value is not None}

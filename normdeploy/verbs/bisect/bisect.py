@@ -31,8 +31,6 @@ import onnx
 
 from ...engines.build import Engine
 from ...errors import NormdeployError
-from ...model import Model
-from ...runtimes.eager import EagerRunner
 from ...runtimes.exact import NotEvaluated, inlined
 from ...shown import Shown
 from ...storage.files import load_onnx
@@ -41,7 +39,7 @@ from ..verify.battery import battery_of
 from ..verify.candidates import OFF, ON, STEPWISE, NotRun
 from ..verify.cases import Case, given_to, read
 from ..verify.names import Map, Match, match, parse_map, renamed
-from ..verify.originals import outputs_of
+from ..verify.originals import OWN, Original, outputs_of
 from ..verify.steps import ROUNDED, UNROUNDED
 from ..verify.verify import Comparison, Inputs, OutputResult, verify
 from .hunt import CUDA, Fault, Hunt
@@ -89,7 +87,7 @@ class Bisection(Shown):
 
 
 def bisect(
-    model: Model,
+    model: Original,
     onnx_path: str | os.PathLike[str],
     *,
     engines: Sequence[Engine | str | os.PathLike[str]] = (),
@@ -141,7 +139,7 @@ def bisect(
 
 def _unexplained(parity: Comparison, looked_at: Sequence[str]) -> list[str]:
     """What is wrong where no fault is named: of each output the first row that fails, and the wrong weights."""
-    failed = [r for r in parity.results if not r and r.runtime != EagerRunner.name]
+    failed = [r for r in parity.results if not r and r.runtime not in OWN]
     firsts = {r.output: r for r in reversed(failed)}
     seen = f"{', '.join(map(repr, looked_at[:_SEEN]))}{', …' if len(looked_at) > _SEEN else ''}"
     looked = f"{len(looked_at)} tensors were looked at ({seen})" if looked_at else "no inner tensor was looked at"
@@ -154,7 +152,7 @@ def _unexplained(parity: Comparison, looked_at: Sequence[str]) -> list[str]:
     return told + weights
 
 
-def _matched(model: Model, path: str | os.PathLike[str], names: Map) -> Match:
+def _matched(model: Original, path: str | os.PathLike[str], names: Map) -> Match:
     """The names of the file that are others than the model's, as ``verify`` matched them."""
     graph = load_onnx(path, external_data=False).graph
     return match(Path(path).name, graph, model, outputs_of(model), parse_map(names, model))
@@ -170,7 +168,7 @@ def _to_search(parity: Comparison, given: Sequence[str], not_searched: list[NotR
     """The result to look into: where onnxruntime is wrong with its optimizer off, what is wrong elsewhere adds nothing.
 
     ``given``: the file's outputs."""
-    failed = [r for r in parity.results if not r and r.runtime != EagerRunner.name]
+    failed = [r for r in parity.results if not r and r.runtime not in OWN]
     chosen: OutputResult | None = None
     for runtime in (OFF, STEPWISE, ON, *CUDA):
         own = [r for r in failed if r.runtime == runtime]
@@ -204,7 +202,7 @@ def _halves(proto: onnx.ModelProto) -> dict[str, set[np.dtype]]:
 
 
 def _hunt(
-    model: Model, proto: onnx.ModelProto, result: OutputResult, cases: Sequence[Case], progress: Progress | None
+    model: Original, proto: onnx.ModelProto, result: OutputResult, cases: Sequence[Case], progress: Progress | None
 ) -> Hunt:
     """On the first input if the output is wrong there, else on the worst: that may be all zeros, which make equal what
     is not."""

@@ -6,30 +6,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import ml_dtypes
 import numpy as np
 import onnx
 
 from ...errors import GraphError, InputError, RuntimeUnavailable
 from ...graphs.file_graph import widen
-from ...graphs.inference import inferred
 from ...graphs.protos import module
-from ...model import Model
 from ...precision.retype import FORMATS
 from ...precision.stepwise import stepwise
-from ...runtimes.exact import Array, Exact, Values
+from ...runtimes.exact import Array, Exact, Values, island, types_in
 from ...runtimes.ort import title
 from ...types import Progress
 from ..verify.candidates import ON, STEPWISE
-from ..verify.drift import Point, distance, pairs
+from ..verify.drift import Point, distance
 from ..verify.error import EAGER_MULTIPLE, ULPS, ulp
+from ..verify.originals import Original
 from ..verify.verify import OutputResult
 from . import cause as bisect_cause
 from . import runtime as bisect_runtime
-from .cause import Cause
+from .insides import pairs_with
 from .lab import Bench, FirstWrong, in_order, output_changed, rounded_inputs, worse
-from .match import Program, Search, Spot
+from .match import Search, Spot
+from .program import program_of
 from .reproduce import Reproduction
 from .runtime import HALVES, Units, Widened, Wrong
+from .trials import Cause
 
 CUDA = title("cuda", optimize=False), title("cuda", optimize=True)
 MOST = 5  # faults that are looked for
@@ -87,25 +89,25 @@ class Hunt:
 
     def __init__(
         self,
-        model: Model,
+        model: Original,
         proto: onnx.ModelProto,
         result: OutputResult,
         case: str,
         feeds: Mapping[str, Array],
         progress: Progress | None,
     ) -> None:
-        self._result, self._case, self._output, self._model = result, case, result.output, model
+        self._result, self._case, self._output = result, case, result.output
         precision = result.precision
         half = FORMATS[precision].dtype if precision else None
         self._dtype = np.dtype(np.float32) if half is None else half
         running = stepwise(proto) if result.runtime == STEPWISE else proto
         optimize, provider = result.runtime in (ON, CUDA[1]), "cuda" if result.runtime in CUDA else "cpu"
         self._bench = Bench(model, running, rounded_inputs(feeds, half), precision, optimize, provider, alone=optimize)
-        self._program = Program(model)
-        self._exact = Exact(proto, _types(proto))
-        ran = self._exact if running is proto else Exact(running, _types(running))
+        self._program = program_of(model)
+        self._exact = Exact(proto, types_in(proto))
+        ran = self._exact if running is proto else Exact(running, types_in(running))
         self._units = Units(self._exact, ran, self._bench)
-        self._first = FirstWrong(self._bench, in_order(pairs(model, proto)), self._exact, progress)
+        self._first = FirstWrong(self._bench, in_order(pairs_with(model, proto)), self._exact, progress)
         self._value: Array | None = None  # of the output, when it was last looked at
         self.notes: list[str] = []
         self.reproduction: Reproduction | None = None
@@ -187,6 +189,9 @@ class Hunt:
             self._first.drop(tensor)  # no pair: it is another tensor of the model, and right
         if spot is not None:
             return self._in_the_file(spot, search, at_output)
+        coarse = self._coarse(tensor, search)
+        if coarse is not None:
+            return self._in_precision(coarse, tensor, search, at_output)
         wrong = None if self._bench.optimize else self._units.first_wrong(search.places, search.values)
         wrong = wrong or self._units.shrunk(search.places, tensor, search.values)
         return self._in_the_runtime(wrong, search, at_output) if wrong else self._between(tensor, search, at_output)
@@ -206,7 +211,7 @@ class Hunt:
     def _stretch(self, tensor: str) -> Search:
         """What lies between the wrong tensor and the right ones before it."""
         paired = self._first.pairs
-        node = paired[tensor].node if tensor in paired else self._output_node()
+        node = paired[tensor].node if tensor in paired else self._program.end(self._output)
         starts = [name for name in self._first.frontier(tensor) if name != tensor]
         right = {paired[name].node for name, point in self._first.points.items() if point and name in paired}
         operators = self._program.before(node, right)
@@ -223,15 +228,6 @@ class Hunt:
         places = self._exact.before([tensor], known.keys())
         return Search(self._exact, places, known, tensor, self._program, reference, allowed, right, node)
 
-    def _output_node(self) -> str:
-        """The operator that gives the output, which is paired with nothing."""
-        specs = [
-            s.arg
-            for s in self._model.program.graph_signature.output_specs
-            if s.kind.name == "USER_OUTPUT" and hasattr(s.arg, "name")
-        ]
-        return str(dict(zip(self._model.outputs, specs, strict=False))[self._output].name)
-
     def _allowed(self, eager: Array, reference: Array) -> float:
         """The rule of ``verify``, for one tensor."""
         if reference.dtype.kind != "f":
@@ -243,6 +239,13 @@ class Hunt:
         made = {name for p in spot.places for name in self._exact.nodes[p].output}
         known = {name: value for name, value in search.values.items() if name not in made}
         cause = bisect_cause.cause_of(self._exact, known, spot, self._program)
+        if cause.kind == "unknown":
+            # Values in memory's order may meet a tensor that another layout was meant for: one change may explain the
+            # end of the stretch where none explains the spot.
+            whole = search.whole()
+            other = bisect_cause.cause_of(self._exact, search.known, whole, self._program)
+            if other.place is not None:
+                spot, cause, known = whole, other, dict(search.known)
         got = self._exact.run(spot.places, known)[spot.end]
         if got.size == spot.expected.size:
             error, _, reason = distance(got.reshape(spot.expected.shape), spot.expected)
@@ -278,6 +281,51 @@ class Hunt:
         operator = self._program.operator(same) if same else ""
         fault = replace(fault, operator=operator, widened=self._widened(wrong.places))
         return _Trace(fault, search.values.get(wrong.end), search.end, model)
+
+    def _coarse(self, tensor: str, search: Search) -> tuple[int, ...] | None:
+        """Find the nodes of a stretch that compute in a coarser type than the file, if float32 in them mends it."""
+        narrow = [p for p in search.places if any(self._is_coarser(name) for name in self._exact.nodes[p].output)]
+        if not narrow or len(narrow) == len(search.places):
+            return None
+        chosen = self._joined(narrow)
+        return chosen if self._right_in_float32(chosen, tensor) else None
+
+    def _is_coarser(self, name: str) -> bool:
+        own = self._exact.types.get(name)
+        is_floating = own is not None and (own.kind == "f" or own in HALVES)
+        return is_floating and ml_dtypes.finfo(own).eps > ml_dtypes.finfo(self._dtype).eps
+
+    def _joined(self, narrow: Sequence[int]) -> tuple[int, ...]:
+        """``narrow`` and the nodes that bring its results back into the file's type."""
+        written = {name for p in narrow for name in self._exact.nodes[p].output}
+        back = [p for p, n in enumerate(self._exact.nodes) if n.op_type == "Cast" and n.input[0] in written]
+        return tuple(sorted({*narrow, *back}))
+
+    def _right_in_float32(self, places: Sequence[int], tensor: str) -> bool:
+        """Whether a tensor is right, or the output where it is compared with nothing, with ``places`` in float32."""
+        proto = self._bench.proto
+        try:
+            self._bench.proto = island(self._exact.proto, set(places), self._exact.types)
+            pair = self._first.pairs.get(tensor)
+            return bool(self.at_output() if pair is None else self._bench.at(pair)[0])
+        except (GraphError, InputError, RuntimeUnavailable):
+            return False
+        finally:
+            self._bench.proto = proto
+
+    def _in_precision(self, places: tuple[int, ...], tensor: str, search: Search, at_output: Point) -> _Trace:
+        names = [name for p in places for name in self._exact.nodes[p].output if self._is_coarser(name)]
+        cause = Cause(
+            "precision",
+            f"{names[0]!r} is {self._exact.types[names[0]].name}, and the file computes in {self._dtype.name}: with"
+            f" {self._dtype.name} there it is right",
+        )
+        point = self._first.points.get(tensor) or at_output
+        numbers = (point.error, point.allowed, point.scale, point.reason)
+        fault = self._told(self._module(places), tensor, places, "file", numbers, cause, at_output)
+        right = search.reference[search.target].reshape(search.values[tensor].shape)
+        widened = Widened(True, self._names(places))
+        return _Trace(replace(fault, widened=widened), right, tensor)
 
     def _between(self, tensor: str, search: Search, at_output: Point) -> _Trace:
         point = self._first.points.get(tensor) or at_output
@@ -348,11 +396,3 @@ class Hunt:
 
 def _scale(expected: Array) -> float:
     return float(np.abs(expected[np.isfinite(expected)]).max(initial=0))
-
-
-def _types(proto: onnx.ModelProto) -> dict[str, np.dtype]:
-    return {
-        name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind))
-        for name, (kind, _) in inferred(proto).items()
-        if kind
-    }

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import onnx
 
-from ...model import Model
 from ...precision.calibrate import loadable
 from ...runtimes import RunResult
 from ...runtimes.exact import Array, Exact
@@ -16,6 +15,8 @@ from ...runtimes.ort import OrtRunner
 from ...storage.protos import copied
 from ...types import Progress
 from ..verify.drift import Laboratory, Pair, Point, distance
+from ..verify.originals import Original
+from .insides import insides_of
 
 _AT_ONCE = 64  # tensors fetched in one run
 _IN_MEMORY = _KEPT = 1 << 30  # bytes of weights, of values
@@ -30,7 +31,7 @@ class Bench(Laboratory):
 
     def __init__(
         self,
-        model: Model,
+        model: Original,
         proto: onnx.ModelProto,
         feeds: Mapping[str, Array],
         precision: str,
@@ -38,7 +39,7 @@ class Bench(Laboratory):
         provider: str,
         alone: bool,
     ) -> None:
-        super().__init__(model, proto, feeds, precision, optimize)
+        super().__init__(insides_of(model, feeds, precision), proto, feeds, precision, optimize)
         self.provider, self.alone = provider, alone
         self.held: dict[str, Array] = {}
         self._references: RunResult = {}

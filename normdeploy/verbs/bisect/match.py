@@ -13,10 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from ...model import Model
 from ...runtimes.exact import Array, Exact, NotEvaluated, Values
+from .program import Program
 
 _SAMPLE = 64  # elements that are looked at first
 _NEAR = 60  # nodes that are evaluated to see whether a trial helps
@@ -44,70 +43,6 @@ class Spot:
     left_out: str = ""
 
 
-class Program:
-    """The operators of a model's PyTorch graph that give tensors, and what each reads."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self.nodes = {n.name: n for n in model.program.graph_module.graph.nodes}
-        self._is_tensor = {n for n, node in self.nodes.items() if isinstance(node.meta.get("val"), torch.Tensor)}
-        self.order = {name: place for place, name in enumerate(self.nodes)}
-        self._rooted = set[
-            str
-        ]()  # in inputs or parameters: exporters compute the others, positions and masks, and leave the result
-        for n, node in self.nodes.items():
-            rooted = node.op == "placeholder" or any(s.name in self._rooted for s in node.all_input_nodes)
-            if rooted and (n in self._is_tensor or self._holds(n)):
-                self._rooted.add(n)
-
-    def inputs(self, name: str) -> list[str]:
-        """The operators that give ``name`` its tensors, but for what depends on nothing."""
-        return [s.name for s in self.nodes[name].all_input_nodes if s.op == "call_function" and s.name in self._rooted]
-
-    def _holds(self, name: str) -> bool:
-        value = self.nodes[name].meta.get("val")
-        return isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value)
-
-    def before(self, end: str, stops: Iterable[str]) -> list[str]:
-        """``end`` and the operators that it is computed by from ``stops``, which are left out, in order."""
-        names, stack, known = set[str](), [end], set(stops)
-        while stack:
-            name = stack.pop()
-            if name not in names and name not in known:
-                names.add(name)
-                stack += self.inputs(name)
-        return sorted(names, key=self.order.__getitem__)
-
-    def tensors(self, names: Iterable[str]) -> list[str]:
-        return [name for name in names if name in self._is_tensor]
-
-    def module(self, name: str) -> str:
-        """The qualified path of the module that an operator comes from."""
-        scopes = list(self.nodes[name].meta.get("nn_module_stack", {}).values()) if name in self.nodes else []
-        return str(scopes[-1][0]) if scopes else ""
-
-    def operator(self, name: str) -> str:
-        """As in "aten.layer_norm"."""
-        target = self.nodes[name].target
-        schema = getattr(target, "_schema", None)
-        return str(schema.name).replace("::", ".") if schema is not None else getattr(target, "__name__", str(target))
-
-    def parameters(self, names: Iterable[str]) -> dict[str, Array]:
-        """Parameters, buffers and constants that the operators read, by their names in the model, in float64."""
-        targets = {
-            s.arg.name: s.target for s in self.model.program.graph_signature.input_specs if getattr(s, "target", None)
-        }
-        state = {**self.model.program.constants, **self.model.program.state_dict}
-        read = {targets[s.name] for name in names for s in self.nodes[name].all_input_nodes if s.name in targets}
-        tensors = {name: state[name] for name in sorted(read) if isinstance(state.get(name), torch.Tensor)}
-        return {name: t.detach().double().numpy() for name, t in tensors.items() if t.is_floating_point()}
-
-    def numbers(self, names: Iterable[str]) -> list[float]:
-        """Floating arguments of the operators, epsilons among them."""
-        arguments = (a for name in names for a in (*self.nodes[name].args, *self.nodes[name].kwargs.values()))
-        return list(dict.fromkeys(a for a in arguments if isinstance(a, float)))
-
-
 def counterparts(values: Values, reference: Values, allowed: Mapping[str, float]) -> dict[str, list[str]]:
     """Tensor of the file -> operators that give the same."""
     by_size: dict[int, list[str]] = {}
@@ -130,6 +65,11 @@ def _same(value: Array, other: Array, allowed: float) -> bool:
     with np.errstate(all="ignore"):
         a, b = value.astype(np.float64), other.astype(np.float64)
         return bool(np.all((np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b))))
+
+
+def _shaped(value: Array, like: Array) -> Array:
+    """Return ``value`` in the shape of another of as many elements; as it is where they have not as many."""
+    return value.reshape(like.shape) if value.size == like.size else value
 
 
 class Search:
@@ -164,29 +104,34 @@ class Search:
         """None where the file computes what the model does."""
         if self.target in self.found.get(self.end, ()):
             return None
-        stops = (self.found.keys() | self.exact.sizes) - {self.end} | self.known.keys()
-        suspects = self.exact.before([self.end], stops)
+        suspects = self._suspects()
         strange = self._strange()
         firsts = [node for node in strange if not set(self.program.inputs(node)) & set(strange)]
         candidates = self._candidates(suspects, [n for n in firsts if n in self.reference] or strange[:1])
         best = self._nearest(suspects, candidates)
-        if best is None:
-            operators = tuple(strange)
-            expected = self.reference[self.target].reshape(self.values[self.end].shape)
-            return Spot(
-                tuple(suspects),
-                self.end,
-                expected,
-                self.allowed[self.target],
-                firsts[0] if firsts else "",
-                self.target,
-                operators,
-            )
-        return self._at(suspects, strange, *best)
+        return self.whole() if best is None else self._at(suspects, strange, *best)
+
+    def whole(self) -> Spot:
+        """All nodes without a counterpart that lead to the end."""
+        strange = self._strange()
+        firsts = [node for node in strange if not set(self.program.inputs(node)) & set(strange)]
+        return Spot(
+            tuple(self._suspects()),
+            self.end,
+            _shaped(self.reference[self.target], self.values[self.end]),
+            self.allowed[self.target],
+            firsts[0] if firsts else "",
+            self.target,
+            tuple(strange),
+        )
+
+    def _suspects(self) -> list[int]:
+        stops = (self.found.keys() | self.exact.sizes) - {self.end} | self.known.keys()
+        return self.exact.before([self.end], stops)
 
     def left_out(self) -> Spot:
         """``end`` holds another tensor of the model: what makes of that the one that is wanted is not in the file."""
-        expected = self.reference[self.target].reshape(self.values[self.end].shape)
+        expected = _shaped(self.reference[self.target], self.values[self.end])
         place, operators = self.exact.makers[self.end], (self.target,)
         return Spot(
             (place,),
@@ -241,7 +186,7 @@ class Search:
         near = [p for p in suspects if p > maker and p not in own][:_NEAR]
         outputs = {o for place in near for o in self.exact.nodes[place].output}
         known = {k: v for k, v in self.values.items() if k not in outputs}
-        known[name] = self.reference[node].reshape(self.values[name].shape)
+        known[name] = _shaped(self.reference[node], self.values[name])
         try:
             values = self.exact.run(near, known)
         except NotEvaluated:
@@ -256,7 +201,7 @@ class Search:
     def _at(self, suspects: Sequence[int], strange: Sequence[str], name: str, node: str) -> Spot:
         operators = tuple(n for n in self.program.before(node, self._have) if n in strange)
         first = operators[0] if operators else node
-        expected = self.reference[node].reshape(self.values[name].shape)
+        expected = _shaped(self.reference[node], self.values[name])
         made = [p for p in self.exact.before([name], self.found.keys() | self.known.keys()) if p in set(suspects)]
         if made:
             return Spot(tuple(made), name, expected, self.allowed[node], first, node, operators)

@@ -18,17 +18,16 @@ import onnx
 from ...evaluate.quantize import spread
 from ...graphs.protos import module
 from ...graphs.quantized import DEQUANTIZE, QUANTIZE, Quantization, quantizes
-from ...model import Model
 from ...runtimes.draws import Draw
-from ...runtimes.eager import Float64Runner
 from ...runtimes.exact import Array
 from ...runtimes.steps import StepRunner
+from ..verify.originals import Original, Reference
 from ..verify.results import OutputResult
 from ..verify.steps import BOTH, UNROUNDED, VOID, CaseBudget
 from ..verify.stored import stored_in
-from .cause import Cause
 from .hunt import Fault
 from .runtime import Widened
+from .trials import Cause
 
 _ALIKE = 0.5  # of a parameter's root mean square, that a weight may be off by and still be that one
 _HELPS = (2 / 3, 0.97)  # what one fault among several leaves is tried after what one alone would
@@ -70,14 +69,13 @@ class QuantizedHunt:
     """``result``: of ``verify``, for an output that is wrong on ``feeds``."""
 
     def __init__(
-        self, model: Model, proto: onnx.ModelProto, result: OutputResult, case: str, feeds: Mapping[str, Array]
+        self, model: Original, proto: onnx.ModelProto, result: OutputResult, case: str, feeds: Mapping[str, Array]
     ) -> None:
         self._proto, self._result, self._case, self._feeds = proto, result, case, feeds
         self._quantization = Quantization(proto)
         self._parameters = {n: v.astype(np.float64) for n, v in stored_in(model).items() if v.dtype.kind == "f"}
         self._runner = StepRunner(proto)
-        with Float64Runner(model) as runner:
-            self._reference = runner.infer(feeds)[result.output]
+        self._reference = Reference(model).runner.infer(feeds)[result.output]
         self._values = self._runner.all_values(feeds, Draw())
         self._ranges = {s.tensor: s for s in self._runner.saturations()}
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import ml_dtypes
 import numpy as np
@@ -72,7 +73,7 @@ class Point:
 def pairs(model: Model, proto: onnx.ModelProto) -> list[Pair]:
     """Corresponding tensors in the file's order; outputs are the last."""
     theirs, makers = _of_program(model)
-    ours, order = _of_file(proto)
+    ours, order = boundaries_of_file(proto)
     matched: dict[tuple[str, str], Pair] = {}
     for where in sorted(
         theirs.keys() & ours.keys()
@@ -113,7 +114,8 @@ def _of_program(model: Model) -> tuple[dict[str, set[str]], dict[str, tuple[int,
     return boundaries, makers
 
 
-def _of_file(proto: onnx.ModelProto) -> tuple[dict[str, set[str]], dict[str, int]]:
+def boundaries_of_file(proto: onnx.ModelProto) -> tuple[dict[str, set[str]], dict[str, int]]:
+    """Return what enters and leaves each module of a file, and the place of each tensor that depends on an input."""
     initializers = {t.name for t in proto.graph.initializer}
     inputs = {v.name for v in proto.graph.input} - initializers
     paths: dict[str, str | None] = dict.fromkeys(inputs)
@@ -190,32 +192,61 @@ class Watched:
         return self.values
 
 
+class Insides(Protocol):
+    """The inner tensors of what a file is compared with, on one input."""
+
+    def references(self, nodes: Iterable[str]) -> RunResult:
+        """Return tensors in float64."""
+
+    def eager(self, nodes: Iterable[str]) -> RunResult:
+        """Return tensors as they are when it runs, in the precision of the file."""
+
+
+class TorchInsides:
+    """The nodes of a PyTorch graph on one input.
+
+    Args:
+        precision: "" where the file computes in the model's own type, else "fp16" or "bf16".
+    """
+
+    def __init__(self, model: Model, feeds: Mapping[str, np.ndarray], precision: str) -> None:
+        self._model, self._feeds, self._precision = model, feeds, precision
+
+    @cached_property
+    def _wide(self) -> Float64Runner:
+        return Float64Runner(self._model)
+
+    @cached_property
+    def _eager(self) -> EagerRunner | HalfRunner:
+        return HalfRunner(self._model, HALVES[self._precision]) if self._precision else EagerRunner(self._model)
+
+    def references(self, nodes: Iterable[str]) -> RunResult:
+        """float64 values of nodes of the PyTorch graph."""
+        return Watched(self._wide, nodes).infer(self._feeds)
+
+    def eager(self, nodes: Iterable[str]) -> RunResult:
+        """The same in the precision of the file."""
+        return Watched(self._eager, nodes).infer(self._feeds)
+
+
 class Laboratory:
-    """The model in float64 and eagerly, and the file in a runtime, their inner tensors side by side for one input.
+    """What a file is compared with, and the file in a runtime, their inner tensors side by side for one input.
 
     ``precision``: "" where the file computes in the model's own type, else "fp16" or "bf16".
     """
 
     def __init__(
         self,
-        model: Model,
+        insides: Insides,
         proto: onnx.ModelProto,
         feeds: Mapping[str, np.ndarray],
         precision: str,
         optimize: bool = False,
     ) -> None:
-        self.model, self.proto, self.feeds, self.precision, self.optimize = model, proto, feeds, precision, optimize
+        self.insides, self.proto, self.precision, self.optimize = insides, proto, precision, optimize
         self.largest = 0  # bytes, of the references of the last points
         types = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
         self._ours = {name: value.astype(types[name]) if name in types else value for name, value in feeds.items()}
-
-    @cached_property
-    def _wide(self) -> Float64Runner:
-        return Float64Runner(self.model)
-
-    @cached_property
-    def _eager(self) -> EagerRunner | HalfRunner:
-        return HalfRunner(self.model, HALVES[self.precision]) if self.precision else EagerRunner(self.model)
 
     def fetch(self, tensors: Sequence[str]) -> RunResult:
         """What the runtime has in ``tensors``."""
@@ -229,13 +260,11 @@ class Laboratory:
             values = runner.infer(self._ours)
         return {name: self._ours[name] if name in given else values[name] for name in tensors}
 
-    def references(self, nodes: Iterable[str]) -> dict[str, np.ndarray]:
-        """float64 values of nodes of the PyTorch graph."""
-        return Watched(self._wide, nodes).infer(self.feeds)
+    def references(self, nodes: Iterable[str]) -> RunResult:
+        return self.insides.references(nodes)
 
-    def eager(self, nodes: Iterable[str]) -> dict[str, np.ndarray]:
-        """The same in the precision of the file."""
-        return Watched(self._eager, nodes).infer(self.feeds)
+    def eager(self, nodes: Iterable[str]) -> RunResult:
+        return self.insides.eager(nodes)
 
     def points(self, chosen: Sequence[Pair]) -> list[Point | None]:
         """Each pair judged; None where the two are no floating tensors of one size."""
@@ -293,7 +322,7 @@ def drift(
         names = {name for node in ran.graph.node for name in node.output} | {v.name for v in ran.graph.input}
         every = [pair for pair in every if pair.tensor in names]
     laboratory, matched, start, size = (
-        Laboratory(model, proto if ran is None else ran, feeds, precision),
+        Laboratory(TorchInsides(model, feeds, precision), proto if ran is None else ran, feeds, precision),
         list[Point](),
         0,
         AT_ONCE,

@@ -1,0 +1,88 @@
+"""The inner tensors of an ONNX file that is the reference: in float64, and as it runs; and which of a file's are
+theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import onnx
+
+from ...model import Model
+from ...runtimes import RunResult
+from ...runtimes.eager import HALVES
+from ...storage.protos import copied
+from ..verify.drift import Insides, Pair, TorchInsides, boundaries_of_file, pairs
+from ..verify.originals import FileModel, Original, own_runner
+
+
+class FileInsides:
+    """The tensors of a reference on one input.
+
+    Args:
+        precision: "" where the file that is compared computes in the reference's own types, else "fp16" or "bf16".
+    """
+
+    def __init__(self, model: FileModel, feeds: Mapping[str, np.ndarray], precision: str) -> None:
+        self._model, self._feeds, self._half = model, feeds, HALVES.get(precision)
+
+    def references(self, nodes: Iterable[str]) -> RunResult:
+        """Return tensors in float64."""
+        names = list(nodes)
+        values = self._with(names).wide.infer(self._feeds)
+        return {name: values[name] for name in names}
+
+    def eager(self, nodes: Iterable[str]) -> RunResult:
+        """Return tensors as the reference has them when it runs, in the precision of the file that is compared."""
+        names = list(nodes)
+        _, make = own_runner(self._with(names), self._half)
+        with make() as runner:
+            values = runner.infer(self._feeds)
+        return {name: values[name] for name in names}
+
+    def _with(self, names: Iterable[str]) -> FileModel:
+        """The reference with ``names`` among its outputs."""
+        proto = copied(self._model.proto)
+        known = {v.name for v in proto.graph.output}
+        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names) if name not in known)
+        # What runs is this copy, so neither the user's session nor the file on disk.
+        return replace(self._model, proto=proto, session=None, path=None, _made={})
+
+
+def insides_of(model: Original, feeds: Mapping[str, np.ndarray], precision: str) -> Insides:
+    """Return the inner tensors of a PyTorch model or an ONNX file."""
+    if isinstance(model, FileModel):
+        return FileInsides(model, feeds, precision)
+    return TorchInsides(model, feeds, precision)
+
+
+def pairs_with(model: Original, proto: onnx.ModelProto) -> list[Pair]:
+    """Return the corresponding tensors of the model and a file, in the file's order."""
+    return pairs(model, proto) if isinstance(model, Model) else _pairs_of_files(model, proto)
+
+
+def _pairs_of_files(model: FileModel, proto: onnx.ModelProto) -> list[Pair]:
+    """Pair the tensors of one name, and those that alone enter or leave a module of one name.
+
+    Exporters number tensors, so of two files those of one name may differ: only results of the same op are paired.
+    """
+    theirs, their_order = boundaries_of_file(model.proto)
+    ours, order = boundaries_of_file(proto)
+    their_ops, our_ops = _ops(model.proto), _ops(proto)
+    matched: dict[tuple[str, str], Pair] = {}
+    for where in sorted(theirs.keys() & ours.keys()):
+        if len(theirs[where]) == len(ours[where]) == 1:
+            (node,), (tensor,) = theirs[where], ours[where]
+            if tensor in order and node in their_order:
+                matched[tensor, node] = Pair(tensor, node, "", where, (order[tensor], their_order[node]))
+    paired = {tensor for tensor, _ in matched} | {node for _, node in matched}
+    for name in order.keys() & their_order.keys() - paired:
+        if our_ops[name] == their_ops[name]:
+            matched[name, name] = Pair(name, name, "", "of one name", (order[name], their_order[name]))
+    return sorted(matched.values(), key=lambda pair: pair.place)
+
+
+def _ops(proto: onnx.ModelProto) -> dict[str, str]:
+    """Tensor -> the op that makes it."""
+    return {name: node.op_type for node in proto.graph.node for name in node.output}

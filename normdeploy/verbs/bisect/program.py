@@ -1,0 +1,177 @@
+"""The operators of what files are compared with, a PyTorch graph or the nodes of an ONNX file, and what each reads."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+import numpy as np
+import onnx
+import torch
+
+from ...graphs.protos import module as module_of
+from ...model import Model
+from ...runtimes.exact import Array, Exact, NotEvaluated, inlined, types_in
+from ..verify.originals import FileModel, Original
+
+
+class Program(ABC):
+    """Operators by name, in the order of ``order``."""
+
+    order: dict[str, int]
+
+    @abstractmethod
+    def inputs(self, name: str) -> list[str]:
+        """Return the operators that give ``name`` its tensors, but for what depends on nothing."""
+
+    @abstractmethod
+    def tensors(self, names: Iterable[str]) -> list[str]:
+        """Return those that give one tensor."""
+
+    @abstractmethod
+    def module(self, name: str) -> str:
+        """Return the qualified path of the module that an operator comes from, "" where it is not known."""
+
+    @abstractmethod
+    def operator(self, name: str) -> str:
+        """Return what kind of operator it is, as in "aten.layer_norm"."""
+
+    @abstractmethod
+    def parameters(self, names: Iterable[str]) -> dict[str, Array]:
+        """Return the floating constants that the operators read, by name, in float64."""
+
+    @abstractmethod
+    def numbers(self, names: Iterable[str]) -> list[float]:
+        """Return the single floating numbers that the operators read, epsilons among them."""
+
+    @abstractmethod
+    def end(self, output: str) -> str:
+        """Return the operator that gives an output."""
+
+    def before(self, end: str, stops: Iterable[str]) -> list[str]:
+        """Return ``end`` and the operators that it is computed by from ``stops``, which are left out, in order."""
+        names, stack, known = set[str](), [end], set(stops)
+        while stack:
+            name = stack.pop()
+            if name not in names and name not in known:
+                names.add(name)
+                stack += self.inputs(name)
+        return sorted(names, key=self.order.__getitem__)
+
+
+def program_of(model: Original) -> Program:
+    """Return the operators of a PyTorch model or an ONNX file."""
+    return FileProgram(model) if isinstance(model, FileModel) else TorchProgram(model)
+
+
+class TorchProgram(Program):
+    """The operators of a model's PyTorch graph."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._nodes = {n.name: n for n in model.program.graph_module.graph.nodes}
+        self._is_tensor = {n for n, node in self._nodes.items() if isinstance(node.meta.get("val"), torch.Tensor)}
+        self.order = {name: place for place, name in enumerate(self._nodes)}
+        # In inputs or parameters: exporters compute the others, positions and masks, and leave the result.
+        self._rooted = set[str]()
+        for n, node in self._nodes.items():
+            rooted = node.op == "placeholder" or any(s.name in self._rooted for s in node.all_input_nodes)
+            if rooted and (n in self._is_tensor or self._holds(n)):
+                self._rooted.add(n)
+
+    def inputs(self, name: str) -> list[str]:
+        sources = self._nodes[name].all_input_nodes
+        return [s.name for s in sources if s.op == "call_function" and s.name in self._rooted]
+
+    def _holds(self, name: str) -> bool:
+        value = self._nodes[name].meta.get("val")
+        return isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value)
+
+    def tensors(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if name in self._is_tensor]
+
+    def module(self, name: str) -> str:
+        scopes = list(self._nodes[name].meta.get("nn_module_stack", {}).values()) if name in self._nodes else []
+        return str(scopes[-1][0]) if scopes else ""
+
+    def operator(self, name: str) -> str:
+        target = self._nodes[name].target
+        schema = getattr(target, "_schema", None)
+        return str(schema.name).replace("::", ".") if schema is not None else getattr(target, "__name__", str(target))
+
+    def parameters(self, names: Iterable[str]) -> dict[str, Array]:
+        program = self._model.program
+        targets = {s.arg.name: s.target for s in program.graph_signature.input_specs if getattr(s, "target", None)}
+        state = {**program.constants, **program.state_dict}
+        read = {targets[s.name] for name in names for s in self._nodes[name].all_input_nodes if s.name in targets}
+        tensors = {name: state[name] for name in sorted(read) if isinstance(state.get(name), torch.Tensor)}
+        return {name: t.detach().double().numpy() for name, t in tensors.items() if t.is_floating_point()}
+
+    def numbers(self, names: Iterable[str]) -> list[float]:
+        arguments = (a for name in names for a in (*self._nodes[name].args, *self._nodes[name].kwargs.values()))
+        return list(dict.fromkeys(a for a in arguments if isinstance(a, float)))
+
+    def end(self, output: str) -> str:
+        specs = [
+            s.arg
+            for s in self._model.program.graph_signature.output_specs
+            if s.kind.name == "USER_OUTPUT" and hasattr(s.arg, "name")
+        ]
+        return str(dict(zip(self._model.outputs, specs, strict=False))[output].name)
+
+
+class FileProgram(Program):
+    """The nodes of an ONNX file that is the reference, each named by the tensor that it writes."""
+
+    def __init__(self, model: FileModel) -> None:
+        proto = inlined(model.proto)
+        self._exact = Exact(proto, types_in(proto))
+        names = [name for node in self._exact.nodes for name in node.output if name]
+        self.order = {name: place for place, name in enumerate(names)}
+        sequences = ("Sequence", "SplitToSequence", "Optional")
+        self._tensors = {
+            name
+            for name in names
+            if not self._node(name).op_type.startswith(sequences) or self._node(name).op_type == "SequenceAt"
+        }
+
+    def _node(self, name: str) -> onnx.NodeProto:
+        return self._exact.nodes[self._exact.makers[name]]
+
+    def inputs(self, name: str) -> list[str]:
+        return [read for read in self._exact.reads(self._node(name)) if read in self.order and self._depends(read)]
+
+    def _depends(self, name: str) -> bool:
+        return name not in self._exact.constants
+
+    def tensors(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if name in self._tensors]
+
+    def module(self, name: str) -> str:
+        return module_of(self._node(name)) if name in self.order else ""
+
+    def operator(self, name: str) -> str:
+        node = self._node(name)
+        return f"{node.op_type} {node.name}".strip()
+
+    def parameters(self, names: Iterable[str]) -> dict[str, Array]:
+        return {name: value for name, value in self._constants(names).items() if value.size > 1}
+
+    def _constants(self, names: Iterable[str]) -> dict[str, Array]:
+        read = dict.fromkeys(r for name in names for r in self._exact.reads(self._node(name)) if not self._depends(r))
+        constants: dict[str, Array] = {}
+        for name in read:
+            try:
+                constants[name] = self._exact.value(name, {})
+            except NotEvaluated:
+                continue
+        return {name: value for name, value in constants.items() if np.asarray(value).dtype.kind == "f"}
+
+    def numbers(self, names: Iterable[str]) -> list[float]:
+        names = list(names)
+        stated = [a.f for name in names for a in self._node(name).attribute if a.type == onnx.AttributeProto.FLOAT]
+        stored = [value.item() for value in self._constants(names).values() if value.size == 1]
+        return list(dict.fromkeys([*map(float, stated), *map(float, stored)]))
+
+    def end(self, output: str) -> str:
+        return output
