@@ -9,21 +9,16 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import onnx
 
 from ..arguments import Loading, Onnx, prepared
-from ..errors import InputError
 from ..model import Model
-from ..runtimes.guests import required
 from ..types import PathLike, Progress
 from ..verbs.sources import is_live, original
 from ..verbs.verify import verify as compare
-from ..verbs.verify.cases import read
-from ..verbs.verify.dataset import open_dataset
 from ..verbs.verify.module_trace import trace_difference
-from ..verbs.verify.names import pairs_of
-from ..verbs.verify.policy import Thresholds, Tolerances, policy_of
-from ..verbs.verify.policy_file import PolicyFile, read_policy
+from ..verbs.verify.policy import Thresholds, Tolerances
 from ..verbs.verify.spending import Budget
 from ..verbs.verify.verify import Comparison, Inputs
 from .common import Stages
+from .comparing import Comparing
 
 if TYPE_CHECKING:
     from ..arguments import Example
@@ -101,35 +96,24 @@ def verify(
     """
     stage = Stages(progress)
     every = [*cast("Sequence[PathLike]", files), *engines]  # models in memory have become files
-    policies = PolicyFile() if policy is None else read_policy(policy)
-    rules = policy_of(tolerance, metric).over(policies.policy).requiring(also_default)
-    for name in runners:
-        required(name)
-    most = policies.most if max_elements is None else max_elements
-    own = None if feeds is None else read(feeds)
-    if labels is not None and dataset is None:
-        raise InputError(
-            f"the labels {labels!r} are a part of a dataset, and none is given; give it with --dataset, or leave"
-            " them out"
-        )
-    column = policies.labels if labels is None and rules.labelled else labels  # a file names them for whoever asks
+    rules = Comparing.of(
+        seeds=seeds,
+        feeds=feeds,
+        max_elements=max_elements,
+        budget=Budget(max_seconds, max_memory),
+        tolerance=tolerance,
+        metric=metric,
+        policy=policy,
+        also_default=also_default,
+        dataset=dataset,
+        labels=labels,
+        map=map,
+        runners=runners,
+    )
     with stage("load"):
         model, notes = original(source, every, args, kwargs, loading)
     with stage("verify"):
-        comparison = compare.verify(
-            model,
-            every,
-            seeds=seeds,
-            inputs=own,
-            drift=drift,
-            most=most,
-            policy=rules,
-            names=[*policies.names.items(), *pairs_of(map)],
-            dataset=() if dataset is None else open_dataset(dataset, model, column),
-            runners=runners,
-            budget=Budget(max_seconds, max_memory),
-            progress=progress,
-        )
+        comparison = compare.verify(model, every, drift=drift, progress=progress, **rules.keywords(model))
     if is_live(source) and isinstance(model, Model):
         with stage("trace"):
             trace, note = trace_difference(cast("Any", source), model)

@@ -9,20 +9,35 @@ import typer
 
 import normdeploy
 
-from .console import bars, check_report, tell
+from .comparing import (
+    AlsoDefault,
+    DatasetOption,
+    GivenInputs,
+    LabelsOption,
+    MapOptions,
+    MaxElements,
+    MaxMemory,
+    MaxSeconds,
+    MetricOptions,
+    Original,
+    PolicyFileOption,
+    Seeds,
+    ToleranceOptions,
+)
+from .console import NOT_RUN, bars, check_report, tell
 from .options import (
     LOADING,
     HtmlFile,
     LoadingOptions,
-    ModelFile,
     OnnxFile,
     Quiet,
     ReportFile,
+    Runners,
 )
 
 
 def bisect(
-    source: ModelFile,
+    source: Original,
     onnx: OnnxFile,
     output: Annotated[
         Path | None,
@@ -36,32 +51,26 @@ def bisect(
     engine: Annotated[
         list[Path] | None, typer.Option("--engine", help="Compare an engine too, at its outputs only. Repeatable.")
     ] = None,
-    seeds: Annotated[
-        int, typer.Option("--seeds", min=1, help="Random inputs at the usual sizes, besides those at other sizes.")
-    ] = 3,
-    given: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--inputs",
-            metavar="IN.npz",
-            help="Arrays by name; only these are run instead of generated ones. Repeatable.",
-        ),
-    ] = None,
-    map_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--map",
-            metavar="THEIRS=OURS",
-            help="An input or output of the file is the model's of another name. Repeatable.",
-        ),
-    ] = None,
+    seeds: Seeds = 3,
+    given: GivenInputs = None,
+    max_elements: MaxElements = None,
+    max_seconds: MaxSeconds = 60.0,
+    max_memory: MaxMemory = 4 * 2**30,
+    tolerance: ToleranceOptions = None,
+    metric: MetricOptions = None,
+    policy: PolicyFileOption = None,
+    also_default: AlsoDefault = False,
+    dataset: DatasetOption = None,
+    labels: LabelsOption = None,
+    map_: MapOptions = None,
+    runner: Runners = None,
     load: LoadingOptions = LOADING,
     report: ReportFile = None,
     html: HtmlFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Find the first tensor that leaves the bound of verify, the node that makes it so, and why; exit code 1 where
-    there is one.
+    there is one, 3 where nothing failed but the file was not run.
 
     Options that were given to export need not be given again; those that run code only where you or your team signed
     them (docs/teams.md).
@@ -69,7 +78,8 @@ def bisect(
     from ..reports.report import Report
 
     loading = load.keywords()
-    check_report(report, html, (source, onnx, *(engine or ()), *(given or ()), *([output] if output else ())))
+    used = [path for path in (policy, dataset, output) if path is not None]
+    check_report(report, html, (source, onnx, *(engine or ()), *(given or ()), *used))
     with bars(quiet) as progress:
         bisection = normdeploy.bisect(
             source,
@@ -78,7 +88,17 @@ def bisect(
             engines=engine or (),
             seeds=seeds,
             feeds=given or None,
+            max_elements=max_elements,
+            max_seconds=max_seconds,
+            max_memory=max_memory,
+            tolerance=tolerance,
+            metric=metric,
+            policy=policy,
+            also_default=also_default,
+            dataset=dataset,
+            labels=labels,
             map=map_ or (),
+            runners=runner or (),
             progress=progress,
             **loading,
         )
@@ -90,4 +110,4 @@ def bisect(
     )
     tell(account, report, quiet, html)
     if not bisection:
-        raise typer.Exit(1)
+        raise typer.Exit(NOT_RUN if bisection.parity.outcome == "not run" else 1)

@@ -11,6 +11,21 @@ import typer
 import normdeploy
 
 from ..errors import InputError, printable
+from .comparing import (
+    AlsoDefault,
+    DatasetOption,
+    GivenInputs,
+    LabelsOption,
+    MapOptions,
+    MaxElements,
+    MaxMemory,
+    MaxSeconds,
+    MetricOptions,
+    Original,
+    PolicyFileOption,
+    Seeds,
+    ToleranceOptions,
+)
 from .console import NOT_RUN, bars, check_report, of_file, say, tell
 from .options import (
     LOADING,
@@ -27,95 +42,23 @@ if TYPE_CHECKING:
 
 
 def verify(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="MODEL", help="A model file, a Hugging Face folder, or an ONNX file to compare the others with."
-        ),
-    ],
+    source: Original,
     files: Annotated[
         list[Path],
         typer.Argument(metavar="FILE...", help="ONNX files and engines, or one folder of all parts of a model."),
     ],
-    seeds: Annotated[
-        int, typer.Option("--seeds", min=1, help="Random inputs at the usual sizes, besides those at other sizes.")
-    ] = 3,
-    given: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--inputs",
-            metavar="IN.npz",
-            help="Arrays by name; only these are run instead of generated ones. Repeatable.",
-        ),
-    ] = None,
-    max_elements: Annotated[
-        int | None,
-        typer.Option(
-            "--max-elements",
-            min=1,
-            metavar="N",
-            help="Of the largest generated input; by default 8 times the elements at the usual sizes.",
-        ),
-    ] = None,
-    max_seconds: Annotated[
-        float,
-        typer.Option(
-            "--max-seconds", min=1, metavar="S", help="Processor time for the references; later inputs are out."
-        ),
-    ] = 60.0,
-    max_memory: Annotated[
-        int,
-        typer.Option(
-            "--max-memory", min=2**20, metavar="BYTES", help="For tensors inside the model; larger sizes are out."
-        ),
-    ] = 4 * 2**30,
-    tolerance: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tolerance",
-            metavar=r"\[OUT=]ABS:REL",
-            help="|error| ≤ ABS + REL·|reference| decides on an output, or on all. Repeatable.",
-        ),
-    ] = None,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--metric",
-            metavar=r"'\[OUT=]NAME>=X'",
-            help=(
-                "cosine, psnr, snr, top1, top5, nearest or (<=X) accuracy_drop decides; in quotes, or NAME:X."
-                " Repeatable."
-            ),
-        ),
-    ] = None,
-    policy: Annotated[
-        Path | None, typer.Option("--policy", metavar="VERIFY.toml", help="A file of tolerances, metrics and names.")
-    ] = None,
-    also_default: Annotated[
-        bool, typer.Option("--also-default", help="The default rule must hold beside the tolerances and metrics given.")
-    ] = False,
-    dataset: Annotated[
-        Path | None,
-        typer.Option(
-            "--dataset",
-            metavar="PATH",
-            help="Samples that metrics are measured on: an .npz, a folder of these, or a Hugging Face dataset on disk.",
-        ),
-    ] = None,
-    labels: Annotated[
-        str | None,
-        typer.Option(
-            "--labels", metavar="NAME", help="The dataset's array or column of right classes, for accuracy_drop."
-        ),
-    ] = None,
-    map_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--map",
-            metavar="THEIRS=OURS",
-            help="An input or output of a file is the model's of another name. Repeatable.",
-        ),
-    ] = None,
+    seeds: Seeds = 3,
+    given: GivenInputs = None,
+    max_elements: MaxElements = None,
+    max_seconds: MaxSeconds = 60.0,
+    max_memory: MaxMemory = 4 * 2**30,
+    tolerance: ToleranceOptions = None,
+    metric: MetricOptions = None,
+    policy: PolicyFileOption = None,
+    also_default: AlsoDefault = False,
+    dataset: DatasetOption = None,
+    labels: LabelsOption = None,
+    map_: MapOptions = None,
     drift: Annotated[
         bool,
         typer.Option(

@@ -35,6 +35,8 @@ def show_bisection(console: Console, bisection: Bisection) -> None:
         console.print(Text(printable(f"note: {note}"), style="yellow"))
     if bisection:
         console.print(Text("nothing to find: no output leaves the bound", style="green"))
+    elif bisection.parity.outcome == "not run":
+        console.print(Text("nothing was run, so there is nothing to find", style="yellow"))
     elif not bisection.faults:
         console.print(Text("the file is wrong, and no node is named: the notes say what differs", style="red"))
 

@@ -21,12 +21,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 
 from ...engines.build import Engine
@@ -35,17 +34,18 @@ from ...runtimes.exact import NotEvaluated, inlined
 from ...shown import Shown
 from ...storage.files import load_onnx
 from ...types import Progress
-from ..verify.battery import battery_of
 from ..verify.candidates import OFF, ON, STEPWISE, NotRun
-from ..verify.cases import Case, given_to, read
-from ..verify.names import Map, Match, match, parse_map, renamed
-from ..verify.originals import OWN, Original, outputs_of
+from ..verify.cases import Case, read
+from ..verify.names import Map, renamed
+from ..verify.originals import OWN, Original
+from ..verify.planning import planned, subjects_of
+from ..verify.policy import Policy
+from ..verify.spending import Budget
 from ..verify.steps import ROUNDED, UNROUNDED
 from ..verify.verify import Comparison, Inputs, OutputResult, verify
 from .hunt import CUDA, Fault, Hunt
 from .quantized import QuantizedHunt
 from .reproduce import Reproduction
-from .runtime import HALVES
 
 _UNNAMED = (
     "the file is quantized, and no weight or range in it explains all of the error: what it was quantized from may"
@@ -94,6 +94,11 @@ def bisect(
     seeds: int = 3,
     inputs: Inputs | None = None,
     names: Map = (),
+    most: int | None = None,
+    policy: Policy | None = None,
+    dataset: Sequence[Case] = (),
+    runners: Sequence[str] = (),
+    budget: Budget = Budget(),  # noqa: B008 - frozen
     progress: Progress | None = None,
 ) -> Bisection:
     """Compare as ``verify`` does, and find what is wrong where something is.
@@ -101,32 +106,47 @@ def bisect(
     Args:
         engines: compared at their outputs only: an engine has no others, and marking inner tensors as outputs means
         building another.
-        seeds, inputs, names, progress: as for ``normdeploy.verbs.verify.verify.verify``.
+        seeds, inputs, names, most, policy, dataset, runners, budget, progress: as for
+        ``normdeploy.verbs.verify.verify.verify``.
 
     Raises:
         NormdeployError: as ``verify``. A fault is no error but a result that is false.
     """
     start = time.perf_counter()
     own = None if inputs is None else read(inputs)
-    parity = verify(model, onnx_path, engines=engines, seeds=seeds, inputs=own, names=names, progress=progress)
+    parity = verify(
+        model,
+        onnx_path,
+        engines=engines,
+        seeds=seeds,
+        inputs=own,
+        names=names,
+        most=most,
+        policy=policy,
+        dataset=dataset,
+        runners=runners,
+        budget=budget,
+        progress=progress,
+    )
     faults, not_searched, notes, first = list[Fault](), list[NotRun](), list[str](), None
     looked_at: Sequence[str] = ()
     quantized = _quantized(parity)
-    matched = _matched(model, onnx_path, names)
+    (subject,), _ = subjects_of(model, [onnx_path], names)
     theirs = [v.name for v in load_onnx(onnx_path, external_data=False).graph.output]
-    outputs = [matched.outputs.get(name, name) for name in theirs]
+    outputs = [subject.outputs.get(name, name) for name in theirs]
     chosen = quantized if quantized is not None else _to_search(parity, outputs, not_searched)
     if chosen is not None:
         # The search speaks of inputs and outputs as the model does.
-        proto = inlined(renamed(load_onnx(onnx_path), matched.inputs, matched.outputs))
-        cases = battery_of(model, seeds).cases if own is None else given_to(model, own, _halves(proto))
+        proto = inlined(renamed(load_onnx(onnx_path), subject.inputs, subject.outputs))
+        cases = (*planned(model, [subject], seeds, own, most, budget).cases, *dataset)
         try:
             if quantized is not None:
                 case = next((c for c in cases if c.name == chosen.case), cases[0])
                 faults += QuantizedHunt(model, proto, chosen, case.name, case.make()).faults()
                 notes += [] if faults and faults[-1].mended else [_UNNAMED]
             else:
-                hunt = _hunt(model, proto, chosen, cases, progress)
+                altered = {w.name: w.reason for w in parity.weights if not w}
+                hunt = _hunt(model, proto, chosen, cases, progress, altered)
                 faults += hunt.faults()
                 looked_at = hunt.looked_at
                 notes += hunt.notes
@@ -150,12 +170,6 @@ def _unexplained(parity: Comparison, looked_at: Sequence[str]) -> list[str]:
     ]
     weights = [f"the weight {w.name!r} is not the model's" for w in parity.weights if not w]
     return told + weights
-
-
-def _matched(model: Original, path: str | os.PathLike[str], names: Map) -> Match:
-    """The names of the file that are others than the model's, as ``verify`` matched them."""
-    graph = load_onnx(path, external_data=False).graph
-    return match(Path(path).name, graph, model, outputs_of(model), parse_map(names, model))
 
 
 def _quantized(parity: Comparison) -> OutputResult | None:
@@ -185,29 +199,23 @@ def _to_search(parity: Comparison, given: Sequence[str], not_searched: list[NotR
             chosen = of
     for r in failed:
         if r.runtime not in (OFF, STEPWISE, ON, *CUDA, ROUNDED, UNROUNDED):
-            message = (
-                "an engine is compared at its outputs only; its inner tensors are seen by building it anew with them as"
-                " outputs"
-            )
+            message = "an engine, or a runtime of another package, is compared at its outputs only"
             not_searched.append(NotRun(r.runtime, f"{r.output} is off by {r.max_abs_error:.3g}: {message}", r.file))
     return chosen
 
 
-def _halves(proto: onnx.ModelProto) -> dict[str, set[np.dtype]]:
-    """Input -> the half type in which the file takes it."""
-    types = {
-        v.name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type)) for v in proto.graph.input
-    }
-    return {name: {kind} for name, kind in types.items() if kind in HALVES}
-
-
 def _hunt(
-    model: Original, proto: onnx.ModelProto, result: OutputResult, cases: Sequence[Case], progress: Progress | None
+    model: Original,
+    proto: onnx.ModelProto,
+    result: OutputResult,
+    cases: Sequence[Case],
+    progress: Progress | None,
+    altered: Mapping[str, str],
 ) -> Hunt:
     """On the first input if the output is wrong there, else on the worst: that may be all zeros, which make equal what
     is not."""
-    first = Hunt(model, proto, result, cases[0].name, cases[0].make(), progress)
+    first = Hunt(model, proto, result, cases[0].name, cases[0].make(), progress, altered)
     if cases[0].name == result.case or not first.at_output():
         return first
-    worst = next(case for case in cases if case.name == result.case)
-    return Hunt(model, proto, result, worst.name, worst.make(), progress)
+    worst = next((case for case in cases if case.name == result.case), cases[0])
+    return Hunt(model, proto, result, worst.name, worst.make(), progress, altered)

@@ -31,7 +31,7 @@ from .match import Search, Spot
 from .program import program_of
 from .reproduce import Reproduction
 from .runtime import HALVES, Units, Widened, Wrong
-from .trials import Cause
+from .trials import Cause, named
 
 CUDA = title("cuda", optimize=False), title("cuda", optimize=True)
 MOST = 5  # faults that are looked for
@@ -85,7 +85,7 @@ class _Trace:
 
 class Hunt:
     """``result``: of ``verify``, for the output that is wrong; ``case`` and ``feeds``: the input that it is looked for
-    on."""
+    on; ``altered``: weights of the file that are not the model's -> how they differ."""
 
     def __init__(
         self,
@@ -95,6 +95,7 @@ class Hunt:
         case: str,
         feeds: Mapping[str, Array],
         progress: Progress | None,
+        altered: Mapping[str, str],
     ) -> None:
         self._result, self._case, self._output = result, case, result.output
         precision = result.precision
@@ -107,6 +108,7 @@ class Hunt:
         self._exact = Exact(proto, types_in(proto))
         ran = self._exact if running is proto else Exact(running, types_in(running))
         self._units = Units(self._exact, ran, self._bench)
+        self._altered = altered
         self._first = FirstWrong(self._bench, in_order(pairs_with(model, proto)), self._exact, progress)
         self._value: Array | None = None  # of the output, when it was last looked at
         self.notes: list[str] = []
@@ -236,16 +238,15 @@ class Hunt:
         return EAGER_MULTIPLE * distance(eager, reference)[0] + ULPS * ulp(scale, self._dtype)
 
     def _in_the_file(self, spot: Spot, search: Search, at_output: Point) -> _Trace:
-        made = {name for p in spot.places for name in self._exact.nodes[p].output}
-        known = {name: value for name, value in search.values.items() if name not in made}
-        cause = bisect_cause.cause_of(self._exact, known, spot, self._program)
-        if cause.kind == "unknown":
+        known = self._before(spot, search)
+        cause = self._cause(spot, known)
+        if cause.kind in ("unknown", "left out"):
             # Values in memory's order may meet a tensor that another layout was meant for: one change may explain the
             # end of the stretch where none explains the spot.
             whole = search.whole()
-            other = bisect_cause.cause_of(self._exact, search.known, whole, self._program)
+            other = self._cause(whole, self._before(whole, search))
             if other.place is not None:
-                spot, cause, known = whole, other, dict(search.known)
+                spot, cause, known = whole, other, self._before(whole, search)
         got = self._exact.run(spot.places, known)[spot.end]
         if got.size == spot.expected.size:
             error, _, reason = distance(got.reshape(spot.expected.shape), spot.expected)
@@ -262,6 +263,26 @@ class Hunt:
         )
         fault = replace(fault, operator=operator, widened=self._widened(spot.places))
         return _Trace(fault, spot.expected, search.end, model)
+
+    def _before(self, spot: Spot, search: Search) -> Values:
+        """The right values of what a spot reads."""
+        made = {name for p in spot.places for name in self._exact.nodes[p].output}
+        return {name: value for name, value in search.values.items() if name not in made}
+
+    def _cause(self, spot: Spot, known: Values) -> Cause:
+        """What one change explains, else a weight that is not the model's."""
+        cause = bisect_cause.cause_of(self._exact, known, spot, self._program)
+        if cause.kind != "unknown":
+            return cause
+        reads = ((p, name) for p in spot.places for name in self._exact.reads(self._exact.nodes[p]))
+        return next(
+            (
+                Cause("weights", f"{named(self._exact, p)}: {name!r} is not the model's: {self._altered[name]}", p)
+                for p, name in reads
+                if name in self._altered
+            ),
+            cause,
+        )
 
     def _in_the_runtime(self, wrong: Wrong, search: Search, at_output: Point) -> _Trace:
         dtype = self._exact.types.get(wrong.end, np.dtype(np.float32))

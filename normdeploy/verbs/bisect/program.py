@@ -103,13 +103,20 @@ class TorchProgram(Program):
         program = self._model.program
         targets = {s.arg.name: s.target for s in program.graph_signature.input_specs if getattr(s, "target", None)}
         state = {**program.constants, **program.state_dict}
-        read = {targets[s.name] for name in names for s in self._nodes[name].all_input_nodes if s.name in targets}
+        sources = (s.name for name in self._with_makers(names) for s in self._nodes[name].all_input_nodes)
+        read = {targets[name] for name in sources if name in targets}
         tensors = {name: state[name] for name in sorted(read) if isinstance(state.get(name), torch.Tensor)}
         return {name: t.detach().double().numpy() for name, t in tensors.items() if t.is_floating_point()}
 
     def numbers(self, names: Iterable[str]) -> list[float]:
-        arguments = (a for name in names for a in (*self._nodes[name].args, *self._nodes[name].kwargs.values()))
+        nodes = [self._nodes[name] for name in self._with_makers(names)]
+        arguments = (a for node in nodes for a in (*node.args, *node.kwargs.values()))
         return list(dict.fromkeys(a for a in arguments if isinstance(a, float)))
+
+    def _with_makers(self, names: Iterable[str]) -> list[str]:
+        """``names``, and the operators that give several tensors of which they take one."""
+        names = list(names)
+        return list(dict.fromkeys([*names, *(s for n in names for s in self.inputs(n) if s not in self._is_tensor)]))
 
     def end(self, output: str) -> str:
         specs = [

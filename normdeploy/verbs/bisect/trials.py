@@ -14,6 +14,7 @@ import onnx
 from ...runtimes.exact import Array, Change, Exact, NotEvaluated, Values
 from .match import Spot
 from .program import Program
+from .recurrent import GATES, packed
 
 EPSILONS = (1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 _LARGEST = 0.1  # of what is taken for an epsilon
@@ -83,6 +84,11 @@ def _weights(exact: Exact, place: int, parameters: Values) -> Iterator[tuple[Cau
         stored = _constant(exact, name)
         if stored is None or stored.size < 2:
             continue
+        if exact.nodes[place].op_type in GATES and i in (1, 2, 3):
+            for parameter, right in packed(exact.nodes[place].op_type, i, parameters):
+                if right.shape == stored.shape and not np.array_equal(right, stored):
+                    text = f"{named(exact, place)}: {_weight_said(name, stored, parameter, right, None)}"
+                    yield Cause("weights", text, place), Change(inputs={(place, i): _always(right)})
         for parameter, value in parameters.items():
             if value.size != stored.size:
                 continue
@@ -96,10 +102,11 @@ def _weights(exact: Exact, place: int, parameters: Values) -> Iterator[tuple[Cau
                     yield Cause("weights", text, place), Change(inputs={(place, i): _always(right)})
 
 
-def _weight_said(name: str, stored: Array, parameter: str, right: Array, turned: Array) -> str:
+def _weight_said(name: str, stored: Array, parameter: str, right: Array, turned: Array | None) -> str:
     same = (stored == right) | (np.isnan(stored) & np.isnan(right))
     differs = np.where(same, 0.0, np.nan_to_num(np.abs(stored - right), nan=np.inf))
-    if stored.ndim > 1 and np.abs(stored - turned.reshape(stored.shape)).max() <= 1e-3 * np.abs(right).max(initial=0):
+    near = 1e-3 * np.abs(right).max(initial=0)
+    if turned is not None and stored.ndim > 1 and np.abs(stored - turned.reshape(stored.shape)).max() <= near:
         return f"{name!r} is {parameter!r} transposed the other way"
     for kind in (np.float16, ml_dtypes.bfloat16):
         with np.errstate(over="ignore"):

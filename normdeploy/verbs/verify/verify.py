@@ -27,10 +27,8 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
-
-import numpy as np
 
 from ...drawn import draws_of_file, draws_of_program
 from ...engines.build import Engine
@@ -42,21 +40,21 @@ from ...shown import Shown
 from ...storage.files import load_onnx
 from ...types import Progress
 from .audit import Weight, audit
-from .battery import Battery, battery_of
 from .bounds import MOST_RATIO, MOST_RUNS, MULTIPLE
-from .candidates import FLOATS, Candidate, File, NotRun, Subject, candidates_of, subjects
-from .cases import DATASET, LENIENT, Case, Inputs, given_to, read
+from .candidates import FLOATS, Candidate, File, NotRun, Subject, candidates_of
+from .cases import DATASET, Case, Inputs, read
 from .claims import unseen_sizes
 from .culprit import accuse
 from .drift import Point
 from .drift_files import drift_of_file
 from .judging import Trial
-from .names import Map, parse_map
-from .originals import OWN, FileModel, Original, Reference, name_of, outputs_of, rounds_itself, unit_roundoff
+from .names import Map
+from .originals import OWN, FileModel, Original, Reference, name_of
+from .planning import are_quantized, planned, subjects_of
 from .policy import Policy
 from .remarks import computed, other_forms, remarks
 from .results import COLUMNS, OutputResult
-from .spending import Budget, Clock, InnerSizes, affordable, with_usual_sizes
+from .spending import Budget, Clock
 
 __all__ = ["COLUMNS", "Comparison", "Inputs", "NotRun", "OutputResult", "verify"]
 
@@ -244,29 +242,10 @@ def verify(
             "drift looks at the modules of a PyTorch model, and the reference is an ONNX file; leave it out"
         )
     every = [*([files] if isinstance(files, Engine | str | os.PathLike) else files), *engines]
-    compared, notes = subjects(
-        every,
-        model,
-        outputs_of(model),
-        parse_map(names or (), model),
-        ordered=names is not None,
-        own_unit=unit_roundoff(model),
-        rounding_model=rounds_itself(model),
-    )
-    insides = [
-        InnerSizes(load_onnx(s.path, external_data=False), s.inputs, model.inputs) for s in compared if not s.runtime
-    ]
-    usual = with_usual_sizes(model, insides, budget)
-    opt = {name: dim.opt for name, dim in usual.dims.items()}
-    plan = (
-        battery_of(usual, seeds, most, _quantized(compared))
-        if own is None
-        else Battery(tuple(given_to(model, own, _halves(compared))), (), 0)
-    )
-    planned = [case for case in plan.cases if case.kind not in LENIENT or not _quantized(compared)]
-    planned, too_large = affordable(planned, opt, insides, budget)
+    compared, notes = subjects_of(model, every, names)
+    plan = planned(model, compared, seeds, own, most, budget)
     clock = Clock(budget.seconds / 2)
-    cases = (*_unpromised(model, planned), *dataset)
+    cases = (*plan.cases, *dataset)
     if not plan.cases:
         raise InputError("there is nothing to compare on; give at least one seed or input")
     candidates, not_run = candidates_of(compared, runners)
@@ -276,7 +255,7 @@ def verify(
     notes += [
         *(model.notes if isinstance(model, FileModel) and own is None else ()),
         *plan.left_out,
-        *too_large,
+        *plan.too_large,
         *_out_of_time(clock),
         *remarks(trials, candidates, results),
         *other_forms(compared, results),
@@ -301,7 +280,7 @@ def verify(
         tuple(weights),
         name_of(model),
         word="" if own is not None else model.word,
-        limits=(*_limits(model, compared), *_unspent(clock, too_large, budget)) if own is None else (),
+        limits=(*_limits(model, compared), *_unspent(clock, plan.too_large, budget)) if own is None else (),
     )
 
 
@@ -348,26 +327,6 @@ def _limits(model: Original, compared: Sequence[Subject]) -> Iterable[str]:
             yield from unseen_sizes(proto, subject.label, subject.inputs, model.inputs)
 
 
-def _unpromised(model: Original, cases: Sequence[Case]) -> Iterable[Case]:
-    """Where sizes are guessed, the model need not take them all."""
-    guessed = isinstance(model, FileModel) and model.guessed
-    return (replace(case, promised=False) if guessed and case.kind != "given" else case for case in cases)
-
-
-def _halves(compared: Sequence[Subject]) -> dict[str, set[np.dtype]]:
-    """Input -> the half types in which a file takes it."""
-    kinds: dict[str, set[np.dtype]] = {}
-    for name, kind in (pair for subject in compared for pair in subject.types.items()):
-        if kind.name in FLOATS.values():
-            kinds.setdefault(name, set()).add(kind)
-    return kinds
-
-
-def _quantized(compared: Sequence[Subject]) -> bool:
-    """Whether every file is, with a budget of its steps, which is of usual numbers alone."""
-    return all(subject.steps is not None for subject in compared)
-
-
 def _usual(compared: Sequence[Subject]) -> str:
     """The precision of an engine of which nothing else tells it: that of the ONNX files, where they agree."""
     kinds = {s.precision for s in compared if not s.runtime}
@@ -392,7 +351,7 @@ def _tried(
         if precision not in trials:
             sampled = any(case.kind == DATASET for case in cases)
             trials[precision] = Trial(
-                model, reference, precision, each=True, policy=rules, dataset=sampled, quantized=_quantized(compared)
+                model, reference, precision, each=True, policy=rules, dataset=sampled, quantized=are_quantized(compared)
             )
             for done, _ in enumerate(trials[precision].prepare(cases, clock)):
                 tell("reference", done, len(cases))

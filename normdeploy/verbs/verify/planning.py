@@ -1,0 +1,88 @@
+"""The inputs of a comparison: generated within what it may spend, or the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...storage.files import load_onnx
+from .battery import Battery, battery_of
+from .candidates import FLOATS, File, Subject, subjects
+from .cases import LENIENT, Case, Given, given_to
+from .names import Map, parse_map
+from .originals import FileModel, Original, outputs_of, rounds_itself, unit_roundoff
+from .spending import Budget, InnerSizes, affordable, with_usual_sizes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``left_out``: sizes that cost too much, each with the reason; ``too_large``: those whose inner tensors do;
+    ``most``: the input elements up to which sizes are run."""
+
+    cases: tuple[Case, ...]
+    left_out: tuple[str, ...]
+    too_large: tuple[str, ...]
+    most: int
+
+
+def subjects_of(model: Original, files: Iterable[File], names: Map | None) -> tuple[list[Subject], list[str]]:
+    """Return the files that are compared with a model, and notes on them.
+
+    Args:
+        names: as for ``verify``.
+    """
+    return subjects(
+        files,
+        model,
+        outputs_of(model),
+        parse_map(names or (), model),
+        ordered=names is not None,
+        own_unit=unit_roundoff(model),
+        rounding_model=rounds_itself(model),
+    )
+
+
+def planned(
+    model: Original,
+    compared: Sequence[Subject],
+    seeds: int,
+    own: Sequence[Given] | None,
+    most: int | None,
+    budget: Budget,
+) -> Plan:
+    """Return the inputs on which files are compared with a model, as ``verify`` describes them."""
+    insides = [
+        InnerSizes(load_onnx(s.path, external_data=False), s.inputs, model.inputs) for s in compared if not s.runtime
+    ]
+    usual = with_usual_sizes(model, insides, budget)
+    opt = {name: dim.opt for name, dim in usual.dims.items()}
+    plan = (
+        battery_of(usual, seeds, most, are_quantized(compared))
+        if own is None
+        else Battery(tuple(given_to(model, own, _halves(compared))), (), 0)
+    )
+    cases = [case for case in plan.cases if case.kind not in LENIENT or not are_quantized(compared)]
+    cases, too_large = affordable(cases, opt, insides, budget)
+    return Plan(tuple(_unpromised(model, cases)), plan.left_out, tuple(too_large), plan.most)
+
+
+def _unpromised(model: Original, cases: Sequence[Case]) -> Iterable[Case]:
+    """Where sizes are guessed, the model need not take them all."""
+    guessed = isinstance(model, FileModel) and model.guessed
+    return (replace(case, promised=False) if guessed and case.kind != "given" else case for case in cases)
+
+
+def _halves(compared: Sequence[Subject]) -> dict[str, set[np.dtype]]:
+    """Input -> the half types in which a file takes it."""
+    kinds: dict[str, set[np.dtype]] = {}
+    for name, kind in (pair for subject in compared for pair in subject.types.items()):
+        if kind.name in FLOATS.values():
+            kinds.setdefault(name, set()).add(kind)
+    return kinds
+
+
+def are_quantized(compared: Sequence[Subject]) -> bool:
+    """Whether every file is, with a budget of its steps, which is of usual numbers alone."""
+    return all(subject.steps is not None for subject in compared)
