@@ -45,7 +45,8 @@ class Draw:
     """How a run rounds. ``activations``, ``weights``: None as the file does, "exact" not at all, or a seed.
 
     ``held``: DequantizeLinear nodes, by the tensor they make, that give these values instead; of None what was
-    quantized in front of them, as it was (in `StepRunner.all_values` alone, which forgets no tensor). ``width``: what
+    quantized in front of them, as it was (in `StepRunner.all_values` alone, which forgets no tensor); or products of
+    integers, by the tensor they make, that read these codes as their weight. ``width``: what
     the drawn roundings are times.
     """
 

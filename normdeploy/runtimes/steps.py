@@ -102,7 +102,9 @@ class _Stepped(Exact):
         return any(self.nodes[p].op_type == QUANTIZE for p in self.before([name]))
 
     def _product(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Mapping[str, Array]) -> Sequence[Any]:
-        if self.draw.weights is not None and node.input[1] in self.stored:
+        if (held := self.draw.held.get(node.output[0])) is not None:
+            inputs = [inputs[0], held, *inputs[2:]]
+        elif self.draw.weights is not None and node.input[1] in self.stored:
             inputs = [inputs[0], self._disturbed(node, np.asarray(inputs[1]), ()), *inputs[2:]]
         if all(np.asarray(v).dtype.kind != "f" for v in inputs[:2]):
             return super().apply(node, inputs, known)

@@ -247,6 +247,13 @@ class Hunt:
             other = self._cause(whole, self._before(whole, search))
             if other.place is not None:
                 spot, cause, known = whole, other, self._before(whole, search)
+        if cause.instead and cause.place is not None:
+            # Held there, it is right for all that read it.
+            values = self._exact.run(spot.places, known)
+            end = self._exact.nodes[cause.place].output[0]
+            spot = replace(spot, places=(cause.place,), end=end, expected=values[cause.instead])
+            known = {**search.known, **values}
+            del known[end]
         got = self._exact.run(spot.places, known)[spot.end]
         if got.size == spot.expected.size:
             error, _, reason = distance(got.reshape(spot.expected.shape), spot.expected)

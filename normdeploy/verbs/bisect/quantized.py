@@ -17,14 +17,14 @@ import onnx
 
 from ...evaluate.quantize import spread
 from ...graphs.protos import module
-from ...graphs.quantized import DEQUANTIZE, QUANTIZE, Quantization, quantizes
+from ...graphs.quantized import DEQUANTIZE, INTEGER, QUANTIZE, Quantization, quantizes
 from ...runtimes.draws import Draw
 from ...runtimes.exact import Array
 from ...runtimes.steps import StepRunner
 from ..verify.originals import Original, Reference
 from ..verify.results import OutputResult
 from ..verify.steps import BOTH, UNROUNDED, VOID, CaseBudget
-from ..verify.stored import stored_in
+from ..verify.stored import shifts_of, stored_in
 from .hunt import Fault
 from .runtime import Widened
 from .trials import Cause
@@ -73,7 +73,8 @@ class QuantizedHunt:
     ) -> None:
         self._proto, self._result, self._case, self._feeds = proto, result, case, feeds
         self._quantization = Quantization(proto)
-        self._parameters = {n: v.astype(np.float64) for n, v in stored_in(model).items() if v.dtype.kind == "f"}
+        stored = {n: v.astype(np.float64) for n, v in stored_in(model).items() if v.dtype.kind == "f"}
+        self._parameters = stored | _folded(model, stored)
         self._runner = StepRunner(proto)
         self._reference = Reference(model).runner.infer(feeds)[result.output]
         self._values = self._runner.all_values(feeds, Draw())
@@ -148,10 +149,13 @@ class QuantizedHunt:
 
     def _suspects(self) -> Iterator[Suspect]:
         for node in self._proto.graph.node:
-            if node.op_type != DEQUANTIZE or not quantizes(node):
+            if node.op_type in INTEGER and quantizes(node):
+                suspect = self._integer(node)
+            elif node.op_type != DEQUANTIZE or not quantizes(node):
                 continue
-            fixed = self._quantization.is_weight(node.output[0])
-            suspect = self._weight(node) if fixed else self._pair(node)
+            else:
+                fixed = self._quantization.is_weight(node.output[0])
+                suspect = self._weight(node) if fixed else self._pair(node)
             if suspect is not None:
                 yield suspect
 
@@ -209,6 +213,48 @@ class QuantizedHunt:
             return replace(suspect, cause=Cause("granularity", text))
         return None
 
+    def _integer(self, node: onnx.NodeProto) -> Suspect | None:
+        """Look at the weight of a MatMulInteger or ConvInteger, whose scale is multiplied in behind it."""
+        q = self._quantization
+        codes, scale = q.constant(q.behind(node.input[1])), self._scale_behind(node)
+        if codes is None or scale is None:
+            return None
+        zero = q.constant(node.input[3]) if len(node.input) > 3 and node.input[3] else None
+        offset = np.zeros(()) if zero is None else zero.astype(np.float64)
+        got = (codes.astype(np.float64) - offset) * scale
+        name, right = self._nearest(got)
+        if right is None:
+            return None
+        step = np.broadcast_to(np.abs(scale), got.shape)
+        off = np.abs(got - right)
+        worst = np.unravel_index(int(np.argmax(off / step)), off.shape)
+        # A code that is clipped at the end of its range lies further away.
+        if float((off / step)[worst]) <= 1:
+            return None
+        return Suspect(
+            node,
+            node.output[0],
+            node.input[1],
+            right / scale + offset,
+            _wrong_weight(node, name, got, right, step),
+            float(off[worst]),
+            float(step[worst] / 2),
+            float(np.abs(right).max()),
+        )
+
+    def _scale_behind(self, node: onnx.NodeProto) -> Array | None:
+        """The weight's scale: the constant among what the product is multiplied with."""
+        q, name = self._quantization, node.output[0]
+        while (readers := q.readers.get(name, [])) and readers[0].op_type in ("Cast", "Reshape", "Mul"):
+            if readers[0].op_type == "Mul":
+                (other,) = [other for other in readers[0].input if other != name] or [name]
+                maker = q.makers.get(other)
+                both = [other, *([] if maker is None or maker.op_type != "Mul" else maker.input)]
+                constants = [value for each in both if (value := q.constant(each)) is not None]
+                return None if not constants else constants[0].astype(np.float64)
+            name = readers[0].output[0]
+        return None
+
     def _nearest(self, got: Array) -> tuple[str, Array | None]:
         """The model's parameter that a weight is next to, laid as it is; None where it is like none, as after a
         migration."""
@@ -220,6 +266,17 @@ class QuantizedHunt:
                     away = float(np.median(np.abs(got - laid))) / size if size else np.inf
                     best = min(best, (away, name, laid), key=lambda found: found[0])
         return best[1], best[2]
+
+
+def _folded(model: Original, stored: Mapping[str, Array]) -> dict[str, Array]:
+    """The weights of layers whose outputs are the channels of a BatchNorm, each with that folded into it."""
+    scales = [(name, scale) for name, scale, _ in shifts_of(model, stored) if name.startswith("the BatchNorm")]
+    return {
+        f"{parameter} by {name}": weight * scale.reshape(-1, *(1,) * (weight.ndim - 1))
+        for name, scale in scales
+        for parameter, weight in stored.items()
+        if weight.ndim > 1 and len(weight) == scale.size
+    }
 
 
 def _wrong_weight(node: onnx.NodeProto, name: str, got: Array, right: Array, step: Array) -> Cause:

@@ -27,11 +27,13 @@ _ROOTS = ("Sqrt", "Reciprocal", "Pow")
 class Cause:
     """``kind``: "weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "training mode" | "hidden row"
     | "overflow" | "underflow" | "factor" | "accuracy" | "optimizer" | "precision" | "added" | "unknown"; ``text``
-    says what was found; ``place``: of the node that has it, None where more than one may."""
+    says what was found; ``place``: of the node that has it, None where more than one may; ``instead``:
+    the tensor that belongs in the place of that node's result."""
 
     kind: str
     text: str
     place: int | None = None
+    instead: str = ""
 
 
 def trials(exact: Exact, values: Values, spot: Spot, program: Program) -> Iterator[tuple[Cause, Change]]:
@@ -268,7 +270,7 @@ def _added(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Ch
             continue
         text = f"{named(exact, place)} does something that the model does not: with {name!r} in its place it is right"
         kept = onnx.helper.make_node("Identity", [name], [node.output[0]], name=node.name)
-        yield Cause("added", text, place), Change(nodes={place: kept})
+        yield Cause("added", text, place, instead=name), Change(nodes={place: kept})
 
 
 def _axes(exact: Exact, node: onnx.NodeProto) -> Array | None:
