@@ -165,6 +165,11 @@ class Exact:
             MemoryError,
             AttributeError,
         ) as error:
+            try:
+                # What ONNX leaves open, such as an axis that is named twice, a runtime may still compute.
+                return self._by_runtime(node, inputs, known)
+            except NotEvaluated:
+                pass
             raise NotEvaluated(f"{node.op_type} {node.name!r}: {type(error).__name__}: {error}") from error
 
     def _by_bodies(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Values) -> Sequence[Array | None]:

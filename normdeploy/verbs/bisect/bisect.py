@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from typing import Any
 import onnx
 
 from ...engines.build import Engine
-from ...errors import NormdeployError
+from ...errors import GraphError, NormdeployError, RuntimeUnavailable
 from ...runtimes.exact import NotEvaluated, inlined
 from ...shown import Shown
 from ...storage.files import load_onnx
@@ -44,8 +44,10 @@ from ..verify.spending import Budget
 from ..verify.steps import ROUNDED, UNROUNDED
 from ..verify.verify import Comparison, Inputs, OutputResult, verify
 from .hunt import CUDA, Fault, Hunt
+from .preprocessing import preprocessing
 from .quantized import QuantizedHunt
 from .reproduce import Reproduction
+from .runtime import Widened
 
 _UNNAMED = (
     "the file is quantized, and no weight or range in it explains all of the error: what it was quantized from may"
@@ -135,10 +137,13 @@ def bisect(
     theirs = [v.name for v in load_onnx(onnx_path, external_data=False).graph.output]
     outputs = [subject.outputs.get(name, name) for name in theirs]
     chosen = quantized if quantized is not None else _to_search(parity, outputs, not_searched)
-    if chosen is not None:
+    failed = [r for r in parity.results if not r and r.runtime == OFF and r.output in outputs]
+    if chosen is not None or failed:
         # The search speaks of inputs and outputs as the model does.
         proto = inlined(renamed(load_onnx(onnx_path), subject.inputs, subject.outputs))
         cases = (*planned(model, [subject], seeds, own, most, budget).cases, *dataset)
+        faults += [] if quantized is not None else _in_front(model, proto, failed, cases[0])
+    if chosen is not None and not faults:
         try:
             if quantized is not None:
                 case = next((c for c in cases if c.name == chosen.case), cases[0])
@@ -155,6 +160,41 @@ def bisect(
             not_searched.append(NotRun(chosen.runtime, str(error), chosen.file))
     notes += [] if faults else _unexplained(parity, looked_at)
     return Bisection(parity, tuple(faults), tuple(not_searched), tuple(notes), time.perf_counter() - start, first)
+
+
+def _in_front(model: Original, proto: onnx.ModelProto, failed: Sequence[OutputResult], case: Case) -> Iterable[Fault]:
+    """The fault of a file that takes an input otherwise than the model, whether it runs on the model's or not."""
+    for result in failed[:1]:
+        try:
+            found = preprocessing(model, proto, result, case.make())
+        except (GraphError, RuntimeUnavailable):
+            # The file does not open, which another line says.
+            return
+        if found is None:
+            return
+        readers = [n for n in proto.graph.node if found.tensor in n.input]
+        yield Fault(
+            runtime=result.runtime,
+            case=case.name,
+            module="",
+            tensor=found.tensor,
+            nodes=tuple(f"{n.op_type} {n.name}".strip() for n in readers),
+            operator="",
+            wrong="file",
+            error=result.max_abs_error,
+            allowed=result.allowed,
+            scale=0.0,
+            reason=result.reason,
+            kind="preprocessing",
+            cause=found.text,
+            widened=Widened(None, reason="what stands in front of the file differs"),
+            output=result.output,
+            output_error=result.max_abs_error,
+            output_allowed=found.allowed,
+            output_reason=result.reason,
+            mended_error=found.error,
+            mended=True,
+        )
 
 
 def _unexplained(parity: Comparison, looked_at: Sequence[str]) -> list[str]:

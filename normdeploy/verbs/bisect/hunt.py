@@ -31,6 +31,7 @@ from .match import Search, Spot
 from .program import program_of
 from .reproduce import Reproduction
 from .runtime import HALVES, Units, Widened, Wrong
+from .stale import replaced
 from .trials import Cause, named
 
 CUDA = title("cuda", optimize=False), title("cuda", optimize=True)
@@ -108,7 +109,7 @@ class Hunt:
         self._exact = Exact(proto, types_in(proto))
         ran = self._exact if running is proto else Exact(running, types_in(running))
         self._units = Units(self._exact, ran, self._bench)
-        self._altered = altered
+        self._altered, self._model = altered, model
         self._first = FirstWrong(self._bench, in_order(pairs_with(model, proto)), self._exact, progress)
         self._value: Array | None = None  # of the output, when it was last looked at
         self.notes: list[str] = []
@@ -117,6 +118,9 @@ class Hunt:
     def faults(self) -> list[Fault]:
         """Those that make the output wrong, one after the other."""
         point, named = self.at_output(), list[Fault]()
+        stale = None if point else self._stale(point)
+        if stale is not None:
+            return [stale]
         for _ in range(MOST):
             if point:
                 break
@@ -156,6 +160,32 @@ class Hunt:
                 f"{self._output!r} would still be wrong with what was found mended: there is more to find then"
             )
         return named
+
+    def _stale(self, at_output: Point) -> Fault | None:
+        """The fault of a file that holds the weights of another state of the model."""
+        proto = self._bench.proto
+        changed, names = replaced(self._model, proto)
+        if not names:
+            return None
+        self._bench.proto = changed
+        try:
+            after = self.at_output()
+        except (GraphError, InputError, RuntimeUnavailable):
+            return None
+        finally:
+            self._bench.proto = proto
+        if not after:
+            return None
+        places = [p for p, node in enumerate(self._exact.nodes) if set(names) & set(node.input)]
+        more = f" and {len(names) - 1} more" if names[1:] else ""
+        cause = Cause(
+            "stale weights",
+            f"{names[0]!r}{more} are not the model's, and with the model's weights in their place the output is right:"
+            " the file was made from another state of the model; export it again",
+        )
+        numbers = (at_output.error, at_output.allowed, at_output.scale, at_output.reason)
+        fault = self._told("", self._output, places, "file", numbers, cause, at_output)
+        return replace(fault, mended=True, mended_error=after.error)
 
     def _kept(self, trace: _Trace, fault: Fault) -> Fault:
         self.reproduction = self.reproduction or trace.reproduction

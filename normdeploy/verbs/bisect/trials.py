@@ -19,6 +19,7 @@ from .recurrent import GATES, packed
 EPSILONS = (1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 _LARGEST = 0.1  # of what is taken for an epsilon
 _MOST_AXES = 4  # whose orders are all tried
+_MOST_DIMS = 5  # of which each choice of axes is tried
 Edit = Callable[[Array], Array]
 _ROOTS = ("Sqrt", "Reciprocal", "Pow")
 
@@ -26,7 +27,8 @@ _ROOTS = ("Sqrt", "Reciprocal", "Pow")
 @dataclass(frozen=True)
 class Cause:
     """``kind``: "weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "training mode" | "hidden row"
-    | "overflow" | "underflow" | "factor" | "accuracy" | "optimizer" | "precision" | "added" | "unknown"; ``text``
+    | "overflow" | "underflow" | "factor" | "accuracy" | "optimizer" | "precision" | "added" |
+    "preprocessing" | "stale weights" | "state" | "unknown"; ``text``
     says what was found; ``place``: of the node that has it, None where more than one may; ``instead``:
     the tensor that belongs in the place of that node's result."""
 
@@ -44,6 +46,7 @@ def trials(exact: Exact, values: Values, spot: Spot, program: Program) -> Iterat
     """
     for place in spot.places:
         yield from _weights(exact, place, program.parameters(spot.operators))
+        yield from _states(exact, place, program.parameters(spot.operators))
         yield from _epsilons(exact, place, program.numbers(spot.operators))
         yield from _ddof(exact, place, values)
         yield from _training(exact, place, program.parameters(spot.operators))
@@ -175,6 +178,40 @@ def _ddof(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Cha
             yield Cause("ddof", reason, place), Change(inputs={(place, 1): _times((n / (n - 1)) ** (power / 2))})
 
 
+def _states(exact: Exact, place: int, parameters: Values) -> Iterator[tuple[Cause, Change]]:
+    """The initial state of a recurrent layer that the file leaves out: zeros, by ONNX."""
+    node = exact.nodes[place]
+    last = {"LSTM": 6, "GRU": 5, "RNN": 5}.get(node.op_type, 0)
+    for i in range(5, last + 1):
+        if len(node.input) > i and node.input[i]:
+            continue
+        # The sequence stands there until the state takes its place, which needs its batch.
+        with_state = onnx.NodeProto()
+        with_state.CopyFrom(node)
+        with_state.input.extend([""] * (i + 1 - len(node.input)))
+        with_state.input[i] = node.input[0]
+        for name, value in parameters.items():
+            for state in _as_states(exact, node, value):
+                text = f"{named(exact, place)} starts from zeros, the model from {name!r}"
+                change = Change(nodes={place: with_state}, inputs={(place, i): state})
+                yield Cause("state", text, place), change
+
+
+def _as_states(exact: Exact, node: onnx.NodeProto, value: Array) -> Iterator[Edit]:
+    """``value`` as the state of all directions, [directions, batch, size], of each layer that it may be for."""
+    recurrence = _constant(exact, node.input[2])
+    if recurrence is None or value.ndim != 3 or value.shape[2] != recurrence.shape[2]:
+        return
+    directions = len(recurrence)
+    for first in range(0, len(value), directions):
+        yield _for_a_batch(value[first : first + directions])
+
+
+def _for_a_batch(state: Array) -> Edit:
+    """Give a state for the batch of a sequence [length, batch, size]."""
+    return lambda x: np.broadcast_to(state, (len(state), x.shape[1], state.shape[2]))
+
+
 def _training(exact: Exact, place: int, parameters: Values) -> Iterator[tuple[Cause, Change]]:
     """Eval mode in the place of training mode (ONNX: BatchNormalization 14, Dropout 12)."""
     node = exact.nodes[place]
@@ -209,8 +246,9 @@ def _attributes(exact: Exact, place: int, values: Values) -> Iterator[tuple[Caus
             others = [i for i in range(rank) if i != value % max(rank, 1)]
         elif a.name == "perm" and len(value) <= _MOST_AXES:
             others = [p for p in itertools.permutations(range(len(value))) if p != tuple(value)]
-        elif a.name == "axes" and len(value) == 1:
-            others = [[i] for i in range(rank) if i != value[0] % max(rank, 1)]
+        elif a.name == "axes" and 0 < rank <= _MOST_DIMS:
+            every = itertools.combinations(range(rank), len(value))
+            others = [list(axes) for axes in every if list(axes) != sorted(i % rank for i in value)]
         elif a.name == "approximate":
             kind, others = "approximation", ["none" if value == b"tanh" else "tanh"]
         for other in others:
@@ -226,10 +264,13 @@ def _attributes(exact: Exact, place: int, values: Values) -> Iterator[tuple[Caus
             Change(nodes={place: _with(node, "approximate", "tanh")}),
         )
     axes = _axes(exact, node)
-    if axes is not None and axes.size == 1 and rank:
-        for other in (i for i in range(rank) if i != int(axes.item()) % rank):
-            text = f"{named(exact, place)} has axes [{int(axes.item())}], with [{other}] it is right"
-            yield Cause("axis", text, place), Change(inputs={(place, 1): _filled(other)})
+    if axes is None or rank > _MOST_DIMS:
+        return
+    own = [int(axis) for axis in axes]
+    for other in itertools.combinations(range(rank), len(own)):
+        if sorted(axis % rank for axis in own) != list(other):
+            text = f"{named(exact, place)} has axes {own}, with {list(other)} it is right"
+            yield Cause("axis", text, place), Change(inputs={(place, 1): _always(np.array(other))})
 
 
 def _hidden_rows(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:

@@ -1,0 +1,152 @@
+"""Whether a file takes its inputs otherwise than the model: channels last, blue before red, 0 to 255, or normalized.
+
+The few usual transforms are tried on the input of rank 4. A file that gives with one of them what the model gives
+without is right but for what stands in front of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from ...errors import GraphError, InputError, RuntimeUnavailable
+from ...runtimes.exact import Array
+from ...runtimes.ort import OrtRunner
+from ..verify.drift import distance
+from ..verify.originals import Original, Reference
+from ..verify.results import OutputResult
+
+_IMAGE = 4  # dims
+_CHANNELS = (1, 3, 4)
+_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as torchvision has them
+_DRAWS = 3
+# A transform rounds three times, and each is another draw: numbers no larger than |x| + 1 before they are scaled.
+_UNITS = 12 * 2.0**-24
+
+
+@dataclass(frozen=True)
+class Transform:
+    """``text``: what it makes of x, as numpy has it; "" where it changes nothing."""
+
+    text: str
+    apply: Callable[[Array], Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """The file takes ``tensor`` so; ``text`` is for people. ``error`` of the output then, and what is ``allowed``."""
+
+    tensor: str
+    text: str
+    error: float
+    allowed: float
+
+
+def preprocessing(
+    model: Original, proto: onnx.ModelProto, result: OutputResult, feeds: Mapping[str, Array]
+) -> Preprocessing | None:
+    """Find the transform of an input with which a file gives what the model gives; None where none does.
+
+    Args:
+        proto: the file, with the model's names outside.
+        result: of an output that is wrong.
+    """
+    images = [name for name, x in feeds.items() if x.ndim == _IMAGE and x.dtype.kind == "f"]
+    if not images:
+        return None
+    reference = Reference(model).runner.infer(feeds)[result.output]
+    scale = float(np.abs(reference[np.isfinite(reference)]).max(initial=0))
+    types = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
+    own = {name: value.astype(types.get(name, value.dtype)) for name, value in feeds.items()}
+    with OrtRunner(proto, optimize=False) as runner:
+        for name in images:
+            allowed: float | None = None
+            for transform in _transforms(own[name]):
+                error = _error(runner, {**own, name: transform.apply(own[name])}, result.output, reference)
+                # The exact bound takes runs of the model, so what is far off is left out first.
+                if error is None or error > 1e-2 * scale:
+                    continue
+                if allowed is None:
+                    allowed = _allowed(model, feeds, name, result, reference)
+                if error <= allowed:
+                    more = " (mean and std of ImageNet)" if "mean" in transform.text else ""
+                    text = f"the file takes {transform.text}{more} where the model takes x, its input {name!r}"
+                    return Preprocessing(tensor=name, text=text, error=error, allowed=allowed)
+    return None
+
+
+def _error(runner: OrtRunner, feeds: Mapping[str, Array], output: str, reference: Array) -> float | None:
+    """The output's largest error; None where the file does not run so, or gives another shape."""
+    try:
+        got = runner.infer(feeds)[output]
+    except (GraphError, InputError, RuntimeUnavailable):
+        return None
+    if got.shape != reference.shape:
+        return None
+    error, _, broken = distance(got, reference)
+    return None if broken else error
+
+
+def _allowed(model: Original, feeds: Mapping[str, Array], name: str, result: OutputResult, reference: Array) -> float:
+    """What rounding the transformed input may do to the output, beside what is allowed of the output anyway."""
+    moved = 0.0
+    runner = Reference(model).runner
+    for seed in range(_DRAWS):
+        x = feeds[name].astype(np.float64)
+        off = _UNITS * np.random.default_rng(seed).uniform(-1, 1, x.shape) * (np.abs(x) + 1)
+        shifted = (x + off).astype(feeds[name].dtype)
+        moved = max(moved, distance(runner.infer({**feeds, name: shifted})[result.output], reference)[0])
+    own = result.allowed if np.isfinite(result.allowed) else 0.0
+    return own + moved
+
+
+def _transforms(x: Array) -> Iterator[Transform]:
+    """Layouts, orders of channels and ranges, and their combinations, the plainest first."""
+    channel = 1 if x.shape[1] in _CHANNELS else 3
+    layouts = [Transform("", lambda v: v)]
+    layouts.append(_layout((0, 2, 3, 1)) if channel == 1 else _layout((0, 3, 1, 2)))
+    orders = [Transform("", lambda v: v)]
+    if x.shape[channel] == 3:
+        text = "{}[:, ::-1]" if channel == 1 else "{}[..., ::-1]"
+        orders.append(Transform(text, lambda v: np.flip(v, channel)))
+    ranges = [Transform("", lambda v: v), *_ranges(channel, x.shape[channel])]
+    every = [c for c in itertools.product(ranges, orders, layouts) if any(t.text for t in c)]
+    for parts in sorted(every, key=lambda chosen: sum(bool(t.text) for t in chosen)):
+        yield _combined(parts)
+
+
+def _layout(order: Sequence[int]) -> Transform:
+    return Transform(f"{{}}.transpose({', '.join(map(str, order))})", lambda v: v.transpose(order))
+
+
+def _ranges(channel: int, channels: int) -> Iterator[Transform]:
+    """0 to 255, −1 to 1, and ImageNet's mean and deviation, each taken by the file or left to it."""
+    yield Transform("255 * {}", lambda v: 255 * v)
+    yield Transform("{} / 255", lambda v: v / 255)
+    yield Transform("(2 * {} - 1)", lambda v: 2 * v - 1)
+    yield Transform("({} + 1) / 2", lambda v: (v + 1) / 2)
+    if channels == 3:
+        shape = [3 if axis == channel else 1 for axis in range(_IMAGE)]
+        mean, deviation = np.reshape(_MEAN, shape), np.reshape(_DEVIATION, shape)
+        yield Transform("({} - mean) / std", lambda v: (v - mean) / deviation)
+        yield Transform("({} * std + mean)", lambda v: v * deviation + mean)
+        yield Transform("255 * ({} * std + mean)", lambda v: 255 * (v * deviation + mean))
+        yield Transform("({} / 255 - mean) / std", lambda v: (v / 255 - mean) / deviation)
+
+
+def _combined(parts: Sequence[Transform]) -> Transform:
+    text = "x"
+    for part in parts:
+        text = part.text.format(text) if part.text else text
+
+    def apply(x: Array) -> Array:
+        value = x.astype(np.float64)
+        for part in parts:
+            value = part.apply(value)
+        return np.ascontiguousarray(value.astype(x.dtype))
+
+    return Transform(text, apply)
