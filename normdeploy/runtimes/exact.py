@@ -37,10 +37,11 @@ class NotEvaluated(Exception):
 @dataclass(frozen=True)
 class Change:
     """Nodes that take the place of others, and what becomes of single inputs on their way into a node: (place, index)
-    -> function."""
+    -> function; ``given``: values of tensors that the file does not have."""
 
     nodes: Mapping[int, onnx.NodeProto] = field(default_factory=dict)
     inputs: Mapping[tuple[int, int], Callable[[Array], Array]] = field(default_factory=dict)
+    given: Values = field(default_factory=dict)
 
 
 def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -109,7 +110,7 @@ class Exact:
             NotEvaluated: something that is read can't be computed.
         """
         change = change or Change()
-        results = dict(known)
+        results = {**known, **change.given}
         with evaluate.quiet():
             for place in places:
                 node = change.nodes.get(place, self.nodes[place])

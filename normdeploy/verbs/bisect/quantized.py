@@ -24,7 +24,7 @@ from ...runtimes.steps import StepRunner
 from ..verify.originals import Original, Reference
 from ..verify.results import OutputResult
 from ..verify.steps import BOTH, UNROUNDED, VOID, CaseBudget
-from ..verify.stored import shifts_of, stored_in
+from ..verify.stored import folded, stored_in
 from .hunt import Fault
 from .runtime import Widened
 from .trials import Cause
@@ -74,7 +74,7 @@ class QuantizedHunt:
         self._proto, self._result, self._case, self._feeds = proto, result, case, feeds
         self._quantization = Quantization(proto)
         stored = {n: v.astype(np.float64) for n, v in stored_in(model).items() if v.dtype.kind == "f"}
-        self._parameters = stored | _folded(model, stored)
+        self._parameters = stored | folded(model, stored)
         self._runner = StepRunner(proto)
         self._reference = Reference(model).runner.infer(feeds)[result.output]
         self._values = self._runner.all_values(feeds, Draw())
@@ -266,17 +266,6 @@ class QuantizedHunt:
                     away = float(np.median(np.abs(got - laid))) / size if size else np.inf
                     best = min(best, (away, name, laid), key=lambda found: found[0])
         return best[1], best[2]
-
-
-def _folded(model: Original, stored: Mapping[str, Array]) -> dict[str, Array]:
-    """The weights of layers whose outputs are the channels of a BatchNorm, each with that folded into it."""
-    scales = [(name, scale) for name, scale, _ in shifts_of(model, stored) if name.startswith("the BatchNorm")]
-    return {
-        f"{parameter} by {name}": weight * scale.reshape(-1, *(1,) * (weight.ndim - 1))
-        for name, scale in scales
-        for parameter, weight in stored.items()
-        if weight.ndim > 1 and len(weight) == scale.size
-    }
 
 
 def _wrong_weight(node: onnx.NodeProto, name: str, got: Array, right: Array, step: Array) -> Cause:

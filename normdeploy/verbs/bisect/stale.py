@@ -12,27 +12,27 @@ from ...precision.retype import values
 from ...runtimes.exact import Array
 from ...storage.protos import copied
 from ..verify.originals import Original
-from ..verify.stored import stored_in
+from ..verify.stored import folded, shifts_of, stored_in
 
-_MOST = 1 / 2  # of the model's weights that others take the place of, from which on it is a state and no mistake
+_MOST = 1 / 2  # of a file's weights that are others, from which on it is a state and no mistake
 _NEAR = 2.0**-7  # relative: rounded to bfloat16
 
 
 def replaced(model: Original, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
     """Return a file with the model's weights in the place of others, and the names of these.
 
-    No names where fewer than half of the model's weights are missing, or where it is not told which is which.
+    No names where fewer than half of the file's weights are others, or where one of them is like none of the model's.
     """
-    stored = {name: v for name, v in stored_in(model).items() if v.size > 1}
+    stored = {name: v.astype(np.float64) for name, v in stored_in(model).items() if v.size > 1}
+    stored |= folded(model, stored)
+    stored |= {name: shift for name, shift, _ in shifts_of(model, stored) if shift.size > 1}
     kept = {t.name: values(t) for t in proto.graph.initializer}
     kept = {name: v for name, v in kept.items() if v.dtype.kind == "f" and v.size > 1}
-    here = {name for name, v in stored.items() if any(_alike(v, other) for other in kept.values())}
-    left = {name: v for name, v in stored.items() if name not in here}
     strange = {name: v for name, v in kept.items() if not any(_alike(p, v) for p in stored.values())}
-    if len(left) < 2 or len(left) < _MOST * len(stored):
+    if len(strange) < 2 or len(strange) < _MOST * len(kept):
         return proto, []
-    places = dict(_places(strange, left))
-    if len(places) < len(left):
+    places = dict(_places(strange, stored))
+    if len(places) < len(strange):
         return proto, []
     changed = copied(proto)
     for tensor in changed.graph.initializer:
@@ -50,13 +50,21 @@ def _alike(one: Array, other: Array) -> bool:
     return any(np.abs(laid.reshape(b.shape) - b).max(initial=0) <= near for laid in (a, a.T))
 
 
-def _places(strange: Mapping[str, Array], left: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
-    """Which of the model's weights belongs where: by its name, else the next of its shape, in the nearer layout."""
-    waiting = dict(left)
+def _places(strange: Mapping[str, Array], stored: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+    """Which of the model's weights belongs where: the one of its name, else the one that points the same way most, as
+    two states of one training do."""
     for name, value in strange.items():
-        fitting = [p for p, v in waiting.items() if value.shape in (v.shape, v.shape[::-1])]
-        if fitting:
-            parameter = waiting.pop(name if name in fitting else fitting[0])
-            layouts = [laid for laid in (parameter, parameter.T) if laid.shape == value.shape]
-            # Two states of one training point the same way.
-            yield name, max(layouts, key=lambda laid: float((laid * value.astype(np.float64)).sum()))
+        laid = [
+            (own == name, _cosine(turned, value), turned)
+            for own, parameter in stored.items()
+            for turned in ((parameter, parameter.T) if parameter.ndim > 1 else (parameter,))
+            if turned.shape == value.shape
+        ]
+        if laid:
+            yield name, max(laid, key=lambda each: each[:2])[2]
+
+
+def _cosine(one: Array, other: Array) -> float:
+    wide = other.astype(np.float64)
+    size = float(np.sqrt((one * one).sum() * (wide * wide).sum()))
+    return float((one * wide).sum()) / size if size else 0.0

@@ -21,6 +21,7 @@ _LARGEST = 0.1  # of what is taken for an epsilon
 _MOST_AXES = 4  # whose orders are all tried
 _MOST_DIMS = 5  # of which each choice of axes is tried
 Edit = Callable[[Array], Array]
+_STATE = "the model's initial state"  # no tensor of a file
 _ROOTS = ("Sqrt", "Reciprocal", "Pow")
 
 
@@ -46,7 +47,7 @@ def trials(exact: Exact, values: Values, spot: Spot, program: Program) -> Iterat
     """
     for place in spot.places:
         yield from _weights(exact, place, program.parameters(spot.operators))
-        yield from _states(exact, place, program.parameters(spot.operators))
+        yield from _states(exact, place, values, program.parameters(spot.operators))
         yield from _epsilons(exact, place, program.numbers(spot.operators))
         yield from _ddof(exact, place, values)
         yield from _training(exact, place, program.parameters(spot.operators))
@@ -178,38 +179,40 @@ def _ddof(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Cha
             yield Cause("ddof", reason, place), Change(inputs={(place, 1): _times((n / (n - 1)) ** (power / 2))})
 
 
-def _states(exact: Exact, place: int, parameters: Values) -> Iterator[tuple[Cause, Change]]:
+def _states(exact: Exact, place: int, values: Values, parameters: Values) -> Iterator[tuple[Cause, Change]]:
     """The initial state of a recurrent layer that the file leaves out: zeros, by ONNX."""
     node = exact.nodes[place]
     last = {"LSTM": 6, "GRU": 5, "RNN": 5}.get(node.op_type, 0)
     for i in range(5, last + 1):
-        if len(node.input) > i and node.input[i]:
+        stated = node.input[i] if len(node.input) > i else ""
+        start = _starting(exact, stated, values)
+        if (stated and (start is None or start.any())) or node.input[0] not in values:
             continue
-        # The sequence stands there until the state takes its place, which needs its batch.
         with_state = onnx.NodeProto()
         with_state.CopyFrom(node)
         with_state.input.extend([""] * (i + 1 - len(node.input)))
-        with_state.input[i] = node.input[0]
+        with_state.input[i] = _STATE
         for name, value in parameters.items():
             for state in _as_states(exact, node, value):
                 text = f"{named(exact, place)} starts from zeros, the model from {name!r}"
-                change = Change(nodes={place: with_state}, inputs={(place, i): state})
-                yield Cause("state", text, place), change
+                batch = values[node.input[0]].shape[1]
+                whole = np.broadcast_to(state, (len(state), batch, state.shape[2]))
+                yield Cause("state", text, place), Change(nodes={place: with_state}, given={_STATE: whole})
 
 
-def _as_states(exact: Exact, node: onnx.NodeProto, value: Array) -> Iterator[Edit]:
+def _starting(exact: Exact, name: str, values: Values) -> Array | None:
+    """A state that is computed or stored; None where it is not known."""
+    return values[name] if name in values else _constant(exact, name)
+
+
+def _as_states(exact: Exact, node: onnx.NodeProto, value: Array) -> Iterator[Array]:
     """``value`` as the state of all directions, [directions, batch, size], of each layer that it may be for."""
     recurrence = _constant(exact, node.input[2])
     if recurrence is None or value.ndim != 3 or value.shape[2] != recurrence.shape[2]:
         return
     directions = len(recurrence)
     for first in range(0, len(value), directions):
-        yield _for_a_batch(value[first : first + directions])
-
-
-def _for_a_batch(state: Array) -> Edit:
-    """Give a state for the batch of a sequence [length, batch, size]."""
-    return lambda x: np.broadcast_to(state, (len(state), x.shape[1], state.shape[2]))
+        yield value[first : first + directions]
 
 
 def _training(exact: Exact, place: int, parameters: Values) -> Iterator[tuple[Cause, Change]]:

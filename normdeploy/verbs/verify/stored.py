@@ -89,6 +89,17 @@ def shifts_of(model: Original, stored: Mapping[str, Array]) -> Iterator[tuple[st
         yield f"the BatchNorm {norm.owner}", scale, np.abs(scale)
 
 
+def folded(model: Original, stored: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the weights of layers whose outputs are the channels of a BatchNorm, each with that folded into it."""
+    scales = [(name, scale) for name, scale, _ in shifts_of(model, stored) if name.startswith("the BatchNorm")]
+    return {
+        f"{parameter} by {name}": weight * scale.reshape(-1, *(1,) * (weight.ndim - 1))
+        for name, scale in scales
+        for parameter, weight in stored.items()
+        if weight.ndim > 1 and len(weight) == scale.size
+    }
+
+
 def _of_program(model: Model) -> Iterator[_BatchNorm]:
     signature = model.program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
