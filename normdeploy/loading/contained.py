@@ -44,6 +44,23 @@ def require_contained(folder: Path) -> None:
             _require_inside(folder / name, folder, roots, f"adapter_config.json names {name!r}")
 
 
+def shards_of(index: Path) -> list[Path]:
+    """Return the files that an index of safetensors names, which lie beside it.
+
+    Raises:
+        LoadError: it names none, or one that is not there or lies elsewhere.
+    """
+    names = sorted(set(map(str, _named(index, "weight_map"))))
+    if not names:
+        raise LoadError(f"{index} names no shards in its weight_map; give the index that was saved with them")
+    roots = _roots(index.parent)
+    for name in names:
+        _require_inside(index.parent / name, index.parent, roots, f"{index.name} names {name!r}")
+        if not (index.parent / name).is_file():
+            raise LoadError(f"{index} names {name!r}, and there is no such file beside it; copy all shards")
+    return [index.parent / name for name in names]
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a file of JSON; an empty one where there is no such file.
 

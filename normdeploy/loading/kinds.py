@@ -5,7 +5,7 @@
 | ExportedProgram | zip with one root folder; ``archive_format`` reads ``pt2``; ``models/model.json`` |
 | TorchScript | zip with ``constants.pkl`` or ``code/`` |
 | torch.save | zip with ``data.pkl``; the legacy format is a row of bare pickles, the first holding a magic number |
-| safetensors | a little-endian u64 length, then ``{`` |
+| safetensors | a little-endian u64 length, then ``{``; of several shards, a JSON called ``*.safetensors.index.json`` |
 | Hugging Face folder | ``config.json`` |
 """
 
@@ -26,6 +26,7 @@ LEGACY_MAGIC = bytes.fromhex(
 PROGRAM_JSON = "models/model.json"
 _HEADER_LIMIT = 100 << 20  # the safetensors library's own limit on its header, bytes
 _CHUNK = 1 << 20
+INDEX = ".safetensors.index.json"  # of shards: {"weight_map": {tensor: file}}
 BOOKKEEPING = (".git", ".cache")
 
 
@@ -48,8 +49,10 @@ def detect(path: Path) -> Kind:
     if path.is_dir():
         if (path / "config.json").is_file():
             return Kind.HUGGINGFACE
+        indices = sorted(path.glob(f"*{INDEX}"))
         raise LoadError(
-            f"{path} is a folder without a config.json: give the model file in it, or a Hugging Face model folder"
+            f"{path} is a folder without a config.json: give"
+            f" {indices[0] if indices else 'the model file in it'}, or a Hugging Face model folder"
         )
     if not path.is_file():
         raise LoadError(f"there is no file {path}: check the path (seen from {Path.cwd()})")
@@ -68,6 +71,8 @@ def detect(path: Path) -> Kind:
                 " broken or foreign"
             )
         return Kind.LEGACY_PICKLE
+    if path.name.endswith(INDEX) and head.lstrip().startswith(b"{"):
+        return Kind.SAFETENSORS
     if head[8:9] == b"{":
         return _safetensors_kind(path, head, size)
     raise LoadError(
@@ -201,16 +206,20 @@ def read(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
 
 
 def sha256(path: Path) -> str:
-    """The hash of a file; of a folder: of the names and bytes of its files, in the order of their names.
+    """The hash of a file, of an index with the shards beside it; of a folder: of the names and bytes of its files, in
+    the order of their names.
 
     What git and huggingface_hub keep for themselves at its top differs from copy to copy of one model, and is left out.
     """
     digest = hashlib.sha256()
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    files = [file for file in files if file == path or file.relative_to(path).parts[0] not in BOOKKEEPING]
+    if path.name.endswith(INDEX):
+        files += sorted(path.parent.glob("*.safetensors"))
+    files = [file for file in files if path.is_file() or file.relative_to(path).parts[0] not in BOOKKEEPING]
     for file in files:
         if file != path:
-            digest.update(f"{file.relative_to(path).as_posix()}\0{file.stat().st_size}\0".encode())
+            name = file.relative_to(path if path.is_dir() else path.parent).as_posix()
+            digest.update(f"{name}\0{file.stat().st_size}\0".encode())
         with file.open("rb") as stream:
             while chunk := stream.read(_CHUNK):
                 digest.update(chunk)

@@ -4,8 +4,9 @@ makes."""
 from __future__ import annotations
 
 import importlib
+import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,28 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ..errors import InputError, LoadError
+from .contained import shards_of
+from .kinds import INDEX
 from .pickled import listed
 from .training import reachable
 
 State = dict[str, torch.Tensor]
 _SHOWN = 10
+_LIGHTNING = {"pytorch-lightning_version", "state_dict"}
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\.\w+$")
 # Dicts around the weights that are opened by themselves.
 _DEEPEST = 64
 
 
 def read_safetensors(path: Path) -> State:
-    """All tensors of the file, in their own dtypes.
+    """All tensors of the file, or of the shards that an index names, in their own dtypes.
 
     Raises:
         LoadError: it is broken.
     """
+    shards = shards_of(path) if path.name.endswith(INDEX) else [path]
     try:
-        return load_file(path)
+        return {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
     except (SafetensorError, ValueError, KeyError, OSError, RuntimeError) as error:
         raise LoadError(
             f"{path} can't be read as safetensors: {error}; it is truncated or broken: copy or save it again"
@@ -45,6 +51,12 @@ def find_state(checkpoint: Any, key: str | None, path: Path) -> State | nn.Modul
     Raises:
         LoadError: there are none, or several and no ``key`` says which.
     """
+    if isinstance(checkpoint, Mapping) and checkpoint.keys() >= _LIGHTNING:
+        # Tensors of callbacks and optimizers lie beside the weights.
+        if key is None:
+            key = "state_dict"
+        elif key.partition(".")[0] not in checkpoint:
+            key = f"state_dict.{key}"
     state = _at_key(checkpoint, key, path) if key is not None else checkpoint
     depth = 0
     while not _is_weights(state):
@@ -86,6 +98,10 @@ def _at_key(checkpoint: Any, key: str, path: Path) -> Any:
             ),
             None,
         )
+        below = {name.removeprefix(f"{rest}."): value[name] for name in names if str(name).startswith(f"{rest}.")}
+        if step is None and below:
+            # A part of one set of weights: model.encoder.weight under the key model.
+            return below
         if step is None:
             raise LoadError(
                 f"{path} holds nothing under the key {key!r}; there are:"
@@ -191,7 +207,7 @@ def fill(module: nn.Module, state: State, path: Path) -> None:
         LoadError: keys are missing or left over, or shapes differ; the message lists them.
     """
     own = module.state_dict()
-    state = _without_prefixes(state, own.keys())
+    state = _of_one_part(_without_prefixes(state, own.keys()), own.keys(), path)
     filled = {own[name].data_ptr() for name in own.keys() & state.keys()}
     missing = [
         name
@@ -216,10 +232,16 @@ def fill(module: nn.Module, state: State, path: Path) -> None:
         if names
     ]
     if problems:
+        shard = "; the file is one of several shards: give their index, *.index.json"
         raise LoadError(
             f"the weights of {path} do not fit {type(module).__name__}:\n  "
             + "\n  ".join(problems)
             + "\nCheck the factory's arguments, or choose other weights with --key"
+            + (
+                "; the file is one of several shards: give their index, *.index.json"
+                if _SHARD.search(path.name)
+                else ""
+            )
         )
     module.load_state_dict(state, strict=False)
     _warn_of_unregistered(module)
@@ -238,6 +260,27 @@ def _warn_of_unregistered(module: nn.Module) -> None:
             " the factory gave them",
             stacklevel=2,
         )
+
+
+def _of_one_part(state: State, own: Collection[str], path: Path) -> State:
+    """Return the part of ``state`` that fits a model with the keys ``own``, where its other keys stand for losses or
+    metrics, as in a file of Lightning: all that lies below one prefix.
+
+    Raises:
+        LoadError: several prefixes fit.
+    """
+    first = next(iter(own), None)
+    if first is None or first in state:
+        return state
+    prefixes = [name.removesuffix(first) for name in state if name.endswith(f".{first}")]
+    fitting = [prefix for prefix in prefixes if all(f"{prefix}{name}" in state for name in own)]
+    if len(fitting) > 1:
+        keys = ", ".join(prefix.removesuffix(".") for prefix in fitting)
+        raise LoadError(f"{path} holds the model {len(fitting)} times, under {keys}; choose with --key")
+    if not fitting:
+        return state
+    part = {name.removeprefix(fitting[0]): value for name, value in state.items() if name.startswith(fitting[0])}
+    return part if part.keys() == set(own) else state
 
 
 def _without_prefixes(state: State, own: Sequence[str] | Any) -> State:

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from normdeploy.errors import InputError, LoadError
 from normdeploy.loading import load
+from normdeploy.loading.kinds import sha256
 from normdeploy.loading.state import fill, make_model
 from normdeploy.model import Dim
 from tests.loading.test_loading import INPUTS, _same
@@ -204,3 +206,78 @@ def test_parameters_that_no_state_dict_holds_are_named(tmp_path: Path) -> None:
 def test_arguments_without_names_are_refused() -> None:
     with pytest.raises(InputError, match=r"the arguments of torch\.nn:Linear are a list; give them by name"):
         make_model("torch.nn:Linear", [3, 4])  # type: ignore[arg-type]
+
+
+def lightning(state: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Return what Lightning saves: tensors of callbacks and optimizers lie beside the weights."""
+    moments = {0: {"exp_avg": torch.ones(3), "step": torch.tensor(1.0)}}
+    return {
+        "epoch": 1,
+        "pytorch-lightning_version": "2.5.0",
+        "callbacks": {"EarlyStopping": {"best_score": torch.tensor(0.5)}},
+        "optimizer_states": [{"state": moments, "param_groups": []}],
+        "hyper_parameters": {"lr": 0.1},
+        "state_dict": state,
+    }
+
+
+@pytest.mark.parametrize("prefix", ["model.", "net.", "model._orig_mod."])
+@pytest.mark.parametrize("others", [{}, {"loss.weight": torch.ones(3)}], ids=["alone", "beside a loss"])
+def test_load_lightning_checkpoint_takes_the_weights_of_the_model(
+    net: Any, prefix: str, others: dict[str, torch.Tensor]
+) -> None:
+    state = {f"{prefix}{name}": value for name, value in net.state_dict().items()}
+    torch.save(lightning({**state, **others}), "w.ckpt")
+    _same(load("w.ckpt", model=net.where, inputs=INPUTS), net)
+
+
+def test_load_lightning_checkpoint_of_two_copies_asks_which(net: Any) -> None:
+    state = {f"net.{name}": value for name, value in net.state_dict().items()}
+    older = {f"ema.{name}": value * 2 for name, value in net.state_dict().items()}
+    torch.save(lightning({**state, **older}), "w.ckpt")
+    with pytest.raises(LoadError, match="holds the model 2 times, under net, ema; choose with --key"):
+        load("w.ckpt", model=net.where, inputs=INPUTS)
+    _same(load("w.ckpt", model=net.where, inputs=INPUTS, key="net"), net)
+    _same(load("w.ckpt", model=net.where, inputs=INPUTS, key="state_dict.net"), net)
+
+
+def test_load_foreign_keys_below_the_prefix_are_told(net: Any) -> None:
+    state = {f"net.{name}": value for name, value in net.state_dict().items()}
+    torch.save(lightning({**state, "net.tail.weight": torch.ones(3), "loss.weight": torch.ones(3)}), "w.ckpt")
+    with pytest.raises(LoadError, match="not in the model"):
+        load("w.ckpt", model=net.where, inputs=INPUTS)
+
+
+def save_shards(state: dict[str, torch.Tensor]) -> dict[str, str]:
+    """Save each tensor as a shard. Returns: the index's weight_map, tensor -> file."""
+    files = {name: f"model-{i:05}-of-{len(state):05}.safetensors" for i, name in enumerate(state, 1)}
+    for name, file in files.items():
+        save_file({name: state[name].contiguous()}, file)
+    return files
+
+
+def test_load_sharded_safetensors_by_their_index(net: Any) -> None:
+    files = save_shards(net.state_dict())
+    index = Path("model.safetensors.index.json")
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": files}))
+    model = load(index, model=net.where, inputs=INPUTS)
+    _same(model, net)
+    shard = next(iter(files.values()))
+    with pytest.raises(LoadError, match="one of several shards: give their index"):
+        load(shard, model=net.where, inputs=INPUTS)
+    save_file({"other": torch.ones(1)}, shard)
+    assert sha256(index) != model.sha256
+    Path(shard).unlink()
+    with pytest.raises(LoadError, match="there is no such file beside it; copy all shards"):
+        load(index, model=net.where, inputs=INPUTS)
+
+
+def test_load_index_that_leads_out_of_its_folder_is_refused(net: Any, tmp_path: Path) -> None:
+    index = Path("model.safetensors.index.json")
+    for target in ("../w.safetensors", "/dev/zero"):
+        index.write_text(json.dumps({"weight_map": {"x": target}}))
+        with pytest.raises(LoadError, match="leads out of the folder"):
+            load(index, model=net.where, inputs=INPUTS)
+    index.write_text(json.dumps({"weight_map": {}}))
+    with pytest.raises(LoadError, match="names no shards"):
+        load(index, model=net.where, inputs=INPUTS)
