@@ -22,7 +22,7 @@ from .complaints import above_excluded, complaint, narrowed, unsolved
 from .inputs import Wishes, describe, names_of, parse
 from .limits import limited
 from .program import live_guards
-from .refusals import refused, require_tensors
+from .refusals import refused, require_float, require_tensors
 from .signature import dtype_name, output_names
 from .specs import describe_inputs
 from .training import reachable, require_eval, require_eval_graph
@@ -129,6 +129,7 @@ def trace(
     kind: str,
 ) -> Model:
     """``from_module`` for a module that is ours already: it may be changed."""
+    require_float(module)
     module.requires_grad_(
         False
     )  # of an attention that asks for gradients torch 2.13 traces views that it then can't decompose

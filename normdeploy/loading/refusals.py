@@ -10,9 +10,11 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.ao.nn.quantized
 from torch import nn
 
 from ..errors import ExportError
+from .pickled import listed
 from .signature import dtype_name
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -20,7 +22,16 @@ _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _DISTRIBUTIONS = os.path.join(_TORCH, "distributions") + os.sep
 _PACKING = os.path.join(_TORCH, "nn", "utils", "rnn.py")
 _RECURRENT = os.path.join(_TORCH, "nn", "modules", "rnn.py")
+PACKED = (
+    "packed as integers for kernels of torch's own, which no file can call: give the float model, and quantize it with"
+    " --quantize int8, or quantize with fake quantization (prepare_qat) and export that"
+)
 _UNKNOWN_OUTPUT = re.compile(r"Found <class '(?P<name>[^']+)'> in output")
+# Not torch.ao.nn.qat, whose modules round in float.
+_INTEGER_MODULE = re.compile(r"torch\.ao\.nn\.(intrinsic\.)?quantized\b")
+# What is left of QuantStub and DeQuantStub holds no weights.
+_FLOAT_ENDS = (torch.ao.nn.quantized.Quantize, torch.ao.nn.quantized.DeQuantize)
+_SHOWN = 4
 _LONGEST = 80  # letters of a line of the model
 
 
@@ -56,6 +67,23 @@ def refused(module: nn.Module, error: Exception) -> ExportError:
     if ".numpy()" in text:
         return ExportError(f"{head}: it leaves torch for numpy{where}, and a file holds torch's operators alone")
     return ExportError(f"{head}{where}: {kind}: {_first_line(text)}")
+
+
+def require_float(module: nn.Module) -> None:
+    """Refuse the integer modules that torch.ao makes (quantize_dynamic, convert).
+
+    Raises:
+        ExportError: it names them.
+    """
+    found = [
+        f"{name or 'the model itself'} ({type(part).__name__})"
+        for name, part in module.named_modules()
+        if _INTEGER_MODULE.match(type(part).__module__)
+        and not isinstance(part, _FLOAT_ENDS)
+        and not name.endswith("_packed_params")
+    ]
+    if found:
+        raise ExportError(f"torch.ao has the weights of {listed(found, _SHOWN)} {PACKED}")
 
 
 def require_tensors(program: torch.export.ExportedProgram) -> None:

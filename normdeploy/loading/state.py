@@ -19,6 +19,7 @@ from ..errors import InputError, LoadError
 from .contained import shards_of
 from .kinds import INDEX
 from .pickled import listed
+from .refusals import PACKED
 from .training import reachable
 
 State = dict[str, torch.Tensor]
@@ -70,6 +71,8 @@ def find_state(checkpoint: Any, key: str | None, path: Path) -> State | nn.Modul
             )
         barren: set[int] = set()
         candidates = [name for name, value in state.items() if _is_weights(value) or _leads_on(value, barren)]
+        if any(str(name).endswith("._packed_params") for name in state):
+            raise LoadError(f"{path} holds weights that torch.ao has {PACKED}")
         if len(candidates) != 1:
             inside = ", ".join(f"{name!r} ({_kind(value)})" for name, value in list(state.items())[:_SHOWN])
             problem = (
@@ -237,11 +240,7 @@ def fill(module: nn.Module, state: State, path: Path) -> None:
             f"the weights of {path} do not fit {type(module).__name__}:\n  "
             + "\n  ".join(problems)
             + "\nCheck the factory's arguments, or choose other weights with --key"
-            + (
-                "; the file is one of several shards: give their index, *.index.json"
-                if _SHARD.search(path.name)
-                else ""
-            )
+            + (shard if _SHARD.search(path.name) else "")
         )
     module.load_state_dict(state, strict=False)
     _warn_of_unregistered(module)

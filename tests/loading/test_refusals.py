@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import normdeploy
-from normdeploy.errors import NormdeployError
+from normdeploy.errors import ExportError, LoadError, NormdeployError
 
 # Words of torch's own that say nothing to whoever wrote the model.
 FOREIGN = (
@@ -113,3 +114,14 @@ def test_export_distributions_are_not_checked_in_the_trace() -> None:
     assert export(lambda x: torch.distributions.Normal(x, 1.0).log_prob(x * 2))
     assert export(lambda x: torch.distributions.Categorical(logits=x).entropy())
     assert torch.distributions.Distribution._validate_args is checks
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_export_integer_modules_of_torch_ao_are_refused_by_name(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
+    quantized = torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, torch.qint8)
+    with pytest.raises(ExportError, match=r"torch.ao has the weights of 0 \(Linear\).*--quantize int8"):
+        normdeploy.export(quantized, torch.randn(5, 8))
+    torch.save(quantized.state_dict(), tmp_path / "w.pt")
+    with pytest.raises(LoadError, match=r"holds weights that torch.ao has packed as integers.*--quantize int8"):
+        normdeploy.export(tmp_path / "w.pt", model="torch.nn:Identity", inputs="x[b,8]")
