@@ -64,6 +64,12 @@ class RuntimeCrash(GraphError):
     """A runtime ends its process when it opens a file."""
 
 
+# Exit code where nothing failed and something was not run: no GPU, or a package that is missing.
+NOT_RUN = 3
+# How the message begins then, whatever the verb.
+NEITHER = "not run, so neither right nor wrong"
+
+
 class RuntimeUnavailable(NormdeployError):
     """A package or a device that a verb needs is not there; the message says which extra to install."""
 

@@ -13,9 +13,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__, stopping
-from ..errors import NormdeployError, RuntimeUnavailable, printable_lines
+from ..errors import NEITHER, NOT_RUN, NormdeployError, RuntimeUnavailable, printable_lines
 from . import bench, bisect, build, check, export, fleet, inspect, optimize, package, recheck, run, verify
-from .console import NOT_RUN
 from .stored import kept
 from .verbose import logged
 
@@ -122,5 +121,5 @@ def main() -> None:
 
 
 def _refuse(message: str, code: int = 1) -> NoReturn:
-    print(f"{'not run' if code == NOT_RUN else 'error'}: {printable_lines(message)}", file=sys.stderr)
+    print(f"{NEITHER if code == NOT_RUN else 'error'}: {printable_lines(message)}", file=sys.stderr)
     sys.exit(code)

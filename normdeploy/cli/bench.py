@@ -9,7 +9,7 @@ import typer
 
 import normdeploy
 
-from .console import bars, check_report, tell
+from .console import bars, check_report, require_run, tell
 from .options import (
     LOADING,
     HtmlFile,
@@ -72,7 +72,7 @@ def bench(
     quiet: Quiet = False,
 ) -> None:
     """Race a model in eager and torch.compile, ONNX files and engines, in turns; exit code 1 where one gives a wrong
-    answer.
+    answer, 3 where none does and a file was not run.
 
     Options that were given to export need not be given again; those that run code only where you or your team signed
     them (docs/teams.md).
@@ -101,3 +101,4 @@ def bench(
     tell(Report("bench", files, race=race), report, quiet, html)
     if not race:
         raise typer.Exit(1)
+    require_run(race.unrun)

@@ -24,7 +24,7 @@ from .comparing import (
     Seeds,
     ToleranceOptions,
 )
-from .console import NOT_RUN, bars, check_report, tell
+from .console import bars, check_report, require_run, tell
 from .options import (
     LOADING,
     HtmlFile,
@@ -70,7 +70,7 @@ def bisect(
     quiet: Quiet = False,
 ) -> None:
     """Find the first tensor that leaves the bound of verify, the node that makes it so, and why; exit code 1 where
-    there is one, 3 where nothing failed but the file was not run.
+    there is one, 3 where there is none and an engine was not run.
 
     Options that were given to export need not be given again; those that run code only where you or your team signed
     them (docs/teams.md).
@@ -109,5 +109,6 @@ def bisect(
         "bisect", files, parity=bisection.parity, bisection=bisection, seconds={"bisect": bisection.seconds}
     )
     tell(account, report, quiet, html)
-    if not bisection:
-        raise typer.Exit(NOT_RUN if bisection.parity.outcome == "not run" else 1)
+    if bisection.parity.outcome == "failed":
+        raise typer.Exit(1)
+    require_run(bisection.parity.unrun)

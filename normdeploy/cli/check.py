@@ -13,7 +13,7 @@ import normdeploy
 from ..errors import printable_lines
 from ..reports.check import text as told
 from ..storage.atomic import write_bytes
-from .console import bars, check_report
+from .console import bars, check_report, require_run
 from .options import (
     LOADING,
     FuseOption,
@@ -78,7 +78,7 @@ def check(
     quiet: Quiet = False,
 ) -> None:
     """Judge the normalizations of files for CI; exit code 1 where something of --fail-on is found or a file can't be
-    read."""
+    read, 3 where nothing is and a runtime that a rule asks is not here."""
     from ..arguments import check_output
     from ..verbs.check.check import onnx_files
     from ..verbs.check.sarif import sarif
@@ -114,3 +114,4 @@ def check(
             typer.echo(f"error: {printable_lines(file.error)}", err=True)
     if not result:
         raise typer.Exit(1)
+    require_run(filter(None, [result.unasked]))

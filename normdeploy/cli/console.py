@@ -12,12 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import NormdeployError
+from ..errors import NormdeployError, RuntimeUnavailable
 from ..reports.html import require
 from ..storage.atomic import writable, write_bytes
-
-# Exit code where nothing failed and something was not run: no GPU, or a package that is missing.
-NOT_RUN = 3
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,6 +46,16 @@ def of_file(report: Path | None, file: str) -> Path | None:
     """Where the report of one of several files goes: ``out.json`` is ``out.encoder_model.json`` for
     encoder_model.onnx."""
     return None if report is None else report.with_name(f"{report.stem}.{Path(file).stem}{report.suffix}")
+
+
+def require_run(missed: Iterable[object]) -> None:
+    """End a verb that found nothing wrong with the exit code of what was not run.
+
+    Raises:
+        RuntimeUnavailable: something that the user named was not.
+    """
+    if told := "; ".join(map(str, missed)):
+        raise RuntimeUnavailable(told)
 
 
 def say(text: Text | str = "") -> None:

@@ -11,7 +11,7 @@ import typer
 
 from ..errors import InputError
 from ..storage.atomic import write_bytes
-from .console import _console, check_report, say
+from .console import _console, check_report, require_run, say
 from .options import Quiet, SignOption, TrustedKeys
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def run(
     report: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run what is not in the store; exit code 1 where a cell is wrong or failed."""
+    """Run what is not in the store; exit code 1 where a cell is wrong or failed, 3 where one was not run."""
     from ..fleet import fleet
 
     _check(html, markdown, report, file)
@@ -90,9 +90,10 @@ def recheck(
     trust: TrustedKeys = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run the last run's bundles again with what is installed now; exit code 1 where something got worse."""
+    """Run the last run's bundles again with what is installed now; exit code 1 where something got worse, 3
+    where a bundle was not run."""
     from ..fleet.rechecks import recheck as rechecked
-    from ..reports.fleet import show_rechecks
+    from ..reports.fleet import by_reason, show_rechecks
 
     with _bars(quiet) as progress:
         ends = rechecked(
@@ -102,6 +103,8 @@ def recheck(
         show_rechecks(_console(), ends)
     if any(end.outcome in ("wrong", "failed") for end in ends):
         raise typer.Exit(1)
+    unrun = {end.step.removesuffix("/recheck"): end.reason for end in ends if end.outcome == "not run"}
+    require_run(by_reason(unrun))
 
 
 def status(
@@ -248,6 +251,7 @@ def _tell(done: FleetRun, html: Path | None, markdown: Path | None, report: Path
         tables.show(_console(), done)
     if not done:
         raise typer.Exit(1)
+    require_run(tables.by_reason({cell.name: cell.reason for cell in done.unrun}))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import typer
 
 import normdeploy
 
-from .console import _console, bars
+from .console import _console, bars, require_run
 from .options import (
     LOADING,
     LoadingOptions,
@@ -63,7 +63,8 @@ def package(
     """Write a Triton model repository with samples, expected outputs, report, certificates, versions and hashes beside
     it.
 
-    Exit code 1 where a runtime is wrong on the samples, as the models are configured; the bundle is written then too.
+    Exit code 1 where a runtime is wrong on the samples, as the models are configured, 3 where none is and an engine was
+    not run; the bundle is written then too.
     """
     from ..reports.package import show_package
 
@@ -89,3 +90,4 @@ def package(
         show_package(_console(), made)
     if not made:
         raise typer.Exit(1)
+    require_run(made.judgement.unrun)

@@ -11,7 +11,7 @@ import typer
 import normdeploy
 
 from ..storage.atomic import write_bytes
-from .console import _console, bars, check_report
+from .console import _console, bars, check_report, require_run
 from .options import Quiet, ReportFile, TrustedKeys
 
 
@@ -28,7 +28,7 @@ def recheck(
     quiet: Quiet = False,
 ) -> None:
     """Compare a bundle with its hashes, run its samples again, and say what changed; exit code 1 where something got
-    worse."""
+    worse, 3 where nothing did and an engine was not run."""
     from ..reports.package import show_recheck
     from ..reports.report import plain
 
@@ -41,3 +41,4 @@ def recheck(
         show_recheck(_console(), outcome)
     if not outcome:
         raise typer.Exit(1)
+    require_run(outcome.judgement.unrun if outcome.judgement is not None else ())

@@ -26,7 +26,7 @@ from .comparing import (
     Seeds,
     ToleranceOptions,
 )
-from .console import NOT_RUN, bars, check_report, of_file, say, tell
+from .console import bars, check_report, of_file, require_run, say, tell
 from .options import (
     LOADING,
     HtmlFile,
@@ -116,14 +116,15 @@ def verify(
     tell(
         Report("verify", _roles(source, files), parity=parity, seconds={"verify": parity.seconds}), report, quiet, html
     )
-    if not parity:
+    if parity.outcome == "failed":
         if quiet:
             _say_failures(parity)
-        raise typer.Exit(NOT_RUN if parity.outcome == "not run" else 1)
+        raise typer.Exit(1)
     if strict and (parity.limits or parity.word or parity.up_to is not None):
         if quiet:
             _say_verdict(parity)
         raise typer.Exit(1)
+    require_run(parity.unrun)
 
 
 def _say_verdict(parity: Comparison) -> None:
@@ -190,9 +191,10 @@ def _verify_parts(
             _say_failures(parity)
     if not quiet:
         say(verdict_on_parts(verdict))
-    if not verdict:
-        missing = all(parity.outcome == "not run" for parity in verdict.comparisons.values())
-        raise typer.Exit(NOT_RUN if verdict.comparisons and missing else 1)
+    parts = verdict.comparisons.values()
+    if not parts or any(parity.outcome == "failed" for parity in parts):
+        raise typer.Exit(1)
+    require_run([missed for parity in parts for missed in parity.unrun])
 
 
 def _roles(source: Path, files: list[Path]) -> dict[str, str]:

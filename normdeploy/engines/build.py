@@ -133,7 +133,7 @@ def build(
         taken={"the model": source, "the engine": target},
     )
     if reason := missing(runtime, gpu=runtime == "tensorrt"):
-        raise RuntimeUnavailable(f"can't build with {TITLES[runtime]}: {reason}")
+        raise RuntimeUnavailable(f"{TITLES[runtime]} ({source.name}): {reason}")
     if os.path.realpath(source) == os.path.realpath(target):
         raise InputError(f"the engine {str(target)!r} would replace the model it is built from; give another name")
     wanted = _capabilities(compute_capabilities, runtime)

@@ -31,7 +31,7 @@ from .steps import Step, steps_of
 from .store import Damaged, Record, Store
 from .tasks import Input, Task, task_of
 from .underway import Underway, end_of
-from .work import StepFailed
+from .work import StepFailed, StepNotRun
 from .workers import Vanished
 
 _TRIES = 3  # of a step whose machine vanishes, or whose inputs are damaged
@@ -260,6 +260,8 @@ class Driver:
         run, step = told.run, told.task.step
         try:
             record = future.result()
+        except StepNotRun as error:
+            self._end(run, StepEnd(step.name, step.verb, "not run", told.key, str(error), log=error.log))
         except StepFailed as error:
             self._end(run, StepEnd(step.name, step.verb, "failed", told.key, str(error), log=error.log))
         except Vanished as error:

@@ -152,6 +152,11 @@ class FleetRun(Shown):
     def __bool__(self) -> bool:
         return not any(cell.status in BAD for cell in self.cells)
 
+    @property
+    def unrun(self) -> tuple[Cell, ...]:
+        """Cells of which a step was not run for want of a machine: not built, or built and not run."""
+        return tuple(c for c in self.cells if c.status == "not run" or (c.status == "built" and c.reason))
+
     def counts(self) -> dict[str, int]:
         """Status -> number of cells, of those that there are."""
         found = {status: sum(c.status == status for c in self.cells) for status in STATUSES}

@@ -21,7 +21,7 @@ from .sealed import keys_meant, require_signer
 from .steps import Step, steps_of
 from .store import Record, Store
 from .tasks import Input, Task, found
-from .work import StepFailed
+from .work import StepFailed, StepNotRun
 from .workers import Vanished
 
 
@@ -106,6 +106,8 @@ def _done(running: dict[Future[Record], Step]) -> Iterator[StepEnd]:
         step = running.pop(future)
         try:
             record = future.result()
+        except StepNotRun as error:
+            yield StepEnd(step.name, step.verb, "not run", reason=str(error))
         except (StepFailed, Vanished) as error:
             yield StepEnd(step.name, step.verb, "failed", reason=str(error))
         else:

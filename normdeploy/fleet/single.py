@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import NormdeployError
+from ..errors import NormdeployError, RuntimeUnavailable
 from ..storage.atomic import atomic, writable
 from ..types import PathLike
 from .fields import Values
@@ -24,7 +24,7 @@ from .sealed import keys_meant, require_signer
 from .steps import CODE, REPORT, Needs, Step, option_words
 from .store import Damaged, Record, Store
 from .tasks import Task, found, task_of
-from .work import StepFailed, sweep
+from .work import StepFailed, StepNotRun, sweep
 
 _MADE = {"build": "model.engine"}  # what a verb writes as its output; the others write model.onnx
 _TRIES = 3  # of a call whose objects are damaged
@@ -118,6 +118,8 @@ def _made_now(task: Task, store: Store, machine: Machine) -> Record:
     pool = Local(store, 1)
     try:
         return pool.submit(task, machine).result()
+    except StepNotRun as error:
+        raise RuntimeUnavailable(str(error)) from error
     except StepFailed as error:
         raise NormdeployError(str(error)) from error
     finally:

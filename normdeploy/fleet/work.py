@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, NormdeployError, StoreError
+from ..errors import NEITHER, NOT_RUN, InputError, NormdeployError, StoreError
 from ..storage.atomic import _lock
 from ..storage.files import sha256
 from ..verbs.package.attest import attest
@@ -26,6 +26,8 @@ from .store import Record, Store, Stored
 from .tasks import Task
 from .workers import End, Warm
 
+# Verbs whose work is whole although an engine in the bundle was not run.
+_WITHOUT_GPU = ("package", "recheck")
 _TAIL = 4000  # characters of a log in which the reason of a failure is looked for
 
 
@@ -40,11 +42,16 @@ class StepFailed(NormdeployError):
         return type(self), (str(self), self.log)
 
 
+class StepNotRun(StepFailed):
+    """A step needs what this machine lacks, which its verb said. It is neither right nor wrong."""
+
+
 def perform(task: Task, store: Store, warm: Warm, machine: Machine) -> Record:
     """Run a step and keep what it made; or give the record that somebody else wrote meanwhile.
 
     Raises:
         StepFailed: it ended without a result: an error of the verb, a crash, a limit.
+        StepNotRun: the verb lacks a package or a GPU here.
         Vanished: its process was killed from outside; it may be tried again.
         Damaged: something that it reads is not in the store as it was written.
         StoreError: the store can't be reached or written.
@@ -60,7 +67,9 @@ def perform(task: Task, store: Store, warm: Warm, machine: Machine) -> Record:
         end = warm.run(step.argv, folder, log, step.seconds, step.memory)
         kept = store.put(log)
         evidence = folder / step.evidence
-        if end.code != 0 and not (end.code == 1 and evidence.is_file()):
+        if end.code == NOT_RUN and not (step.verb in _WITHOUT_GPU and evidence.is_file()):
+            raise StepNotRun(_why(end, step, log), kept)
+        if end.code not in (0, NOT_RUN) and not (end.code == 1 and evidence.is_file()):
             raise StepFailed(_why(end, step, log), kept)
         if not evidence.is_file():
             raise StepFailed(f"{step.verb} ended without writing {step.evidence}", kept)
@@ -73,11 +82,12 @@ def perform(task: Task, store: Store, warm: Warm, machine: Machine) -> Record:
             if path.is_file()
         }
         told = json.loads(evidence.read_bytes())
-        measures, reason = measures_of(told), wrong_of(told) if end.code else ""
+        wrong = end.code == 1
+        measures, reason = measures_of(told), wrong_of(told) if wrong else ""
     record = Record(
         key,
         step.name,
-        "wrong" if end.code else "ok",
+        "wrong" if wrong else "ok",
         depends,
         outputs,
         kept,
@@ -157,8 +167,9 @@ def _why(end: End, step: Step, log: Path) -> str:
     if end.code < 0:
         return f"{step.verb} crashed (signal {-end.code}); its log may say more"
     lines = log.read_text(errors="replace")[-_TAIL:].strip().splitlines()
-    errors = [n for n, line in enumerate(lines) if line.startswith("error: ")]
-    told = " ".join(lines[errors[-1] :])[len("error: ") :] if errors else (lines[-1] if lines else "")
+    opening = f"{NEITHER}: " if end.code == NOT_RUN else "error: "
+    errors = [n for n, line in enumerate(lines) if line.startswith(opening)]
+    told = " ".join(lines[errors[-1] :])[len(opening) :] if errors else (lines[-1] if lines else "")
     return told or f"{step.verb} ended with exit code {end.code}"
 
 

@@ -188,6 +188,14 @@ def _reasons(run: FleetRun) -> Mapping[str, Sequence[str]]:
     return found
 
 
+def by_reason(reasons: Mapping[str, str]) -> list[str]:
+    """Name -> reason as one text for each reason, with the first names that have it."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names.setdefault(reason, []).append(name)
+    return [f"{_listed(some)}: {reason}" for reason, some in names.items()]
+
+
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import printable
+from ..errors import NEITHER, printable
 from ..records import Finding, Summary
 from .drift import DRIFT, outline
 from .groups import COLOURS, Group, became, found, grouped, proof, reason, where
@@ -172,10 +172,11 @@ def _altered(parity: Comparison) -> list[str]:
 def verdict(parity: Comparison) -> str:
     """By which rules, too, where some were given."""
     if not parity:
-        return "NOT verified" if parity.outcome == "failed" else "not run, so neither verified nor wrong"
+        return "NOT verified" if parity.outcome == "failed" else NEITHER
+    left_out = f", but for {', '.join(m.file for m in parity.unrun)}, which was not run," if parity.unrun else ""
     far = f" up to {parity.up_to} input elements" if parity.up_to is not None else ""
     limits = f" {'; '.join(parity.limits)};" if parity.limits else ""
-    return f"verified{limits}{far}{f' {parity.standard}' if parity.standard else ''}"
+    return f"verified{left_out}{limits}{far}{f' {parity.standard}' if parity.standard else ''}"
 
 
 def _on(parity: Comparison) -> str:

@@ -65,7 +65,7 @@ class EngineRunner(LiveRunner):
         self._cache = JitCache(path, self.runtime, runtime_cache)
         self.name = f"{TITLES[self.runtime]} ({os.path.basename(path)})"
         if reason := missing(self.runtime):
-            raise RuntimeUnavailable(f"{os.path.basename(path)} can't be run: {reason}")
+            raise RuntimeUnavailable(f"{self.name}: {reason}")
         self._library = importlib.import_module(PACKAGES[self.runtime])
         self._cuda = Cuda(device, stream)
         self._log = log_of(self._library)

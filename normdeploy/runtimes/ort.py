@@ -19,6 +19,7 @@ from ..errors import GraphError, InputError, RuntimeUnavailable
 from ..sessions import PROVIDERS, open_session
 from . import RunResult
 from .arrays import check_names
+from .survival import require_survival
 from .trt import no_gpu
 
 _SILENT, _WARNINGS = 4, 2  # onnxruntime's severities
@@ -39,6 +40,7 @@ class OrtRunner:
 
     Raises:
         GraphError: onnxruntime refuses the model.
+        RuntimeCrash: it crashes on the model (`survival`).
         RuntimeUnavailable: it has no kernel for one of the model's operators in its type, or the provider does not work
         here.
     """
@@ -62,9 +64,12 @@ class OrtRunner:
             prefix = "session.optimized_model_external_initializers"
             entries |= {f"{prefix}_file_name": f"{saved.name}.data", f"{prefix}_min_size_in_bytes": _ALL_WEIGHTS}
         settings = {"use_tf32": "0"} if provider == "cuda" else {}
+        model = _model(source)
+        if optimize and provider == "cpu" and not disabled:
+            require_survival(model)
         try:
             self._session = open_session(
-                _model(source), optimize=optimize, provider=provider, settings=settings, entries=entries, saved=saved
+                model, optimize=optimize, provider=provider, settings=settings, entries=entries, saved=saved
             )
         except Exception as error:  # onnxruntime's exceptions share no base class
             kind = RuntimeUnavailable if NOT_IMPLEMENTED in str(error) else GraphError

@@ -16,6 +16,7 @@ from ..sessions import open_session
 from ..storage.protos import names_nothing
 from .live import LiveRunner
 from .ort import NOT_IMPLEMENTED, from_ort, no_cuda, short
+from .survival import require_survival
 from .tensors import DTYPES, TensorSpec
 
 if TYPE_CHECKING:  # torch takes seconds to import, and numpy arrays on the CPU need none of it
@@ -46,6 +47,7 @@ class SessionRunner(LiveRunner):
 
     Raises:
         GraphError: onnxruntime refuses the file.
+        RuntimeCrash: it crashes on the file (`survival`).
         RuntimeUnavailable: it has no kernel for an operator in its type, or the provider does not work here.
         InputError: the model takes or gives what is no tensor of numbers.
     """
@@ -69,6 +71,8 @@ class SessionRunner(LiveRunner):
             }
         # between runs threads that spin would take the cores of others
         entries = {"session.force_spinning_stop": "1"} if threads else {}
+        if provider == "cpu":
+            require_survival(path)
         try:
             self._session = open_session(
                 path, optimize=True, provider=provider, settings=settings, threads=threads, entries=entries

@@ -6,7 +6,9 @@ TorchScript exporter, and a LayerNormalization with an empty bias. A child that 
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,60 +19,100 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from ..errors import RuntimeCrash
 from ..graphs.omitted import leaves_inputs_out
+from ..storage.files import bodies, tensors
 
-_LARGEST = 2**26  # bytes of a file that is parsed only to find out whether a child has to open it
 _PATIENCE = 120.0  # seconds; a file that takes longer is opened here, where it can be interrupted
+_HALVES = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
+# onnxruntime writes its log to the process's own standard error, past Python.
 _OPEN = """
 import sys
 import onnxruntime
 options = onnxruntime.SessionOptions()
-options.log_severity_level = 4
+options.log_severity_level = int(sys.argv[2])
 options.intra_op_num_threads = 1
-onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
+source = sys.argv[1] or sys.stdin.buffer.read()
+providers = ["CPUExecutionProvider"]
+onnxruntime.InferenceSession(source, options, providers=providers, disabled_optimizers=sys.argv[3:])
 """
+_QUIET, _VERBOSE = "4", "0"
+_BEGUN = re.compile(r"Applying graph transformer (\w+) on step")
 
 
-def require_survival(path: str | os.PathLike[str]) -> None:
-    """Open an ONNX file in a child process, onnxruntime's optimizer on.
+def require_survival(model: str | os.PathLike[str] | bytes) -> None:
+    """Open an ONNX file, or a model's bytes, in a child process, onnxruntime's optimizer on, where it is risky.
 
     Refusals are not looked at: whoever opens the file next meets them, too.
 
     Raises:
-        RuntimeCrash: the child was ended by a signal.
+        RuntimeCrash: the child was ended by a signal; names the optimizer that was at work, where the file opens
+        without it.
     """
-    environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "1"}
+    # A child costs a third of a second.
+    if isinstance(model, bytes):
+        reason = _crash("", model) if _is_risky(model) else ""
+    else:
+        status = os.stat(model)
+        reason = _crash_of_file(os.path.realpath(model), status.st_mtime_ns, status.st_size)
+    if reason:
+        raise RuntimeCrash(reason)
+
+
+@functools.lru_cache(maxsize=64)
+def _crash_of_file(path: str, changed: int, size: int) -> str:
+    """Return how the file crashes onnxruntime, "" where it does not; ``changed`` and ``size`` tell its versions
+    apart."""
+    return _crash(path, b"") if _is_risky(Path(path).read_bytes()) else ""
+
+
+def _is_risky(model: bytes) -> bool:
+    """Return whether it is a model of a kind on which crashes were seen."""
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(model)
+    except DecodeError:
+        return False
+    return leaves_inputs_out(proto) or _holds_half(proto)
+
+
+def _holds_half(proto: onnx.ModelProto) -> bool:
+    if any(tensor.data_type in _HALVES for tensor in tensors(proto)):
+        return True
+    for body in bodies(proto):
+        if any(a.i in _HALVES for node in body.node for a in node.attribute if a.name in ("to", "dtype")):
+            return True
+        if isinstance(body, onnx.GraphProto) and any(
+            value.type.tensor_type.elem_type in _HALVES for value in (*body.input, *body.output)
+        ):
+            return True
+    return False
+
+
+def _crash(path: str, model: bytes) -> str:
+    code, _ = _opened(path, model, _QUIET)
+    if code >= 0:
+        return ""
+    _, log = _opened(path, model, _VERBOSE)
+    begun = _BEGUN.findall(log)
+    advice = "set graph_optimization_level to ORT_DISABLE_ALL"
+    if begun and _opened(path, model, _QUIET, begun[-1])[0] == 0:
+        advice = f"leave out its optimizer {begun[-1]} (disabled_optimizers=[{begun[-1]!r}])"
+    return (
+        f"onnxruntime crashes ({signal.Signals(-code).name}) when it opens {os.path.basename(path) or 'the model'} with"
+        f" its optimizer on; {advice}, write the file anew with normdeploy optimize, or export the model by another exporter or opset"
+    )
+
+
+def _opened(path: str, model: bytes, severity: str, *disabled: str) -> tuple[int, str]:
+    """Open the model in a child: its exit code, 0 where it took too long, and onnxruntime's log."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _OPEN, os.fspath(path)],
-            env=environment,
+            [sys.executable, "-P", "-c", _OPEN, path, severity, *disabled],
+            env={**os.environ, "ORT_DISABLE_TELEMETRY": "1"},
+            input=model,
             capture_output=True,
             timeout=_PATIENCE,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return
-    if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
-        raise RuntimeCrash(
-            f"onnxruntime crashes ({name}) when it opens the file with its optimizer on; write the file anew with"
-            " normdeploy optimize, set graph_optimization_level to ORT_DISABLE_ALL, or export the model by another"
-            " exporter or opset"
-        )
-
-
-def require_survival_if_risky(path: str | os.PathLike[str]) -> None:
-    """Open a file in a child first where a LayerNormalization in it may crash onnxruntime.
-
-    Raises:
-        RuntimeCrash: as ``require_survival``.
-    """
-    if not os.path.isfile(path) or os.path.getsize(path) > _LARGEST:
-        return
-    proto = onnx.ModelProto()
-    try:
-        proto.ParseFromString(Path(path).read_bytes())
-    except (OSError, DecodeError):
-        # Whoever opens the file next meets that, too.
-        return
-    if leaves_inputs_out(proto):
-        require_survival(path)
+        return 0, ""
+    return done.returncode, done.stderr.decode(errors="replace")

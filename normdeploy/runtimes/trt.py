@@ -50,7 +50,7 @@ class TrtRunner:
         self.runtime = runtime_of(self._path)
         self.name = f"{TITLES[self.runtime]} ({self._path.name})"
         if reason := missing(self.runtime):
-            raise RuntimeUnavailable(f"{self._path.name} can't be run: {reason}")
+            raise RuntimeUnavailable(f"{self.name}: {reason}")
         library = select(self.runtime)
         from polygraphy.backend.trt import TrtRunner as PolygraphyRunner
         from polygraphy.backend.trt import engine_from_bytes

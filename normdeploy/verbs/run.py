@@ -21,7 +21,6 @@ from ..runtimes.arrays import to_numpy
 from ..runtimes.guests import GuestRunner, required
 from ..runtimes.jit_cache import Wanted
 from ..runtimes.session import SessionRunner
-from ..runtimes.survival import require_survival_if_risky
 from ..runtimes.trt import is_engine
 from ..shown import Shown
 from ..storage.archive import read_npz, write_npz
@@ -119,7 +118,6 @@ def open_runner(
             "device, stream and cuda_graph are for a GPU, and an ONNX file runs on the CPU; add provider='cuda'"
         )
     check_end(path)
-    require_survival_if_risky(path)
     return SessionRunner(path, provider or "cpu", device, stream, cuda_graph, threads)
 
 

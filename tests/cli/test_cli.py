@@ -254,7 +254,8 @@ def test_export_build_verify(project: Path, called: Called) -> None:
     done = called(
         "verify", "model.pt", "model.onnx", "model.engine", "--seeds", "2", "--report", "verify.json", cwd=project
     )
-    assert done.returncode == 0, done.stderr
+    # 3 without a GPU, on which the engine is run.
+    assert done.returncode in (0, 3), done.stderr
     parity = json.loads((project / "verify.json").read_text())["parity"]
     ran = {r["runtime"] for r in parity["results"]}
     assert {"eager", "onnxruntime (optimizer off)", "onnxruntime (optimizer on)"} <= ran
@@ -263,7 +264,7 @@ def test_export_build_verify(project: Path, called: Called) -> None:
     for result in parity["results"]:
         assert result["verdict"] == "pass"
         assert 0 < result["allowed"] < 1e-4
-    assert "verified on" in done.stdout
+    assert "verified on" in done.stdout or "verified, but for model.engine, which was not run, on" in done.stdout
     assert "NOT" not in done.stdout
     assert not (project / "imported").exists(), "an ExportedProgram needs no code of the user"
 

@@ -11,6 +11,7 @@ import typer
 import normdeploy
 from normdeploy.api.parts import PartsComparison
 from normdeploy.cli.verify import _verify_parts
+from normdeploy.errors import RuntimeUnavailable
 from normdeploy.verbs.verify.results import OutputResult
 from normdeploy.verbs.verify.verify import Comparison, NotRun
 
@@ -24,15 +25,25 @@ WRONG = Comparison(
 )
 
 
-@pytest.mark.parametrize(("parts", "code"), [((MISSED, MISSED), 3), ((MISSED, WRONG), 1), ((WRONG, WRONG), 1)])
-def test_parts_exit_with_3_only_where_none_was_run(
-    parts: tuple[Comparison, ...], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("parts", "end", "said"),
+    [
+        ((MISSED, MISSED), RuntimeUnavailable, "^cuda: no GPU; cuda: no GPU$"),
+        ((MISSED, WRONG), typer.Exit, "^1$"),
+        ((WRONG, WRONG), typer.Exit, "^1$"),
+    ],
+)
+def test_parts_exit_with_3_only_where_none_is_wrong(
+    parts: tuple[Comparison, ...],
+    end: type[Exception],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     verdict = PartsComparison({f"{place}.onnx": part for place, part in enumerate(parts)}, ())
     monkeypatch.setattr(normdeploy, "verify_parts", lambda *args, **kwargs: verdict)
     for file in verdict.comparisons:
         (tmp_path / file).write_bytes(b"not looked at")
     rules: dict[str, Any] = {"policy": None}
-    with pytest.raises(typer.Exit) as end:
+    with pytest.raises(end, match=said):
         _verify_parts(tmp_path / "model", tmp_path, None, None, True, rules, {})
-    assert end.value.exit_code == code

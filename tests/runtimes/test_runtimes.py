@@ -402,7 +402,7 @@ def test_an_engine_is_not_run_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp
     engine = tmp_path / "m.engine"
     engine.write_bytes(b"vtrt and more")
     monkeypatch.setattr(trt, "no_gpu", lambda: "no GPU: none here")
-    with pytest.raises(RuntimeUnavailable, match=r"m\.engine can't be run: no GPU: none here"):
+    with pytest.raises(RuntimeUnavailable, match=r"TensorRT-RTX \(m\.engine\): no GPU: none here"):
         TrtRunner(engine)
 
 

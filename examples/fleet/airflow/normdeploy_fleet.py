@@ -1,7 +1,8 @@
 """Every night at two, UTC: one run of the fleet. For Airflow 3 with its standard provider.
 
-The run's exit code fails the task: 1 where a cell is wrong or failed, and the log names it. What is wrong stays wrong,
-so nothing is retried; the next night goes on from the store.
+The run's exit code 1 fails the task: a cell is wrong or failed, and the log names it. What is wrong stays wrong, so
+nothing is retried; the next night goes on from the store. Exit code 3 skips the task: nothing is wrong, and a cell was
+not run for want of a machine.
 """
 
 from __future__ import annotations
@@ -32,5 +33,6 @@ with DAG(
         env={"RAY_USAGE_STATS_ENABLED": "0"},
         append_env=True,
         retries=0,
+        skip_on_exit_code=3,
         execution_timeout=timedelta(hours=8),
     )

@@ -95,6 +95,11 @@ class Race(Shown):
     load: float | None  # of the machine when the race was over; ``machine`` holds that before
     notes: tuple[str, ...] = ()
 
+    @property
+    def unrun(self) -> tuple[NotRun, ...]:
+        """Of what was not run the files that the user named."""
+        return tuple(missed for missed in self.not_run if missed.file)
+
     def __bool__(self) -> bool:
         return bool(self.entries) and not any(entry.reason for entry in self.entries)
 
@@ -220,7 +225,9 @@ def _contestants(
         try:
             runner = stack.enter_context(open_runner(file, **options))
         except RuntimeUnavailable as error:
-            not_run.append(NotRun(f"{runtime} ({name})", str(error)))
+            # Every ONNX file is raced on CUDA, too, without being asked for.
+            named = "" if options.get("provider") == "cuda" else name
+            not_run.append(NotRun(f"{runtime} ({name})", str(error), named))
         except GraphError as error:
             if not quantized:
                 raise
@@ -237,7 +244,7 @@ def _contestants(
         if is_engine(file):
             runtime = runtime_of(Path(file))
             if reason := missing(runtime):
-                not_run.append(NotRun(f"{TITLES[runtime]} ({name})", reason))
+                not_run.append(NotRun(f"{TITLES[runtime]} ({name})", reason, name))
             else:
                 enter(TITLES[runtime], name, "float16", file)
             continue
@@ -251,7 +258,7 @@ def _contestants(
     if cuda:
         not_run.append(NotRun("onnxruntime CUDA", cuda))
     if not contestants:
-        raise RuntimeUnavailable("nothing can be raced here: " + "; ".join(f"{n.runtime}: {n.reason}" for n in not_run))
+        raise RuntimeUnavailable("; ".join(f"{n.runtime}: {n.reason}" for n in not_run))
     return contestants, not_run
 
 

@@ -93,7 +93,7 @@ def bench_norms(
             notes += [UNSTEADY.format(str(case), timing.warmup)] if timing.unsteady else []
     shapes = {str(case): case.shape for case in cases}
     if not entries and not_run:
-        raise RuntimeUnavailable("nothing can be raced here: " + "; ".join(f"{n.runtime}: {n.reason}" for n in not_run))
+        raise RuntimeUnavailable("; ".join(f"{n.runtime}: {n.reason}" for n in not_run))
     if not entries:
         raise InputError(f"none of {', '.join(shapes)} has the form {' or '.join(wanted)}")
     return Race(

@@ -29,6 +29,7 @@ from ...arguments import Loading, Onnx, prepared
 from ...choices import TENSORRT
 from ...errors import ExtensionError, InputError, NormdeployError
 from ...norms.guests import belongs
+from ...runtimes.trt import PACKAGES, TITLES, missing
 from ...shown import Shown
 from ...storage.files import bodies
 from ...storage.protos import nodes_of
@@ -65,6 +66,8 @@ class Check(Shown):
     fail_on: tuple[str, ...]
     baseline: bool = False
     rules: tuple[Rule, ...] = RULES  # ours, and then those of installed packages
+    # The named runtime and why it is not here, where a rule of ``fail_on`` asks it; "" where all was asked.
+    unasked: str = ""
 
     def __bool__(self) -> bool:
         return not any(f.error or any(p.level == "error" for p in f.findings) for f in self.files)
@@ -129,7 +132,14 @@ def check(
             files.append(Checked(source, error=str(error)))
             continue
         files.append(Checked(source, tuple(_judged(source, problems, failing, left, rules)), tuple(notes)))
-    return Check(tuple(files), failing, baseline is not None, rules)
+    return Check(tuple(files), failing, baseline is not None, rules, _unasked(runtime, failing))
+
+
+def _unasked(runtime: str, failing: Sequence[str]) -> str:
+    if runtime not in PACKAGES or "missing-kernel" not in failing:
+        return ""
+    reason = missing(runtime, gpu=runtime == "tensorrt")
+    return f"{TITLES[runtime]}: {reason}" if reason else ""
 
 
 def _capability(text: str | None) -> float | None:

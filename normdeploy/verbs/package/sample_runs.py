@@ -93,7 +93,7 @@ def judge(
             candidate.unavailable = "every sample lies outside the engine's profile"
     outputs = dict.fromkeys(output for sample in samples.cases for output in sample.expected)
     results = [r for output in outputs for candidate in candidates for r in _result(output, candidate, samples)]
-    missed = [*not_run, *(NotRun(c.name, c.unavailable) for c in candidates if c.unavailable)]
+    missed = [*not_run, *(NotRun(c.name, c.unavailable, c.file) for c in candidates if c.unavailable)]
     names = tuple(sample.name for sample in samples.cases)
     return Judgement(tuple(results), tuple(missed), names, (*samples.notes, *notes), reference=samples.reference)
 

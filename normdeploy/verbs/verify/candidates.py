@@ -26,7 +26,6 @@ from ...runtimes.exact import inlined
 from ...runtimes.guests import GuestRunner, required
 from ...runtimes.guests import title as title_of_guest
 from ...runtimes.ort import OrtRunner, no_cuda, title
-from ...runtimes.survival import require_survival, require_survival_if_risky
 from ...runtimes.trt import TITLES, TrtRunner, is_engine, missing, runtime_of
 from ...storage.files import load_onnx
 from .cases import Case
@@ -230,6 +229,9 @@ class NotRun:
     reason: str
     file: str = ""  # "" where it is so for every file
 
+    def __str__(self) -> str:
+        return f"{self.runtime}: {self.reason}"
+
 
 @dataclass
 class Candidate:
@@ -351,24 +353,8 @@ def candidates_of(compared: Sequence[Subject], runners: Sequence[str] = ()) -> t
 
 
 def _onnxruntime(subject: Subject, provider: str, optimize: bool) -> Candidate:
-    make = partial(_open_onnxruntime, subject, optimize=optimize, provider=provider)
+    make = partial(OrtRunner, subject.path, optimize=optimize, provider=provider)
     return Candidate(title(provider, optimize=optimize), make, subject, provider, optimize, types=subject.types)
-
-
-def _open_onnxruntime(subject: Subject, *, optimize: bool, provider: str) -> OrtRunner:
-    """Open a file, in a child first where its optimizer might crash on it.
-
-    Raises:
-        GraphError, RuntimeUnavailable: as ``OrtRunner``.
-        RuntimeCrash: onnxruntime crashes on the file.
-    """
-    # A child costs a third of a second.
-    if optimize and provider == "cpu":
-        if subject.computing.halves:
-            require_survival(subject.path)
-        else:
-            require_survival_if_risky(subject.path)
-    return OrtRunner(subject.path, optimize=optimize, provider=provider)
 
 
 def _replicas(subject: Subject) -> list[Candidate]:

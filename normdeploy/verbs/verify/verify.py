@@ -41,7 +41,7 @@ from ...storage.files import load_onnx
 from ...types import Progress
 from .audit import Weight, audit
 from .bounds import MOST_RATIO, MOST_RUNS, MULTIPLE
-from .candidates import FLOATS, Candidate, File, NotRun, Subject, candidates_of
+from .candidates import FLOATS, STEPWISE, Candidate, File, NotRun, Subject, candidates_of
 from .cases import DATASET, Case, Inputs, read
 from .claims import unseen_sizes
 from .culprit import accuse
@@ -55,6 +55,7 @@ from .policy import Policy
 from .remarks import computed, other_forms, remarks
 from .results import COLUMNS, OutputResult
 from .spending import Budget, Clock
+from .steps import ROUNDED, UNROUNDED
 
 __all__ = ["COLUMNS", "Comparison", "Inputs", "NotRun", "OutputResult", "verify"]
 
@@ -112,6 +113,18 @@ class Comparison(Shown):
         if self.ok:
             return "passed"
         return "failed" if self._is_wrong else "not run"
+
+    @property
+    def unrun(self) -> tuple[NotRun, ...]:
+        """Engines, and runtimes of packages, that the user named and that did not run their file; where nothing was
+        run, all.
+
+        They speak neither for it nor against it. onnxruntime's CUDA provider and our own evaluators nobody names.
+        """
+        if self.outcome == "not run":
+            return self.not_run
+        unnamed = {*NAMES, STEPWISE, ROUNDED, UNROUNDED}
+        return tuple(m for m in self.not_run if m.file and m.runtime not in unnamed)
 
     @property
     def beyond_default(self) -> tuple[OutputResult, ...]:
