@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import helper, numpy_helper
 
 import normdeploy
+from normdeploy.cli import app
 from normdeploy.errors import RuntimeCrash
 from normdeploy.runtimes import survival
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+# As onnxruntime does at an optimizer, whose name the log has before; with it disabled the file opens.
+DIES_AT_ONE = f"""
+import sys
+for name in ("First", "Fatal"):
+    print(f"Applying graph transformer {{name}} on step 1.", file=sys.stderr, flush=True)
+if "Fatal" not in sys.argv: {DIES}
+"""
 
 
 @pytest.fixture
@@ -32,8 +42,57 @@ def test_require_survival_sound_file_passes(half: Path) -> None:
 
 def test_require_survival_child_that_dies_is_named(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survival, "_OPEN", DIES)
-    with pytest.raises(RuntimeCrash, match=r"onnxruntime crashes \(SIGSEGV\) when it opens the file"):
+    with pytest.raises(
+        RuntimeCrash, match=r"onnxruntime crashes \(SIGSEGV\) when it opens h\.onnx with its .* ORT_DISABLE_ALL"
+    ):
         survival.require_survival(half)
+
+
+def test_require_survival_crash_in_an_optimizer_says_which_to_leave_out(
+    half: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survival, "_OPEN", DIES_AT_ONE)
+    with pytest.raises(RuntimeCrash, match=r"leave out its optimizer Fatal \(disabled_optimizers=\['Fatal'\]\)"):
+        survival.require_survival(half.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("verify h.onnx h.onnx", 1),
+        ("bisect net.pt2 h.onnx", 1),
+        ("bench h.onnx", 1),
+        ("run h.onnx -o o.npz", 1),
+        # The bundle is configured with the optimizer off, and the file is right so.
+        ("package h.onnx -o bundle --max-batch 2", 0),
+    ],
+)
+def test_verb_on_a_file_that_crashes_onnxruntime_gives_the_reason(
+    words: str, code: int, half: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(survival, "_OPEN", DIES)
+    monkeypatch.chdir(half.parent)
+    net = torch.nn.Linear(4, 4, bias=False).half()
+    torch.nn.init.eye_(net.weight)
+    torch.export.save(torch.export.export(net.eval(), (torch.zeros(2, 4).half(),)), "net.pt2")
+    monkeypatch.setattr(sys, "argv", ["normdeploy", *words.split()])
+    with pytest.raises(SystemExit) as end:
+        app.main()
+    told = capsys.readouterr()
+    assert (end.value.code or 0) == code
+    assert "onnxruntime crashes (SIGSEGV)" in " ".join((told.out + told.err).split())
+
+
+@pytest.mark.parametrize("words", ["check h.onnx", "inspect h.onnx", "optimize h.onnx -o o.onnx"])
+def test_verb_that_runs_no_optimizer_of_onnxruntime_is_not_stopped(
+    words: str, half: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survival, "_OPEN", DIES)
+    monkeypatch.chdir(half.parent)
+    monkeypatch.setattr(sys, "argv", ["normdeploy", *words.split()])
+    with pytest.raises(SystemExit) as end:
+        app.main()
+    assert not end.value.code
 
 
 def test_verify_file_that_crashes_onnxruntime_fails_with_the_reason(
