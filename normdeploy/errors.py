@@ -83,12 +83,18 @@ _ORDER = re.compile(
 _REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
+# Characters of a line. A name in it may have any number.
+_LONGEST = 4000
+
+
 def printable(text: str) -> str:
     """``text`` on one line, without control characters: names come from files, and a terminal would obey them.
 
     A line feed would begin a line that looks like one of ours, and a line ``::error::`` is an order to a CI server,
-    which a table may also break a name before.
+    which a table may also break a name before. What is longer than a screen is cut in its middle.
     """
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 4 :]}"
     if not text.isprintable():
         text = "".join(c if c.isprintable() else _REPLACED for c in text)
     return _ORDER.sub(_REPLACED, text)

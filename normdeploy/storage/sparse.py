@@ -21,6 +21,8 @@ from .protos import subgraphs
 
 # Of one dense tensor: a few bytes can state any shape.
 MOST_ELEMENTS = 2**28
+# Of all of them, for each value that is stored: pruned weights keep more than a hundredth of their numbers.
+_MOST_PER_VALUE = 128
 
 
 def has_sparse(proto: onnx.ModelProto) -> bool:
@@ -50,10 +52,19 @@ def require_sizes(proto: onnx.ModelProto) -> None:
     """Refuse sparse tensors that are too large to be written out.
 
     Raises:
-        GraphError: one has a negative size, or more than `MOST_ELEMENTS` elements.
+        GraphError: one has a negative size, or more than `MOST_ELEMENTS` elements; or all together have more, and hold
+            next to no values.
     """
+    elements, stored = 0, 0
     for sparse in _sparse_tensors(proto):
         _require_size(sparse, sparse.values.name)
+        elements += math.prod(sparse.dims)
+        stored += math.prod(sparse.values.dims)
+    if elements > max(MOST_ELEMENTS, _MOST_PER_VALUE * stored):
+        raise GraphError(
+            f"the sparse tensors of the file have {elements} elements written out and {stored} values; at most"
+            f" {MOST_ELEMENTS} elements, or {_MOST_PER_VALUE} for each value, are written out"
+        )
 
 
 def _bodies(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:

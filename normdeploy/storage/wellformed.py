@@ -21,6 +21,9 @@ _WIDE = (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128)  # two numbers
 _MOST_RANK = 64  # numpy's
 # numpy multiplies the sizes and the bytes of an element, 16 at most, as int64, though one of the sizes is 0.
 _MOST_PLACES = 2**59
+# Characters of a name. Every table, error and key repeats it, and onnx compares names in squares of it.
+_LONGEST_NAME = 2**16
+_UNNAMED = frozenset({"doc_string", "value"})  # fields of text that are no names; a record is a value
 _MOST_NODES = 2**18  # of all calls of functions written out; 40 functions that each call the one before twice are 2**40
 _ENDLESS = 2**63 - 1  # what exporters write for a Loop that its condition alone ends
 _MOST_ROUNDS = 2**32  # of a Loop that nothing ends earlier: an hour, at a microsecond for each
@@ -73,17 +76,25 @@ def require_end(proto: onnx.ModelProto) -> None:
 
 
 def _require_texts(proto: onnx.ModelProto) -> None:
-    """Protobuf gives what is no UTF-8 as bytes."""
+    """Protobuf gives what is no UTF-8 as bytes.
+
+    Raises:
+        GraphError: a text is no UTF-8, or a name is longer than `_LONGEST_NAME`.
+    """
     stack: list[Any] = [proto]
     while stack:
         message = stack.pop()
         texts: list[str | bytes] = []
         if isinstance(message, onnx.TensorProto):  # its data would be copied
             texts = [message.name, message.doc_string]
+            _require_short([message.name])
         else:
             for field, value in message.ListFields():
                 if field.type == field.TYPE_STRING:
-                    texts.extend([value] if isinstance(value, str | bytes) else value)
+                    told = [value] if isinstance(value, str | bytes) else value
+                    texts.extend(told)
+                    if field.name not in _UNNAMED:
+                        _require_short(told)
                 elif field.type == field.TYPE_MESSAGE:
                     stack.extend([value] if isinstance(value, Message) else value)
         if (wrong := next((text for text in texts if isinstance(text, bytes)), None)) is not None:
@@ -91,6 +102,14 @@ def _require_texts(proto: onnx.ModelProto) -> None:
             raise GraphError(
                 f"a text in a {kind} of the file is not UTF-8, as ONNX asks for, but {wrong[:40]!r}; the file is"
                 " damaged"
+            )
+
+
+def _require_short(names: Iterable[str | bytes]) -> None:
+    for name in names:
+        if len(name) > _LONGEST_NAME:
+            raise GraphError(
+                f"the name {name[:40]!r}… in the file has {len(name)} characters; at most {_LONGEST_NAME} are read"
             )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import struct
+import subprocess
+import sys
 import time
 import zipfile
 from collections.abc import Callable
@@ -18,9 +20,10 @@ import torch
 from onnx import TensorProto, helper
 
 import normdeploy
-from normdeploy.errors import GraphError, InputError, LoadError
+from normdeploy.errors import GraphError, InputError, LoadError, printable
 from normdeploy.fleet.description import read
 from normdeploy.loading.state import find_state
+from normdeploy.storage import regular
 from normdeploy.storage.archive import read_npy, read_npz
 from normdeploy.storage.files import load_onnx
 from normdeploy.storage.record import recorded
@@ -82,7 +85,6 @@ def test_many_domains_take_linear_time(tmp_path: Path) -> None:
     onnx.save(_model([], domains=30_000), tmp_path / "m.onnx")
     start = time.process_time()
     load_onnx(tmp_path / "m.onnx")
-    # It took 15 s when each domain was counted by itself.
     assert time.process_time() - start < 5
 
 
@@ -191,15 +193,87 @@ def test_integer_of_too_many_digits_is_no_toml(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reader", [read_policy, read])
-@pytest.mark.parametrize("kind", ["pipe", "device", "link to a device"])
+@pytest.mark.parametrize("kind", ["device", "link to a device"])
 def test_file_that_never_ends_is_refused(tmp_path: Path, reader: Callable[[Path], Any], kind: str) -> None:
     path = tmp_path / "x.toml" if kind != "device" else Path("/dev/zero")
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "link to a device":
+    if kind == "link to a device":
         path.symlink_to("/dev/zero")
     with pytest.raises(InputError, match="is no regular file"):
         reader(path)
+
+
+def _piped(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """Read a pipe, as which bash passes the output of ``command``."""
+    code = "import sys; from normdeploy.storage.regular import read_regular; print(read_regular(sys.argv[1], most=99))"
+    words = ["bash", "-c", f'"$0" -c "$1" <({command})', sys.executable, code]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_pipe_that_ends_is_read(tmp_path: Path) -> None:
+    assert (
+        _piped(tmp_path, "echo seeds = 2; sleep 0.2; echo strict = true").stdout == "b'seeds = 2\\nstrict = true\\n'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"), [("yes", "bytes or more; at most 99 are read"), ("true", "nothing was written")]
+)
+def test_pipe_without_end_or_content_is_refused(tmp_path: Path, command: str, reason: str) -> None:
+    assert reason in _piped(tmp_path, command).stderr
+
+
+def test_pipe_that_stays_silent_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regular, "_PATIENCE", 0.2)
+    os.mkfifo(tmp_path / "x.toml")
+    writer = os.open(tmp_path / "x.toml", os.O_RDWR)
+    try:
+        with pytest.raises(InputError, match=r"did not end in 0\.2 seconds"):
+            read_policy(tmp_path / "x.toml")
+    finally:
+        os.close(writer)
+
+
+def test_pipe_that_nobody_writes_into_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.toml")
+    with pytest.raises(InputError, match="nothing was written"):
+        read_policy(tmp_path / "x.toml")
+
+
+def _sparse(name: str, elements: int) -> onnx.SparseTensorProto:
+    sparse = onnx.SparseTensorProto(dims=[elements])
+    sparse.values.CopyFrom(onnx.numpy_helper.from_array(np.ones(1, np.float32), name))
+    sparse.indices.CopyFrom(onnx.numpy_helper.from_array(np.zeros(1, np.int64)))
+    return sparse
+
+
+def test_sparse_tensors_that_are_large_together_are_refused(tmp_path: Path) -> None:
+    """100 of 2^26 elements, of which each by itself is small enough."""
+    model = _model([])
+    model.graph.sparse_initializer.extend(_sparse(f"s{i}", 2**26) for i in range(100))
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(GraphError, match=f"have {100 * 2**26} elements written out and 100 values"):
+        load_onnx(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("place", ["dim", "domain", "weight", "input"])
+def test_name_of_any_length_is_refused(tmp_path: Path, place: str) -> None:
+    model, long = _model([TensorProto(name="w", data_type=1, dims=[1], float_data=[1])]), "a" * 10_000_000
+    if place == "dim":
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = long
+    elif place == "domain":
+        model.opset_import.add(domain=long, version=1)
+    elif place == "weight":
+        model.graph.initializer[0].name = long
+    else:
+        model.graph.node[0].input[0] = long
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(GraphError, match="has 10000000 characters; at most 65536 are read") as caught:
+        load_onnx(tmp_path / "m.onnx")
+    assert len(str(caught.value)) < 200
+
+
+def test_long_line_is_cut_in_its_middle() -> None:
+    assert len(printable("a" * 10_000_000)) < 4000
 
 
 def test_pattern_that_explodes_is_refused(tmp_path: Path) -> None:
