@@ -63,7 +63,7 @@ def edited(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, edit: Any) -
 
 
 def wrong_bias(proto: onnx.ModelProto) -> None:
-    """The mistake of issue G: a bias of two dims, which loads and does not run."""
+    """Give a convolution a bias of two dims, which loads and does not run."""
     conv = next(n for n in proto.graph.node if n.op_type == "Conv")
     proto.graph.initializer.append(numpy_helper.from_array(np.ones((4, 2), np.float32), "bias2"))
     conv.input[2:] = ["bias2"]

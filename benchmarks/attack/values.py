@@ -14,7 +14,7 @@ Trap = Callable[[Builder, str], str]
 
 
 def some_number(b: Builder) -> float:
-    """A threshold of either sign: the issue's own, a round one, or one of any magnitude."""
+    """A threshold of either sign: a usual one, a round one, or one of any magnitude."""
     if b.dtype == np.float16:
         return float(b.pick(-1, 1) * b.pick(7.25, 100, 30, 2000, 0.5, 1e4))
     r = b.rng.random()

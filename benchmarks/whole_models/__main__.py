@@ -12,7 +12,7 @@ they differ by (Student's t for two groups); below 1 is faster. Errors are the l
 float64, over the largest output, for inputs around 0 and around 1e3 (token ids: 0 alone), in the mean of four inputs;
 ``--errors`` takes them alone anew.
 
-The measures (issue 14): default at most 1.02 of plain, ``--runtime onnxruntime`` at most 1.01 of plain and of the best
+The measures: default at most 1.02 of plain, ``--runtime onnxruntime`` at most 1.01 of plain and of the best
 peer, each at least as exact as plain, and of as few nodes as onnxslim or onnxsim leave of it. It exits with 1 where one
 is missed by more than its interval.
 """

@@ -55,7 +55,7 @@ def _of(runtime: str) -> str:
 
 # Not measured, for want of a GPU: what onnxruntime's list of kernels (docs/OperatorKernels.md) and its CUDA fusions
 # say. It has kernels for LayerNormalization and InstanceNormalization there; an Add before a layer norm becomes
-# SkipLayerNormalization, which is wanted (issue H); GroupNormalization is none, and is computed node by node, by E[x²]
+# SkipLayerNormalization, which is wanted; GroupNormalization is none, and is computed node by node, by E[x²]
 # − E[x]².
 _DOCUMENTED = {"GroupNorm": "instance"}
 

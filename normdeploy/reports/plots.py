@@ -13,7 +13,7 @@ from .svg import FIRST, INK, MUTED, SECOND, dots, drawn, in_order, inline, legen
 
 _OPS = 12  # op types shown one by one
 _NAME = 28  # letters of a name
-_LEAST = 80  # bits (issue F)
+_LEAST = 80  # bits
 _CERTIFICATES = 10_000  # that are drawn; more would make the page large
 _FARTHEST = (
     3  # times the slowest median ends a race's axis at the latest, or a busy machine's outliers take all the room

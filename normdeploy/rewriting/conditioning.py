@@ -2,8 +2,8 @@
 state.
 
 A fold is the same function, but not always as accurate. (z − mean)/std is exact to an ulp even where mean/std is 1e6;
-folded into the linear op behind it, W·(z/std) and W·(mean/std) are large, each is rounded, and they cancel. The rule
-(issue F): for each channel
+folded into the linear op behind it, W·(z/std) and W·(mean/std) are large, each is rounded, and they cancel. The rule,
+for each channel:
 
     error after ≤ 4 · error before + 4 ulp        (of the channel's largest result; errors are the largest over the
     inputs drawn)

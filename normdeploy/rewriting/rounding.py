@@ -41,7 +41,7 @@ from .trials import Case
 
 BATCH = 64
 OF_A_KIND = 8  # of norms that differ in gamma and beta only this many are run
-GROSS = 16  # times the error allowed (issue F)
+GROSS = 16  # times the error allowed
 ORDINARY = frozenset({"normal", "skewed"})  # patterns of the battery
 _UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 

@@ -5,7 +5,7 @@ Every result that a type of unit roundoff u rounds is disturbed: r + u·ξ·(|r|
 element anew. What makes several roundings inside (sums, products of matrices, norms, transcendental functions) also has
 its operands disturbed, x·(1 + u·ξ); large parameters, as weight matrices are, stay as they are: the other operand's
 roundings stand for theirs. a is 0, but for functions whose common formulas lose relative accuracy: a sigmoid near 0 is
-as exact as 1, a gelu of x as x (issue F).
+as exact as 1, a gelu of x as x.
 
 A float32 kernel adds up a row in a few running sums. Where its elements are alike (a zero image behind a convolution
 with a bias) these lose digits step by step in one direction, n·u instead of √n·u in the worst case (Higham, Accuracy

@@ -85,7 +85,7 @@ def test_a_function_is_not_taken_for_the_op_of_its_name(what: str, where: str) -
 
 
 def test_what_such_a_function_computes_is_what_its_body_says() -> None:
-    """The smallest case of issue F: both judges take the body, and took another function's numbers for it."""
+    """Both judges take the body, and took another function's numbers for it."""
     proto = file(
         "y = com.microsoft.SimplifiedLayerNormalization(x, g)",
         "com.microsoft",

@@ -86,7 +86,7 @@ def test_a_length_that_is_a_sum() -> None:
     ],
 )
 def test_what_changes_from_size_to_size_stays_unknown(body: str) -> None:
-    """At every small size each of these dims is one number, or the length itself (issue 12, cause C)."""
+    """At every small size each of these dims is one number, or the length itself."""
     constants = "int64[2] most = {64, 64}, int64[2] zeros = {0, 0}, int64[2] axes = {0, 1}, int64[2] five = {5, 5}"
     dims = dims_of(net(f"s = Shape(i) {body}", "float[N,M] i", "float[A,B] x", constants), "x")
     assert all(d is None or str(d).startswith("unk__") for d in dims), dims

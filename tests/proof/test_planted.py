@@ -1,4 +1,4 @@
-"""Every error that was once planted and passed (issue F): each is refused, and what it was planted in is proved."""
+"""Every error that was once planted and passed: each is refused, and what it was planted in is proved."""
 
 from __future__ import annotations
 

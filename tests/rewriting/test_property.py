@@ -98,8 +98,7 @@ def distance(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def showing_more(example: Example) -> int:
-    """How many norms are spelled so that they answer NaN where their definition answers 0, which no node may hide
-    (issue F).
+    """How many norms are spelled so that they answer NaN where their definition answers 0, which no node may hide.
 
     x/(v·(1/√v)) is such a spelling of x/√v: with an Inf in its row v·(1/√v) is Inf·0, and all the row is NaN. A row of
     the RMS norm is 0 then, but for the one place; with a mean taken off it is NaN in either.

@@ -1,5 +1,4 @@
-"""Compares a file's weights with the model's: each floating initializer with the parameters, buffers and constants
-(issue F).
+"""Compares a file's weights with the model's: each floating initializer with the parameters, buffers and constants.
 
 A weight is the model's where it is bit for bit one of its tensors, cast to the file's type, in another shape or with
 its dims in another order, or is put together from whole rows of such tensors (slices, packed and reordered gates). What
