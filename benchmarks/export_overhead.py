@@ -6,7 +6,8 @@ peak memory.
 Each model is exported and saved by ``torch.onnx.export`` with its default optimizer and by ``normdeploy.export``, in
 turn, each time in a fresh process; what is timed is the call alone, with what it imports lazily. Models of timm need
 the environment of `make architectures`. Writes ``benchmarks/results/export_overhead.md`` and ``.json``. The bounds on
-time are on the ratio of the medians; of the peaks, which hold what Python and the libraries take, 1.1. Exits with 1 where one is missed.
+time are on the ratio of the medians; of the peaks, which hold what Python and the libraries take, 1.1. Exits with 1
+where one is missed.
 """
 
 from __future__ import annotations
