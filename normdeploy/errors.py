@@ -84,7 +84,7 @@ _REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
 # Characters of a line. A name in it may have any number.
-_LONGEST = 4000
+_LONGEST = 2000
 
 
 def printable(text: str) -> str:

@@ -293,7 +293,8 @@ def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
         needed = nbytes(tensor)
         offset = int(entries.get("offset", "0"))
         length = int(entries.get("length", needed))
-    except (ValueError, TypeError, OSError) as error:
+    # Links in a circle are a RuntimeError of pathlib before Python 3.13.
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
         raise GraphError(f"the weight {tensor.name!r} has a broken reference to {location!r}: {error}") from error
     if not location or os.path.isabs(location) or ".." in Path(location).parts or not file.is_relative_to(root):
         raise GraphError(

@@ -61,6 +61,13 @@ def test_weights_that_share_one_sparse_file_are_refused(tmp_path: Path, how: str
         load_onnx(tmp_path / "m.onnx")
 
 
+def test_weight_in_a_circle_of_links_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").symlink_to("w.bin")
+    onnx.save(_model([_external("w", 4, "w.bin")]), tmp_path / "m.onnx")
+    with pytest.raises(GraphError, match=r"refers to|broken reference|not in the model's folder"):
+        load_onnx(tmp_path / "m.onnx")
+
+
 def test_weights_that_are_tied_in_the_file_are_read(tmp_path: Path) -> None:
     np.arange(64, dtype=np.float32).tofile(tmp_path / "w.bin")
     weights = [_external("a", 64, "w.bin"), _external("b", 64, "w.bin"), _external("c", 8, "w.bin", 32)]
@@ -273,7 +280,7 @@ def test_name_of_any_length_is_refused(tmp_path: Path, place: str) -> None:
 
 
 def test_long_line_is_cut_in_its_middle() -> None:
-    assert len(printable("a" * 10_000_000)) < 4000
+    assert len(printable("a" * 10_000_000)) < 2000
 
 
 def test_pattern_that_explodes_is_refused(tmp_path: Path) -> None:
