@@ -98,7 +98,8 @@ def _crash(path: str, model: bytes) -> str:
         advice = f"leave out its optimizer {begun[-1]} (disabled_optimizers=[{begun[-1]!r}])"
     return (
         f"onnxruntime crashes ({signal.Signals(-code).name}) when it opens {os.path.basename(path) or 'the model'} with"
-        f" its optimizer on; {advice}, write the file anew with normdeploy optimize, or export the model by another exporter or opset"
+        f" its optimizer on; {advice}, write the file anew with normdeploy optimize, or export the model by another"
+        " exporter or opset"
     )
 
 
