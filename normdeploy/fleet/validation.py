@@ -15,6 +15,7 @@ from typing import Any
 from ..errors import InputError, RuntimeUnavailable
 from .fields import ANY_TARGET, VERBS, Values, is_file, schema
 from .lines import line_of
+from .patterns import MOST_SEEN, TooMany, expanded
 
 # Files and folders that one pattern may find.
 _MOST_FOUND = 10_000
@@ -89,8 +90,13 @@ class Checked:
         """What a pattern finds. Each ``**`` more multiplies the folders that are walked through by their number."""
         if source.count("**") > 1:
             self._refuse(("models", name, "source"), f"the pattern {source!r} holds ** more than once; give one")
-        matches = glob.iglob(source, root_dir=folder, recursive=True)
-        found = [Path(os.path.abspath(folder / match)) for match in itertools.islice(matches, _MOST_FOUND + 1)]
+        try:
+            found = list(itertools.islice(expanded(source, folder), _MOST_FOUND + 1))
+        except TooMany:
+            self._refuse(
+                ("models", name, "source"),
+                f"the pattern {source!r} looks at more than {MOST_SEEN} files and folders; give a narrower one",
+            )
         if len(found) > _MOST_FOUND:
             self._refuse(
                 ("models", name, "source"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import struct
@@ -21,6 +22,7 @@ from onnx import TensorProto, helper
 
 import normdeploy
 from normdeploy.errors import GraphError, InputError, LoadError, printable
+from normdeploy.fleet import patterns
 from normdeploy.fleet.description import read
 from normdeploy.loading.state import find_state
 from normdeploy.storage import regular
@@ -207,6 +209,32 @@ def test_file_that_never_ends_is_refused(tmp_path: Path, reader: Callable[[Path]
         path.symlink_to("/dev/zero")
     with pytest.raises(InputError, match="is no regular file"):
         reader(path)
+
+
+def test_pattern_that_walks_through_everything_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds nothing, so the number of what it finds bounds nothing."""
+    monkeypatch.setattr(patterns, "MOST_SEEN", 50)
+    for i in range(10):
+        (tmp_path / f"a{i}").mkdir()
+        for j in range(10):
+            (tmp_path / f"a{i}" / f"b{j}.txt").touch()
+    (tmp_path / "fleet.toml").write_text(
+        '[models.a]\nsource="**/*.pt2"\n[targets.t]\nruntime="onnxruntime"\n[variants.v]\n'
+    )
+    with pytest.raises(InputError, match="looks at more than 200000 files"):
+        read(tmp_path / "fleet.toml")
+
+
+@pytest.mark.parametrize(
+    "pattern", ["*.pt2", "**/*.pt2", "a/**/*.pt2", "*/[b-c]/?.pt2", "**", ".h/*.pt2", "gone/*.pt2"]
+)
+def test_pattern_finds_what_glob_finds(tmp_path: Path, pattern: str) -> None:
+    for name in ("x.pt2", "a/y.pt2", "a/b/z.pt2", "a/c/u.pt2", ".h/v.pt2", "a/.w.pt2", "a/b/t.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    wanted = {Path(os.path.abspath(tmp_path / p)) for p in glob.glob(pattern, root_dir=tmp_path, recursive=True)}
+    assert set(patterns.expanded(pattern, tmp_path)) == wanted
 
 
 def _piped(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
