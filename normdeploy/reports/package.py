@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ..verbs.recheck.recheck import Recheck
 
 
+_ROWS = 200  # of changes
+
+
 def show_package(console: Console, made: Package) -> None:
     """What was written, how Triton is to serve it, and what the runtimes make of the samples."""
     batch = made.serving.max_batch
@@ -38,10 +41,14 @@ def show_recheck(console: Console, outcome: Recheck) -> None:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for column in ("changed", "what", "was", "is now"):
             table.add_column(column, overflow="fold")
-        for change in outcome.changes:
+        # A manifest may name any number of versions and files; what is worse is told first.
+        first = sorted(outcome.changes, key=lambda change: not change.worse)[:_ROWS]
+        for change in first:
             cells = (change.what, change.name, change.was or "–", change.now or "–")
             table.add_row(*(Text(printable(cell)) for cell in cells), style="red" if change.worse else "")
         console.print(table)
+        if len(outcome.changes) > _ROWS:
+            console.print(f"and {len(outcome.changes) - _ROWS} more changes; --report writes all")
     else:
         console.print("nothing changed")
     if outcome.judgement is not None:
