@@ -122,7 +122,7 @@ class Comparison(Shown):
         They speak neither for it nor against it. onnxruntime's CUDA provider and our own evaluators nobody names.
         """
         if self.outcome == "not run":
-            return self.not_run
+            return self.not_run or (NotRun("every runtime", "no input was run"),)
         unnamed = {*NAMES, STEPWISE, ROUNDED, UNROUNDED}
         return tuple(m for m in self.not_run if m.file and m.runtime not in unnamed)
 
