@@ -1,0 +1,52 @@
+"""`-q`: nothing is printed where nothing went wrong, by us or by a library, on either descriptor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NET = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm, self.rnn = nn.Linear(3, 4), nn.LayerNorm(4), nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, x):
+        return torch.distributions.Normal(self.rnn(self.norm(self.linear(x)))[0], 1.0).log_prob(x.sum())
+"""
+# In this order: each verb reads what those before it wrote.
+VERBS = (
+    ("export", "net.py", "-o", "net.onnx", "--input", "x[b,t,3]"),
+    ("optimize", "net.onnx", "-o", "again.onnx"),
+    ("inspect", "net.onnx"),
+    ("check", "net.onnx"),
+    ("verify", "net.py", "net.onnx"),
+    ("bisect", "net.py", "net.onnx"),
+    ("run", "net.onnx", "-o", "out.npz", "--input", "x=0:1"),
+    ("package", "net.onnx", "-o", "bundle"),
+    ("recheck", "bundle"),
+)
+
+
+@pytest.mark.slow
+def test_quiet_verbs_print_nothing(tmp_path: Path) -> None:
+    """Each runs in a process of its own, whose descriptors are read: libraries write past Python's streams."""
+    (tmp_path / "net.py").write_text(NET)
+    for verb in VERBS:
+        done = subprocess.run(
+            [sys.executable, "-m", "normdeploy", *verb, "-q"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            check=False,
+        )
+        assert (done.stdout, done.stderr, done.returncode) == ("", "", 0), verb[0]
