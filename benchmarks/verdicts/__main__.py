@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("--no-faults", action="store_true", help="judge the right files alone, and plant nothing")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="wall time for one pair")
     parser.add_argument("--list", action="store_true", help="list the pairs and end")
+    parser.add_argument("--table", action="store_true", help="write the results of what was run so far, and end")
     given = parser.parse_args()
     if given.list:
         print("\n".join(pair.name for pair in pairs()))
@@ -88,7 +89,7 @@ def main() -> None:
     # Each process appends to a file of its own; the results are merged from all of them.
     kept = Path(tempfile.gettempdir()) / "normdeploy-verdicts"
     mine = kept / f"rows-{(given.part or 'all').replace('/', '-of-')}.jsonl"
-    left = chosen(given, gathered(kept))
+    left = [] if given.table else chosen(given, gathered(kept))
     for number, pair in enumerate(left, 1):
         began = time.monotonic()
         row = run(pair, given.seconds, () if given.no_faults else tuple(FAULTS))
@@ -96,7 +97,6 @@ def main() -> None:
         print(f"{number} of {len(left)}, {time.monotonic() - began:.0f} s: {pair.name} {row.not_made}", flush=True)
         for line in row.wrong:
             print(f"    {line}", flush=True)
-        save(gathered(kept))
     rows = gathered(kept)
     save(rows)
     sys.exit(1 if any(row.wrong for row in rows.values()) else 0)

@@ -2,8 +2,8 @@
 and files with loops, branches and functions.
 
 Real files are read from where their packages are installed (``pip install --no-deps --target FOLDER silero-vad magika
-rapidocr rapidocr-onnxruntime skl2onnx scikit-learn scipy joblib threadpoolctl``, with FOLDER in PYTHONPATH); what is
-not installed is left out, and the table says so.
+rapidocr rapidocr-onnxruntime skl2onnx scikit-learn scipy joblib threadpoolctl cloudpickle``, with FOLDER in
+PYTHONPATH); what is not installed is left out, and the table says so.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ def _learned(name: str) -> onnx.ModelProto:
     x = rng.standard_normal((80, 6)).astype(np.float32)
     value = np.sin(x).sum(1)
     if name == "scaler and MLP":
-        model = make_pipeline(StandardScaler(), MLPRegressor((8,), max_iter=100, random_state=0)).fit(x, value)
+        model = make_pipeline(
+            StandardScaler(), MLPRegressor(hidden_layer_sizes=(8,), max_iter=100, random_state=0)
+        ).fit(x, value)
     elif name == "PCA and logistic regression":
         model = make_pipeline(StandardScaler(), PCA(4), LogisticRegression()).fit(x, value > 0)
         made: onnx.ModelProto = to_onnx(model, x[:1], options={"zipmap": False})
