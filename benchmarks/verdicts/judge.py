@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import re
+import tempfile
 import time
 from collections.abc import Callable, Collection
 from itertools import islice
@@ -141,7 +142,8 @@ def named_by(fault: Fault) -> set[str]:
 
 
 def _line(error: BaseException) -> str:
-    return _cut(f"{type(error).__name__}: {error}")
+    """Return the error in one line, without the folder of this run."""
+    return _cut(re.sub(rf"{re.escape(tempfile.gettempdir())}/\w+/", "", f"{type(error).__name__}: {error}"))
 
 
 def _cut(text: str) -> str:

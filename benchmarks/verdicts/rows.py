@@ -51,8 +51,10 @@ class Row:
             if found["state"] in ("missed", "crash", "refused"):
                 lines.append(f"{found['state'].upper()} {name} ({found['planted']}, {found['ratio']:g} times)")
                 lines[-1] += "" if found["state"] == "missed" else f": {found['verdict']}"
-            if found.get("named") is False:
+            if found.get("named") is False and not found["bisect"].startswith("refused"):
                 lines.append(f"UNNAMED {name} ({found['planted']}): bisect says {found['bisect']}")
+        if refused := [name for name, found in self.faults.items() if found.get("bisect", "").startswith("refused")]:
+            lines.append(f"UNNAMED {', '.join(refused)}: bisect {self.faults[refused[0]]['bisect']}")
         return lines
 
 

@@ -33,6 +33,9 @@ def page(rows: Sequence[Row], listed: int) -> str:
         f"- misses: {sum(f['state'] == 'missed' for f in observable)} of {len(observable)} observable faults"
         f" ({_count(observable, 'refused')} more were refused with a message, {_count(observable, 'crash')} crashed)",
         f"- `bisect` names the node or the weight: {len(named)} of {len(observable)} ({_share(named, observable)})",
+        f"- of the faults that it does not name, `bisect` refuses to search"
+        f" {sum(f['bisect'].startswith('refused') for f in observable)}; of those that it searches it names"
+        f" {_share(named, [f for f in observable if not f['bisect'].startswith('refused')])}",
         f"- faults that could not be observed: {_count(found, 'not observable')}; without a place in the file:"
         f" {_count(found, 'no place')}",
         f"- pairs whose process crashed or ran out of time: {sum(bool(row.broken) for row in ran)}",
