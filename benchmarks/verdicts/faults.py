@@ -301,8 +301,10 @@ def _turn_reduction(
         return ""
     if not before:
         return ""
-    first = [a for a in (-2, 1, 2, -1) if a not in before][number % 3]
-    after = [first, *before[1:]]
+    others = [a for a in (-2, 1, 2, -1) if a not in before]
+    if number >= len(others):
+        return ""
+    after = [others[number], *before[1:]]
     if "axes" in attributes:
         attributes["axes"].ints[:] = after
     else:
