@@ -38,6 +38,7 @@ from ..proof.run import run
 from ..records import Finding
 from . import certify
 from .mask_rows import may_be_hidden
+from .pricing import price
 from .sealed import seals
 from .work import Work
 
@@ -86,16 +87,17 @@ def attend(work: Work, node: gs.Node) -> None:
             work.proofs, [rewrite], partly_hidden=[] if mask is None else [mask]
         ):
             continue
-        _replace(work, y, nodes)
+        told = Finding("Attention", "fused", y.name, graph.module(nodes[-1]), became=BECAME)
+        price(work, rewrite, told, np.dtype(np.float32), OPSET)
+        _replace(work, y, nodes, told)
         return
 
 
-def _replace(work: Work, y: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
+def _replace(work: Work, y: gs.Tensor, nodes: Sequence[gs.Node], told: Finding) -> None:
     graph = work.graph
     for n in nodes:
         if n.op == "Expand" and isinstance(n.inputs[1], gs.Constant):
             work.shared["mask", n.inputs[0].name, *n.inputs[1].values.tolist()] = n.outputs[0]
-    told = Finding("Attention", "fused", y.name, graph.module(nodes[-1]), became=BECAME)
     work.sealed += seals(graph, nodes)
     graph.replace(y, nodes)
     work.opset = max(work.opset, OPSET)

@@ -19,6 +19,7 @@ from ..graphs.graph import Graph
 from ..graphs.region import Refusal, compile_region
 from ..records import Finding
 from . import certify
+from .pricing import price
 from .sealed import seals
 from .work import Work
 
@@ -49,11 +50,12 @@ def by_rows(work: Work, node: gs.Node) -> None:
     rewrite = before if isinstance(before, Refusal) else certify.rewrite_of(graph, before, nodes)
     if isinstance(rewrite, Refusal) or not (proof := certify.certified(work.proofs, [rewrite])):
         return
+    told = Finding("linear layer", "fused", layer.y.name, graph.module(node), became="Gemm", certificate=proof)
+    price(work, rewrite, told, np.dtype(np.float32), _OPSET)
     work.sealed += seals(graph, nodes)
     graph.replace(layer.y, nodes)
     work.shared |= {("rows", layer.x.name): rows} | ({_key(graph, layer): shape} if made else {})
     assert work.step is not None
-    told = Finding("linear layer", "fused", layer.y.name, graph.module(node), became="Gemm", certificate=proof)
     work.settled.append((work.step, told))  # the comparison of the whole model may take it back
 
 

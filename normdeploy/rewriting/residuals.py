@@ -17,7 +17,9 @@ import onnx_graphsurgeon as gs
 from ..domains import is_standard
 from ..forms.norm_forms import best
 from ..graphs.region import Refusal, compile_region
+from ..records import Finding
 from . import certify
+from .pricing import price
 from .sealed import seals
 from .work import Work
 
@@ -44,6 +46,8 @@ def part(work: Work, node: gs.Node) -> None:
     rewrite = before if isinstance(before, Refusal) else certify.rewrite_of(graph, before, [made])
     if isinstance(rewrite, Refusal) or not certify.certified(work.proofs, [rewrite]):
         return
+    told = Finding("sum", "fused", total.name, graph.module(add), became="Sum")
+    price(work, rewrite, told, dtype, opset=1)
     work.sealed += seals(graph, [made])
     graph.replace(total, [made])
     place = work.place(node.outputs[0].name)

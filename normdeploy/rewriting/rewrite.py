@@ -50,6 +50,7 @@ from .folding import fold
 from .fusing import fuse as fuse_norm
 from .gemms import by_rows
 from .joining import join
+from .pricing import costs
 from .quantizing import quantize
 from .residuals import part
 from .sealed import require_sealed
@@ -357,6 +358,10 @@ def _rounding(work: Work) -> None:
     _try(work)
     decides = work.wanted.runtime not in TENSORRT  # another runtime than the one asked for does not
     for place, step, verdict in work.verdicts:
+        if isinstance(place, Finding):
+            if decides and (why := costs(verdict)):
+                work.gross[step] = undone(place, why)
+            continue
         finding = work.findings[place]
         assert finding.certificate is not None
         certificate = rounding.with_rounding(finding.certificate, verdict)

@@ -64,16 +64,16 @@ class Work:
     wanted: Wanted
     seconds: dict[str, float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
-    trials: list[tuple[int, Trial]] = field(
-        default_factory=list
-    )  # (place of the finding, what onnxruntime shall run), until it has
+    # What onnxruntime shall run, until it has, and what is told of it: the place of its finding, or a finding that is
+    # in no table while the rewrite stays.
+    trials: list[tuple[int | Finding, Trial]] = field(default_factory=list)
     kinds: dict[object, list[int]] = field(
         default_factory=dict
     )  # places of findings that differ in gamma and beta only
     step: Step | None = None  # the one under way
     steps: dict[int, list[Step]] = field(default_factory=dict)  # place of the finding -> the steps that made it
     tried: list[Step] = field(default_factory=list)  # of each of these
-    verdicts: list[tuple[int, Step, Verdict]] = field(default_factory=list)  # of the trials that were run
+    verdicts: list[tuple[int | Finding, Step, Verdict]] = field(default_factory=list)  # of the trials that were run
     taken: list[tuple[Step, Finding]] = field(
         default_factory=list
     )  # every step that changed the graph, those in bodies included

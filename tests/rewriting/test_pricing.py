@@ -1,0 +1,74 @@
+"""What rewrites that are made for speed alone cost in accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+from normdeploy.rewriting import rewrite, rounding
+from normdeploy.rewriting.pricing import costs
+from normdeploy.rewriting.rounding import Trial, Verdict
+
+LAYER = "p = MatMul(x, w) y = Add(p, b)"
+SUM = "s = Add(x, z) y = LayerNormalization(s, g, c)"
+ATTENTION = "t = Transpose<perm = [0, 1, 3, 2]>(x) p = MatMul(x, t) q = Softmax<axis = -1>(p) y = MatMul(q, x)"
+
+
+def graph(body: str, inputs: str) -> onnx.ModelProto:
+    rng = np.random.default_rng(0)
+    text = f'<ir_version: 10, opset_import: ["": 23]> g ({inputs}) => (float[] y) {{ {body} }}'
+    proto = parser.parse_model(text)
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    held = {"w": (24, 40), "b": (40,), "g": (24,), "c": (24,)}
+    for name, shape in held.items():
+        if any(name in node.input for node in proto.graph.node):
+            value = rng.standard_normal(shape).astype(np.float32)
+            proto.graph.initializer.append(numpy_helper.from_array(value, name))
+    return proto
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "written"),
+    [
+        (LAYER, "float[N,7,24] x", "Gemm"),
+        (SUM, "float[1,64,24] x, float[1,64,24] z", "Sum"),
+        (ATTENTION, "float[1,2,8,4] x", "Attention"),
+    ],
+    ids=["linear layer", "sum", "attention"],
+)
+def test_a_rewrite_that_onnxruntime_runs_with_a_larger_error_is_taken_back(
+    body: str, inputs: str, written: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proto = graph(body, inputs)
+    made, _ = rewrite.optimize(proto, runtime="onnxruntime")
+    assert written in [node.op_type for node in made.graph.node]
+
+    verdicts = rounding.verdicts
+
+    def larger(trials: Sequence[Trial]) -> list[Verdict]:
+        ops = [{node.op_type for node in trial.after.nodes} for trial in trials]
+        lossy = Verdict(before=1e-7, after=3e-6, allowed=1e-6)
+        return [lossy if written in found else verdict for found, verdict in zip(ops, verdicts(trials), strict=True)]
+
+    monkeypatch.setattr(rounding, "verdicts", larger)
+    kept, summary = rewrite.optimize(proto, runtime="onnxruntime")
+    assert written not in [node.op_type for node in kept.graph.node]
+    told = next(finding for finding in summary.findings if finding.status == "undone")
+    assert "its error in onnxruntime is 3e-06, where that of the nodes before is 1e-07" in told.reason
+
+
+@pytest.mark.parametrize(
+    ("verdict", "stays"),
+    [
+        (Verdict(before=1e-7, after=1e-7, allowed=2e-7), True),
+        (Verdict(before=1e-7, after=3e-7, allowed=2e-7), False),
+        (Verdict(before=None, after=None, allowed=None, missing="not compared"), True),
+        (Verdict(before=None, after=None, allowed=None, gross="it can't be run"), False),
+    ],
+)
+def test_what_costs_too_much(verdict: Verdict, stays: bool) -> None:
+    assert bool(costs(verdict)) != stays
