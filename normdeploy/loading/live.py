@@ -16,9 +16,11 @@ from torch import nn
 from ..errors import ExportError, InputError, LoadError, NormdeployError
 from ..model import Model
 from ..recurrent import kept_whole
+from ..torch_state import kept_torch_state
 from .asserts import drop_guesses
 from .calls import Call, dim_names, example_sizes, given_call, made_call, signature_of, spread, with_example_sizes
 from .complaints import above_excluded, complaint, narrowed, unsolved
+from .fake_quantizers import fix_fake_quantizers, shaped_fake_quantizers
 from .inputs import Wishes, describe, names_of, parse
 from .limits import limited
 from .program import live_guards
@@ -26,6 +28,7 @@ from .refusals import refused, require_float, require_tensors
 from .signature import dtype_name, output_names
 from .specs import describe_inputs
 from .training import reachable, require_eval, require_eval_graph
+from .transforms import differentiates, refused_derivative, without_levels
 from .written import assigned, written_buffers
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)  # torch.compile's has a child called _orig_mod
@@ -134,6 +137,7 @@ def trace(
         False
     )  # of an attention that asks for gradients torch 2.13 traces views that it then can't decompose
     require_eval(module, eval_mode)
+    fix_fake_quantizers(module)
     if dynamic_shapes is not None and any(dim.name for wish in wishes.inputs for dim in wish.shape):
         raise InputError("dynamic dims are given twice, by names in the inputs and by dynamic_shapes: give one of them")
     if dynamic_shapes is not None and not (args or kwargs):
@@ -251,11 +255,18 @@ def _export(module: nn.Module, call: Call, shapes: Any, steps: bool) -> torch.ex
     time."""
     # A length that may change must not be unrolled; a fixed one is exported as ever.
     recurrent = kept_whole() if shapes is not None else contextlib.nullcontext()
-    with warnings.catch_warnings(), _quiet(), _unchecked_distributions(), recurrent:
+    with (
+        warnings.catch_warnings(),
+        _quiet(),
+        _unchecked_distributions(),
+        recurrent,
+        kept_torch_state(),
+        shaped_fake_quantizers(),
+    ):
         warnings.simplefilter(
             "ignore"
         )  # of attributes assigned in the copy while tracing, deprecations of torch's own calls
-        return torch.export.export(
+        program = torch.export.export(
             module,
             call.args,
             call.kwargs,
@@ -263,6 +274,7 @@ def _export(module: nn.Module, call: Call, shapes: Any, steps: bool) -> torch.ex
             strict=False,
             prefer_deferred_runtime_asserts_over_guards=steps,
         )
+        return without_levels(program)
 
 
 @contextlib.contextmanager
@@ -302,8 +314,10 @@ def _translated(module: nn.Module, call: Call, wishes: Wishes, error: Exception)
         )
     if type(error).__name__ == "UserError" and "dynamic_shapes" in text:
         return InputError(f"the dynamic_shapes do not fit {name}: {first}")
+    if isinstance(error, ExportError):
+        return error
     try:
-        with torch.no_grad():
+        with torch.no_grad(), kept_torch_state():
             copied(module)(*call.args, **call.kwargs)
     except Exception as eager:
         shapes = ", ".join(f"{dtype_name(leaf)}{list(leaf.shape)}" for leaf in call.tensors())
@@ -313,6 +327,8 @@ def _translated(module: nn.Module, call: Call, wishes: Wishes, error: Exception)
             f" {type(eager).__name__}: {detail}; say what it takes with --input, and write the size of a dim that the"
             " model fixes in its place"
         )
+    if differentiates(error):
+        return refused_derivative()
     return refused(module, error)
 
 

@@ -18,15 +18,18 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 
 from ..errors import InputError, NormdeployError
 from ..graphs.protos import real
 from ..loading.live import copied
 from ..model import Model
+from ..torch_state import kept_torch_state
 from . import RunResult
 from .arrays import check_feeds, to_numpy, to_torch
 from .fake_quantize import on_grid
+from .fourier import spread_nan
 from .widen import halved, narrowed, saturate_fills, widen, widened
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # what ``--precision`` takes
@@ -47,7 +50,7 @@ class _TorchRunner:
         return [to_torch(feeds[spec.name]) for spec in self._model.inputs]
 
     def _call(self, inputs: Sequence[torch.Tensor], lifted: Mapping[str, Any]) -> RunResult:
-        with torch.no_grad():
+        with kept_torch_state(), torch.no_grad():
             return self._named(self._interpreter(self._graph).run(*self._arguments(inputs, lifted)))
 
     def _arguments(self, inputs: Sequence[torch.Tensor], lifted: Mapping[str, Any]) -> list[Any]:
@@ -145,7 +148,7 @@ class ModuleRunner(_TorchRunner):
         fused = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
-            with torch.no_grad():
+            with kept_torch_state(), torch.no_grad():
                 returned = tree_leaves(module(*args, **kwargs))
         except Exception as error:  # whatever the user's forward raises
             raise InputError(f"the module does not run on these inputs: {type(error).__name__}: {error}") from error
@@ -236,7 +239,9 @@ class Float64Runner(_TorchRunner):
 
     def _widely(self, inputs: Sequence[torch.Tensor], lifted: Mapping[str, Any]) -> RunResult:
         try:
-            with _default_dtype(torch.float64):  # what arange(0.5), an int divided by an int, ... make
+            # The default type is that of arange(0.5), an int divided by an int, and the like. Fused attention kernels
+            # pass by the keys that a mask hides, and a NaN among them; the products of the definition do not.
+            with _default_dtype(torch.float64), sdpa_kernel(SDPBackend.MATH):
                 return self._call(inputs, lifted)
         except _Failed as failed:
             raise NormdeployError(
@@ -303,8 +308,12 @@ class Widening(_Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         schema = getattr(target, "_schema", None)
-        rounded = None if schema is None else on_grid(schema.name, args)
-        return super().call_function(target, args, kwargs) if rounded is None else rounded
+        if schema is None:
+            return super().call_function(target, args, kwargs)
+        rounded = on_grid(schema.name, args)
+        if rounded is not None:
+            return rounded
+        return spread_nan(schema.name.partition("::")[2], args, kwargs, super().call_function(target, args, kwargs))
 
 
 _TorchRunner._interpreter, HalfRunner._interpreter, Float64Runner._interpreter = _Interpreter, _Rounding, Widening

@@ -82,6 +82,8 @@ class Exact:
                 self.sizes.update(node.output)
         self._wide: dict[str, Array] = {}
         self._bodies: dict[tuple[str, str], Exact] = {}
+        # What onnxruntime ran in the file's own types, by the first output: nodes without a float64 form.
+        self.narrow: dict[str, onnx.NodeProto] = {}
 
     def reads(self, node: onnx.NodeProto) -> list[str]:
         """Names of tensors of the main graph, those that the node's bodies see among them."""
@@ -203,6 +205,7 @@ class Exact:
         if any(isinstance(value, list) for value in given.values()):
             raise NotEvaluated(f"{node.op_type} {node.name!r} reads a sequence, and has no float64 form")
         feeds = {name: self.rounded(name, value) for name, value in given.items()}
+        self.narrow[next(filter(None, node.output))] = node
         ends = [name for name in node.output if name]
         try:
             with OrtRunner(cut(self, [node], ends, feeds), optimize=False) as runner:

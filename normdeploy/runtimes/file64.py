@@ -2,7 +2,9 @@
 put back at random.
 
 The same as ``eager.Float64Runner`` and ``rounding.RoundedRunner`` are for a PyTorch model. A node that the evaluator
-does not know is run by onnxruntime in the file's own type.
+does not know is run by onnxruntime in the file's own type, and `File64Runner.narrow` names it. Its result is rounded in
+the reference as in the file. Where nothing is known of what cancels inside, each element is drawn off by the roundings
+of two runs of its k nodes, √(2k)·u of the largest element.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from ..graphs.file_graph import widen
 from ..graphs.inference import inferred
 from ..norms.ops import STANDARD, Statistics
 from ..precision.prepare import opset_of
+from ..storage.protos import subgraphs
 from . import RunResult, control_flow
 from .arrays import check_names
 from .eager import Float64Runner
@@ -88,6 +91,14 @@ class File64Runner:
         self._inside: Callable[[File64Runner, Mapping[str, np.ndarray]], RunResult] = _plainly
         self._bodies: dict[tuple[str, str], File64Runner] = {}
 
+    def narrow(self, within: str = "") -> list[str]:
+        """Name what onnxruntime ran in the file's own types so far: "DFT 'd' in then_branch of If 'c'"."""
+        named = [_title(node) + within for node in self._exact.narrow.values()]
+        for (output, body), runner in self._bodies.items():
+            node = self._exact.nodes[self._exact.makers[output]]
+            named += runner.narrow(f" in {body} of {_title(node)}{within}")
+        return named
+
     def _touched(self, reads: Any) -> Iterator[str]:
         for names in reads:
             yield from names
@@ -132,7 +143,8 @@ class File64Runner:
     def rounded(self, feeds: Mapping[str, np.ndarray], seed: int, half: torch.dtype | None = None) -> RunResult:
         """One run with random roundings, other ones for each ``seed``; ``half``: of that type where the file has a
         wider one."""
-        noise = _Noise(np.random.default_rng(seed), self._exact.types, _HALVES.get(half) if half is not None else None)
+        kind = _HALVES.get(half) if half is not None else None
+        noise = _Noise(np.random.default_rng(seed), self._exact.types, kind, self._exact.narrow)
 
         def read(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
             unit = noise.unit(node.output[0] if node.op_type not in _ORDERS else node.input[0], node)
@@ -245,14 +257,21 @@ def _plainly(body: File64Runner, feeds: Mapping[str, np.ndarray]) -> RunResult:
 class _Noise:
     """Random roundings: r + u·ξ·(|r| + a), as ``rounding`` has them."""
 
-    def __init__(self, rng: np.random.Generator, types: Mapping[str, np.dtype], half: np.dtype | None) -> None:
-        self._rng, self._types, self._half = rng, types, half
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        types: Mapping[str, np.dtype],
+        half: np.dtype | None,
+        narrow: Mapping[str, onnx.NodeProto],
+    ) -> None:
+        self._rng, self._types, self._half, self._narrow = rng, types, half, narrow
         self.random = rng
 
     def unit(self, name: str, node: onnx.NodeProto) -> float:
         """The unit roundoff of a tensor, 0 where its node rounds nothing or it is not floating."""
         own = self._types.get(name, np.dtype(np.float32))
-        if node.op_type in _EXACT or not _is_floating(own):
+        chooses = node.op_type in ("Resize", "Upsample") and not _interpolates(node)
+        if node.op_type in _EXACT or chooses or not _is_floating(own):
             return 0.0
         return _unit(self._half if self._half is not None and own in (np.float32, np.float64) else own)
 
@@ -272,6 +291,10 @@ class _Noise:
         if not unit or counted or node.op_type in _ORDERS:  # a size that became a float is whole
             return value
         extra: Any = 1.0 if node.op_type in _AS_ONE else 0.0
+        unknown = node.op_type not in _AS_ONE | _AS_OPERAND | _ONE_ROUNDING | _FIRST_ALONE
+        if unknown and self._narrow.get(next(filter(None, node.output))) is node and value.size:
+            largest = np.abs(np.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0)).max()
+            extra = extra + largest * (2.0 * _count(node)) ** 0.5
         if node.op_type in _AS_OPERAND and np.shape(inputs[0]) == value.shape:
             extra = extra + np.abs(inputs[0])
         if node.op_type in ("ReduceSum", "ReduceMean", "GlobalAveragePool") and value.size and _wide(inputs[0]):
@@ -280,7 +303,8 @@ class _Noise:
                 lost = lost_along(inputs[0], _reduced(node, inputs), node.op_type != "ReduceSum").reshape(value.shape)
                 value = value + lost * self._rng.uniform(-1, 1, value.shape)
         elif node.op_type in ("Resize", "Upsample") and np.ndim(inputs[0]) == value.ndim and _interpolates(node):
-            off = off_coordinates(inputs[0], value.shape, min(unit, FLOAT32))
+            antialias = any(a.name == "antialias" and a.i for a in node.attribute)
+            off = off_coordinates(inputs[0], value.shape, min(unit, FLOAT32), antialias=antialias)
             value = value + off * self._rng.uniform(-1, 1, value.shape)
         elif node.op_type == "CumSum":
             value = value + _summed(node, self.lost(value, unit) - value, int(np.asarray(inputs[1]).item()))
@@ -306,6 +330,15 @@ class _Noise:
         drawn = (self._rng.uniform(-1, 1, alike.shape) for _ in range(2))
         off = alike * next(drawn) + (rows - rows.mean(-1, keepdims=True)) * scaled * next(drawn)
         return np.asarray(np.nan_to_num(off, nan=0.0, posinf=0.0, neginf=0.0).reshape(value.shape) * weight)
+
+
+def _title(node: onnx.NodeProto) -> str:
+    return f"{node.op_type} {(node.name or next(filter(None, node.output)))!r}"
+
+
+def _count(node: onnx.NodeProto) -> int:
+    """The nodes of its bodies, at any depth; 1 of a node without."""
+    return sum(_count(inner) for body in subgraphs(node) for inner in body.node) or 1
 
 
 def _interpolates(node: onnx.NodeProto) -> bool:

@@ -36,6 +36,7 @@ class OrtRunner:
         optimize: onnxruntime's own optimizer: all of it, or none.
         provider: "cpu" or "cuda"; on CUDA without TF32, whose products have float16's precision.
         disabled: names of optimizers that are left out.
+        entries: of the session's configuration, besides these.
         saved: where to write the optimized graph, weights beside it.
 
     Raises:
@@ -52,12 +53,13 @@ class OrtRunner:
         optimize: bool = True,
         provider: str = "cpu",
         disabled: Sequence[str] = (),
+        entries: Mapping[str, str] | None = None,
         saved: Path | None = None,
     ) -> None:
         if provider == "cuda" and (reason := no_cuda()):
             raise RuntimeUnavailable(f"onnxruntime's CUDA provider: {reason}")
         self.name = title(provider, optimize=optimize)
-        entries = {"session.intra_op.allow_spinning": "0"}  # its idle threads would take torch's time
+        entries = {"session.intra_op.allow_spinning": "0", **(entries or {})}  # idle threads would take torch's time
         if disabled:
             entries["optimization.disable_specified_optimizers"] = ";".join(disabled)
         if saved is not None:

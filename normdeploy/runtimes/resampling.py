@@ -4,6 +4,9 @@ Output i of a linear or cubic Resize of n elements to m lies at the source coord
 i·(n − 1)/(m − 1). Kernels compute it in float32: the scale, its product and the difference are rounded, each by up to
 u·c. So c is off by up to 3u·c, and the output by as much times the slope between the neighbors there. That is nothing
 where n/m is a power of two, and more than the rounding of the result everywhere else.
+
+An antialiased Resize to fewer elements stretches its kernel by n/m, so neighbors as many times farther away weigh in.
+Its weights sum to 1, so a shift of the coordinate moves the output by no more than the steepest slope among them.
 """
 
 from __future__ import annotations
@@ -20,13 +23,14 @@ _ROUNDINGS = 3.0
 _REACH = 2
 
 
-def off_coordinates(x: Array, shape: Sequence[int], unit: float) -> Array:
+def off_coordinates(x: Array, shape: Sequence[int], unit: float, *, antialias: bool = False) -> Array:
     """How far each element of the resized ``x`` may be off.
 
     Args:
         x: what is resized, of as many dims as ``shape``.
         shape: of the result.
         unit: the unit roundoff of the coordinates.
+        antialias: whether the kernel is stretched where elements get fewer.
 
     Returns:
         float64 of ``shape``.
@@ -37,10 +41,11 @@ def off_coordinates(x: Array, shape: Sequence[int], unit: float) -> Array:
         return total
     for axis in axes:
         size, made = x.shape[axis], shape[axis]
-        slope = _slope(x, axis)
+        stretch = {a: max(1, -(-x.shape[a] // shape[a])) if antialias else 1 for a in axes}
+        slope = _slope(x, axis, _REACH * stretch[axis])
         for other in axes:
             if other != axis:
-                slope = _widest(slope, other, reach=1)
+                slope = _widest(slope, other, reach=stretch[other])
         for other in axes:
             n, m = x.shape[other], shape[other]
             slope = np.take(slope, np.minimum(np.arange(m) * n // m, n - 1), axis=other)
@@ -51,14 +56,14 @@ def off_coordinates(x: Array, shape: Sequence[int], unit: float) -> Array:
     return total
 
 
-def _slope(x: Array, axis: int) -> Array:
-    """The largest difference of neighbors around each element along ``axis``, of the shape of ``x``; 0 where it is not
-    finite."""
+def _slope(x: Array, axis: int, reach: int) -> Array:
+    """The largest difference of neighbors among ``reach`` elements on either side of each along ``axis``, of the shape
+    of ``x``; 0 where it is not finite."""
     if x.shape[axis] < 2:
         return np.zeros(x.shape)
     steps = np.nan_to_num(np.abs(np.diff(x, axis=axis)), nan=0.0, posinf=0.0)
     last = np.take(steps, [-1], axis=axis)
-    return _widest(np.concatenate([steps, last], axis), axis, _REACH)
+    return _widest(np.concatenate([steps, last], axis), axis, reach)
 
 
 def _widest(values: Array, axis: int, reach: int) -> Array:

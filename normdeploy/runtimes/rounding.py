@@ -11,6 +11,9 @@ A float32 kernel adds up a row in a few running sums. Where its elements are ali
 with a bias) these lose digits step by step in one direction, n·u instead of √n·u in the worst case (Higham, Accuracy
 and Stability of Numerical Algorithms, 2002, section 4.2). That hangs on the data, so it is computed: `lost_in_lanes`
 adds the row up as such a kernel does.
+
+A Fourier transform is a sum of n products in each bin (`runtimes.fourier`); its roundings are as large in a bin that
+cancels as in any other of the frame.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from torch.utils._pytree import tree_map
 
 from . import RunResult
 from .eager import Float64Runner, Narrow, Widening
+from .fourier import INVERSE_SHORT_TIME, frame_level, transformed
 from .resampling import off_coordinates
 from .widen import widen
 
@@ -43,7 +47,8 @@ _EXACT = op_names("""
     neg abs relu maximum minimum clamp clamp_min clamp_max max min amax amin max_pool1d max_pool2d
     max_pool3d max_pool2d_with_indices hardtanh relu6 sign floor ceil round trunc dropout zeros ones full zeros_like
     ones_like full_like empty empty_like new_zeros new_ones new_full scalar_tensor tril triu diagonal unfold im2col
-    pixel_shuffle pixel_unshuffle upsample_nearest1d upsample_nearest2d upsample_nearest3d eye arange one_hot isnan eq
+    view_as_real view_as_complex real imag conj _conj resolve_conj complex pixel_shuffle pixel_unshuffle
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d eye arange one_hot isnan eq
     ne lt le gt ge logical_not
     """)
 _ONE_ROUNDING = op_names("add sub rsub mul div true_divide reciprocal sqrt square leaky_relu prelu threshold")
@@ -58,8 +63,9 @@ _AS_OPERAND = op_names("silu gelu mish hardswish softplus log_sigmoid sin cos")
 # of equal values the order is anybody's choice, so they are drawn apart
 _ORDERS = op_names("topk sort argsort argmax argmin kthvalue")
 _APART = 1e-300  # of zeros; any other number absorbs it
-_NORMS = op_names("layer_norm group_norm instance_norm")
+_NORMS = op_names("layer_norm native_layer_norm group_norm native_group_norm instance_norm")
 _RESIZES = op_names("upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d")
+_ANTIALIASED = op_names("_upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_lanczos2d_aa")
 _SUMS = op_names("sum mean adaptive_avg_pool2d adaptive_avg_pool3d")
 _SMALL = 2**16  # elements of a parameter
 FLOAT32 = 2.0**-24  # its unit roundoff
@@ -115,6 +121,8 @@ class _Rounded(Widening):
         if isinstance(value, Narrow):
             value, small = widen(value.tensor), value.tensor.numel() <= _SMALL
             return value + self._lost(value) if small and value.is_floating_point() else value
+        if isinstance(value, torch.Tensor) and value.is_complex():
+            return value + self._lost_complex(value, value.abs())
         if not _floating(value):
             return value
         apart = _APART * self._drawn(value) if self._op in _ORDERS else 0.0
@@ -128,13 +136,22 @@ class _Rounded(Widening):
             return result
         if self._op == "cumsum":  # each partial sum is rounded, and what it lost is lost for all that follow
             return result + super().call_function(target, (self._lost(result), *args[1:]), kwargs)
+        if self._op == INVERSE_SHORT_TIME:  # linear in its frames, whose overlap it divides by that of the windows
+            noise = self._lost_complex(args[0], frame_level(args[0], args[0], [args[0].dim() - 2]))
+            return result + super().call_function(target, (noise, *args[1:]), kwargs)
+        if (bins := transformed(self._op, args, kwargs, result)) is not None:
+            level = result.abs() + frame_level(args[0], result, bins)
+            return result + (self._lost_complex(result, level) if result.is_complex() else self._lost(level))
+        if isinstance(result, torch.Tensor) and result.is_complex():
+            return result + self._lost_complex(result, result.abs())
         if self._op in _NORMS and args[0].is_floating_point():
-            result = result + self._off_mean(args, result)
-        elif self._op in _RESIZES and args[0].is_floating_point():
-            # Kernels compute source coordinates in float32 whatever the type of the data.
-            unit = min(self._unit, FLOAT32)
-            off = torch.from_numpy(off_coordinates(args[0].detach().numpy(), list(result.shape), unit))
-            result = result + off * self._drawn(off)
+            # The native forms return their statistics too.
+            if isinstance(result, tuple):
+                result = (result[0] + self._off_mean(args, result[0]), *result[1:])
+            else:
+                result = result + self._off_mean(args, result)
+        elif self._op in _RESIZES | _ANTIALIASED and args[0].is_floating_point():
+            result = result + self._off_source(args[0], result)
         elif self._op in _SUMS and _floating(result) and result.numel():
             result = result + self._lost(result.abs() * of_a_sum(args[0].numel() / result.numel()))
             pooled = list(range(-int(self._op[-2]), 0)) if "pool" in self._op else []  # the dims of an image, "…2d"
@@ -147,17 +164,25 @@ class _Rounded(Widening):
         extra = (args[0].abs() if self._op in _AS_OPERAND else 0.0) + (1.0 if self._op in _AS_ONE else 0.0)
         return tree_map(lambda v: v + self._lost(v.abs() + extra) if _floating(v) else v, result)
 
+    def _off_source(self, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        """What rounded source coordinates do to a resize: kernels compute them in float32 whatever the data's type."""
+        unit = min(self._unit, FLOAT32)
+        antialias = self._op in _ANTIALIASED
+        off = torch.from_numpy(off_coordinates(x.detach().numpy(), list(result.shape), unit, antialias=antialias))
+        return off * self._drawn(off)
+
     def _off_mean(self, args: Any, result: torch.Tensor) -> torch.Tensor:
         """What rounded statistics do to a norm: the whole row is off by as much, however little its elements lie
         apart."""
         x, second = args[0], args[1]
-        if self._op == "layer_norm":
+        if self._op in ("layer_norm", "native_layer_norm"):
             rows = x.reshape(*x.shape[: x.dim() - len(second)], -1)
             weight = args[2] if len(args) > 2 else None
         else:
-            groups = x.shape[1] if self._op == "instance_norm" else second
+            native = self._op == "native_group_norm"
+            groups = x.shape[1] if self._op == "instance_norm" else args[6] if native else second
             rows = x.reshape(x.shape[0], groups, -1)
-            scale = second if self._op == "instance_norm" else args[2] if len(args) > 2 else None
+            scale = second if self._op == "instance_norm" or native else args[2] if len(args) > 2 else None
             weight = None if scale is None else scale.reshape(-1, *[1] * (x.dim() - 2))
         if not rows.numel():
             return torch.zeros_like(result)
@@ -177,13 +202,18 @@ class _Rounded(Widening):
         number."""
         return self._drawn(value).mul_(self._unit).mul_(value).nan_to_num_(0.0, 0.0, 0.0)
 
+    def _lost_complex(self, value: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
+        """As `_lost`, the real and the imaginary part each by itself: a product rounds both by parts of |value|."""
+        parts = [self._lost(torch.where(torch.isfinite(value), level, 0.0)) for _ in range(2)]
+        return torch.complex(*parts)
+
     def _drawn(self, value: torch.Tensor) -> torch.Tensor:
         return torch.rand(value.shape, generator=self._rng, dtype=torch.float64).mul_(2).sub_(1)
 
     def _unit_of(self, values: Any) -> float:
         """The unit roundoff of the coarsest floating type of a node's results, as the model has them."""
         every = values if isinstance(values, list | tuple) else [values]
-        kinds = [v.dtype for v in every if _floating(v)]
+        kinds = [v.dtype.to_real() for v in every if _floating(v) or (isinstance(v, torch.Tensor) and v.is_complex())]
         wide = (torch.float32, torch.float64)
         return max(
             (torch.finfo(self._half if self._half is not None and k in wide else k).eps / 2 for k in kinds), default=0.0
@@ -200,6 +230,8 @@ def lost_in_lanes(rows: np.ndarray) -> np.ndarray:
     """What the float32 sum over the last axis is off by, (…, n) -> (…, 1): in `LANES` running sums, as kernels for
     vectors of 256 bits have them (onnxruntime's InstanceNormalization loses just as much)."""
     n = rows.shape[-1]
+    if not n:
+        return np.zeros((*rows.shape[:-1], 1))
     with np.errstate(all="ignore"):
         padded = np.zeros((*rows.shape[:-1], -(-n // LANES) * LANES), np.float32)
         padded[..., :n] = rows

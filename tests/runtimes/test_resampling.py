@@ -58,3 +58,40 @@ def test_other_corners_are_no_rounding(tmp_path: Path) -> None:
     sample = torch.zeros(1, 3, 40, 52)
     made = normdeploy.export(Resized((60, 78), "bilinear", False).eval(), sample, output=tmp_path / "m.onnx")
     assert not normdeploy.verify(Resized((60, 78), "bilinear", True).eval(), made.path, inputs=["x[1,3,40,52]"])
+
+
+class Antialiased(nn.Module):
+    def __init__(self, size: tuple[int, int], mode: str) -> None:
+        super().__init__()
+        self.size, self.mode = size, mode
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, size=self.size, mode=self.mode, antialias=True)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(60, 78), (21, 17), (7, 9)])
+def test_an_antialiased_resize_lies_within_what_its_coordinates_do(size: tuple[int, int], mode: str) -> None:
+    x = torch.randn(1, 2, 40, 52, generator=torch.Generator().manual_seed(0))
+    x[0, 0, 20, 30] = 100.0
+    resized = Antialiased(size, mode)
+    away = (resized(x).double() - resized(x.double())).abs().numpy()
+    off = off_coordinates(x.double().numpy(), (1, 2, *size), FLOAT32, antialias=True)
+    rounding = 16 * FLOAT32 * float(x.abs().max())
+    assert (away <= 2 * off + rounding).all()
+
+
+@pytest.mark.parametrize(("shape", "size"), [((1, 2, 13, 16), (21, 17)), ((1, 2, 224, 224), (57, 57))])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_a_right_antialiased_resize_is_verified(
+    shape: tuple[int, ...], size: tuple[int, int], mode: str, tmp_path: Path
+) -> None:
+    made = normdeploy.export(Antialiased(size, mode).eval(), torch.zeros(shape), output=tmp_path / "m.onnx")
+    comparison = normdeploy.verify(made)
+    assert comparison, comparison.table()
+
+
+def test_a_resize_without_antialiasing_is_no_rounding_of_one_with_it(tmp_path: Path) -> None:
+    sample = torch.zeros(1, 3, 40, 52)
+    made = normdeploy.export(Resized((21, 17), "bilinear", False).eval(), sample, output=tmp_path / "m.onnx")
+    assert not normdeploy.verify(Antialiased((21, 17), "bilinear").eval(), made.path, inputs=["x[1,3,40,52]"])

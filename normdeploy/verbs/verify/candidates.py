@@ -60,6 +60,9 @@ _MAXIMA = {
 # How the names of ONNX's and onnxruntime's ops begin that take the range of a quantization from their input.
 DYNAMIC_QUANTIZING = "DynamicQuantize"
 NAN_BLIND = frozenset(_MAXIMA | {"LSTM", "GRU", "RNN", "ScatterElements", "ScatterND"})
+# Of a coordinate that is not finite ONNX says nothing, and kernels cut it off at either end of the image. No code of a
+# quantizer is a NaN, nor does an output tell that there was one.
+FINITE_ALONE = frozenset({"GridSample", "RoiAlign", "QuantizeLinear"})
 
 File = Engine | str | os.PathLike[str]
 

@@ -30,6 +30,7 @@ from ...storage.files import load_onnx, opened_model
 from .names import End, ends_of
 
 AS_IT_IS = "the reference as it is"  # in the place of eager
+_COMPARING = frozenset({"aten::bucketize", "aten::searchsorted", "aten::logit"})
 OWN = (EagerRunner.name, AS_IT_IS)  # runtimes of what the files are compared with
 
 Float64 = RoundedRunner | File64Runner
@@ -89,6 +90,10 @@ class Reference:
     def runner(self) -> Float64:
         return self._model.wide if isinstance(self._model, FileModel) else RoundedRunner(self._model)
 
+    def narrow(self) -> list[str]:
+        """What of a reference file has run in its own types, for want of a float64 form."""
+        return self._model.wide.narrow() if isinstance(self._model, FileModel) else []
+
     def free(self) -> None:
         self.__dict__.pop("runner", None)
         if isinstance(self._model, FileModel):
@@ -121,6 +126,17 @@ def rounds_itself(model: Original) -> bool:
         return False
     schemas = [getattr(node.target, "_schema", None) for node in model.program.graph.nodes]
     return any(rounds_to_grid(schema.name) for schema in schemas if schema is not None)
+
+
+def compares_inside(model: Original) -> bool:
+    """Return whether an operator of a PyTorch model compares its operand with bounds in its kernel.
+
+    Written as comparisons, it takes a NaN for a number beyond one of them.
+    """
+    if isinstance(model, FileModel):
+        return False
+    schemas = [getattr(node.target, "_schema", None) for node in model.program.graph.nodes]
+    return any(schema.name in _COMPARING for schema in schemas if schema is not None)
 
 
 def work_of(model: Original) -> float:

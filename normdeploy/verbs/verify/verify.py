@@ -263,6 +263,7 @@ def verify(
         raise InputError("there is nothing to compare on; give at least one seed or input")
     candidates, not_run = candidates_of(compared, runners)
     trials = _tried(model, candidates, compared, cases, rules, clock, tell)
+    empty = _empty(model, trials)
     results = _ordered(model, trials, candidates)
     not_run += [NotRun(c.name, c.unavailable, c.file) for c in candidates if c.unavailable]
     notes += [
@@ -270,6 +271,7 @@ def verify(
         *plan.left_out,
         *plan.too_large,
         *_out_of_time(clock),
+        *(f"{output} has no element at any input: its shape alone was compared" for output in empty),
         *remarks(trials, candidates, results),
         *other_forms(compared, results),
         *filter(None, (s.steps.remark(s.label) for s in compared if s.steps is not None)),
@@ -309,6 +311,22 @@ def _require_fixed(model: Original) -> None:
             f"the model can't be verified: it draws random numbers ({', '.join(draws)}); make the noise an input of"
             " the model, or verify the part without it"
         )
+
+
+def _empty(model: Original, trials: Mapping[str, Trial]) -> list[str]:
+    """Name the outputs that have no element at any input.
+
+    Raises:
+        InputError: they are all.
+    """
+    answers = [answer for trial in trials.values() for answer in trial.answers]
+    empty = [output for output in model.outputs if not any(answer.reference[output].size for answer in answers)]
+    if empty and len(empty) == len(model.outputs):
+        raise InputError(
+            f"no output has an element at any input ({', '.join(empty[:_NAMED])}), so there is nothing to compare; give"
+            " sizes above 0"
+        )
+    return empty
 
 
 def _out_of_time(clock: Clock) -> Iterable[str]:

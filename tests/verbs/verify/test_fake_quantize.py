@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,14 @@ import pytest
 import torch
 from onnx import numpy_helper
 from torch import nn
+from torch.ao.quantization import (
+    FakeQuantize,
+    FusedMovingAvgObsFakeQuantize,
+    PerChannelMinMaxObserver,
+    disable_fake_quant,
+    disable_observer,
+)
+from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers the operators of PT2E
 
 import normdeploy
 from normdeploy.runtimes.fake_quantize import on_grid
@@ -52,3 +61,109 @@ def test_a_model_that_rounds_itself_is_verified_and_another_scale_is_not(tmp_pat
     scale.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(scale) * np.float32(1.02), scale.name))
     onnx.save(proto, tmp_path / "wrong.onnx")
     assert not normdeploy.verify(module, tmp_path / "wrong.onnx", inputs=["x[3,8]"])
+
+
+class RoundedWeight(nn.Module):
+    """A weight on a grid for each channel, and no rounding of what it multiplies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(8), nn.Linear(8, 4)
+        self.register_buffer("scale", torch.linspace(0.004, 0.02, 4))
+        self.register_buffer("zero", torch.zeros(4, dtype=torch.int32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = torch.fake_quantize_per_channel_affine(self.linear.weight, self.scale, self.zero, 0, -128, 127)
+        return self.norm(x) @ weight.T
+
+
+def test_the_optimizer_that_rounds_what_the_file_does_not_is_named_with_the_option(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    made = normdeploy.export(RoundedWeight().eval(), torch.randn(3, 8), output=tmp_path / "m.onnx")
+    plain, optimized = (r for r in normdeploy.verify(made).results if r.runtime != "eager")
+    assert plain
+    # onnxruntime 1.31 multiplies by MatMulNBits, which rounds the other operand to 8 bits.
+    assert not optimized
+    assert "rounds activations to 8 bits" in optimized.reason
+    assert "session.qdq_matmulnbits_accuracy_level=1 the file passes" in optimized.reason
+
+
+def calibrated(quantizer: FakeQuantize) -> FakeQuantize:
+    quantizer(torch.randn(4, 8, generator=torch.Generator().manual_seed(0)))
+    return quantizer.eval()
+
+
+def of_channels() -> FakeQuantize:
+    return FakeQuantize(
+        PerChannelMinMaxObserver,
+        ch_axis=1,
+        qscheme=torch.per_channel_symmetric,
+        dtype=torch.qint8,
+        quant_min=-128,
+        quant_max=127,
+    )
+
+
+class Quantizing(nn.Module):
+    def __init__(self, quantizer: FakeQuantize) -> None:
+        super().__init__()
+        self.norm, self.linear, self.quantizer = nn.LayerNorm(8), nn.Linear(8, 4), calibrated(quantizer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        quantized: torch.Tensor = self.linear(self.quantizer(self.norm(x)))
+        return quantized
+
+
+@pytest.mark.parametrize("make", [FakeQuantize, FusedMovingAvgObsFakeQuantize, of_channels])
+@pytest.mark.parametrize("rounds", [True, False])
+def test_a_fake_quantizer_that_observes_no_more_is_exported_as_it_rounds(
+    make: Callable[[], FakeQuantize], rounds: bool, tmp_path: Path
+) -> None:
+    module = Quantizing(make()).eval()
+    module.apply(disable_observer)
+    if not rounds:
+        module.apply(disable_fake_quant)
+    made = normdeploy.export(module, inputs=["x[n,8]"], output=tmp_path / "m.onnx")
+    ops = {node.op_type for node in onnx.load(made.path).graph.node}
+    assert ("QuantizeLinear" in ops) == rounds
+    comparison = normdeploy.verify(made)
+    assert comparison, comparison.table()
+
+
+def test_a_fake_quantizer_that_observes_is_refused_by_name() -> None:
+    module = Quantizing(FakeQuantize()).eval()
+    with pytest.raises(normdeploy.errors.ExportError, match=r"'quantizer' observes.*disable_observer"):
+        normdeploy.export(module, torch.randn(3, 8))
+
+
+class Decomposed(nn.Module):
+    """As torch's quantizer of exported programs (PT2E) writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(8), nn.Linear(8, 4)
+        self.register_buffer(
+            "codes", torch.randint(-127, 127, (4, 8), generator=torch.Generator().manual_seed(0)).char()
+        )
+        self.register_buffer("scale", torch.linspace(0.004, 0.02, 4))
+        self.register_buffer("zero", torch.zeros(4, dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        decomposed = torch.ops.quantized_decomposed
+        grid = (0.03, 3, -128, 127, torch.int8)
+        rounded = decomposed.dequantize_per_tensor(decomposed.quantize_per_tensor(self.norm(x), *grid), *grid)
+        weight = decomposed.dequantize_per_channel(self.codes, self.scale, self.zero, 0, -127, 127, torch.int8)
+        return nn.functional.linear(rounded, weight, self.linear.bias)
+
+
+@pytest.mark.parametrize("route", ["module", "program"])
+def test_a_program_of_decomposed_quantizers_is_verified(route: str, tmp_path: Path) -> None:
+    module, sample = Decomposed().eval(), torch.randn(3, 8)
+    source: object = module
+    if route == "program":
+        torch.export.save(torch.export.export(module, (sample,)), tmp_path / "m.pt2")
+        source = tmp_path / "m.pt2"
+    given = (sample,) if route == "module" else ()
+    made = normdeploy.export(source, given, output=tmp_path / "m.onnx")
+    comparison = normdeploy.verify(made)
+    assert comparison, comparison.table()

@@ -9,6 +9,7 @@ import onnx
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import normdeploy
 from tests.half_graphs import text
@@ -74,3 +75,66 @@ def test_an_infinity_says_nothing_of_ranges_that_an_op_takes_from_its_input(tmp_
     assert any(node.op_type.startswith("DynamicQuantize") for node in onnx.load(eight).graph.node)
     comparison = normdeploy.verify(plain, eight)
     assert not [r for r in comparison.results if "inf" in r.case or "nan" in r.case], comparison.table()
+
+
+class Sampled(nn.Module):
+    def forward(self, x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        return F.grid_sample(x, grid, align_corners=False)
+
+
+class Looked(nn.Module):
+    """Compares with bounds in two kernels: a NaN lies beyond either end."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.bucketize(x, torch.linspace(-2, 2, 9)), torch.logit(x.sigmoid(), eps=1e-6)
+
+
+class Causal(nn.Module):
+    """A fused kernel passes by a NaN among the values that the mask hides; the definition does not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "args"),
+    [
+        (Sampled(), (torch.zeros(1, 2, 8, 8), torch.zeros(1, 5, 6, 2))),
+        (Looked(), (torch.zeros(4, 5),)),
+        (Causal(), (torch.zeros(2, 2, 6, 8),)),
+    ],
+    ids=["coordinates", "bounds", "hidden values"],
+)
+def test_numbers_that_are_not_finite_go_either_way_where_nothing_says(
+    module: nn.Module, args: tuple[torch.Tensor, ...], tmp_path: Path
+) -> None:
+    torch.onnx.export(module.eval(), args, tmp_path / "m.onnx", dynamo=False)
+    comparison = normdeploy.verify(module, tmp_path / "m.onnx", args)
+    assert comparison, comparison.table()
+
+
+def saved(nodes: str, path: Path, x: str, outputs: str) -> Path:
+    text = f'<ir_version: 10, opset_import: ["": 20]> g (float{x} x) => ({outputs}) {{ {nodes} }}'
+    onnx.save(onnx.parser.parse_model(text), path)
+    return path
+
+
+def test_outputs_without_an_element_are_not_verified(tmp_path: Path) -> None:
+    path = saved("y = Neg(x)", tmp_path / "m.onnx", "[0,4]", "float[0,4] y")
+    with pytest.raises(normdeploy.errors.InputError, match=r"no output has an element at any input \(y\)"):
+        normdeploy.verify(path, path)
+
+
+def test_one_output_without_an_element_is_named(tmp_path: Path) -> None:
+    nodes = "s = Constant<value_ints = [0]>() y = Slice(x, s, s) z = Neg(x)"
+    path = saved(nodes, tmp_path / "m.onnx", "[2,4]", "float[0,4] y, float[2,4] z")
+    comparison = normdeploy.verify(path, path)
+    assert comparison
+    assert "y has no element at any input: its shape alone was compared" in comparison.notes
+
+
+def test_a_mean_of_no_elements_may_be_what_the_file_makes_of_it(tmp_path: Path) -> None:
+    """ONNX leaves it open; onnxruntime gives 0, and 0/0 is NaN."""
+    path = saved("y = ReduceMean<keepdims = 0>(x)", tmp_path / "m.onnx", "[2,0]", "float y")
+    comparison = normdeploy.verify(path, path)
+    assert comparison, comparison.table()

@@ -1,0 +1,72 @@
+"""torch.ao's FakeQuantize modules, whose forward asks tensors whether it observes and rounds: torch.export can't follow
+that. In a model that is only run the answers are fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.ao.quantization.fake_quantize import FakeQuantize
+
+from ..errors import ExportError
+
+# The operators below torch's fake quantizers return what is rounded, and what lies inside the range. torch 2.13 has
+# kernels alone for them.
+_WITHOUT_SHAPES = (
+    "fake_quantize_per_tensor_affine_cachemask",
+    "fake_quantize_per_channel_affine_cachemask",
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+)
+
+
+def fix_fake_quantizers(module: nn.Module) -> None:
+    """Let the FakeQuantize modules of ``module`` round by the numbers that they hold, in place.
+
+    Raises:
+        ExportError: one observes: its scale follows each input.
+    """
+    for name, part in module.named_modules():
+        if not isinstance(part, FakeQuantize):
+            continue
+        if int(part.observer_enabled[0]):
+            raise ExportError(
+                f"the fake quantizer {name!r} observes, so its scale changes with each input; call"
+                " model.apply(torch.ao.quantization.disable_observer) once it is calibrated"
+            )
+        part.forward = _rounding(part) if int(part.fake_quant_enabled[0]) else _passing  # type: ignore[method-assign]
+
+
+def _passing(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _rounding(part: FakeQuantize) -> Callable[[torch.Tensor], torch.Tensor]:
+    low, high, axis = part.activation_post_process.quant_min, part.activation_post_process.quant_max, part.ch_axis
+
+    def per_channel(x: torch.Tensor) -> torch.Tensor:
+        return torch.fake_quantize_per_channel_affine(x, part.scale, part.zero_point, axis, low, high)
+
+    def per_tensor(x: torch.Tensor) -> torch.Tensor:
+        return torch.fake_quantize_per_tensor_affine(x, scale, zero, low, high)
+
+    if part.is_per_channel:
+        return per_channel
+    # One number each, as an operator of ONNX for a whole tensor wants them.
+    scale, zero = float(part.scale), int(part.zero_point)
+    return per_tensor
+
+
+@contextmanager
+def shaped_fake_quantizers() -> Iterator[None]:
+    """Tell torch the shapes of what its fake quantizers return: without them it traces no size that may change."""
+
+    def shapes(x: torch.Tensor, *settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        for name in _WITHOUT_SHAPES:
+            library.impl(name, shapes, "Meta")
+        yield

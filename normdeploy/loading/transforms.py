@@ -1,0 +1,58 @@
+"""Traces of models that use ``torch.func``.
+
+They hold its levels as calls of Python functions, which neither an exporter nor another evaluation of the graph
+understands.
+"""
+
+from __future__ import annotations
+
+import traceback
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ..errors import ExportError
+
+_LEVELS = "torch._functorch.predispatch"
+_DERIVATIVES = "torch/_functorch/eager_transforms.py"
+_NO_VALUES = "fake tensor in the exported program constant"
+
+
+def without_levels(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Return the program with ``torch.vmap`` written as operators on whole batches; itself where it has none.
+
+    Raises:
+        ExportError: it differentiates inside.
+    """
+    if any(map(_has_no_value, program.constants.values())):
+        raise refused_derivative()
+    enters_level = any(
+        getattr(node.target, "__module__", "") == _LEVELS
+        for module in program.graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+    )
+    # An empty table keeps every operator that the levels do not touch.
+    return program.run_decompositions({}) if enters_level else program
+
+
+def differentiates(error: Exception) -> bool:
+    """Return whether tracing failed at a derivative that the model takes in its forward."""
+    if _NO_VALUES in str(error):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.filename.replace("\\", "/").endswith(_DERIVATIVES) for frame in frames)
+
+
+def refused_derivative() -> ExportError:
+    return ExportError(
+        "torch.export can't trace a model that differentiates in its forward (torch.func.grad, jvp, jacrev,"
+        " torch.autograd.grad): the trace would read constants without values; write the derivative out as operators"
+    )
+
+
+def _has_no_value(constant: object) -> bool:
+    """Whether it is a tensor of the tracer's, which has a shape alone."""
+    return isinstance(constant, FakeTensor) or (
+        isinstance(constant, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(constant)
+    )
