@@ -128,7 +128,7 @@ def _real() -> Iterator[Source]:
     voice: tuple[tuple[str, Shapes, Shapes], ...] = (
         ("silero_vad", ((2, 576), (2, 2, 128), ()), ((1, 576), (2, 1, 128), ())),
         ("silero_vad_op18_ifless", ((2, 576), (), (2, 2, 128)), ((1, 576), (), (2, 1, 128))),
-        ("silero_vad_16k_op15", ((2, 576), (2, 2, 128)), ((1, 576), (2, 1, 128))),
+        ("silero_vad_16k_op15", ((2, 576), (2, 2, 128), ()), ((1, 576), (2, 1, 128), ())),
         ("silero_vad_half", ((2, 576), (2, 2, 128)), ((1, 576), (2, 1, 128))),
         ("silero_vad_openvino_16k", ((1, 576), (2, 1, 128)), ()),
         ("silero_vad_16k_sequence", ((3, 576), (1, 1, 128), (1, 1, 128)), ((5, 576), (1, 1, 128), (1, 1, 128))),
@@ -174,7 +174,7 @@ def _voice_specs(name: str) -> tuple[str, ...]:
     if name in ("silero_vad_openvino_16k", "silero_vad_16k_sequence"):
         return ()
     specs = ("input:float32[batch=1:2:4,576]", "state:float32[2,batch,128]")
-    return (*specs, "sr:int64[]{16000:16001}") if name in ("silero_vad", "silero_vad_op18_ifless") else specs
+    return (*specs, "sr:int64[]{16000:16001}") if name != "silero_vad_half" else specs
 
 
 def _packaged(package: str, name: str) -> Path | None:
