@@ -12,6 +12,7 @@ import onnx
 from ...model import Model
 from ...runtimes import RunResult
 from ...runtimes.eager import HALVES
+from ...runtimes.exact import types_in
 from ...storage.protos import copied
 from ..verify.drift import Insides, Pair, TorchInsides, boundaries_of_file, pairs
 from ..verify.originals import FileModel, Original, own_runner
@@ -26,6 +27,7 @@ class FileInsides:
 
     def __init__(self, model: FileModel, feeds: Mapping[str, np.ndarray], precision: str) -> None:
         self._model, self._feeds, self._half = model, feeds, HALVES.get(precision)
+        self._types = types_in(model.proto)
 
     def references(self, nodes: Iterable[str]) -> RunResult:
         """Return tensors in float64."""
@@ -45,9 +47,18 @@ class FileInsides:
         """The reference with ``names`` among its outputs."""
         proto = copied(self._model.proto)
         known = {v.name for v in proto.graph.output}
-        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names) if name not in known)
+        for name in dict.fromkeys(names):
+            if name not in known:
+                proto.graph.output.append(self._end(name))
         # What runs is this copy, so neither the user's session nor the file on disk.
         return replace(self._model, proto=proto, session=None, path=None, _made={})
+
+    def _end(self, name: str) -> onnx.ValueInfoProto:
+        """A tensor as an output, of its own type where that is known: an output without one hides the type."""
+        kind = self._types.get(name)
+        if kind is None:
+            return onnx.ValueInfoProto(name=name)
+        return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(kind), None)
 
 
 def insides_of(model: Original, feeds: Mapping[str, np.ndarray], precision: str) -> Insides:

@@ -121,6 +121,31 @@ def test_a_right_file_beside_a_file_has_no_fault(tmp_path: Path) -> None:
     assert not found.faults
 
 
+HALF = """
+<ir_version: 10, opset_import: ["" : 20]>
+net (float16[batch, 6] x) => (float16[batch, 6] y)
+<float16[6] slope, float16[1] factor>
+{
+    [scaled] twice = Mul(x, factor)
+    [bent] leaky = PRelu(twice, slope)
+    [shares] y = Softmax <axis: int = -1> (leaky)
+}
+"""
+
+
+def test_a_half_reference_with_an_op_that_only_a_runtime_knows_is_searched(tmp_path: Path) -> None:
+    """PRelu runs alone in its own type, which is known of the tensors that are looked at too."""
+    models = onnx.parser.parse_model(HALF), onnx.parser.parse_model(HALF)
+    for model in models:
+        del model.graph.initializer[:]
+        for name, value in (("slope", [0.5, 0.25] * 3), ("factor", [2.0])):
+            model.graph.initializer.append(numpy_helper.from_array(np.float16(value), name))
+    reference = saved(models[0], tmp_path / "right.onnx")
+    wrong = saved(models[1], tmp_path / "wrong.onnx", axis)
+    (fault,) = normdeploy.bisect(reference, wrong, seeds=1).faults
+    assert (fault.kind, fault.nodes) == ("axis", ("Softmax shares",))
+
+
 def test_a_reference_in_memory_is_a_file_too(tmp_path: Path) -> None:
     (fault,) = normdeploy.bisect(right(), saved(right(), tmp_path / "wrong.onnx", epsilon), seeds=1).faults
     assert "epsilon 0.01, the model has 0.001" in fault.cause
