@@ -157,9 +157,9 @@ def trace(
         else:
             program, call, wishes = _export_made(module, wishes)
     require_eval_graph(program, eval_mode)
-    require_tensors(program)
     names = dim_names(module, call, dynamic_shapes) if dynamic_shapes is not None else ()
     specs, taken = describe_inputs(program, live_guards(program), call.wished(wishes), wishes, fresh=True, names=names)
+    require_tensors(program)
     outputs = output_names(program, [spec.name for spec in specs])
     written = tuple(dict.fromkeys([*replaced, *written_buffers(program)]))
     model = Model(program=program, inputs=specs, outputs=outputs, kind=kind, taken=taken, written=written)
@@ -274,7 +274,7 @@ def _export(module: nn.Module, call: Call, shapes: Any, steps: bool) -> torch.ex
             strict=False,
             prefer_deferred_runtime_asserts_over_guards=steps,
         )
-        return without_levels(program)
+        return without_levels(program, type(module).__name__)
 
 
 @contextlib.contextmanager
@@ -328,7 +328,7 @@ def _translated(module: nn.Module, call: Call, wishes: Wishes, error: Exception)
             " model fixes in its place"
         )
     if differentiates(error):
-        return refused_derivative()
+        return refused_derivative(name)
     return refused(module, error)
 
 

@@ -18,14 +18,18 @@ _DERIVATIVES = "torch/_functorch/eager_transforms.py"
 _NO_VALUES = "fake tensor in the exported program constant"
 
 
-def without_levels(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+def without_levels(program: torch.export.ExportedProgram, name: str) -> torch.export.ExportedProgram:
     """Return the program with ``torch.vmap`` written as operators on whole batches; itself where it has none.
 
+    Args:
+        program: the trace of a module.
+        name: of the module's class, for messages.
+
     Raises:
-        ExportError: it differentiates inside.
+        ExportError: it differentiates inside, or writes to a tensor's data.
     """
     if any(map(_has_no_value, program.constants.values())):
-        raise refused_derivative()
+        raise refused_derivative(name)
     enters_level = any(
         getattr(node.target, "__module__", "") == _LEVELS
         for module in program.graph_module.modules()
@@ -44,10 +48,11 @@ def differentiates(error: Exception) -> bool:
     return any(frame.filename.replace("\\", "/").endswith(_DERIVATIVES) for frame in frames)
 
 
-def refused_derivative() -> ExportError:
+def refused_derivative(name: str) -> ExportError:
     return ExportError(
-        "torch.export can't trace a model that differentiates in its forward (torch.func.grad, jvp, jacrev,"
-        " torch.autograd.grad): the trace would read constants without values; write the derivative out as operators"
+        f"torch.export can't trace {name}: the trace would read constants without values, which a model makes that"
+        " differentiates in its forward (torch.func.grad, jvp, jacrev, torch.autograd.grad) or writes to a tensor's"
+        " .data; write the derivative out as operators, and change weights before the export"
     )
 
 

@@ -14,14 +14,15 @@ from ...storage.protos import copied
 from ..verify.originals import Original
 from ..verify.stored import folded, shifts_of, stored_in
 
-_MOST = 1 / 2  # of a file's weights that are others, from which on it is a state and no mistake
+_MOST = 1 / 2  # of a file's weights that are others, beyond which it is a state and no mistake
+_FEWEST = 3  # two wrong weights are two mistakes
 _NEAR = 2.0**-7  # relative: rounded to bfloat16
 
 
 def replaced(model: Original, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
     """Return a file with the model's weights in the place of others, and the names of these.
 
-    No names where fewer than half of the file's weights are others, or where one of them is like none of the model's.
+    No names where no more than half of the file's weights are others, or where one of them is like none of the model's.
     """
     stored = {name: v.astype(np.float64) for name, v in stored_in(model).items() if v.size > 1}
     stored |= folded(model, stored)
@@ -29,7 +30,7 @@ def replaced(model: Original, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
     kept = {t.name: values(t) for t in proto.graph.initializer}
     kept = {name: v for name, v in kept.items() if v.dtype.kind == "f" and v.size > 1}
     strange = {name: v for name, v in kept.items() if not any(_alike(p, v) for p in stored.values())}
-    if len(strange) < 2 or len(strange) < _MOST * len(kept):
+    if len(strange) < _FEWEST or len(strange) <= _MOST * len(kept):
         return proto, []
     places = dict(_places(strange, stored))
     if len(places) < len(strange):

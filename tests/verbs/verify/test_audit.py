@@ -155,3 +155,12 @@ def test_strings_that_are_no_text_are_left_alone(rng: np.random.Generator) -> No
     file = file_of({"w": rng.normal(size=(4, 4)).astype("f")})
     file.graph.initializer.append(helper.make_tensor("words", onnx.TensorProto.STRING, [1], [b"\xff"]))
     assert audit(open_original(file), file, "file.onnx") == []
+
+
+def test_a_function_that_is_infinite_explains_no_number(rng: np.random.Generator) -> None:
+    """log of a bias that is zero is no derivation of every vector of its length."""
+    bias = rng.normal(size=64).astype("f")
+    changed = bias.copy()
+    changed[3] += np.float32(1e-4)
+    zeros = np.zeros(64, np.float32)
+    assert altered({"bias": bias, "zeros": zeros}, {"bias": changed, "zeros": zeros}) == ["bias"]
