@@ -193,8 +193,10 @@ def _narrowed(region: Region, size: tuple[int, ...]) -> tuple[int, ...]:
     vectors = {
         id(t) for n in region.nodes if n.op == "BatchNormalization" for t in n.inputs[1:]
     }  # along axis 1, not the last one
-    shapes = [np.shape(graph.value(t)) for t in constants if id(t) not in vectors]
-    if any(len(s) > rank for s in shapes):
+    values = [graph.known(t) for t in constants if id(t) not in vectors]
+    # A constant that can't be evaluated, a Cast of strings for example, may vary along any axis.
+    shapes = [np.shape(value) for value in values if value is not None]
+    if len(shapes) < len(values) or any(len(s) > rank for s in shapes):
         return size
     varies = {rank - len(s) + i for s in shapes for i, n in enumerate(s) if n > 1} | ({1} if vectors else set())
     return tuple(n if i in varies else min(n, _FEW) for i, n in enumerate(size))

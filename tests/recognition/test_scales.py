@@ -291,3 +291,13 @@ def test_a_scale_and_shift_of_what_was_cast_is_not_folded_past_the_cast() -> Non
     out, _ = optimize(onnx.parser.parse_model(text))
     onnx.checker.check_model(out, full_check=True)
     assert [n.op_type for n in out.graph.node] == ["Conv", "Cast", "Mul", "Add"]
+
+
+def test_strings_behind_a_scale_are_no_norm() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]> f (float[2,4] x) => (float[2,4] y)
+        <float[4] a = {1, 2, 3, 4}, float[4] b = {1, 2, 3, 4}> {
+            words = Constant <value_strings = ["1", "2", "3", "4"]> () c = Cast <to = 1> (words)
+            n = LayerNormalization <axis = -1> (x, a) m = Mul (n, a) s = Add (m, b) y = Add (s, c)
+        }"""
+    _, summary = optimize(onnx.parser.parse_model(text))
+    assert [f.kind for f in summary.findings] == ["LayerNorm"]
