@@ -20,6 +20,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from normdeploy.errors import NOT_RUN
+
 from . import minilm
 
 FOLDER = Path("demo")
@@ -48,12 +50,15 @@ def save(path: Path) -> torch.Tensor:
 
 
 def normdeploy(*args: str) -> None:
-    """Run the real command line, shown as a user would type it; the demo ends where it fails."""
+    """Run the real command line, shown as a user would type it; the demo ends where it fails.
+
+    That an engine was not run, for want of a GPU, is no failure.
+    """
     console.print(Text(f"\n$ normdeploy {shlex.join(args)}", style="bold"), soft_wrap=True)
     start = time.perf_counter()
     done = subprocess.run([Path(sys.executable).with_name("normdeploy"), *args])
     console.print(f"[dim]{time.perf_counter() - start:.1f} s")
-    if done.returncode != 0:
+    if done.returncode not in (0, NOT_RUN):
         sys.exit(f"normdeploy {args[0]} failed with exit code {done.returncode}")
 
 
