@@ -65,10 +65,12 @@ def show_judgement(console: Console, judgement: Judgement) -> None:
     for column in ("output", "runtime", "max abs error", "allowed", "verdict", "worst sample"):
         table.add_column(column, overflow="fold")
     for r in judgement.results:
-        verdict = f"{r.verdict}: {r.reason}" if r.reason else r.verdict
-        cells = (r.output, r.runtime, f"{r.max_abs_error:.2e}", f"{r.allowed:.2e}", verdict, r.case)
+        cells = (r.output, r.runtime, f"{r.max_abs_error:.2e}", f"{r.allowed:.2e}", r.verdict, r.case)
         table.add_row(*(Text(printable(cell)) for cell in cells), style="" if r else "red")
     console.print(table)
+    # A reason is a sentence, which a column would fold into pieces; a runtime's often holds for all of its outputs.
+    for line in dict.fromkeys(f"{r.verdict}: {r.runtime}: {r.reason}" for r in judgement.results if r.reason):
+        console.print(Text(printable(line), style="red"))
     console.print(Text(printable(f"{len(judgement.cases)} samples; expected: {judgement.reference}")))
     for missed in judgement.not_run:
         console.print(Text(printable(f"not run: {missed.runtime}: {missed.reason}"), style="dim"))

@@ -71,6 +71,8 @@ def test_verb_on_a_file_that_crashes_onnxruntime_gives_the_reason(
     words: str, code: int, half: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(survival, "_OPEN", DIES)
+    # The reason is no cell of a table, which folds into the next one's words.
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(half.parent)
     net = torch.nn.Linear(4, 4, bias=False).half()
     torch.nn.init.eye_(net.weight)
