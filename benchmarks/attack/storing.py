@@ -143,7 +143,7 @@ class Disguise:
         """Point ``made`` to a file of its own or to one that weights share, with offsets and lengths as may be."""
         made.data_location = TensorProto.EXTERNAL
         if self.rng.random() < 0.3:
-            name = f"own_{len(self.used)}.bin"
+            name = f"own_{len(list(self.folder.glob('own_*')))}.bin"
             (self.folder / name).write_bytes(data)
             entries = {"location": name}
             if self.rng.random() < 0.5:

@@ -123,23 +123,26 @@ def test_a_right_file_beside_a_file_has_no_fault(tmp_path: Path) -> None:
 
 HALF = """
 <ir_version: 10, opset_import: ["" : 20]>
-net (float16[batch, 6] x) => (float16[batch, 6] y)
-<float16[6] slope, float16[1] factor>
+net (float16[length, batch, 6] x) => (float16[1, batch, 3] y)
+<float16[1] factor, float16[1, 12, 6] w, float16[1, 12, 3] r>
 {
     [scaled] twice = Mul(x, factor)
-    [bent] leaky = PRelu(twice, slope)
-    [shares] y = Softmax <axis: int = -1> (leaky)
+    [gates] all, last = LSTM <hidden_size: int = 3> (twice, w, r)
+    [shares] y = Softmax <axis: int = -1> (last)
 }
 """
 
 
 def test_a_half_reference_with_an_op_that_only_a_runtime_knows_is_searched(tmp_path: Path) -> None:
-    """PRelu runs alone in its own type, which is known of the tensors that are looked at too."""
+    """LSTM has no float64 form and runs alone in its own type, which a tensor that is looked at must not hide."""
     models = onnx.parser.parse_model(HALF), onnx.parser.parse_model(HALF)
+    rng = np.random.default_rng(0)
+    values = {"factor": np.full(1, 2.0), "w": rng.standard_normal((1, 12, 6)), "r": rng.standard_normal((1, 12, 3))}
     for model in models:
         del model.graph.initializer[:]
-        for name, value in (("slope", [0.5, 0.25] * 3), ("factor", [2.0])):
-            model.graph.initializer.append(numpy_helper.from_array(np.float16(value), name))
+        model.graph.initializer.extend(numpy_helper.from_array(v.astype(np.float16), k) for k, v in values.items())
+    # As exporters write them: with the types of all tensors.
+    models = tuple(map(onnx.shape_inference.infer_shapes, models))
     reference = saved(models[0], tmp_path / "right.onnx")
     wrong = saved(models[1], tmp_path / "wrong.onnx", axis)
     (fault,) = normdeploy.bisect(reference, wrong, seeds=1).faults
