@@ -144,7 +144,7 @@ def _shown(name: str, before: dict[str, np.ndarray], after: dict[str, np.ndarray
 
 
 def _asked(source: Path, target: Path, proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> str:
-    """Return what ``inspect`` or ``verify`` says wrongly of a file and its rewritten form, "" where nothing."""
+    """Return the first wrong answer of ``inspect`` or ``verify`` about a file and its rewritten form, or ""."""
     seen, plain = normdeploy.inspect(source), normdeploy.inspect(proto)
     if [f.kind for f in seen.findings] != [f.kind for f in plain.findings]:
         return f"inspect finds {seen.findings}, with dense weights {plain.findings}"

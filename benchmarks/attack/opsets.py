@@ -4,9 +4,9 @@
 which of them became another function, and writes those to ``--output``.
 
 Each graph is one node, sometimes in a body of If or in a local function, at an opset from 7 on; it is raised to a newer
-one as `normdeploy.graphs.opsets` raises a file. Outputs of onnxruntime (optimizer off) before and after are compared,
-bit for bit where the op rounds nothing. Where onnxruntime runs either opset not at all, onnx's reference evaluator runs
-both. A node that was only given a new number and that neither runs is "lost": `normdeploy.optimize` takes such raises
+one as `normdeploy.graphs.opsets` raises a file. onnxruntime (optimizer off) runs both, and the outputs are compared.
+They must be the same bits if the op does not round. If onnxruntime can't run one of the two opsets, onnx's reference
+evaluator runs both. A node that was only given a new number and that neither runs is "lost": `normdeploy.optimize` takes such raises
 back.
 """
 

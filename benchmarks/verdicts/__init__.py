@@ -17,10 +17,10 @@ or Concat; one weight rounded to bfloat16 or one node computed in float16. `veri
 must name the planted node or weight in the first fault that it reports. (`bisect` begins with the very comparison of
 `verify`, which is therefore asked again only where that comparison does not fail.)
 
-A fault counts only if it can be observed, decided without `verify` (`benchmarks.verdicts.observe`): on twelve random
-inputs in onnxruntime the faulty file moves an output by more than four times what precision explains. Precision
-explains the largest of these: the right file's error against the module in float64 (against the reference's own run
-where that is a file), what onnxruntime's optimizer changes, what inputs change that are moved by one unit in the last
-place, and half a unit in the last place. Up to 24 places are tried until one is observable; where none is, the fault
-is counted as not observable.
+A fault counts only if it can be observed, which `benchmarks.verdicts.observe` decides without `verify`. onnxruntime
+runs the right and the faulty file on twelve random inputs. The fault must move an output by more than four times the
+error that precision explains. That error is the largest of four: the right file's error against the module in float64
+(or against the reference file as it runs); the change by onnxruntime's optimizer; the change when each input element
+moves by one unit in the last place; half a unit in the last place of the output. Up to 24 places are tried until one
+is observable. If none is, the fault is counted as not observable.
 """

@@ -112,7 +112,7 @@ def gathered(kept: Path) -> dict[str, Row]:
 
 def save(rows: dict[str, Row]) -> None:
     listed = [pair.name for pair in pairs()]
-    # What is no longer listed, or whose package is not installed here, stays where it was run.
+    # Rows stay if their pair was taken off the list, or if its package is not installed here.
     ordered = sorted(rows.values(), key=lambda row: row.name)
     write(RESULTS, ordered)
     PAGE.write_text(page(ordered, len({*listed, *rows})))

@@ -1,6 +1,6 @@
 """Judge one pair: ``verify`` of the right file and of each faulty one, and ``bisect`` of each faulty one.
 
-It runs in a process of its own and reports as it goes, so that a crash loses only what comes after it.
+Each pair has its own process, which sends every result at once. After a crash the results before it remain.
 """
 
 from __future__ import annotations

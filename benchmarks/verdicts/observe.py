@@ -1,12 +1,12 @@
 """Decide without ``verify`` whether a fault can be observed.
 
 The right and the faulty file run in onnxruntime on eight random inputs at the example's sizes and four at other sizes.
-A fault is observable where it moves an output by more than `TIMES` as much as precision explains. Precision explains
-the largest of four differences over these inputs: the right file from the module in float64 (from the reference's own
-run where the reference is a file), the file with onnxruntime's optimizer on from the file with it off, the file on
-inputs of which each element is moved to a neighboring number, and half a unit in the last place of the largest value.
-Two right evaluations may lie on both sides of the truth, so that twice the first is no fault yet; `TIMES` doubles that
-once more because twelve inputs do not reach the worst rounding. An integer output counts the elements that differ.
+A fault is observable if it moves an output by more than `TIMES` the error that precision explains. That error is the
+largest of four differences over these inputs: between the right file and the module in float64 (or the reference file
+as it runs); between onnxruntime's optimizer on and off; between an input and its neighbors in floating point; and half
+a unit in the last place of the largest value. Two right evaluations may lie on opposite sides of the true value, so a
+difference of twice the first is no fault. `TIMES` is twice that again, because twelve inputs do not reach the worst
+rounding. An integer output counts the elements that differ.
 """
 
 from __future__ import annotations

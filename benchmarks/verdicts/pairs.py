@@ -28,7 +28,7 @@ SAMPLES = 128  # calibrate an int8 file
 class Made:
     """A pair on disk.
 
-    ``reference`` is what ``verify`` gets as the model, ``call`` what it gets beside the file. ``feeds`` are inputs by
+    ``reference`` is the first argument of ``verify``; ``call`` holds its keyword arguments. ``feeds`` are inputs by
     the file's names at the example's sizes, ``other_feeds`` at other ones. ``truth`` answers them independently of
     ``verify``; where it is None, the reference file's own run does.
     """
