@@ -155,7 +155,7 @@ def _asked(source: Path, target: Path, proto: onnx.ModelProto, feeds: dict[str, 
     if b"DequantizeLinear" in proto.SerializeToString():
         return ""
     # Shape inference of onnxruntime does not read axes and shapes that are stored outside, and its optimizer looks for
-    # the external data of a body beside the process, not beside the model. Such a file does not run, and verify says so.
+    # the external data of a body beside the process, not beside the model. `verify` says that such a file does not run.
     try:
         run(str(source), feeds)
         run(str(source), feeds, optimize=True)
