@@ -1,21 +1,55 @@
-"""The one place that makes onnxruntime's sessions."""
+"""The one place that makes onnxruntime's sessions.
+
+A session whose nodes may end the process runs each set of feeds in a child first (`normdeploy.rehearsal`).
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from .crashing import crash_risks
+from .rehearsal import Rehearsal
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # On x86 processors without VNNI, onnxruntime adds pairs of uint8 · int8 products in 16 bits, where they saturate. This
 # entry (onnxruntime_session_options_config_keys.h) takes the kernels that don't: results are then those of the file.
 EXACT_INTEGERS = {"session.x64quantprecision": "1"}
 _FATAL = 4  # onnxruntime's severity: an exception says everything else better than its log
+# A file without these names has no node that `crash_risks` looks at.
+_MAY_CRASH = re.compile(rb"Div|Mod|STFT|ConvTranspose|Attention")
+
+
+class _RehearsedSession(ort.InferenceSession):
+    """A session that runs its feeds in a child process before it runs them here."""
+
+    rehearsal: Rehearsal
+
+    def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
+        self.rehearsal.run(input_feed)
+        return super().run(output_names, input_feed, run_options)
+
+    def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
+        self.rehearsal.run(input_dict_ort_values)
+        return super().run_with_ort_values(output_names, input_dict_ort_values, run_options)
+
+
+def rehearse(session: ort.InferenceSession, feeds: Mapping[str, np.ndarray]) -> None:
+    """Run the feeds in the session's child process, if it has one: for feeds that are bound to memory.
+
+    Raises:
+        RuntimeCrash: onnxruntime ends its process on them.
+    """
+    if isinstance(session, _RehearsedSession):
+        session.rehearsal.run(feeds)
 
 
 def open_session(
@@ -28,6 +62,7 @@ def open_session(
     entries: Mapping[str, str] | None = None,
     initializers: Mapping[str, ort.OrtValue] | None = None,
     saved: Path | None = None,
+    rehearsed: bool = True,
 ) -> ort.InferenceSession:
     """
     Args:
@@ -39,10 +74,20 @@ def open_session(
         entries: of the session's configuration, by their names in onnxruntime_session_options_config_keys.h.
         initializers: values of external weights, taken where they lie.
         saved: where to write the optimized graph.
+        rehearsed: whether a model that may end the process is opened and run in a child first (on the CPU alone).
 
     Raises:
+        RuntimeCrash: onnxruntime ends the process that opens the model. A run of the session raises it, too.
         Exception: onnxruntime refuses the model; its exceptions share no base class.
     """
+    held = initializers or {}
+    rehearsal = None
+    if rehearsed and provider == "cpu" and (risks := _crash_risks(model)):
+        content = model if isinstance(model, bytes) else b""
+        path = "" if isinstance(model, bytes) else os.path.abspath(model)
+        request = {"path": path, "optimize": optimize, "entries": dict(entries or {})}
+        weights = {name: value.numpy() for name, value in held.items()}
+        rehearsal = Rehearsal(request, content, weights, risks)
     options = ort.SessionOptions()
     options.log_severity_level = _FATAL
     options.intra_op_num_threads = threads
@@ -54,10 +99,27 @@ def open_session(
     exact = EXACT_INTEGERS if optimize and not _lacks_zero_points(model) else {}
     for name, value in {**exact, **(entries or {})}.items():
         options.add_session_config_entry(name, value)
-    if initializers:
-        options.add_external_initializers(list(initializers), list(initializers.values()))
+    if held:
+        options.add_external_initializers(list(held), list(held.values()))
     providers: list[Any] = [(PROVIDERS[provider], dict(settings or {}))]
-    return ort.InferenceSession(model if isinstance(model, bytes) else os.fspath(model), options, providers=providers)
+    source = model if isinstance(model, bytes) else os.fspath(model)
+    if rehearsal is None:
+        return ort.InferenceSession(source, options, providers=providers)
+    session = _RehearsedSession(source, options, providers=providers)
+    session.rehearsal = rehearsal
+    return session
+
+
+def _crash_risks(model: str | os.PathLike[str] | bytes) -> list[str]:
+    """Return what `crash_risks` does, of a file or of bytes; [] where they are no model."""
+    content = model if isinstance(model, bytes) else Path(model).read_bytes()
+    if not _MAY_CRASH.search(content):
+        return []
+    try:
+        return crash_risks(onnx.ModelProto.FromString(content))
+    except DecodeError:
+        # onnxruntime says what is wrong with it.
+        return []
 
 
 def _lacks_zero_points(model: str | os.PathLike[str] | bytes) -> bool:

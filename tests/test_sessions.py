@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime as ort
+import pytest
+from onnx import helper, numpy_helper
 
+from normdeploy.cli import app
+from normdeploy.errors import RuntimeCrash
 from normdeploy.sessions import open_session
 
 
@@ -19,3 +27,70 @@ def test_scales_of_channels_without_zero_points_run() -> None:
     (y,) = session.run(None, {"x": np.ones((2, 3), np.float32)})
     # (1 + 3 + 5) / 2 and (2 + 4 + 100) * 2, which float32 holds.
     assert y.tolist() == [[4.5, 212.0]] * 2
+
+
+LEAST = np.array([-(2**63)])
+DIVIDES = """<ir_version: 10, opset_import: ["": 21]> net (int64[n] x, int64[n] z) => (int64[n] y) { y = Div (x, z) }"""
+
+
+@pytest.fixture
+def divides() -> bytes:
+    """An integer division whose result may not fit, at which the processor ends the process."""
+    return onnx.parser.parse_model(DIVIDES).SerializeToString()
+
+
+def test_run_overflowing_division_raises(divides: bytes) -> None:
+    session = open_session(divides)
+    assert session.run(None, {"x": np.array([7]), "z": np.array([-1])})[0].tolist() == [-7]
+    for _ in range(2):
+        with pytest.raises(RuntimeCrash, match=r"\(SIGFPE\): Div \(output 'y'\) may divide the least integer"):
+            session.run(None, {"x": LEAST, "z": np.array([-1])})
+
+
+def test_open_session_node_that_crashes_the_constructor_raises() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]> net (float[n, 4, 8] x) => (float[n, b, d] y)
+        { y = ConvTranspose <group = 0> (x, w) }"""
+    model = onnx.parser.parse_model(text)
+    # A constant weight is packed while the session opens.
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((4, 4, 3), np.float32), "w"))
+    with pytest.raises(RuntimeCrash, match="has group = 0 and divides by it"):
+        open_session(model.SerializeToString())
+
+
+def test_session_rehearses_every_type_of_feed(divides: bytes) -> None:
+    model = onnx.ModelProto.FromString(divides)
+    for kind in ("BFLOAT16", "FLOAT16", "STRING", "BOOL"):
+        model.graph.input.append(helper.make_tensor_value_info(kind, getattr(onnx.TensorProto, kind), [2]))
+    session = open_session(model.SerializeToString())
+    feeds = {
+        "x": np.array([8]),
+        "z": np.array([2]),
+        "FLOAT16": np.ones(2, np.float16),
+        "STRING": np.array(["a", "bc"], dtype=object),
+        "BOOL": np.array([True, False]),
+    }
+    values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}
+    bits = np.ones(2, np.uint16)
+    values["BFLOAT16"] = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.TensorProto.BFLOAT16)
+    (y,) = session.run_with_ort_values(None, values)
+    assert y.numpy().tolist() == [4]
+    with pytest.raises(RuntimeCrash):
+        session.run_with_ort_values(
+            None, values | {n: ort.OrtValue.ortvalue_from_numpy(a) for n, a in (("x", LEAST), ("z", np.array([-1])))}
+        )
+
+
+@pytest.mark.parametrize("verb", ["verify net.onnx net.onnx", "run net.onnx -o o.npz", "bench net.onnx"])
+def test_verb_on_an_overflowing_division_names_the_node(
+    verb: str, divides: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = onnx.ModelProto.FromString(divides)
+    model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in (("x", LEAST), ("z", np.array([-1]))))
+    del model.graph.input[:]
+    onnx.save(model, tmp_path / "net.onnx")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["normdeploy", *verb.split()])
+    with pytest.raises(SystemExit) as end:
+        app.main()
+    assert end.value.code == 1
+    assert "Div (output 'y') may divide the least integer" in capsys.readouterr().err

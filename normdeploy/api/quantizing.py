@@ -21,6 +21,7 @@ from ..quantized import Quantization
 from ..records import Finding, Summary, both
 from ..rewriting import rewrite
 from ..rewriting.work import Wanted
+from ..runtimes.survival import require_survival
 from ..sessions import open_session
 from ..types import Progress
 from ..verbs.verify.policy import Thresholds, policy_of
@@ -112,6 +113,7 @@ def quantized_file(
     if wish.runtime not in TENSORRT:
         try:
             with loadable(made) as file:
+                require_survival(file)
                 open_session(file, optimize=True)
         except Exception as error:  # onnxruntime's exceptions share no base class
             raise GraphError(

@@ -11,6 +11,7 @@ import onnx
 from ..errors import InputError
 from ..precision.calibrate import loadable
 from ..quantized import Judged, Moved
+from ..runtimes.survival import require_survival
 from ..sessions import open_session
 from ..verbs.verify.metrics import METRICS
 from ..verbs.verify.policy import Policy, Threshold
@@ -145,6 +146,8 @@ def run(proto: onnx.ModelProto, samples: Sequence[Feeds], optimize: bool) -> Out
     """``proto`` in onnxruntime on each of ``samples``."""
     names = [v.name for v in proto.graph.output]
     with loadable(proto) as source:
+        if optimize:
+            require_survival(source)
         session = open_session(source, optimize=optimize)
     return [dict(zip(names, session.run(names, dict(sample)), strict=True)) for sample in samples]
 

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from ..errors import GraphError, InputError, RuntimeUnavailable
-from ..sessions import open_session
+from ..errors import GraphError, InputError, RuntimeCrash, RuntimeUnavailable
+from ..sessions import open_session, rehearse
 from ..storage.protos import names_nothing
 from .live import LiveRunner
 from .ort import NOT_IMPLEMENTED, from_ort, no_cuda, short
@@ -144,6 +144,8 @@ class SessionRunner(LiveRunner):
         return {spec.name: _tensor(value, spec) for spec, value in values}
 
     def _binding(self, tensors: dict[str, torch.Tensor], where: str) -> ort.IOBinding:
+        if where == "cpu":
+            self._rehearse(tensors)
         binding = self._session.io_binding()
         for spec in self.inputs:
             self._bind(binding.bind_input, spec, tensors[spec.name])
@@ -152,6 +154,12 @@ class SessionRunner(LiveRunner):
                 spec.name, where, (self._cuda.device.index or 0) if where == "cuda" and self._cuda else 0
             )
         return binding
+
+    def _rehearse(self, tensors: dict[str, torch.Tensor]) -> None:
+        try:
+            rehearse(self._session, {name: _bits(tensor) for name, tensor in tensors.items()})
+        except RuntimeCrash as error:
+            raise InputError(f"{self.name} does not run the model on these inputs: {error}") from error
 
     def _replayed(
         self, tensors: dict[str, torch.Tensor], graphs: dict[tuple[torch.Size, ...], _Graph]
@@ -229,6 +237,15 @@ def _cuda(device: int, stream: Any) -> Cuda:
     from .cuda import Cuda
 
     return Cuda(device, stream)
+
+
+def _bits(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor of the CPU as an array over its memory."""
+    import torch
+
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.detach().numpy()
 
 
 def _over(array: np.ndarray) -> ort.OrtValue:

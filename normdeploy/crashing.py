@@ -1,0 +1,183 @@
+"""Finds the nodes at which onnxruntime may end its process, without an error that Python could catch.
+
+onnxruntime 1.31 checks divisors for 0 and indices for their range. It does not check these, and the processor ends the
+process with SIGFPE: an integer division whose result does not fit, a frame of no samples, and no groups or heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from .domains import is_standard
+from .errors import printable
+from .storage.protos import subgraphs
+
+_WIDE = frozenset({TensorProto.INT32, TensorProto.INT64})
+# A count of 0 divides by 0, in each kernel of these ops.
+_COUNTS = {
+    "ConvTranspose": ("group",),
+    "Attention": ("q_num_heads", "kv_num_heads"),
+}
+_SIZES = frozenset({"Shape", "Size"})
+# Each element of the result is an element of the data.
+_MOVERS = frozenset(
+    {
+        "Concat",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "Identity",
+        "Reshape",
+        "Slice",
+        "Squeeze",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
+# Which input has the type of the result, where it is not the first.
+_TYPED_BY = {"CastLike": 1, "OneHot": 2, "Where": 1}
+_INTEGERS = frozenset({"ArgMax", "ArgMin", "NonZero", "Shape", "Size"})
+_SHOWN = 3
+
+
+def crash_risks(model: onnx.ModelProto) -> list[str]:
+    """Return what each node divides by that may end the process, with the node's name; [] for nearly every model."""
+    risks = _Scope(model.graph).risks()
+    for function in model.functions:
+        risks += _Scope(function).risks()
+    if len(risks) > _SHOWN:
+        risks = [*risks[:_SHOWN], f"{len(risks) - _SHOWN} more nodes like these"]
+    return risks
+
+
+class _Scope:
+    """A graph with the bodies inside it, or a function: names, and the node or the type behind each."""
+
+    def __init__(self, body: onnx.GraphProto | onnx.FunctionProto) -> None:
+        self._nodes = list(_with_inner(body))
+        self._makers: dict[str, onnx.NodeProto] = {}
+        # Bodies side by side may use one name twice, and such a name tells nothing.
+        self._ambiguous: set[str] = set()
+        for node in self._nodes:
+            for name in filter(None, node.output):
+                if name in self._makers:
+                    self._ambiguous.add(name)
+                self._makers[name] = node
+        self._types: dict[str, int] = {}
+        self._constants: dict[str, TensorProto] = {}
+        graphs = [body] if isinstance(body, onnx.GraphProto) else []
+        graphs += [graph for node in body.node for graph in subgraphs(node)]
+        for graph in graphs:
+            for value in (*graph.input, *graph.output, *graph.value_info):
+                self._types[value.name] = value.type.tensor_type.elem_type
+            for tensor in graph.initializer:
+                self._types[tensor.name] = tensor.data_type
+                self._constants[tensor.name] = tensor
+        # A caller may give an input that has a default.
+        for value in body.input if isinstance(body, onnx.GraphProto) else ():
+            self._constants.pop(value.name, None)
+
+    def risks(self) -> list[str]:
+        return [f"{_label(node)} {why}" for node in self._nodes if (why := self._risk(node))]
+
+    def _risk(self, node: onnx.NodeProto) -> str:
+        if not is_standard(node):
+            return ""
+        if node.op_type in {"Div", "Mod"} and len(node.input) == 2:
+            return self._risk_of_division(node)
+        if node.op_type == "STFT" and len(node.input) > 3 and self._may_hold(node.input[3], 0):
+            return "takes frames of as many samples as an input says, which may be 0"
+        zero = [a.name for a in node.attribute if a.name in _COUNTS.get(node.op_type, ()) and a.i == 0]
+        return f"has {zero[0]} = 0 and divides by it" if zero else ""
+
+    def _risk_of_division(self, node: onnx.NodeProto) -> str:
+        kind = self._type(node.input[0])
+        # Where no type is known it may be an integer.
+        if kind not in _WIDE and kind != TensorProto.UNDEFINED:
+            return ""
+        least = [np.iinfo(t).min for t in (np.int32, np.int64)]
+        if not self._may_hold(node.input[1], -1) or not any(self._may_hold(node.input[0], n) for n in least):
+            return ""
+        return f"may divide the least integer, {least[1] if kind != TensorProto.INT32 else least[0]}, by -1"
+
+    def _may_hold(self, name: str, number: int) -> bool:
+        """Whether a value may have the number as an element, by the constants, sizes and moves that it is made of."""
+        waiting = [name]
+        seen: set[str] = set()
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            maker = self._makers.get(name)
+            if name in self._ambiguous:
+                return True
+            constant = self._constants.get(name) if maker is None else _constant(maker)
+            if constant is not None:
+                if _holds(constant, number):
+                    return True
+            elif maker is not None and maker.op_type in _SIZES and is_standard(maker):
+                if number == 0:
+                    return True
+            elif maker is not None and maker.op_type in _MOVERS and is_standard(maker):
+                waiting += maker.input if maker.op_type == "Concat" else maker.input[:1]
+            else:
+                return True
+        return False
+
+    def _type(self, name: str) -> int:
+        """Return the element type of a value, or UNDEFINED."""
+        seen: set[str] = set()
+        while name not in seen:
+            seen.add(name)
+            if kind := self._types.get(name, 0):
+                return kind
+            maker = self._makers.get(name)
+            if maker is None or name in self._ambiguous or not any(maker.input):
+                constant = None if maker is None else _constant(maker)
+                return TensorProto.UNDEFINED if constant is None else constant.data_type
+            if maker.op_type in _INTEGERS:
+                return TensorProto.INT64
+            if maker.op_type == "Cast":
+                return next((a.i for a in maker.attribute if a.name == "to"), TensorProto.UNDEFINED)
+            place = _TYPED_BY.get(maker.op_type, 0)
+            name = maker.input[place] if place < len(maker.input) else ""
+        return TensorProto.UNDEFINED
+
+
+def _with_inner(body: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    for node in body.node:
+        yield node
+        for graph in subgraphs(node):
+            yield from graph.node
+
+
+def _constant(node: onnx.NodeProto) -> TensorProto | None:
+    """Return the tensor of a Constant, None for any other node."""
+    if node.op_type != "Constant":
+        return None
+    stated: Mapping[str, onnx.AttributeProto] = {a.name: a for a in node.attribute}
+    if "value" in stated:
+        return stated["value"].t
+    if "value_int" in stated:
+        return numpy_helper.from_array(np.array(stated["value_int"].i))
+    if "value_ints" in stated:
+        return numpy_helper.from_array(np.array(list(stated["value_ints"].ints), np.int64))
+    return None
+
+
+def _holds(constant: TensorProto, number: int) -> bool:
+    if constant.data_location == TensorProto.EXTERNAL:
+        return True
+    return bool((numpy_helper.to_array(constant) == number).any())
+
+
+def _label(node: onnx.NodeProto) -> str:
+    named = f" {node.name!r}" if node.name else ""
+    made = f" (output {node.output[0]!r})" if node.output else ""
+    return printable(f"{node.op_type}{named}{made}")

@@ -1,0 +1,122 @@
+"""Runs a model in a child process first, where a node might end the process (`normdeploy.crashing`)."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import processes
+from .errors import RuntimeCrash
+
+# Seconds. A child that takes longer is ended, and the run goes on here, where it can be interrupted.
+_PATIENCE = 120.0
+_CHILD = processes.command("normdeploy.rehearsed")
+
+
+class Rehearsal:
+    """A child process with the same model open.
+
+    Args:
+        request: what the child needs to open the session (`normdeploy.rehearsed`).
+        model: its bytes, b"" where the request names a file.
+        initializers: values of external weights.
+        risks: what to name where the child dies.
+
+    Raises:
+        RuntimeCrash: the child was ended by a signal while it opened the model.
+    """
+
+    def __init__(
+        self,
+        request: Mapping[str, Any],
+        model: bytes,
+        initializers: Mapping[str, np.ndarray],
+        risks: Sequence[str],
+    ) -> None:
+        self._risks = risks
+        self._crash = ""
+        self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+            _CHILD,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=processes.environment() | {"ORT_DISABLE_TELEMETRY": "1"},
+        )
+        self._ask({**request, "model": len(model), "initializers": list(initializers)}, model, *initializers.values())
+
+    def run(self, feeds: Mapping[str, Any]) -> None:
+        """Run the model on the feeds in the child. Refusals are not looked at: the run here meets them, too.
+
+        Raises:
+            RuntimeCrash: the child was ended by a signal, now or in an earlier run; names the nodes that may do so.
+        """
+        if self._crash:
+            raise RuntimeCrash(self._crash)
+        arrays = {name: _array(value) for name, value in feeds.items()}
+        self._ask({"feeds": list(arrays)}, *arrays.values())
+
+    def close(self) -> None:
+        """End the child."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.communicate()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _ask(self, request: Mapping[str, Any], *parts: bytes | np.ndarray) -> None:
+        """Send a request, and wait for the line that answers it."""
+        process = self._process
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            for part in parts:
+                _send(process.stdin, part)
+            process.stdin.flush()
+        except BrokenPipeError:
+            # How the child ended is read below.
+            pass
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            ready = selector.select(_PATIENCE)
+        if ready and process.stdout.readline():
+            return
+        if not ready:
+            self.close()
+            return
+        code = process.wait()
+        self.close()
+        if code < 0:
+            name = signal.Signals(-code).name
+            self._crash = (
+                f"onnxruntime ends its process here ({name}): {'; '.join(self._risks)}; change the node, or give inputs"
+                " on which it does not"
+            )
+            raise RuntimeCrash(self._crash)
+
+
+def _array(value: Any) -> np.ndarray:
+    """Return a feed as an array; bfloat16 as its bits."""
+    array = np.asarray(value.numpy() if hasattr(value, "numpy") else value, order="C")
+    return array.astype(str) if array.dtype.kind == "O" else array
+
+
+def _send(pipe: Any, part: bytes | np.ndarray) -> None:
+    if isinstance(part, bytes):
+        pipe.write(part)
+        return
+    # numpy's own text of a type of ml_dtypes says its size alone.
+    kind = part.dtype.name if part.dtype.kind == "V" else part.dtype.str
+    pipe.write(json.dumps({"dtype": kind, "shape": part.shape, "bytes": part.nbytes}).encode() + b"\n")
+    pipe.write(part.tobytes())

@@ -1,0 +1,71 @@
+"""The child process of `normdeploy.rehearsal`: opens a session, then runs it on each set of feeds that it is sent.
+
+A request is a line of JSON with the arrays behind it, each a line of JSON and its bytes. Each is answered by a line,
+whatever onnxruntime said: only how this process ends matters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from .sessions import open_session
+
+
+def main() -> None:
+    """Answer requests until standard input ends."""
+    opening = _request()
+    model = sys.stdin.buffer.read(opening["model"]) or opening["path"]
+    held = {name: _value(_array()) for name in opening["initializers"]}
+    session = None
+    # A refusal is met by the parent, too.
+    with contextlib.suppress(Exception):
+        session = open_session(
+            model,
+            optimize=opening["optimize"],
+            threads=1,
+            entries=opening["entries"],
+            initializers=held,
+            rehearsed=False,
+        )
+    _answer()
+    while request := _request():
+        feeds = {name: _value(_array()) for name in request["feeds"]}
+        if session is not None:
+            with contextlib.suppress(Exception):
+                session.run_with_ort_values(None, feeds)
+        _answer()
+
+
+def _request() -> dict[str, Any]:
+    line = sys.stdin.buffer.readline()
+    return json.loads(line) if line else {}
+
+
+def _answer() -> None:
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def _array() -> np.ndarray:
+    told = _request()
+    own = getattr(ml_dtypes, told["dtype"], None)
+    flat = np.frombuffer(sys.stdin.buffer.read(told["bytes"]), np.dtype(own or told["dtype"]))
+    return flat.reshape(told["shape"])
+
+
+def _value(array: np.ndarray) -> ort.OrtValue:
+    if array.dtype == ml_dtypes.bfloat16:
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+if __name__ == "__main__":
+    main()

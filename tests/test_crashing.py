@@ -1,0 +1,77 @@
+"""Which nodes may end onnxruntime's process, by what a file states of them."""
+
+from __future__ import annotations
+
+import onnx.parser
+import pytest
+
+from normdeploy.crashing import crash_risks
+
+
+def risks(body: str, opset: int = 23) -> list[str]:
+    return crash_risks(onnx.parser.parse_model(f'<ir_version: 11, opset_import: ["": {opset}]> {body}'))
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("net (int64[n] x, int64[n] z) => (int64[n] y) { y = Div (x, z) }", "Div (output 'y') may divide the least"),
+        ("net (int32[n] x) => (int32[n] y) <int32[2] z = {1, -1}> { y = Mod (x, z) }", "-2147483648, by -1"),
+        # The type of a value inside is the one that it comes from.
+        (
+            "net (float[n] x, int64[n] z) => (int64[n] y) { i = Cast <to=7> (x) y = Div (i, z) }",
+            "-9223372036854775808, by -1",
+        ),
+        (
+            "net (bool b, int64[n] x) => (int64[n] y) { y = If (b)"
+            " <then_branch = t () => (int64[n] a) { a = Div (x, x) }, else_branch = e () => (int64[n] c) { c = Identity (x) }> }",
+            "Div (output 'a')",
+        ),
+        (
+            "net (float[n,4,8] x, float[4,4,3] w) => (float[n,b,d] y) { y = ConvTranspose <group=0> (x, w) }",
+            "has group = 0",
+        ),
+        ("net (float[n,l,4] x) => (float[n,l,d] y) { y = Attention <q_num_heads=0, kv_num_heads=1> (x, x, x) }", "= 0"),
+        (
+            "net (float[1,64,1] x, int64 s) => (float[a,b,c,d] y) <int64 t = {4}> { y = STFT (x, t, , s) }",
+            "which may be 0",
+        ),
+    ],
+)
+def test_crash_risks_node_that_may_crash_is_named(body: str, words: str) -> None:
+    (risk,) = risks(body)
+    assert words in risk
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "net (float[n] x, float[n] z) => (float[n] y) { y = Div (x, z) }",
+        "net (int64[n] x) => (int64[n] y) <int64[1] z = {2}> { y = Div (x, z) }",
+        # 0 alone is an error of onnxruntime's, and int8 is divided in int.
+        "net (int64[n] x) => (int64[n] y) <int64[1] z = {0}> { y = Div (x, z) }",
+        "net (int8[n] x, int8[n] z) => (int8[n] y) { y = Div (x, z) }",
+        # A size is never -1, wherever it is moved.
+        "net (float[a,b] x, int64[1] v) => (int64[1] y) <int64[1] i = {0}>"
+        " { s = Shape (x) d = Gather (s, i) e = Squeeze (d) y = Div (v, e) }",
+        "net (float[1,64,1] x, float[16] w, int64 s) => (float[a,b,c,d] y) { y = STFT (x, s, w) }",
+        "net (float[1,64,1] x, int64 s) => (float[a,b,c,d] y) <int64 f = {16}> { y = STFT (x, s, , f) }",
+    ],
+)
+def test_crash_risks_safe_node_is_not_named(body: str) -> None:
+    assert risks(body) == []
+
+
+def test_crash_risks_input_with_a_default_may_be_given() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]>'
+        " net (int64[n] x, int64[1] z) => (int64[n] y) <int64[1] z = {2}> { y = Div (x, z) }"
+    )
+    assert len(crash_risks(model)) == 1
+
+
+def test_crash_risks_many_nodes_names_the_first_three() -> None:
+    nodes = " ".join(f"y{i} = Div (x, z)" for i in range(9))
+    told = risks(f"net (int64[n] x, int64[n] z) => (int64[n] y0) {{ {nodes} }}")
+    assert [risk.split(" may")[0] for risk in told[:3]] == [f"Div (output 'y{i}')" for i in range(3)]
+    assert told[3:] == ["6 more nodes like these"]
