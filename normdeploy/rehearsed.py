@@ -37,11 +37,19 @@ def main() -> None:
         )
     _answer()
     while request := _request():
-        feeds = {name: _value(_array()) for name in request["feeds"]}
+        feeds = {name: _array() for name in request["feeds"]}
         if session is not None:
             with contextlib.suppress(Exception):
-                session.run_with_ort_values(None, feeds)
+                _run(session, feeds)
         _answer()
+
+
+def _run(session: ort.InferenceSession, feeds: dict[str, np.ndarray]) -> None:
+    # onnxruntime takes texts in arrays alone, and bfloat16 in its own values alone.
+    if any(array.dtype.kind == "U" for array in feeds.values()):
+        session.run(None, feeds)
+    else:
+        session.run_with_ort_values(None, {name: _value(array) for name, array in feeds.items()})
 
 
 def _request() -> dict[str, Any]:

@@ -24,7 +24,8 @@ def risks(body: str, opset: int = 23) -> list[str]:
         ),
         (
             "net (bool b, int64[n] x) => (int64[n] y) { y = If (b)"
-            " <then_branch = t () => (int64[n] a) { a = Div (x, x) }, else_branch = e () => (int64[n] c) { c = Identity (x) }> }",
+            " <then_branch = t () => (int64[n] a) { a = Div (x, x) },"
+            " else_branch = e () => (int64[n] c) { c = Identity (x) }> }",
             "Div (output 'a')",
         ),
         (
