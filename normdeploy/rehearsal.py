@@ -50,7 +50,7 @@ class Rehearsal:
         )
         self._ask({**request, "model": len(model), "initializers": list(initializers)}, model, *initializers.values())
 
-    def run(self, feeds: Mapping[str, Any]) -> None:
+    def run(self, feeds: Mapping[str, np.ndarray]) -> None:
         """Run the model on the feeds in the child. Refusals are not looked at: the run here meets them, too.
 
         Raises:
@@ -58,8 +58,7 @@ class Rehearsal:
         """
         if self._crash:
             raise RuntimeCrash(self._crash)
-        arrays = {name: _array(value) for name, value in feeds.items()}
-        self._ask({"feeds": list(arrays)}, *arrays.values())
+        self._ask({"feeds": list(feeds)}, *feeds.values())
 
     def close(self) -> None:
         """End the child."""
@@ -106,16 +105,12 @@ class Rehearsal:
             raise RuntimeCrash(self._crash)
 
 
-def _array(value: Any) -> np.ndarray:
-    """Return a feed as an array; bfloat16 as its bits."""
-    array = np.asarray(value.numpy() if hasattr(value, "numpy") else value, order="C")
-    return array.astype(str) if array.dtype.kind == "O" else array
-
-
 def _send(pipe: Any, part: bytes | np.ndarray) -> None:
     if isinstance(part, bytes):
         pipe.write(part)
         return
+    # Texts of any length have no bytes of their own.
+    part = part.astype(str) if part.dtype.kind == "O" else part
     # numpy's own text of a type of ml_dtypes says its size alone.
     kind = part.dtype.name if part.dtype.kind == "V" else part.dtype.str
     pipe.write(json.dumps({"dtype": kind, "shape": part.shape, "bytes": part.nbytes}).encode() + b"\n")

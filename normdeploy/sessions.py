@@ -5,12 +5,14 @@ A session whose nodes may end the process runs each set of feeds in a child firs
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -34,12 +36,24 @@ class _RehearsedSession(ort.InferenceSession):
     rehearsal: Rehearsal
 
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
-        self.rehearsal.run(input_feed)
+        self.rehearsal.run(_arrays(input_feed))
         return super().run(output_names, input_feed, run_options)
 
     def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
-        self.rehearsal.run(input_dict_ort_values)
+        self.rehearsal.run(_arrays(input_dict_ort_values))
         return super().run_with_ort_values(output_names, input_dict_ort_values, run_options)
+
+
+def from_ort(value: ort.OrtValue) -> np.ndarray:
+    """A copy of the value; bfloat16 as ``ml_dtypes.bfloat16``."""
+    if value.data_type() != "tensor(bfloat16)":
+        return value.numpy()
+    data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes()) if value.tensor_size_in_bytes() else b""
+    return np.frombuffer(data, dtype=ml_dtypes.bfloat16).reshape(value.shape()).copy()
+
+
+def _arrays(feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: from_ort(v) if isinstance(v, ort.OrtValue) else np.asarray(v) for name, v in feeds.items()}
 
 
 def rehearse(session: ort.InferenceSession, feeds: Mapping[str, np.ndarray]) -> None:
@@ -86,7 +100,7 @@ def open_session(
         content = model if isinstance(model, bytes) else b""
         path = "" if isinstance(model, bytes) else os.path.abspath(model)
         request = {"path": path, "optimize": optimize, "entries": dict(entries or {})}
-        weights = {name: value.numpy() for name, value in held.items()}
+        weights = _arrays(held)
         rehearsal = Rehearsal(request, content, weights, risks)
     options = ort.SessionOptions()
     options.log_severity_level = _FATAL

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import onnxruntime as ort
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from ..errors import GraphError, InputError, RuntimeUnavailable
-from ..sessions import PROVIDERS, open_session
+from ..sessions import PROVIDERS, from_ort, open_session
 from . import RunResult
 from .arrays import check_names
 from .survival import require_survival
@@ -163,14 +162,6 @@ def _to_ort(array: np.ndarray) -> ort.OrtValue:
         bits = np.array(array, order="C").view(np.uint16)
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.TensorProto.BFLOAT16)
     return ort.OrtValue.ortvalue_from_numpy(np.array(array, order="C"))
-
-
-def from_ort(value: ort.OrtValue) -> np.ndarray:
-    """A copy of the value; bfloat16 as ``ml_dtypes.bfloat16``."""
-    if value.data_type() != "tensor(bfloat16)":
-        return value.numpy()
-    data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes()) if value.tensor_size_in_bytes() else b""
-    return np.frombuffer(data, dtype=ml_dtypes.bfloat16).reshape(value.shape()).copy()
 
 
 def short(error: Exception) -> str:

@@ -12,10 +12,10 @@ import onnx
 import onnxruntime as ort
 
 from ..errors import GraphError, InputError, RuntimeCrash, RuntimeUnavailable
-from ..sessions import open_session, rehearse
+from ..sessions import from_ort, open_session, rehearse
 from ..storage.protos import names_nothing
 from .live import LiveRunner
-from .ort import NOT_IMPLEMENTED, from_ort, no_cuda, short
+from .ort import NOT_IMPLEMENTED, no_cuda, short
 from .survival import require_survival
 from .tensors import DTYPES, TensorSpec
 
