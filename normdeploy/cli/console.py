@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import NormdeployError, RuntimeUnavailable
+from ..errors import NormdeployError, RuntimeUnavailable, printable
 from ..reports.html import require
 from ..storage.atomic import writable, write_bytes
 
@@ -97,11 +97,15 @@ def bars(quiet: bool) -> Iterator[Progress | None]:
         yield None
         return
     with Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
     ) as shown:
         task = shown.add_task("")
 
         def show(stage: str, done: int, total: int) -> None:
-            shown.update(task, description=stage, completed=done, total=total or None)
+            shown.update(task, description=printable(stage), completed=done, total=total or None)
 
         yield show

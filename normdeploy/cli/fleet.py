@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import InputError
+from ..errors import InputError, printable
 from ..storage.atomic import write_bytes
 from .console import _console, check_report, require_run, say
 from .options import Quiet, SignOption, TrustedKeys
@@ -239,14 +239,14 @@ def _tell(done: FleetRun, html: Path | None, markdown: Path | None, report: Path
     from ..reports import fleet as tables
 
     if report is not None:
-        write_bytes(report, tables.as_json(done).encode())
+        write_bytes(report, tables.as_json(done).encode(errors="backslashreplace"))
     if markdown is not None:
         write_bytes(markdown, tables.markdown(done).encode())
     if html is not None:
         from ..fleet.shown import logs
         from ..reports.fleet_page import page
 
-        write_bytes(html, page(done, *logs(done.store, html)).encode())
+        write_bytes(html, page(done, *logs(done.store, html)).encode(errors="replace"))
     if not quiet:
         tables.show(_console(), done)
     if not done:
@@ -272,10 +272,10 @@ def _bars(quiet: bool) -> Iterator[Progress | None]:
         yield None
         return
     columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.description}"), console=console, transient=True) as shown:
+    with Progress(*columns, TextColumn("{task.description}", markup=False), console=console, transient=True) as shown:
         task = shown.add_task("", total=None)
 
         def tell(step: str, done: int, total: int) -> None:
-            shown.update(task, description=step, completed=done, total=total or None)
+            shown.update(task, description=printable(step), completed=done, total=total or None)
 
         yield tell

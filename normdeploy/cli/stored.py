@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import json
 import os
 import sys
@@ -13,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import InputError
+from ..errors import InputError, printable
 from ..storage.atomic import write_bytes
 from .console import check_report
 
@@ -67,7 +68,7 @@ def _from_store(verb: str, signature: inspect.Signature, place: str, given: dict
     result = made(verb, sources, options, place, output)
     if not quiet:
         for note in result.notes:
-            print(f"note: {note}", file=sys.stderr)
+            print(printable(f"note: {note}"), file=sys.stderr)
     if report is not None:
         write_bytes(report, result.report)
     if html is not None:
@@ -75,9 +76,11 @@ def _from_store(verb: str, signature: inspect.Signature, place: str, given: dict
 
         write_bytes(html, page(json.loads(result.report)).encode())
     if not quiet:
-        sys.stdout.write(result.log)
+        # Whoever writes into the store may write its logs, too.
+        for line in io.StringIO(result.log):
+            print(printable(line.removesuffix("\n")))
         if result.cached:
-            print(f"from the store: made {result.record.started} in {result.record.seconds:.1f} s")
+            print(printable(f"from the store: made {result.record.started} in {result.record.seconds:.1f} s"))
     if result.record.outcome != "ok":
         raise typer.Exit(1)
 

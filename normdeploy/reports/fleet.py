@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
+
+from ..errors import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,6 +26,7 @@ _COLOURS = {
     **{"stale": "yellow"},
 }
 _MARKS = {"verified": "✅", "built": "🔨", "wrong": "❌", "failed": "❌", "not run": "⏸", "stale": "⏳"}
+_MARKUP = re.compile(r"[\\`*|\[\]!~]")
 _MOST = 40  # lines of reasons
 _FILES = 12  # of a step
 
@@ -76,21 +80,35 @@ def show(console: Console, run: FleetRun) -> None:
     targets, rows = table(run)
     shown = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for name in ("model", "variant", *targets):
-        shown.add_column(name)
+        shown.add_column(_text(name))
     for model, variant, cells in rows:
-        words = [
-            "" if c is None else f"[{_COLOURS[c.status]}]{c.status}[/]{escape(_said_shortly(c, run))}" for c in cells
-        ]
-        shown.add_row(escape(model), escape(variant), *words)
+        shown.add_row(_text(model), _text(variant), *(_status(c, run) for c in cells))
     console.print(shown)
     reasons = _reasons(run)
     for text, names in list(reasons.items())[:_MOST]:
-        console.print(f"\n{_listed(names)}: {text}", markup=False)
+        console.print()
+        _line(console, f"{_listed(names)}: {text}")
     if len(reasons) > _MOST:
         console.print(f"\nand {len(reasons) - _MOST} more reasons; --report writes all")
     for note in _first(run.notes):
-        console.print(f"note: {note}", markup=False)
-    console.print(f"\n{summary(run)}", markup=False)
+        _line(console, f"note: {note}")
+    console.print()
+    _line(console, summary(run))
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Return a text that comes from a file or a store: on one line, and no markup of rich's."""
+    return Text(printable(text), style=style)
+
+
+def _line(console: Console, text: str, *, style: str = "", soft_wrap: bool = False) -> None:
+    console.print(_text(text, style), soft_wrap=soft_wrap)
+
+
+def _status(cell: Cell | None, run: FleetRun) -> Text:
+    if cell is None:
+        return Text("")
+    return Text(cell.status, style=_COLOURS[cell.status]).append(printable(_said_shortly(cell, run)), style="default")
 
 
 def summary(run: FleetRun) -> str:
@@ -109,12 +127,12 @@ def _counted(count: int, what: str) -> str:
 def markdown(run: FleetRun) -> str:
     """The table for a pull request."""
     targets, rows = table(run)
-    lines = [f"| model | variant | {' | '.join(targets)} |", "|" + "---|" * (len(targets) + 2)]
+    lines = [f"| model | variant | {' | '.join(map(_cell, targets))} |", "|" + "---|" * (len(targets) + 2)]
     for model, variant, cells in rows:
         words = ["" if c is None else f"{_MARKS[c.status]} {c.status}{_said_shortly(c, run)}" for c in cells]
         lines.append(f"| {_cell(model)} | {_cell(variant)} | {' | '.join(_cell(w) for w in words)} |")
     lines += ["", summary(run)]
-    lines += ["", *(f"- {_listed(names)}: {_cell(text)}" for text, names in _reasons(run).items())]
+    lines += ["", *(f"- {_cell(f'{_listed(names)}: {text}')}" for text, names in _reasons(run).items())]
     lines += [f"- note: {_cell(note)}" for note in _first(run.notes)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -128,7 +146,7 @@ def show_rechecks(console: Console, ends: Sequence[StepEnd]) -> None:
     for end in ends:
         colour = _COLOURS["verified" if end.outcome == "ok" else "not run" if end.outcome == "not run" else "wrong"]
         shown.add_row(
-            escape(end.step.removesuffix("/recheck")), f"[{colour}]{words[end.outcome]}[/]", escape(end.reason)
+            _text(end.step.removesuffix("/recheck")), Text(words[end.outcome], style=colour), _text(end.reason)
         )
     console.print(shown)
 
@@ -136,21 +154,22 @@ def show_rechecks(console: Console, ends: Sequence[StepEnd]) -> None:
 def show_steps(console: Console, found: Any, log: Callable[[Any, Any], str] | None = None) -> None:
     """Print the steps of a cell: command, key, what they depended on and made."""
     for name, outcome, record in found.steps:
-        console.print(f"{name}: {outcome}", markup=False, style="bold")
+        _line(console, f"{name}: {outcome}", style="bold")
         if record is None:
             continue
-        console.print(f"  normdeploy {shlex.join(record.depends['argv'])}", markup=False)
-        console.print(f"  key {record.key}; {record.started}; {record.seconds:.1f} s, {record.peak / 2**20:.0f} MB")
+        _line(console, f"  normdeploy {shlex.join(record.depends['argv'])}")
+        _line(console, f"  key {record.key}; {record.started}; {record.seconds:.1f} s, {record.peak / 2**20:.0f} MB")
         for kind, files in (("reads", record.depends["inputs"]), ("makes", record.outputs)):
             for path, told in list(files.items())[:_FILES]:
                 digest = told if isinstance(told, str) else f"{told.sha256} ({told.bytes} bytes)"
-                console.print(f"  {kind} {path} {digest}", markup=False, soft_wrap=True)
+                _line(console, f"  {kind} {path} {digest}", soft_wrap=True)
             if len(files) > _FILES:
                 console.print(f"  and {kind} {len(files) - _FILES} more")
         if record.reason:
-            console.print(f"  {record.reason}", markup=False)
+            _line(console, f"  {record.reason}")
         if log is not None:
-            console.print(log(found, record), markup=False, soft_wrap=True)
+            for line in log(found, record).rstrip("\n").split("\n"):
+                _line(console, line, soft_wrap=True)
 
 
 def show_published(console: Console, done: Published) -> None:
@@ -158,14 +177,11 @@ def show_published(console: Console, done: Published) -> None:
     words = {"published": "published as", "there": "is there already:", "refused": "refused:"}
     for item in done.items:
         style = "red" if item.outcome == "refused" else ""
-        line = f"{item.cell} {words[item.outcome]} {item.where or item.reason}"
-        console.print(line, markup=False, soft_wrap=True, style=style)
+        _line(console, f"{item.cell} {words[item.outcome]} {item.where or item.reason}", style=style, soft_wrap=True)
     for note in _first(done.notes):
-        console.print(f"note: {note}", markup=False)
+        _line(console, f"note: {note}")
     counts = Counter(item.outcome for item in done.items)
-    console.print(
-        f"{counts['published']} published, {counts['there']} were there, {counts['refused']} refused", markup=False
-    )
+    console.print(f"{counts['published']} published, {counts['there']} were there, {counts['refused']} refused")
 
 
 def _first(notes: Sequence[str]) -> Sequence[str]:
@@ -201,4 +217,5 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+    """Return the text as Markdown shows it: no markup, link, HTML or second line comes from a name."""
+    return _MARKUP.sub(r"\\\g<0>", printable(text)).replace("&", "&amp;").replace("<", "&lt;")

@@ -16,6 +16,7 @@ A comparison of outputs does not see one weight off by 1e-4 among thousands; thi
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -74,6 +75,7 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
     first."""
     stored = stored_in(model)
     rows = Rows(stored.values())
+    equals = _Equals(stored)
     unknown: list[tuple[onnx.TensorProto, Array, float]] = []
     arranged: list[tuple[onnx.TensorProto, Array]] = []
     placed, apart = set[str](), steps(proto)  # the error budget judges the steps
@@ -81,11 +83,7 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
         array = values(tensor)
         if tensor.name in apart or not array.size or array.dtype.kind in "iubSOc" or is_quantized_type(array.dtype):
             continue
-        same = [
-            name
-            for name, p in stored.items()
-            if _may_equal(p, array) and any(_equal(b, array) for b in _arranged(_cast(p, array.dtype), array))
-        ]
+        same = equals.names(array)
         placed.update(same)
         if same:
             continue
@@ -187,12 +185,40 @@ def _cast(parameter: Array, dtype: Any) -> Array:
         return parameter.astype(dtype)
 
 
-def _may_equal(parameter: Array, array: Array) -> bool:
-    """Whatever the order of the dims, the first element stays the first and the last the last."""
-    if parameter.size != array.size:
-        return False
-    with np.errstate(over="ignore"):
-        return _equal(parameter.reshape(-1)[[0, -1]].astype(array.dtype), array.reshape(-1)[[0, -1]])
+_Key = tuple[int, bytes, int]
+
+
+class _Equals:
+    """The model's tensors by what no order of their dims changes, so that many weights take no time of their square."""
+
+    def __init__(self, stored: Mapping[str, Array]) -> None:
+        self._stored = stored
+        self._by_key: dict[np.dtype[Any], dict[_Key, list[str]]] = {}
+        self._repeated: dict[tuple[np.dtype[Any], tuple[int, ...], bytes], list[str]] = {}
+
+    def names(self, array: Array) -> list[str]:
+        """Return the tensors that ``array`` is bit for bit, in any order of dims; [the first] for a repeated array."""
+        content = array.dtype, array.shape, hashlib.sha256(np.ascontiguousarray(array).data).digest()
+        if content in self._repeated:
+            return self._repeated[content][:1]
+        if array.dtype not in self._by_key:
+            index: dict[_Key, list[str]] = {}
+            for name, tensor in self._stored.items():
+                index.setdefault(_key(_cast(tensor, array.dtype)), []).append(name)
+            self._by_key[array.dtype] = index
+        alike = self._by_key[array.dtype].get(_key(array), [])
+        found = [
+            n for n in alike if any(_equal(b, array) for b in _arranged(_cast(self._stored[n], array.dtype), array))
+        ]
+        self._repeated[content] = found
+        return found
+
+
+def _key(array: Array) -> _Key:
+    """Return the size, the first and last element, and the sum of all bits."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    bits = flat.view(f"u{flat.dtype.itemsize}")
+    return flat.size, flat[[0, -1]].tobytes() if flat.size else b"", int(bits.sum(dtype=np.uint64))
 
 
 def _equal(one: Array, other: Array) -> bool:
