@@ -192,12 +192,17 @@ class Exact:
             return self._by_runtime(node, inputs, known)
 
     def _body(self, node: onnx.NodeProto, name: str) -> Exact:
-        """Return a body of a node, made once."""
-        key = (next(filter(None, node.output)), name)
-        if key not in self._bodies:
-            model = control_flow.body_model(node, name, self.proto, self.types)
-            self._bodies[key] = Exact(model, types_in(model))
-        return self._bodies[key]
+        """Return a body of a node: made once for a node of the file, anew for one that takes its place."""
+        first = next(filter(None, node.output))
+        if node is not self.nodes[self.makers[first]]:
+            return self._made_body(node, name)
+        if (first, name) not in self._bodies:
+            self._bodies[first, name] = self._made_body(node, name)
+        return self._bodies[first, name]
+
+    def _made_body(self, node: onnx.NodeProto, name: str) -> Exact:
+        model = control_flow.body_model(node, name, self.proto, self.types)
+        return Exact(model, types_in(model))
 
     def _by_runtime(self, node: onnx.NodeProto, inputs: Sequence[Array | None], known: Values) -> list[Array | None]:
         given = {name: value for name, value in zip(node.input, inputs, strict=True) if name and value is not None}

@@ -4,17 +4,21 @@ likely one."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from ...runtimes.exact import Array, Change, Exact, NotEvaluated, Values
 from ..verify.drift import distance
+from .changes import Cause, named
 from .match import Spot
 from .program import Program
-from .trials import Cause, named, trials
+from .trials import trials
 
 # What explains nearly everything: a gamma that is off by the root of n / (n - 1) is a wrong weight too.
 _LAST = ("weights", "added")
+_NODE = 10_000  # elements that take as long as the call of a node
+_MOST = 1_000_000_000  # elements that the trials of one spot compute: about ten seconds
 
 
 def cause_of(exact: Exact, known: Values, spot: Spot, program: Program) -> Cause:
@@ -24,8 +28,16 @@ def cause_of(exact: Exact, known: Values, spot: Spot, program: Program) -> Cause
         known: right values of all that the spot reads, float64.
     """
     values = exact.run(spot.places, known)
-    tried = ((_error(exact, known, spot, change), cause) for cause, change in trials(exact, values, spot, program))
-    right = [(error, cause) for error, cause in tried if error <= spot.allowed]
+    right = list[tuple[float, Cause]]()
+    afresh, left = _Afresh(exact, values, spot), _MOST
+    for cause, change in trials(exact, values, spot, program):
+        places = afresh.places(change)
+        left -= sum(values[name].size + _NODE for p in places for name in exact.nodes[p].output if name in values)
+        if left < 0:
+            break
+        error = afresh.error(places, change)
+        if error <= spot.allowed:
+            right.append((error, cause))
     if right:
         return min(right, key=lambda pair: (pair[1].kind in _LAST, pair[0]))[1]
     if spot.left_out:
@@ -33,15 +45,46 @@ def cause_of(exact: Exact, known: Values, spot: Spot, program: Program) -> Cause
     return _of_the_difference(values[spot.end], spot.expected, spot.allowed)
 
 
-def _error(exact: Exact, known: Values, spot: Spot, change: Change) -> float:
-    try:
-        got = exact.run(spot.places, known, change)[spot.end]
-    except NotEvaluated:
-        return math.inf
-    if got.size != spot.expected.size:
-        return math.inf
-    error, _, broken = distance(got.reshape(spot.expected.shape), spot.expected)
-    return math.inf if broken else error
+class _Afresh:
+    """Computes anew what a change touches of a spot, and nothing else.
+
+    Args:
+        values: of all that the spot reads and makes, as the file has them.
+    """
+
+    def __init__(self, exact: Exact, values: Values, spot: Spot) -> None:
+        self._exact, self._values, self._spot = exact, values, spot
+        self._reads = {p: exact.reads(exact.nodes[p]) for p in spot.places}
+
+    def places(self, change: Change) -> list[int]:
+        """Return the places whose results may differ by ``change``."""
+        first = {*change.nodes, *(place for place, _ in change.inputs)}
+        touched = set(change.given)
+        places = list[int]()
+        for p in self._spot.places:
+            made = set(self._exact.nodes[p].output)
+            if made <= change.given.keys():
+                continue
+            if p in first or touched.intersection(self._reads[p]):
+                places.append(p)
+                touched |= made
+        return places
+
+    def error(self, places: Sequence[int], change: Change) -> float:
+        """Return the largest error of the spot's end with ``change``."""
+        anew = {name for p in places for name in self._exact.nodes[p].output}
+        expected = self._spot.expected
+        if self._spot.end not in anew:
+            return math.inf
+        known = {name: value for name, value in self._values.items() if name not in anew}
+        try:
+            got = self._exact.run(places, known, change)[self._spot.end]
+        except NotEvaluated:
+            return math.inf
+        if got.size != expected.size:
+            return math.inf
+        error, _, broken = distance(got.reshape(expected.shape), expected)
+        return math.inf if broken else error
 
 
 def _left_out(exact: Exact, spot: Spot, program: Program) -> Cause:

@@ -23,8 +23,9 @@ from ..verify.drift import Point, distance
 from ..verify.error import EAGER_MULTIPLE, ULPS, ulp
 from ..verify.originals import Original
 from ..verify.verify import OutputResult
-from . import cause as bisect_cause
 from . import runtime as bisect_runtime
+from .changes import Cause
+from .explain import explanation
 from .insides import pairs_with
 from .lab import Bench, FirstWrong, in_order, output_changed, rounded_inputs, worse
 from .match import Search, Spot
@@ -32,7 +33,6 @@ from .program import program_of
 from .reproduce import Reproduction
 from .runtime import HALVES, Units, Widened, Wrong
 from .stale import replaced
-from .trials import Cause, named
 
 CUDA = title("cuda", optimize=False), title("cuda", optimize=True)
 MOST = 5  # faults that are looked for
@@ -268,22 +268,8 @@ class Hunt:
         return EAGER_MULTIPLE * distance(eager, reference)[0] + ULPS * ulp(scale, self._dtype)
 
     def _in_the_file(self, spot: Spot, search: Search, at_output: Point) -> _Trace:
-        known = self._before(spot, search)
-        cause = self._cause(spot, known)
-        if cause.kind in ("unknown", "left out"):
-            # Values in memory's order may meet a tensor that another layout was meant for: one change may explain the
-            # end of the stretch where none explains the spot.
-            whole = search.whole()
-            other = self._cause(whole, self._before(whole, search))
-            if other.place is not None:
-                spot, cause, known = whole, other, self._before(whole, search)
-        if cause.instead and cause.place is not None:
-            # Held there, it is right for all that read it.
-            values = self._exact.run(spot.places, known)
-            end = self._exact.nodes[cause.place].output[0]
-            spot = replace(spot, places=(cause.place,), end=end, expected=values[cause.instead])
-            known = {**search.known, **values}
-            del known[end]
+        explained = explanation(self._exact, self._program, self._altered, search, spot)
+        spot, cause, known = explained.spot, explained.cause, explained.known
         got = self._exact.run(spot.places, known)[spot.end]
         if got.size == spot.expected.size:
             error, _, reason = distance(got.reshape(spot.expected.shape), spot.expected)
@@ -300,26 +286,6 @@ class Hunt:
         )
         fault = replace(fault, operator=operator, widened=self._widened(spot.places))
         return _Trace(fault, spot.expected, search.end, model)
-
-    def _before(self, spot: Spot, search: Search) -> Values:
-        """The right values of what a spot reads."""
-        made = {name for p in spot.places for name in self._exact.nodes[p].output}
-        return {name: value for name, value in search.values.items() if name not in made}
-
-    def _cause(self, spot: Spot, known: Values) -> Cause:
-        """What one change explains, else a weight that is not the model's."""
-        cause = bisect_cause.cause_of(self._exact, known, spot, self._program)
-        if cause.kind != "unknown":
-            return cause
-        reads = ((p, name) for p in spot.places for name in self._exact.reads(self._exact.nodes[p]))
-        return next(
-            (
-                Cause("weights", f"{named(self._exact, p)}: {name!r} is not the model's: {self._altered[name]}", p)
-                for p, name in reads
-                if name in self._altered
-            ),
-            cause,
-        )
 
     def _in_the_runtime(self, wrong: Wrong, search: Search, at_output: Point) -> _Trace:
         dtype = self._exact.types.get(wrong.end, np.dtype(np.float32))

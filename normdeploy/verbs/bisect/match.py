@@ -9,8 +9,9 @@ their counterparts again.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -72,6 +73,11 @@ def _shaped(value: Array, like: Array) -> Array:
     return value.reshape(like.shape) if value.size == like.size else value
 
 
+def _sizes(value: Array) -> list[int]:
+    """The dims that are not one."""
+    return [size for size in value.shape if size != 1]
+
+
 class Search:
     """One stretch of the file and of the PyTorch graph, from tensors that are right to ``end``, which is not.
 
@@ -98,7 +104,25 @@ class Search:
             if name in self.values and name not in exact.sizes
         ]
         self.found = counterparts({name: self.values[name] for name in self.inner}, reference, allowed)
-        self._have = {node for nodes in self.found.values() for node in nodes} | set(starts)
+        self._starts = set(starts)
+
+    @property
+    def _have(self) -> set[str]:
+        return {node for nodes in self.found.values() for node in nodes} | self._starts
+
+    def of_one_shape(self) -> Search:
+        """Return the search that takes no tensor of another shape for a counterpart: a Concat on a wrong axis may give
+        the numbers that the model has a transposition later."""
+        other = copy.copy(self)
+        shapes = {node: _sizes(value) for node, value in self.reference.items()}
+        kept = {n: [o for o in nodes if shapes[o] == _sizes(self.values[n])] for n, nodes in self.found.items()}
+        other.found = {name: nodes for name, nodes in kept.items() if nodes}
+        return other
+
+    def stretch(self) -> Spot:
+        """All nodes from the right tensors to the end."""
+        operators = [n for n in self.reference if n not in self._starts]
+        return replace(self.whole(), places=tuple(self.places), node="", operators=tuple(operators))
 
     def spot(self) -> Spot | None:
         """None where the file computes what the model does."""

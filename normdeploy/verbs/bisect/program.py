@@ -48,6 +48,10 @@ class Program(ABC):
     def end(self, output: str) -> str:
         """Return the operator that gives an output."""
 
+    def nodes(self, names: Iterable[str]) -> list[onnx.NodeProto]:
+        """Return the ONNX nodes that operators are; none of a PyTorch graph."""
+        return []
+
     def before(self, end: str, stops: Iterable[str]) -> list[str]:
         """Return ``end`` and the operators that it is computed by from ``stops``, which are left out, in order."""
         names, stack, known = set[str](), [end], set(stops)
@@ -182,3 +186,6 @@ class FileProgram(Program):
 
     def end(self, output: str) -> str:
         return output
+
+    def nodes(self, names: Iterable[str]) -> list[onnx.NodeProto]:
+        return [self._node(name) for name in names]

@@ -25,9 +25,9 @@ from ..verify.originals import Original, Reference
 from ..verify.results import OutputResult
 from ..verify.steps import BOTH, UNROUNDED, VOID, CaseBudget
 from ..verify.stored import folded, stored_in
+from .changes import Cause
 from .hunt import Fault
 from .runtime import Widened
-from .trials import Cause
 
 _ALIKE = 0.5  # of a parameter's root mean square, that a weight may be off by and still be that one
 _HELPS = (2 / 3, 0.97)  # what one fault among several leaves is tried after what one alone would

@@ -18,8 +18,8 @@ from ..verify.candidates import ON
 from ..verify.drift import distance
 from ..verify.error import EAGER_MULTIPLE, ULPS, ulp
 from ..verify.verify import OutputResult
+from .changes import Cause
 from .lab import Bench
-from .trials import Cause
 
 _DRAWS = 3
 _UNITS = 4  # of roundoff, by which inputs are moved to see what rounding may do

@@ -4,39 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import ml_dtypes
 import numpy as np
 import onnx
 
-from ...runtimes.exact import Array, Change, Exact, NotEvaluated, Values
+from ...runtimes.exact import Array, Change, Exact, Values
+from .bodies import in_bodies
+from .changes import Cause, Edit, always, constant, named, with_attribute
 from .match import Spot
 from .program import Program
-from .recurrent import GATES, packed
+from .stored import all_weights, weights
+from .training import batch_statistics, training
+from .wiring import added, exchanged
 
 EPSILONS = (1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 _LARGEST = 0.1  # of what is taken for an epsilon
 _MOST_AXES = 4  # whose orders are all tried
 _MOST_DIMS = 5  # of which each choice of axes is tried
-Edit = Callable[[Array], Array]
 _STATE = "the model's initial state"  # no tensor of a file
 _ROOTS = ("Sqrt", "Reciprocal", "Pow")
-
-
-@dataclass(frozen=True)
-class Cause:
-    """``kind``: "weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "training mode" | "hidden row"
-    | "overflow" | "underflow" | "factor" | "accuracy" | "optimizer" | "precision" | "added" |
-    "preprocessing" | "stale weights" | "state" | "unknown"; ``text``
-    says what was found; ``place``: of the node that has it, None where more than one may; ``instead``:
-    the tensor that belongs in the place of that node's result."""
-
-    kind: str
-    text: str
-    place: int | None = None
-    instead: str = ""
 
 
 def trials(exact: Exact, values: Values, spot: Spot, program: Program) -> Iterator[tuple[Cause, Change]]:
@@ -45,19 +33,20 @@ def trials(exact: Exact, values: Values, spot: Spot, program: Program) -> Iterat
     Args:
         values: of all that the spot reads and makes, as the file has them.
     """
+    parameters, numbers = program.parameters(spot.operators), program.numbers(spot.operators)
     for place in spot.places:
-        yield from _weights(exact, place, program.parameters(spot.operators))
-        yield from _states(exact, place, values, program.parameters(spot.operators))
-        yield from _epsilons(exact, place, program.numbers(spot.operators))
+        yield from weights(exact, place, parameters)
+        yield from _states(exact, place, values, parameters)
+        yield from _epsilons(exact, place, numbers)
         yield from _ddof(exact, place, values)
-        yield from _training(exact, place, program.parameters(spot.operators))
+        yield from training(exact, place, parameters)
         yield from _attributes(exact, place, values)
         yield from _hidden_rows(exact, place, values)
-        yield from _added(exact, place, values)
-
-
-def _always(value: Array) -> Edit:
-    return lambda _: value
+        yield from exchanged(exact, place)
+        yield from added(exact, place, values)
+        yield from in_bodies(exact, place, program, spot.operators)
+    yield from batch_statistics(exact, spot.places, values, parameters)
+    yield from all_weights(exact, spot.places, parameters)
 
 
 def _filled(value: float) -> Edit:
@@ -72,61 +61,6 @@ def _times(value: float) -> Edit:
     return lambda x: x * value
 
 
-def named(exact: Exact, place: int) -> str:
-    node = exact.nodes[place]
-    return f"{node.op_type} {node.name!r}" if node.name else node.op_type
-
-
-def _constant(exact: Exact, name: str) -> Array | None:
-    try:
-        value = exact.value(name, {}) if name in exact.constants else None
-    except NotEvaluated:
-        return None
-    return value if value is not None and value.dtype.kind == "f" else None
-
-
-def _weights(exact: Exact, place: int, parameters: Values) -> Iterator[tuple[Cause, Change]]:
-    for i, name in enumerate(exact.nodes[place].input):
-        stored = _constant(exact, name)
-        if stored is None or stored.size < 2:
-            continue
-        if exact.nodes[place].op_type in GATES and i in (1, 2, 3):
-            for parameter, right in packed(exact.nodes[place].op_type, i, parameters):
-                if right.shape == stored.shape and not np.array_equal(right, stored):
-                    text = f"{named(exact, place)}: {_weight_said(name, stored, parameter, right, None)}"
-                    yield Cause("weights", text, place), Change(inputs={(place, i): _always(right)})
-        for parameter, value in parameters.items():
-            if value.size != stored.size:
-                continue
-            for layout, right in (("", value), ("transposed ", value.T)):
-                right = right.reshape(stored.shape)
-                if not np.array_equal(right, stored):
-                    text = (
-                        f"{named(exact, place)}:"
-                        f" {_weight_said(name, stored, parameter, right, value.T if not layout else value)}"
-                    )
-                    yield Cause("weights", text, place), Change(inputs={(place, i): _always(right)})
-
-
-def _weight_said(name: str, stored: Array, parameter: str, right: Array, turned: Array | None) -> str:
-    same = (stored == right) | (np.isnan(stored) & np.isnan(right))
-    differs = np.where(same, 0.0, np.nan_to_num(np.abs(stored - right), nan=np.inf))
-    near = 1e-3 * np.abs(right).max(initial=0)
-    if turned is not None and stored.ndim > 1 and np.abs(stored - turned.reshape(stored.shape)).max() <= near:
-        return f"{name!r} is {parameter!r} transposed the other way"
-    for kind in (np.float16, ml_dtypes.bfloat16):
-        with np.errstate(over="ignore"):
-            rounded = right.astype(kind)
-        if np.array_equal(rounded.astype(np.float64), stored):
-            return f"{name!r} is {parameter!r} rounded to {rounded.dtype.name}"
-    where = tuple(int(i) for i in np.unravel_index(int(differs.argmax()), stored.shape))
-    count = stored.size - int(same.sum())
-    return (
-        f"{name!r} is not {parameter!r}: {stored[where]:.6g} where that is {right[where]:.6g} ({count} of {stored.size}"
-        " numbers differ)"
-    )
-
-
 def _epsilons(exact: Exact, place: int, numbers: Sequence[float]) -> Iterator[tuple[Cause, Change]]:
     node = exact.nodes[place]
     tried = dict.fromkeys([*(n for n in numbers if 0 < n < _LARGEST), *EPSILONS])
@@ -134,10 +68,10 @@ def _epsilons(exact: Exact, place: int, numbers: Sequence[float]) -> Iterator[tu
     for epsilon in tried:
         if own is not None and epsilon != own.f:
             text = f"{named(exact, place)} has epsilon {own.f:.3g}, the model has {epsilon:.3g}"
-            yield Cause("epsilon", text, place), Change(nodes={place: _with(node, "epsilon", epsilon)})
+            yield Cause("epsilon", text, place), Change(nodes={place: with_attribute(node, "epsilon", epsilon)})
         if node.op_type in ("Add", "Max", "Clip"):
             for i, name in enumerate(node.input):
-                stored = _constant(exact, name)
+                stored = constant(exact, name)
                 if (
                     stored is not None
                     and stored.size == 1
@@ -202,39 +136,17 @@ def _states(exact: Exact, place: int, values: Values, parameters: Values) -> Ite
 
 def _starting(exact: Exact, name: str, values: Values) -> Array | None:
     """A state that is computed or stored; None where it is not known."""
-    return values[name] if name in values else _constant(exact, name)
+    return values[name] if name in values else constant(exact, name)
 
 
 def _as_states(exact: Exact, node: onnx.NodeProto, value: Array) -> Iterator[Array]:
     """``value`` as the state of all directions, [directions, batch, size], of each layer that it may be for."""
-    recurrence = _constant(exact, node.input[2])
+    recurrence = constant(exact, node.input[2])
     if recurrence is None or value.ndim != 3 or value.shape[2] != recurrence.shape[2]:
         return
     directions = len(recurrence)
     for first in range(0, len(value), directions):
         yield value[first : first + directions]
-
-
-def _training(exact: Exact, place: int, parameters: Values) -> Iterator[tuple[Cause, Change]]:
-    """Eval mode in the place of training mode (ONNX: BatchNormalization 14, Dropout 12)."""
-    node = exact.nodes[place]
-    if node.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in node.attribute):
-        text = (
-            f"{named(exact, place)} is in training mode: it takes the statistics of the batch, the model its running"
-            " ones; export the model after eval()"
-        )
-        changed = _with(node, "training_mode", 0)
-        # The other outputs are the new running statistics, which eval mode does not give.
-        del changed.output[1:]
-        yield Cause("training mode", text, place), Change(nodes={place: changed})
-        # An export in training mode runs the model, which moves its running statistics: the model's own are tried too.
-        vectors = [value for value in parameters.values() if value.ndim == 1]
-        for center, variance in itertools.permutations(vectors, 2):
-            inputs = {(place, 3): _always(center), (place, 4): _always(variance)}
-            yield Cause("training mode", text, place), Change(nodes={place: changed}, inputs=inputs)
-    if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
-        text = f"{named(exact, place)} is in training mode: it drops at random; export the model after eval()"
-        yield Cause("training mode", text, place), Change(inputs={(place, 2): np.zeros_like})
 
 
 def _attributes(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:
@@ -259,12 +171,12 @@ def _attributes(exact: Exact, place: int, values: Values) -> Iterator[tuple[Caus
             told = list(other) if isinstance(other, tuple) else other
             yield (
                 Cause(kind, f"{named(exact, place)} has {a.name} {was}, with {told} it is right", place),
-                Change(nodes={place: _with(node, a.name, other)}),
+                Change(nodes={place: with_attribute(node, a.name, other)}),
             )
     if node.op_type == "Gelu" and not node.attribute:
         yield (
             Cause("approximation", f"{named(exact, place)} is exact, the model's is the tanh form", place),
-            Change(nodes={place: _with(node, "approximate", "tanh")}),
+            Change(nodes={place: with_attribute(node, "approximate", "tanh")}),
         )
     axes = _axes(exact, node)
     if axes is None or rank > _MOST_DIMS:
@@ -273,7 +185,7 @@ def _attributes(exact: Exact, place: int, values: Values) -> Iterator[tuple[Caus
     for other in itertools.combinations(range(rank), len(own)):
         if sorted(axis % rank for axis in own) != list(other):
             text = f"{named(exact, place)} has axes {own}, with {list(other)} it is right"
-            yield Cause("axis", text, place), Change(inputs={(place, 1): _always(np.array(other))})
+            yield Cause("axis", text, place), Change(inputs={(place, 1): always(np.array(other))})
 
 
 def _hidden_rows(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:
@@ -303,31 +215,8 @@ def _hidden_rows(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cau
     )
 
 
-def _added(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:
-    """Take a node out whose result has the shape of what it reads."""
-    node = exact.nodes[place]
-    made = values.get(node.output[0])
-    if made is None or node.op_type == "Identity":
-        return
-    for name in node.input:
-        if name in exact.constants or name not in values or values[name].shape != made.shape:
-            continue
-        text = f"{named(exact, place)} does something that the model does not: with {name!r} in its place it is right"
-        kept = onnx.helper.make_node("Identity", [name], [node.output[0]], name=node.name)
-        yield Cause("added", text, place, instead=name), Change(nodes={place: kept})
-
-
 def _axes(exact: Exact, node: onnx.NodeProto) -> Array | None:
     """The axes that newer opsets give as the second input."""
     if not node.op_type.startswith("Reduce") or len(node.input) < 2 or node.input[1] not in exact.constants:
         return None
     return exact.value(node.input[1], {})
-
-
-def _with(node: onnx.NodeProto, name: str, value: object) -> onnx.NodeProto:
-    changed = onnx.NodeProto()
-    changed.CopyFrom(node)
-    kept = [a for a in changed.attribute if a.name != name]
-    del changed.attribute[:]
-    changed.attribute.extend([*kept, onnx.helper.make_attribute(name, value)])
-    return changed

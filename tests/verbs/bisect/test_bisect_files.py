@@ -164,6 +164,8 @@ def test_a_body_that_is_wrong_is_named_by_its_node(tmp_path: Path) -> None:
     wrong = saved(onnx.parser.parse_model(BODY), tmp_path / "wrong.onnx", plant)
     (fault,) = normdeploy.bisect(reference, wrong, seeds=1, inputs=["x:float32[batch,6]{0.5:1}"]).faults
     assert fault.nodes == ("If branch",)
+    assert fault.kind == "body"
+    assert "Sin 'inner' in a body of If 'branch'" in fault.cause
 
 
 def test_rules_that_pass_leave_nothing_to_find(tmp_path: Path) -> None:

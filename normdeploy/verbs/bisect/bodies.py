@@ -1,0 +1,64 @@
+"""Nodes inside the bodies of an If, Loop or Scan: each is tried as the reference has it, or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx
+
+from ...runtimes.exact import Change, Exact
+from ...storage.protos import graphs
+from .changes import Cause, named
+from .program import Program
+
+
+def in_bodies(exact: Exact, place: int, program: Program, operators: Iterable[str]) -> Iterator[tuple[Cause, Change]]:
+    """Change one node of a body.
+
+    Args:
+        operators: of the model, that the node may stand for.
+    """
+    node = exact.nodes[place]
+    own = list(_inner(node))
+    if not own:
+        return
+    theirs = next((n for n in program.nodes(operators) if n.op_type == node.op_type), None)
+    right = {} if theirs is None else {n.output[0]: n for n in _inner(theirs)}
+    for number, inner in enumerate(own):
+        where = f"{_said(inner)} in a body of {named(exact, place)}"
+        other = right.get(inner.output[0])
+        if other is not None and not _is_same(inner, other):
+            text = f"{where} is not the model's: with {_said(other)} as the model has it it is right"
+            yield Cause("body", text, place), Change(nodes={place: _with_inner(node, number, other)})
+        for name in inner.input:
+            if name and not other:
+                kept = onnx.helper.make_node("Identity", [name], [inner.output[0]], name=inner.name)
+                text = f"{where} does something that the model does not: with {name!r} in its place it is right"
+                yield Cause("body", text, place), Change(nodes={place: _with_inner(node, number, kept)})
+
+
+def _inner(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of all bodies inside a node, in order."""
+    for graph in (g for a in node.attribute for g in graphs(a)):
+        for inner in graph.node:
+            yield inner
+            yield from _inner(inner)
+
+
+def _with_inner(node: onnx.NodeProto, number: int, other: onnx.NodeProto) -> onnx.NodeProto:
+    changed = onnx.NodeProto()
+    changed.CopyFrom(node)
+    list(_inner(changed))[number].CopyFrom(other)
+    return changed
+
+
+def _is_same(one: onnx.NodeProto, other: onnx.NodeProto) -> bool:
+    """Whether two nodes compute the same, whatever their names."""
+    key = [
+        (n.op_type, n.domain, list(n.input), sorted(a.SerializeToString() for a in n.attribute)) for n in (one, other)
+    ]
+    return key[0] == key[1]
+
+
+def _said(node: onnx.NodeProto) -> str:
+    return f"{node.op_type} {(node.name or node.output[0])!r}"

@@ -1,0 +1,52 @@
+"""What a trial changes, the cause that it would show, and how nodes and constants are read for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnx
+
+from ...runtimes.exact import Array, Exact, NotEvaluated
+
+Edit = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """``kind``: "weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "training mode" | "hidden row"
+    | "overflow" | "underflow" | "factor" | "accuracy" | "optimizer" | "precision" | "added" |
+    "preprocessing" | "stale weights" | "state" | "order" | "body" | "unknown"; ``text``
+    says what was found; ``place``: of the node that has it, None where more than one may; ``instead``:
+    the tensor that belongs in the place of that node's result."""
+
+    kind: str
+    text: str
+    place: int | None = None
+    instead: str = ""
+
+
+def always(value: Array) -> Edit:
+    return lambda _: value
+
+
+def named(exact: Exact, place: int) -> str:
+    node = exact.nodes[place]
+    return f"{node.op_type} {node.name!r}" if node.name else node.op_type
+
+
+def constant(exact: Exact, name: str) -> Array | None:
+    try:
+        value = exact.value(name, {}) if name in exact.constants else None
+    except NotEvaluated:
+        return None
+    return value if value is not None and value.dtype.kind == "f" else None
+
+
+def with_attribute(node: onnx.NodeProto, name: str, value: object) -> onnx.NodeProto:
+    changed = onnx.NodeProto()
+    changed.CopyFrom(node)
+    kept = [a for a in changed.attribute if a.name != name]
+    del changed.attribute[:]
+    changed.attribute.extend([*kept, onnx.helper.make_attribute(name, value)])
+    return changed

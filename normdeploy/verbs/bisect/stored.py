@@ -1,0 +1,103 @@
+"""Weights of a file that are not the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import ml_dtypes
+import numpy as np
+
+from ...runtimes.exact import Array, Change, Exact, Values
+from .changes import Cause, always, constant, named
+from .recurrent import GATES, packed
+
+
+def weights(exact: Exact, place: int, parameters: Values) -> Iterator[tuple[Cause, Change]]:
+    """Take a parameter of the model in the place of a weight that a node reads, or a body inside it."""
+    inputs = list(exact.nodes[place].input)
+    for i, name in enumerate([*inputs, *(n for n in exact.reads(exact.nodes[place]) if n not in inputs)]):
+        stored = constant(exact, name)
+        if stored is None or stored.size < 2:
+            continue
+        if exact.nodes[place].op_type in GATES and i in (1, 2, 3):
+            for parameter, right in packed(exact.nodes[place].op_type, i, parameters):
+                if right.shape == stored.shape and not np.array_equal(right, stored):
+                    text = f"{named(exact, place)}: {_weight_said(name, stored, parameter, right, None)}"
+                    yield Cause("weights", text, place), Change(inputs={(place, i): always(right)})
+        for parameter, value in parameters.items():
+            if value.size != stored.size:
+                continue
+            for layout, right in (("", value), ("transposed ", value.T)):
+                right = right.reshape(stored.shape)
+                if not np.array_equal(right, stored):
+                    said = _weight_said(name, stored, parameter, right, value.T if not layout else value)
+                    # What a body sees around it has no place among the inputs.
+                    change = (
+                        Change(inputs={(place, i): always(right)}) if i < len(inputs) else Change(given={name: right})
+                    )
+                    yield Cause("weights", f"{named(exact, place)}: {said}", place), change
+
+
+def _weight_said(name: str, stored: Array, parameter: str, right: Array, turned: Array | None) -> str:
+    if _is_reversed(stored, right):
+        return f"{name!r} is {parameter!r} with its channels reversed"
+    same = (stored == right) | (np.isnan(stored) & np.isnan(right))
+    differs = np.where(same, 0.0, np.nan_to_num(np.abs(stored - right), nan=np.inf))
+    near = 1e-3 * np.abs(right).max(initial=0)
+    if turned is not None and stored.ndim > 1 and np.abs(stored - turned.reshape(stored.shape)).max() <= near:
+        return f"{name!r} is {parameter!r} transposed the other way"
+    for kind in (np.float16, ml_dtypes.bfloat16):
+        with np.errstate(over="ignore"):
+            rounded = right.astype(kind)
+        if np.array_equal(rounded.astype(np.float64), stored):
+            return f"{name!r} is {parameter!r} rounded to {rounded.dtype.name}"
+    where = tuple(int(i) for i in np.unravel_index(int(differs.argmax()), stored.shape))
+    count = stored.size - int(same.sum())
+    return (
+        f"{name!r} is not {parameter!r}: {stored[where]:.6g} where that is {right[where]:.6g} ({count} of {stored.size}"
+        " numbers differ)"
+    )
+
+
+def all_weights(exact: Exact, places: Sequence[int], parameters: Values) -> Iterator[tuple[Cause, Change]]:
+    """Take parameters in the place of all weights that are none, where there are several: no single one explains it."""
+    wrong: dict[tuple[int, int], Array] = {}
+    told = list[str]()
+    for place in places:
+        for i, name in enumerate(exact.nodes[place].input):
+            stored = constant(exact, name)
+            if stored is None or stored.size < 2 or any(_is(stored, value) for value in parameters.values()):
+                continue
+            parameter = _nearest(name, stored, parameters)
+            if parameter is not None:
+                right = parameters[parameter].reshape(stored.shape)
+                wrong[place, i] = right
+                told.append(_weight_said(name, stored, parameter, right, None))
+    if len(wrong) > 1:
+        first = min(place for place, _ in wrong)
+        changes = {at: always(right) for at, right in wrong.items()}
+        yield Cause("weights", f"{named(exact, first)}: {'; '.join(told)}", first), Change(inputs=changes)
+
+
+def _is(stored: Array, parameter: Array) -> bool:
+    """Whether a weight is a parameter in either order of its dims."""
+    if stored.size != parameter.size:
+        return False
+    return any(np.array_equal(laid.reshape(stored.shape), stored) for laid in (parameter, parameter.T))
+
+
+def _nearest(name: str, stored: Array, parameters: Values) -> str | None:
+    """The parameter that holds the same numbers in reverse, else the one of its name, else the nearest."""
+    same_size = {n: v.reshape(stored.shape) for n, v in parameters.items() if v.size == stored.size}
+    if not same_size:
+        return None
+    return min(
+        same_size,
+        key=lambda n: (not _is_reversed(stored, same_size[n]), n != name, float(np.abs(same_size[n] - stored).max())),
+    )
+
+
+def _is_reversed(stored: Array, right: Array) -> bool:
+    """Whether a vector, of whatever rank, holds the numbers of another in reverse."""
+    is_vector = stored.size == max(stored.shape)
+    return is_vector and np.array_equal(stored.reshape(-1)[::-1], right.reshape(-1))

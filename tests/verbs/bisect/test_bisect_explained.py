@@ -1,0 +1,166 @@
+"""Faults whose values mislead: a spot is explained where it is, or by what is wider."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+import normdeploy
+from normdeploy.verbs.bisect.hunt import Fault
+
+SHUFFLE = """
+<ir_version: 10, opset_import: ["" : 20]>
+net (float[batch, 4, 3, 3] x) => (float[batch, 8, 3, 3] y)
+<int64[5] split = {-1, 2, 4, 3, 3}, int64[4] joined = {-1, 8, 3, 3}>
+{
+    [lower] bent = Tanh(x)
+    [both] pair = Concat <axis: int = 1> (x, bent)
+    [halves] parts = Reshape(pair, split)
+    [turned] mixed = Transpose <perm: ints = [0, 2, 1, 3, 4]> (parts)
+    [back] y = Reshape(mixed, joined)
+}
+"""
+LOOP = """
+<ir_version: 10, opset_import: ["" : 20]>
+net (float[batch, 4] x) => (float[batch, 4] y)
+<int64 rounds = {3}, bool go = {1}, float[4] shift>
+{
+    [steps] last = Loop (rounds, go, x) <
+        body = step (int64 i, bool before, float[batch, 4] state) => (bool after, float[batch, 4] next) {
+            after = Identity(before)
+            [moved] sum = Add(state, shift)
+            [bent] next = Tanh(sum)
+        }
+    >
+    [root] y = Exp(last)
+}
+"""
+
+
+def model_of(text: str, **weights: object) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(text)
+    kept = [t for t in model.graph.initializer if t.name not in weights]
+    del model.graph.initializer[:]
+    own = [numpy_helper.from_array(np.float32(value), name) for name, value in weights.items()]
+    model.graph.initializer.extend([*kept, *own])
+    return model
+
+
+def only_fault(reference: object, model: onnx.ModelProto, folder: Path, *args: object) -> Fault:
+    path = folder / "wrong.onnx"
+    onnx.save(model, path)
+    (fault,) = normdeploy.bisect(reference, path, *([args] if args else []), seeds=1).faults
+    return fault
+
+
+def node(graph: onnx.GraphProto, name: str) -> onnx.NodeProto:
+    return next(n for n in graph.node if n.name == name)
+
+
+def test_concat_on_the_axis_that_shuffles_is_named_and_not_the_shuffle(tmp_path: Path) -> None:
+    """On another axis Concat gives in memory what the model has a Transpose later."""
+    wrong = model_of(SHUFFLE)
+    node(wrong.graph, "both").attribute[0].i = 2
+    fault = only_fault(model_of(SHUFFLE), wrong, tmp_path)
+    assert (fault.kind, fault.nodes) == ("axis", ("Concat both",))
+
+
+def test_inputs_of_concat_exchanged_are_an_order(tmp_path: Path) -> None:
+    wrong = model_of(SHUFFLE)
+    node(wrong.graph, "both").input[:] = ["bent", "x"]
+    fault = only_fault(model_of(SHUFFLE), wrong, tmp_path)
+    assert (fault.kind, fault.nodes) == ("order", ("Concat both",))
+    assert "reads 'bent', 'x', in the order 'x', 'bent' it is right" in fault.cause
+
+
+def test_weight_that_a_body_sees_around_it_is_named(tmp_path: Path) -> None:
+    right, wrong = (model_of(LOOP, shift=[0.5, last, 0.25, -1]) for last in (0.25, 0.3))
+    fault = only_fault(right, wrong, tmp_path)
+    assert (fault.kind, fault.nodes) == ("weights", ("Loop steps",))
+    assert "'shift' is not 'shift': 0.3 where that is 0.25" in fault.cause
+
+
+def test_node_that_a_body_has_too_many_is_named(tmp_path: Path) -> None:
+    wrong = model_of(LOOP, shift=[0.5, 0.25, 0.25, -1])
+    body = next(a.g for a in node(wrong.graph, "steps").attribute if a.name == "body")
+    body.node[1].output[0] = "early"
+    body.node.insert(2, onnx.helper.make_node("Sin", ["early"], ["sum"], "planted"))
+    fault = only_fault(model_of(LOOP, shift=[0.5, 0.25, 0.25, -1]), wrong, tmp_path)
+    assert (fault.kind, fault.nodes) == ("body", ("Loop steps",))
+    assert "Sin 'planted' in a body of Loop 'steps' is not the model's" in fault.cause
+
+
+def test_exchanged_rows_of_a_packed_projection_are_its_weight(tmp_path: Path) -> None:
+    """Queries and values in each other's place meet each other's counterparts."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    model = nn.Sequential(nn.Linear(4, 8), layer, nn.Linear(8, 4)).eval()
+    args = (torch.randn(2, 5, 4),)
+    wrong = normdeploy.export(model, args).proto
+    packed = next(t for t in wrong.graph.initializer if sorted(t.dims) == [8, 24])
+    value = numpy_helper.to_array(packed)
+    rows = value if value.shape[0] == 24 else value.T
+    moved = np.concatenate([rows[16:], rows[8:16], rows[:8]])
+    moved = np.ascontiguousarray(moved if value.shape[0] == 24 else moved.T)
+    packed.CopyFrom(numpy_helper.from_array(moved, packed.name))
+    fault = only_fault(model, wrong, tmp_path, *args)
+    assert fault.kind == "weights"
+    assert "is not '1.self_attn.in_proj_weight'" in fault.cause
+
+
+BATCH_STATISTICS = """
+<ir_version: 10, opset_import: ["" : 20]>
+net (float[2, 3, 5, 5] x) => (float[2, 3, 5, 5] y)
+<int64[3] axes = {0, 2, 3}, float[1] epsilon = {1e-5}, float[3, 1, 1] gamma, float[3, 1, 1] beta>
+{
+    mean = ReduceMean(x, axes)
+    centered = Sub(x, mean)
+    square = Mul(centered, centered)
+    variance = ReduceMean(square, axes)
+    sum = Add(variance, epsilon)
+    root = Sqrt(sum)
+    whitened = Div(centered, root)
+    scaled = Mul(whitened, gamma)
+    y = Add(scaled, beta)
+}
+"""
+
+
+def test_batch_statistics_written_out_are_training_mode(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(3)
+    norm(torch.randn(4, 3, 5, 5) * 3 + 1)
+    norm.eval()
+    columns = {"gamma": norm.weight, "beta": norm.bias}
+    own = {name: value.detach().numpy().reshape(3, 1, 1) for name, value in columns.items()}
+    fault = only_fault(norm, model_of(BATCH_STATISTICS, **own), tmp_path, torch.randn(2, 3, 5, 5))
+    assert fault.kind == "training mode"
+    assert "the model the stored 'running_mean' and 'running_var'" in fault.cause
+
+
+NORMALIZED = """
+<ir_version: 10, opset_import: ["" : 20]>
+net (float[2, 3, 5, 5] x) => (float[2, 3, 5, 5] y)
+<float[3, 1, 1] mu, float[3, 1, 1] sd>
+{
+    [centered] c = Sub(x, mu)
+    [scaled] s = Div(c, sd)
+    [bent] y = Tanh(s)
+}
+"""
+
+
+def test_mean_and_deviation_of_reversed_channels_are_said_to_be(tmp_path: Path) -> None:
+    mean, deviation = np.reshape([0.485, 0.456, 0.406], (3, 1, 1)), np.reshape([0.229, 0.224, 0.225], (3, 1, 1))
+    right = model_of(NORMALIZED, mu=mean, sd=deviation)
+    # Of other names, so that no tensor between the two nodes is known.
+    renamed = NORMALIZED.replace(" c ", " d ").replace("(c,", "(d,").replace(" s ", " t ").replace("(s)", "(t)")
+    fault = only_fault(right, model_of(renamed, mu=mean[::-1], sd=deviation[::-1]), tmp_path)
+    assert (fault.kind, fault.nodes) == ("weights", ("Sub centered",))
+    assert "'mu' is 'mu' with its channels reversed; 'sd' is 'sd' with its channels reversed" in fault.cause
