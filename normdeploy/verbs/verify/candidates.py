@@ -155,10 +155,9 @@ def _budgeted(subject: Subject, proto: onnx.ModelProto) -> tuple[Subject, str]:
             f"{subject.label} is quantized by {', '.join(inside)}, of whose steps no error budget can be made; give"
             " a metric"
         )
-    four_bits = any(t.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4) for t in proto.graph.initializer)
     calibrated, altered = _calibrated(proto)
     types = types_of(proto.graph)
-    budget = StepBudget(subject.path, subject.inputs, subject.outputs, types, four_bits, calibrated, altered)
+    budget = StepBudget(subject.path, subject.inputs, subject.outputs, types, calibrated, altered)
     return replace(subject, steps=budget, elsewhere=recorded_runtime(proto) in TENSORRT), (
         f"{subject.label} is quantized: the default rule allows what half a step of each scale in it does to the"
         " outputs, on inputs that are finite and of the usual size"
@@ -258,6 +257,8 @@ class Candidate:
     measures: Measures = field(default_factory=lambda: Measures(Policy()))  # by the rules given
     culprit: tuple[str, ...] = ()  # onnxruntime's optimizers that break the file
     advice: str = ""
+    option: str = ""  # of onnxruntime's session, NAME=VALUE, with which it was judged
+    without: str = ""  # what it does without that option
 
     @property
     def file(self) -> str:

@@ -199,6 +199,7 @@ class Trial:
     def passes(self, fresh: Candidate, outputs: Collection[str], names: Sequence[str] = ()) -> bool:
         """Whether a candidate that is not loaded yet is right in ``outputs``, on every case or on those called
         ``names``."""
+        fresh.measures = Measures(self._policy, self._dataset)
         with ExitStack() as stack:
             fresh.load(stack)
             self._run(fresh, names)
@@ -345,7 +346,7 @@ class Trial:
                 f"the steps move it by {result.steps:.2g} of its size: zeros would lie in the budget; give a metric"
             )
             return replace(result, verdict="fail", reason=reason)
-        if result or not (why := budget.why(candidate.name, result.case)):
+        if result or not (why := budget.why(candidate.name)):
             return result
         return replace(result, reason="; ".join(filter(None, (result.reason, why))))
 

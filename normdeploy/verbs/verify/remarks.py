@@ -58,6 +58,7 @@ def remarks(trials: Mapping[str, Trial], candidates: Sequence[Candidate], result
     for names in dict.fromkeys(c.culprit for c in candidates if c.culprit):
         setting = f'add_session_config_entry("optimization.disable_specified_optimizers", "{";".join(names)}")'
         notes.append(f"to run it in onnxruntime without {', '.join(names)}: SessionOptions.{setting}")
+    notes += [c.without for c in candidates if c.without]
     made = {r.file for r in results if r.runtime not in OWN}
     for file in dict.fromkeys(c.file for c in candidates if c.file not in made):
         notes.append(f"no runtime could be run on {file}: nothing is shown about it")

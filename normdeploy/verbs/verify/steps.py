@@ -42,7 +42,6 @@ import onnx
 from ...errors import NormdeployError, RuntimeUnavailable
 from ...runtimes import RunResult
 from ...runtimes.draws import Draw, Saturation
-from ...runtimes.ort import title
 from ...storage.files import load_onnx
 from .bounds import MULTIPLE
 
@@ -61,17 +60,11 @@ _FEW = 8  # elements that lie outside, or a hundredth of all, for which more dra
 _HOPELESS = 4.0  # times a bound, which no number of draws makes up: the largest of 48 is some twice that of 3
 _NAMED = 3
 _USUAL = ("random", "given")
-_OPTIMIZED = title("cpu", optimize=True)
-_FOUR_BITS = (  # 1.31.1, MatMulNBits: 2.6e-3 on a layer of 32, 3e-7 with the option
-    "onnxruntime's optimizer rounds activations in front of weights of 4 bits to 8, which the file does not say; the"
-    " session option session.qdq_matmulnbits_accuracy_level=1 computes them in float32"
-)
 VOID = 1 / MULTIPLE  # of the output, from which on zeros would lie in the budget
 
 
 class StepBudget:
-    """Of one quantized file. ``inputs`` and ``outputs``: its names -> the model's, where they differ; ``four_bits``: it
-    has weights of these.
+    """Of one quantized file. ``inputs`` and ``outputs``: its names -> the model's, where they differ.
 
     ``calibrated``: what quantizers make whose ranges are those that calibration gave; ``altered``: why a range is not.
     """
@@ -82,11 +75,10 @@ class StepBudget:
         inputs: Mapping[str, str],
         outputs: Mapping[str, str],
         types: Mapping[str, np.dtype],
-        four_bits: bool = False,
         calibrated: Collection[str] = (),
         altered: str = "",
     ) -> None:
-        self._path, self._types, self._outputs, self._four_bits = path, types, outputs, four_bits
+        self._path, self._types, self._outputs = path, types, outputs
         self._theirs = {ours: theirs for theirs, ours in inputs.items()}
         self._runner: StepRunner | None = None
         self._cases: dict[str, CaseBudget] = {}
@@ -162,10 +154,8 @@ class StepBudget:
     def saturations(self) -> list[Saturation]:
         return [] if self._runner is None else [s for s in self._runner.saturations() if s]
 
-    def why(self, runtime: str, case: str) -> str:
-        """What a row that fails, worst on ``case``, is told beside its numbers."""
-        if self._four_bits and runtime == _OPTIMIZED and case.endswith(AGAINST):
-            return _FOUR_BITS
+    def why(self, runtime: str) -> str:
+        """Return what a row that fails is told beside its numbers."""
         altered = "a weight, a scale or a zero point is not the model's (bisect finds which)"
         clipped = sorted(self.saturations(), key=lambda s: -s.beyond)
         if clipped:

@@ -295,7 +295,10 @@ def verify(
         tuple(weights),
         name_of(model),
         word="" if own is not None else model.word,
-        limits=(*_limits(model, compared), *_unspent(clock, plan.too_large, budget)) if own is None else (),
+        limits=(
+            *dict.fromkeys(f"with the session option {c.option}" for c in candidates if c.option),
+            *((*_limits(model, compared), *_unspent(clock, plan.too_large, budget)) if own is None else ()),
+        ),
     )
 
 

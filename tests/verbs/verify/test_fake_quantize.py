@@ -77,15 +77,30 @@ class RoundedWeight(nn.Module):
         return self.norm(x) @ weight.T
 
 
-def test_the_optimizer_that_rounds_what_the_file_does_not_is_named_with_the_option(tmp_path: Path) -> None:
+OPTION = "session.qdq_matmulnbits_accuracy_level=1"
+
+
+def test_a_file_whose_operands_only_the_optimizer_rounds_is_right_with_the_option_that_stops_it(tmp_path: Path) -> None:
     torch.manual_seed(0)
     made = normdeploy.export(RoundedWeight().eval(), torch.randn(3, 8), output=tmp_path / "m.onnx")
-    plain, optimized = (r for r in normdeploy.verify(made).results if r.runtime != "eager")
-    assert plain
+    comparison = normdeploy.verify(made)
+    assert comparison
+    assert f"verified with the session option {OPTION}" in str(comparison)
     # onnxruntime 1.31 multiplies by MatMulNBits, which rounds the other operand to 8 bits.
-    assert not optimized
-    assert "rounds activations to 8 bits" in optimized.reason
-    assert "session.qdq_matmulnbits_accuracy_level=1 the file passes" in optimized.reason
+    (told,) = (note for note in comparison.notes if OPTION in note)
+    assert "by default onnxruntime (optimizer on) rounds activations to 8 bits" in told
+
+
+def test_a_wrong_file_is_wrong_with_the_option_too(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = RoundedWeight().eval()
+    proto = normdeploy.export(module, torch.randn(3, 8)).proto
+    scale = next(t for t in proto.graph.initializer if numpy_helper.to_array(t).shape == (4,))
+    scale.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(scale) * np.float32(1.02), scale.name))
+    onnx.save(proto, tmp_path / "wrong.onnx")
+    comparison = normdeploy.verify(module, tmp_path / "wrong.onnx", torch.randn(3, 8))
+    assert not comparison
+    assert OPTION not in str(comparison)
 
 
 def calibrated(quantizer: FakeQuantize) -> FakeQuantize:
