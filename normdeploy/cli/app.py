@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import sys
 import warnings
@@ -91,6 +92,9 @@ def main() -> None:
     """
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # the libraries' own remarks; what the user should know is in the report
+    # What libraries log without a handler would go to the terminal as it is, with a file's names in it.
+    if not logging.getLogger().handlers:
+        logging.getLogger().addHandler(logging.NullHandler())
     for stream in (sys.stdout, sys.stderr):
         # A terminal may not know the letters of a name, or our own dashes.
         if isinstance(stream, io.TextIOWrapper):

@@ -50,7 +50,7 @@ class Checked:
         if errors:
             told = [self._said(error) for error in errors[:10]]
             more = [f"and {len(errors) - 10} more"] if len(errors) > 10 else []
-            raise InputError("\n".join([*told, *more]))
+            raise InputError("\n  ".join([*told, *more]))
 
     def by_sense(self) -> None:
         """What a schema can't say: names that must be there, capabilities that engines need."""

@@ -119,11 +119,20 @@ def _loaders(config: dict[str, Any], task: Task | None) -> list[Any]:
     import transformers
 
     if task is not None:
-        return [getattr(transformers, name) for name in task.loaders if hasattr(transformers, name)]
-    named = getattr(transformers, (config.get("architectures") or [""])[0], None) if "auto_map" not in config else None
+        return [loader for name in task.loaders if (loader := _member(transformers, name)) is not None]
+    named = _member(transformers, (config.get("architectures") or [""])[0]) if "auto_map" not in config else None
     # a tokenizer or processor of this name would load other files of the folder
     known = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
     return [named if known else transformers.AutoModel]
+
+
+def _member(library: Any, name: str) -> Any:
+    """Return a class of transformers, None where there is none or it can't be imported."""
+    try:
+        return getattr(library, name)
+    except Exception:
+        # It imports a class when it is asked for, with whatever that class needs, and says so in errors of any type.
+        return None
 
 
 def _model(
@@ -137,6 +146,9 @@ def _model(
         except Exception as failure:  # OSError, ValueError, SafetensorError, ...: transformers names no common class
             error = error or failure
     names = " or ".join(loader.__name__ for loader in loaders)
+    if not loaders:
+        wanted = "" if task is None else f" for the task {task.name}"
+        raise LoadError(f"{path} can't be loaded: this transformers has no class{wanted} that can be imported")
     if task is not None and isinstance(error, ValueError) and "Unrecognized configuration class" in str(error):
         raise InputError(
             f"{path} is no model for the task {task.name}: {names} does not know its kind; leave --task out or give"

@@ -38,7 +38,8 @@ def read_npz(path: str | os.PathLike[str], *, limit: int = LIMIT) -> dict[str, n
     """
     label = repr(os.fspath(path))
     if not os.path.isfile(path):
-        raise InputError(f"there is no file {label}; write it with numpy.savez(file, name=array)")
+        wrong = f"{label} is no regular file" if os.path.lexists(path) else f"there is no file {label}"
+        raise InputError(f"{wrong}; write it with numpy.savez(file, name=array)")
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from normdeploy import processes
 from normdeploy.cli import app
 from normdeploy.errors import printable, printable_lines
 
@@ -89,3 +91,29 @@ def test_message_keeps_the_line_feeds_that_are_ours() -> None:
     ours = "x is not loaded:\n  - a\n  - b\nIf you trust who made the file, pass --trust"
     assert printable_lines(ours) == ours
     assert printable_lines("the input a\nverified on 9") == "the input a\ufffdverified on 9"
+
+
+def test_optimize_names_that_a_library_logs_make_no_line(tmp_path: Path) -> None:
+    """Of two equal initializers one is an output: onnx_ir leaves it alone, and logs its name."""
+    name = "w\nverified on 9 inputs"
+    x, y, z = (helper.make_tensor_value_info(n, 1, [4, 4]) for n in ("x", name, "z"))
+    weights = [numpy_helper.from_array(np.eye(4, dtype=np.float32), n) for n in (name, "v")]
+    nodes = [helper.make_node("MatMul", ["x", name], ["q"]), helper.make_node("MatMul", ["q", "v"], ["z"])]
+    graph = helper.make_graph(nodes, "g", [x], [y, z], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    # pytest handles what is logged in its own process.
+    words = [*processes.command("normdeploy"), "optimize", "m.onnx", "-o", "o.onnx"]
+    done = subprocess.run(words, cwd=tmp_path, env=processes.environment(), capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+def test_mistakes_in_a_fleet_stand_on_a_line_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fleet.toml").write_text('store = "s"\n[models."a\\nb"]\nsource = "x.onnx"\nfile = 1\n')
+    monkeypatch.setattr(sys, "argv", ["normdeploy", "fleet", "run", str(tmp_path / "fleet.toml")])
+    with pytest.raises(SystemExit):
+        app.main()
+    name, key = capsys.readouterr().err.splitlines()
+    assert name.startswith("error: fleet.toml, line 2: models: the name 'a\\nb' may hold")
+    assert key.startswith("  fleet.toml, line 4: models.a\N{REPLACEMENT CHARACTER}b: there is no 'file'")

@@ -26,7 +26,7 @@ from normdeploy.errors import InputError, LoadError
 from normdeploy.loading import from_module, load
 from normdeploy.loading.decoders import Prepared, prepared, ranges_of
 from normdeploy.loading.hub import looks_like_id, resolved
-from normdeploy.loading.huggingface import load_folder, require_weights
+from normdeploy.loading.huggingface import load_folder, read_folder, require_weights
 from normdeploy.loading.inputs import parse
 from normdeploy.loading.masks import attention_masks
 from normdeploy.loading.modalities import default_inputs, image_size
@@ -438,6 +438,27 @@ def test_a_config_of_other_types_is_refused(config: dict[str, Any], tmp_path: Pa
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(LoadError, match=r"config\.json"):
         load_folder(tmp_path, trust=False)
+
+
+@pytest.mark.parametrize("task", [None, "text-classification"])
+def test_read_folder_class_that_cannot_be_imported_is_no_traceback(
+    task: str | None, asked: list[tuple[str, dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers imports a class when it is asked for, and says in errors of its own what that class lacks."""
+
+    def lazy(name: str) -> Any:
+        raise ModuleNotFoundError(
+            f"Could not import module {name!r}. Are this object's requirements defined correctly?"
+        )
+
+    monkeypatch.setattr(sys.modules["transformers"], "__getattr__", lazy, raising=False)
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["ViTModel"]}))
+    if task is None:
+        read_folder(tmp_path, trust=False)
+        assert [name for name, _ in asked] == ["AutoModel"]
+    else:
+        with pytest.raises(LoadError, match=f"no class for the task {task} that can be imported"):
+            read_folder(tmp_path, trust=False, task=task)
 
 
 # ------------------------------------------------------------------ the Hub
