@@ -16,6 +16,7 @@ confirmed with more perturbations before it is believed.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,8 @@ _QUICK = 0.1  # seconds of a run that is worth another, to know how long one tak
 _LATER = 3.0  # seconds after which a run is ended that small ones let expect to take less than a second
 _RUNS = 2  # of the models at each size, where rounding alone sets them apart
 _LARGEST = 2**24  # input elements
+_MOST_ALONE = 16  # dims of which each is tried at its maximum by itself
+_NAMED = 16  # sizes in a note
 _INNER = 2**28  # elements of any tensor, as far as its shape is stated
 _PERTURBED = (0, 1, 9)  # perturbed runs at each size: more where the results differ by more than those so far explain
 _UNITS = 8
@@ -96,7 +99,9 @@ def _odd(dim: Dim) -> int:
 
 
 def _sizes_text(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "its sizes"
+    shown = [f"{name}={size}" for name, size in itertools.islice(sizes.items(), _NAMED)]
+    more = f" and {len(sizes) - _NAMED} more" if len(sizes) > _NAMED else ""
+    return ", ".join(shown) + more or "its sizes"
 
 
 # ------------------------------------------------------------------ the model before
@@ -190,7 +195,9 @@ class Reference:
                 missing.append(f"{_sizes_text(sizes)} ({elements:,} input elements would take too long)")
                 if number == 2 and len(dims) > 1:  # all at their maximum: each by itself, then
                     least = {name: d.min for name, d in dims.items()}
-                    plan += [each for name, d in dims.items() if (each := least | {name: d.max}) not in plan]
+                    # Each run draws every input, so that one for each of many dims takes the time of their square.
+                    alone = itertools.islice(dims.items(), _MOST_ALONE)
+                    plan += [each for name, d in alone if (each := least | {name: d.max}) not in plan]
                 continue
             except Exception as e:  # of onnxruntime or of numpy: whatever it is, nothing can be compared there
                 missing.append(f"{_sizes_text(sizes)} (the model does not run there: {short(e)})")

@@ -551,3 +551,24 @@ def test_subnormal_numbers_decide_nothing(width: int) -> None:
         }}"""
     result = normdeploy.optimize(onnx.parser.parse_model(text))
     assert [finding.status for finding in result.summary.findings] == ["fused"]
+
+
+def test_reference_of_many_dims_tries_the_first_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more run for each dim takes the time of their square."""
+    monkeypatch.setattr(side_by_side, "_LARGEST", 2000)
+    inputs = [helper.make_tensor_value_info(f"x{i}", onnx.TensorProto.FLOAT, [f"d{i}"]) for i in range(100)]
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x0"], ["y"])],
+        "g",
+        inputs,
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["d0"])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    reference = side_by_side.Reference(model, side_by_side.specs_of(model))
+    assert not reference.failed
+    (note,) = reference.notes
+    tried, left = note.split(", and not at ")
+    # All at 1, all at 7, and the first 16 at 33 each.
+    assert tried.count(";") == 17
+    assert left.startswith("d0=33")
+    assert "d15=33 and 84 more (3,300 input elements" in left

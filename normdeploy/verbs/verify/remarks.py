@@ -51,7 +51,7 @@ def remarks(trials: Mapping[str, Trial], candidates: Sequence[Candidate], result
                 notes.append(f"{candidate.name}: {of} lie outside the engine's profile and were not run")
     notes += [
         f"{run_by(r.runtime)} itself leaves the range of {r.dtype}, {r.case}: {r.output} is"
-        f" {r.default_reason or r.reason}"
+        f" {r.default_reason or r.reason}; what a file gives at elements that are not finite there is not judged"
         for r in results
         if r.runtime in OWN and r.by_default == "fail"
     ]
