@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from math import prod
 
 import numpy as np
@@ -23,6 +24,7 @@ LENIENT = NONFINITE | {EXTREME}  # where eager may leave its type's range, and w
 SMALL = 1e-4  # scale at which an epsilon of 1e-5 outweighs the variance, so that a changed one shows in every type
 _AFFORDABLE = 8  # times the input elements at the opt sizes
 _ALWAYS = 1024  # input elements
+_MOST_ALONE = 64  # dims of which each is tried at its maximum by itself
 
 
 @dataclass(frozen=True)
@@ -190,14 +192,14 @@ def largest_sizes(model: Signature, most: int | None = None) -> Largest:
     if elements(model, every) <= limit:
         return Largest([every], [], limit)
     low = {name: d.min for name, d in dims.items()}
-    single = [low | {name: d.max} for name, d in dims.items()]
+    # A plan for each dim holds every dim: of many they would take the time and memory of their square.
+    single = [low | {name: d.max} for name, d in islice(dims.items(), _MOST_ALONE)]
     kept = [sizes for sizes in single if elements(model, sizes) <= limit]
     left_out = [every, *(sizes for sizes in single if sizes not in kept and sizes != every)]
-    return Largest(
-        kept,
-        [f"not run at {listed(s)}: {elements(model, s)} input elements, more than {limit}" for s in left_out],
-        limit,
-    )
+    notes = [f"not run at {listed(s)}: {elements(model, s)} input elements, more than {limit}" for s in left_out]
+    if len(dims) > _MOST_ALONE:
+        notes.append(f"{len(dims) - _MOST_ALONE} of {len(dims)} dims were not tried at their largest by themselves")
+    return Largest(kept, notes, limit)
 
 
 def elements(model: Signature, sizes: Mapping[str, int]) -> int:

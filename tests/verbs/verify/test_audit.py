@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -178,6 +179,12 @@ def test_audit_of_many_weights_takes_no_time_of_their_square(same: bool, rng: np
     begun = time.process_time()
     assert audit(open_original(file), file, "file.onnx") == []
     assert time.process_time() - begun < 20
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float8_e4m3fn", "float16", "float64"])
+def test_audit_finds_a_weight_in_every_type(kind: str, rng: np.random.Generator) -> None:
+    weight = rng.normal(size=(4, 5)).astype("f")
+    assert audited({"w": weight}, {"w_2": weight.T.astype(np.dtype(getattr(ml_dtypes, kind, kind)))}) == []
 
 
 def test_audit_weight_in_another_order_of_dims_is_the_models(rng: np.random.Generator) -> None:
