@@ -200,7 +200,7 @@ class _Equals:
         """Return the tensors that ``array`` is bit for bit, in any order of dims; [the first] for a repeated array."""
         # The types of ml_dtypes give no buffer of their own.
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        content = array.dtype, array.shape, hashlib.sha256(raw).digest()
+        content = array.dtype, array.shape, hashlib.sha256(raw.data).digest()
         if content in self._repeated:
             return self._repeated[content][:1]
         if array.dtype not in self._by_key:
