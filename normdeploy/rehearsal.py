@@ -41,7 +41,8 @@ class Rehearsal:
     ) -> None:
         self._risks = risks
         self._crash = ""
-        self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+        self._process: subprocess.Popen[bytes] | None = None
+        self._process = subprocess.Popen(
             _CHILD,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
