@@ -4,7 +4,7 @@ likely one."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from ...runtimes.exact import Array, Change, Exact, NotEvaluated, Values
 from ..verify.drift import distance
 from .changes import Cause, named
 from .match import Spot
+from .number import solved
 from .program import Program
 from .trials import trials
 
@@ -28,16 +29,17 @@ def cause_of(exact: Exact, known: Values, spot: Spot, program: Program) -> Cause
         known: right values of all that the spot reads, float64.
     """
     values = exact.run(spot.places, known)
+    afresh = _Afresh(exact, values, spot)
     right = list[tuple[float, Cause]]()
-    afresh, left = _Afresh(exact, values, spot), _MOST
     for cause, change in trials(exact, values, spot, program):
-        places = afresh.places(change)
-        left -= sum(values[name].size + _NODE for p in places for name in exact.nodes[p].output if name in values)
-        if left < 0:
-            break
-        error = afresh.error(places, change)
+        error = afresh.error(change)
         if error <= spot.allowed:
             right.append((error, cause))
+        if afresh.is_spent:
+            break
+    if not right and not spot.left_out:
+        numbers = program.numbers(spot.operators)
+        right += islice(solved(exact, spot.places, numbers, spot.allowed, afresh.residual), 1)
     if right:
         return min(right, key=lambda pair: (pair[1].kind in _LAST, pair[0]))[1]
     if spot.left_out:
@@ -46,18 +48,54 @@ def cause_of(exact: Exact, known: Values, spot: Spot, program: Program) -> Cause
 
 
 class _Afresh:
-    """Computes anew what a change touches of a spot, and nothing else.
+    """Computes anew what a change touches of a spot, and nothing else, as long as the budget lasts.
 
     Args:
         values: of all that the spot reads and makes, as the file has them.
     """
 
     def __init__(self, exact: Exact, values: Values, spot: Spot) -> None:
-        self._exact, self._values, self._spot = exact, values, spot
+        self._exact, self._values, self._spot, self._left = exact, values, spot, _MOST
         self._reads = {p: exact.reads(exact.nodes[p]) for p in spot.places}
 
-    def places(self, change: Change) -> list[int]:
-        """Return the places whose results may differ by ``change``."""
+    @property
+    def is_spent(self) -> bool:
+        return self._left < 0
+
+    def error(self, change: Change) -> float:
+        """Return the largest error of the spot's end with ``change``."""
+        got = self._got(change)
+        if got is None:
+            return math.inf
+        error, _, broken = distance(got, self._spot.expected)
+        return math.inf if broken else error
+
+    def residual(self, change: Change) -> Array | None:
+        """Return what the spot's end is off by; None where it has another shape, can't be computed or is no number."""
+        got = self._got(change)
+        if got is None or got.dtype.kind != "f":
+            return None
+        with np.errstate(all="ignore"):
+            off = np.where(got == self._spot.expected, 0.0, got - self._spot.expected)
+        return off if np.isfinite(off).all() else None
+
+    def _got(self, change: Change) -> Array | None:
+        """The spot's end with ``change``, in the shape that it should have."""
+        places = self._touched(change)
+        anew = {name for p in places for name in self._exact.nodes[p].output}
+        self._left -= sum(self._values[name].size + _NODE for name in anew if name in self._values)
+        if self.is_spent or self._spot.end not in anew:
+            return None
+        known = {name: value for name, value in self._values.items() if name not in anew}
+        try:
+            got = self._exact.run(places, known, change)[self._spot.end]
+        except NotEvaluated:
+            return None
+        expected = self._spot.expected
+        return got.reshape(expected.shape) if got.size == expected.size else None
+
+    def _touched(self, change: Change) -> list[int]:
+        """The places whose results may differ by ``change``."""
         first = {*change.nodes, *(place for place, _ in change.inputs)}
         touched = set(change.given)
         places = list[int]()
@@ -69,22 +107,6 @@ class _Afresh:
                 places.append(p)
                 touched |= made
         return places
-
-    def error(self, places: Sequence[int], change: Change) -> float:
-        """Return the largest error of the spot's end with ``change``."""
-        anew = {name for p in places for name in self._exact.nodes[p].output}
-        expected = self._spot.expected
-        if self._spot.end not in anew:
-            return math.inf
-        known = {name: value for name, value in self._values.items() if name not in anew}
-        try:
-            got = self._exact.run(places, known, change)[self._spot.end]
-        except NotEvaluated:
-            return math.inf
-        if got.size != expected.size:
-            return math.inf
-        error, _, broken = distance(got.reshape(expected.shape), expected)
-        return math.inf if broken else error
 
 
 def _left_out(exact: Exact, spot: Spot, program: Program) -> Cause:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +12,8 @@ import numpy as np
 from ...runtimes.exact import Array, Change, Exact, Values
 from .changes import Cause, always, constant, named
 from .recurrent import GATES, packed
+
+_MOST_PAIRS = 2000  # of weights that are exchanged
 
 
 def weights(exact: Exact, place: int, parameters: Values) -> Iterator[tuple[Cause, Change]]:
@@ -77,6 +81,23 @@ def all_weights(exact: Exact, places: Sequence[int], parameters: Values) -> Iter
         first = min(place for place, _ in wrong)
         changes = {at: always(right) for at, right in wrong.items()}
         yield Cause("weights", f"{named(exact, first)}: {'; '.join(told)}", first), Change(inputs=changes)
+
+
+def exchanged_weights(exact: Exact, places: Sequence[int]) -> Iterator[tuple[Cause, Change]]:
+    """Take two weights of one shape in each other's place."""
+    stored: dict[tuple[int, int], Array] = {}
+    for place in places:
+        for i, name in enumerate(exact.nodes[place].input):
+            value = constant(exact, name)
+            if value is not None and value.size > 1:
+                stored[place, i] = value
+    for one, other in islice(itertools.combinations(stored, 2), _MOST_PAIRS):
+        first, second = stored[one], stored[other]
+        if first.shape != second.shape or np.array_equal(first, second):
+            continue
+        names = " and ".join(repr(exact.nodes[p].input[i]) for p, i in (one, other))
+        text = f"{named(exact, one[0])} and {named(exact, other[0])}: {names} are in each other's place"
+        yield Cause("weights", text, one[0]), Change(inputs={one: always(second), other: always(first)})
 
 
 def _is(stored: Array, parameter: Array) -> bool:

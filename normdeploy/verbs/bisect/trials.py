@@ -15,7 +15,7 @@ from .bodies import in_bodies
 from .changes import Cause, Edit, always, constant, named, with_attribute
 from .match import Spot
 from .program import Program
-from .stored import all_weights, weights
+from .stored import all_weights, exchanged_weights, weights
 from .training import batch_statistics, training
 from .wiring import added, exchanged
 
@@ -47,6 +47,7 @@ def trials(exact: Exact, values: Values, spot: Spot, program: Program) -> Iterat
         yield from in_bodies(exact, place, program, spot.operators)
     yield from batch_statistics(exact, spot.places, values, parameters)
     yield from all_weights(exact, spot.places, parameters)
+    yield from exchanged_weights(exact, spot.places)
 
 
 def _filled(value: float) -> Edit:

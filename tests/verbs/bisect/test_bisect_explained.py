@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.parser
+import pytest
 import torch
 from onnx import numpy_helper
 from torch import nn
@@ -164,3 +165,70 @@ def test_mean_and_deviation_of_reversed_channels_are_said_to_be(tmp_path: Path) 
     fault = only_fault(right, model_of(renamed, mu=mean[::-1], sd=deviation[::-1]), tmp_path)
     assert (fault.kind, fault.nodes) == ("weights", ("Sub centered",))
     assert "'mu' is 'mu' with its channels reversed; 'sd' is 'sd' with its channels reversed" in fault.cause
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate, self.up = nn.Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = self.gate(x)
+        return gate * torch.sigmoid(gate) * self.up(x)
+
+
+GATED = """
+<ir_version: 10, opset_import: ["" : 20]>
+net (float[2, 4] x) => (float[2, 3] y)
+<float[4, 3] one, float[4, 3] other>
+{
+    [asked] a = MatMul(x, one)
+    [open] s = Sigmoid(a)
+    [silu] f = Mul(a, s)
+    [carried] u = MatMul(x, other)
+    [joined] y = Mul(f, u)
+}
+"""
+
+
+def test_two_weights_in_each_others_place_are_named(tmp_path: Path) -> None:
+    """Each is a weight of the model, so only both together are wrong."""
+    model = Gated().eval()
+    gate, up = (layer.weight.detach().numpy().T for layer in (model.gate, model.up))
+    fault = only_fault(model, model_of(GATED, one=up, other=gate), tmp_path, torch.randn(2, 4))
+    assert fault.kind == "weights"
+    assert "'one' and 'other' are in each other's place" in fault.cause
+
+
+LEAKY = """
+<ir_version: 10, opset_import: ["" : 20]>
+net (float[batch, 6] x) => (float[batch, 6] y)
+<float half = {0.3}>
+{
+    [bent] b = LeakyRelu <alpha: float = 0.2> (x)
+    [scaled] s = Mul(b, half)
+    [root] y = Exp(s)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "node_name", "text"),
+    [
+        ("0.2", "0.05", "LeakyRelu bent", "alpha 0.05, with 0.2 it is right"),
+        ("{0.3}", "{0.7}", "Mul scaled", "'half' 0.7, with 0.3 it is right"),
+    ],
+)
+def test_single_number_is_solved_for(own: str, other: str, node_name: str, text: str, tmp_path: Path) -> None:
+    fault = only_fault(model_of(LEAKY), model_of(LEAKY.replace(own, other)), tmp_path)
+    assert (fault.kind, fault.nodes) == ("number", (node_name,))
+    assert text in fault.cause
+
+
+def test_number_that_the_model_computes_is_solved_for(tmp_path: Path) -> None:
+    """No constant of the model is the right one: 0.3 is 0.5 · 0.6 there."""
+    split = LEAKY.replace("float half = {0.3}", "float one = {0.5}, float two = {0.6}")
+    split = split.replace("[scaled] s = Mul(b, half)", "[first] w = Mul(b, one)\n    [second] s = Mul(w, two)")
+    fault = only_fault(model_of(split), model_of(LEAKY.replace("{0.3}", "{0.7}")), tmp_path)
+    assert (fault.kind, fault.nodes) == ("number", ("Mul scaled",))

@@ -1,0 +1,93 @@
+"""A single number of a file that is not the model's: the right one is solved for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from ...runtimes.exact import Array, Change, Exact
+from .changes import Cause, constant, named, with_attribute
+
+_PLAIN = (0.0, 1.0, -1.0)
+_STEPS = 8  # of Newton's method, which two are enough for where the number enters linearly
+_MOVED = 2.0**-10  # relative, for the slope
+_FEWEST = 4  # elements: fewer are met by a number that says nothing
+# What a spot's end is off by with a change; None where it can't be computed.
+Residual = Callable[[Change], "Array | None"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Number:
+    """``own``: as the file has it; ``changed``: gives the change that puts another in its place."""
+
+    place: int
+    name: str
+    own: float
+    changed: Callable[[float], Change]
+
+
+def solved(
+    exact: Exact, places: Sequence[int], numbers: Sequence[float], allowed: float, residual: Residual
+) -> Iterator[tuple[float, Cause]]:
+    """Yield each number with which the end is right, with its error.
+
+    Args:
+        numbers: the model's.
+        allowed: of the end.
+    """
+    for number in _numbers(exact, places):
+        for value in _values(number, numbers, residual):
+            off = residual(number.changed(value))
+            error = np.inf if off is None else float(np.abs(off).max(initial=0))
+            if error <= allowed and value != number.own:
+                text = f"{named(exact, number.place)} has {number.name} {number.own:.6g}, with {value:.6g} it is right"
+                yield error, Cause("number", text, number.place)
+                break
+
+
+def _numbers(exact: Exact, places: Sequence[int]) -> Iterator[_Number]:
+    """The single numbers that nodes read, and their floating attributes."""
+    for place in places:
+        node = exact.nodes[place]
+        for i, name in enumerate(node.input):
+            stored = constant(exact, name)
+            if stored is not None and stored.size == 1:
+                yield _Number(place=place, name=repr(name), own=float(stored.item()), changed=_at_input(place, i))
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.FLOAT:
+                yield _Number(
+                    place=place,
+                    name=attribute.name,
+                    own=attribute.f,
+                    changed=_at_attribute(node, place, attribute.name),
+                )
+
+
+def _at_input(place: int, i: int) -> Callable[[float], Change]:
+    return lambda value: Change(inputs={(place, i): lambda stored: np.full_like(stored, value)})
+
+
+def _at_attribute(node: onnx.NodeProto, place: int, name: str) -> Callable[[float], Change]:
+    return lambda value: Change(nodes={place: with_attribute(node, name, value)})
+
+
+def _values(number: _Number, numbers: Sequence[float], residual: Residual) -> Iterator[float]:
+    """The model's numbers and the plainest ones, and what Newton's method comes to."""
+    yield from dict.fromkeys([*numbers, *_PLAIN])
+    value = number.own
+    for _ in range(_STEPS):
+        step = _MOVED * max(abs(value), _MOVED)
+        here, there = residual(number.changed(value)), residual(number.changed(value + step))
+        if here is None or there is None or here.size < _FEWEST:
+            return
+        slope = (there - here) / step
+        steepness = float((slope * slope).sum())
+        if not np.isfinite(steepness) or not steepness:
+            return
+        value -= float((slope * here).sum()) / steepness
+        if not np.isfinite(value):
+            return
+    yield value
