@@ -20,6 +20,7 @@ from ...model import Signature
 from ...storage.protos import graphs
 
 Shape = tuple[int | None, ...]
+_LAYOUTS = {"last": (0, 2, 3, 1), "first": (0, 3, 1, 2)}
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def match(
         raise InputError(
             f"{label} takes the inputs {[e.name for e in theirs[0]]}, the model takes {[e.name for e in ours]}; is it a"
             f" file of this model? {_both(left)} are not matched by their order; name them with --map THEIRS=OURS if"
-            " it is"
+            f" it is{_layout(left)}"
         )
     ends, rest = _matched(label, theirs[1], outputs, names, ordered)
     notes = []
@@ -209,6 +210,22 @@ def _matched(
 
 def _both(left: _Left) -> str:
     return f"{', '.join(map(str, left.theirs)) or 'none'} and {', '.join(map(str, left.ours)) or 'none'}"
+
+
+def _layout(left: _Left) -> str:
+    """Say so where one input has the other's dims in another layout."""
+    if len(left.theirs) != 1 or len(left.ours) != 1:
+        return ""
+    (theirs,), (ours,) = left.theirs, left.ours
+    for words, order in _LAYOUTS.items():
+        if ours.shape is not None and len(ours.shape) == len(order):
+            turned = End(theirs.name, ours.kind, tuple(ours.shape[axis] for axis in order))
+            if theirs.fits(turned):
+                return (
+                    f"; {theirs.name} looks like {ours.name}.transpose{order}, the channels {words}: `bisect --map"
+                    f" {theirs.name}={ours.name}` tells whether it is"
+                )
+    return ""
 
 
 def renamed(proto: onnx.ModelProto, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> onnx.ModelProto:

@@ -97,3 +97,15 @@ def test_an_output_is_not_mapped_onto_an_input(said: str, told: str, tmp_path: P
     onnx.save(onnx.parser.parse_model(PLAIN), tmp_path / "f.onnx")
     with pytest.raises(InputError, match=told):
         normdeploy.verify(tmp_path / "f.onnx", tmp_path / "f.onnx", map=[said])
+
+
+def test_input_in_another_layout_is_told_with_the_transposition(tmp_path: Path) -> None:
+    last = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> net (float[1, 6, 5, 3] pixels) => (float[1, 6, 5, 3] y)'
+        " { y = Relu(pixels) }"
+    )
+    onnx.save(last, tmp_path / "net.onnx")
+    with pytest.raises(InputError) as caught:
+        normdeploy.verify(torch.nn.ReLU().eval(), tmp_path / "net.onnx", torch.randn(1, 3, 6, 5))
+    assert "pixels looks like input.transpose(0, 2, 3, 1), the channels last" in str(caught.value)
+    assert "`bisect --map pixels=input`" in str(caught.value)
