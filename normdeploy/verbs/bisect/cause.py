@@ -19,7 +19,7 @@ from .trials import trials
 # What explains nearly everything: a gamma that is off by the root of n / (n - 1) is a wrong weight too.
 _LAST = ("weights", "added")
 _NODE = 10_000  # elements that take as long as the call of a node
-_MOST = 1_000_000_000  # elements that the trials of one spot compute: about ten seconds
+_MOST = 300_000_000  # elements that the trials of one spot compute: a few seconds
 
 
 def cause_of(exact: Exact, known: Values, spot: Spot, program: Program) -> Cause:
