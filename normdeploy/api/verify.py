@@ -71,7 +71,7 @@ def verify(
         times as long.
         max_elements: of the largest generated input; None: 8 times those at the usual sizes. Where the model takes
             larger sizes, the result's ``up_to`` says how far it goes.
-        max_seconds: of processor time for the model and its float64 form; inputs that come after are left out.
+        max_seconds: of processor time; half is for the model in float64. One input is run whatever it takes.
         max_memory: bytes for the tensors inside the model; sizes that take more are left out.
         tolerance: "ABS:REL" for every output, {"logits": "1e-3:1e-2"} or ["logits=1e-3:1e-2"] for one: |value −
             reference| ≤ ABS + REL · |reference| for each element decides in the place of the default rule, which the

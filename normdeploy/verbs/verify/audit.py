@@ -37,6 +37,7 @@ from .derived import Format, derivation, outside
 from .merged import merged
 from .originals import FileModel, Original
 from .rows import MOSTLY, NEAR, ROW, Rows, squeezed
+from .spending import Clock
 from .stored import initializers, shifts_of, stored_in
 
 Array = np.ndarray[Any, Any]
@@ -70,9 +71,12 @@ class Weight:
         return self.origin is not Origin.ALTERED
 
 
-def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
+def audit(model: Original, proto: onnx.ModelProto, label: str, clock: Clock | None = None) -> list[Weight]:
     """Every floating initializer of ``proto`` (its weights loaded) that is no tensor of ``model``; those altered
-    first."""
+    first.
+
+    What is no tensor of the model as it stands is traced to one until ``clock``, if any, is over.
+    """
     stored = stored_in(model)
     rows = Rows(stored.values())
     equals = _Equals(stored)
@@ -106,7 +110,10 @@ def audit(model: Original, proto: onnx.ModelProto, label: str) -> list[Weight]:
                 Weight(label, tensor.name, modules.get(tensor.name, ""), Origin.ALTERED, name, 0.0, reason, array.size)
             )
     constants: list[tuple[str, Array]] | None = None
-    for tensor, array, share in unknown:
+    for place, (tensor, array, share) in enumerate(unknown):
+        if clock is not None and clock.is_over():
+            clock.weights[label] = len(unknown) - place
+            break
         weight = Weight(label, tensor.name, modules.get(tensor.name, ""), Origin.COMPUTED, elements=array.size)
         smoothed = _smoothed(weight, array, inverses, missing)
         weight = _origin(weight, array, missing, shifts) if smoothed is None else smoothed

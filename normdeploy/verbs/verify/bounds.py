@@ -27,10 +27,16 @@ RUNS, MOST_RUNS = 3, 48  # the latter where something lies outside
 
 class Bounds:
     """Of one case. ``reference`` and ``eager`` by output; ``rounded`` runs the reference with roundings, one way for
-    each seed."""
+    each seed; ``may_draw`` says whether there is time for more than the first few."""
 
-    def __init__(self, reference: RunResult, eager: RunResult, rounded: Callable[[int], RunResult]) -> None:
-        self._rounded, self._runs = rounded, 0
+    def __init__(
+        self,
+        reference: RunResult,
+        eager: RunResult,
+        rounded: Callable[[int], RunResult],
+        may_draw: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._rounded, self._runs, self._may_draw = rounded, 0, may_draw
         self._reference = {name: value for name, value in reference.items() if value.dtype.kind not in "iub"}
         self.outputs = tuple(self._reference)
         # as float32: they are magnitudes, and outputs may be large
@@ -68,6 +74,8 @@ class Bounds:
         """
         bound = self._bound(output, ratio)
         while error is not None and self._runs < MOST_RUNS and (error > max(reached, 1.0) * bound).any():
+            if not self._may_draw():
+                break
             self._more(self._runs)
             bound = self._bound(output, ratio)
         return bound

@@ -20,6 +20,7 @@ EXTREME, NAN, INFINITE = "extreme", "nan", "infinite"  # kinds of cases
 NONFINITE = frozenset({NAN, INFINITE})
 HIDDEN = "hidden"  # a mask hides a whole row
 DATASET = "dataset"  # kind of the samples of the user, for rules of his own
+OWN_KINDS = frozenset({"given", DATASET})  # the user's own inputs, which are run whatever they take
 LENIENT = NONFINITE | {EXTREME}  # where eager may leave its type's range, and what is made of the model as well
 SMALL = 1e-4  # scale at which an epsilon of 1e-5 outweighs the variance, so that a changed one shows in every type
 _AFFORDABLE = 8  # times the input elements at the opt sizes

@@ -19,6 +19,7 @@ from ...sessions import PROVIDERS
 from ...types import Progress
 from .candidates import Candidate
 from .judging import Trial
+from .spending import Clock
 
 _RULES = re.compile(r"Level\d_RuleBasedTransformer$")
 # what hides behind the transformers called so; the log does not tell them apart (names of onnxruntime 1.31, those of
@@ -66,7 +67,7 @@ _FLOAT_OPERANDS = ("session.qdq_matmulnbits_accuracy_level", "1")
 Passes = Callable[[Sequence[str]], bool]
 
 
-def accuse(trial: Trial, progress: Progress) -> None:
+def accuse(trial: Trial, progress: Progress, clock: Clock) -> None:
     """Where a file is wrong with onnxruntime's optimizer on and right with it off, write down which part of the
     optimizer did it."""
     plain = {(c.file, c.provider): c for c in trial.candidates if c.provider and not c.optimize}
@@ -90,10 +91,10 @@ def accuse(trial: Trial, progress: Progress) -> None:
             candidate.advice = _WHOLE
         elif wrong:
             progress("find the optimizer to blame", 0, 0)
-            _blame(trial, candidate, {r.output for r in wrong}, sorted({r.case for r in wrong if r.case}))
+            _blame(trial, candidate, {r.output for r in wrong}, sorted({r.case for r in wrong if r.case}), clock)
 
 
-def _blame(trial: Trial, candidate: Candidate, outputs: Collection[str], worst: Sequence[str]) -> None:
+def _blame(trial: Trial, candidate: Candidate, outputs: Collection[str], worst: Sequence[str], clock: Clock) -> None:
     assert candidate.subject is not None
     path, provider = candidate.subject.path, candidate.provider
 
@@ -101,7 +102,8 @@ def _blame(trial: Trial, candidate: Candidate, outputs: Collection[str], worst: 
         return trial.passes(Candidate(candidate.name, make, candidate.subject, types=candidate.types), outputs, names)
 
     def passes(disabled: Sequence[str], names: Sequence[str] = worst) -> bool:
-        return runs_right(partial(OrtRunner, path, provider=provider, disabled=disabled), names)
+        # What was not tried is not known to help: the whole optimizer is accused then.
+        return not clock.is_over() and runs_right(partial(OrtRunner, path, provider=provider, disabled=disabled), names)
 
     if DEQUANTIZE in candidate.subject.ops and _retaken(trial, candidate, outputs):
         return

@@ -188,8 +188,8 @@ class Ties:
 
     That is what eager answers, what the reference does when ``perturbed`` (a run of it with everything off by a few
     units; the argument is a seed) and when ``rounded`` (with each intermediate rounded, and equal values in any order).
-    Where these give three answers and more, as the order of many equal values does, any integer between the least and
-    the largest in that output will do.
+    Runs are made while there is time for more (``may_draw``). Where these give three answers and more, as the order of
+    many equal values does, any integer between the least and the largest in that output will do.
     """
 
     def __init__(
@@ -198,7 +198,9 @@ class Ties:
         reference: RunResult,
         eager: RunResult,
         rounded: Callable[[int], RunResult] | None = None,
+        may_draw: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._may_draw = may_draw
         self._runners = [perturbed] if rounded is None else [perturbed, rounded]
         self._reference = reference
         self._others = [eager]
@@ -220,6 +222,8 @@ class Ties:
     def _runs(self) -> Iterator[RunResult]:
         yield from self._others
         for number in range(len(self._others) - 1, _DISTURBANCES * len(self._runners)):
+            if not self._may_draw():
+                return
             runner, seed = self._runners[number // _DISTURBANCES], number % _DISTURBANCES
             self._others.append(runner(seed))
             yield self._others[-1]

@@ -18,7 +18,7 @@ from ...runtimes import RunResult
 from ...runtimes.eager import HALVES
 from .bounds import Bounds
 from .candidates import DYNAMIC_QUANTIZING, FINITE_ALONE, FLOATS, NAN_BLIND, Candidate
-from .cases import DATASET, LENIENT, NAN, NONFINITE, Case
+from .cases import DATASET, LENIENT, NAN, NONFINITE, OWN_KINDS, Case
 from .error import Tally, Ties
 from .measured import Measures, settled
 from .originals import FileModel, Original, Reference, compares_inside, own_runner, run_by, unit_roundoff
@@ -55,7 +55,7 @@ class Trial:
     ``precision``: "" is the model's own. In half precision inputs are rounded to it, for the reference too.
     ``each``: every element has a bound of its own (``bounds``), which costs some runs of the reference for each case.
     ``policy``: rules that were given; ``dataset``: samples are among the cases, on which alone metrics are measured.
-    ``quantized``: every file is, and has a budget of its steps.
+    ``quantized``: every file is, and has a budget of its steps. ``clock``: what all of it may take; None: any time.
     """
 
     def __init__(
@@ -68,8 +68,10 @@ class Trial:
         policy: Policy | None = None,
         dataset: bool = False,
         quantized: bool = False,
+        clock: Clock | None = None,
     ) -> None:
         self.model, self.precision, self.notes = model, precision, list[str]()
+        self._clock = Clock(float("inf")) if clock is None else clock
         self._quantized_alone = quantized
         self._policy, self._dataset, self._settled = policy or Policy(), dataset, False
         self._each, self._refused = each, list[tuple[str, str]]()
@@ -87,16 +89,16 @@ class Trial:
         self._compares_inside = compares_inside(model)
         self._unit = 4 * (unit_roundoff(model) if half is None else torch.finfo(half).eps / 2)
 
-    def prepare(self, cases: Sequence[Case], clock: Clock | None = None) -> Iterator[None]:
-        """Run eager and the reference on every case, yielding before each, until ``clock``, if any, is over.
+    def prepare(self, cases: Sequence[Case]) -> Iterator[None]:
+        """Run eager and the reference on every case, yielding before each, until half of the time is over.
 
         The user's own inputs are run whatever they take.
         """
         with self.eager.make() as self.eager.runner:
             for case in cases:
                 yield
-                if clock is not None and clock.is_over() and self.answers and case.kind not in ("given", DATASET):
-                    clock.left_out.append(case.name)
+                if self.answers and case.kind not in OWN_KINDS and self._clock.is_half_over():
+                    self._clock.cases.append(case.name)
                     continue
                 self._answer(case)
         self.eager.runner = None
@@ -138,10 +140,12 @@ class Trial:
             reference,
             integers,
             lambda seed: self._rounded(feeds, seed),
+            partial(self._may_draw, case.name),
         )
         bounds = None
         if self._each and not (self._quantized_alone and self._ruled):
-            bounds = Bounds(reference, eager, lambda seed: self._rounded(feeds, seed))
+            more = partial(self._may_draw, case.name)
+            bounds = Bounds(reference, eager, lambda seed: self._rounded(feeds, seed), more)
             for name in bounds.outputs if case.kind not in LENIENT else ():
                 self._ratios[name] = max(self._ratios.get(name, 1.0), bounds.ratio(name))
         lenient = case.kind in LENIENT or (isinstance(self.model, FileModel) and _undefined(eager, reference))
@@ -149,6 +153,13 @@ class Trial:
         for name, value in eager.items():
             self.eager.tallies.setdefault((name, case.kind), Tally(value.dtype))
         self._keep(self.eager, self.answers[-1], eager)
+
+    def _may_draw(self, case: str) -> bool:
+        """Return whether there is time for more roundings; where there is none, the case is noted."""
+        if not self._clock.is_over():
+            return True
+        self._clock.undecided[case] = None
+        return False
 
     def _fed(self, case: Case) -> dict[str, np.ndarray]:
         feeds, half = case.make(), self._half
@@ -189,7 +200,7 @@ class Trial:
         if candidate.name == UNROUNDED and self._by_rules_alone(candidate):
             candidate.unavailable = "the rules given decide on the file as it rounds"
             return
-        self._run(candidate)
+        self._run(candidate, bounded=True)
         if candidate.skipped and not candidate.tallies:
             candidate.unavailable = (
                 "every case lies outside the engine's profile; build it for the sizes that the model takes"
@@ -211,9 +222,16 @@ class Trial:
         """Eager's tally of the kind of cases that a tally is of."""
         return self.eager.tallies[output, kind.removesuffix(AGAINST)]
 
-    def _run(self, candidate: Candidate, names: Sequence[str] = ()) -> None:
+    def _run(self, candidate: Candidate, names: Sequence[str] = (), *, bounded: bool = False) -> None:
+        """Run a loaded candidate on the cases of ``names``, all if there are none; ``bounded``: while there is time."""
         for answer in self.answers:
             if (names and answer.case.name not in names) or not _comparable(candidate, answer, self._compares_inside):
+                continue
+            # One input is run whatever it takes, or nothing would be known of the runtime.
+            late = bounded and bool(candidate.tallies) and self._clock.is_over()
+            if late and answer.case.kind not in OWN_KINDS:
+                title = f"{candidate.file} in {candidate.name}" if candidate.file else candidate.name
+                self._clock.unrun.setdefault(title, []).append(answer.case.name)
                 continue
             result = candidate.infer(
                 answer.case, self._fed(answer.case) if answer.case.kind == DATASET else answer.feeds

@@ -56,6 +56,9 @@ def planned(
     insides = [
         InnerSizes(load_onnx(s.path, external_data=False), s.inputs, model.inputs) for s in compared if not s.runtime
     ]
+    # A file that was optimized may have no trace of the largest tensor of its reference.
+    if isinstance(model, FileModel):
+        insides.append(InnerSizes(model.proto, {}, model.inputs))
     usual = with_usual_sizes(model, insides, budget)
     opt = {name: dim.opt for name, dim in usual.dims.items()}
     plan = (

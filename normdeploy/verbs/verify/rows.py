@@ -155,8 +155,10 @@ class Rows:
         ]
         with np.errstate(over="ignore"):
             vectors = [v.astype(vector.dtype) for v in vectors]
-        while at < vector.size and vectors:
-            longest = max(_run(vector[at:], v) for v in vectors)
+        # No run begins at a number that no vector has, and most of a folded bias is such.
+        shared = np.isin(vector, np.concatenate(vectors)) if vectors else np.zeros(vector.size, bool)
+        while at < vector.size:
+            longest = max(_run(vector[at:], v) for v in vectors) if shared[at] else 0
             length += longest if longest >= ROW else 0
             at += longest if longest >= ROW else 1
         return length / vector.size

@@ -1,4 +1,4 @@
-"""Bounds what a comparison may spend: seconds for the references, and bytes for the tensors inside a model.
+"""Bounds what a comparison may spend: seconds of processor time, and bytes for the tensors inside a model.
 
 A file of 90 KB can hold a convolution whose result has 700 million elements. In float64, with the tensors that are
 drawn beside it, that took 23 GB.
@@ -7,8 +7,9 @@ drawn beside it, that took 23 GB.
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx
@@ -22,6 +23,10 @@ from .originals import Original
 
 _WIDE = 8  # bytes of an element in float64
 _HELD = 16  # tensors of the largest size that are held at a time; 9 were seen on a convolution and its square
+# Of these, temporaries of the largest tensor's roundings; the rest are tensors that the graph itself holds.
+_TEMPORARIES = 8
+# Times that the unfolded windows of a convolution are held: once by the evaluator or torch, and once while copied.
+_WINDOWS = 2
 _NAMED = 3  # sizes that a note names
 
 
@@ -29,8 +34,8 @@ _NAMED = 3  # sizes that a note names
 class Budget:
     """What a comparison may spend.
 
-    ``seconds``: of processor time; half of it is for the model and its float64 form, since the runtimes and the bounds
-    take about as long again. ``memory``: bytes beyond the model's own weights.
+    ``seconds``: of processor time, child processes included; half of it is for the model and its float64 form, since
+    the runtimes, the bounds and the weights take about as long again. ``memory``: bytes beyond the model's own weights.
     """
 
     seconds: float = 60.0
@@ -42,20 +47,69 @@ class Budget:
         return self.memory // (_WIDE * _HELD)
 
 
+def _processor_time() -> float:
+    """Return the processor seconds of this process and of the children that it waited for."""
+    children = os.times()
+    return time.process_time() + children.children_user + children.children_system
+
+
 @dataclass
 class Clock:
-    """The processor time that is left of a budget, and the cases that it left out."""
+    """The processor time that is left of a budget, and what it left out.
+
+    ``cases``: inputs that nothing was run on; ``unrun``: runtime -> inputs that it alone was not run on; ``weights``:
+    file -> weights that were not traced to the model; ``undecided``: inputs on which something lies outside the bounds
+    of fewer roundings than decide.
+    """
 
     seconds: float
-    left_out: list[str] = field(default_factory=list)
-    _begun: float = field(default_factory=time.process_time)
+    cases: list[str] = field(default_factory=list)
+    unrun: dict[str, list[str]] = field(default_factory=dict)
+    weights: dict[str, int] = field(default_factory=dict)
+    undecided: dict[str, None] = field(default_factory=dict)
+    _begun: float = field(default_factory=_processor_time)
 
     def is_over(self) -> bool:
-        return time.process_time() - self._begun > self.seconds
+        """Return whether the whole budget is spent."""
+        return self._spent() > self.seconds
+
+    def is_half_over(self) -> bool:
+        """Return whether the references have had their share."""
+        return self._spent() > self.seconds / 2
+
+    @property
+    def left_out(self) -> bool:
+        """Whether the verdict speaks of less than it would with more time."""
+        return bool(self.cases or self.unrun or self.weights or self.undecided)
+
+    def notes(self) -> Iterable[str]:
+        """Say what was left out."""
+        if self.cases:
+            yield f"the references took {self.seconds / 2:g} s of processor time, so not run: {_some(self.cases)}"
+        for runtime, cases in self.unrun.items():
+            yield f"{runtime} was not run, for want of time, on {_some(cases)}"
+        for label, count in self.weights.items():
+            yield f"{label}: {count} weights were not traced to the model for want of time"
+        if self.undecided:
+            yield (
+                f"fewer roundings were drawn than decide, for want of time, on {_some([*self.undecided])}: what fails"
+                " there may pass with more"
+            )
+        if self.left_out:
+            yield f"the comparison may take {self.seconds:g} s of processor time; --max-seconds raises that"
+
+    def _spent(self) -> float:
+        return _processor_time() - self._begun
+
+
+def _some(cases: Sequence[str]) -> str:
+    unique = [*dict.fromkeys(cases)]
+    more = f" and {len(unique) - _NAMED} more" if len(unique) > _NAMED else ""
+    return ", ".join(unique[:_NAMED]) + more
 
 
 class InnerSizes:
-    """The largest tensor inside an ONNX file at given sizes of the model's dims."""
+    """What running an ONNX file in float64 holds at given sizes of the model's dims."""
 
     def __init__(self, proto: onnx.ModelProto, inputs: Mapping[str, str], specs: Sequence[InputSpec]) -> None:
         """
@@ -67,9 +121,18 @@ class InnerSizes:
         self._shapes: dict[str, Dims] = {name: dims for name, (_, dims) in inferred(proto).items() if dims is not None}
         self._stated = {inputs.get(item.name, item.name): item.dims for item in stated_inputs(proto.graph)}
         self._specs = {spec.name: spec for spec in specs}
+        # The budget is for what comes beside the weights.
+        self._weights = {tensor.name for tensor in proto.graph.initializer}
+        self._nodes = [*proto.graph.node]
+        kept = {name: len(self._nodes) for name in (v.name for v in proto.graph.output)}
+        self._last = {name: place for place, node in enumerate(self._nodes) for name in node.input} | kept
 
     def largest(self, sizes: Mapping[str, int]) -> tuple[str, int]:
-        """Return the name and the elements of the largest tensor; a dim that inference can't follow counts as 1."""
+        """Return the tensor at which most is held, and the elements of one tensor that would take as much.
+
+        That is the largest tensor, unless a convolution unfolds its input, which makes a copy of it for each element of
+        the kernel, or many tensors wait for a later node. A dim that inference can't follow counts as 1.
+        """
         symbols: dict[str, int] = {}
         for name, dims in self._stated.items():
             spec = self._specs.get(name)
@@ -80,9 +143,41 @@ class InnerSizes:
         counts = {
             name: math.prod(1 if (n := evaluate_dim(d, symbols)) is None else n for d in dims)
             for name, dims in self._shapes.items()
+            if name not in self._weights
         }
-        name = max(counts, key=lambda tensor: counts[tensor], default="")
-        return name, counts.get(name, 0)
+        held = [*counts.items(), *self._windows(counts, symbols).items(), *self._waiting(counts).items()]
+        return max(held, key=lambda each: each[1], default=("", 0))
+
+    def _windows(self, counts: Mapping[str, int], symbols: Mapping[str, int]) -> dict[str, int]:
+        """Count what convolutions unfold: result -> elements of one tensor of the same memory."""
+        unfolded = dict[str, int]()
+        for node in self._nodes:
+            if node.op_type not in ("Conv", "ConvTranspose"):
+                continue
+            weight = self._shapes.get(node.input[1], ())
+            kernel = math.prod(d for d in weight[2:] if isinstance(d, int))
+            # Of [N, M, *out] each place has the C * kernel elements of its window; transposed, of the input.
+            moved, other = node.output[0], node.input[0]
+            if node.op_type == "ConvTranspose":
+                moved, other = other, moved
+            places = counts.get(moved, 0) // self._channels(moved, symbols)
+            windows = places * self._channels(other, symbols) * kernel
+            unfolded[node.output[0]] = windows * _WINDOWS // _HELD
+        return unfolded
+
+    def _channels(self, name: str, symbols: Mapping[str, int]) -> int:
+        dims = self._shapes.get(name, ())
+        return (evaluate_dim(dims[1], symbols) if len(dims) > 1 else None) or 1
+
+    def _waiting(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """Count what waits for later nodes beside a result: result -> elements of one tensor of the same memory."""
+        made, waiting = dict[str, int](), dict[str, int]()
+        for place, node in enumerate(self._nodes):
+            waiting |= {name: counts.get(name, 0) for name in node.output if name}
+            total, largest = sum(waiting.values()), max((counts.get(name, 0) for name in node.output), default=0)
+            made |= dict.fromkeys(filter(None, node.output), (total + _TEMPORARIES * largest) // _HELD)
+            waiting = {name: size for name, size in waiting.items() if self._last.get(name, -1) > place}
+        return made
 
 
 def with_usual_sizes(signature: Original, insides: Sequence[InnerSizes], budget: Budget) -> Original:
@@ -138,7 +233,8 @@ def affordable(
     tensor, elements = max(left_out.values(), key=lambda each: each[1])
     some, more = [*left_out][:_NAMED], len(left_out) - _NAMED
     return kept, [
-        f"not run at {'; '.join(some)}{f' and {more} other sizes' if more > 0 else ''}: the tensor {tensor!r} would"
-        f" have up to {elements:,} elements, and {budget.memory:,} bytes suffice for {budget.most_elements:,};"
+        f"not run at {'; '.join(some)}{f' and {more} other sizes' if more > 0 else ''}: the tensor {tensor!r}, with"
+        f" what is held beside it, would take as much as {elements:,} elements, and {budget.memory:,} bytes suffice for"
+        f" {budget.most_elements:,};"
         " --max-memory raises that"
     ]

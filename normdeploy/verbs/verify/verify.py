@@ -257,7 +257,7 @@ def verify(
     every = [*([files] if isinstance(files, Engine | str | os.PathLike) else files), *engines]
     compared, notes = subjects_of(model, every, names)
     plan = planned(model, compared, seeds, own, most, budget)
-    clock = Clock(budget.seconds / 2)
+    clock = Clock(budget.seconds)
     cases = (*plan.cases, *dataset)
     if not plan.cases:
         raise InputError("there is nothing to compare on; give at least one seed or input")
@@ -270,7 +270,6 @@ def verify(
         *(model.notes if isinstance(model, FileModel) and own is None else ()),
         *plan.left_out,
         *plan.too_large,
-        *_out_of_time(clock),
         *(f"{output} has no element at any input: its shape alone was compared" for output in empty),
         *remarks(trials, candidates, results),
         *other_forms(compared, results),
@@ -280,8 +279,8 @@ def verify(
     if drift and isinstance(model, Model):
         points, more = _drifts(model, compared, trials, results, tell)
         notes += more
-    weights = [weight for s in compared if not s.runtime for weight in audit(model, load_onnx(s.path), s.label)]
-    notes += computed(weights)
+    weights = [weight for s in compared if not s.runtime for weight in audit(model, load_onnx(s.path), s.label, clock)]
+    notes += [*computed(weights), *clock.notes()]
     done = dict.fromkeys(answer.case.name for trial in trials.values() for answer in trial.answers)
     seconds = time.perf_counter() - start
     return Comparison(
@@ -332,17 +331,6 @@ def _empty(model: Original, trials: Mapping[str, Trial]) -> list[str]:
     return empty
 
 
-def _out_of_time(clock: Clock) -> Iterable[str]:
-    """Name the inputs that the budget of seconds left out."""
-    if clock.left_out:
-        some = ", ".join(dict.fromkeys(clock.left_out[:_NAMED]))
-        more = f" and {len(clock.left_out) - _NAMED} more" if len(clock.left_out) > _NAMED else ""
-        yield (
-            f"the references took {clock.seconds:g} s of processor time, so not run: {some}{more}; --max-seconds raises"
-            " that"
-        )
-
-
 def _unspent(clock: Clock, too_large: Sequence[str], budget: Budget) -> Iterable[str]:
     """Say what the budget left out, as ends of "verified …"."""
     if too_large:
@@ -385,9 +373,16 @@ def _tried(
         if precision not in trials:
             sampled = any(case.kind == DATASET for case in cases)
             trials[precision] = Trial(
-                model, reference, precision, each=True, policy=rules, dataset=sampled, quantized=are_quantized(compared)
+                model,
+                reference,
+                precision,
+                each=True,
+                policy=rules,
+                dataset=sampled,
+                quantized=are_quantized(compared),
+                clock=clock,
             )
-            for done, _ in enumerate(trials[precision].prepare(cases, clock)):
+            for done, _ in enumerate(trials[precision].prepare(cases)):
                 tell("reference", done, len(cases))
             reference.free()
         return trials[precision]
@@ -401,7 +396,7 @@ def _tried(
             trial = trial_in(candidate.precision(usual))
             trial.take(candidate)
     for trial in trials.values():
-        accuse(trial, tell)
+        accuse(trial, tell, clock)
     return trials
 
 

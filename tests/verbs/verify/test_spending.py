@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,29 @@ from onnx import helper, numpy_helper
 
 import normdeploy
 from normdeploy.model import Dim, InputSpec
+from normdeploy.runtimes import RunResult
+from normdeploy.verbs.verify.audit import audit
+from normdeploy.verbs.verify.bounds import RUNS, Bounds
 from normdeploy.verbs.verify.cases import Case
-from normdeploy.verbs.verify.spending import Budget, InnerSizes, affordable
+from normdeploy.verbs.verify.error import Ties
+from normdeploy.verbs.verify.originals import open_original
+from normdeploy.verbs.verify.spending import Budget, Clock, InnerSizes, affordable
+
+
+def file_of(
+    nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], shape: tuple[str | int, ...], *, opset: int = 17
+) -> onnx.ModelProto:
+    """Build a file of one float32 input "x" of ``shape`` and one output "y" of any."""
+    tensors = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()]
+    x = helper.make_tensor_value_info("x", 1, shape)
+    y = helper.make_tensor_value_info("y", 1, [None] * len(shape))
+    graph = helper.make_graph(nodes, "g", [x], [y], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def spec_of(*shape: int) -> InputSpec:
+    """Build the spec of "x" with a batch "n" before ``shape``."""
+    return InputSpec("x", "float32", (Dim("n", 1, 4, 8), *(Dim.static(size) for size in shape)))
 
 
 @pytest.fixture
@@ -64,3 +87,132 @@ def test_verify_within_little_time_says_so(wide: onnx.ModelProto, tmp_path: Path
     assert verdict
     assert len(verdict.cases) == 1
     assert "as far as 1e-09 s go" in str(verdict)
+
+
+def test_largest_counts_the_unfolded_windows_of_a_convolution() -> None:
+    """A window of 65 x 65 around each of 256 x 256 places is 277 million elements, of a file of 17 KB."""
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[32] * 4)
+    file = file_of([node], {"w": np.zeros((1, 1, 65, 65))}, ("n", 1, 256, 256))
+    name, elements = InnerSizes(file, {}, [spec_of(1, 256, 256)]).largest({"n": 2})
+    assert name == "y"
+    # They are held twice, as sixteenths of what a tensor of that size would be.
+    assert elements == 2 * 256 * 256 * 65 * 65 * 2 // 16
+
+
+def test_largest_counts_the_columns_of_a_transposed_convolution() -> None:
+    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], strides=[2, 2])
+    file = file_of([node], {"w": np.zeros((4, 8, 33, 33))}, ("n", 4, 64, 64))
+    elements = InnerSizes(file, {}, [spec_of(4, 64, 64)]).largest({"n": 1})[1]
+    assert elements == 64 * 64 * 8 * 33 * 33 * 2 // 16
+
+
+def test_largest_counts_tensors_that_wait_for_a_later_node() -> None:
+    parts = [f"t{i}" for i in range(40)]
+    nodes = [helper.make_node("Mul", ["x", "c"], [part]) for part in parts] + [helper.make_node("Sum", parts, ["y"])]
+    file = file_of(nodes, {"c": np.zeros((1, 1, 100))}, ("n", 10, 1))
+    elements = InnerSizes(file, {}, [spec_of(10, 1)]).largest({"n": 1})[1]
+    # The 40 parts, the sum, and the temporaries of one.
+    assert elements == (40 + 1 + 8) * 1000 // 16
+
+
+def test_largest_of_a_chain_is_its_largest_tensor() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Relu", ["a"], ["y"])]
+    assert InnerSizes(file_of(nodes, {}, ("n", 100)), {}, [spec_of(100)]).largest({"n": 3})[1] == 300
+
+
+def test_largest_leaves_weights_out() -> None:
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    file = file_of([node], {"w": np.zeros((10, 50_000))}, ("n", 10))
+    assert InnerSizes(file, {}, [spec_of(10)]).largest({"n": 1}) == ("y", 50_000)
+
+
+def test_verify_counts_what_the_reference_alone_holds(wide: onnx.ModelProto, tmp_path: Path) -> None:
+    # Both convolutions of the reference in one: its 64 channels are nowhere in the file.
+    w, v = (numpy_helper.to_array(t).astype(np.float64) for t in wide.graph.initializer)
+    merged = {"w": np.einsum("oik,poj->pik", w, v)}
+    reference = file_of(
+        [helper.make_node("Conv", ["x", "w"], ["a"], pads=[1, 1]), helper.make_node("Conv", ["a", "v"], ["y"])],
+        {"w": w, "v": v},
+        ("n", 1, 1000),
+    )
+    file = file_of([helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1])], merged, ("n", 1, 1000))
+    onnx.save(file, tmp_path / "merged.onnx")
+    verdict = normdeploy.verify(reference, tmp_path / "merged.onnx", max_memory=128 * 2 * 64_000)
+    assert "at sizes whose tensors have up to 128,000 elements" in str(verdict)
+
+
+def test_clock_counts_the_time_of_children() -> None:
+    clock = Clock(0.01)
+    # A child process that counts for some hundredths of a second.
+    subprocess.run([sys.executable, "-S", "-c", "sum(range(3_000_000))"], check=True)
+    assert clock.is_over()
+
+
+def test_bounds_out_of_time_draw_no_more_roundings() -> None:
+    drawn = list[int]()
+
+    def rounded(seed: int) -> RunResult:
+        drawn.append(seed)
+        return {"y": np.zeros(4)}
+
+    eager = {"y": np.zeros(4, np.float32)}
+    bounds = Bounds({"y": np.zeros(4)}, eager, rounded, lambda: False)
+    assert (bounds.allowed("y", 1.0, np.ones(4)) < 1).all()
+    assert len(drawn) == RUNS
+
+
+def test_ties_out_of_time_disturb_the_reference_no_more() -> None:
+    drawn = list[int]()
+
+    def perturbed(seed: int) -> RunResult:
+        drawn.append(seed)
+        return {"y": np.ones(3, np.int64)}
+
+    reference = {"y": np.zeros(3, np.int64)}
+    ties = Ties(perturbed, reference, reference, may_draw=lambda: False)
+    assert not ties.explained("y", np.ones(3, np.int64)).any()
+    assert not drawn
+
+
+def test_audit_out_of_time_counts_the_weights_that_it_did_not_trace() -> None:
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal((8, 8)).astype(np.float32) for name in "abc"}
+    nodes = [helper.make_node("MatMul", ["x", "a"], ["y"])]
+    model = file_of(nodes, weights, ("n", 8))
+    # One weight as it is, and two that are twice the model's.
+    file = file_of(nodes, {"a": weights["a"], "b": 2 * weights["b"], "c": 2 * weights["c"]}, ("n", 8))
+    clock = Clock(0.0)
+    assert audit(open_original(model), file, "file.onnx", clock) == []
+    assert clock.weights == {"file.onnx": 2}
+    assert "2 weights were not traced" in next(iter(clock.notes()))
+
+
+def test_verify_of_a_wrong_file_out_of_time_fails_and_says_that_roundings_are_missing(
+    wide: onnx.ModelProto, tmp_path: Path
+) -> None:
+    wrong = onnx.ModelProto()
+    wrong.CopyFrom(wide)
+    v = numpy_helper.to_array(wide.graph.initializer[1])
+    wrong.graph.initializer[1].CopyFrom(numpy_helper.from_array(v * np.float32(1.01), "v"))
+    onnx.save(wrong, tmp_path / "wrong.onnx")
+    verdict = normdeploy.verify(wide, tmp_path / "wrong.onnx", max_seconds=1e-9)
+    assert not verdict
+    assert any("fewer roundings were drawn than decide" in note for note in verdict.notes)
+
+
+def test_audit_looks_for_runs_only_at_numbers_that_the_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    biases = {f"b{i}": rng.standard_normal(64).astype(np.float32) for i in range(20)}
+    foreign = {f"b{i}": rng.standard_normal(64).astype(np.float32) for i in range(20)}
+    nodes = [helper.make_node("Add", ["x", "b0"], ["y"])]
+    searches = list[int]()
+    search = np.flatnonzero
+
+    def counted(array: np.ndarray) -> np.ndarray:
+        searches.append(array.size)
+        return search(array)
+
+    monkeypatch.setattr(np, "flatnonzero", counted)
+    audit(open_original(file_of(nodes, biases, ("n", 64))), file_of(nodes, foreign, ("n", 64)), "file.onnx")
+    # Of each of 20 x 64 numbers each of 20 vectors was searched.
+    assert len(searches) < 100
