@@ -35,7 +35,7 @@ MaxElements = Annotated[
 ]
 MaxSeconds = Annotated[
     float,
-    typer.Option("--max-seconds", min=1, metavar="S", help="Processor time to spend; the verdict says what it left out."),
+    typer.Option("--max-seconds", min=1, metavar="S", help="Processor time to spend; the verdict tells the rest."),
 ]
 MaxMemory = Annotated[
     int,

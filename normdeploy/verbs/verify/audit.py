@@ -254,11 +254,14 @@ def _origin(
             best = _told(
                 replace(weight, parameter=source), Origin.ALTERED, away, _changed(changed, flat, shift, source)
             )
-    for parameter, values_of in missing.items():
+    # The parameter of the weight's own name first: where that explains it, no other is asked.
+    for parameter, values_of in sorted(missing.items(), key=lambda item: not _is_named_after(weight, item[0])):
         if values_of.size != array.size:
             continue
         for arranged in _arranged(values_of, array):
             origin = _beside(replace(weight, parameter=parameter), array, arranged, form)
+            if origin and _is_named_after(weight, parameter):
+                return origin
             if origin is not None and (
                 best is None or (bool(origin), -origin.difference) > (bool(best), -best.difference)
             ):
@@ -266,6 +269,12 @@ def _origin(
     if best is None:
         return replace(weight, reason="like no parameter or buffer of the model")
     return best
+
+
+def _is_named_after(weight: Weight, parameter: str) -> bool:
+    """Decide whether a weight has the name of a parameter, or that with an ending, as torch's exporter writes
+    "fc.weight.T_2"."""
+    return weight.name == parameter or weight.name.startswith(f"{parameter}.")
 
 
 def _tells(values_of: Array) -> bool:

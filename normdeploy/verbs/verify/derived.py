@@ -83,7 +83,10 @@ def outside(array: Array, expected: Array, size: Array, form: Format) -> Array:
         away |= ~np.isfinite(array - expected) | ~np.isfinite(size)
         same = (array == expected) | (np.isnan(array) & np.isnan(expected))
         clipped = np.zeros(array.shape, bool)
-        for limit in (*_CLIPS, form.largest):
+        limits = (*_CLIPS, form.largest)
+        # A clipped number is as large as a limit up to rounding. Most weights have none, and the search is slow.
+        may_be_clipped = bool((np.abs(array) >= min(limits) / 2).any())
+        for limit in limits if may_be_clipped else ():
             stated = np.isclose(np.abs(array), limit, rtol=2 * form.unit, atol=0)
             clipped |= stated & (np.abs(expected) >= limit) & (np.sign(array) == np.sign(expected))
         clipped |= np.isinf(array) & (np.abs(expected) >= form.largest) & (np.sign(array) == np.sign(expected))

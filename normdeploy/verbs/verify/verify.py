@@ -230,6 +230,7 @@ def verify(
         NormdeployError: an operator of the model does not run in float64.
     """
     start = time.perf_counter()
+    clock = Clock(budget.seconds)
     tell = progress or (lambda stage, done, total: None)
     own, rules = None if inputs is None else read(inputs), policy or Policy()
     rules.check(model.outputs)
@@ -257,7 +258,6 @@ def verify(
     every = [*([files] if isinstance(files, Engine | str | os.PathLike) else files), *engines]
     compared, notes = subjects_of(model, every, names)
     plan = planned(model, compared, seeds, own, most, budget)
-    clock = Clock(budget.seconds)
     cases = (*plan.cases, *dataset)
     if not plan.cases:
         raise InputError("there is nothing to compare on; give at least one seed or input")

@@ -191,3 +191,30 @@ def test_audit_weight_in_another_order_of_dims_is_the_models(rng: np.random.Gene
     weight = rng.normal(size=(3, 4, 5)).astype("f")
     file = {"half": weight.transpose(2, 0, 1).astype(np.float16), "again": weight.transpose(1, 2, 0)}
     assert audited({"w": weight}, file) == []
+
+
+def test_audit_of_a_folded_weight_asks_no_other_parameter_than_that_of_its_name(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {f"w{i}": rng.standard_normal((8, 8)).astype(np.float32) for i in range(20)}
+    # The second half is named as torch's exporter names what it transposes.
+    names = {name: name if i < 10 else f"{name}.T_2" for i, name in enumerate(model)}
+    file = {names[n]: (value * rng.uniform(1, 2, (8, 1))).astype(np.float32) for n, value in model.items()}
+    compared = list[int]()
+    median = np.nanmedian
+
+    def counted(*args: Any, **options: Any) -> Any:
+        compared.append(1)
+        return median(*args, **options)
+
+    monkeypatch.setattr(np, "nanmedian", counted)
+    assert [weight.parameter for weight in audited(model, file)] == [*model]
+    # Three medians of each: of all ratios, and of those along each axis. Every other parameter took three too.
+    assert len(compared) <= 3 * len(model)
+
+
+def test_audit_finds_clipped_numbers_of_half_precision(rng: np.random.Generator) -> None:
+    wide = rng.standard_normal((8, 8)).astype(np.float32)
+    wide[0, 0] = 1e6
+    narrow = np.clip(wide, -65504, 65504).astype(np.float16)
+    assert altered({"w": wide}, {"w": narrow}) == []

@@ -9,6 +9,7 @@ import pytest
 from normdeploy.verbs.verify import culprit
 from normdeploy.verbs.verify.candidates import Candidate
 from normdeploy.verbs.verify.results import OutputResult
+from normdeploy.verbs.verify.spending import Clock
 
 
 def result(passes: bool, by_default: str) -> OutputResult:
@@ -31,6 +32,6 @@ def test_where_rules_decide_on_a_quantized_file_the_whole_optimizer_is_accused(
     candidates = [Candidate(name, lambda: None, provider="cpu", optimize=name == "on") for name in ("off", "on")]  # type: ignore[arg-type, return-value]
     verdicts = {"off": [result(off, "")], "on": [result(on, "")]}
     trial = SimpleNamespace(candidates=candidates, results=lambda candidate: verdicts[candidate.name])
-    culprit.accuse(trial, lambda *args: None)  # type: ignore[arg-type]
+    culprit.accuse(trial, lambda *args: None, Clock(60.0))  # type: ignore[arg-type]
     assert bool(candidates[1].advice) == accused
     assert not candidates[0].advice
