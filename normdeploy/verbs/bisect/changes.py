@@ -16,7 +16,7 @@ Edit = Callable[[Array], Array]
 class Cause:
     """``kind``: "weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "training mode" | "hidden row"
     | "overflow" | "underflow" | "factor" | "accuracy" | "optimizer" | "precision" | "added" |
-    "preprocessing" | "stale weights" | "state" | "order" | "body" | "number" | "unknown"; ``text``
+    "preprocessing" | "stale weights" | "state" | "order" | "body" | "number" | "operator" | "unknown"; ``text``
     says what was found; ``place``: of the node that has it, None where more than one may; ``instead``:
     the tensor that belongs in the place of that node's result."""
 

@@ -14,6 +14,31 @@ _MOST_INPUTS = 4  # of a Concat, whose orders are all tried
 # Ops that an exchange of these inputs changes.
 _ORDERED = {"Sub": (0, 1), "Div": (0, 1), "Pow": (0, 1), "MatMul": (0, 1), "Where": (1, 2), "Less": (0, 1)}
 
+# Operators that stand where another of their row should: of the same inputs, and no attributes that matter.
+_ALIKE = (
+    ("Relu", "Sigmoid", "Tanh", "Elu", "Gelu", "Softplus", "HardSwish", "Mish", "Erf", "Exp", "Log", "Identity"),
+    ("Softmax", "LogSoftmax"),
+    ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"),
+    ("Add", "Sub", "Mul", "Div"),
+    ("Max", "Min"),
+    ("Sin", "Cos"),
+    ("Floor", "Ceil", "Round"),
+    ("MaxPool", "AveragePool"),
+    ("GlobalMaxPool", "GlobalAveragePool"),
+)
+
+
+def of_another_kind(exact: Exact, place: int) -> Iterator[tuple[Cause, Change]]:
+    """Let a node compute what another operator does."""
+    node = exact.nodes[place]
+    for op in next((row for row in _ALIKE if node.op_type in row), ()):
+        if op == node.op_type:
+            continue
+        changed = onnx.NodeProto()
+        changed.CopyFrom(node)
+        changed.op_type = op
+        yield Cause("operator", f"{named(exact, place)} should be {op}", place), Change(nodes={place: changed})
+
 
 def added(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:
     """Take a node out whose result has the shape of what it reads."""

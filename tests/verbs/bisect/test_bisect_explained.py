@@ -232,3 +232,10 @@ def test_number_that_the_model_computes_is_solved_for(tmp_path: Path) -> None:
     split = split.replace("[scaled] s = Mul(b, half)", "[first] w = Mul(b, one)\n    [second] s = Mul(w, two)")
     fault = only_fault(model_of(split), model_of(LEAKY.replace("{0.3}", "{0.7}")), tmp_path)
     assert (fault.kind, fault.nodes) == ("number", ("Mul scaled",))
+
+
+@pytest.mark.parametrize(("right", "wrong", "node_name"), [("Exp", "Tanh", "root"), ("Mul", "Div", "scaled")])
+def test_operator_in_another_ones_place_is_named(right: str, wrong: str, node_name: str, tmp_path: Path) -> None:
+    fault = only_fault(model_of(LEAKY), model_of(LEAKY.replace(right, wrong)), tmp_path)
+    assert (fault.kind, fault.nodes) == ("operator", (f"{wrong} {node_name}",))
+    assert f"should be {right}" in fault.cause
