@@ -18,6 +18,8 @@ from .trials import trials
 
 # What explains nearly everything: a gamma that is off by the root of n / (n - 1) is a wrong weight too.
 _LAST = ("weights", "added")
+# What a softmax or a norm behind it makes nothing of explains even more: a sum in the place of a product.
+_LAST_OF_ALL = ("operator",)
 _NODE = 10_000  # elements that take as long as the call of a node
 _MOST = 300_000_000  # elements that the trials of one spot compute: a few seconds
 
@@ -41,7 +43,7 @@ def cause_of(exact: Exact, known: Values, spot: Spot, program: Program) -> Cause
         numbers = program.numbers(spot.operators)
         right += islice(solved(exact, spot.places, numbers, spot.allowed, afresh.residual), 1)
     if right:
-        return min(right, key=lambda pair: (pair[1].kind in _LAST, pair[0]))[1]
+        return min(right, key=lambda pair: (pair[1].kind in _LAST_OF_ALL, pair[1].kind in _LAST, pair[0]))[1]
     if spot.left_out:
         return _left_out(exact, spot, program)
     return _of_the_difference(values[spot.end], spot.expected, spot.allowed)

@@ -17,7 +17,7 @@ from .match import Spot
 from .program import Program
 from .stored import all_weights, exchanged_weights, weights
 from .training import batch_statistics, training
-from .wiring import added, exchanged, of_another_kind
+from .wiring import added, at_another_index, exchanged, of_another_kind
 
 EPSILONS = (1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 _LARGEST = 0.1  # of what is taken for an epsilon
@@ -44,6 +44,7 @@ def trials(exact: Exact, values: Values, spot: Spot, program: Program) -> Iterat
         yield from _hidden_rows(exact, place, values)
         yield from exchanged(exact, place)
         yield from of_another_kind(exact, place)
+        yield from at_another_index(exact, place, values)
         yield from added(exact, place, values)
         yield from in_bodies(exact, place, program, spot.operators)
     yield from batch_statistics(exact, spot.places, values, parameters)

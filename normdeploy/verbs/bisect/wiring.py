@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+import numpy as np
 import onnx
 
 from ...runtimes.exact import Change, Exact, Values
-from .changes import Cause, named
+from .changes import Cause, always, named
 
 _MOST_INPUTS = 4  # of a Concat, whose orders are all tried
+_MOST_INDICES = 16  # of a Gather, which are all tried
 # Ops that an exchange of these inputs changes.
 _ORDERED = {"Sub": (0, 1), "Div": (0, 1), "Pow": (0, 1), "MatMul": (0, 1), "Where": (1, 2), "Less": (0, 1)}
 
@@ -38,6 +40,23 @@ def of_another_kind(exact: Exact, place: int) -> Iterator[tuple[Cause, Change]]:
         changed.CopyFrom(node)
         changed.op_type = op
         yield Cause("operator", f"{named(exact, place)} should be {op}", place), Change(nodes={place: changed})
+
+
+def at_another_index(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:
+    """Let a Gather of one index take another."""
+    node = exact.nodes[place]
+    if node.op_type != "Gather" or node.input[1] not in exact.constants or node.input[0] not in values:
+        return
+    index = exact.value(node.input[1], {})
+    axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+    size = values[node.input[0]].shape[axis]
+    if index.size != 1 or size > _MOST_INDICES:
+        return
+    own = int(index.item())
+    for other in range(size):
+        if other != own % size:
+            text = f"{named(exact, place)} takes index {own}, with {other} it is right"
+            yield Cause("order", text, place), Change(inputs={(place, 1): always(np.full_like(index, other))})
 
 
 def added(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:

@@ -239,3 +239,22 @@ def test_operator_in_another_ones_place_is_named(right: str, wrong: str, node_na
     fault = only_fault(model_of(LEAKY), model_of(LEAKY.replace(right, wrong)), tmp_path)
     assert (fault.kind, fault.nodes) == ("operator", (f"{wrong} {node_name}",))
     assert f"should be {right}" in fault.cause
+
+
+PARTS = """
+<ir_version: 10, opset_import: ["" : 20]>
+net (float[3, batch, 4] x) => (float[batch, 4] y)
+<int64 first = {0}, int64 second = {1}>
+{
+    [left] a = Gather <axis: int = 0> (x, first)
+    [right] b = Gather <axis: int = 0> (x, second)
+    [joined] s = Sub(a, b)
+    [root] y = Exp(s)
+}
+"""
+
+
+def test_gather_of_another_index_is_named(tmp_path: Path) -> None:
+    fault = only_fault(model_of(PARTS), model_of(PARTS.replace("{1}", "{2}")), tmp_path)
+    assert (fault.kind, fault.nodes) == ("order", ("Gather right",))
+    assert "takes index 2, with 1 it is right" in fault.cause
