@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from . import extensions, recurrent, stable_logs
+from . import extensions, grids, recurrent, stable_logs
 from .errors import InputError
 from .repeats import TRANSLATIONS
 
@@ -41,6 +41,8 @@ def translations(program: torch.export.ExportedProgram, given: Table | None) -> 
     """
     wanted = sorted(_namespaces(program) - _TORCHS)
     table: dict[Any, Any] = {**TRANSLATIONS, **recurrent.TRANSLATIONS, **stable_logs.TRANSLATIONS}
+    if grids.NAMESPACE in wanted:
+        table |= grids.translations()
     for extension in (e for e in extensions.installed(extensions.TRANSLATIONS) if e.name in wanted):
         table |= _checked(_installed(extension), f"the table of {extension.value}")
     return table | _checked(given or {}, "custom_translation_table")

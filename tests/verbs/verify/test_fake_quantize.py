@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from onnx import numpy_helper
@@ -182,3 +183,34 @@ def test_a_program_of_decomposed_quantizers_is_verified(route: str, tmp_path: Pa
     made = normdeploy.export(source, given, output=tmp_path / "m.onnx")
     comparison = normdeploy.verify(made)
     assert comparison, comparison.table()
+
+
+class TensorScale(nn.Module):
+    def __init__(self, overload: str, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.norm, self.linear, self.overload = nn.LayerNorm(8), nn.Linear(8, 4), overload
+        self.register_buffer("scale", torch.full(shape, 0.01))
+        self.register_buffer("zero", torch.zeros(shape, dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ops = torch.ops.quantized_decomposed
+        if self.overload == "default":
+            args = (0.01, 0, -100, 100, torch.int8)
+        else:
+            args = (self.scale, self.zero, -100, 100, torch.int8)
+        codes = getattr(ops.quantize_per_tensor, self.overload)(self.norm(x), *args)
+        return self.linear(getattr(ops.dequantize_per_tensor, self.overload)(codes, *args))
+
+
+@pytest.mark.parametrize(("overload", "shape"), [("default", ()), ("tensor", ()), ("tensor", (1,))])
+def test_a_scale_that_is_a_tensor_and_narrow_bounds_are_exported(overload: str, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    module = TensorScale(overload, shape).eval()
+    x = torch.randn(3, 8)
+    # Normalized rows leave [-1, 1], so that the bounds decide.
+    assert module.norm(x).abs().max() > 1.28
+    made = normdeploy.export(module, x)
+    session = onnxruntime.InferenceSession(made.proto.SerializeToString())
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    # One code is 0.01; sums of eight float32 products differ by far less.
+    np.testing.assert_allclose(found, module(x).detach().numpy(), atol=1e-5)
