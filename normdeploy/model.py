@@ -171,10 +171,12 @@ class Signature:
 @dataclass(frozen=True, kw_only=True)
 class Model(Signature):
     """A PyTorch model in eval mode; ``program`` takes its tensors in the order of ``inputs`` (the flattened leaves of
-    args and kwargs). ``written``: the paths of the buffers that forward writes."""
+    args and kwargs). ``written``: the paths of the buffers that forward writes. ``notes``: what a user should know of
+    its loading."""
 
     program: torch.export.ExportedProgram
     written: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def signature(self) -> Signature:

@@ -146,7 +146,7 @@ def export(
     )
     weight = whole.weight(proto)
     before = proto if weight <= compare_limit else None
-    draws, written = draws_of_program(model.program), model.written
+    draws, of_loading = draws_of_program(model.program), [*model.notes, *state_notes(model.written)]
     del model  # in cycles, as torch's graphs are
     if weight >= _HEAVY and isinstance(source, str | os.PathLike):
         gc.collect()
@@ -207,7 +207,7 @@ def export(
     if runs_code(recorded(proto)):
         signing.sign(content_of(proto), output)
     notes += [simplified.note] if simplified.note else []
-    notes += state_notes(written)
+    notes += of_loading
     if draws:
         notes.append(f"the file draws random numbers ({', '.join(draws)}), so it can't be verified")
     notes += [NOT_MEASURED] if provider == "cuda" else []

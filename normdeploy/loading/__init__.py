@@ -302,7 +302,7 @@ def _from_weights(
 
 
 def _filled(path: Path, made: nn.Module, state: State, wishes: Wishes, eval_mode: bool, kind: str) -> Model:
-    fill(made, state, path)
+    notes = fill(made, state, path)
     if all(part.training for part in made.modules()):
         made.eval()  # as constructed: neither the file nor the factory says anything of a mode
-    return trace(made, (), {}, wishes, eval_mode=eval_mode, kind=kind)
+    return replace(trace(made, (), {}, wishes, eval_mode=eval_mode, kind=kind), notes=tuple(notes))

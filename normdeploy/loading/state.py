@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import importlib
 import re
-import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +162,12 @@ def make_model(model: str, arguments: Mapping[str, Any]) -> nn.Module:
         raise InputError(
             f"the model {model!r} can't be read: write package.module:factory, for example models.encoder:Encoder"
         )
+    if module_name.endswith(".py"):
+        dotted = ".".join(Path(module_name.removesuffix(".py")).parts)
+        raise InputError(
+            f"the model {model!r} names a file, and a module is wanted, as Python imports it: write"
+            f" {dotted}:{attribute}"
+        )
     factory = import_module(module_name, f"the model {model!r}")
     for name in attribute.split("."):
         if not hasattr(factory, name):
@@ -201,16 +207,20 @@ def import_module(name: str, purpose: str) -> Any:
         ) from error
 
 
-def fill(module: nn.Module, state: State, path: Path) -> None:
+def fill(module: nn.Module, state: State, path: Path) -> list[str]:
     """Put ``state`` into ``module`` (which is changed), taking off prefixes that wrappers added.
 
     A parameter that shares its memory with one that was filled (tied weights) need not be in the file.
+
+    Returns:
+        Notes: tensors of the file that the model does not take, and of the model that no file holds.
 
     Raises:
         LoadError: keys are missing or left over, or shapes differ; the message lists them.
     """
     own = module.state_dict()
-    state = _of_one_part(_without_prefixes(state, own.keys()), own.keys(), path)
+    part = _of_one_part(_without_prefixes(state, own.keys()), own.keys(), path)
+    state = part.state
     filled = {own[name].data_ptr() for name in own.keys() & state.keys()}
     missing = [
         name
@@ -243,10 +253,10 @@ def fill(module: nn.Module, state: State, path: Path) -> None:
             + (shard if _SHARD.search(path.name) else "")
         )
     module.load_state_dict(state, strict=False)
-    _warn_of_unregistered(module)
+    return [*part.notes, *_unregistered(module)]
 
 
-def _warn_of_unregistered(module: nn.Module) -> None:
+def _unregistered(module: nn.Module) -> Iterator[str]:
     registered = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     unregistered = [
         path
@@ -254,14 +264,21 @@ def _warn_of_unregistered(module: nn.Module) -> None:
         if isinstance(item, torch.Tensor) and item.is_floating_point() and id(item) not in registered
     ]
     if unregistered:
-        warnings.warn(
+        yield (
             f"no state_dict holds {listed(unregistered, _SHOWN)}, which are plain attributes: they keep the values that"
-            " the factory gave them",
-            stacklevel=2,
+            " the factory gave them"
         )
 
 
-def _of_one_part(state: State, own: Collection[str], path: Path) -> State:
+@dataclass(frozen=True)
+class _Part:
+    """``state``: the weights of one model; ``notes``: what of the file they leave out."""
+
+    state: State
+    notes: tuple[str, ...] = ()
+
+
+def _of_one_part(state: State, own: Collection[str], path: Path) -> _Part:
     """Return the part of ``state`` that fits a model with the keys ``own``, where its other keys stand for losses or
     metrics, as in a file of Lightning: all that lies below one prefix.
 
@@ -270,16 +287,23 @@ def _of_one_part(state: State, own: Collection[str], path: Path) -> State:
     """
     first = next(iter(own), None)
     if first is None or first in state:
-        return state
+        return _Part(state)
     prefixes = [name.removesuffix(first) for name in state if name.endswith(f".{first}")]
     fitting = [prefix for prefix in prefixes if all(f"{prefix}{name}" in state for name in own)]
     if len(fitting) > 1:
         keys = ", ".join(prefix.removesuffix(".") for prefix in fitting)
         raise LoadError(f"{path} holds the model {len(fitting)} times, under {keys}; choose with --key")
     if not fitting:
-        return state
+        return _Part(state)
     part = {name.removeprefix(fitting[0]): value for name, value in state.items() if name.startswith(fitting[0])}
-    return part if part.keys() == set(own) else state
+    if part.keys() != set(own):
+        return _Part(state)
+    others = sorted(name for name in state if not name.startswith(fitting[0]))
+    note = (
+        f"the weights are those of {fitting[0]}* in {path.name}; left out, as the model has no such tensors:"
+        f" {listed(others, _SHOWN)}"
+    )
+    return _Part(part, (note,))
 
 
 def _without_prefixes(state: State, own: Sequence[str] | Any) -> State:

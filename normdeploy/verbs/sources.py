@@ -121,8 +121,9 @@ def judged(
     if is_live(source) and not any(given.get(name) for name in ("inputs", "dims", "dynamic_shapes")):
         wider = _with_dims_of_files(source, files, args, kwargs, given)
         if wider is not None:
-            return wider, notes
+            return wider, [*notes, *wider.notes]
     model = loaded_as_recorded(source, args, kwargs, followed, given)
+    notes += model.notes
     claims: Loading = {}
     for name in ("inputs", "dims"):
         if followed.get(name) and not given.get(name):

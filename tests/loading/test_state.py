@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+import normdeploy
 from normdeploy.errors import InputError, LoadError
 from normdeploy.loading import load
 from normdeploy.loading.kinds import sha256
@@ -188,6 +189,11 @@ class PlainNorm:
         return x * self.gamma
 
 
+class HoldsAll(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.LayerNorm(3), nn.Linear(3, 2))
+
+
 class HoldsPlain(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -199,8 +205,23 @@ class HoldsPlain(nn.Module):
 
 def test_parameters_that_no_state_dict_holds_are_named(tmp_path: Path) -> None:
     torch.save(HoldsPlain().state_dict(), tmp_path / "w.pt")
-    with pytest.warns(UserWarning, match=r"no state_dict holds norm\.gamma"):
-        load(tmp_path / "w.pt", model=f"{__name__}:HoldsPlain", inputs=INPUTS)
+    (note,) = load(tmp_path / "w.pt", model=f"{__name__}:HoldsPlain", inputs=INPUTS).notes
+    assert note.startswith("no state_dict holds norm.gamma")
+
+
+def test_tensors_beside_the_model_are_named_where_it_is_exported_and_verified(tmp_path: Path) -> None:
+    state = {f"model.{name}": value for name, value in HoldsAll().state_dict().items()}
+    torch.save({**state, "criterion.center": torch.zeros(3)}, tmp_path / "w.pt")
+    options: dict[str, Any] = {"model": f"{__name__}:HoldsAll", "inputs": INPUTS}
+    made = normdeploy.export(tmp_path / "w.pt", output=tmp_path / "w.onnx", **options)
+    said = "the weights are those of model.* in w.pt; left out, as the model has no such tensors: criterion.center"
+    assert said in made.notes
+    assert said in normdeploy.verify(tmp_path / "w.pt", tmp_path / "w.onnx", **options).notes
+
+
+def test_a_model_named_by_its_file_is_answered_with_its_module() -> None:
+    with pytest.raises(InputError, match=r"names a file, and a module is wanted.*: write nets\.small:Net$"):
+        make_model("nets/small.py:Net", {})
 
 
 def test_arguments_without_names_are_refused() -> None:
