@@ -37,7 +37,7 @@ from ...types import Progress
 from ..verify.candidates import OFF, ON, STEPWISE, NotRun
 from ..verify.cases import Case, read
 from ..verify.names import Map, renamed
-from ..verify.originals import OWN, Original
+from ..verify.originals import OWN, FileModel, Original
 from ..verify.planning import planned, subjects_of
 from ..verify.policy import Policy
 from ..verify.spending import Budget
@@ -141,6 +141,8 @@ def bisect(
     if chosen is not None or failed:
         # The search speaks of inputs and outputs as the model does.
         proto = inlined(renamed(load_onnx(onnx_path), subject.inputs, subject.outputs))
+        if isinstance(model, FileModel):
+            model = model.inlined()
         cases = (*planned(model, [subject], seeds, own, most, budget).cases, *dataset)
         faults += [] if quantized is not None else _in_front(model, proto, failed, cases[0])
     if chosen is not None and not faults:

@@ -133,6 +133,9 @@ def _states(exact: Exact, place: int, values: Values, parameters: Values) -> Ite
             for state in _as_states(exact, node, value):
                 text = f"{named(exact, place)} starts from zeros, the model from {name!r}"
                 batch = values[node.input[0]].shape[1]
+                # Weights are often three-dimensional, and no state then.
+                if state.shape[1] not in (1, batch):
+                    continue
                 whole = np.broadcast_to(state, (len(state), batch, state.shape[2]))
                 yield Cause("state", text, place), Change(nodes={place: with_state}, given={_STATE: whole})
 

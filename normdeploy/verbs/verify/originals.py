@@ -7,7 +7,7 @@ optimizer off is to it, or the session that was given.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ from ...file_inputs import file_inputs
 from ...model import Model, Signature
 from ...runtimes import Runner, RunResult
 from ...runtimes.eager import EagerRunner, HalfRunner
+from ...runtimes.exact import inlined
 from ...runtimes.fake_quantize import rounds_to_grid
 from ...runtimes.file64 import File64Runner
 from ...runtimes.ort import OrtRunner, run_session
@@ -75,6 +76,11 @@ class FileModel(Signature):
     def free(self) -> None:
         """Give up ``wide``."""
         self._made.pop("wide", None)
+
+    def inlined(self) -> Self:
+        """Return the model with its functions' nodes in the places that call them, run by a session of our own."""
+        proto = inlined(self.proto)
+        return self if proto is self.proto else replace(self, proto=proto, path=None, session=None, _made={})
 
 
 Original = Model | FileModel

@@ -180,3 +180,81 @@ def test_the_command_takes_two_files(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["bisect", str(reference), str(wrong), "--seeds", "1", "--dim", "batch=1:2:4"])
     assert result.exit_code == 1
     assert "LayerNormalization norm" in result.output
+
+
+CALLS = """
+<ir_version: 10, opset_import: ["" : 20, "own" : 1]>
+net (float[batch, 6] x) => (float[batch, 6] y)
+<float[6] gamma>
+{
+    [first] h = own.block (x, gamma)
+    [last] y = own.block (h, gamma)
+}
+<domain: "own", opset_import: ["" : 20]>
+block (a, g) => (b)
+{
+    [scale] scaled = Mul (a, g)
+    [bend] b = Tanh (scaled)
+}
+"""
+
+
+def test_nodes_of_functions_are_looked_at(tmp_path: Path) -> None:
+    models = onnx.parser.parse_model(CALLS), onnx.parser.parse_model(CALLS)
+    for model, size in zip(models, (1.0, 1.5), strict=True):
+        del model.graph.initializer[:]
+        gamma = np.linspace(0.5, 1, 6, dtype=np.float32)
+        gamma[2] *= size
+        model.graph.initializer.append(numpy_helper.from_array(gamma, "gamma"))
+    paths = [saved(model, tmp_path / f"{place}.onnx") for place, model in enumerate(models)]
+    fault, *_ = normdeploy.bisect(*paths, seeds=1).faults
+    assert fault.kind == "weights"
+    assert "'gamma' is not 'gamma'" in fault.cause
+
+
+SCAN = """
+<ir_version: 10, opset_import: ["" : 20]>
+net (float[batch, 6] x) => (float[6] y, float[batch, 6] z)
+<float[6] factor, int64[1] first = {0}>
+{
+    [begin] start = ReduceMax <keepdims: int = 0> (x, first)
+    [rows] y, z = Scan <num_scan_inputs: int = 1, body = each (float[6] s, float[6] row) =>
+        (float[6] next, float[6] out) { next = Add (s, row)  out = Mul (next, factor) }> (start, x)
+}
+"""
+
+
+def test_a_node_of_several_outputs_is_searched(tmp_path: Path) -> None:
+    """A trial puts another node in its place, which writes the first output alone."""
+    models = onnx.parser.parse_model(SCAN), onnx.parser.parse_model(SCAN)
+    for model, size in zip(models, (1.0, 1.001), strict=True):
+        factor = (np.linspace(0.5, 1, 6) * size).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(factor, "factor"))
+    paths = [saved(model, tmp_path / f"{place}.onnx") for place, model in enumerate(models)]
+    (fault,) = normdeploy.bisect(*paths, seeds=1).faults
+    assert fault.nodes == ("Scan rows",)
+    assert "'factor' is not 'factor'" in fault.cause
+
+
+GRU = """
+<ir_version: 10, opset_import: ["" : 20]>
+net (float[length, batch, 6] x) => (float[length, 1, batch, 3] y)
+<float[1, 9, 6] w, float[1, 9, 3] r>
+{
+    [gates] y = GRU <hidden_size: int = 3> (x, w, r)
+}
+"""
+
+
+def test_weights_of_another_size_are_no_initial_state(tmp_path: Path) -> None:
+    models = onnx.parser.parse_model(GRU), onnx.parser.parse_model(GRU)
+    for model, size in zip(models, (1.0, 1.01), strict=True):
+        rng = np.random.default_rng(0)
+        del model.graph.initializer[:]
+        w, r = (rng.standard_normal((1, 9, n)).astype(np.float32) for n in (6, 3))
+        w[0, 1, 2] *= size
+        model.graph.initializer.extend([numpy_helper.from_array(w, "w"), numpy_helper.from_array(r, "r")])
+    paths = [saved(model, tmp_path / f"{place}.onnx") for place, model in enumerate(models)]
+    (fault,) = normdeploy.bisect(*paths, seeds=1).faults
+    assert fault.nodes == ("GRU gates",)
+    assert "'w' is not 'w'" in fault.cause
