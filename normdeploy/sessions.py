@@ -5,7 +5,9 @@ A session whose nodes may end the process runs each set of feeds in a child firs
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import os
 import re
 from collections.abc import Mapping
@@ -25,6 +27,9 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # On x86 processors without VNNI, onnxruntime adds pairs of uint8 · int8 products in 16 bits, where they saturate. This
 # entry (onnxruntime_session_options_config_keys.h) takes the kernels that don't: results are then those of the file.
 EXACT_INTEGERS = {"session.x64quantprecision": "1"}
+# With that entry onnxruntime 1.31 refuses a file in which several nodes dequantize one int8 weight. This one keeps such
+# a weight's products from becoming uint8 · int8.
+_NO_UNSIGNED = {"optimization.disable_specified_optimizers": "QDQS8ToU8Transformer"}
 _FATAL = 4  # onnxruntime's severity: an exception says everything else better than its log
 # A file without these names has no node that `crash_risks` looks at.
 _MAY_CRASH = re.compile(rb"Div|Mod|STFT|ConvTranspose|Attention")
@@ -102,26 +107,51 @@ def open_session(
         request = {"path": path, "optimize": optimize, "entries": dict(entries or {})}
         weights = _arrays(held)
         rehearsal = Rehearsal(request, content, weights, risks)
-    options = ort.SessionOptions()
-    options.log_severity_level = _FATAL
-    options.intra_op_num_threads = threads
-    level = ort.GraphOptimizationLevel
-    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
-    if saved is not None:
-        options.optimized_model_filepath = os.fspath(saved)
+
+    def opened(more: Mapping[str, str]) -> ort.InferenceSession:
+        options = ort.SessionOptions()
+        options.log_severity_level = _FATAL
+        options.intra_op_num_threads = threads
+        level = ort.GraphOptimizationLevel
+        options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+        if saved is not None:
+            options.optimized_model_filepath = os.fspath(saved)
+        for name, value in {**more, **(entries or {})}.items():
+            options.add_session_config_entry(name, value)
+        if held:
+            options.add_external_initializers(list(held), list(held.values()))
+        providers: list[Any] = [(PROVIDERS[provider], dict(settings or {}))]
+        source = model if isinstance(model, bytes) else os.fspath(model)
+        if rehearsal is None:
+            return ort.InferenceSession(source, options, providers=providers)
+        session = _RehearsedSession(source, options, providers=providers)
+        session.rehearsal = rehearsal
+        return session
+
     # It is a part of the optimizer.
-    exact = EXACT_INTEGERS if optimize and not _lacks_zero_points(model) else {}
-    for name, value in {**exact, **(entries or {})}.items():
-        options.add_session_config_entry(name, value)
-    if held:
-        options.add_external_initializers(list(held), list(held.values()))
-    providers: list[Any] = [(PROVIDERS[provider], dict(settings or {}))]
-    source = model if isinstance(model, bytes) else os.fspath(model)
-    if rehearsal is None:
-        return ort.InferenceSession(source, options, providers=providers)
-    session = _RehearsedSession(source, options, providers=providers)
-    session.rehearsal = rehearsal
-    return session
+    if optimize and not _lacks_zero_points(model):
+        for more in (EXACT_INTEGERS, _NO_UNSIGNED):
+            with contextlib.suppress(Exception):
+                return opened(more)
+    return opened({})
+
+
+@functools.cache
+def saturates_pairs() -> bool:
+    """Return whether this processor adds pairs of uint8 · int8 products in 16 bits in a session without
+    `EXACT_INTEGERS`."""
+    value = onnx.helper.make_tensor_value_info
+    weight = onnx.numpy_helper.from_array(np.full((2, 1), 127, np.int8), "weight")
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMulInteger", ["x", "weight"], ["sum"])],
+        "pair",
+        [value("x", onnx.TensorProto.UINT8, [1, 2])],
+        [value("sum", onnx.TensorProto.INT32, [1, 1])],
+        [weight],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    (total,) = open_session(model.SerializeToString()).run(None, {"x": np.full((1, 2), 255, np.uint8)})
+    return int(total.item()) != 2 * 255 * 127
 
 
 def _crash_risks(model: str | os.PathLike[str] | bytes) -> list[str]:

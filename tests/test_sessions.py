@@ -96,3 +96,32 @@ def test_verb_on_an_overflowing_division_names_the_node(
         app.main()
     assert end.value.code == 1
     assert "Div (output 'y') may divide the least integer" in capsys.readouterr().err
+
+
+ENTRIES = ("session.x64quantprecision", "optimization.disable_specified_optimizers")
+
+
+def holds(options: ort.SessionOptions, entry: str) -> bool:
+    try:
+        options.get_session_config_entry(entry)
+    except RuntimeError:
+        return False
+    return True
+
+
+def test_a_file_that_the_entry_for_exact_integers_breaks_is_opened_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime 1.31 refuses files of shared int8 weights with it ("Attempt to replace the existing tensor")."""
+    tried = []
+    session = ort.InferenceSession
+
+    def refusing(source: bytes, options: ort.SessionOptions, providers: list[Any]) -> ort.InferenceSession:
+        tried.append([name for name in ENTRIES if holds(options, name)])
+        if "session.x64quantprecision" in tried[-1]:
+            raise ValueError("Attempt to replace the existing tensor")
+        return session(source, options, providers=providers)
+
+    monkeypatch.setattr(ort, "InferenceSession", refusing)
+    text = """<ir_version: 10, opset_import: ["": 17]> net (float[2] x) => (float[2] y) { y = Neg (x) }"""
+    opened = open_session(onnx.parser.parse_model(text).SerializeToString(), optimize=True)
+    assert opened.run(None, {"x": np.ones(2, np.float32)})[0].tolist() == [-1.0, -1.0]
+    assert tried == [[name] for name in ENTRIES]

@@ -365,13 +365,15 @@ def _replicas(subject: Subject) -> list[Candidate]:
     """A quantized file in float64, without rounding its activations and with it."""
     if subject.steps is None:
         return []
+    rounded = partial(Replica, subject.steps, Draw(), ROUNDED)
     return [
-        Candidate(name, partial(Replica, subject.steps, draw, name), subject, sources=sources)
-        for name, draw, sources in (
-            (UNROUNDED, Draw(activations="exact", clips=not subject.steps.calibrated), ("weights",)),
-            (ROUNDED, Draw(), BOTH),
-        )
+        Candidate(UNROUNDED, partial(_unrounded, subject.steps), subject, sources=("weights",)),
+        Candidate(ROUNDED, rounded, subject, sources=BOTH),
     ]
+
+
+def _unrounded(steps: StepBudget) -> Replica:
+    return Replica(steps, Draw(activations="exact", clips=not steps.calibrated), UNROUNDED)
 
 
 def _stepwise(path: Path) -> Runner:

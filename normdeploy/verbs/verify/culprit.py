@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from ...graphs.quantized import DEQUANTIZE
+from ...graphs.quantized import DEQUANTIZE, INTEGER
 from ...runtimes.ort import OrtRunner
-from ...sessions import PROVIDERS
+from ...sessions import EXACT_INTEGERS, PROVIDERS, saturates_pairs
 from ...types import Progress
 from .candidates import Candidate
 from .judging import Trial
@@ -71,6 +71,7 @@ def accuse(trial: Trial, progress: Progress, clock: Clock) -> None:
     """Where a file is wrong with onnxruntime's optimizer on and right with it off, write down which part of the
     optimizer did it."""
     plain = {(c.file, c.provider): c for c in trial.candidates if c.provider and not c.optimize}
+    _leave_out_saturated(trial, plain)
     for candidate in trial.candidates:
         off = plain.get((candidate.file, candidate.provider)) if candidate.optimize else None
         if off is None or off.unavailable or candidate.crashes:
@@ -92,6 +93,25 @@ def accuse(trial: Trial, progress: Progress, clock: Clock) -> None:
         elif wrong:
             progress("find the optimizer to blame", 0, 0)
             _blame(trial, candidate, {r.output for r in wrong}, sorted({r.case for r in wrong if r.case}), clock)
+
+
+def _leave_out_saturated(trial: Trial, plain: Mapping[tuple[str, str], Candidate]) -> None:
+    """Judge no file by integer products that the processor adds wrongly, where a session that adds them right passes.
+
+    onnxruntime's optimizer has to be on for that.
+    """
+    for on in trial.candidates:
+        off = plain.get((on.file, on.provider)) if on.optimize and on.provider == "cpu" else None
+        if off is None or off.subject is None or not off.subject.ops.intersection(INTEGER):
+            continue
+        right = {r.output for r in trial.results(on) if r}
+        wrong = {r.output for r in trial.results(off) if not r}
+        if wrong and wrong <= right and saturates_pairs():
+            off.unavailable = (
+                "not judged: this processor adds pairs of uint8 · int8 products in 16 bits, where they saturate; with"
+                f" its optimizer on, and {'='.join(*EXACT_INTEGERS.items())}, onnxruntime adds them right: set both"
+                " where such a processor runs the file"
+            )
 
 
 def _blame(trial: Trial, candidate: Candidate, outputs: Collection[str], worst: Sequence[str], clock: Clock) -> None:

@@ -207,6 +207,16 @@ class Trial:
             )
         candidate.runner = None
 
+    def retake(self, candidate: Candidate) -> None:
+        """Run a candidate on every case anew, whose file is judged otherwise now."""
+        if candidate.unavailable or candidate.failure:
+            return
+        candidate.tallies, candidate.measures, candidate.ran = {}, Measures(self._policy, self._dataset), 0
+        with ExitStack() as stack:
+            candidate.load(stack)
+            self._run(candidate, bounded=True)
+        candidate.runner = None
+
     def passes(self, fresh: Candidate, outputs: Collection[str], names: Sequence[str] = ()) -> bool:
         """Whether a candidate that is not loaded yet is right in ``outputs``, on every case or on those called
         ``names``."""

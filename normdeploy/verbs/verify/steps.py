@@ -24,12 +24,16 @@ it is held against the model without any ends of ranges, and rounded against its
 the ends cut off is told, and judged by nothing. The record has to be what the file's scales say, or else ranges are
 judged as those of any file.
 
+A file of another tool records none. Its ranges are taken for those of a calibration where one on inputs like these can
+have given them (`StepBudget.trust_ranges`), and it is held as above.
+
 Where the budget is larger than the output (root mean squares), zeros would lie in it as well. It says nothing then, and
 the file fails: only a metric can tell what it is worth.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,7 +70,7 @@ VOID = 1 / MULTIPLE  # of the output, from which on zeros would lie in the budge
 class StepBudget:
     """Of one quantized file. ``inputs`` and ``outputs``: its names -> the model's, where they differ.
 
-    ``calibrated``: what quantizers make whose ranges are those that calibration gave; ``altered``: why a range is not.
+    ``calibrated``: what quantizers make whose ranges are taken for those of a calibration; ``altered``: why one is not.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class StepBudget:
         self.failure = ""  # why there is none
         self.calibrated, self.altered = frozenset(calibrated), altered
         self.cut: list[str] = []  # inputs of which something lies beyond the calibrated ranges
+        self._usual: list[_UsualRun] = []
 
     def infer(self, feeds: Mapping[str, np.ndarray], draw: Draw) -> RunResult:
         """One run, by the model's names.
@@ -120,21 +125,42 @@ class StepBudget:
             return None
         if case not in self._cases:
             try:
-                self._cases[case] = CaseBudget(self.answer, feeds, self._is_cut)
+                self._cases[case] = CaseBudget(self.answer, feeds, self._clipped, self.calibrated)
                 self.cut += [case] if self._cases[case].cut else []
             except NormdeployError as error:
                 self.failure = str(error)
                 return None
             if kind in _USUAL:
+                elements = sum(value.size for value in feeds.values())
+                self._usual.append(_UsualRun(elements, self._cases[case].clipped))
                 for name in self._cases[case].spread["weights"]:
                     sums = self._sums.setdefault(name, [0.0, 0.0])
                     sums[:] = (a + b for a, b in zip(sums, self._cases[case].squares(name), strict=True))
         return self._cases[case]
 
-    def _is_cut(self) -> bool:
-        """Whether something was cut off in the last run as the file says, and by calibrated ranges alone."""
-        clipped = self._runner.clipped() if self._runner is not None else frozenset()
-        return bool(clipped) and clipped <= self.calibrated
+    def _clipped(self) -> frozenset[str]:
+        """What the last run, as the file says, cut off."""
+        return self._runner.clipped() if self._runner is not None else frozenset()
+
+    def trust_ranges(self) -> bool:
+        """Take the ranges for those of a calibration, if one on inputs like these can have given them; whether it can.
+
+        A calibration sees at least one run, and the range that it gives holds all of that run. So each range must hold
+        all of one of the usual runs here. Small runs are left out: a wrong range holds few elements by chance.
+        """
+        if self.calibrated or self.altered or not self._usual:
+            return False
+        enough = statistics.median(run.elements for run in self._usual)
+        clipped = [run.clipped for run in self._usual if run.elements >= enough]
+        every = frozenset[str]().union(*(run.clipped for run in self._usual))
+        if not every or any(all(name in names for names in clipped) for name in every):
+            return False
+        self.calibrated = every
+        for case, budget in self._cases.items():
+            if budget.clipped:
+                budget.cut = budget.run(budget.feeds, Draw("exact"))
+                self.cut.append(case)
+        return True
 
     def remark(self, label: str) -> str:
         """What the calibrated ranges cut off, "" where nothing."""
@@ -166,6 +192,14 @@ class StepBudget:
         return f"no rounding of activations is in this: {altered}" if runtime == UNROUNDED else ""
 
 
+@dataclass(frozen=True)
+class _UsualRun:
+    """``elements``: of the inputs; ``clipped``: what the file cuts off there."""
+
+    elements: int
+    clipped: frozenset[str]
+
+
 def _open(error: np.ndarray, bound: np.ndarray) -> bool:
     """Whether more draws may yet bring what lies outside within."""
     return bool((error > bound).any()) and not bool((error > _HOPELESS * bound).any())
@@ -182,7 +216,9 @@ class CaseBudget:
 
     run: Callable[[Mapping[str, np.ndarray], Draw], RunResult]
     feeds: Mapping[str, np.ndarray]
-    is_cut: Callable[[], bool] = lambda: False
+    last_clipped: Callable[[], frozenset[str]] = frozenset
+    calibrated: frozenset[str] = frozenset()
+    clipped: frozenset[str] = field(init=False)  # what the file cuts off, by the names that quantizers make
     cut: RunResult | None = field(init=False)
     center: RunResult = field(init=False)
     plain: RunResult = field(init=False)
@@ -193,7 +229,9 @@ class CaseBudget:
 
     def __post_init__(self) -> None:
         self.plain = self.run(self.feeds, Draw())
-        self.cut = self.run(self.feeds, Draw("exact")) if self.is_cut() else None
+        self.clipped = self.last_clipped()
+        by_calibration = bool(self.clipped) and self.clipped <= self.calibrated
+        self.cut = self.run(self.feeds, Draw("exact")) if by_calibration else None
         self.center = self.run(self.feeds, UNBOUNDED)
         floats = {name: v for name, v in self.center.items() if v.dtype.kind == "f"}
         self.spread, self.wide = (

@@ -52,6 +52,7 @@ from .names import Map
 from .originals import OWN, FileModel, Original, Reference, name_of
 from .planning import are_quantized, planned, subjects_of
 from .policy import Policy
+from .ranges import retake_within_ranges
 from .remarks import computed, other_forms, remarks
 from .results import COLUMNS, OutputResult
 from .spending import Budget, Clock
@@ -396,6 +397,7 @@ def _tried(
             trial = trial_in(candidate.precision(usual))
             trial.take(candidate)
     for trial in trials.values():
+        retake_within_ranges(trial)
         accuse(trial, tell, clock)
     return trials
 
