@@ -16,7 +16,7 @@ from ..choices import TENSORRT
 from ..drawn import draws_of_program
 from ..exporter import record, to_light
 from ..graphs import simplify
-from ..loading.written import state_notes
+from ..loading.written import input_notes, state_notes
 from ..log import norms
 from ..precision import precision as half
 from ..proof.reshapes import resolve_reshapes
@@ -146,7 +146,8 @@ def export(
     )
     weight = whole.weight(proto)
     before = proto if weight <= compare_limit else None
-    draws, of_loading = draws_of_program(model.program), [*model.notes, *state_notes(model.written)]
+    draws = draws_of_program(model.program)
+    of_loading = [*model.notes, *state_notes(model.written), *input_notes(model.program)]
     del model  # in cycles, as torch's graphs are
     if weight >= _HEAVY and isinstance(source, str | os.PathLike):
         gc.collect()

@@ -1,9 +1,10 @@
-"""Name the buffers that forward writes: a file computes one run, and keeps nothing for the next."""
+"""Name the buffers and inputs that forward writes: a file computes one run, keeps nothing for the next, and leaves its
+inputs as they are."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 from torch.export.graph_signature import InputKind
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
-__all__ = ["assigned", "state_notes", "written_buffers"]
+__all__ = ["assigned", "input_notes", "state_notes", "written_buffers"]
 
 
 def state_notes(buffers: tuple[str, ...]) -> list[str]:
@@ -28,21 +29,37 @@ def state_notes(buffers: tuple[str, ...]) -> list[str]:
     return notes
 
 
+def input_notes(program: torch.export.ExportedProgram) -> list[str]:
+    """Return a note for each input that forward changes in place."""
+    specs = program.graph_signature.input_specs
+    inputs = [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
+    found = dict.fromkeys([*program.graph_signature.user_inputs_to_mutate.values(), *_written_into(program, inputs)])
+    return [
+        f"forward changes its input {name!r} in place; the file computes the same outputs and leaves the array that it"
+        " is given as it is"
+        for name in found
+    ]
+
+
 def written_buffers(program: torch.export.ExportedProgram) -> tuple[str, ...]:
-    """The buffers and constants that the graph writes into, or into views of them, by their paths."""
+    """Return the buffers and constants that the graph writes into, or into views of them, by their paths."""
     signature = program.graph_signature
     state = {
         spec.arg.name: spec.target
         for spec in signature.input_specs
         if spec.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR) and spec.target is not None
     }
-    found = list(signature.buffers_to_mutate.values())
+    found = [*signature.buffers_to_mutate.values(), *(state[name] for name in _written_into(program, state))]
+    return tuple(dict.fromkeys(found))
+
+
+def _written_into(program: torch.export.ExportedProgram, names: Collection[str]) -> Iterator[str]:
+    """Which of the placeholders of these names the graph writes into, or into views of them."""
     for node in program.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
             for given, argument in zip(node.args, node.target._schema.arguments, strict=False):
                 if argument.alias_info is not None and argument.alias_info.is_write:
-                    found += [state[name] for name in _owners(given) if name in state]
-    return tuple(dict.fromkeys(found))
+                    yield from (name for name in _owners(given) if name in names)
 
 
 def _owners(given: Any) -> Iterator[str]:

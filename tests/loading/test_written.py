@@ -79,3 +79,16 @@ def test_the_users_module_keeps_its_buffer() -> None:
     cell = Assigns().eval()
     normdeploy.export(cell, X)
     assert torch.equal(cell.h, torch.zeros(8, 4))
+
+
+class ChangesInput(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x[:, 0] = 0
+        return x + y.clone().add_(1)
+
+
+def test_inputs_changed_in_place_are_named() -> None:
+    made = normdeploy.export(ChangesInput().eval(), (torch.ones(2, 3), torch.ones(2, 3)))
+    told = [note for note in made.notes if "in place" in note]
+    assert [note.partition(";")[0] for note in told] == ["forward changes its input 'x' in place"]
+    assert normdeploy.verify(made)

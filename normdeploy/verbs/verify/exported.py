@@ -146,8 +146,8 @@ def require_as_expected(
         if message:
             raise ExportError(
                 f"the file would be wrong, and nothing is written: at {run.sizes} {message}. An operator is written as"
-                " another function: --no-check (from Python check=False) writes the file, and `normdeploy bisect`"
-                " finds the node"
+                " another function, or its kernel in onnxruntime has fewer digits than PyTorch's: --no-check (from"
+                " Python check=False) writes the file, and `normdeploy bisect` finds the node"
             )
     return notes
 
