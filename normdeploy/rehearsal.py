@@ -26,7 +26,7 @@ class Rehearsal:
         request: what the child needs to open the session (`normdeploy.rehearsed`).
         model: its bytes, b"" where the request names a file.
         initializers: values of external weights.
-        risks: what to name where the child dies.
+        risks: the nodes that the error names if the child dies.
 
     Raises:
         RuntimeCrash: the child was ended by a signal while it opened the model.

@@ -155,7 +155,7 @@ def saturates_pairs() -> bool:
 
 
 def _crash_risks(model: str | os.PathLike[str] | bytes) -> list[str]:
-    """Return what `crash_risks` does, of a file or of bytes; [] where they are no model."""
+    """Return the nodes of a file or of bytes that may end the process; [] if they hold no model."""
     content = model if isinstance(model, bytes) else Path(model).read_bytes()
     if not _MAY_CRASH.search(content):
         return []

@@ -73,7 +73,7 @@ class _Afresh:
         return math.inf if broken else error
 
     def residual(self, change: Change) -> Array | None:
-        """Return what the spot's end is off by; None where it has another shape, can't be computed or is no number."""
+        """Return the error of the spot's end; None if it is not finite, has another shape or can't be computed."""
         got = self._got(change)
         if got is None or got.dtype.kind != "f":
             return None

@@ -17,8 +17,8 @@ class Cause:
     """``kind``: "weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "training mode" | "hidden row"
     | "overflow" | "underflow" | "factor" | "accuracy" | "optimizer" | "precision" | "added" |
     "preprocessing" | "stale weights" | "state" | "order" | "body" | "number" | "operator" | "unknown"; ``text``
-    says what was found; ``place``: of the node that has it, None where more than one may; ``instead``:
-    the tensor that belongs in the place of that node's result."""
+    says what was found; ``place``: the node's, None if it may be one of several; ``instead``: the tensor that replaces
+    the node's result."""
 
     kind: str
     text: str

@@ -46,8 +46,7 @@ def explanation(exact: Exact, program: Program, altered: Mapping[str, str], sear
 
 
 def _wider(search: Search) -> Iterator[Spot]:
-    """Values in memory's order may meet a tensor that another layout was meant for, and right ones in each other's
-    place meet each other's: what explains nothing where they begin may explain the end of the stretch."""
+    """Yield wider stretches: a change of layout or of order may show only at the end of a stretch."""
     yield search.whole()
     strict = search.of_one_shape()
     narrow = strict.spot()

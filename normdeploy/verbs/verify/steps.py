@@ -91,7 +91,7 @@ class StepBudget:
         self.failure = ""  # why there is none
         self.calibrated, self.altered = frozenset(calibrated), altered
         self.cut: list[str] = []  # inputs of which something lies beyond the calibrated ranges
-        self._usual: list[_UsualRun] = []
+        self._random: list[_RandomRun] = []
 
     def infer(self, feeds: Mapping[str, np.ndarray], draw: Draw) -> RunResult:
         """One run, by the model's names.
@@ -130,9 +130,11 @@ class StepBudget:
             except NormdeployError as error:
                 self.failure = str(error)
                 return None
-            if kind in _USUAL:
+            # Inputs that a user gives are those that the file will meet: what is cut off there counts.
+            if kind == "random":
                 elements = sum(value.size for value in feeds.values())
-                self._usual.append(_UsualRun(elements, self._cases[case].clipped))
+                self._random.append(_RandomRun(elements, self._cases[case].clipped))
+            if kind in _USUAL:
                 for name in self._cases[case].spread["weights"]:
                     sums = self._sums.setdefault(name, [0.0, 0.0])
                     sums[:] = (a + b for a, b in zip(sums, self._cases[case].squares(name), strict=True))
@@ -146,13 +148,13 @@ class StepBudget:
         """Take the ranges for those of a calibration, if one on inputs like these can have given them; whether it can.
 
         A calibration sees at least one run, and the range that it gives holds all of that run. So each range must hold
-        all of one of the usual runs here. Small runs are left out: a wrong range holds few elements by chance.
+        all of one of the random runs here. Small runs are left out: a wrong range holds few elements by chance.
         """
-        if self.calibrated or self.altered or not self._usual:
+        if self.calibrated or self.altered or not self._random:
             return False
-        enough = statistics.median(run.elements for run in self._usual)
-        clipped = [run.clipped for run in self._usual if run.elements >= enough]
-        every = frozenset[str]().union(*(run.clipped for run in self._usual))
+        enough = statistics.median(run.elements for run in self._random)
+        clipped = [run.clipped for run in self._random if run.elements >= enough]
+        every = frozenset[str]().union(*(run.clipped for run in self._random))
         if not every or any(all(name in names for names in clipped) for name in every):
             return False
         self.calibrated = every
@@ -193,7 +195,7 @@ class StepBudget:
 
 
 @dataclass(frozen=True)
-class _UsualRun:
+class _RandomRun:
     """``elements``: of the inputs; ``clipped``: what the file cuts off there."""
 
     elements: int

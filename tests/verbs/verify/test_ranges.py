@@ -28,6 +28,15 @@ def test_ranges_that_calibration_can_have_given_are_right(model: Model, tmp_path
     assert any(NOTE in note for note in comparison.notes)
 
 
+def test_what_is_cut_off_of_inputs_that_are_given_counts(model: Model, tmp_path: Path) -> None:
+    path = files.quantized(model, tmp_path, margin=1.0)
+    # Half of them lie within all ranges.
+    given = [*files.samples(model), *({n: 2 * x for n, x in s.items()} for s in files.samples(model))]
+    comparison = verify(model, path, inputs=given)
+    assert not comparison
+    assert "saturates" in str(comparison)
+
+
 def test_a_weight_is_wrong_whatever_the_ranges_cut_off(model: Model, tmp_path: Path) -> None:
     def grown(proto: onnx.ModelProto) -> None:
         node = next(files.weights(proto))
