@@ -153,6 +153,14 @@ def own_constants(proto: onnx.ModelProto, node: onnx.NodeProto) -> None:
             proto.graph.initializer.append(numpy_helper.from_array(value, node.input[i]))
 
 
+def scale_pair(proto: onnx.ModelProto, quantize: onnx.NodeProto, factor: float) -> None:
+    """Multiply the scale of a QuantizeLinear node and of the nodes that read its codes."""
+    for node in proto.graph.node:
+        if node is quantize or [*node.input][:1] == [*quantize.output]:
+            own_constants(proto, node)
+            replace_constant(proto, node.input[1], constant(proto, node.input[1]) * factor)
+
+
 def weights(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """The DequantizeLinear nodes of weights of two dims and more, in order."""
     stored = {t.name: t for t in proto.graph.initializer}

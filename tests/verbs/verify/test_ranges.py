@@ -53,11 +53,7 @@ def test_a_range_that_holds_no_usual_run_is_wrong(factor: float, model: Model, t
     name = files.activations(onnx.load(path))[1].input[0]
 
     def narrowed(proto: onnx.ModelProto) -> None:
-        quantize = files.activations(proto)[1]
-        for node in proto.graph.node:
-            if node is quantize or [*node.input][:1] == [*quantize.output]:
-                files.own_constants(proto, node)
-                files.replace_constant(proto, node.input[1], files.constant(proto, node.input[1]) * factor)
+        files.scale_pair(proto, files.activations(proto)[1], factor)
 
     comparison = verify(model, files.edited(path, "narrow.onnx", narrowed), seeds=3)
     assert not comparison

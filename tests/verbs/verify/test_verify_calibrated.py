@@ -106,11 +106,7 @@ def test_a_range_that_calibration_did_not_give_fails(
     """On both sides of a pair: wider ones too, which would otherwise widen their own budget."""
 
     def scaled(proto: onnx.ModelProto) -> None:
-        quantize = files.activations(proto)[1]
-        for node in proto.graph.node:
-            if node is quantize or [*node.input][:1] == [*quantize.output]:
-                files.own_constants(proto, node)
-                files.replace_constant(proto, node.input[1], files.constant(proto, node.input[1]) * factor)
+        files.scale_pair(proto, files.activations(proto)[1], factor)
 
     comparison = compared(models[name], files.edited(quantized(name), "wrong.onnx", scaled))
     assert verdicts(comparison)[UNROUNDED] == "fail"
