@@ -46,6 +46,16 @@ def lonely(graph: onnx.GraphProto) -> set[str]:
     return {d.dim_param for v in graph.output for d in v.type.tensor_type.shape.dim if seen.get(d.dim_param) == 1}
 
 
+def forget_dim_names(graph: onnx.GraphProto) -> None:
+    """Drop the names of dims.
+
+    onnxruntime keeps tensors of equal dims in one buffer, and fails where a file gives one name to dims that differ.
+    """
+    for v in (*graph.input, *graph.value_info, *graph.output):
+        for dim in v.type.tensor_type.shape.dim:
+            dim.ClearField("dim_param")
+
+
 def typed(v: onnx.ValueInfoProto) -> tuple[int | None, Dims | None]:
     """Element type and shape that a value_info states, None for what it does not."""
     kind = v.type.tensor_type

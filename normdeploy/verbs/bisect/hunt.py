@@ -19,7 +19,7 @@ from ...runtimes.exact import Array, Exact, Values, island, types_in
 from ...runtimes.ort import title
 from ...types import Progress
 from ..verify.candidates import ON, STEPWISE
-from ..verify.drift import Point, distance
+from ..verify.drift import Point, distance, rounded_scale
 from ..verify.error import EAGER_MULTIPLE, ULPS, ulp
 from ..verify.originals import Original
 from ..verify.verify import OutputResult
@@ -264,8 +264,7 @@ class Hunt:
         """The rule of ``verify``, for one tensor."""
         if reference.dtype.kind != "f":
             return 0.0
-        scale = float(np.abs(reference[np.isfinite(reference)]).max(initial=0))
-        return EAGER_MULTIPLE * distance(eager, reference)[0] + ULPS * ulp(scale, self._dtype)
+        return EAGER_MULTIPLE * distance(eager, reference)[0] + ULPS * ulp(rounded_scale(eager, reference), self._dtype)
 
     def _in_the_file(self, spot: Spot, search: Search, at_output: Point) -> _Trace:
         explained = explanation(self._exact, self._program, self._altered, search, spot)
@@ -385,7 +384,14 @@ class Hunt:
         )
 
     def _names(self, places: Sequence[int]) -> tuple[str, ...]:
-        return tuple(f"{self._exact.nodes[p].op_type} {self._exact.nodes[p].name}".strip() for p in places)
+        """Name the nodes of the user's file: an Identity without a name, which `renamed` puts at an end, is named by
+        the node in front of it, if nothing else is named."""
+        nodes = [self._exact.nodes[p] for p in places]
+        named = [node for node in nodes if node.op_type != "Identity" or node.name]
+        if not named:
+            makers = (self._exact.makers.get(node.input[0]) for node in nodes)
+            named = [self._exact.nodes[p] for p in makers if p is not None]
+        return tuple(f"{node.op_type} {node.name}".strip() for node in named or nodes)
 
     def _module(self, places: Sequence[int]) -> str:
         return next(filter(None, (module(self._exact.nodes[p]) for p in reversed(places))), "")

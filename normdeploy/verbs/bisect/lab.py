@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import onnx
 
+from ...graphs.protos import forget_dim_names
 from ...precision.calibrate import loadable
 from ...runtimes import RunResult
 from ...runtimes.exact import Array, Exact
@@ -74,6 +75,7 @@ class Bench(Laboratory):
 
     def fetch(self, tensors: Sequence[str]) -> RunResult:
         probed = copied(self.proto)
+        forget_dim_names(probed.graph)
         given = {v.name for v in probed.graph.input}
         for node in probed.graph.node if self.held else ():
             for i, name in enumerate(node.output):

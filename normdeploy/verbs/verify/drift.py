@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 import torch
 
-from ...graphs.protos import module, real
+from ...graphs.protos import forget_dim_names, module, real
 from ...model import Model
 from ...precision.calibrate import loadable
 from ...runtimes import RunResult
@@ -251,6 +251,7 @@ class Laboratory:
     def fetch(self, tensors: Sequence[str]) -> RunResult:
         """What the runtime has in ``tensors``."""
         probed = copied(self.proto)
+        forget_dim_names(probed.graph)
         ends = {v.name for v in probed.graph.output}
         given = {v.name for v in probed.graph.input}
         probed.graph.output.extend(
@@ -279,8 +280,18 @@ class Laboratory:
         error, scale, broken = distance(value.reshape(reference.shape), reference)
         base = distance(eager, reference)[0]
         dtype = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}.get(self.precision, value.dtype)
-        allowed = EAGER_MULTIPLE * base + ULPS * ulp(scale, dtype)
+        allowed = EAGER_MULTIPLE * base + ULPS * ulp(rounded_scale(eager, reference), dtype)
         return Point(pair.module, pair.tensor, pair.where, error, base, allowed, scale, broken)
+
+
+def rounded_scale(eager: np.ndarray, reference: np.ndarray) -> float:
+    """Return the largest finite |reference| of the elements that eager rounds, of all elements where it rounds none.
+
+    The -10000 of a mask is exact, and says nothing of how elements around 1 are rounded.
+    """
+    magnitude = np.abs(np.where(np.isfinite(reference), reference, 0)).astype(np.float64)
+    rounded = eager.astype(np.float64) != reference
+    return float(magnitude.max(initial=0, where=rounded if rounded.any() else True))
 
 
 def distance(value: np.ndarray, reference: np.ndarray) -> tuple[float, float, str]:

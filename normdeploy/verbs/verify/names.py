@@ -147,14 +147,14 @@ def match(
     """
     theirs = ends_of(graph)
     ours = [End(s.name, _kind(s.dtype), tuple(None if d.dynamic else d.opt for d in s.shape)) for s in model.inputs]
-    inputs, left = _matched(label, theirs[0], ours, names, ordered)
+    inputs, left = _matched(label, theirs[0], ours, names, ordered=ordered, inputs=True)
     if left.theirs or left.ours:
         raise InputError(
             f"{label} takes the inputs {[e.name for e in theirs[0]]}, the model takes {[e.name for e in ours]}; is it a"
             f" file of this model? {_both(left)} are not matched by their order; name them with --map THEIRS=OURS if"
             f" it is{_layout(left)}"
         )
-    ends, rest = _matched(label, theirs[1], outputs, names, ordered)
+    ends, rest = _matched(label, theirs[1], outputs, names, ordered=ordered, inputs=False)
     notes = []
     if told := [f"{a} is {b}" for a, b in {**inputs, **ends}.items() if names.get(a) != b]:
         notes.append(f"{label}: names matched by their order: {', '.join(told)}")
@@ -188,7 +188,13 @@ class _Left:
 
 
 def _matched(
-    label: str, theirs: Sequence[End], ours: Sequence[End], names: Mapping[str, str], ordered: bool
+    label: str,
+    theirs: Sequence[End],
+    ours: Sequence[End],
+    names: Mapping[str, str],
+    *,
+    ordered: bool,
+    inputs: bool,
 ) -> tuple[dict[str, str], _Left]:
     own = {end.name for end in ours}
     stated = {end.name: names[end.name] for end in theirs if names.get(end.name) in own}
@@ -203,7 +209,10 @@ def _matched(
     )
     changed = {a: b for a, b in stated.items() if a != b}
     pairs = list(zip(left.theirs, left.ours, strict=False))
-    if ordered and not same and len(left.theirs) == len(left.ours) and all(a.fits(b) for a, b in pairs):
+    fit = all(a.fits(b) for a, b in pairs)
+    # A single output can't be taken for another one: the comparison tells both shapes.
+    alone = not inputs and len(theirs) == len(ours) == 1
+    if ordered and not same and len(left.theirs) == len(left.ours) and (fit or alone):
         return changed | {a.name: b.name for a, b in pairs}, _Left((), ())
     return changed, left
 
