@@ -124,12 +124,13 @@ class Collected(torch.nn.Module):
     """Sums messages at the nodes of a graph."""
 
     def forward(self, x: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(3, 4).index_add(0, to, torch.relu(x) * 2)
+        hidden = torch.relu(x)
+        return hidden + torch.zeros_like(hidden).index_add(0, to, hidden[to] * 2)
 
 
 def test_inner_tensors_are_read_where_one_name_stands_for_two_dims(tmp_path: Path) -> None:
     # onnxruntime gave one buffer to tensors of both.
-    args = torch.arange(24.0).reshape(6, 4), torch.tensor([0, 1, 1, 2, 2, 2])
+    args = torch.arange(24.0).reshape(6, 4), torch.tensor([0, 1, 1, 2, 2, 2, 3, 4, 5])
     torch.onnx.export(
         Collected().eval(),
         args,
@@ -144,24 +145,3 @@ def test_inner_tensors_are_read_where_one_name_stands_for_two_dims(tmp_path: Pat
     found = normdeploy.bisect(Collected().eval(), tmp_path / "overwrites.onnx", args, seeds=1)
     assert found.faults
     assert any("ScatterElements" in node for node in found.faults[0].nodes)
-
-
-class Masked(torch.nn.Module):
-    def __init__(self, slope: float) -> None:
-        super().__init__()
-        self.linear, self.leaky = torch.nn.Linear(4, 4), torch.nn.LeakyReLU(slope)
-
-    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-        return self.leaky(self.linear(x)).masked_fill(~keep, -1e6)
-
-
-def test_a_large_constant_in_the_output_hides_no_wrong_slope(tmp_path: Path) -> None:
-    # Each element was allowed a millionth of the constant.
-    def masked(slope: float) -> torch.nn.Module:
-        torch.manual_seed(0)
-        return Masked(slope).eval()
-
-    args = torch.ones(2, 4), torch.tensor([True, False, True, True])
-    torch.onnx.export(masked(0.11), args, tmp_path / "slope.onnx", dynamo=False, input_names=["x", "keep"])
-    found = normdeploy.bisect(masked(0.1), tmp_path / "slope.onnx", args, seeds=1)
-    assert "has alpha 0.11" in found.faults[0].cause

@@ -3,6 +3,9 @@ stands."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -13,7 +16,7 @@ from normdeploy.graphs.protos import module
 from normdeploy.loading import from_module
 from normdeploy.model import Model
 from normdeploy.runtimes.eager import HALVES, HalfRunner
-from normdeploy.verbs.verify.drift import drift, pairs
+from normdeploy.verbs.verify.drift import drift, pairs, rounded_scale
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +70,9 @@ def test_a_module_that_torch_made_up_is_not_shown(key: str, value: str, wanted: 
     node = onnx.NodeProto()
     node.metadata_props.add(key=key, value=value)
     assert module(node) == wanted
+
+
+def test_scale_of_rounding_leaves_out_what_eager_gets_exactly() -> None:
+    reference = np.array([-1e6, 0.1, math.nan])
+    assert rounded_scale(reference.astype(np.float32), reference) == 0.1
+    assert rounded_scale(reference, reference) == 1e6
