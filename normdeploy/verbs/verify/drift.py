@@ -289,8 +289,9 @@ def rounded_scale(eager: np.ndarray, reference: np.ndarray) -> float:
 
     The -10000 of a mask is exact, and says nothing of how elements around 1 are rounded.
     """
-    magnitude = np.abs(np.where(np.isfinite(reference), reference, 0)).astype(np.float64)
-    rounded = eager.astype(np.float64) != reference
+    finite = np.isfinite(reference)
+    magnitude = np.abs(np.where(finite, reference, 0)).astype(np.float64)
+    rounded = finite & (eager.astype(np.float64) != reference)
     return float(magnitude.max(initial=0, where=rounded if rounded.any() else True))
 
 
