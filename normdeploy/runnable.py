@@ -2,8 +2,8 @@
 written.
 
 Which file has to run: one that ``export`` makes, unless it is for another runtime or holds ops of a domain of the
-user's own, whose library is not known here; one that ``optimize`` makes, where the file before did. bfloat16, of which
-onnxruntime's CPU provider computes next to nothing, is judged in float32.
+user's own, whose library is not known here; one that ``optimize`` makes, with the same exceptions, where it is the file
+given that does not load. bfloat16, of which onnxruntime's CPU provider computes next to nothing, is judged in float32.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from .graphs import equal
 from .graphs.inference import inferred
 from .graphs.protos import module
 from .rewriting.perturbed import Model, short
+from .storage.files import bodies
 from .storage.weights import detached
 
 _OURS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "normdeploy")
@@ -32,12 +33,13 @@ class Trouble:
     """``message``: why the file does not run, in onnxruntime's words where it names no op; ``loads``: it does not run
     only.
 
-    ``foreign``: nothing is missing but the kernels of ops in domains that are neither ONNX's nor onnxruntime's nor
-    ours.
+    ``kernels``: nothing is missing but kernels of the CPU. ``foreign``: nothing but the kernels of ops in domains that
+    are neither ONNX's nor onnxruntime's nor ours.
     """
 
     message: str
     loads: bool = False
+    kernels: bool = False
     foreign: bool = False
 
 
@@ -52,7 +54,9 @@ def trouble(proto: onnx.ModelProto, samples: Sequence[Feeds] = ()) -> Trouble | 
             if missing
             else f"onnxruntime can't load it: {short(error)}"
         )
-        return Trouble(message, foreign=bool(missing) and not any(missing.values()))
+        foreign = bool(missing) and not any(missing.values())
+        rest = _without_foreign(proto) if foreign else None
+        return (None if rest is None else trouble(rest)) or Trouble(message, kernels=bool(missing), foreign=foreign)
     message = ""
     for feeds in samples:
         try:
@@ -88,16 +92,32 @@ def require(proto: onnx.ModelProto, samples: Sequence[Feeds], runtime: str, eage
     )
 
 
-def require_as_before(proto: onnx.ModelProto, before: Callable[[], onnx.ModelProto], runtime: str) -> None:
-    """
+def require_optimized(
+    proto: onnx.ModelProto, before: Callable[[], onnx.ModelProto], runtime: str, provider: str
+) -> None:
+    """Require that onnxruntime loads what ``optimize`` made, unless ops of other libraries alone keep it from that.
+
+    Args:
+        proto: the result.
+        before: returns the file given.
+        runtime, provider: what the result is for.
+
     Raises:
-        GraphError: onnxruntime does not load ``proto``, which was made of a file that it loads.
+        GraphError: onnxruntime does not load ``proto``; says whether it loads the file given.
     """
     fault = None if runtime in TENSORRT else trouble(proto)
-    if fault is not None and trouble(before()) is None:
+    if fault is None:
+        return
+    given = trouble(before())
+    if given is None:
         raise GraphError(
             f"onnxruntime loads the file given and not what was made of it, so nothing is written: {fault.message};"
             " please report it"
+        )
+    if not given.foreign and not (given.kernels and provider == "cuda"):
+        raise GraphError(
+            f"the file given does not run, and nothing is written: {given.message}. Mend the file; or say what runs it,"
+            " by --runtime tensorrt, or --runtime onnxruntime --provider cuda"
         )
 
 
@@ -118,14 +138,15 @@ def require_half(proto: onnx.ModelProto, samples: Sequence[Feeds], to: str) -> N
 
 
 def _without_kernel(proto: onnx.ModelProto) -> dict[str, bool]:
-    """Each op of the main graph that onnxruntime has no kernel for in its types, with the first such node; whether it
-    ought to know it."""
+    """Return each op that onnxruntime has no kernel for in its types, with the first such node, and whether it ought to
+    know it. Of bodies and functions, only ops in domains of others."""
     known = {name: kind for name, (kind, _) in inferred(proto).items()}
     written = {(f.domain, f.name) for f in proto.functions}
     constants = {t.name: t for t in proto.graph.initializer if int(np.prod(t.dims)) <= 64}
     asked: set[tuple[object, ...]] = set()
     refused: dict[str, bool] = {}
-    for node in proto.graph.node:
+    foreign = [node for body in bodies(proto) for node in body.node if node.domain not in _OURS]
+    for node in (*proto.graph.node, *foreign):
         kinds = tuple(known.get(name) for name in node.input)
         key = (node.domain, node.op_type, kinds)
         if (
@@ -145,6 +166,35 @@ def _without_kernel(proto: onnx.ModelProto) -> dict[str, bool]:
 
 
 _FLOATING = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+
+
+def _without_foreign(proto: onnx.ModelProto) -> onnx.ModelProto | None:
+    """Return the model without the main graph's ops of other libraries, whose results become inputs.
+
+    Returns:
+        None if nothing states the type of such a result, or if the graph's outputs are such results alone.
+    """
+    written = {(f.domain, f.name) for f in proto.functions}
+    known = inferred(proto)
+    nodes: list[onnx.NodeProto] = []
+    made: dict[str, onnx.ValueInfoProto] = {}
+    for node in proto.graph.node:
+        if node.domain in _OURS or (node.domain, node.op_type) in written:
+            nodes.append(node)
+            continue
+        for name in filter(None, node.output):
+            kind, dims = known.get(name, (None, None))
+            if kind is None:
+                return None
+            made[name] = onnx.helper.make_tensor_value_info(name, kind, dims)
+    outputs = [value for value in proto.graph.output if value.name not in made]
+    if not made or not outputs:
+        return None
+    graph = onnx.GraphProto(name="rest", node=nodes, initializer=proto.graph.initializer, output=outputs)
+    graph.input.extend((*proto.graph.input, *made.values()))
+    return onnx.ModelProto(
+        ir_version=proto.ir_version, graph=graph, opset_import=proto.opset_import, functions=proto.functions
+    )
 
 
 def _is_refused(

@@ -31,6 +31,8 @@ EXACT_INTEGERS = {"session.x64quantprecision": "1"}
 # a weight's products from becoming uint8 · int8.
 _NO_UNSIGNED = {"optimization.disable_specified_optimizers": "QDQS8ToU8Transformer"}
 _FATAL = 4  # onnxruntime's severity: an exception says everything else better than its log
+# A file of onnxruntime's source, a line, and a function of C++ with the types that it takes.
+_PLACE = re.compile(r"/\S+:\d+ [^()]*\([^()]*\)(?: const)? ")
 # A file without these names has no node that `crash_risks` looks at.
 _MAY_CRASH = re.compile(rb"Div|Mod|STFT|ConvTranspose|Attention")
 
@@ -134,6 +136,11 @@ def open_session(
             with contextlib.suppress(Exception):
                 return opened(more)
     return opened({})
+
+
+def words_of(error: Exception) -> str:
+    """Return onnxruntime's message in one line, without the places in its source where it was raised."""
+    return _PLACE.sub("", " ".join(str(error).split())).rstrip(".")
 
 
 @functools.cache

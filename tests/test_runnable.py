@@ -118,7 +118,75 @@ def test_what_is_made_of_a_file_that_loads_has_to_load(monkeypatch: pytest.Monke
     twisted.CopyFrom(relu)
     twisted.opset_import.append(helper.make_opsetid("com.nobody", 1))
     twisted.graph.node[0].domain = "com.nobody"
-    normdeploy.optimize(twisted, compare_limit=0)  # which onnxruntime never could load
+    # onnxruntime never could load it.
+    normdeploy.optimize(twisted, compare_limit=0)
+
+
+def single(body: str, opset: int = 21, domains: str = "") -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}{domains}]> g {body}')
+
+
+OTHERS = ', "my.own": 1'
+
+
+@pytest.mark.parametrize(
+    ("proto", "words"),
+    [
+        (single("(float[2, 8] x) => (float[2, 2] y) { y = Transpose <perm = [0, 0]> (x) }"), "perm .* repeated value"),
+        (single("(float[2, 8] x) => (float[2, 8] y) { y = Relu (x) }", opset=999), "Opset 999"),
+        (single("(float[2, 8] x) => (int64[2, 8] y) { y = Relu (x) }"), r"tensor\(int64\)"),
+        (
+            single(
+                "(float[2, 8] x) => (float[2, 8] y) { y = com.microsoft.NoSuch (x) }", domains=', "com.microsoft": 1'
+            ),
+            "NoSuch",
+        ),
+        (
+            single(
+                "(float[2, 8] x) => (float[2, 2] y) <float[2, 8] a>"
+                " { a = my.own.Twist (x) y = Transpose <perm = [0, 0]> (a) }",
+                domains=OTHERS,
+            ),
+            "repeated value",
+        ),
+    ],
+)
+def test_optimize_file_that_does_not_run_is_refused(proto: onnx.ModelProto, words: str, tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match=f"the file given does not run, and nothing is written: .*{words}"):
+        normdeploy.optimize(proto, tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+    normdeploy.optimize(proto, tmp_path / "m.onnx", runtime="tensorrt")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "(float[2, 8] x) => (float[2, 8] y) <float[2, 8] a> { a = my.own.Twist (x) y = Relu (a) }",
+        "(bool b, float[2, 8] x) => (float[2, 8] y) { y = If (b) <then_branch = t () => (float[2, 8] p)"
+        " { p = my.own.Twist (x) }, else_branch = e () => (float[2, 8] q) { q = Relu (x) }> }",
+    ],
+)
+def test_optimize_file_with_ops_of_other_libraries_is_written(body: str, tmp_path: Path) -> None:
+    result = normdeploy.optimize(single(body, domains=OTHERS), tmp_path / "m.onnx")
+    assert any("the whole model was not compared" in note for note in result.notes)
+    assert (tmp_path / "m.onnx").is_file()
+
+
+def test_optimize_kernels_of_the_gpu_alone_are_noted() -> None:
+    proto = single(
+        "(double[1, 2, 5, 5] x, double[2, 2, 3, 3] w) => (double[1, 2, 7, 7] y) { y = ConvTranspose (x, w) }"
+    )
+    with pytest.raises(GraphError, match="has no kernel for ConvTranspose of float64"):
+        normdeploy.optimize(proto)
+    assert normdeploy.optimize(proto, runtime="onnxruntime", provider="cuda").notes
+
+
+def test_trouble_bfloat16_kept_as_integers_is_read() -> None:
+    scale = helper.make_tensor("scale", onnx.TensorProto.BFLOAT16, [8], [1.0] * 8)
+    assert not scale.HasField("raw_data")
+    proto = single("(bfloat16[2, 8] x, bfloat16[8] scale) => (bfloat16[2, 8] y) { y = LayerNormalization (x, scale) }")
+    proto.graph.initializer.append(scale)
+    assert trouble(proto) is None
 
 
 def test_half_precision_that_does_not_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,8 @@ def optimize(
         progress: called with (stage, done, total); total is 0 where it is not known.
 
     Raises:
-        GraphError: the file is broken or no ONNX.
+        GraphError: the file is broken or no ONNX; or onnxruntime does not load it, by another reason than ops of a
+            domain of its own, and it is for no other runtime.
         InputError: the inputs for calibration or the dims do not fit.
         CertificateError: with ``strict``, where a certificate failed.
         NormdeployError: ``output`` is ``source``, or can't be written.
@@ -145,7 +146,7 @@ def optimize(
             notes += [tidied.note] if tidied.note else []
         else:
             notes += ["the graph was not cleaned up: nothing says that it would stay the same"] if simplify else []
-            runnable.require_as_before(proto, read, runtime)
+            runnable.require_optimized(proto, read, runtime, provider)
     summary = replace(summary, nodes_after=len(proto.graph.node), ops_after=rewrite.op_counts(proto))
     if codes and (written := codes - int32_codes.count(proto)):
         hints.append(f"{written} constants stored as int32, which TensorRT refuses, are float32 now: the same numbers")

@@ -162,10 +162,13 @@ def _without_bfloat16(model: onnx.ModelProto) -> None:
     CPU."""
     narrow, wide = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT
     for tensor in tensors(model):
-        if tensor.data_type == narrow and tensor.HasField("raw_data"):
-            tensor.CopyFrom(onnx.numpy_helper.from_array(computable(onnx.numpy_helper.to_array(tensor)), tensor.name))
-        elif tensor.data_type == narrow:  # a reference
+        if tensor.data_type != narrow:
+            continue
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            # The session is given its value.
             tensor.data_type = wide
+        else:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(computable(onnx.numpy_helper.to_array(tensor)), tensor.name))
     for body in bodies(model):
         for node in body.node:
             for attribute in node.attribute:

@@ -19,6 +19,7 @@ import onnxruntime as ort
 from ..graphs import equal
 from ..graphs.turned import as_they_lie
 from ..norms.ops import STANDARD
+from ..sessions import words_of
 from ..storage.files import bodies
 from ..storage.heap import trim
 from ..storage.held import array
@@ -184,4 +185,5 @@ def _moved(value: np.ndarray, rng: np.random.Generator, by: float) -> np.ndarray
 
 
 def short(e: Exception) -> str:
-    return " ".join(str(e).split())[:200]
+    """Return onnxruntime's message in one line (`sessions.words_of`), cut to 200 characters."""
+    return words_of(e)[:200]

@@ -43,7 +43,10 @@ def check_names(runner: str, feeds: Mapping[str, np.ndarray], wanted: Sequence[s
     Raises:
         InputError: an input is missing, or one is given that the model does not have.
     """
-    missing, unknown = [n for n in wanted if n not in feeds], [n for n in feeds if n not in wanted]
+    missing = [name for name in wanted if name not in feeds]
+    # A search in a list for each of thousands of inputs takes the time of their square.
+    known = frozenset(wanted)
+    unknown = [name for name in feeds if name not in known]
     if missing or unknown:
         complaint = f"is not given {missing}" if missing else f"has no inputs {unknown}"
         raise InputError(f"{runner}: the model {complaint}; it takes {list(wanted)}, it was given {list(feeds)}")

@@ -15,7 +15,7 @@ import onnxruntime as ort
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from ..errors import GraphError, InputError, RuntimeUnavailable
-from ..sessions import PROVIDERS, from_ort, open_session
+from ..sessions import PROVIDERS, from_ort, open_session, words_of
 from . import RunResult
 from .arrays import check_names
 from .survival import require_survival
@@ -165,5 +165,5 @@ def _to_ort(array: np.ndarray) -> ort.OrtValue:
 
 
 def short(error: Exception) -> str:
-    """onnxruntime's message in one line, without the source paths of its builders."""
-    return " ".join(str(error).split())[:400]
+    """Return onnxruntime's message in one line (`sessions.words_of`), cut to 400 characters."""
+    return words_of(error)[:400]

@@ -12,6 +12,7 @@ import onnx
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from ..errors import GraphError
+from .attributes import require_attributes
 from .protos import subgraphs
 from .sparse import require_sizes
 from .weights import element_bits
@@ -59,6 +60,7 @@ def require(
             raise GraphError(f"the domain {twice!r} has two opsets; which of them counts depends on the reader")
     for body in bodies:
         _require_types(body)
+        require_attributes(body.node)
     require_sizes(proto)
     require_end(proto)
 
@@ -158,14 +160,6 @@ def _require_types(body: onnx.GraphProto | onnx.FunctionProto) -> None:
             )
         if len(kind.shape.dim) > _MOST_RANK:
             raise GraphError(f"{value.name!r} has {len(kind.shape.dim)} dims; at most {_MOST_RANK} are read")
-    for node in body.node:
-        to = (
-            next((a.i for a in node.attribute if a.name == "to" and a.type == a.INT and not a.ref_attr_name), None)
-            if node.op_type == "Cast"
-            else None
-        )
-        if to is not None and to not in _TYPES:
-            raise GraphError(f"Cast {node.name!r} makes the type {to}, which ONNX does not have; the file is damaged")
 
 
 def _require_calls(proto: onnx.ModelProto) -> None:
