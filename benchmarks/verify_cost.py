@@ -1,27 +1,34 @@
 """What ``verify`` costs beside ``export``: processor time and memory, with default options.
 
-    python -m benchmarks.verify_cost [PART OF A NAME …]        default: every architecture whose library is installed
+    python -m benchmarks.verify_cost [NAME …] [--all]        default: the sample
 
-Each architecture of ``benchmarks/architectures`` is exported and verified in a fresh process, which has exported and
-verified another model before, so that neither pays for imports. Both take turns, ``ROUNDS`` times each, and the median
-of each counts; it is processor time, that of child processes included. Memory is the highest resident size during
-verify beyond that before it, which holds the model and the libraries. Writes ``benchmarks/results/verify_cost.md``.
+The sample is every sixth architecture of ``benchmarks/architectures``, in the catalogue's order, and those in
+``SUSPECTS``. ``--all`` measures every one. It needs the libraries of ``tests/architectures/requirements.txt``.
 
-The bounds: verify takes at most ``MOST_RATIO`` times as long as export in the median of all architectures; none takes
-more than ``MOST_SECONDS``, or more than ``MOST_MEMORY`` GiB beyond the model. Exits with 1 where one is missed.
+Each architecture is exported and then verified once, in a process forked from one that has exported and verified a
+small model, so that none pays for imports. The time is the processor's, that of child processes included, so that other
+jobs on the machine add little. Memory is the highest resident size during verify beyond that before it, which holds the
+model and the libraries. Loading and tracing the module counts here, and is not in the budget of ``--max-seconds``.
+
+Rows are kept in ``benchmarks/results/verify_cost.json`` as they are measured, and ``verify_cost.md`` is written from
+them; a run with names replaces those rows alone. No architecture is left out for its size.
+
+The bounds: verify takes at most ``MOST_RATIO`` times as long as export in the median of the sample; none takes more
+than ``MOST_SECONDS``, or more than ``MOST_MEMORY`` GiB beyond the model. Exits with 1 where one is missed.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
-import importlib.util
 import json
+import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -33,25 +40,35 @@ from torch import nn
 import normdeploy
 from normdeploy.verbs.bench.machine import machine
 
-from .architectures.catalogue import ARCHITECTURES, Architecture, made
+from .architectures.catalogue import ARCHITECTURES, Architecture, declare_torchvision, made
 
-RESULTS = Path(__file__).parent / "results"
-ROUNDS = 2
+RESULTS = Path(__file__).parent / "results" / "verify_cost.json"
 MOST_RATIO, MOST_SECONDS, MOST_MEMORY = 2.0, 60.0, 4.0
+EVERY = 6
+# Merged branches (MobileOne, RepViT, RepVGG), many channels (ResMLP), and every model of sound.
+SUSPECTS = (
+    *("MobileOne", "RepViT", "RepVGG", "ResMLP", "Wav2Vec2 (group norm)", "Wav2Vec2 (layer norm)", "HuBERT", "WavLM"),
+    *("Wav2Vec2 Conformer", "AST", "Whisper", "EnCodec", "DAC"),
+)
 # Of one architecture on the clock, beside other jobs on the machine.
 _PATIENCE = 900.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cost:
-    """One architecture: processor seconds of export and of verify, GiB of verify; ``failed``: why there are none."""
+    """One architecture: processor seconds of export and of verify, GiB of verify; ``failed``: why there are none.
+
+    ``parameters``: in millions. ``revision``: the commit that was measured.
+    """
 
     name: str
     library: str
+    parameters: float = 0.0
     export: float = 0.0
     verify: float = 0.0
     memory: float = 0.0
     verdict: str = ""
+    revision: str = ""
     failed: str = ""
 
     @property
@@ -60,32 +77,34 @@ class Cost:
         return self.verify / self.export
 
 
-def measure(architecture: Architecture) -> Cost:
-    """Export and verify in turn in this process."""
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
-        small = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).eval()
-        normdeploy.export(small, output=path, inputs=("x:float32[2,4]",))
-        normdeploy.verify(small, path, inputs=("x:float32[2,4]",))
-        module = made(architecture)
-        specs: dict[str, Any] = {"inputs": architecture.inputs, "dims": architecture.dims}
-        exports, verifies, memory, verdict = list[float](), list[float](), 0.0, ""
-        for _ in range(ROUNDS):
-            exports.append(_seconds(lambda: normdeploy.export(module, output=path, **specs))[0])
-            before = _restart_peak()
-            seconds, comparison = _seconds(lambda: normdeploy.verify(module, path, **specs))
-            verifies.append(seconds)
-            memory = max(memory, _peak() - before)
-            verdict = comparison.outcome
+def sample() -> list[Architecture]:
+    """Return every sixth architecture and the suspects, in the catalogue's order."""
+    return [a for place, a in enumerate(ARCHITECTURES) if place % EVERY == 0 or a.name in SUSPECTS]
+
+
+def measure(architecture: Architecture, folder: Path) -> Cost:
+    """Export and verify in this process."""
+    path = folder / "model.onnx"
+    module = made(architecture)
+    specs: dict[str, Any] = {"inputs": architecture.inputs, "dims": architecture.dims}
+    export, _ = _seconds(lambda: normdeploy.export(module, output=path, **specs))
+    before = _restart_peak()
+    verify, comparison = _seconds(lambda: normdeploy.verify(module, path, **specs))
     return Cost(
         name=architecture.name,
         library=architecture.library,
-        export=statistics.median(exports),
-        verify=statistics.median(verifies),
-        memory=memory,
-        verdict=verdict,
+        parameters=sum(p.numel() for p in module.parameters()) / 1e6,
+        export=export,
+        verify=verify,
+        memory=_peak() - before,
+        verdict=comparison.outcome,
+        revision=_revision(),
     )
+
+
+def _revision() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, cwd=RESULTS.parent).stdout.strip()
 
 
 def _seconds(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -107,19 +126,53 @@ def _peak() -> float:
     return int(line.split()[1]) / 2**20
 
 
+def warm_up() -> None:
+    """Import every library, and export and verify a small model: the rows' processes are forked from what this
+    leaves."""
+    torch.set_num_threads(1)
+    declare_torchvision()
+    for library in ("transformers", "diffusers", "timm", "torchvision"):
+        __import__(library)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        small = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).eval()
+        normdeploy.export(small, output=path, inputs=("x:float32[2,4]",))
+        normdeploy.verify(small, path, inputs=("x:float32[2,4]",))
+    gc.collect()
+    # Else each collection in a child walks through all that was imported, and copies its pages.
+    gc.freeze()
+
+
 def measured_apart(architecture: Architecture) -> Cost:
-    """Measure in a fresh process."""
-    command = [sys.executable, "-m", "benchmarks.verify_cost", "--one", architecture.name]
+    """Measure in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Path(folder) / "row.json"
+        context = multiprocessing.get_context("fork")
+        child = context.Process(target=_child, args=(architecture, Path(folder), kept))
+        child.start()
+        child.join(_PATIENCE)
+        reason = f"exit code {child.exitcode}"
+        if child.is_alive():
+            child.kill()
+            child.join()
+            reason = f"it took longer than {_PATIENCE:g} s on the clock"
+        if kept.exists():
+            return Cost(**json.loads(kept.read_text()))
+    return Cost(name=architecture.name, library=architecture.library, revision=_revision(), failed=reason)
+
+
+def _child(architecture: Architecture, folder: Path, kept: Path) -> None:
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
     try:
-        done = subprocess.run(
-            command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=_PATIENCE
-        )
-    except subprocess.TimeoutExpired:
-        return Cost(architecture.name, architecture.library, failed=f"it took longer than {_PATIENCE:g} s on the clock")
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-        return Cost(architecture.name, architecture.library, failed=f"exit code {done.returncode}: {last[:200]}")
-    return Cost(**json.loads(done.stdout.splitlines()[-1]))
+        cost = measure(architecture, folder)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"[:200]
+        cost = Cost(name=architecture.name, library=architecture.library, revision=_revision(), failed=reason)
+    part = kept.with_suffix(".part")
+    part.write_text(json.dumps(asdict(cost)))
+    part.replace(kept)
 
 
 def missed(costs: Sequence[Cost]) -> list[str]:
@@ -133,45 +186,70 @@ def missed(costs: Sequence[Cost]) -> list[str]:
     return told
 
 
-def table(costs: Sequence[Cost], failed: Sequence[Cost]) -> str:
+def table(rows: Sequence[Cost]) -> str:
     """Write the page, the slowest first."""
-    middle = statistics.median(c.ratio for c in costs)
+    costs, failed = [c for c in rows if not c.failed], [c for c in rows if c.failed]
+    sampled = {a.name for a in sample()}
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "onnx", "onnxruntime-gpu"))
     lines = [
         *("# What verify costs", "", (__doc__ or "").split("\n\n", 2)[2].strip(), ""),
-        *(f"{len(costs)} of {len(ARCHITECTURES)} architectures; {machine()}; {libraries}", ""),
-        f"- median of verify over export: {middle:.2f}, at most {MOST_RATIO:g}",
-        f"- longest verify: {max(c.verify for c in costs):.1f} s of processor time, at most {MOST_SECONDS:g}",
-        f"- most memory: {max(c.memory for c in costs):.2f} GiB beyond the model, at most {MOST_MEMORY:g}",
-        *(f"- missed: {sentence}" for sentence in missed(costs)),
-        *("", "| model | library | export, s | verify, s | ratio | GiB | verdict |", "|---|---|---|---|---|---|---|"),
+        f"{len(costs)} of {len(ARCHITECTURES)} architectures, {sum(c.name in sampled for c in costs)} of the"
+        f" {len(sampled)} in the sample; {machine()}; {libraries}",
+        "",
+    ]
+    if costs:
+        lines += [
+            f"- median of verify over export: {statistics.median(c.ratio for c in costs):.2f}, at most {MOST_RATIO:g}",
+            f"- longest verify: {max(c.verify for c in costs):.1f} s of processor time, at most {MOST_SECONDS:g}",
+            f"- most memory: {max(c.memory for c in costs):.2f} GiB beyond the model, at most {MOST_MEMORY:g}",
+            *(f"- missed: {sentence}" for sentence in missed(costs)),
+        ]
+    lines += [
+        "",
+        "| model | library | million parameters | export, s | verify, s | ratio | GiB | verdict | commit |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for c in sorted(costs, key=lambda c: -c.verify):
-        times = f"{c.export:.1f} | {c.verify:.1f} | {c.ratio:.2f} | {c.memory:.2f}"
-        lines.append(f"| {c.name} | {c.library} | {times} | {c.verdict} |")
+        numbers = f"{c.parameters:.2f} | {c.export:.1f} | {c.verify:.1f} | {c.ratio:.2f} | {c.memory:.2f}"
+        lines.append(f"| {c.name} | {c.library} | {numbers} | {c.verdict} | {c.revision} |")
     lines += ["", *(f"- not measured: {c.name}: {c.failed}" for c in failed)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def main(names: Sequence[str]) -> None:
-    """Measure those of the names, or all, and write the page."""
-    costs, failed = list[Cost](), list[Cost]()
-    for architecture in ARCHITECTURES:
-        if names and not any(part.lower() in architecture.name.lower() for part in names):
-            continue
-        if importlib.util.find_spec(architecture.library) is None:
-            continue
-        cost = measured_apart(architecture)
-        (failed if cost.failed else costs).append(cost)
+def write(rows: Mapping[str, Cost]) -> None:
+    """Write the rows and the page that shows them."""
+    ordered = [rows[a.name] for a in ARCHITECTURES if a.name in rows]
+    text = json.dumps([asdict(cost) for cost in ordered], indent=1, ensure_ascii=False)
+    RESULTS.write_text(text + "\n")
+    RESULTS.with_suffix(".md").write_text(table(ordered))
+
+
+def kept() -> dict[str, Cost]:
+    """Read the rows of earlier runs."""
+    every = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    return {row["name"]: Cost(**row) for row in every}
+
+
+def main() -> int:
+    """Measure those named, the sample, or all; write the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.verify_cost")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--all", action="store_true")
+    wanted = parser.parse_args()
+    if unknown := set(wanted.names) - {a.name for a in ARCHITECTURES}:
+        parser.error(f"no architecture is called {', '.join(sorted(unknown))}")
+    chosen = list(ARCHITECTURES) if wanted.all else sample()
+    if wanted.names:
+        chosen = [a for a in ARCHITECTURES if a.name in wanted.names]
+    warm_up()
+    rows = kept()
+    for architecture in chosen:
+        rows[architecture.name] = cost = measured_apart(architecture)
+        write(rows)
         print(cost, flush=True)
-    if costs:
-        (RESULTS / "verify_cost.md").write_text(table(costs, failed))
-    raise SystemExit(1 if not costs or missed(costs) else 0)
+    costs = [c for c in rows.values() if not c.failed]
+    return 1 if not costs or missed(costs) else 0
 
 
 if __name__ == "__main__":
-    if "--one" in sys.argv:
-        wanted = next(a for a in ARCHITECTURES if a.name == sys.argv[-1])
-        print(json.dumps(asdict(measure(wanted))))
-    else:
-        main(sys.argv[1:])
+    sys.exit(main())
