@@ -12,6 +12,7 @@ from ...precision.retype import values
 from ...runtimes.exact import Array
 from ...storage.protos import copied
 from ..verify.originals import Original
+from ..verify.shifts import each
 from ..verify.stored import folded, shifts_of, stored_in
 
 _MOST = 1 / 2  # of a file's weights that are others, beyond which it is a state and no mistake
@@ -26,7 +27,7 @@ def replaced(model: Original, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
     """
     stored = {name: v.astype(np.float64) for name, v in stored_in(model).items() if v.size > 1}
     stored |= folded(model, stored)
-    stored |= {name: shift for name, shift, _ in shifts_of(model, stored) if shift.size > 1}
+    stored |= {s.source: s.values for s in each(shifts_of(model, stored)) if s.values.size > 1}
     kept = {t.name: values(t) for t in proto.graph.initializer}
     kept = {name: v for name, v in kept.items() if v.dtype.kind == "f" and v.size > 1}
     strange = {name: v for name, v in kept.items() if not any(_alike(p, v) for p in stored.values())}

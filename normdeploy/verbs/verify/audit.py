@@ -37,6 +37,7 @@ from .derived import Format, derivation, outside
 from .merged import merged
 from .originals import FileModel, Original
 from .rows import MOSTLY, NEAR, ROW, Rows, squeezed
+from .shifts import FixedShift, Shift, Shifts, by_size, find, find_most
 from .spending import Clock
 from .stored import initializers, shifts_of, stored_in
 
@@ -97,9 +98,12 @@ def audit(model: Original, proto: onnx.ModelProto, label: str, clock: Clock | No
         else:
             arranged.append((tensor, array))
     missing = {name: value for name, value in stored.items() if name not in placed}
-    shifts = list(shifts_of(model, stored))
+    every = list(shifts_of(model, stored))
     if not isinstance(model, FileModel):
-        shifts += [(parameter, w.reshape(-1), size.reshape(-1)) for parameter, w, size in merged(model, stored)]
+        every += [
+            FixedShift(Shift(source, w.reshape(-1), size.reshape(-1))) for source, w, size in merged(model, stored)
+        ]
+    shifts = by_size(every)
     modules = _modules(proto, stored)
     inverses = [a.reshape(-1) for _, a, _ in unknown if is_quantized(proto) and _are_factors(a)]
     remarks = []
@@ -238,22 +242,21 @@ def _equal(one: Array, other: Array) -> bool:
 
 
 def _origin(
-    weight: Weight, array: Array, missing: Mapping[str, Array], shifts: Sequence[tuple[str, Array, Array]]
+    weight: Weight, array: Array, missing: Mapping[str, Array], shifts: Mapping[int, Sequence[Shifts]]
 ) -> Weight:
     """Compare ``array`` with the tensors of ``missing``, those of the model that the file has nowhere as they are."""
     form = Format.of(array.dtype)
-    wide = array.astype(np.float64)
+    flat = array.astype(np.float64).reshape(-1)
+    fitting = shifts.get(flat.size, ())
+    if shift := find(flat, fitting, form):
+        made = replace(weight, parameter=shift.source)
+        return _told(made, Origin.FOLDED, np.abs(flat - shift.values), f"made of {shift.source}")
     best: Weight | None = None
-    for source, shift, size in (s for s in shifts if s[1].size == wide.size):
-        flat = wide.reshape(-1)
-        away = np.abs(flat - shift)
-        changed = outside(flat, shift, size, form)
-        if not changed.any():
-            return _told(replace(weight, parameter=source), Origin.FOLDED, away, f"made of {source}")
-        if changed.mean() <= 0.5 and _tells(shift[~changed]):
-            best = _told(
-                replace(weight, parameter=source), Origin.ALTERED, away, _changed(changed, flat, shift, source)
-            )
+    for near, changed in find_most(flat, fitting, form):
+        if _tells(near.values[~changed]):
+            reason = _changed(changed, flat, near.values, near.source)
+            away = np.abs(flat - near.values)
+            best = _told(replace(weight, parameter=near.source), Origin.ALTERED, away, reason)
     # The parameter of the weight's own name first: where that explains it, no other is asked.
     for parameter, values_of in sorted(missing.items(), key=lambda item: not _is_named_after(weight, item[0])):
         if values_of.size != array.size:

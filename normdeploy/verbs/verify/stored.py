@@ -16,6 +16,7 @@ from ...model import Model
 from ...precision.retype import values
 from ...runtimes.arrays import to_numpy
 from .originals import FileModel, Original
+from .shifts import FixedShift, Shift, Shifts, ShiftsOfNorm
 
 Array = np.ndarray[Any, Any]
 
@@ -64,34 +65,39 @@ class _BatchNorm:
     variance: str | None
 
 
-def shifts_of(model: Original, stored: Mapping[str, Array]) -> Iterator[tuple[str, Array, Array]]:
-    """What BatchNorm makes of a bias, (b − mean) · scale + shift with scale = weight / sqrt(var + eps): its name, the
-    values, and the sum of the magnitudes in it, of which its rounding is relative."""
+def shifts_of(model: Original, stored: Mapping[str, Array]) -> Iterator[Shifts]:
+    """Give what each BatchNorm makes of every bias of its width, with scale = weight / sqrt(var + eps); and the
+    scale."""
 
     def of(name: str | None, default: float, like: Array) -> Array:
         own = stored.get(name or "")
-        return np.full(like.shape, default) if own is None else own.astype(np.float64)
+        return np.full(like.size, default) if own is None else own.astype(np.float64).reshape(-1)
 
+    biases: dict[int, dict[str, Array]] = {}
+    stacked: dict[int, Array] = {}
     for norm in _of_file(model) if isinstance(model, FileModel) else _of_program(model):
         variance = stored.get(norm.variance or "")
         if variance is None:
             continue
-        scale = of(norm.weight, 1.0, variance) / np.sqrt(variance.astype(np.float64) + norm.epsilon)
-        mean, shift = of(norm.mean, 0.0, variance), of(norm.bias, 0.0, variance)
-        # Paddle adds a bias of shape (1, C, 1, 1) in a node of its own.
-        biases = {"": np.zeros(variance.shape)} | {
-            n: v.reshape(variance.shape) for n, v in stored.items() if v.size == variance.size == max(v.shape)
-        }
-        for bias, added in biases.items():
-            b = added.astype(np.float64)
-            size = (np.abs(b) + np.abs(mean)) * np.abs(scale) + np.abs(shift)
-            yield f"{bias or 'no bias'} by the BatchNorm {norm.owner}", (b - mean) * scale + shift, size
-        yield f"the BatchNorm {norm.owner}", scale, np.abs(scale)
+        scale = of(norm.weight, 1.0, variance) / np.sqrt(variance.astype(np.float64).reshape(-1) + norm.epsilon)
+        if scale.size not in biases:
+            # Paddle adds a bias of shape (1, C, 1, 1) in a node of its own.
+            vectors = {n: v.reshape(-1) for n, v in stored.items() if v.size == scale.size == max(v.shape, default=1)}
+            biases[scale.size] = {"no bias": np.zeros(scale.size)} | vectors
+            stacked[scale.size] = np.stack([v.astype(np.float64) for v in biases[scale.size].values()])
+        yield ShiftsOfNorm(
+            sources=[f"{bias} by the BatchNorm {norm.owner}" for bias in biases[scale.size]],
+            biases=stacked[scale.size],
+            mean=of(norm.mean, 0.0, variance),
+            scale=scale,
+            shift=of(norm.bias, 0.0, variance),
+        )
+        yield FixedShift(Shift(f"the BatchNorm {norm.owner}", scale, np.abs(scale)))
 
 
 def folded(model: Original, stored: Mapping[str, Array]) -> dict[str, Array]:
     """Return the weights of layers whose outputs are the channels of a BatchNorm, each with that folded into it."""
-    scales = [(name, scale) for name, scale, _ in shifts_of(model, stored) if name.startswith("the BatchNorm")]
+    scales = [(s.shift.source, s.shift.values) for s in shifts_of(model, stored) if isinstance(s, FixedShift)]
     return {
         f"{parameter} by {name}": weight * scale.reshape(-1, *(1,) * (weight.ndim - 1))
         for name, scale in scales
