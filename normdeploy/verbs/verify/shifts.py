@@ -101,7 +101,7 @@ def find(flat: Array, every: Sequence[Shifts], form: Format) -> Shift | None:
     few = slice(_FIRST)
     for shifts in every:
         values, sizes = shifts.rows(channels=few)
-        alike = np.flatnonzero(~outside(np.broadcast_to(flat[few], values.shape), values, sizes, form).any(-1))
+        alike = np.flatnonzero(~outside(np.broadcast_to(flat[few], values.shape), values, sizes, form).any(-1)).tolist()
         values, sizes = shifts.rows(alike)
         for place, value, size in zip(alike, values, sizes, strict=True):
             if not outside(flat, value, size, form).any():
@@ -114,5 +114,5 @@ def find_most(flat: Array, every: Sequence[Shifts], form: Format) -> Iterator[tu
     for shifts in every:
         values, sizes = shifts.rows()
         changed = outside(np.broadcast_to(flat, values.shape), values, sizes, form)
-        for place in np.flatnonzero(2 * changed.sum(-1) <= flat.size):
+        for place in np.flatnonzero(2 * changed.sum(-1) <= flat.size).tolist():
             yield Shift(shifts.sources[place], values[place], sizes[place]), changed[place]
