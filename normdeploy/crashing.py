@@ -1,7 +1,8 @@
 """Finds the nodes at which onnxruntime may end its process, without an error that Python could catch.
 
-onnxruntime 1.31 checks divisors for 0 and indices for their range. It does not check these, and the processor ends the
-process with SIGFPE: an integer division whose result does not fit, a frame of no samples, and no groups or heads.
+onnxruntime 1.31 checks divisors for 0 and indices for their range. It does not check these, and the process ends:
+with SIGFPE at an integer division whose result does not fit, a frame of no samples, and no groups, heads or parts;
+with SIGSEGV or SIGABRT at a batch dim below 0 and, in some ops, at tensors without an element.
 """
 
 from __future__ import annotations
@@ -22,6 +23,14 @@ _COUNTS = {
     "ConvTranspose": ("group",),
     "Attention": ("q_num_heads", "kv_num_heads"),
 }
+# A block whose square is 0 in 64 bits divides by it.
+_BLOCKS = frozenset({"DepthToSpace", "SpaceToDepth"})
+_SQUARED = 2**32
+# These end the process where a tensor that they read has no element.
+_NEED_ELEMENTS = frozenset({"Attention", "GRU", "InstanceNormalization", "LSTM", "RoiAlign", "STFT", "Unique"})
+_NEED_ELEMENTS_OF_MICROSOFT = frozenset({"DynamicQuantizeLSTM"})
+# What these make may have no element, whatever they read.
+_MAY_BE_EMPTY = frozenset({"Compress", "NonMaxSuppression", "NonZero"})
 _SIZES = frozenset({"Shape", "Size"})
 # Each element of the result is an element of the data.
 _MOVERS = frozenset(
@@ -50,9 +59,43 @@ def crash_risks(model: onnx.ModelProto) -> list[str]:
     risks = _Scope(model.graph).risks()
     for function in model.functions:
         risks += _Scope(function).risks()
-    if len(risks) > _SHOWN:
-        risks = [*risks[:_SHOWN], f"{len(risks) - _SHOWN} more nodes like these"]
-    return risks
+    if _holds_empty(model):
+        risks += _needs(model)
+    return _first(risks)
+
+
+def empty_risks(model: onnx.ModelProto) -> list[str]:
+    """Return the nodes that may end the process where an input of the model has no element."""
+    return _first(_needs(model))
+
+
+def _first(risks: list[str]) -> list[str]:
+    if len(risks) <= _SHOWN:
+        return risks
+    return [*risks[:_SHOWN], f"{len(risks) - _SHOWN} more nodes like these"]
+
+
+def _needs(model: onnx.ModelProto) -> list[str]:
+    """Return each node that ends the process where a tensor that it reads has no element."""
+    return [
+        f"{_label(node)} may be given a tensor without an element"
+        for body in (model.graph, *model.functions)
+        for node in _with_inner(body)
+        if (is_standard(node) and node.op_type in _NEED_ELEMENTS)
+        or (node.domain == "com.microsoft" and node.op_type in _NEED_ELEMENTS_OF_MICROSOFT)
+    ]
+
+
+def _holds_empty(model: onnx.ModelProto) -> bool:
+    """Whether a tensor may have no element though each input has some."""
+    graphs = [model.graph, *(graph for node in model.graph.node for graph in subgraphs(node))]
+    if any(0 in tensor.dims for graph in graphs for tensor in graph.initializer):
+        return True
+    nodes = [node for body in (model.graph, *model.functions) for node in _with_inner(body)]
+    return any(
+        node.op_type in _MAY_BE_EMPTY or ((constant := _constant(node)) is not None and 0 in constant.dims)
+        for node in nodes
+    )
 
 
 class _Scope:
@@ -92,6 +135,13 @@ class _Scope:
             return self._risk_of_division(node)
         if node.op_type == "STFT" and len(node.input) > 3 and self._may_hold(node.input[3], 0):
             return "takes frames of as many samples as an input says, which may be 0"
+        if node.op_type == "SplitToSequence" and len(node.input) > 1 and self._may_hold(node.input[1], 0):
+            return "splits into parts of a size that may be 0"
+        stated = {a.name: a.i for a in node.attribute}
+        if node.op_type == "GatherND" and stated.get("batch_dims", 0) < 0:
+            return f"has batch_dims = {stated['batch_dims']}"
+        if node.op_type in _BLOCKS and stated.get("blocksize", 1) % _SQUARED == 0:
+            return f"has blocksize = {stated['blocksize']}, whose square is 0 in 64 bits"
         zero = [a.name for a in node.attribute if a.name in _COUNTS.get(node.op_type, ()) and a.i == 0]
         return f"has {zero[0]} = 0 and divides by it" if zero else ""
 

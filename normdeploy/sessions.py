@@ -10,7 +10,8 @@ import ctypes
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import onnx
 import onnxruntime as ort
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from .crashing import crash_risks
+from .crashing import crash_risks, empty_risks
 from .rehearsal import Rehearsal
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -34,21 +35,38 @@ _FATAL = 4  # onnxruntime's severity: an exception says everything else better t
 # A file of onnxruntime's source, a line, and a function of C++ with the types that it takes.
 _PLACE = re.compile(r"/\S+:\d+ [^()]*\([^()]*\)(?: const)? ")
 # A file without these names has no node that `crash_risks` looks at.
-_MAY_CRASH = re.compile(rb"Div|Mod|STFT|ConvTranspose|Attention")
+_MAY_CRASH = re.compile(
+    rb"Div|Mod|STFT|ConvTranspose|Attention|SplitToSequence|GatherND|DepthToSpace|SpaceToDepth|GRU|LSTM"
+    rb"|InstanceNormalization|RoiAlign|Unique"
+)
 
 
 class _RehearsedSession(ort.InferenceSession):
-    """A session that runs its feeds in a child process before it runs them here."""
+    """A session that runs its feeds in a child process before it runs them here.
 
-    rehearsal: Rehearsal
+    ``rehearsal`` is None until a child is needed: ``start`` starts one, for the first feed without an element.
+    """
+
+    rehearsal: Rehearsal | None
+    start: Callable[[], Rehearsal]
 
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
-        self.rehearsal.run(_arrays(input_feed))
+        self.rehearse(input_feed)
         return super().run(output_names, input_feed, run_options)
 
     def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
-        self.rehearsal.run(_arrays(input_dict_ort_values))
+        self.rehearse(input_dict_ort_values)
         return super().run_with_ort_values(output_names, input_dict_ort_values, run_options)
+
+    def rehearse(self, feeds: Mapping[str, Any]) -> None:
+        if self.rehearsal is None and any(map(_is_empty, feeds.values())):
+            self.rehearsal = self.start()
+        if self.rehearsal is not None:
+            self.rehearsal.run(_arrays(feeds))
+
+
+def _is_empty(value: Any) -> bool:
+    return 0 in (value.shape() if isinstance(value, ort.OrtValue) else np.shape(value))
 
 
 def from_ort(value: ort.OrtValue) -> np.ndarray:
@@ -70,7 +88,7 @@ def rehearse(session: ort.InferenceSession, feeds: Mapping[str, np.ndarray]) -> 
         RuntimeCrash: onnxruntime ends its process on them.
     """
     if isinstance(session, _RehearsedSession):
-        session.rehearsal.run(feeds)
+        session.rehearse(feeds)
 
 
 def open_session(
@@ -102,13 +120,15 @@ def open_session(
         Exception: onnxruntime refuses the model; its exceptions share no base class.
     """
     held = initializers or {}
-    rehearsal = None
-    if rehearsed and provider == "cpu" and (risks := _crash_risks(model)):
+    risks = _crash_risks(model) if rehearsed and provider == "cpu" else _Risks()
+
+    def start() -> Rehearsal:
         content = model if isinstance(model, bytes) else b""
         path = "" if isinstance(model, bytes) else os.path.abspath(model)
         request = {"path": path, "optimize": optimize, "entries": dict(entries or {})}
-        weights = _arrays(held)
-        rehearsal = Rehearsal(request, content, weights, risks)
+        return Rehearsal(request, content, _arrays(held), risks.always or risks.empty)
+
+    rehearsal = start() if risks.always else None
 
     def opened(more: Mapping[str, str]) -> ort.InferenceSession:
         options = ort.SessionOptions()
@@ -124,10 +144,11 @@ def open_session(
             options.add_external_initializers(list(held), list(held.values()))
         providers: list[Any] = [(PROVIDERS[provider], dict(settings or {}))]
         source = model if isinstance(model, bytes) else os.fspath(model)
-        if rehearsal is None:
+        if not risks.always and not risks.empty:
             return ort.InferenceSession(source, options, providers=providers)
         session = _RehearsedSession(source, options, providers=providers)
         session.rehearsal = rehearsal
+        session.start = start
         return session
 
     # It is a part of the optimizer.
@@ -161,16 +182,25 @@ def saturates_pairs() -> bool:
     return int(total.item()) != 2 * 255 * 127
 
 
-def _crash_risks(model: str | os.PathLike[str] | bytes) -> list[str]:
-    """Return the nodes of a file or of bytes that may end the process; [] if they hold no model."""
+@dataclass(frozen=True)
+class _Risks:
+    """The nodes that may end the process: on any inputs, and on inputs without an element."""
+
+    always: Sequence[str] = ()
+    empty: Sequence[str] = ()
+
+
+def _crash_risks(model: str | os.PathLike[str] | bytes) -> _Risks:
+    """Return the risks of a file or of bytes; none if they hold no model."""
     content = model if isinstance(model, bytes) else Path(model).read_bytes()
     if not _MAY_CRASH.search(content):
-        return []
+        return _Risks()
     try:
-        return crash_risks(onnx.ModelProto.FromString(content))
+        proto = onnx.ModelProto.FromString(content)
     except DecodeError:
         # onnxruntime says what is wrong with it.
-        return []
+        return _Risks()
+    return _Risks(crash_risks(proto), empty_risks(proto))
 
 
 def _lacks_zero_points(model: str | os.PathLike[str] | bytes) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx.parser
 import pytest
 
-from normdeploy.crashing import crash_risks
+from normdeploy.crashing import crash_risks, empty_risks
 
 
 def risks(body: str, opset: int = 23) -> list[str]:
@@ -37,6 +37,21 @@ def risks(body: str, opset: int = 23) -> list[str]:
             "net (float[1,64,1] x, int64 s) => (float[a,b,c,d] y) <int64 t = {4}> { y = STFT (x, t, , s) }",
             "which may be 0",
         ),
+        ("net (float[n,4] x) => (seq(float[a,b]) y) <int64 s = {0}> { y = SplitToSequence (x, s) }", "may be 0"),
+        ("net (float[n,4] x, int64[3,1] i) => (float[a] y) { y = GatherND <batch_dims=-9> (x, i) }", "batch_dims = -9"),
+        (
+            "net (float[1,4,6,6] x) => (float[a,b,c,d] y) { y = DepthToSpace <blocksize=4294967296> (x) }",
+            "blocksize = 4294967296, whose square is 0",
+        ),
+        (
+            "net (float[n,4] x, float[1,12,4] w, float[1,12,3] r) => (float[a,b,c,d] y)"
+            " { z = NonZero (x) c = Cast <to=1> (z) y = LSTM <hidden_size=3> (c, w, r) }",
+            "LSTM (output 'y') may be given a tensor without an element",
+        ),
+        (
+            "net (float[n,16,1] x) => (float[a,b,c,d] y) <int64 t = {4}, float[0] w = {}> { y = STFT (x, t, w) }",
+            "without an element",
+        ),
     ],
 )
 def test_crash_risks_node_that_may_crash_is_named(body: str, words: str) -> None:
@@ -61,6 +76,16 @@ def test_crash_risks_node_that_may_crash_is_named(body: str, words: str) -> None
 )
 def test_crash_risks_safe_node_is_not_named(body: str) -> None:
     assert risks(body) == []
+
+
+def test_empty_risks_lstm_of_any_length_is_named() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> net (float[s,n,4] x, float[1,12,4] w, float[1,12,3] r)'
+        " => (float[a,b,c,d] y) { y = LSTM <hidden_size=3> (x, w, r) }"
+    )
+    # Ordinary inputs need no child.
+    assert crash_risks(model) == []
+    assert empty_risks(model) == ["LSTM (output 'y') may be given a tensor without an element"]
 
 
 def test_crash_risks_input_with_a_default_may_be_given() -> None:

@@ -48,6 +48,18 @@ def test_run_overflowing_division_raises(divides: bytes) -> None:
             session.run(None, {"x": LEAST, "z": np.array([-1])})
 
 
+def test_run_feed_without_an_element_that_crashes_raises() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]> net (float[s, n, 4] x) => (float[a, b, c, d] y)
+        { y = GRU <hidden_size = 3> (x, w, r) }"""
+    model = onnx.parser.parse_model(text)
+    for name, shape in (("w", (1, 9, 4)), ("r", (1, 9, 3))):
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+    session = open_session(model.SerializeToString())
+    assert session.run(None, {"x": np.ones((2, 1, 4), np.float32)})[0].shape == (2, 1, 1, 3)
+    with pytest.raises(RuntimeCrash, match=r"\(SIGABRT\): GRU \(output 'y'\) may be given a tensor without an element"):
+        session.run(None, {"x": np.ones((2, 0, 4), np.float32)})
+
+
 def test_open_session_node_that_crashes_the_constructor_raises() -> None:
     text = """<ir_version: 10, opset_import: ["": 21]> net (float[n, 4, 8] x) => (float[n, b, d] y)
         { y = ConvTranspose <group = 0> (x, w) }"""
