@@ -106,7 +106,6 @@ _READ_AS_SIZES: dict[str, tuple[int, ...] | None] = {
     "OneHot": None,
     "Loop": None,
     "Scan": None,
-    "If": None,
     "EyeLike": None,
     "SequenceAt": None,
     "SplitToSequence": None,
@@ -115,6 +114,13 @@ _READ_AS_SIZES: dict[str, tuple[int, ...] | None] = {
     "RNN": (4,),
     "MaxUnpool": (1, 2),
 }
+
+
+# What they give is no size, whatever they read.
+_NO_SIZES = frozenset(
+    {"Shape", "Size", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "IsNaN", "IsInf", "Not", "And"}
+    | {"Or", "Xor"}
+)
 
 
 @dataclass
@@ -221,7 +227,7 @@ class _Walk:
             # The op is not known, so any of its inputs may be read as a size.
             self.sized.update(node.input)
             return
-        if self.sized.intersection(node.output) and node.op_type not in ("Shape", "Size"):
+        if self.sized.intersection(node.output) and node.op_type not in _NO_SIZES:
             self.sized.update(node.input)
         if node.op_type in _READ_AS_SIZES:
             places = _READ_AS_SIZES[node.op_type]

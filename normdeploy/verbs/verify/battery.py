@@ -7,8 +7,8 @@ is stated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -21,6 +21,7 @@ _OUTLIER = 1e3  # times a usual value
 _PLACED = 3  # floating inputs into which a NaN or Inf is placed, each by itself
 _ROW_CASES = 8  # to reach every row of a table
 _EVERY = 16  # sizes up to here are run one by one, above it those around powers of two
+_KEPT = 0.5  # of the elements of an integer input, where one is tried that a file names
 _QUANTIZED_WORK = 1e10  # floating-point operations of one run of a quantized file: some two seconds in float64
 _WORK = 2e9  # floating-point operations of one run, spent on more sizes; each is run about seven times
 
@@ -35,7 +36,21 @@ class Battery:
     most: int
 
 
-def battery(model: Signature, seeds: int, *, most: int | None = None, work: float = 0.0) -> Battery:
+@dataclass(frozen=True)
+class Integers:
+    """What is known of integer inputs whose range nobody states, beside 0 and 1.
+
+    ``named``: by input, the integers that a file compares it with. ``examples``: the example call of the model, of all
+    its inputs; {} where there is none.
+    """
+
+    named: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    examples: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+def battery(
+    model: Signature, seeds: int, *, most: int | None = None, work: float = 0.0, integers: Integers | None = None
+) -> Battery:
     """Every generated case of ``verify``.
 
     Args:
@@ -43,6 +58,7 @@ def battery(model: Signature, seeds: int, *, most: int | None = None, work: floa
         most: input elements of the largest case, None: 8 times those at the opt sizes.
         work: floating-point operations of one run at the opt sizes, as far as known; what decides how many more sizes
         are run.
+        integers: what is tried of integer inputs beside the random ones.
     """
     cases, left_out = generated(model, seeds, most)
     opt = {name: dim.opt for name, dim in model.dims.items()}
@@ -50,6 +66,9 @@ def battery(model: Signature, seeds: int, *, most: int | None = None, work: floa
     cases += _not_finite(model, opt, seeds)
     cases += _rows(model, seeds, most)
     cases += _claimed(model, seeds)
+    integers = integers or Integers()
+    cases += _named(model, opt, seeds, integers.named)
+    cases += _as_called(model, seeds, integers.examples)
     ran = {case.sizes for case in cases}
     limit = largest_sizes(model, most).limit
     spent, each = 0.0, max(work, 100.0 * elements(model, opt))
@@ -78,7 +97,71 @@ def _claimed(model: Signature, seeds: int) -> Iterator[Case]:
         yield Case(name, "random", _sampled(claim, seed, sizes), promised=False)
 
 
-def battery_of(model: Original, seeds: int, most: int | None = None, quantized: bool = False) -> Battery:
+def is_open(spec: InputSpec) -> bool:
+    """Return whether nothing is known of the values of an integer input: 0 and 1 are drawn then."""
+    return spec.dtype.startswith(("int", "uint")) and spec.range in (None, (0, 2)) and not spec.mask
+
+
+def _named(model: Signature, opt: Mapping[str, int], seed: int, named: Mapping[str, Sequence[int]]) -> Iterator[Case]:
+    """Each integer that a file compares an input with, and the next one: a branch that no other input takes may hang
+    on it."""
+    specs = {spec.name: spec for spec in model.inputs}
+    for name, values in named.items():
+        kind = np.iinfo(specs[name].dtype)
+        drawn = range(2) if is_open(specs[name]) else range(0)
+        low, high = (kind.min, kind.max + 1) if drawn else specs[name].range or (0, 0)
+        for value in dict.fromkeys(n for v in values for n in (v, v + 1 if v >= 0 else v - 1)):
+            if low <= value < high and value not in drawn:
+                yield Case(
+                    f"{name} around {value}{at_sizes(opt)}",
+                    "random",
+                    _with_value(model, opt, seed, name, value),
+                    promised=False,
+                    sizes=tuple(opt.items()),
+                )
+
+
+def _with_value(
+    model: Signature, opt: Mapping[str, int], seed: int, name: str, value: int
+) -> Callable[[], dict[str, np.ndarray]]:
+    def make() -> dict[str, np.ndarray]:
+        feeds = model.samples(seed, opt)
+        kept = np.random.default_rng(seed).random(feeds[name].shape) < _KEPT if feeds[name].size > 1 else False
+        feeds[name] = np.where(kept, feeds[name], np.asarray(value, feeds[name].dtype))
+        return feeds
+
+    return make
+
+
+def _as_called(model: Signature, seeds: int, examples: Mapping[str, np.ndarray]) -> Iterator[Case]:
+    """Random inputs at the sizes of the example call, in which each open integer is one up to its largest there, and
+    the example itself."""
+    tops = {
+        spec.name: int(examples[spec.name].max(initial=0))
+        for spec in model.inputs
+        if is_open(spec) and spec.name in examples
+    }
+    tops = {name: top for name, top in tops.items() if top > 1}
+    if not tops:
+        return
+    yield Case("the example call", "random", lambda: {n: v.copy() for n, v in examples.items()}, promised=False)
+    inputs = tuple(
+        replace(
+            spec,
+            shape=tuple(map(Dim.static, examples[spec.name].shape)),
+            range=(1, tops[spec.name] + 1) if spec.name in tops else spec.range,
+        )
+        for spec in model.inputs
+    )
+    called = Signature(inputs=inputs, outputs=model.outputs, kind=model.kind)
+    for seed in range(seeds):
+        told = ", ".join(f"{name} up to {top}" for name, top in tops.items())
+        yield Case(f"seed {seed}, {told}", "random", _sampled(called, seed, {}), promised=False)
+
+
+def battery_of(
+    model: Original, seeds: int, most: int | None = None, *, quantized: bool = False, integers: Integers | None = None
+) -> Battery:
     """``battery``, more sizes being run the cheaper the model is.
 
     ``quantized``: all files are, and run a dozen times in float64 on each input: not above the opt sizes where one run
@@ -89,7 +172,7 @@ def battery_of(model: Original, seeds: int, most: int | None = None, quantized: 
         most = largest_sizes(model, None).limit
         opt = elements(model, {name: dim.opt for name, dim in model.dims.items()})
         most = min(most, max(opt, int(opt * _QUANTIZED_WORK / work)))
-    return battery(model, seeds, most=most, work=work)
+    return battery(model, seeds, most=most, work=work, integers=integers)
 
 
 def _sampled(model: Signature, seed: int, sizes: Mapping[str, int]) -> Callable[[], dict[str, np.ndarray]]:

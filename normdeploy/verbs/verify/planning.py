@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
+from torch.utils import _pytree as pytree
 
+from ...graphs.edges import edges_of
+from ...model import Model
+from ...runtimes.tensors import as_numpy
 from ...storage.files import load_onnx
-from .battery import Battery, battery_of
+from .battery import Battery, Integers, battery_of, is_open
 from .candidates import FLOATS, File, Subject, subjects
 from .cases import LENIENT, Case, Given, given_to
 from .names import Map, parse_map
 from .originals import FileModel, Original, outputs_of, rounds_itself, unit_roundoff
 from .spending import Budget, InnerSizes, affordable, with_usual_sizes
+
+_THRESHOLDS = 8  # of one input of one file that are tried
 
 
 @dataclass(frozen=True)
@@ -62,13 +70,46 @@ def planned(
     usual = with_usual_sizes(model, insides, budget)
     opt = {name: dim.opt for name, dim in usual.dims.items()}
     plan = (
-        battery_of(usual, seeds, most, are_quantized(compared))
+        battery_of(usual, seeds, most, quantized=are_quantized(compared), integers=_integers(model, compared))
         if own is None
         else Battery(tuple(given_to(model, own, _halves(compared))), (), 0)
     )
     cases = [case for case in plan.cases if case.kind not in LENIENT or not are_quantized(compared)]
     cases, too_large = affordable(cases, opt, insides, budget)
     return Plan(tuple(_unpromised(model, cases)), plan.left_out, tuple(too_large), plan.most)
+
+
+def _integers(model: Original, compared: Sequence[Subject]) -> Integers:
+    whole = {spec.name for spec in model.inputs if spec.dtype.startswith(("int", "uint"))}
+    if not whole:
+        return Integers()
+    return Integers(_named(model, compared, whole), _example(model) if any(map(is_open, model.inputs)) else {})
+
+
+def _named(model: Original, compared: Sequence[Subject], whole: Collection[str]) -> dict[str, list[int]]:
+    """Return the integers with which the model's own file, and then the others, compare inputs that are no sizes and
+    no rows of tables."""
+    named: dict[str, list[int]] = {}
+    own = [(model.proto, dict[str, str]())] if isinstance(model, FileModel) else []
+    files = [(load_onnx(s.path, external_data=False), s.inputs) for s in compared if not s.runtime]
+    for proto, names in (*own, *files):
+        edges = edges_of(proto)
+        for theirs, values in edges.values.items():
+            ours = names.get(theirs, theirs)
+            if ours in whole and theirs not in edges.sized and theirs not in edges.limits:
+                found = named.setdefault(ours, [])
+                found += [v for v in map(math.floor, values[:_THRESHOLDS]) if v not in found]
+    return named
+
+
+def _example(model: Original) -> dict[str, np.ndarray]:
+    """Return the inputs that the program was traced with; {} where they are not kept."""
+    if not isinstance(model, Model) or model.program.example_inputs is None:
+        return {}
+    leaves = [leaf for leaf in pytree.tree_leaves(model.program.example_inputs) if isinstance(leaf, torch.Tensor)]
+    if len(leaves) != len(model.inputs):
+        return {}
+    return {spec.name: as_numpy(leaf) for spec, leaf in zip(model.inputs, leaves, strict=True)}
 
 
 def _unpromised(model: Original, cases: Sequence[Case]) -> Iterable[Case]:

@@ -1,0 +1,54 @@
+"""Integer inputs of which nothing is stated: the numbers that files compare them with are tried, and those of the
+example call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+
+from normdeploy import verify
+
+BRANCHES = """<ir_version: 8, opset_import: ["" : 16]>
+net (float[4] x, int64 rate) => (float[4] y) {
+  known = Constant<value_int = 16000>()
+  is_known = OP(rate, known)
+  y = If<then_branch = a () => (float[4] p) { p = Relu(x) },
+         else_branch = b () => (float[4] q) { q = Tanh(x) }>(is_known)
+}"""
+
+
+def written(path: Path, text: str) -> Path:
+    onnx.save(onnx.parser.parse_model(text), path)
+    return path
+
+
+@pytest.mark.parametrize("op", ["Equal", "Greater"])
+@pytest.mark.parametrize("change", [("Relu", "Neg"), ("16000", "8000"), ("16000", "16001")])
+def test_a_branch_that_hangs_on_an_integer_is_run(op: str, change: tuple[str, str], tmp_path: Path) -> None:
+    text = BRANCHES.replace("OP", op)
+    reference = written(tmp_path / "right.onnx", text)
+    assert verify(reference, written(tmp_path / "same.onnx", text), seeds=1)
+    assert not verify(reference, written(tmp_path / "wrong.onnx", text.replace(*change)), seeds=1)
+
+
+class Padded(torch.nn.Module):
+    """Sums the first elements of each row; ``most`` of them at most."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[1])
+        return (x * (places < lengths[:, None]) * (places < self.most)).sum(1)
+
+
+def test_integers_as_large_as_those_of_the_example_call_are_tried(tmp_path: Path) -> None:
+    args = torch.ones(2, 6), torch.tensor([6, 3])
+    for most, right in [(6, True), (4, False)]:
+        path = tmp_path / f"{most}.onnx"
+        torch.onnx.export(Padded(most).eval(), args, path, dynamo=False, input_names=["x", "lengths"])
+        assert bool(verify(Padded(6).eval(), path, args, seeds=2)) is right
