@@ -31,6 +31,9 @@ EXACT_INTEGERS = {"session.x64quantprecision": "1"}
 # With that entry onnxruntime 1.31 refuses a file in which several nodes dequantize one int8 weight. This one keeps such
 # a weight's products from becoming uint8 · int8.
 _NO_UNSIGNED = {"optimization.disable_specified_optimizers": "QDQS8ToU8Transformer"}
+# onnxruntime 1.31 makes MatMulNBits of a DequantizeLinear of 2, 4 or 8 bits and the MatMul behind it. Its kernel rounds
+# the other operand to 8 bits by default, which no file asks for. With this entry it does not.
+FLOAT_OPERANDS = {"session.qdq_matmulnbits_accuracy_level": "1"}
 _FATAL = 4  # onnxruntime's severity: an exception says everything else better than its log
 # A file of onnxruntime's source, a line, and a function of C++ with the types that it takes.
 _PLACE = re.compile(r"/\S+:\d+ [^()]*\([^()]*\)(?: const)? ")
@@ -157,6 +160,25 @@ def open_session(
             with contextlib.suppress(Exception):
                 return opened(more)
     return opened({})
+
+
+def rounds_operands(path: str | os.PathLike[str]) -> bool:
+    """Return whether a MatMul of a file reads floats and a constant that a DequantizeLinear makes, so that
+    `FLOAT_OPERANDS` may change its result."""
+    content = Path(path).read_bytes()
+    if b"DequantizeLinear" not in content or b"MatMul" not in content:
+        return False
+    try:
+        graph = onnx.ModelProto.FromString(content).graph
+    except DecodeError:
+        # onnxruntime says what is wrong with it.
+        return False
+    constants = {tensor.name for tensor in graph.initializer}
+    dequantized = [node for node in graph.node if node.op_type == "DequantizeLinear"]
+    weights = {node.output[0] for node in dequantized if node.input[0] in constants}
+    others = {node.output[0] for node in dequantized}.difference(weights)
+    products = (node for node in graph.node if node.op_type == "MatMul" and len(node.input) == 2)
+    return any(node.input[1] in weights and node.input[0] not in others for node in products)
 
 
 def words_of(error: Exception) -> str:

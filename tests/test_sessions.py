@@ -13,9 +13,10 @@ import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
+import normdeploy
 from normdeploy.cli import app
 from normdeploy.errors import RuntimeCrash
-from normdeploy.sessions import open_session
+from normdeploy.sessions import open_session, rounds_operands
 
 
 def test_scales_of_channels_without_zero_points_run() -> None:
@@ -38,6 +39,43 @@ DIVIDES = """<ir_version: 10, opset_import: ["": 21]> net (int64[n] x, int64[n] 
 def divides() -> bytes:
     """An integer division whose result may not fit, at which the processor ends the process."""
     return onnx.parser.parse_model(DIVIDES).SerializeToString()
+
+
+def narrow_weights() -> tuple[onnx.ModelProto, np.ndarray]:
+    """Return a product with 4-bit weights in blocks, and its weights in float64."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(-8, 8, (64, 8))
+    scales = (0.1 * np.abs(rng.standard_normal((2, 8))) + 0.01).astype(np.float32)
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> net (float[4, 64] x) => (float[4, 8] y)'
+        " { w = DequantizeLinear <axis = 0, block_size = 32> (codes, scales) y = MatMul (x, w) }"
+    )
+    model.graph.initializer.append(
+        onnx.helper.make_tensor("codes", onnx.TensorProto.INT4, codes.shape, codes.reshape(-1).tolist())
+    )
+    model.graph.initializer.append(numpy_helper.from_array(scales, "scales"))
+    return model, codes * np.repeat(scales.astype(np.float64), 32, axis=0)
+
+
+def test_run_narrow_weights_gives_the_numbers_that_verify_judges() -> None:
+    model, weights = narrow_weights()
+    x = np.random.default_rng(1).standard_normal((4, 64)).astype(np.float32)
+    result = normdeploy.run(model, {"x": x})
+    # Each of the 64 products and sums is rounded once.
+    bound = 65 * 2.0**-24 * (np.abs(x.astype(np.float64)) @ np.abs(weights))
+    assert (np.abs(result.arrays["y"] - x.astype(np.float64) @ weights) <= bound).all()
+    assert any("session.qdq_matmulnbits_accuracy_level=1" in note for note in result.notes)
+
+
+def test_rounds_operands_float_weights_are_not_concerned(tmp_path: Path) -> None:
+    model, _ = narrow_weights()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    assert rounds_operands(path)
+    # The product does not read what is dequantized.
+    model.graph.node[1].input[1] = "scales"
+    path.write_bytes(model.SerializeToString())
+    assert not rounds_operands(path)
 
 
 def test_run_overflowing_division_raises(divides: bytes) -> None:

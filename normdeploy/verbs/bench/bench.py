@@ -118,6 +118,7 @@ class Contestant:
     quantized: PathLike | None = None  # the file, where it is quantized
     error: float | None = None
     reason: str = ""
+    notes: tuple[str, ...] = ()
     call: Callable[[], object] = field(default=lambda: None)
 
 
@@ -172,6 +173,7 @@ def bench(
         present = [c for c in contestants if c.call is not _ABSENT]
         running = [c for c in present if not c.reason]
         timing = race([c.call for c in running], rounds=rounds, seed=seed, progress=progress)
+    notes += dict.fromkeys(note for contestant in contestants for note in contestant.notes)
     notes += [UNSTEADY.format(_title(running[i]), timing.warmup) for i in timing.unsteady]
     places = iter(range(len(running)))
     entries = [Entry(c.runtime, c.file, error=c.error, reason=c.reason) for c in present]
@@ -234,7 +236,8 @@ def _contestants(
             not_run.append(NotRun(f"{runtime} ({name})", str(error)))
         else:
             made = _of(runner, runtime, name, coarsest)
-            contestants.append(replace(made, quantized=file if quantized else None))
+            notes = () if is_engine(file) else runner.notes
+            contestants.append(replace(made, quantized=file if quantized else None, notes=notes))
 
     places = {(Path(file).name, os.path.realpath(file)) for file in files}
     for file in files:

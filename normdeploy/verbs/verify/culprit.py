@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...graphs.quantized import DEQUANTIZE, INTEGER
 from ...runtimes.ort import OrtRunner
-from ...sessions import EXACT_INTEGERS, PROVIDERS, saturates_pairs
+from ...sessions import EXACT_INTEGERS, FLOAT_OPERANDS, PROVIDERS, saturates_pairs
 from ...types import Progress
 from .candidates import Candidate
 from .judging import Trial
@@ -59,10 +59,6 @@ onnxruntime.InferenceSession(sys.argv[1], options, providers=[sys.argv[2]], disa
 _MODIFIED = re.compile(r"GraphTransformer (\S+) modified: 1 ")
 
 _WHOLE = "onnxruntime's optimizer is the culprit: with it off the same file passes"
-
-# onnxruntime 1.31 makes MatMulNBits of a DequantizeLinear of 2, 4 or 8 bits and the MatMul behind it. Its kernel rounds
-# the other operand to 8 bits by default, which no file asks for.
-_FLOAT_OPERANDS = ("session.qdq_matmulnbits_accuracy_level", "1")
 
 Passes = Callable[[Sequence[str]], bool]
 
@@ -141,14 +137,13 @@ def _blame(trial: Trial, candidate: Candidate, outputs: Collection[str], worst: 
 def _retaken(trial: Trial, candidate: Candidate, outputs: Collection[str]) -> bool:
     """Judge the file with operands that stay floats, if it passes so; whether it does."""
     assert candidate.subject is not None
-    name, value = _FLOAT_OPERANDS
-    make = partial(OrtRunner, candidate.subject.path, provider=candidate.provider, entries={name: value})
+    make = partial(OrtRunner, candidate.subject.path, provider=candidate.provider, entries=FLOAT_OPERANDS)
     fresh = Candidate(candidate.name, make, candidate.subject, types=candidate.types)
     if not trial.passes(fresh, outputs):
         return False
     off = max((r for r in trial.results(candidate) if r.output in outputs), key=lambda r: r.max_abs_error)
     candidate.tallies, candidate.measures = fresh.tallies, fresh.measures
-    candidate.option = f"{name}={value}"
+    candidate.option = "=".join(*FLOAT_OPERANDS.items())
     candidate.without = (
         f"{candidate.file}: by default {candidate.name} rounds activations to 8 bits in front of quantized weights,"
         f" which the file does not say, and {off.output} is off by {off.max_abs_error:.2g}, allowed {off.allowed:.2g};"
