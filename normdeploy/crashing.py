@@ -2,7 +2,8 @@
 
 onnxruntime 1.31 checks divisors for 0 and indices for their range. It does not check these, and the process ends:
 with SIGFPE at an integer division whose result does not fit, a frame of no samples, and no groups, heads or parts;
-with SIGSEGV or SIGABRT at a batch dim below 0 and, in some ops, at tensors without an element.
+with SIGSEGV or SIGABRT at a batch dim below 0, at a sparse constant in a function and, in some ops, at tensors without
+an element.
 """
 
 from __future__ import annotations
@@ -59,6 +60,12 @@ def crash_risks(model: onnx.ModelProto) -> list[str]:
     risks = _Scope(model.graph).risks()
     for function in model.functions:
         risks += _Scope(function).risks()
+        # onnxruntime 1.31 ends with SIGSEGV when it opens some of these files, by the number of nodes around.
+        risks += [
+            f"{_label(node)} of the function {printable(function.name)} has a sparse value"
+            for node in _with_inner(function)
+            if any(attribute.HasField("sparse_tensor") for attribute in node.attribute)
+        ]
     if _holds_empty(model):
         risks += _needs(model)
     return _first(risks)

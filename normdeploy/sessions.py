@@ -40,7 +40,7 @@ _PLACE = re.compile(r"/\S+:\d+ [^()]*\([^()]*\)(?: const)? ")
 # A file without these names has no node that `crash_risks` looks at.
 _MAY_CRASH = re.compile(
     rb"Div|Mod|STFT|ConvTranspose|Attention|SplitToSequence|GatherND|DepthToSpace|SpaceToDepth|GRU|LSTM"
-    rb"|InstanceNormalization|RoiAlign|Unique"
+    rb"|InstanceNormalization|RoiAlign|Unique|sparse_value"
 )
 
 

@@ -101,3 +101,20 @@ def test_crash_risks_many_nodes_names_the_first_three() -> None:
     told = risks(f"net (int64[n] x, int64[n] z) => (int64[n] y0) {{ {nodes} }}")
     assert [risk.split(" may")[0] for risk in told[:3]] == [f"Div (output 'y{i}')" for i in range(3)]
     assert told[3:] == ["6 more nodes like these"]
+
+
+def test_crash_risks_sparse_constant_of_a_function_is_named() -> None:
+    # onnxruntime ends its process when it opens some of these files, by the number of nodes around.
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17, "own": 1]> net (float[3] x) => (float[3] y) { y = own.Shifted (x) }
+        <domain: "own", opset_import: ["": 17]> Shifted (p) => (q)
+        { k = Constant <value_float = 1.0> () q = Add (p, k) }"""
+    )
+    values = onnx.helper.make_tensor("values", onnx.TensorProto.FLOAT, [1], [1.0])
+    indices = onnx.helper.make_tensor("indices", onnx.TensorProto.INT64, [1], [2])
+    constant = model.functions[0].node[0]
+    assert crash_risks(model) == []
+    sparse = onnx.helper.make_sparse_tensor(values, indices, [3])
+    constant.CopyFrom(onnx.helper.make_node("Constant", [], ["k"], sparse_value=sparse))
+    (risk,) = crash_risks(model)
+    assert "Constant (output 'k') of the function Shifted has a sparse value" in risk

@@ -105,7 +105,7 @@ class Trial:
         if not self.answers:
             raise InputError(
                 f"{run_by(self.eager.name)} runs on none of the inputs that were made, such as"
-                f" {' '.join(self._refused[0])}; say which sizes and values it takes (--dim NAME=MIN:OPT:MAX, --input), or"
+                f" {' '.join(self._refused[0])}; say which sizes and values it takes with --dim and --input, or"
                 " give --inputs"
             )
         self.notes += [f"not run at {case}: {error}" for case, error in self._refused[:_REFUSALS]]
