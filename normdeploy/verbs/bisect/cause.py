@@ -11,29 +11,33 @@ import numpy as np
 from ...runtimes.exact import Array, Change, Exact, NotEvaluated, Values
 from ..verify.drift import distance
 from .changes import Cause, named
+from .functions import other_function
 from .match import Spot
 from .number import solved
 from .program import Program
 from .trials import trials
 
 # What explains nearly everything: a gamma that is off by the root of n / (n - 1) is a wrong weight too.
-_LAST = ("weights", "added")
+_LAST = ("weights", "added", "input")
 # What a softmax or a norm behind it makes nothing of explains even more: a sum in the place of a product.
 _LAST_OF_ALL = ("operator",)
 _NODE = 10_000  # elements that take as long as the call of a node
+_PRODUCTS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
+_TERMS = 20  # of a sum of products that take as long as an element
 _MOST = 300_000_000  # elements that the trials of one spot compute: a few seconds
 
 
-def cause_of(exact: Exact, known: Values, spot: Spot, program: Program) -> Cause:
+def cause_of(exact: Exact, known: Values, spot: Spot, program: Program, held: Values) -> Cause:
     """Name the likely cause.
 
     Args:
         known: right values of all that the spot reads, float64.
+        held: results of the model's operators that the file has too.
     """
     values = exact.run(spot.places, known)
     afresh = _Afresh(exact, values, spot)
     right = list[tuple[float, Cause]]()
-    for cause, change in trials(exact, values, spot, program):
+    for cause, change in trials(exact, values, spot, program, held):
         error = afresh.error(change)
         if error <= spot.allowed:
             right.append((error, cause))
@@ -42,6 +46,8 @@ def cause_of(exact: Exact, known: Values, spot: Spot, program: Program) -> Cause
     if not right and not spot.left_out:
         numbers = program.numbers(spot.operators)
         right += islice(solved(exact, spot.places, numbers, spot.allowed, afresh.residual), 1)
+    if not right and (function := other_function(exact, values, spot)) is not None:
+        return function
     if right:
         return min(right, key=lambda pair: (pair[1].kind in _LAST_OF_ALL, pair[1].kind in _LAST, pair[0]))[1]
     if spot.left_out:
@@ -57,7 +63,8 @@ class _Afresh:
     """
 
     def __init__(self, exact: Exact, values: Values, spot: Spot) -> None:
-        self._exact, self._values, self._spot, self._left = exact, values, spot, _MOST
+        self._exact, self._values, self._spot = exact, values, spot
+        self._left: float = _MOST
         self._reads = {p: exact.reads(exact.nodes[p]) for p in spot.places}
 
     @property
@@ -85,8 +92,8 @@ class _Afresh:
         """The spot's end with ``change``, in the shape that it should have."""
         places = self._touched(change)
         anew = {name for p in places for name in self._exact.nodes[p].output}
-        self._left -= sum(self._values[name].size + _NODE for name in anew if name in self._values)
-        if self.is_spent or self._spot.end not in anew:
+        self._left -= sum(map(self._work, places))
+        if self.is_spent or self._spot.end not in anew | change.given.keys():
             return None
         known = {name: value for name, value in self._values.items() if name not in anew}
         try:
@@ -98,6 +105,14 @@ class _Afresh:
             return None
         expected = self._spot.expected
         return got.reshape(expected.shape) if got.size == expected.size else None
+
+    def _work(self, place: int) -> float:
+        """Return what computing a node takes, in elements of one that is computed element by element."""
+        node = self._exact.nodes[place]
+        made = sum(self._values[name].size for name in node.output if name in self._values)
+        weight = self._exact.weights.get(node.input[1]) if len(node.input) > 1 and node.op_type in _PRODUCTS else None
+        terms = 0 if weight is None else math.prod(weight.dims[1:] if node.op_type == "Conv" else weight.dims[:1])
+        return _NODE + made * (1 + terms / _TERMS)
 
     def _touched(self, change: Change) -> list[int]:
         """The places whose results may differ by ``change``."""

@@ -15,10 +15,10 @@ Edit = Callable[[Array], Array]
 @dataclass(frozen=True)
 class Cause:
     """``kind``: "weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "training mode" | "hidden row"
-    | "overflow" | "underflow" | "factor" | "accuracy" | "optimizer" | "precision" | "added" |
-    "preprocessing" | "stale weights" | "state" | "order" | "body" | "number" | "operator" | "unknown"; ``text``
-    says what was found; ``place``: the node's, None if it may be one of several; ``instead``: the tensor that replaces
-    the node's result."""
+    | "overflow" | "underflow" | "factor" | "accuracy" | "optimizer" | "precision" | "added" | "preprocessing" |
+    "stale weights" | "state" | "order" | "input" | "attribute" | "body" | "number" | "operator" | "unknown".
+    ``text`` says what was found; ``place``: the node's, None if it may be one of several; ``instead``: the tensor that
+    replaces the node's result."""
 
     kind: str
     text: str

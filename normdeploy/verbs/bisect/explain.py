@@ -59,7 +59,8 @@ def _wider(search: Search) -> Iterator[Spot]:
 def _explained(exact: Exact, program: Program, search: Search, spot: Spot) -> Explanation:
     made = {name for p in spot.places for name in exact.nodes[p].output}
     known = {name: value for name, value in search.values.items() if name not in made}
-    return Explanation(spot=spot, cause=cause_of(exact, known, spot, program), known=known)
+    held = {name: value for name, value in search.reference.items() if name in search.have}
+    return Explanation(spot=spot, cause=cause_of(exact, known, spot, program, held), known=known)
 
 
 def _held(exact: Exact, search: Search, explained: Explanation) -> Explanation:

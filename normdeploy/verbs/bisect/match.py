@@ -107,7 +107,8 @@ class Search:
         self._starts = set(starts)
 
     @property
-    def _have(self) -> set[str]:
+    def have(self) -> set[str]:
+        """The operators whose results are tensors of the file too."""
         return {node for nodes in self.found.values() for node in nodes} | self._starts
 
     def of_one_shape(self) -> Search:
@@ -170,7 +171,7 @@ class Search:
 
     def _strange(self) -> list[str]:
         """Operators without a counterpart from which paths without one lead to the end."""
-        return [n for n in self.program.before(self.target, self._have - {self.target}) if n in self.reference]
+        return [n for n in self.program.before(self.target, self.have - {self.target}) if n in self.reference]
 
     def _candidates(self, suspects: Sequence[int], firsts: Sequence[str]) -> list[tuple[str, str]]:
         """Tensors of the file that may stand in the place of one of ``firsts`` or of what follows it, the nearest
@@ -223,7 +224,7 @@ class Search:
         return sum(behind) / max(len(after), 1)
 
     def _at(self, suspects: Sequence[int], strange: Sequence[str], name: str, node: str) -> Spot:
-        operators = tuple(n for n in self.program.before(node, self._have) if n in strange)
+        operators = tuple(n for n in self.program.before(node, self.have) if n in strange)
         first = operators[0] if operators else node
         expected = _shaped(self.reference[node], self.values[name])
         made = [p for p in self.exact.before([name], self.found.keys() | self.known.keys()) if p in set(suspects)]

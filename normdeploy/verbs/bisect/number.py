@@ -10,10 +10,12 @@ import onnx
 
 from ...runtimes.exact import Array, Change, Exact
 from .changes import Cause, constant, named, with_attribute
+from .settings import stated
 
 _PLAIN = (0.0, 1.0, -1.0)
 _STEPS = 8  # of Newton's method, which two are enough for where the number enters linearly
 _MOVED = 2.0**-10  # relative, for the slope
+_SCALED = ("Softmax", "LogSoftmax", "Sigmoid", "Tanh", "Erf", "Exp", "Sin", "Cos", "Gelu")
 _FEWEST = 4  # elements: fewer are met by a number that says nothing
 # What a spot's end is off by with a change; None where it can't be computed.
 Residual = Callable[[Change], "Array | None"]
@@ -49,21 +51,23 @@ def solved(
 
 
 def _numbers(exact: Exact, places: Sequence[int]) -> Iterator[_Number]:
-    """The single numbers that nodes read, and their floating attributes."""
+    """The single numbers that nodes read, their floating attributes, and scales that are left out before them."""
     for place in places:
         node = exact.nodes[place]
         for i, name in enumerate(node.input):
             stored = constant(exact, name)
             if stored is not None and stored.size == 1:
                 yield _Number(place=place, name=repr(name), own=float(stored.item()), changed=_at_input(place, i))
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.FLOAT:
-                yield _Number(
-                    place=place,
-                    name=attribute.name,
-                    own=attribute.f,
-                    changed=_at_attribute(node, place, attribute.name),
-                )
+        for name, value in stated(exact, node).items():
+            if isinstance(value, float):
+                yield _Number(place=place, name=name, own=value, changed=_at_attribute(node, place, name))
+        if node.op_type in _SCALED:
+            # A scale that is left out before it is 1.
+            yield _Number(place=place, name="an input scale of", own=1.0, changed=_before(place))
+
+
+def _before(place: int) -> Callable[[float], Change]:
+    return lambda value: Change(inputs={(place, 0): lambda x: x * value})
 
 
 def _at_input(place: int, i: int) -> Callable[[float], Change]:

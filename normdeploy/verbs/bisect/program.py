@@ -52,6 +52,10 @@ class Program(ABC):
         """Return the ONNX nodes that operators are; none of a PyTorch graph."""
         return []
 
+    def integers(self, name: str) -> Array | None:
+        """Return the integers that an ONNX node reads as ``name``; None where they are none, or not fixed."""
+        return None
+
     def before(self, end: str, stops: Iterable[str]) -> list[str]:
         """Return ``end`` and the operators that it is computed by from ``stops``, which are left out, in order."""
         names, stack, known = set[str](), [end], set(stops)
@@ -189,3 +193,12 @@ class FileProgram(Program):
 
     def nodes(self, names: Iterable[str]) -> list[onnx.NodeProto]:
         return [self._node(name) for name in names]
+
+    def integers(self, name: str) -> Array | None:
+        if name not in self._exact.constants:
+            return None
+        try:
+            value = np.asarray(self._exact.value(name, {}))
+        except NotEvaluated:
+            return None
+        return value if value.dtype.kind in "iub" else None

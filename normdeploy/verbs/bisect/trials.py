@@ -15,9 +15,10 @@ from .bodies import in_bodies
 from .changes import Cause, Edit, always, constant, named, with_attribute
 from .match import Spot
 from .program import Program
+from .settings import as_the_model, integers_of_the_model, regrouped, settings, stated
 from .stored import all_weights, exchanged_weights, weights
 from .training import batch_statistics, training
-from .wiring import added, at_another_index, exchanged, of_another_kind
+from .wiring import added, at_another_index, at_another_range, exchanged, of_another_kind, parts_exchanged, rewired
 
 EPSILONS = (1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 _LARGEST = 0.1  # of what is taken for an epsilon
@@ -27,11 +28,12 @@ _STATE = "the model's initial state"  # no tensor of a file
 _ROOTS = ("Sqrt", "Reciprocal", "Pow")
 
 
-def trials(exact: Exact, values: Values, spot: Spot, program: Program) -> Iterator[tuple[Cause, Change]]:
+def trials(exact: Exact, values: Values, spot: Spot, program: Program, held: Values) -> Iterator[tuple[Cause, Change]]:
     """Yield every change of one node of a spot that is tried, with the cause that it would show.
 
     Args:
         values: of all that the spot reads and makes, as the file has them.
+        held: results of the model's operators that the file has too, float64.
     """
     parameters, numbers = program.parameters(spot.operators), program.numbers(spot.operators)
     for place in spot.places:
@@ -42,14 +44,23 @@ def trials(exact: Exact, values: Values, spot: Spot, program: Program) -> Iterat
         yield from training(exact, place, parameters)
         yield from _attributes(exact, place, values)
         yield from _hidden_rows(exact, place, values)
+        yield from as_the_model(exact, place, program, spot.operators)
+        yield from settings(exact, place, values)
+        yield from regrouped(exact, place, values)
         yield from exchanged(exact, place)
+        yield from parts_exchanged(exact, place)
         yield from of_another_kind(exact, place)
-        yield from at_another_index(exact, place, values)
+        yield from at_another_index(exact, place, values, spot)
+        yield from at_another_range(exact, place, values)
+        yield from integers_of_the_model(exact, place, program, spot.operators)
         yield from added(exact, place, values)
         yield from in_bodies(exact, place, program, spot.operators)
     yield from batch_statistics(exact, spot.places, values, parameters)
     yield from all_weights(exact, spot.places, parameters)
     yield from exchanged_weights(exact, spot.places)
+    right = {name: held[name] for o in spot.operators for name in program.inputs(o) if name in held}
+    for place in spot.places:
+        yield from rewired(exact, place, values, right)
 
 
 def _filled(value: float) -> Edit:
@@ -159,31 +170,23 @@ def _attributes(exact: Exact, place: int, values: Values) -> Iterator[tuple[Caus
     """Other axes, other orders of axes, the other form of an approximation."""
     node = exact.nodes[place]
     rank = next((values[i].ndim for i in node.input if i in values), 0)
-    for a in node.attribute:
-        value = onnx.helper.get_attribute_value(a)
+    for name, value in stated(exact, node).items():
         others: list[object] = []
         kind = "axis"
-        if a.name == "axis":
+        if name == "axis" and isinstance(value, int):
             others = [i for i in range(rank) if i != value % max(rank, 1)]
-        elif a.name == "perm" and len(value) <= _MOST_AXES:
-            others = [p for p in itertools.permutations(range(len(value))) if p != tuple(value)]
-        elif a.name == "axes" and 0 < rank <= _MOST_DIMS:
+        elif name == "perm" and isinstance(value, list) and len(value) <= _MOST_AXES:
+            others = [list(p) for p in itertools.permutations(range(len(value))) if list(p) != value]
+        elif name == "axes" and isinstance(value, list) and 0 < rank <= _MOST_DIMS:
             every = itertools.combinations(range(rank), len(value))
             others = [list(axes) for axes in every if list(axes) != sorted(i % rank for i in value)]
-        elif a.name == "approximate":
-            kind, others = "approximation", ["none" if value == b"tanh" else "tanh"]
+        elif name == "approximate":
+            kind, others = "approximation", ["none" if value == "tanh" else "tanh"]
         for other in others:
-            was = value.decode() if isinstance(value, bytes) else list(value) if isinstance(value, Sequence) else value
-            told = list(other) if isinstance(other, tuple) else other
             yield (
-                Cause(kind, f"{named(exact, place)} has {a.name} {was}, with {told} it is right", place),
-                Change(nodes={place: with_attribute(node, a.name, other)}),
+                Cause(kind, f"{named(exact, place)} has {name} {value}, with {other} it is right", place),
+                Change(nodes={place: with_attribute(node, name, other)}),
             )
-    if node.op_type == "Gelu" and not node.attribute:
-        yield (
-            Cause("approximation", f"{named(exact, place)} is exact, the model's is the tanh form", place),
-            Change(nodes={place: with_attribute(node, "approximate", "tanh")}),
-        )
     axes = _axes(exact, node)
     if axes is None or rank > _MOST_DIMS:
         return

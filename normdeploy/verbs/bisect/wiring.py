@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 import onnx
 
-from ...runtimes.exact import Change, Exact, Values
+from ...runtimes.exact import Array, Change, Exact, Values
 from .changes import Cause, always, named
+from .match import Spot
 
-_MOST_INPUTS = 4  # of a Concat, whose orders are all tried
-_MOST_INDICES = 16  # of a Gather, which are all tried
+_MOST_INPUTS = 4  # of a Concat, whose orders are all tried; of more each two are exchanged
+_MOST_INDICES = 64  # of an axis, which are all tried
+_MOST_COMPARED = 10_000_000  # elements, of rows with rows
+_MOST_READ = 32  # tensors that are read in another's place
+_JOINING = ("Add", "Sub", "Mul", "Div", "MatMul", "Concat", "Where", "Sum")
 # Ops that an exchange of these inputs changes.
 _ORDERED = {"Sub": (0, 1), "Div": (0, 1), "Pow": (0, 1), "MatMul": (0, 1), "Where": (1, 2), "Less": (0, 1)}
 
@@ -42,21 +47,103 @@ def of_another_kind(exact: Exact, place: int) -> Iterator[tuple[Cause, Change]]:
         yield Cause("operator", f"{named(exact, place)} should be {op}", place), Change(nodes={place: changed})
 
 
-def at_another_index(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:
-    """Let a Gather of one index take another."""
+def at_another_index(exact: Exact, place: int, values: Values, spot: Spot) -> Iterator[tuple[Cause, Change]]:
+    """Let a Gather take other indices: each one of the axis, or of several those that the right values are found at."""
     node = exact.nodes[place]
     if node.op_type != "Gather" or node.input[1] not in exact.constants or node.input[0] not in values:
         return
-    index = exact.value(node.input[1], {})
+    index, data = exact.value(node.input[1], {}), values[node.input[0]]
     axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
-    size = values[node.input[0]].shape[axis]
-    if index.size != 1 or size > _MOST_INDICES:
+    size = data.shape[axis]
+    own = index % max(size, 1)
+    others: list[Array] = []
+    if index.size == 1 and size <= _MOST_INDICES:
+        others = [np.full_like(index, other) for other in range(size)]
+    elif index.ndim == 1 and node.output[0] == spot.end and data.size * index.size <= _MOST_COMPARED:
+        others = _found_indices(data, spot, axis, len(index))
+    for right in others:
+        if not np.array_equal(right, own):
+            what = "index" if index.size == 1 else "indices"
+            text = f"{named(exact, place)} takes {what} {_indices(index)}, with {_indices(right)} it is right"
+            yield Cause("order", text, place), Change(inputs={(place, 1): always(right.astype(index.dtype))})
+
+
+def _found_indices(data: Array, spot: Spot, axis: int, count: int) -> list[Array]:
+    """Return the indices at which ``data`` holds what is right, none where it does not."""
+    rows = np.moveaxis(data, axis, 0)
+    shape = (*data.shape[:axis], count, *data.shape[axis:][1:])
+    if spot.expected.size != np.prod(shape):
+        return []
+    wanted = np.moveaxis(spot.expected.reshape(shape), axis, 0)
+    rows, wanted = rows.reshape(len(rows), -1), wanted.reshape(count, -1)
+    near = (np.abs(rows[None] - wanted[:, None]) <= spot.allowed).all(-1)
+    return [near.argmax(-1)] if near.any(-1).all() else []
+
+
+def _indices(index: Array) -> str:
+    return str(index.item() if index.size == 1 else index.tolist())
+
+
+def at_another_range(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:
+    """Let a Slice begin and end elsewhere on one of its axes: moved as it is, or one longer or shorter."""
+    node = exact.nodes[place]
+    if node.op_type != "Slice" or len(node.input) < 3 or node.input[0] not in values:
         return
-    own = int(index.item())
-    for other in range(size):
-        if other != own % size:
-            text = f"{named(exact, place)} takes index {own}, with {other} it is right"
-            yield Cause("order", text, place), Change(inputs={(place, 1): always(np.full_like(index, other))})
+    if not {*node.input[1:3]} <= exact.constants:
+        return
+    starts, ends = (np.atleast_1d(exact.value(name, {})) for name in node.input[1:3])
+    if len(node.input) > 3 and node.input[3] in exact.constants:
+        axes = np.atleast_1d(exact.value(node.input[3], {}))
+    else:
+        axes = np.arange(len(starts))
+    for i, axis in enumerate(axes):
+        size = values[node.input[0]].shape[int(axis)]
+        start, end, _ = slice(int(starts[i]), int(ends[i])).indices(size)
+        length = max(end - start, 0)
+        moved = [(first, first + length) for first in range(size - length + 1)] if size <= _MOST_INDICES else []
+        near = [(start + a, end + b) for a, b in ((-1, 0), (1, 0), (0, -1), (0, 1), (-1, -1), (1, 1))]
+        for first, last in dict.fromkeys([*near, *moved]):
+            if 0 <= first <= last <= size and (first, last) != (start, end):
+                other = [array.copy() for array in (starts, ends)]
+                other[0][i], other[1][i] = first, last
+                text = f"{named(exact, place)} takes {start}:{end} of axis {int(axis)}, with {first}:{last} it is right"
+                yield Cause("order", text, place), Change(inputs={(place, k + 1): always(other[k]) for k in range(2)})
+
+
+def parts_exchanged(exact: Exact, place: int) -> Iterator[tuple[Cause, Change]]:
+    """Give the parts of a Split in other orders."""
+    node = exact.nodes[place]
+    if node.op_type != "Split" or not 1 < len(node.output) <= _MOST_INPUTS:
+        return
+    own = list(node.output)
+    for order in itertools.permutations(own):
+        if list(order) != own:
+            changed = onnx.NodeProto()
+            changed.CopyFrom(node)
+            changed.output[:] = order
+            text = f"{named(exact, place)} gives {_listed(own)}, in the order {_listed(list(order))} it is right"
+            yield Cause("order", text, place), Change(nodes={place: changed})
+
+
+def rewired(exact: Exact, place: int, values: Values, right: Values) -> Iterator[tuple[Cause, Change]]:
+    """Let a node read another tensor of the same shape in the place of one that it reads.
+
+    Args:
+        right: what the operators of the model read that the node stands for.
+    """
+    node = exact.nodes[place]
+    if node.op_type not in _JOINING:
+        return
+    for i, name in enumerate(node.input):
+        read = values.get(name)
+        if read is None or name in exact.constants:
+            continue
+        # What the node makes, and what follows it, can't be read.
+        before = {n: v for n, v in values.items() if exact.makers.get(n, -1) < place and n not in exact.constants}
+        others = {n: v for n, v in {**right, **before}.items() if v.size == read.size and n not in node.input}
+        for other, value in islice(others.items(), _MOST_READ):
+            text = f"{named(exact, place)} reads {name!r}, with {other!r} in its place it is right"
+            yield Cause("input", text, place), Change(inputs={(place, i): always(value.reshape(read.shape))})
 
 
 def added(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:
@@ -90,6 +177,11 @@ def _orders(node: onnx.NodeProto) -> Iterator[list[str]]:
     own = list(node.input)
     if node.op_type == "Concat" and len(own) <= _MOST_INPUTS:
         yield from map(list, itertools.permutations(own))
+    elif node.op_type == "Concat":
+        for one, other in itertools.combinations(range(len(own)), 2):
+            order = list(own)
+            order[one], order[other] = own[other], own[one]
+            yield order
     elif node.op_type in _ORDERED:
         one, other = _ORDERED[node.op_type]
         own[one], own[other] = own[other], own[one]

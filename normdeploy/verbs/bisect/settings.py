@@ -1,0 +1,274 @@
+"""Attributes of a node that change what it computes, and the padding, windows and groups that it states."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from ...domains import is_standard
+from ...precision.prepare import opset_of
+from ...runtimes.exact import Array, Change, Exact, NotEvaluated, Values
+from .changes import Cause, always, named, with_attribute
+from .program import Program
+
+_MOST_PADS = 8  # on one side
+_MOST_GROUPS = 512
+_MOST_MADE = 100_000  # elements of a result, of which other sizes are tried
+_STRIDES = _DILATIONS = (1, 2, 3)
+_WINDOWED = ("Conv", "ConvTranspose", "AveragePool", "MaxPool", "LpPool")
+# Op -> attribute -> the values that are tried, each by itself.
+_CHOICES: dict[str, dict[str, tuple[object, ...]]] = {
+    "AveragePool": {"count_include_pad": (0, 1), "ceil_mode": (0, 1)},
+    "MaxPool": {"ceil_mode": (0, 1)},
+    "LpPool": {"p": (1, 2), "ceil_mode": (0, 1)},
+    "CumSum": {"exclusive": (0, 1), "reverse": (0, 1)},
+    "DepthToSpace": {"mode": ("DCR", "CRD")},
+    "Pad": {"mode": ("constant", "reflect", "edge", "wrap")},
+    "GRU": {"linear_before_reset": (0, 1), "direction": ("forward", "reverse")},
+    "LSTM": {"direction": ("forward", "reverse")},
+    "RNN": {"direction": ("forward", "reverse")},
+    "ArgMax": {"select_last_index": (0, 1)},
+    "ArgMin": {"select_last_index": (0, 1)},
+    "TopK": {"largest": (0, 1)},
+    "LpNormalization": {"p": (1, 2)},
+    "GridSample": {"align_corners": (0, 1), "padding_mode": ("zeros", "border", "reflection")},
+    "RotaryEmbedding": {"interleaved": (0, 1)},
+    "Attention": {"is_causal": (0, 1)},
+    "Trilu": {"upper": (0, 1)},
+    "Resize": {"antialias": (0, 1)},
+    "Gemm": {"transA": (0, 1), "transB": (0, 1)},
+}
+# Op -> attributes that are tried together.
+_RESIZE: dict[str, tuple[object, ...]] = {
+    "mode": ("nearest", "linear", "cubic"),
+    "coordinate_transformation_mode": ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"),
+    "nearest_mode": ("round_prefer_floor", "floor", "ceil", "round_prefer_ceil"),
+    "cubic_coeff_a": (-0.75, -0.5),
+}
+_ONLY = {"nearest_mode": "nearest", "cubic_coeff_a": "cubic"}  # attribute -> the mode of Resize that reads it
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trial:
+    """Attributes of one node and what each is set to."""
+
+    place: int
+    attributes: Mapping[str, object]
+
+
+def settings(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:
+    """Set attributes of a node to other values, alone or with those that act together."""
+    node = exact.nodes[place]
+    if not is_standard(node):
+        return
+    own = stated(exact, node)
+    for attribute, choices in _CHOICES.get(node.op_type, {}).items():
+        # An older opset may lack the attribute.
+        for choice in choices if attribute in own else ():
+            yield from _set(exact, _Trial(place=place, attributes={attribute: choice}))
+    if node.op_type == "Resize":
+        trials = [_Trial(place=place, attributes=chosen) for chosen in _resizes()]
+        # Several settings may agree at one factor: the one that differs least comes first.
+        trials.sort(key=lambda trial: sum(own.get(name) != value for name, value in trial.attributes.items()))
+        for trial in trials:
+            yield from _set(exact, trial)
+    if node.op_type in _WINDOWED:
+        for attributes in _windows(exact, node, values):
+            yield from _set(exact, _Trial(place=place, attributes=attributes))
+    if node.op_type == "Pad":
+        yield from _moved_padding(exact, place)
+
+
+def as_the_model(
+    exact: Exact, place: int, program: Program, operators: Iterable[str]
+) -> Iterator[tuple[Cause, Change]]:
+    """Give a node all attributes of a reference's node of its kind."""
+    node = exact.nodes[place]
+    for theirs in _alike(node, program, operators):
+        own = stated(exact, node)
+        differs = {name: value for name, value in stated(exact, theirs).items() if own.get(name) != value}
+        if differs:
+            told = [f"{n} {_shown(own.get(n))} where the model has {_shown(value)}" for n, value in differs.items()]
+            cause = Cause("attribute", f"{named(exact, place)} has {', '.join(told)}", place)
+            yield cause, Change(nodes={place: _with(node, differs)})
+
+
+def integers_of_the_model(
+    exact: Exact, place: int, program: Program, operators: Iterable[str]
+) -> Iterator[tuple[Cause, Change]]:
+    """Give a node the fixed integers that a reference's node of its kind reads."""
+    node = exact.nodes[place]
+    for theirs in _alike(node, program, operators):
+        inputs: dict[int, Array] = {}
+        told: list[str] = []
+        for i, (mine, other) in enumerate(zip(node.input, theirs.input, strict=True)):
+            own, right = _integers(exact, mine), program.integers(other)
+            if own is not None and right is not None and not np.array_equal(own, right):
+                inputs[i] = right
+                told.append(f"{mine!r} {own.tolist()} where the model has {right.tolist()}")
+        if inputs:
+            cause = Cause("attribute", f"{named(exact, place)} has {', '.join(told)}", place)
+            yield cause, Change(inputs={(place, i): always(value) for i, value in inputs.items()})
+
+
+def _alike(node: onnx.NodeProto, program: Program, operators: Iterable[str]) -> Iterator[onnx.NodeProto]:
+    for theirs in program.nodes(operators):
+        if (theirs.op_type, theirs.domain, len(theirs.input)) == (node.op_type, node.domain, len(node.input)):
+            yield theirs
+
+
+def stated(exact: Exact, node: onnx.NodeProto) -> dict[str, object]:
+    """Return a node's attributes but tensors and bodies, with the defaults of its opset where none is stated."""
+    values: dict[str, object] = {}
+    if is_standard(node) and onnx.defs.has(node.op_type):
+        try:
+            schema = onnx.defs.get_schema(node.op_type, opset_of(exact.proto), "")
+        except onnx.defs.SchemaError:
+            schema = onnx.defs.get_schema(node.op_type)
+        defaults = [a.default_value for a in schema.attributes.values() if a.default_value.type]
+        values = {a.name: _plain(a) for a in defaults}
+    kept = (onnx.AttributeProto.TENSOR, onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+    return values | {a.name: _plain(a) for a in node.attribute if a.type not in kept}
+
+
+def _plain(attribute: onnx.AttributeProto) -> object:
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _with(node: onnx.NodeProto, attributes: Mapping[str, object]) -> onnx.NodeProto:
+    for name, value in attributes.items():
+        node = with_attribute(node, name, value)
+    return node
+
+
+def _set(exact: Exact, trial: _Trial) -> Iterator[tuple[Cause, Change]]:
+    node = exact.nodes[trial.place]
+    own = stated(exact, node)
+    differs = {name: value for name, value in trial.attributes.items() if own.get(name) != value}
+    if not differs:
+        return
+    told = " and ".join(f"{name} {_shown(own.get(name))}" for name in differs)
+    right = " and ".join(map(_shown, differs.values()))
+    changed = _with(node, differs)
+    if "pads" in differs:
+        changed = with_attribute(changed, "auto_pad", "NOTSET")
+    text = f"{named(exact, trial.place)} has {told}, with {right} it is right"
+    yield Cause("attribute", text, trial.place), Change(nodes={trial.place: changed})
+
+
+def _resizes() -> Iterator[dict[str, object]]:
+    for values in itertools.product(*_RESIZE.values()):
+        chosen = dict(zip(_RESIZE, values, strict=True))
+        unread = [name for name, mode in _ONLY.items() if chosen["mode"] != mode]
+        # The first choice stands for all where the mode does not read the attribute.
+        if all(chosen[name] == _RESIZE[name][0] for name in unread):
+            yield {name: value for name, value in chosen.items() if name not in unread}
+
+
+def _windows(exact: Exact, node: onnx.NodeProto, values: Values) -> Iterator[dict[str, object]]:
+    """Yield pads at the other sides, then other pads, strides and dilations, alike along every axis."""
+    own = stated(exact, node)
+    kernel = own.get("kernel_shape")
+    if kernel is None and len(node.input) > 1 and node.input[1] in exact.weights:
+        kernel = list(exact.weights[node.input[1]].dims[2:])
+    if not isinstance(kernel, list) or not kernel:
+        return
+    pads = own.get("pads")
+    for before, after in _shares(pads) if isinstance(pads, list) else ():
+        yield {"pads": [*before, *after]}
+    made = values.get(node.output[0])
+    if made is None or made.size > _MOST_MADE:
+        return
+    for stride, dilation in itertools.product(_STRIDES, _DILATIONS):
+        reaches = [dilation * (size - 1) for size in kernel]
+        for pad in range(min(max(reaches), _MOST_PADS) + 1):
+            same = [min(pad, reach) for reach in reaches]
+            window: dict[str, object] = {"pads": [*same, *same]}
+            if stride > 1 or "strides" in own:
+                window["strides"] = [stride] * len(kernel)
+            if dilation > 1 or "dilations" in own:
+                window["dilations"] = [dilation] * len(kernel)
+            yield window
+
+
+def _shares(pads: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield each way to share the padding of an axis among its two sides, alike along every axis."""
+    rank = len(pads) // 2
+    total = [before + after for before, after in zip(pads[:rank], pads[rank:], strict=True)]
+    for share in range(min(max(total, default=0), _MOST_PADS) + 1):
+        before = [min(each, share) for each in total]
+        yield before, [each - first for each, first in zip(total, before, strict=True)]
+
+
+def _moved_padding(exact: Exact, place: int) -> Iterator[tuple[Cause, Change]]:
+    """Pad each axis by as much, at the other side or at both."""
+    node = exact.nodes[place]
+    pads = _integers(exact, node.input[1]) if len(node.input) > 1 else None
+    if pads is None or pads.ndim != 1 or len(pads) % 2:
+        return
+    for before, after in _shares(pads.tolist()):
+        other = np.array([*before, *after], pads.dtype)
+        if not np.array_equal(other, pads):
+            text = f"{named(exact, place)} has pads {pads.tolist()}, with {other.tolist()} it is right"
+            yield Cause("attribute", text, place), Change(inputs={(place, 1): always(other)})
+
+
+def regrouped(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:
+    """Let a norm of groups have another number of groups."""
+    node = exact.nodes[place]
+    x = values.get(node.input[0]) if node.input else None
+    if node.op_type not in ("InstanceNormalization", "GroupNormalization") or x is None or x.ndim < 3:
+        return
+    own = stated(exact, node)
+    scale, bias = (_floats(exact, name) for name in node.input[1:3])
+    if scale is None or bias is None or not x.size:
+        return
+    groups = x.shape[1] if node.op_type == "InstanceNormalization" else own.get("num_groups")
+    whole = scale.size != x.shape[1] or bool((scale == scale.flat[0]).all() and (bias == bias.flat[0]).all())
+    # A form that reshapes to groups has a scale of ones there, and says nothing of channels.
+    elements = x[0].size if whole else x.shape[1]
+    column = (1, -1, *[1] * (x.ndim - 2))
+    epsilon = own.get("epsilon")
+    for other in range(1, min(elements, _MOST_GROUPS) + 1):
+        if elements % other or other == groups or not isinstance(epsilon, float):
+            continue
+        rows = x.reshape(len(x), other, -1)
+        with np.errstate(all="ignore"):
+            normal = (rows - rows.mean(-1, keepdims=True)) / np.sqrt(rows.var(-1, keepdims=True) + epsilon)
+        normal = normal.reshape(x.shape)
+        right = (
+            normal * scale.flat[0] + bias.flat[0] if whole else normal * scale.reshape(column) + bias.reshape(column)
+        )
+        text = f"{named(exact, place)} normalizes over {groups} groups, with {other} it is right"
+        yield Cause("attribute", text, place), Change(given={node.output[0]: right})
+
+
+def _integers(exact: Exact, name: str) -> Array | None:
+    value = _constant(exact, name)
+    return value if value is not None and value.dtype.kind in "iub" else None
+
+
+def _floats(exact: Exact, name: str) -> Array | None:
+    value = _constant(exact, name)
+    return value if value is not None and value.dtype.kind == "f" else None
+
+
+def _constant(exact: Exact, name: str) -> Array | None:
+    if name not in exact.constants:
+        return None
+    try:
+        value = exact.value(name, {})
+    except NotEvaluated:
+        return None
+    return np.asarray(value) if not isinstance(value, list) else None
