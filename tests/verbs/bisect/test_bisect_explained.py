@@ -214,16 +214,26 @@ net (float[batch, 6] x) => (float[batch, 6] y)
 
 
 @pytest.mark.parametrize(
-    ("own", "other", "node_name", "text"),
+    ("own", "other", "kind", "node_name", "text"),
     [
-        ("0.2", "0.05", "LeakyRelu bent", "alpha 0.05, with 0.2 it is right"),
-        ("{0.3}", "{0.7}", "Mul scaled", "'half' 0.7, with 0.3 it is right"),
+        ("0.2", "0.05", "attribute", "LeakyRelu bent", "alpha 0.05 where the model has 0.2"),
+        ("{0.3}", "{0.7}", "number", "Mul scaled", "'half' 0.7, with 0.3 it is right"),
     ],
 )
-def test_single_number_is_solved_for(own: str, other: str, node_name: str, text: str, tmp_path: Path) -> None:
+def test_single_number_is_named(own: str, other: str, kind: str, node_name: str, text: str, tmp_path: Path) -> None:
     fault = only_fault(model_of(LEAKY), model_of(LEAKY.replace(own, other)), tmp_path)
-    assert (fault.kind, fault.nodes) == ("number", (node_name,))
+    assert (fault.kind, fault.nodes) == (kind, (node_name,))
     assert text in fault.cause
+
+
+def test_slope_that_is_left_to_its_default_is_solved_for(tmp_path: Path) -> None:
+    """A module's slope is no attribute to compare with."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.LeakyReLU(0.2), nn.Linear(6, 6)).eval()
+    wrong = normdeploy.export(model, (torch.randn(2, 6),)).proto
+    del next(n for n in wrong.graph.node if n.op_type == "LeakyRelu").attribute[:]
+    fault = only_fault(model, wrong, tmp_path, torch.randn(2, 6))
+    assert fault.kind == "number"
+    assert "has alpha 0.01, with 0.2 it is right" in fault.cause
 
 
 def test_number_that_the_model_computes_is_solved_for(tmp_path: Path) -> None:
