@@ -152,7 +152,8 @@ class ConvSpectrogram(nn.Module):
 
     def forward(self, wave: torch.Tensor) -> torch.Tensor:
         real, imaginary = F.conv1d(F.pad(wave[:, None], (16, 16)), self.basis, stride=16).chunk(2, 1)
-        x = (real**2 + imaginary**2 + 1e-8).sqrt().transpose(1, 2)
+        # With 1e-8 the pair is no right one: torch's exporter takes x + 1e-8 for x + 0, and drops it.
+        x = (real**2 + imaginary**2 + 1e-6).sqrt().transpose(1, 2)
         return self.head(self.cell(x)[0]).sigmoid().mean(1)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import onnx
 
+from ...domains import is_standard
 from ...runtimes.exact import Change, Exact
 from ...storage.protos import graphs
 from .changes import Cause, named
@@ -35,6 +36,20 @@ def in_bodies(exact: Exact, place: int, program: Program, operators: Iterable[st
                 kept = onnx.helper.make_node("Identity", [name], [inner.output[0]], name=inner.name)
                 text = f"{where} does something that the model does not: with {name!r} in its place it is right"
                 yield Cause("body", text, place), Change(nodes={place: _with_inner(node, number, kept)})
+
+
+def branches_exchanged(exact: Exact, place: int) -> Iterator[tuple[Cause, Change]]:
+    """Take the branches of an If in each other's place."""
+    node = exact.nodes[place]
+    if node.op_type != "If" or not is_standard(node):
+        return
+    other = {"then_branch": "else_branch", "else_branch": "then_branch"}
+    changed = onnx.NodeProto()
+    changed.CopyFrom(node)
+    for attribute in changed.attribute:
+        attribute.name = other.get(attribute.name, attribute.name)
+    text = f"the branches of {named(exact, place)} are in each other's place"
+    yield Cause("order", text, place), Change(nodes={place: changed})
 
 
 def _inner(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:

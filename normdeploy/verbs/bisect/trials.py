@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from ...runtimes.exact import Array, Change, Exact, Values
-from .bodies import in_bodies
+from .bodies import branches_exchanged, in_bodies
 from .changes import Cause, Edit, always, constant, named, with_attribute
 from .match import Spot
 from .program import Program
@@ -54,6 +54,7 @@ def trials(exact: Exact, values: Values, spot: Spot, program: Program, held: Val
         yield from at_another_range(exact, place, values)
         yield from integers_of_the_model(exact, place, program, spot.operators)
         yield from added(exact, place, values)
+        yield from branches_exchanged(exact, place)
         yield from in_bodies(exact, place, program, spot.operators)
     yield from batch_statistics(exact, spot.places, values, parameters)
     yield from all_weights(exact, spot.places, parameters)

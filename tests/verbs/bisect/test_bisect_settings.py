@@ -221,3 +221,53 @@ def test_scale_that_is_missing_before_softmax_is_solved_for(tmp_path: Path) -> N
     fault = first_fault(lambda x: (x * 0.3).softmax(-1).exp(), body, tmp_path)
     assert (fault.kind, fault.nodes) == ("number", ("Softmax n",))
     assert "an input scale of 1, with 0.3 it is right" in fault.cause
+
+
+BRANCHES = """
+<ir_version: 10, opset_import: ["" : 20]>
+net (float[2, 4] x, bool first) => (float[2, 4] y)
+{
+    [choice] h = If (first) <
+        then_branch = one () => (float[2, 4] a) { a = Sin(x) },
+        else_branch = two () => (float[2, 4] b) { b = Exp(x) }
+    >
+    y = Tanh(h)
+}
+"""
+COUNTED = """
+<ir_version: 10, opset_import: ["" : 20]>
+net (float[2, 4] x) => (float[2, 4] y)
+<int64 rounds = {3}, bool go = {1}>
+{
+    [steps] h = Loop (rounds, go, x) <
+        body = step (int64 i, bool before, float[2, 4] state) => (bool after, float[2, 4] next) {
+            after = Identity(before)
+            next = Sin(state)
+        }
+    >
+    y = Tanh(h)
+}
+"""
+
+
+def only_fault_of_files(right: onnx.ModelProto, wrong: onnx.ModelProto, folder: Path) -> Fault:
+    for model, name in ((right, "right.onnx"), (wrong, "wrong.onnx")):
+        onnx.save(model, folder / name)
+    (fault,) = normdeploy.bisect(folder / "right.onnx", folder / "wrong.onnx", seeds=1).faults
+    return fault
+
+
+def test_branches_of_if_in_each_others_place_are_named(tmp_path: Path) -> None:
+    right, wrong = onnx.parser.parse_model(BRANCHES), onnx.parser.parse_model(BRANCHES)
+    one, other = wrong.graph.node[0].attribute
+    one.name, other.name = other.name, one.name
+    fault = only_fault_of_files(right, wrong, tmp_path)
+    assert (fault.kind, fault.nodes) == ("order", ("If choice",))
+    assert fault.cause == "the branches of If 'choice' are in each other's place"
+
+
+def test_integer_that_is_not_the_references_is_named_with_both_values(tmp_path: Path) -> None:
+    right, wrong = (onnx.parser.parse_model(COUNTED.replace("{3}", f"{{{count}}}")) for count in (3, 4))
+    fault = only_fault_of_files(right, wrong, tmp_path)
+    assert (fault.kind, fault.nodes) == ("attribute", ("Loop steps",))
+    assert "has 'rounds' 4 where the model has 3" in fault.cause
