@@ -19,8 +19,10 @@ from torch import nn
 
 from ..errors import InputError, LoadError, TrustError
 from ..model import Model
+from .calls import require_inputs
 from .decoders import ranges_of
 from .expressions import Guard
+from .factories import make_model
 from .hub import resolved
 from .huggingface import Loaded, load_folder, read_folder, require_weights
 from .inputs import Wishes, names_of, parse
@@ -33,13 +35,15 @@ from .python_file import make_from_file, python_file
 from .signature import match_wishes, output_names, placeholders, used_parameters
 from .signed_code import only_signed
 from .specs import describe_inputs
-from .state import State, fill, find_state, make_model, read_safetensors
+from .state import State, fill, find_state, read_safetensors
 from .tasks import PARTS
 from .torchscript import ScriptWeights, read_torchscript
 from .training import require_eval_graph
 from .written import written_buffers
 
 __all__ = ["from_module", "from_program", "load", "load_parts"]
+# What follows a message about a model that could not be made: its forward is not known then.
+_INPUTS_TOO = ". Say too what its forward takes with --input, for example --input 'x:float32[batch,3,224,224]'"
 
 
 def load(
@@ -101,7 +105,8 @@ def load(
     with _importable_cwd(bool(model or imports or trust)) if code is None else only_signed(code):
         operators = import_operators(imports)
         if source is not None:
-            made = make_from_file(source, model_args or {})
+            with _naming_inputs(wishes):
+                made = make_from_file(source, model_args or {})
             loaded = trace(made, (), {}, wishes, eval_mode=eval, kind=kind)
         elif kind is Kind.PROGRAM:
             loaded = _of_program(*load_program(path, trust, operators), wishes, eval)
@@ -289,20 +294,42 @@ def _from_weights(
     if isinstance(weights, nn.Module) and model is None:
         return trace(unwrapped(weights), (), {}, wishes, eval_mode=eval_mode, kind="pickled module")
     if isinstance(weights, ScriptWeights):
-        made = make_model(str(model), model_args)
+        with _naming_inputs(wishes):
+            made = make_model(str(model), model_args)
         return _filled(path, made, weights.of(made), wishes, eval_mode, kind)
     state = weights.state_dict() if isinstance(weights, nn.Module) else weights
     if model is None:
         raise LoadError(
             f"{path} holds weights alone ({len(state)} tensors: {listed(list(state), 3)}): say which model they belong "
-            "to with --model package.module:factory"
+            f"to with --model package.module:factory{'' if wishes.inputs else _INPUTS_TOO}"
         )
     form = kind if kind is Kind.SAFETENSORS else "state_dict"
-    return _filled(path, make_model(model, model_args), state, wishes, eval_mode, form)
+    with _naming_inputs(wishes):
+        made = make_model(model, model_args)
+    return _filled(path, made, state, wishes, eval_mode, form)
+
+
+@contextlib.contextmanager
+def _naming_inputs(wishes: Wishes) -> Iterator[None]:
+    """Let the message about a model that can't be made say that inputs are missing too, as the next run would."""
+    try:
+        yield
+    except InputError as error:
+        if wishes.inputs:
+            raise
+        raise InputError(f"{error}{_INPUTS_TOO}") from error
 
 
 def _filled(path: Path, made: nn.Module, state: State, wishes: Wishes, eval_mode: bool, kind: str) -> Model:
-    notes = fill(made, state, path)
+    try:
+        notes = fill(made, state, path)
+    except LoadError as error:
+        # One run names all that is wrong, so the inputs are looked at here too.
+        try:
+            require_inputs(made, wishes)
+        except InputError as other:
+            raise LoadError(f"{error}\nBesides, {other}") from error
+        raise
     if all(part.training for part in made.modules()):
         made.eval()  # as constructed: neither the file nor the factory says anything of a mode
     return replace(trace(made, (), {}, wishes, eval_mode=eval_mode, kind=kind), notes=tuple(notes))

@@ -45,6 +45,28 @@ def signature_of(module: nn.Module) -> inspect.Signature:
 
 def made_call(module: nn.Module, wishes: Wishes, sizes: Mapping[str, int]) -> Call:
     """Example arguments from the wishes alone: by the names of forward's parameters, else in their order."""
+    order = require_inputs(module, wishes)
+    rng = np.random.default_rng(0)
+    tensors = [_tensor(wish, rng, sizes) for wish in wishes.inputs]
+    args = tuple(tensors[index] for index in order.positional)
+    kwargs = {key: tensors[index] for key, index in order.keywords.items()}
+    return Call(args, kwargs, (*order.positional, *order.keywords.values()))
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which of the inputs go by position, in their order, and which by keyword, in that of forward's parameters."""
+
+    positional: list[int]
+    keywords: dict[str, int]
+
+
+def require_inputs(module: nn.Module, wishes: Wishes) -> Order:
+    """Return how the wished inputs are passed to forward.
+
+    Raises:
+        InputError: there are none, or they do not fit forward's parameters.
+    """
     name = type(module).__name__
     if not wishes.inputs:
         raise InputError(
@@ -52,22 +74,15 @@ def made_call(module: nn.Module, wishes: Wishes, sizes: Mapping[str, int]) -> Ca
             f" forward is {name}{signature_of(module)}"
         )
     names = [wish.name for wish in wishes.inputs]
-    positional, keywords = _arranged(module, names)
-    rng = np.random.default_rng(0)
-    tensors = [_tensor(wish, rng, sizes) for wish in wishes.inputs]
-    args, kwargs = (
-        tuple(tensors[index] for index in positional),
-        {key: tensors[index] for key, index in keywords.items()},
-    )
+    order = _arranged(module, names)
     try:
-        signature_of(module).bind(*args, **kwargs)
+        signature_of(module).bind(*order.positional, **order.keywords)
     except TypeError as error:
         raise InputError(f"the inputs {', '.join(names)} do not fit {name}{signature_of(module)}: {error}") from error
-    return Call(args, kwargs, (*positional, *keywords.values()))
+    return order
 
 
-def _arranged(module: nn.Module, names: Sequence[str]) -> tuple[list[int], dict[str, int]]:
-    """Which of the inputs go by position, in their order, and which by keyword, in that of forward's parameters."""
+def _arranged(module: nn.Module, names: Sequence[str]) -> Order:
     parameters = signature_of(module).parameters
     known = {
         name
@@ -76,11 +91,11 @@ def _arranged(module: nn.Module, names: Sequence[str]) -> tuple[list[int], dict[
     }
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if not set(names) & known:
-        return list(range(len(names))), {}
+        return Order(list(range(len(names))), {})
     if not set(names) <= known and not open_ended:
         ordered = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
         if set(names) & known <= set(ordered) and renamed(ordered, names):
-            return list(range(len(names))), {}
+            return Order(list(range(len(names))), {})
         wrong = next(name for name in names if name not in known)
         near = difflib.get_close_matches(wrong, known, 1)
         moved = next((n for place, n in enumerate(names) if n in known and n not in ordered[place : place + 1]), "")
@@ -93,7 +108,7 @@ def _arranged(module: nn.Module, names: Sequence[str]) -> tuple[list[int], dict[
     given = {name: index for index, name in enumerate(names)}
     positional = _leading(parameters, given)
     ranked = sorted(given.items(), key=lambda item: _rank(parameters, item[0]))
-    return positional, {name: index for name, index in ranked if index not in positional}
+    return Order(positional, {name: index for name, index in ranked if index not in positional})
 
 
 def _leading(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, int]) -> list[int]:

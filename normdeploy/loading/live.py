@@ -145,7 +145,9 @@ def trace(
             "dynamic_shapes were given without example arguments: give args or kwargs too, or name the dims in inputs"
         )
     used = names_of(wishes.inputs)
-    if unknown := sorted(wishes.dims.keys() - set(used)):
+    # Without any input its absence is the fault to name, which the example call does.
+    described = wishes.inputs or args or kwargs
+    if described and (unknown := sorted(wishes.dims.keys() - set(used))):
         raise InputError(
             f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are"
             f" {', '.join(dict.fromkeys(used)) or 'none'}"

@@ -20,7 +20,7 @@ import torch
 
 from .. import extensions
 from .expressions import words
-from .state import import_module
+from .factories import import_module
 
 _OF_TENSORS = words("aten prims quantized_decomposed")
 _HIGHER_ORDER = words(

@@ -10,7 +10,7 @@ import io
 import pickle
 import pickletools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -89,6 +89,13 @@ def foreign_globals(stream: IO[bytes]) -> list[str]:
 def listed(names: Sequence[str], shown: int = 12) -> str:
     """Names in a message: the first of them, and how many more there are."""
     return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
+
+
+def kind_of(value: Any) -> str:
+    """Name the type of a value for a message, with the length of a dict."""
+    if isinstance(value, Mapping):
+        return f"a dict of {len(value)}"
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
 def pickle_globals(stream: IO[bytes]) -> list[str]:

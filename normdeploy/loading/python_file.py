@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ import torch
 from torch import nn
 
 from ..errors import InputError, LoadError
+from .factories import require_arguments
 from .pickled import listed
 
 _SOURCE = re.compile(r"(?P<file>.+\.py)(:(?P<name>[A-Za-z_][\w.]*))?")
@@ -116,13 +116,7 @@ def _made(source: PythonFile, held: Mapping[str, Any], arguments: Mapping[str, A
 def _called(label: str, factory: Any, arguments: Mapping[str, Any]) -> nn.Module:
     if not callable(factory):
         raise InputError(f"{label} is {type(factory).__name__}; name a torch.nn.Module, or a function that returns one")
-    try:
-        inspect.signature(factory).bind(**arguments)
-    except TypeError as error:
-        raise InputError(
-            f"{label}{inspect.signature(factory)} can't be called: {error}; give its arguments with --model-arg"
-            " NAME=VALUE"
-        ) from error
+    require_arguments(label, factory, arguments)
     try:
         made = factory(**arguments)
     except Exception as error:  # the user's own code

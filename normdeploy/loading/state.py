@@ -1,9 +1,7 @@
-"""Weights alone (a state_dict, a checkpoint that holds one, safetensors) put into a model that the user's factory
-makes."""
+"""Weights alone (a state_dict, a checkpoint that holds one, safetensors) put into a model."""
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from ..errors import InputError, LoadError
+from ..errors import LoadError
 from .contained import shards_of
 from .kinds import INDEX
-from .pickled import listed
+from .pickled import kind_of, listed
 from .refusals import PACKED
 from .training import reachable
 
@@ -66,15 +64,15 @@ def find_state(checkpoint: Any, key: str | None, path: Path) -> State | nn.Modul
             raise LoadError(f"{path} holds weights more than {_DEEPEST} dicts deep; give the keys that lead to them")
         if not isinstance(state, Mapping):
             raise LoadError(
-                f"{path} holds {_kind(state)}{f' under {key!r}' if key else ''}, not weights: wanted a dict of tensors,"
-                " or a dict that holds one"
+                f"{path} holds {kind_of(state)}{f' under {key!r}' if key else ''}, not weights: wanted a dict of"
+                " tensors, or a dict that holds one"
             )
         barren: set[int] = set()
         candidates = [name for name, value in state.items() if _is_weights(value) or _leads_on(value, barren)]
         if any(str(name).endswith("._packed_params") for name in state):
             raise LoadError(f"{path} holds weights that torch.ao has {PACKED}")
         if len(candidates) != 1:
-            inside = ", ".join(f"{name!r} ({_kind(value)})" for name, value in list(state.items())[:_SHOWN])
+            inside = ", ".join(f"{name!r} ({kind_of(value)})" for name, value in list(state.items())[:_SHOWN])
             problem = (
                 f"holds several sets of weights: {', '.join(map(repr, candidates))}"
                 if candidates
@@ -143,68 +141,6 @@ def _leads_on(value: Any, barren: set[int]) -> bool:
         stack.extend(item.values())
     barren |= looked
     return False
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"a dict of {len(value)}"
-    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-
-
-def make_model(model: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """Call the user's factory, ``package.module:factory``.
-
-    Raises:
-        InputError: it can't be imported or called, or returns no module.
-    """
-    module_name, separator, attribute = model.partition(":")
-    if not separator or not attribute:
-        raise InputError(
-            f"the model {model!r} can't be read: write package.module:factory, for example models.encoder:Encoder"
-        )
-    if module_name.endswith(".py"):
-        dotted = ".".join(Path(module_name.removesuffix(".py")).parts)
-        raise InputError(
-            f"the model {model!r} names a file, and a module is wanted, as Python imports it: write"
-            f" {dotted}:{attribute}"
-        )
-    factory = import_module(module_name, f"the model {model!r}")
-    for name in attribute.split("."):
-        if not hasattr(factory, name):
-            public = [
-                other for other in vars(factory) if not other.startswith("_") and callable(getattr(factory, other))
-            ]
-            raise InputError(f"{module_name} has no {attribute!r}; it has {listed(public, _SHOWN)}")
-        factory = getattr(factory, name)
-    if not isinstance(arguments, Mapping):
-        raise InputError(f"the arguments of {model} are a {_kind(arguments)}; give them by name, as in {{'size': 3}}")
-    try:
-        made = factory(**arguments)  # type: ignore[operator]
-    except Exception as error:  # the user's own code
-        raise InputError(
-            f"{model}({', '.join(f'{name}={value!r}' for name, value in arguments.items())}) failed:"
-            f" {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(made, nn.Module):
-        raise InputError(
-            f"{model} returned {_kind(made)}, not a torch.nn.Module: name the class, or a function that returns the"
-            " model"
-        )
-    return made
-
-
-def import_module(name: str, purpose: str) -> Any:
-    """Import a module that the user named.
-
-    Raises:
-        InputError: it can't be imported.
-    """
-    try:
-        return importlib.import_module(name)
-    except Exception as error:  # the user's own code runs on import
-        raise InputError(
-            f"{purpose}: {name} can't be imported from {Path.cwd()}: {type(error).__name__}: {error}"
-        ) from error
 
 
 def fill(module: nn.Module, state: State, path: Path) -> list[str]:

@@ -16,8 +16,9 @@ from torch import nn
 import normdeploy
 from normdeploy.errors import InputError, LoadError
 from normdeploy.loading import load
+from normdeploy.loading.factories import make_model
 from normdeploy.loading.kinds import sha256
-from normdeploy.loading.state import fill, make_model
+from normdeploy.loading.state import fill
 from normdeploy.model import Dim
 from tests.loading.test_loading import INPUTS, _same
 
@@ -302,3 +303,51 @@ def test_load_index_that_leads_out_of_its_folder_is_refused(net: Any, tmp_path: 
     index.write_text(json.dumps({"weight_map": {}}))
     with pytest.raises(LoadError, match="names no shards"):
         load(index, model=net.where, inputs=INPUTS)
+
+
+def test_weights_alone_without_inputs_name_model_and_inputs_at_once(net: Any) -> None:
+    torch.save(net.state_dict(), "w.pt")
+    with pytest.raises(LoadError, match=r"--model package\.module:factory\. Say too .*--input 'x:float32"):
+        load("w.pt")
+
+
+@pytest.mark.parametrize("model", ["{package}.missing:Net", "{package}.nets:Other", "{package}.nets:fail"])
+def test_factory_that_fails_without_inputs_names_both_at_once(net: Any, model: str) -> None:
+    torch.save(net.state_dict(), "w.pt")
+    package = net.where.partition(".")[0]
+    with pytest.raises(InputError, match=r"(can't be imported|has no 'Other'|on purpose).*Say too .*--input"):
+        load("w.pt", model=model.format(package=package))
+
+
+def test_unfitting_weights_and_missing_inputs_are_named_at_once(net: Any) -> None:
+    state = dict(net.state_dict())
+    removed = next(iter(state))
+    state["foreign.weight"] = state.pop(removed)
+    torch.save(state, "w.pt")
+    with pytest.raises(LoadError) as raised:
+        load("w.pt", model=net.where)
+    for fault in (removed, "foreign.weight", "Besides, Net needs example inputs", "--input 'x:"):
+        assert fault in str(raised.value)
+
+
+def test_unfitting_weights_and_unknown_inputs_are_named_at_once(net: Any) -> None:
+    torch.save({"a.weight": torch.ones(2)}, "w.pt")
+    with pytest.raises(LoadError, match=r"(?s)1 not in the model.*Besides, the input 'y' is not a parameter of"):
+        load("w.pt", model=net.where, inputs=["x[batch,3]", "y[batch,3]"])
+
+
+def test_dim_without_any_input_names_the_missing_input(net: Any) -> None:
+    torch.save(net.state_dict(), "w.pt")
+    with pytest.raises(InputError, match=r"needs example inputs.*--input 'x:"):
+        load("w.pt", model=net.where, dims=["batch=1:2:4"])
+
+
+def test_all_missing_and_unknown_arguments_of_a_class_are_named_at_once() -> None:
+    with pytest.raises(InputError) as raised:
+        make_model("torch.nn:Linear", {"in_feature": 3, "outs": 4})
+    for fault in (
+        "needs 'in_features', 'out_features'",
+        "does not take 'in_feature', 'outs'",
+        "--model-arg NAME=VALUE",
+    ):
+        assert fault in str(raised.value)

@@ -1,0 +1,103 @@
+"""The factory that the user names, ``package.module:factory``, imported and called."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..errors import InputError
+from .pickled import kind_of, listed
+
+_SHOWN = 10
+_FILLED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def make_model(model: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """Call the user's factory, ``package.module:factory``.
+
+    Raises:
+        InputError: it can't be imported or called, or returns no module.
+    """
+    module_name, separator, attribute = model.partition(":")
+    if not separator or not attribute:
+        raise InputError(
+            f"the model {model!r} can't be read: write package.module:factory, for example models.encoder:Encoder"
+        )
+    if module_name.endswith(".py"):
+        dotted = ".".join(Path(module_name.removesuffix(".py")).parts)
+        raise InputError(
+            f"the model {model!r} names a file, and a module is wanted, as Python imports it: write"
+            f" {dotted}:{attribute}"
+        )
+    factory = import_module(module_name, f"the model {model!r}")
+    for name in attribute.split("."):
+        if not hasattr(factory, name):
+            public = [
+                other for other in vars(factory) if not other.startswith("_") and callable(getattr(factory, other))
+            ]
+            raise InputError(f"{module_name} has no {attribute!r}; it has {listed(public, _SHOWN)}")
+        factory = getattr(factory, name)
+    if not isinstance(arguments, Mapping):
+        raise InputError(f"the arguments of {model} are a {kind_of(arguments)}; give them by name, as in {{'size': 3}}")
+    require_arguments(model, factory, arguments)  # type: ignore[arg-type]
+    try:
+        made = factory(**arguments)  # type: ignore[operator]
+    except Exception as error:  # the user's own code
+        raise InputError(
+            f"{model}({', '.join(f'{name}={value!r}' for name, value in arguments.items())}) failed:"
+            f" {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(made, nn.Module):
+        raise InputError(
+            f"{model} returned {kind_of(made)}, not a torch.nn.Module: name the class, or a function that returns the"
+            " model"
+        )
+    return made
+
+
+def import_module(name: str, purpose: str) -> Any:
+    """Import a module that the user named.
+
+    Raises:
+        InputError: it can't be imported.
+    """
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # the user's own code runs on import
+        raise InputError(
+            f"{purpose}: {name} can't be imported from {Path.cwd()}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def require_arguments(label: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that do not fit the signature of ``factory``; one message names all of them.
+
+    Raises:
+        InputError: arguments are missing or unknown.
+    """
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        # Some callables written in C tell no signature; the call itself checks their arguments.
+        return
+    parameters = signature.parameters.values()
+    known = {parameter.name for parameter in parameters if parameter.kind in _FILLED}
+    required = {parameter.name for parameter in parameters if parameter.default is parameter.empty} & known
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    missing = sorted(required - arguments.keys())
+    unknown = [] if takes_any else sorted(arguments.keys() - known)
+    problems = [
+        f"{problem} {listed([repr(name) for name in names], _SHOWN)}"
+        for problem, names in (("it needs", missing), ("it does not take", unknown))
+        if names
+    ]
+    if problems:
+        raise InputError(
+            f"{label}{signature} can't be called: {', and '.join(problems)}; give its arguments with --model-arg"
+            " NAME=VALUE"
+        )
