@@ -23,12 +23,19 @@ def inferred(
 
     ``nodes``: those to look at in the place of the graph's, where it holds some that inference does not know.
     """
-    skeleton = _skeleton(proto, nodes)
-    result = _completed(skeleton, data_prop=_is_short(skeleton))
     initializers = {t.name: (t.data_type, tuple(t.dims)) for t in proto.graph.initializer}
-    return initializers | {
-        v.name: typed(v) for v in [*result.graph.value_info, *result.graph.output, *result.graph.input]
-    }
+    return initializers | types_in(inferred_graph(proto, nodes))
+
+
+def inferred_graph(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = None) -> onnx.GraphProto:
+    """Return a copy of the graph without the weights, with all that onnx infers in it and in its bodies."""
+    skeleton = _skeleton(proto, nodes)
+    return _completed(skeleton, data_prop=_is_short(skeleton)).graph
+
+
+def types_in(graph: onnx.GraphProto) -> dict[str, tuple[int | None, Dims | None]]:
+    """Read element type and shape of what a graph, not its bodies, says of its tensors."""
+    return {v.name: typed(v) for v in [*graph.value_info, *graph.output, *graph.input]}
 
 
 def _skeleton(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = None) -> onnx.ModelProto:

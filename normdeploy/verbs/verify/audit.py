@@ -38,7 +38,7 @@ from .merged import merged
 from .originals import FileModel, Original
 from .rows import MOSTLY, NEAR, ROW, Rows, squeezed
 from .shifts import FixedShift, Shift, Shifts, by_size, find, find_most
-from .spending import Clock
+from .spending import Clock, OutOfTime
 from .stored import initializers, shifts_of, stored_in
 
 Array = np.ndarray[Any, Any]
@@ -78,6 +78,8 @@ def audit(model: Original, proto: onnx.ModelProto, label: str, clock: Clock | No
 
     What is no tensor of the model as it stands is traced to one until ``clock``, if any, is over.
     """
+    clock = Clock(float("inf")) if clock is None else clock
+    untraced = 0
     stored = stored_in(model)
     rows = Rows(stored.values())
     equals = _Equals(stored)
@@ -91,6 +93,9 @@ def audit(model: Original, proto: onnx.ModelProto, label: str, clock: Clock | No
         same = equals.names(array)
         placed.update(same)
         if same:
+            continue
+        if clock.is_over():
+            untraced += 1
             continue
         share = rows.share(array)
         if share < 1:
@@ -115,21 +120,26 @@ def audit(model: Original, proto: onnx.ModelProto, label: str, clock: Clock | No
             )
     constants: list[tuple[str, Array]] | None = None
     for place, (tensor, array, share) in enumerate(unknown):
-        if clock is not None and clock.is_over():
-            clock.weights[label] = len(unknown) - place
-            break
         weight = Weight(label, tensor.name, modules.get(tensor.name, ""), Origin.COMPUTED, elements=array.size)
-        smoothed = _smoothed(weight, array, inverses, missing)
-        weight = _origin(weight, array, missing, shifts) if smoothed is None else smoothed
-        if weight.origin is Origin.COMPUTED and share >= MOSTLY and rows.lacks(array, missing.values()):
-            parameter = f"{share:.1%} of it is put together from rows of the model's tensors, the rest is not"
-            weight = replace(weight, origin=Origin.ALTERED, reason=parameter)
-        if weight.origin is Origin.ALTERED and smoothed is None:
-            weight = _explained(weight, array, stored, rows)
+        try:
+            clock.require_time()
+            smoothed = _smoothed(weight, array, inverses, missing)
+            weight = _origin(weight, array, missing, shifts, clock) if smoothed is None else smoothed
+            if weight.origin is Origin.COMPUTED and share >= MOSTLY and rows.lacks(array, missing.values()):
+                parameter = f"{share:.1%} of it is put together from rows of the model's tensors, the rest is not"
+                weight = replace(weight, origin=Origin.ALTERED, reason=parameter)
+            if weight.origin is Origin.ALTERED and smoothed is None:
+                weight = _explained(weight, array, stored, rows, clock)
+        except OutOfTime:
+            # An accusation that time did not suffice to take back is none.
+            untraced += len(unknown) - place
+            break
         if weight.origin is Origin.ALTERED and isinstance(model, Model):
             constants = list(constant_results(model)) if constants is None else constants
             weight = _computed_by_model(weight, array, constants)
         remarks.append(weight)
+    if untraced:
+        clock.weights[label] = untraced
     return sorted(remarks, key=bool)
 
 
@@ -156,9 +166,9 @@ def _computed_by_model(weight: Weight, array: Array, constants: Sequence[tuple[s
     return weight
 
 
-def _explained(weight: Weight, array: Array, stored: Mapping[str, Array], rows: Rows) -> Weight:
+def _explained(weight: Weight, array: Array, stored: Mapping[str, Array], rows: Rows, clock: Clock) -> Weight:
     """Take an accusation back where an exporter or optimizer may have computed the weight from the model's tensors."""
-    name = derivation(array.astype(np.float64), stored, Format.of(array.dtype))
+    name = derivation(array.astype(np.float64), stored, Format.of(array.dtype), clock.require_time)
     if not name and rows.scaled(array):
         name = "rows of the model's tensors, each times a number"
     if not name:
@@ -242,7 +252,11 @@ def _equal(one: Array, other: Array) -> bool:
 
 
 def _origin(
-    weight: Weight, array: Array, missing: Mapping[str, Array], shifts: Mapping[int, Sequence[Shifts]]
+    weight: Weight,
+    array: Array,
+    missing: Mapping[str, Array],
+    shifts: Mapping[int, Sequence[Shifts]],
+    clock: Clock,
 ) -> Weight:
     """Compare ``array`` with the tensors of ``missing``, those of the model that the file has nowhere as they are."""
     form = Format.of(array.dtype)
@@ -261,13 +275,13 @@ def _origin(
     for parameter, values_of in sorted(missing.items(), key=lambda item: not _is_named_after(weight, item[0])):
         if values_of.size != array.size:
             continue
+        clock.require_time()
         for arranged in _arranged(values_of, array):
             origin = _beside(replace(weight, parameter=parameter), array, arranged, form)
-            if origin and _is_named_after(weight, parameter):
+            # Two parameters that explain a weight are multiples of one another, so the first is as good.
+            if origin:
                 return origin
-            if origin is not None and (
-                best is None or (bool(origin), -origin.difference) > (bool(best), -best.difference)
-            ):
+            if origin is not None and (best is None or origin.difference < best.difference):
                 best = origin
     if best is None:
         return replace(weight, reason="like no parameter or buffer of the model")
@@ -361,15 +375,28 @@ def _scales(array: Array, parameter: Array) -> Iterator[Array]:
         ratios = np.where(np.isfinite(ratios), ratios, np.nan)
     if np.isnan(ratios).all() or array.size < ROW:
         return
-    yield np.asarray(np.nanmedian(ratios)).reshape((1,) * array.ndim)
+    yield _median(ratios, tuple(range(array.ndim)))
     for axis, size in enumerate(array.shape):
         others = tuple(i for i in range(array.ndim) if i != axis)
         if size > 1 and array.size // size >= ROW:
             # Small elements of a channel may be subnormal, and their ratios have no digits.
-            large = np.abs(parameter) >= np.median(np.abs(parameter), others, keepdims=True)
+            large = np.abs(parameter) >= _median(np.abs(parameter), others)
             telling = np.where(large, ratios, np.nan)
             filled = np.where(np.isnan(telling).all(others, keepdims=True), 1.0, telling)  # a channel of zeros
-            yield np.nanmedian(filled, others, keepdims=True)
+            yield _median(filled, others)
+
+
+def _median(array: Array, axes: tuple[int, ...]) -> Array:
+    """Compute np.nanmedian over ``axes``, which are kept as ones; numpy's own walks through the slices one by one."""
+    kept = tuple(i for i in range(array.ndim) if i not in axes)
+    shape = tuple(1 if i in axes else size for i, size in enumerate(array.shape))
+    # NaN is sorted to the end.
+    lines = np.sort(array.transpose(*kept, *axes).reshape(prod(shape), -1), axis=-1)
+    numbers = np.maximum((~np.isnan(lines)).sum(-1, keepdims=True), 1)
+    low = np.take_along_axis(lines, (numbers - 1) // 2, -1)
+    high = np.take_along_axis(lines, numbers // 2, -1)
+    # Halved after the sum, as numpy does; twice the same number is that number, infinite or not.
+    return np.where(low == high, low, (low + high) / 2).reshape(shape)
 
 
 def _told(weight: Weight, origin: Origin, away: Array, reason: str) -> Weight:

@@ -93,11 +93,17 @@ def outside(array: Array, expected: Array, size: Array, form: Format) -> Array:
     return np.asarray(away & ~same & ~clipped)
 
 
-def derivation(array: Array, stored: Mapping[str, Array], form: Format) -> str:
-    """Name the derivation that gives ``array``, float64, from tensors of the model; "" if none does."""
+def derivation(
+    array: Array, stored: Mapping[str, Array], form: Format, require_time: Callable[[], None] = lambda: None
+) -> str:
+    """Name the derivation that gives ``array``, float64, from tensors of the model; "" if none does.
+
+    ``require_time`` is called before each, and may raise.
+    """
     if array.size > _MOST_ELEMENTS:
         return ""
     for name, expected, size in _derived(array, stored, form):
+        require_time()
         for arranged, magnitudes in zip(_orders(expected, array), _orders(size, array), strict=True):
             if not outside(array, arranged, magnitudes, form).any():
                 return name

@@ -31,6 +31,7 @@ from ...runtimes.ort import OrtRunner
 from ...storage.protos import copied
 from ...types import Progress
 from .error import EAGER_MULTIPLE, ULPS, ulp
+from .spending import Clock
 
 AT_ONCE = 16  # tensors fetched in one run, at least
 _BYTES = 1 << 28  # that those of one run take in float64, about
@@ -321,10 +322,13 @@ def drift(
     progress: Progress | None = None,
     *,
     ran: onnx.ModelProto | None = None,
+    clock: Clock | None = None,
+    label: str = "",
 ) -> list[Point]:
     """The error of every corresponding tensor in onnxruntime, its optimizer off, in the file's order.
 
-    ``ran``: another form of the file, which is run in its place; tensors that it does not have are left out.
+    ``ran``: another form of the file, which is run in its place; tensors that it does not have are left out. ``clock``:
+    counts, under ``label``, the tensors behind the first `AT_ONCE` for which there is no time.
 
     Raises:
         RuntimeUnavailable: onnxruntime has no kernel for one of the nodes.
@@ -340,6 +344,9 @@ def drift(
         AT_ONCE,
     )
     while chosen := every[start : start + size]:
+        if start and clock is not None and clock.is_over():
+            clock.drift[label] = len(every) - start
+            break
         if progress is not None:
             progress("drift", start, len(every))
         matched += [point for point in laboratory.points(chosen) if point is not None]

@@ -16,10 +16,16 @@ from ...types import Progress
 from .candidates import OFF, ON, STEPWISE, Subject
 from .drift import Point, drift, optimized
 from .names import renamed
+from .spending import Clock
 
 
 def drift_of_file(
-    model: Model, subject: Subject, feeds: Mapping[str, np.ndarray], precision: str, progress: Progress | None = None
+    model: Model,
+    subject: Subject,
+    feeds: Mapping[str, np.ndarray],
+    precision: str,
+    progress: Progress | None = None,
+    clock: Clock | None = None,
 ) -> tuple[list[Point], list[str]]:
     """Drift in each form in which ``verify`` runs a file on the CPU, and notes on those in which it can't be."""
     label, proto, points, notes = subject.label, load_onnx(subject.path), list[Point](), list[str]()
@@ -30,7 +36,9 @@ def drift_of_file(
         forms.append((STEPWISE, stepwise))
     for runtime, form in forms:
         try:
-            seen = drift(model, proto, feeds, precision, progress, ran=None if form is None else form(proto))
+            ran = None if form is None else form(proto)
+            where = f"{label} in {runtime}"
+            seen = drift(model, proto, feeds, precision, progress, ran=ran, clock=clock, label=where)
             points += [replace(point, runtime=runtime, file=label) for point in seen]
         except NormdeployError as error:
             notes.append(f"no drift of {label} in {runtime}: {error}")

@@ -295,7 +295,8 @@ class Trial:
             return None
         if self._by_rules_alone(candidate):
             return None
-        return candidate.subject.steps.of(answer.case.name, answer.case.kind, answer.feeds)
+        may_draw = partial(self._may_draw, answer.case.name)
+        return candidate.subject.steps.of(answer.case.name, answer.case.kind, answer.feeds, may_draw)
 
     def _keep_quantized(
         self, candidate: Candidate, answer: Answer, output: str, value: np.ndarray | None, steps: CaseBudget

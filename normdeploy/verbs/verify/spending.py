@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx
 
 from ...graphs.dims import Dims, evaluate_dim
-from ...graphs.inference import inferred
+from ...graphs.inference import inferred_graph, types_in
 from ...graphs.stated import stated_inputs
 from ...model import InputSpec
 from .cases import Case, listed
@@ -53,25 +53,38 @@ def _processor_time() -> float:
     return time.process_time() + children.children_user + children.children_system
 
 
+class OutOfTime(Exception):
+    """The budget of seconds is spent."""
+
+
 @dataclass
 class Clock:
     """The processor time that is left of a budget, and what it left out.
 
     ``cases``: inputs that nothing was run on; ``unrun``: runtime -> inputs that it alone was not run on; ``weights``:
-    file -> weights that were not traced to the model; ``undecided``: inputs on which something lies outside the bounds
-    of fewer roundings than decide.
+    file -> weights that were not traced to the model; ``drift``: file and runtime -> inner tensors that were not looked
+    at; ``undecided``: inputs on which something lies outside the bounds of fewer roundings than decide.
     """
 
     seconds: float
     cases: list[str] = field(default_factory=list)
     unrun: dict[str, list[str]] = field(default_factory=dict)
     weights: dict[str, int] = field(default_factory=dict)
+    drift: dict[str, int] = field(default_factory=dict)
     undecided: dict[str, None] = field(default_factory=dict)
     _begun: float = field(default_factory=_processor_time)
 
     def is_over(self) -> bool:
         """Return whether the whole budget is spent."""
         return self._spent() > self.seconds
+
+    def require_time(self) -> None:
+        """
+        Raises:
+            OutOfTime: the whole budget is spent.
+        """
+        if self.is_over():
+            raise OutOfTime
 
     def is_half_over(self) -> bool:
         """Return whether the references have had their share."""
@@ -80,7 +93,7 @@ class Clock:
     @property
     def left_out(self) -> bool:
         """Whether the verdict speaks of less than it would with more time."""
-        return bool(self.cases or self.unrun or self.weights or self.undecided)
+        return bool(self.cases or self.unrun or self.weights or self.drift or self.undecided)
 
     def notes(self) -> Iterable[str]:
         """Say what was left out."""
@@ -90,6 +103,8 @@ class Clock:
             yield f"{runtime} was not run, for want of time, on {_some(cases)}"
         for label, count in self.weights.items():
             yield f"{label}: {count} weights were not traced to the model for want of time"
+        for label, count in self.drift.items():
+            yield f"drift of {label}: {count} tensors were not looked at for want of time"
         if self.undecided:
             yield (
                 f"fewer roundings were drawn than decide, for want of time, on {_some([*self.undecided])}: what fails"
@@ -108,44 +123,45 @@ def _some(cases: Sequence[str]) -> str:
     return ", ".join(unique[:_NAMED]) + more
 
 
-class InnerSizes:
-    """What running an ONNX file in float64 holds at given sizes of the model's dims."""
+def _bodies_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
 
-    def __init__(self, proto: onnx.ModelProto, inputs: Mapping[str, str], specs: Sequence[InputSpec]) -> None:
-        """
-        Args:
-            proto: the file, its weights need not be loaded.
-            inputs: the file's name of an input -> the model's, where they differ.
-            specs: the model's inputs.
-        """
-        self._shapes: dict[str, Dims] = {name: dims for name, (_, dims) in inferred(proto).items() if dims is not None}
-        self._stated = {inputs.get(item.name, item.name): item.dims for item in stated_inputs(proto.graph)}
-        self._specs = {spec.name: spec for spec in specs}
-        # The budget is for what comes beside the weights.
-        self._weights = {tensor.name for tensor in proto.graph.initializer}
-        self._nodes = [*proto.graph.node]
-        kept = {name: len(self._nodes) for name in (v.name for v in proto.graph.output)}
+
+class _Scope:
+    """The nodes of a graph or a body, and how many elements they hold at a time.
+
+    Attributes:
+        shapes: of its tensors and those around it.
+    """
+
+    def __init__(self, graph: onnx.GraphProto, around: Mapping[str, Dims]) -> None:
+        own = {name: dims for name, (_, dims) in types_in(graph).items() if dims is not None}
+        self.shapes = {**around, **{t.name: tuple(t.dims) for t in graph.initializer}, **own}
+        self._own = {name for node in graph.node for name in node.output} | {v.name for v in graph.input}
+        self._nodes = [*graph.node]
+        kept = {name: len(self._nodes) for name in (v.name for v in graph.output)}
         self._last = {name: place for place, node in enumerate(self._nodes) for name in node.input} | kept
+        self._bodies = {
+            place: [_Scope(body, self.shapes) for body in _bodies_of(node)] for place, node in enumerate(self._nodes)
+        }
 
-    def largest(self, sizes: Mapping[str, int]) -> tuple[str, int]:
+    def largest(self, symbols: Mapping[str, int], weights: Collection[str] = ()) -> tuple[str, int]:
         """Return the tensor at which most is held, and the elements of one tensor that would take as much.
 
-        That is the largest tensor, unless a convolution unfolds its input, which makes a copy of it for each element of
-        the kernel, or many tensors wait for a later node. A dim that inference can't follow counts as 1.
+        Args:
+            symbols: sizes of the dims.
+            weights: tensors that do not count.
         """
-        symbols: dict[str, int] = {}
-        for name, dims in self._stated.items():
-            spec = self._specs.get(name)
-            if spec is None or dims is None or len(dims) != len(spec.shape):
-                continue
-            pairs = zip(dims, spec.sizes(sizes), strict=True)
-            symbols |= {dim: size for dim, size in pairs if isinstance(dim, str)}
         counts = {
             name: math.prod(1 if (n := evaluate_dim(d, symbols)) is None else n for d in dims)
-            for name, dims in self._shapes.items()
-            if name not in self._weights
+            for name, dims in self.shapes.items()
+            if name not in weights
         }
-        held = [*counts.items(), *self._windows(counts, symbols).items(), *self._waiting(counts).items()]
+        alone = {name: count for name, count in counts.items() if name in self._own}
+        held = [*alone.items(), *self._windows(counts, symbols).items(), *self._waiting(counts, symbols).items()]
         return max(held, key=lambda each: each[1], default=("", 0))
 
     def _windows(self, counts: Mapping[str, int], symbols: Mapping[str, int]) -> dict[str, int]:
@@ -154,7 +170,7 @@ class InnerSizes:
         for node in self._nodes:
             if node.op_type not in ("Conv", "ConvTranspose"):
                 continue
-            weight = self._shapes.get(node.input[1], ())
+            weight = self.shapes.get(node.input[1], ())
             kernel = math.prod(d for d in weight[2:] if isinstance(d, int))
             # Of [N, M, *out] each place has the C * kernel elements of its window; transposed, of the input.
             moved, other = node.output[0], node.input[0]
@@ -166,18 +182,55 @@ class InnerSizes:
         return unfolded
 
     def _channels(self, name: str, symbols: Mapping[str, int]) -> int:
-        dims = self._shapes.get(name, ())
+        dims = self.shapes.get(name, ())
         return (evaluate_dim(dims[1], symbols) if len(dims) > 1 else None) or 1
 
-    def _waiting(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """Count what waits for later nodes beside a result: result -> elements of one tensor of the same memory."""
+    def _waiting(self, counts: Mapping[str, int], symbols: Mapping[str, int]) -> dict[str, int]:
+        """Count what waits for later nodes beside a result, and what its bodies hold: result -> elements of one tensor
+        of the same memory."""
         made, waiting = dict[str, int](), dict[str, int]()
         for place, node in enumerate(self._nodes):
             waiting |= {name: counts.get(name, 0) for name in node.output if name}
             total, largest = sum(waiting.values()), max((counts.get(name, 0) for name in node.output), default=0)
-            made |= dict.fromkeys(filter(None, node.output), (total + _TEMPORARIES * largest) // _HELD)
+            # One body runs at a time.
+            inside = max((body.largest(symbols)[1] for body in self._bodies[place]), default=0)
+            made |= dict.fromkeys(filter(None, node.output), (total + _TEMPORARIES * largest) // _HELD + inside)
             waiting = {name: size for name, size in waiting.items() if self._last.get(name, -1) > place}
         return made
+
+
+class InnerSizes:
+    """What running an ONNX file in float64 holds at given sizes of the model's dims."""
+
+    def __init__(self, proto: onnx.ModelProto, inputs: Mapping[str, str], specs: Sequence[InputSpec]) -> None:
+        """
+        Args:
+            proto: the file, its weights need not be loaded.
+            inputs: the file's name of an input -> the model's, where they differ.
+            specs: the model's inputs.
+        """
+        # The budget is for what comes beside the weights.
+        weights = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
+        self._weights = frozenset(weights)
+        self._scope = _Scope(inferred_graph(proto), weights)
+        self._stated = {inputs.get(item.name, item.name): item.dims for item in stated_inputs(proto.graph)}
+        self._specs = {spec.name: spec for spec in specs}
+
+    def largest(self, sizes: Mapping[str, int]) -> tuple[str, int]:
+        """Return the tensor at which most is held, and the elements of one tensor that would take as much.
+
+        That is the largest tensor, unless a convolution unfolds its input, which makes a copy of it for each element of
+        the kernel, or many tensors wait for a later node, or a body holds more. A dim that inference can't follow
+        counts as 1.
+        """
+        symbols: dict[str, int] = {}
+        for name, dims in self._stated.items():
+            spec = self._specs.get(name)
+            if spec is None or dims is None or len(dims) != len(spec.shape):
+                continue
+            pairs = zip(dims, spec.sizes(sizes), strict=True)
+            symbols |= {dim: size for dim, size in pairs if isinstance(dim, str)}
+        return self._scope.largest(symbols, self._weights)
 
 
 def with_usual_sizes(signature: Original, insides: Sequence[InnerSizes], budget: Budget) -> Original:

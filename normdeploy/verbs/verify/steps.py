@@ -119,13 +119,18 @@ class StepBudget:
             self._last = (feeds, draw, self.infer(feeds, draw))
         return self._last[2]
 
-    def of(self, case: str, kind: str, feeds: Mapping[str, np.ndarray]) -> CaseBudget | None:
-        """The budget on one input; None where the file can't be evaluated, which ``failure`` says."""
+    def of(
+        self, case: str, kind: str, feeds: Mapping[str, np.ndarray], may_draw: Callable[[], bool] = lambda: True
+    ) -> CaseBudget | None:
+        """The budget on one input; None where the file can't be evaluated, which ``failure`` says.
+
+        ``may_draw``: whether there is time for more draws than the first.
+        """
         if self.failure:
             return None
         if case not in self._cases:
             try:
-                self._cases[case] = CaseBudget(self.answer, feeds, self._clipped, self.calibrated)
+                self._cases[case] = CaseBudget(self.answer, feeds, self._clipped, self.calibrated, may_draw)
                 self.cut += [case] if self._cases[case].cut else []
             except NormdeployError as error:
                 self.failure = str(error)
@@ -214,12 +219,14 @@ def _relative(steps: float, size: float) -> float:
 @dataclass
 class CaseBudget:
     """On one input: ``center`` is the file without rounding of activations and without ends of ranges, ``plain`` as it
-    says. ``cut``: where calibrated ranges cut something off, the file without rounding but with these ends."""
+    says. ``cut``: where calibrated ranges cut something off, the file without rounding but with these ends.
+    ``may_draw``: asked before all draws but the first."""
 
     run: Callable[[Mapping[str, np.ndarray], Draw], RunResult]
     feeds: Mapping[str, np.ndarray]
     last_clipped: Callable[[], frozenset[str]] = frozenset
     calibrated: frozenset[str] = frozenset()
+    may_draw: Callable[[], bool] = lambda: True
     clipped: frozenset[str] = field(init=False)  # what the file cuts off, by the names that quantizers make
     cut: RunResult | None = field(init=False)
     center: RunResult = field(init=False)
@@ -266,7 +273,7 @@ class CaseBudget:
         if output not in self.spread["weights"] or self.center[output].shape != base.shape:
             return base
         bound = self._bound(output, sources, base)
-        while error is not None and self._runs[sources[0]] < _MOST_RUNS and _open(error, bound):
+        while error is not None and self._runs[sources[0]] < _MOST_RUNS and _open(error, bound) and self.may_draw():
             for source in sources:
                 self._more(source, self._runs[source])
             bound = self._bound(output, sources, base)
@@ -280,6 +287,8 @@ class CaseBudget:
             bound = np.asarray(base + sum(self.wide[source][output].astype(np.float64) for source in sources))
             made, outside = self._wide_runs[sources[0]], int((error > bound).sum())
             if not outside or made >= _MOST_WIDE or (made and outside > max(_FEW, error.size // 100)):
+                return bound
+            if not self.may_draw():
                 return bound
             for source in sources:
                 self._more(source, max(self._wide_runs[source], _RUNS), wide=True)
@@ -309,7 +318,7 @@ class CaseBudget:
             for source in BOTH:
                 run = self._draw(source, seed)[output]
                 right |= run == value if run.shape == value.shape else False
-            if right.all():
+            if right.all() or not self.may_draw():
                 break
         return right
 

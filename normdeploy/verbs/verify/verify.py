@@ -278,7 +278,7 @@ def verify(
     ]
     points = None
     if drift and isinstance(model, Model):
-        points, more = _drifts(model, compared, trials, results, tell)
+        points, more = _drifts(model, compared, trials, results, clock, tell)
         notes += more
     weights = [weight for s in compared if not s.runtime for weight in audit(model, load_onnx(s.path), s.label, clock)]
     notes += [*computed(weights), *clock.notes()]
@@ -415,6 +415,7 @@ def _drifts(
     compared: Sequence[Subject],
     trials: Mapping[str, Trial],
     results: Sequence[OutputResult],
+    clock: Clock,
     tell: Progress,
 ) -> tuple[list[Point], list[str]]:
     """The inner tensors of each ONNX file, on the case in which it fails, else on the first."""
@@ -426,7 +427,7 @@ def _drifts(
         failed = [r.case for r in results if r.file == subject.label and not r]
         answers = trials[subject.precision].answers
         answer = next((a for a in answers if a.case.name in failed), answers[0])
-        seen, more = drift_of_file(model, subject, answer.feeds, subject.precision, tell)
+        seen, more = drift_of_file(model, subject, answer.feeds, subject.precision, tell, clock)
         points += seen
         notes += [f"drift of {subject.label}: seen at {answer.case.name}", *more]
     return points, notes

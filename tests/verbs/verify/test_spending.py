@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import helper, numpy_helper
 
 import normdeploy
 from normdeploy.model import Dim, InputSpec
 from normdeploy.runtimes import RunResult
+from normdeploy.runtimes.draws import Draw
 from normdeploy.verbs.verify.audit import audit
 from normdeploy.verbs.verify.bounds import RUNS, Bounds
 from normdeploy.verbs.verify.cases import Case
+from normdeploy.verbs.verify.drift import AT_ONCE
 from normdeploy.verbs.verify.error import Ties
 from normdeploy.verbs.verify.originals import open_original
 from normdeploy.verbs.verify.spending import Budget, Clock, InnerSizes, affordable
+from normdeploy.verbs.verify.steps import CaseBudget
 
 
 def file_of(
@@ -216,3 +221,99 @@ def test_audit_looks_for_runs_only_at_numbers_that_the_model_has(monkeypatch: py
     audit(open_original(file_of(nodes, biases, ("n", 64))), file_of(nodes, foreign, ("n", 64)), "file.onnx")
     # Of each of 20 x 64 numbers each of 20 vectors was searched.
     assert len(searches) < 100
+
+
+def test_audit_out_of_time_within_a_weight_counts_it_and_accuses_nobody() -> None:
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal((8, 8)).astype(np.float32) for name in "abc"}
+    nodes = [helper.make_node("MatMul", ["x", "a"], ["y"])]
+    # Half of "a" is altered: its derivation from the others takes many trials.
+    altered = weights["a"].copy()
+    altered[:4] += 1
+
+    class Short(Clock):
+        asked = 0
+
+        def is_over(self) -> bool:
+            self.asked += 1
+            return self.asked > 20
+
+    clock = Short(60.0)
+    file = file_of(nodes, {"a": altered}, ("n", 8))
+    assert audit(open_original(file_of(nodes, weights, ("n", 8))), file, "file.onnx", clock) == []
+    assert clock.weights == {"file.onnx": 1}
+
+
+def test_steps_out_of_time_draw_no_more_than_the_first() -> None:
+    drawn = list[Draw]()
+
+    def run(feeds: Mapping[str, np.ndarray], draw: Draw) -> RunResult:
+        drawn.append(draw)
+        return {"y": np.ones(4)}
+
+    steps = CaseBudget(run, {}, may_draw=lambda: False)
+    first = len(drawn)
+    assert (steps.allowed("y", ("weights", "activations"), np.zeros(4), np.full(4, 1e-9)) == 0).all()
+    assert len(drawn) == first
+    # Integers: one draw of each source.
+    assert not steps.explained("y", np.full(4, 2)).any()
+    assert len(drawn) == first + 2
+
+
+def test_drift_out_of_time_looks_at_the_first_tensors_and_counts_the_rest(tmp_path: Path) -> None:
+    layers = [layer for _ in range(AT_ONCE) for layer in (torch.nn.Linear(4, 4), torch.nn.Tanh())]
+    module = torch.nn.Sequential(*layers).eval()
+    path = normdeploy.export(module, output=tmp_path / "deep.onnx", inputs=("x:float32[2,4]",)).path
+    verdict = normdeploy.verify(module, path, inputs=("x:float32[2,4]",), drift=True, max_seconds=1e-9)
+    assert verdict.drift is not None
+    assert len(verdict.drift) <= 2 * AT_ONCE
+    assert any("tensors were not looked at for want of time" in note for note in verdict.notes)
+
+
+def body_of(nodes: list[onnx.NodeProto], result: str) -> onnx.GraphProto:
+    """Build a body without inputs."""
+    return helper.make_graph(nodes, "body", [], [helper.make_tensor_value_info(result, 1, None)])
+
+
+def test_largest_counts_what_the_larger_body_of_an_if_holds() -> None:
+    wide_nodes = [
+        helper.make_node("Conv", ["x", "w"], ["many"], pads=[1, 1]),
+        helper.make_node("Relu", ["many"], ["still"]),
+        helper.make_node("ReduceSum", ["still"], ["a"]),
+    ]
+    bodies = {
+        "then_branch": body_of(wide_nodes, "a"),
+        "else_branch": body_of([helper.make_node("ReduceSum", ["x"], ["b"])], "b"),
+    }
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["highest"], keepdims=0),
+        helper.make_node("Cast", ["highest"], ["condition"], to=onnx.TensorProto.BOOL),
+        helper.make_node("If", ["condition"], ["y"], **bodies),
+    ]
+    file = file_of(nodes, {"w": np.zeros((64, 1, 3))}, ("n", 1, 1000))
+    elements = InnerSizes(file, {}, [spec_of(1, 1000)]).largest({"n": 2})[1]
+    assert elements >= 2 * 64 * 1000
+
+
+def test_largest_counts_bodies_within_bodies_of_loops() -> None:
+    inner = body_of([helper.make_node("MatMul", ["column", "row"], ["square"])], "square")
+    outer_nodes = [
+        helper.make_node("If", ["go"], ["made"], then_branch=inner, else_branch=inner),
+        helper.make_node("ReduceSum", ["made"], ["part"], keepdims=0),
+        helper.make_node("Identity", ["go"], ["again"]),
+    ]
+    stated = helper.make_tensor_value_info
+    loop = helper.make_graph(
+        outer_nodes,
+        "loop",
+        [stated("turn", onnx.TensorProto.INT64, []), stated("go", onnx.TensorProto.BOOL, [])],
+        [stated("again", onnx.TensorProto.BOOL, []), stated("part", onnx.TensorProto.FLOAT, [])],
+    )
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["column"], perm=[0, 2, 1]),
+        helper.make_node("Identity", ["x"], ["row"]),
+        helper.make_node("Loop", ["turns", ""], ["y"], body=loop),
+    ]
+    file = file_of(nodes, {}, ("n", 1, 500))
+    file.graph.initializer.append(numpy_helper.from_array(np.array(3, np.int64), "turns"))
+    assert InnerSizes(file, {}, [spec_of(1, 500)]).largest({"n": 2})[1] >= 2 * 500 * 500
