@@ -15,7 +15,7 @@ from ..verbs.sources import is_live, original
 from ..verbs.verify import verify as compare
 from ..verbs.verify.module_trace import trace_difference
 from ..verbs.verify.policy import Thresholds, Tolerances
-from ..verbs.verify.spending import Budget
+from ..verbs.verify.spending import Budget, processor_time
 from ..verbs.verify.verify import Comparison, Inputs
 from .common import Stages
 from .comparing import Comparing
@@ -94,13 +94,15 @@ def verify(
     Raises:
         NormdeployError: one of ``normdeploy.errors``. A candidate that is wrong is no error but a result that is false.
     """
+    # Loading and tracing a module can take as long as the comparison.
+    begun = processor_time()
     stage = Stages(progress)
     every = [*cast("Sequence[PathLike]", files), *engines]  # models in memory have become files
     rules = Comparing.of(
         seeds=seeds,
         feeds=feeds,
         max_elements=max_elements,
-        budget=Budget(max_seconds, max_memory),
+        budget=Budget(max_seconds, max_memory, begun=begun),
         tolerance=tolerance,
         metric=metric,
         policy=policy,

@@ -36,10 +36,16 @@ class Budget:
 
     ``seconds``: of processor time, child processes included; half of it is for the model and its float64 form, since
     the runtimes, the bounds and the weights take about as long again. ``memory``: bytes beyond the model's own weights.
+    ``begun``: the processor time at which spending began, None for the comparison's own beginning.
     """
 
     seconds: float = 60.0
     memory: int = 4 * 2**30
+    begun: float | None = None
+
+    def clock(self) -> Clock:
+        """Return a clock that shows what is left."""
+        return Clock(self.seconds) if self.begun is None else Clock(self.seconds, begun=self.begun)
 
     @property
     def most_elements(self) -> int:
@@ -47,7 +53,7 @@ class Budget:
         return self.memory // (_WIDE * _HELD)
 
 
-def _processor_time() -> float:
+def processor_time() -> float:
     """Return the processor seconds of this process and of the children that it waited for."""
     children = os.times()
     return time.process_time() + children.children_user + children.children_system
@@ -72,7 +78,7 @@ class Clock:
     weights: dict[str, int] = field(default_factory=dict)
     drift: dict[str, int] = field(default_factory=dict)
     undecided: dict[str, None] = field(default_factory=dict)
-    _begun: float = field(default_factory=_processor_time)
+    begun: float = field(default_factory=processor_time)
 
     def is_over(self) -> bool:
         """Return whether the whole budget is spent."""
@@ -114,7 +120,7 @@ class Clock:
             yield f"the comparison may take {self.seconds:g} s of processor time; --max-seconds raises that"
 
     def _spent(self) -> float:
-        return _processor_time() - self._begun
+        return processor_time() - self.begun
 
 
 def _some(cases: Sequence[str]) -> str:

@@ -231,7 +231,7 @@ def verify(
         NormdeployError: an operator of the model does not run in float64.
     """
     start = time.perf_counter()
-    clock = Clock(budget.seconds)
+    clock = budget.clock()
     tell = progress or (lambda stage, done, total: None)
     own, rules = None if inputs is None else read(inputs), policy or Policy()
     rules.check(model.outputs)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -23,7 +25,7 @@ from normdeploy.verbs.verify.cases import Case
 from normdeploy.verbs.verify.drift import AT_ONCE
 from normdeploy.verbs.verify.error import Ties
 from normdeploy.verbs.verify.originals import open_original
-from normdeploy.verbs.verify.spending import Budget, Clock, InnerSizes, affordable
+from normdeploy.verbs.verify.spending import Budget, Clock, InnerSizes, affordable, processor_time
 from normdeploy.verbs.verify.steps import CaseBudget
 
 
@@ -317,3 +319,26 @@ def test_largest_counts_bodies_within_bodies_of_loops() -> None:
     file = file_of(nodes, {}, ("n", 1, 500))
     file.graph.initializer.append(numpy_helper.from_array(np.array(3, np.int64), "turns"))
     assert InnerSizes(file, {}, [spec_of(1, 500)]).largest({"n": 2})[1] >= 2 * 500 * 500
+
+
+def test_clock_of_a_budget_counts_what_was_spent_before_the_comparison() -> None:
+    assert Budget(60.0, begun=processor_time() - 61).clock().is_over()
+    assert not Budget(60.0).clock().is_over()
+
+
+def test_verify_counts_the_tracing_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = torch.nn.Linear(4, 4).eval()
+    path = normdeploy.export(module, output=tmp_path / "m.onnx", inputs=("x:float32[2,4]",)).path
+    plain = normdeploy.verify(module, path, inputs=("x:float32[2,4]",))
+    loaded = normdeploy.api.verify.original
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        end = time.process_time() + 1.1
+        while time.process_time() < end:
+            pass
+        return loaded(*args, **kwargs)
+
+    monkeypatch.setattr(normdeploy.api.verify, "original", slow)
+    late = normdeploy.verify(module, path, inputs=("x:float32[2,4]",), max_seconds=1)
+    assert len(late.cases) < len(plain.cases)
+    assert "as far as 1 s go" in str(late)
