@@ -6,6 +6,9 @@ and keeps its traceback.
 
 import re
 
+# How the text begins that stands for a file of Git LFS.
+LFS_POINTER = b"version https://git-lfs"
+
 
 class NormdeployError(Exception):
     """Base of every user error; ``str(error)`` is a complete message."""

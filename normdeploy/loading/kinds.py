@@ -18,7 +18,7 @@ import zlib
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 
-from ..errors import LoadError
+from ..errors import LFS_POINTER, LoadError
 
 LEGACY_MAGIC = bytes.fromhex(
     "80028a0a6cfc9c46f9206aa850192e"
@@ -81,7 +81,7 @@ def detect(path: Path) -> Kind:
 
 
 def _hint(head: bytes, path: Path) -> str:
-    if head.startswith(b"version https://git-lfs"):
+    if head.startswith(LFS_POINTER):
         return " (a Git LFS pointer: fetch the file itself with `git lfs pull`)"
     if path.suffix == ".onnx":
         return " (an ONNX file: use `normdeploy optimize` or `inspect`)"

@@ -12,7 +12,7 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from ..domains import is_standard
-from ..errors import GraphError
+from ..errors import LFS_POINTER, GraphError
 from ..log import log
 from .atomic import atomic, commit, locked, siblings, temporary, writable, write_bytes
 from .compiled import require_model
@@ -27,6 +27,7 @@ from .wellformed import require, require_end
 __all__ = ["atomic", "bodies", "load_onnx", "opened_model", "save_onnx", "sha256", "tensors", "write_bytes"]
 
 PROTOBUF_LIMIT = 2**31 - 1  # bytes; a message can't be longer
+_TOLD = 400  # characters of what onnx's checker says
 # Bytes that weights may share beyond the size of their files.
 _SHARED = 64 << 20
 _APART = "normdeploy.contrib"  # a domain that the checker knows nothing of
@@ -101,6 +102,12 @@ def check_end(path: str | os.PathLike[str]) -> None:
     require_model(proto, Path(path).name)
 
 
+def _in_a_line(message: str) -> str:
+    """Return what onnx's checker says, in several lines, as one."""
+    text = " ".join(message.replace("==> Context: ", "").split())
+    return text if len(text) <= _TOLD else f"{text[:_TOLD]} …"
+
+
 def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.ModelProto:
     """Read and check an ONNX file; with ``external_data`` the weights outside it too. Nodes that stand in no valid
     order are put into one, a size of -1 is an open one (`opened_sizes`), and sparse tensors are written out.
@@ -123,7 +130,10 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
         )
     proto = onnx.ModelProto()
     try:
-        proto.ParseFromString(source.read_bytes())
+        content = source.read_bytes()
+        if content.startswith(LFS_POINTER):
+            raise GraphError(f"{source.name} is a Git LFS pointer, not the file itself: fetch that with `git lfs pull`")
+        proto.ParseFromString(content)
     except OSError as error:
         raise GraphError(f"can't read {str(path)!r}: {error.strerror}") from error
     except DecodeError as error:
@@ -141,7 +151,7 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
     try:
         onnx.checker.check_model(str(source) if readable is None else readable)  # by path: the only way above 2 GB
     except (onnx.checker.ValidationError, ValueError) as error:
-        raise GraphError(f"{source.name} breaks the ONNX specification: {str(error).splitlines()[0]}") from error
+        raise GraphError(f"{source.name} breaks the ONNX specification: {_in_a_line(str(error))}") from error
     if external_data:
         for tensor, (file, offset, length) in zip(outside, places, strict=True):
             try:

@@ -333,6 +333,10 @@ def test_norms_of_other_tools_in_the_standards_domain_are_read(
         (None, "there is no file"),
         (b"", "holds no graph"),
         (b"not an onnx file at all", "not an ONNX file, or was cut short"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
+            "fetch that with `git lfs pull`",
+        ),
         (b"\x08\x0a", "holds no graph"),
         (onnx.TensorProto(name="w", dims=[1]).SerializeToString(), "not an ONNX file"),
         (model().SerializeToString()[:-3000], "not an ONNX file, or was cut short"),
@@ -426,3 +430,11 @@ def test_a_size_of_minus_one_is_an_open_one(tmp_path: Path) -> None:
                 4,
             ]
     assert proto.SerializeToString() == before
+
+
+def test_a_node_that_reads_nothing_is_told_in_one_whole_line(tmp_path: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["": 13]> net (float[2] x) => (float[2] y) { [first] y = Relu (nosuch) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    with pytest.raises(GraphError, match="input 'nosuch' of node: name: first OpType: Relu is not output of") as told:
+        load_onnx(tmp_path / "m.onnx")
+    assert "\n" not in str(told.value)
