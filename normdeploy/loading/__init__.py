@@ -328,7 +328,7 @@ def _filled(path: Path, made: nn.Module, state: State, wishes: Wishes, eval_mode
         try:
             require_inputs(made, wishes)
         except InputError as other:
-            raise LoadError(f"{error}\nBesides, {other}") from error
+            raise LoadError(f"{error}. Besides, {other}") from error
         raise
     if all(part.training for part in made.modules()):
         made.eval()  # as constructed: neither the file nor the factory says anything of a mode
