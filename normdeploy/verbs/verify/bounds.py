@@ -22,6 +22,7 @@ from ...runtimes import RunResult
 
 MULTIPLE = 4.0
 MOST_RATIO = 8.0
+_LOST = 0.25  # of the largest |reference|
 RUNS, MOST_RUNS = 3, 48  # the latter where something lies outside
 
 
@@ -82,6 +83,13 @@ class Bounds:
 
     def _bound(self, output: str, ratio: float) -> np.ndarray:
         return MULTIPLE * np.maximum(min(max(ratio, 1.0), MOST_RATIO) * self.units(output), self._eager[output])
+
+
+def is_lost(value: np.ndarray, reference: np.ndarray) -> bool:
+    """Return whether an output keeps no digit: it is off by a quarter of its largest value and more."""
+    finite = np.isfinite(reference)
+    away = np.abs(np.nan_to_num(value.astype(np.float64), nan=np.inf)[finite] - reference[finite])
+    return bool(away.max(initial=0.0) > _LOST * np.abs(reference[finite]).max(initial=0.0))
 
 
 def _distance(value: np.ndarray, reference: np.ndarray) -> np.ndarray:

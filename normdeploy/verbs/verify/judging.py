@@ -16,7 +16,7 @@ from ...errors import InputError
 from ...graphs.quantized import is_quantized, sealed
 from ...runtimes import RunResult
 from ...runtimes.eager import HALVES
-from .bounds import Bounds
+from .bounds import Bounds, is_lost
 from .candidates import DYNAMIC_QUANTIZING, FINITE_ALONE, FLOATS, NAN_BLIND, Candidate
 from .cases import DATASET, LENIENT, NAN, NONFINITE, OWN_KINDS, Case
 from .error import Tally, Ties
@@ -84,6 +84,7 @@ class Trial:
             self._unrounded = UnroundedReference(model.proto)
         half = HALVES.get(precision)
         self._half_type = half
+        self._beyond_range = False
         self.eager = Candidate(*own_runner(model, half))
         self._half = None if half is None else np.dtype(ml_dtypes.bfloat16 if half == torch.bfloat16 else np.float16)
         self._compares_inside = compares_inside(model)
@@ -146,7 +147,10 @@ class Trial:
         bounds = None
         if self._each and not (self._quantized_alone and self._ruled):
             more = partial(self._may_draw, case.name)
-            bounds = Bounds(reference, eager, lambda seed: self._rounded(feeds, seed), more)
+            own, rounded = eager, partial(self._rounded, feeds)
+            if (wide := self._in_wide_range(case, feeds, eager, reference)) is not None:
+                own, rounded = wide, partial(self._reference.runner.rounded, feeds, half=torch.bfloat16)
+            bounds = Bounds(reference, own, rounded, more)
             for name in bounds.outputs if case.kind not in LENIENT else ():
                 self._ratios[name] = max(self._ratios.get(name, 1.0), bounds.ratio(name))
         lenient = case.kind in LENIENT or (isinstance(self.model, FileModel) and _undefined(eager, reference))
@@ -154,6 +158,31 @@ class Trial:
         for name, value in eager.items():
             self.eager.tallies.setdefault((name, case.kind), Tally(value.dtype))
         self._keep(self.eager, self.answers[-1], eager)
+
+    def _in_wide_range(
+        self, case: Case, feeds: Mapping[str, np.ndarray], eager: RunResult, reference: RunResult
+    ) -> RunResult | None:
+        """Return the answer with bfloat16's roundings where float16 loses an output for its range; None elsewhere.
+
+        An overflow is no rounding, so it widens no bound: bfloat16 has fewer digits, and float32's range.
+        """
+        if self._half != np.float16 or case.kind not in {"random", *OWN_KINDS}:
+            return None
+        lost = [name for name, value in eager.items() if value.dtype.kind == "f" and is_lost(value, reference[name])]
+        if not lost:
+            return None
+        wide = self._reference.runner.rounded(feeds, 0, torch.bfloat16)
+        beyond = [name for name in lost if not is_lost(wide[name], reference[name])]
+        if not beyond:
+            return None
+        # The first input tells the kind.
+        if not self._beyond_range:
+            self.notes.append(
+                f"values leave float16's range at {case.name}: {', '.join(beyond)} keeps no digit there, and some in"
+                " bfloat16, by whose roundings such inputs are judged"
+            )
+        self._beyond_range = True
+        return {name: wide[name].astype(value.dtype) for name, value in eager.items()}
 
     def _may_draw(self, case: str) -> bool:
         """Return whether there is time for more roundings; where there is none, the case is noted."""

@@ -53,7 +53,7 @@ def remarks(trials: Mapping[str, Trial], candidates: Sequence[Candidate], result
         f"{run_by(r.runtime)} itself leaves the range of {r.dtype}, {r.case}: {r.output} is"
         f" {r.default_reason or r.reason}; what a file gives at elements that are not finite there is not judged"
         for r in results
-        if r.runtime in OWN and r.by_default == "fail"
+        if r.runtime in OWN and r.by_default == "fail" and (r.default_reason or r.reason)
     ]
     for names in dict.fromkeys(c.culprit for c in candidates if c.culprit):
         setting = f'add_session_config_entry("optimization.disable_specified_optimizers", "{";".join(names)}")'

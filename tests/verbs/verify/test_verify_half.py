@@ -9,6 +9,7 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
+from onnxruntime.transformers.float16 import convert_float_to_float16
 from torch import nn
 
 import normdeploy
@@ -85,3 +86,24 @@ def test_what_has_no_half_kernel_runs_in_float32_and_is_rounded() -> None:
     np.testing.assert_array_equal(
         y, (np.linalg.inv(x).astype(np.float16) + np.arange(3, dtype=np.float16)).astype(np.float16)
     )
+
+
+@pytest.mark.parametrize(("scale", "right"), [(1.0, True), (300.0, False)])
+def test_a_file_whose_squares_leave_the_range_of_float16_is_wrong(scale: float, right: bool, tmp_path: Path) -> None:
+    """The reference overflows in float16 too, and its error there was allowed to the file."""
+    text = """<ir_version: 8, opset_import: ["": 15]> net (float[batch,8] x) => (float[batch,8] y)
+      <int64[1] last = {1}, float epsilon = {0.01}> {
+        scaled = Mul (x, scale)
+        squares = Mul (scaled, scaled)
+        total = ReduceSum <keepdims = 1> (squares, last)
+        raised = Add (total, epsilon)
+        length = Sqrt (raised)
+        y = Div (scaled, length)
+      }"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(numpy_helper.from_array(np.array(scale, np.float32), "scale"))
+    onnx.save(proto, tmp_path / "float32.onnx")
+    onnx.save(convert_float_to_float16(proto, keep_io_types=True), tmp_path / "float16.onnx")
+    comparison = normdeploy.verify(tmp_path / "float32.onnx", tmp_path / "float16.onnx", seeds=2)
+    assert bool(comparison) is right, str(comparison)
+    assert any("values leave float16's range" in note for note in comparison.notes) is not right
