@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from .choices import TENSORRT
+from .choices import ANY, TENSORRT
 from .errors import ExportError, GraphError
 from .graphs import equal
 from .graphs.inference import inferred
@@ -108,13 +108,16 @@ def require_optimized(
     fault = None if runtime in TENSORRT else trouble(proto)
     if fault is None:
         return
-    given = trouble(before())
+    read = before()
+    given = trouble(read)
     if given is None:
         raise GraphError(
             f"onnxruntime loads the file given and not what was made of it, so nothing is written: {fault.message};"
             " please report it"
         )
-    if not given.foreign and not (given.kernels and provider == "cuda"):
+    # Without a stated runtime, the file may be for one that has the kernels of ONNX's ops.
+    elsewhere = provider == "cuda" or (runtime == ANY and _holds_onnx_alone(read))
+    if not given.foreign and not (given.kernels and elsewhere):
         raise GraphError(
             f"the file given does not run, and nothing is written: {given.message}. Mend the file; or say what runs it,"
             " by --runtime tensorrt, or --runtime onnxruntime --provider cuda"
@@ -163,6 +166,12 @@ def _without_kernel(proto: onnx.ModelProto) -> dict[str, bool]:
             where = f" in module {path!r}" if (path := module(node)) else ""
             refused[f"{domain}{node.op_type}{of} (node {node.name or node.output[0]!r}{where})"] = node.domain in _OURS
     return refused
+
+
+def _holds_onnx_alone(proto: onnx.ModelProto) -> bool:
+    """Return whether each node is an op of ONNX."""
+    nodes = [node for body in bodies(proto) for node in body.node]
+    return all(node.domain in ("", "ai.onnx") and onnx.defs.has(node.op_type) for node in nodes)
 
 
 _FLOATING = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)

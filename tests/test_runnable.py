@@ -172,12 +172,13 @@ def test_optimize_file_with_ops_of_other_libraries_is_written(body: str, tmp_pat
     assert (tmp_path / "m.onnx").is_file()
 
 
-def test_optimize_kernels_of_the_gpu_alone_are_noted() -> None:
+def test_optimize_kernels_that_the_cpu_lacks_are_noted_unless_it_is_to_run_there() -> None:
     proto = single(
         "(double[1, 2, 5, 5] x, double[2, 2, 3, 3] w) => (double[1, 2, 7, 7] y) { y = ConvTranspose (x, w) }"
     )
     with pytest.raises(GraphError, match="has no kernel for ConvTranspose of float64"):
-        normdeploy.optimize(proto)
+        normdeploy.optimize(proto, runtime="onnxruntime")
+    assert normdeploy.optimize(proto).notes
     assert normdeploy.optimize(proto, runtime="onnxruntime", provider="cuda").notes
 
 

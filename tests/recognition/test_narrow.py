@@ -20,6 +20,8 @@ def test_each_type_is_an_integer_or_floating(name: str) -> None:
 
 def test_a_cast_of_4_bits_is_optimized() -> None:
     text = """<ir_version: 10, opset_import: ["": 21]> net (float[n, 3] x) => (float[n, 3] y)
-        <uint4[3] codes = {1, 7, 15}> { scale = Cast <to = 1> (codes) y = Mul (x, scale) }"""
-    made = normdeploy.optimize(onnx.parser.parse_model(text))
+        { scale = Cast <to = 1> (codes) y = Mul (x, scale) }"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(onnx.helper.make_tensor("codes", onnx.TensorProto.UINT4, [3], [1, 7, 15]))
+    made = normdeploy.optimize(proto)
     assert made.proto.graph.output[0].name == "y"

@@ -228,7 +228,8 @@ def regrouped(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause,
     """Let a norm of groups have another number of groups."""
     node = exact.nodes[place]
     x = values.get(node.input[0]) if node.input else None
-    if node.op_type not in ("InstanceNormalization", "GroupNormalization") or x is None or x.ndim < 3:
+    is_grouped = node.op_type == "InstanceNormalization" or node.op_type == "GroupNormalization"
+    if not is_grouped or x is None or x.ndim < 3:
         return
     own = stated(exact, node)
     scale, bias = (_floats(exact, name) for name in node.input[1:3])
