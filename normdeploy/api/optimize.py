@@ -85,8 +85,8 @@ def optimize(
         progress: called with (stage, done, total); total is 0 where it is not known.
 
     Raises:
-        GraphError: the file is broken or no ONNX; or onnxruntime does not load it, by another reason than ops of a
-            domain of its own, and it is for no other runtime.
+        GraphError: the file is broken or no ONNX; or onnxruntime can't load it, ``runtime`` names no TensorRT, and more
+            is missing than another library's ops or, without a stated runtime, kernels of the CPU.
         InputError: the inputs for calibration or the dims do not fit.
         CertificateError: with ``strict``, where a certificate failed.
         NormdeployError: ``output`` is ``source``, or can't be written.

@@ -13,7 +13,7 @@ from ...runtimes.exact import Array, Exact, Values
 from .changes import Cause
 from .match import Spot
 
-_FEWEST = 8  # different numbers that a function is told by
+_FEWEST = 8  # different numbers: fewer do not tell functions apart
 _MOST_OPERANDS = 16
 _TANH = math.sqrt(2 / math.pi)
 
@@ -58,7 +58,7 @@ _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def other_function(exact: Exact, values: Values, spot: Spot) -> Cause | None:
-    """Name the function that the model computes of what the spot reads, and the file's where that is known too.
+    """Name the function that the model computes here, and the function of the file if it is a known one.
 
     Args:
         values: of all that the spot reads and makes, as the file has them.

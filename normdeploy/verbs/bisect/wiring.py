@@ -69,7 +69,7 @@ def at_another_index(exact: Exact, place: int, values: Values, spot: Spot) -> It
 
 
 def _found_indices(data: Array, spot: Spot, axis: int, count: int) -> list[Array]:
-    """Return the indices at which ``data`` holds what is right, none where it does not."""
+    """Return the indices at which ``data`` holds the right values; [] if it does not."""
     rows = np.moveaxis(data, axis, 0)
     shape = (*data.shape[:axis], count, *data.shape[axis:][1:])
     if spot.expected.size != np.prod(shape):
@@ -138,7 +138,7 @@ def rewired(exact: Exact, place: int, values: Values, right: Values) -> Iterator
         read = values.get(name)
         if read is None or name in exact.constants:
             continue
-        # What the node makes, and what follows it, can't be read.
+        # A node can read neither its own result nor those of later nodes.
         before = {n: v for n, v in values.items() if exact.makers.get(n, -1) < place and n not in exact.constants}
         others = {n: v for n, v in {**right, **before}.items() if v.size == read.size and n not in node.input}
         for other, value in islice(others.items(), _MOST_READ):
