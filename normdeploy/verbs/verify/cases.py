@@ -22,7 +22,10 @@ HIDDEN = "hidden"  # a mask hides a whole row
 DATASET = "dataset"  # kind of the samples of the user, for rules of his own
 OWN_KINDS = frozenset({"given", DATASET})  # the user's own inputs, which are run whatever they take
 LENIENT = NONFINITE | {EXTREME}  # where eager may leave its type's range, and what is made of the model as well
-SMALL = 1e-4  # scale at which an epsilon of 1e-5 outweighs the variance, so that a changed one shows in every type
+SMALL = 1e-4  # scale at which an epsilon of 1e-5 outweighs the variance
+# At 1e-4 the bias of a norm is all that half precision keeps of its output. At 1e-2 the variance and an epsilon of 1e-5
+# to 1e-3 are of one size, so that another epsilon moves the output itself.
+SMALL_IN_HALF = 1e-2
 _AFFORDABLE = 8  # times the input elements at the opt sizes
 _ALWAYS = 1024  # input elements
 _MOST_ALONE = 64  # dims of which each is tried at its maximum by itself
@@ -145,13 +148,18 @@ def generated(model: Signature, seeds: int, most: int | None = None) -> tuple[li
         if sizes not in seen:
             seen.append(sizes)
             cases.append(_random(model, sizes, seeds + len(seen), promised))
-    if any(is_floating(spec) for spec in model.inputs):
-        cases.append(
-            Case(f"inputs around {SMALL:g}{at_sizes(opt)}", "small", lambda: _scaled(model.samples(seeds), SMALL))
-        )
+    cases += small(model, seeds, SMALL)
     cases.append(Case(f"zeros{at_sizes(opt)}", "zeros", lambda: {spec.name: _zeros(spec) for spec in model.inputs}))
     cases.extend(_hidden(model, opt, seeds, spec.name) for spec in model.inputs if spec.mask)
     return cases, largest.left_out
+
+
+def small(model: Signature, seed: int, scale: float) -> list[Case]:
+    """Return the case of floating inputs around ``scale``; none where the model has no floating input."""
+    if not any(is_floating(spec) for spec in model.inputs):
+        return []
+    opt = {name: dim.opt for name, dim in model.dims.items()}
+    return [Case(f"inputs around {scale:g}{at_sizes(opt)}", "small", lambda: _scaled(model.samples(seed), scale))]
 
 
 def _hidden(model: Signature, opt: Mapping[str, int], seed: int, name: str) -> Case:

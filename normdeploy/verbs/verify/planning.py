@@ -16,7 +16,7 @@ from ...runtimes.tensors import as_numpy
 from ...storage.files import load_onnx
 from .battery import Battery, Integers, battery_of, is_open
 from .candidates import FLOATS, File, Subject, subjects
-from .cases import LENIENT, Case, Given, given_to
+from .cases import LENIENT, SMALL_IN_HALF, Case, Given, given_to, small
 from .names import Map, parse_map
 from .originals import FileModel, Original, outputs_of, rounds_itself, unit_roundoff
 from .spending import Budget, InnerSizes, affordable, with_usual_sizes
@@ -74,7 +74,8 @@ def planned(
         if own is None
         else Battery(tuple(given_to(model, own, _halves(compared))), (), 0)
     )
-    cases = [case for case in plan.cases if case.kind not in LENIENT or not are_quantized(compared)]
+    more = small(usual, seeds, SMALL_IN_HALF) if own is None and any(s.computing.halves for s in compared) else []
+    cases = [case for case in (*plan.cases, *more) if case.kind not in LENIENT or not are_quantized(compared)]
     cases, too_large = affordable(cases, opt, insides, budget)
     return Plan(tuple(_unpromised(model, cases)), plan.left_out, tuple(too_large), plan.most)
 

@@ -107,3 +107,27 @@ def test_a_file_whose_squares_leave_the_range_of_float16_is_wrong(scale: float, 
     comparison = normdeploy.verify(tmp_path / "float32.onnx", tmp_path / "float16.onnx", seeds=2)
     assert bool(comparison) is right, str(comparison)
     assert any("values leave float16's range" in note for note in comparison.notes) is not right
+
+
+@pytest.mark.parametrize(("factor", "right"), [(1.0, True), (10.0, False)])
+def test_another_epsilon_of_a_float16_norm_with_a_bias_is_wrong(factor: float, right: bool, tmp_path: Path) -> None:
+    """At N(0, 1) the variance hides it from float16, at 1e-4 the bias does."""
+    text = """<ir_version: 8, opset_import: ["": 17]> net (float[batch,512] x) => (float[batch,512] y)
+      <float epsilon = {0.001}> {
+        mean = ReduceMean <axes = [1]> (x)
+        centered = Sub (x, mean)
+        squares = Mul (centered, centered)
+        variance = ReduceMean <axes = [1]> (squares)
+        raised = Add (variance, epsilon)
+        deviation = Sqrt (raised)
+        normed = Div (centered, deviation)
+        y = Add (normed, beta)
+      }"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(numpy_helper.from_array(np.linspace(0.5, 4, 512, dtype=np.float32), "beta"))
+    onnx.save(proto, tmp_path / "float32.onnx")
+    half = convert_float_to_float16(proto)
+    (epsilon,) = (tensor for tensor in half.graph.initializer if tensor.name == "epsilon")
+    epsilon.CopyFrom(numpy_helper.from_array((values(epsilon) * factor).astype(np.float16), "epsilon"))
+    onnx.save(half, tmp_path / "float16.onnx")
+    assert bool(normdeploy.verify(tmp_path / "float32.onnx", tmp_path / "float16.onnx", seeds=2)) is right
