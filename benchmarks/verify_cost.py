@@ -8,8 +8,7 @@ The sample is every sixth architecture of ``benchmarks/architectures``, in the c
 Each architecture is exported and then verified once, in a process forked from one that has exported and verified a
 small model, so that none pays for imports. The time is the processor's, that of child processes included, so that other
 jobs on the machine add little. Memory is the highest resident size during verify beyond that before it, which holds the
-model and the libraries. The runs of the module beside its trace, at the end, are not in the budget of
-``--max-seconds``.
+model and the libraries.
 
 Rows are kept in ``benchmarks/results/verify_cost.json`` as they are measured, and ``verify_cost.md`` is written from
 them; a run with names replaces those rows alone. No architecture is left out for its size.

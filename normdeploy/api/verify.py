@@ -97,12 +97,13 @@ def verify(
     # Loading and tracing a module can take as long as the comparison.
     begun = processor_time()
     stage = Stages(progress)
+    budget = Budget(max_seconds, max_memory, begun=begun)
     every = [*cast("Sequence[PathLike]", files), *engines]  # models in memory have become files
     rules = Comparing.of(
         seeds=seeds,
         feeds=feeds,
         max_elements=max_elements,
-        budget=Budget(max_seconds, max_memory, begun=begun),
+        budget=budget,
         tolerance=tolerance,
         metric=metric,
         policy=policy,
@@ -117,7 +118,10 @@ def verify(
     with stage("verify"):
         comparison = compare.verify(model, every, drift=drift, progress=progress, **rules.keywords(model))
     if is_live(source) and isinstance(model, Model):
+        clock = budget.clock()
         with stage("trace"):
-            trace, note = trace_difference(cast("Any", source), model)
-        comparison = replace(comparison, trace=trace, notes=(*comparison.notes, *filter(None, [note])))
-    return replace(comparison, notes=(*notes, *comparison.notes))
+            trace, note = trace_difference(cast("Any", source), model, clock)
+        notes += [*filter(None, [note]), *clock.notes()]
+        limits = dict.fromkeys((*comparison.limits, *clock.limits()))
+        comparison = replace(comparison, trace=trace, limits=tuple(limits))
+    return replace(comparison, notes=tuple(dict.fromkeys((*notes, *comparison.notes))))

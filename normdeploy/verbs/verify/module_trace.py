@@ -16,18 +16,20 @@ import torch
 from ...errors import InputError
 from ...loading.live import unwrapped
 from ...model import Model
+from ...runtimes import RunResult
 from ...runtimes.eager import EagerRunner, ModuleRunner
 from ...runtimes.rounding import RoundedRunner
 from .cases import SMALL
 from .originals import unit_roundoff
+from .spending import Clock
 
 _DRAWS = 3  # of roundings, which say how far two correct evaluations may lie apart
 FACTOR = 4  # times the farthest draw: both evaluations round, and three draws are few
 DEVIATIONS = 6  # of a sum of roundings (`graphs.equal`)
 
 
-def trace_difference(module: torch.nn.Module, model: Model) -> tuple[str, str]:
-    """Run ``module`` and its trace on a few inputs.
+def trace_difference(module: torch.nn.Module, model: Model, clock: Clock) -> tuple[str, str]:
+    """Run ``module`` and its trace on a few inputs: the first whatever it takes, the others while there is time.
 
     Each element may differ by 4 d + 6 √N u y: d is how far drawn roundings move its row, N the nodes of the trace, u
     the unit roundoff, and y the largest element of the row (`rewriting.side_by_side` has the same bound).
@@ -35,34 +37,58 @@ def trace_difference(module: torch.nn.Module, model: Model) -> tuple[str, str]:
     Returns:
         A sentence on the first difference, "" where there is none; and a note where the module could not be run.
     """
-    unit = unit_roundoff(model)
-    count = sum(1 for _ in model.program.graph.nodes)
-    relative = DEVIATIONS * math.sqrt(count) * unit
-    live, trace, reference = ModuleRunner(model, unwrapped(module)), EagerRunner(model), RoundedRunner(model)
-    for name, feeds in _cases(model):
+    live, trace, roundings = ModuleRunner(model, unwrapped(module)), EagerRunner(model), _Roundings(model)
+    for place, (name, feeds) in enumerate(_cases(model)):
+        if place and clock.is_over():
+            clock.module.append(name)
+            continue
         try:
             (ran, again), traced = live.infer_twice(feeds), trace.infer(feeds)
         except InputError as error:
             return "", f"the module itself was not run beside its trace at {name}: {error}"
+        if different := roundings.difference(ran, traced, feeds):
+            return (
+                f"the model as it runs and its trace differ at {name}: the output {different.output!r} is"
+                f" {different.first} in the module and {different.second} in the trace, of which the file was made"
+            ), ""
+        if different := roundings.difference(ran, again, feeds):
+            return (
+                "the model keeps state from call to call, and the file does not: on the same inputs the output"
+                f" {different.output!r} is {different.first} at the first call and {different.second} at the second;"
+                " make the state an input and an output"
+            ), ""
+    return "", ""
+
+
+class _Roundings:
+    """Compares two evaluations of a model up to what rounding explains."""
+
+    def __init__(self, model: Model) -> None:
+        self._model, self._unit = model, unit_roundoff(model)
+        self._relative = DEVIATIONS * math.sqrt(sum(1 for _ in model.program.graph.nodes)) * self._unit
+
+    def difference(self, one: RunResult, other: RunResult, feeds: Mapping[str, np.ndarray]) -> _Different | None:
+        """Return the first output in which both differ by more; None where there is none."""
+        # Drawn roundings only widen the bound, and most modules and traces are equal without them.
+        still = {output: np.zeros(np.shape(value)) for output, value in other.items()}
+        if self._beyond(one, other, still) is None:
+            return None
+        return self._beyond(one, other, self._moved(feeds))
+
+    def _beyond(self, one: RunResult, other: RunResult, moved: RunResult) -> _Different | None:
+        every = (_difference(output, one[output], other[output], moved[output], self._relative) for output in one)
+        return next(filter(None, every), None)
+
+    def _moved(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        """Draw how far roundings move each element."""
+        reference = RoundedRunner(self._model)
         exact = reference.infer(feeds)
         moved = {output: np.zeros(np.shape(value)) for output, value in exact.items()}
         for seed in range(_DRAWS):
-            drawn = reference.perturbed(feeds, unit, seed)
+            drawn = reference.perturbed(feeds, self._unit, seed)
             for output, value in exact.items():
                 moved[output] = np.maximum(moved[output], apart(value, drawn[output]))
-        for output, value in ran.items():
-            if pair := _difference(value, traced[output], moved[output], relative):
-                return (
-                    f"the model as it runs and its trace differ at {name}: the output {output!r} is {pair.first} in the"
-                    f" module and {pair.second} in the trace, of which the file was made"
-                ), ""
-            if pair := _difference(value, again[output], moved[output], relative):
-                return (
-                    "the model keeps state from call to call, and the file does not: on the same inputs the output"
-                    f" {output!r} is {pair.first} at the first call and {pair.second} at the second; make the state an"
-                    " input and an output"
-                ), ""
-    return "", ""
+        return moved
 
 
 def _cases(model: Model) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
@@ -87,17 +113,20 @@ def apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class _Pair:
-    """Two values, or types and shapes, that should be one, as texts."""
+class _Different:
+    """Two values of an output, or its types and shapes, that should be one, as texts."""
 
+    output: str
     first: str
     second: str
 
 
-def _difference(one: np.ndarray, other: np.ndarray, moved: np.ndarray, relative: float) -> _Pair | None:
+def _difference(
+    output: str, one: np.ndarray, other: np.ndarray, moved: np.ndarray, relative: float
+) -> _Different | None:
     """Return where both differ by more than rounding; None where they do not."""
     if one.shape != other.shape or one.dtype != other.dtype:
-        return _Pair(f"{one.dtype}{list(one.shape)}", f"{other.dtype}{list(other.shape)}")
+        return _Different(output, f"{one.dtype}{list(one.shape)}", f"{other.dtype}{list(other.shape)}")
     if not one.size:
         return None
     off = apart(one, other)
@@ -107,7 +136,7 @@ def _difference(one: np.ndarray, other: np.ndarray, moved: np.ndarray, relative:
     if not beyond.any():
         return None
     place = np.unravel_index(int(np.argmax(np.where(beyond, off, -1.0))), off.shape)
-    return _Pair(f"{one[place]:.6g}", f"{other[place]:.6g}")
+    return _Different(output, f"{one[place]:.6g}", f"{other[place]:.6g}")
 
 
 def row_largest(values: np.ndarray) -> np.ndarray:

@@ -69,7 +69,8 @@ class Clock:
 
     ``cases``: inputs that nothing was run on; ``unrun``: runtime -> inputs that it alone was not run on; ``weights``:
     file -> weights that were not traced to the model; ``drift``: file and runtime -> inner tensors that were not looked
-    at; ``undecided``: inputs on which something lies outside the bounds of fewer roundings than decide.
+    at; ``undecided``: inputs on which something lies outside the bounds of fewer roundings than decide; ``module``:
+    inputs that a live module was not run on beside its trace.
     """
 
     seconds: float
@@ -78,6 +79,7 @@ class Clock:
     weights: dict[str, int] = field(default_factory=dict)
     drift: dict[str, int] = field(default_factory=dict)
     undecided: dict[str, None] = field(default_factory=dict)
+    module: list[str] = field(default_factory=list)
     begun: float = field(default_factory=processor_time)
 
     def is_over(self) -> bool:
@@ -99,7 +101,7 @@ class Clock:
     @property
     def left_out(self) -> bool:
         """Whether the verdict speaks of less than it would with more time."""
-        return bool(self.cases or self.unrun or self.weights or self.drift or self.undecided)
+        return bool(self.cases or self.unrun or self.weights or self.drift or self.undecided or self.module)
 
     def notes(self) -> Iterable[str]:
         """Say what was left out."""
@@ -116,8 +118,15 @@ class Clock:
                 f"fewer roundings were drawn than decide, for want of time, on {_some([*self.undecided])}: what fails"
                 " there may pass with more"
             )
+        if self.module:
+            yield f"the module itself was not run beside its trace, for want of time, on {_some(self.module)}"
         if self.left_out:
             yield f"the comparison may take {self.seconds:g} s of processor time; --max-seconds raises that"
+
+    def limits(self) -> Iterable[str]:
+        """Say that something was left out, as the end of "verified …"."""
+        if self.left_out:
+            yield f"as far as {self.seconds:g} s go"
 
     def _spent(self) -> float:
         return processor_time() - self.begun

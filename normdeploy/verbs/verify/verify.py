@@ -297,7 +297,7 @@ def verify(
         word="" if own is not None else model.word,
         limits=(
             *dict.fromkeys(f"with the session option {c.option}" for c in candidates if c.option),
-            *((*_limits(model, compared), *_unspent(clock, plan.too_large, budget)) if own is None else ()),
+            *((*_limits(model, compared), *_small(plan.too_large, budget), *clock.limits()) if own is None else ()),
         ),
     )
 
@@ -332,12 +332,9 @@ def _empty(model: Original, trials: Mapping[str, Trial]) -> list[str]:
     return empty
 
 
-def _unspent(clock: Clock, too_large: Sequence[str], budget: Budget) -> Iterable[str]:
-    """Say what the budget left out, as ends of "verified …"."""
+def _small(too_large: Sequence[str], budget: Budget) -> Iterable[str]:
     if too_large:
         yield f"at sizes whose tensors have up to {budget.most_elements:,} elements"
-    if clock.left_out:
-        yield f"as far as {budget.seconds:g} s go"
 
 
 def _limits(model: Original, compared: Sequence[Subject]) -> Iterable[str]:

@@ -11,6 +11,12 @@ import torch
 from torch import nn
 
 import normdeploy
+from normdeploy.loading import from_module
+from normdeploy.runtimes.eager import ModuleRunner
+from normdeploy.runtimes.rounding import RoundedRunner
+from normdeploy.verbs.verify.cases import SMALL
+from normdeploy.verbs.verify.module_trace import trace_difference
+from normdeploy.verbs.verify.spending import Clock
 
 
 class Exporting(nn.Module):
@@ -138,3 +144,35 @@ def test_verify_computed_weight_with_one_element_off_fails(tmp_path: Path) -> No
     weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
     onnx.save(proto, file)
     assert not normdeploy.verify(net, file, x)
+
+
+def test_trace_difference_of_equal_outputs_draws_no_roundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).eval(), torch.randn(3, 8)
+    model, drawn = from_module(net, x), list[int]()
+    monkeypatch.setattr(RoundedRunner, "infer", lambda *given: drawn.append(0))
+    monkeypatch.setattr(RoundedRunner, "perturbed", lambda *given: drawn.append(1))
+    assert trace_difference(net, model, Clock(60.0)) == ("", "")
+    assert not drawn
+
+
+def test_trace_difference_out_of_time_runs_one_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).eval(), torch.randn(3, 8)
+    model, runs, plain = from_module(net, x), list[int](), ModuleRunner.infer_twice
+
+    def counted(runner: ModuleRunner, feeds: Any) -> Any:
+        runs.append(1)
+        return plain(runner, feeds)
+
+    monkeypatch.setattr(ModuleRunner, "infer_twice", counted)
+    clock = Clock(1e-9)
+    assert trace_difference(net, model, clock) == ("", "")
+    assert len(runs) == 1
+    assert clock.module == [f"inputs around {SMALL:g}"]
+
+
+def test_verify_out_of_time_says_that_the_module_was_not_run_on_all_inputs(tmp_path: Path) -> None:
+    net, x, file = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).eval(), torch.randn(3, 8), tmp_path / "net.onnx"
+    normdeploy.export(net, x, output=file)
+    verdict = normdeploy.verify(net, file, x, max_seconds=1e-9)
+    assert any("the module itself was not run beside its trace, for want of time" in note for note in verdict.notes)
+    assert verdict.limits == ("as far as 1e-09 s go",)
