@@ -182,7 +182,8 @@ def verdict(parity: Comparison) -> str:
 def _on(parity: Comparison) -> str:
     count = len(parity.cases)
     word = f", sizes and values by {parity.word}" if parity.word else ""
-    return f" on {count} input{'' if count == 1 else 's'} against {parity.reference} in float64{word}"
+    narrow = f" but for {parity.narrow}" if parity.narrow else ""
+    return f" on {count} input{'' if count == 1 else 's'} against {parity.reference} in float64{narrow}{word}"
 
 
 def _results(parity: Comparison, narrow: bool) -> Table:

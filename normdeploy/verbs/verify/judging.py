@@ -71,6 +71,7 @@ class Trial:
         clock: Clock | None = None,
     ) -> None:
         self.model, self.precision, self.notes = model, precision, list[str]()
+        self.narrow = ""  # the nodes of a reference file that have no float64 form
         self._clock = Clock(float("inf")) if clock is None else clock
         self._quantized_alone = quantized
         self._policy, self._dataset, self._settled = policy or Policy(), dataset, False
@@ -113,10 +114,11 @@ class Trial:
         if more := self._refused[_REFUSALS:]:
             self.notes.append(f"nor at {', '.join(case for case, _ in more)}")
         if narrow := self._reference.narrow():
-            listed = ", ".join(narrow[:_NARROW]) + (f" and {len(narrow) - _NARROW} more" if narrow[_NARROW:] else "")
+            self.narrow = ", ".join(narrow[:_NARROW])
+            self.narrow += f" and {len(narrow) - _NARROW} more" if narrow[_NARROW:] else ""
             self.notes.append(
-                f"no float64 form: {listed}; onnxruntime ran it in its own type for the reference too, so its results"
-                " may differ by the roundings of two runs"
+                f"no float64 form: {self.narrow}; onnxruntime ran it in its own type for the reference too, so"
+                " its results may differ by the roundings of two runs"
             )
 
     def _answer(self, case: Case) -> None:

@@ -81,6 +81,8 @@ class Comparison(Shown):
     up_to: int | None = None
     weights: tuple[Weight, ...] = ()
     reference: str = "the model"  # what the files were compared with
+    # The nodes of a reference file that have no float64 form, "" where all have: they ran as onnxruntime runs them.
+    narrow: str = ""
     # Whose word the sizes and values of the inputs are, "" where it is the model's or the user's.
     word: str = ""
     # What the verdict does not speak of, each as the end of "verified …".
@@ -294,6 +296,7 @@ def verify(
         plan.most if plan.left_out else None,
         tuple(weights),
         name_of(model),
+        narrow=next((trial.narrow for trial in trials.values() if trial.narrow), ""),
         word="" if own is not None else model.word,
         limits=(
             *dict.fromkeys(f"with the session option {c.option}" for c in candidates if c.option),
