@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx
+import onnx.shape_inference
 from onnx import TensorProto, numpy_helper
 
 from .domains import is_standard
@@ -53,6 +54,8 @@ _MOVERS = frozenset(
 _TYPED_BY = {"CastLike": 1, "OneHot": 2, "Where": 1}
 _INTEGERS = frozenset({"ArgMax", "ArgMin", "NonZero", "Shape", "Size"})
 _SHOWN = 3
+# Bytes. Shapes of larger models are not inferred, which copies the model.
+_INFERRED = 1 << 28
 
 
 def crash_risks(model: onnx.ModelProto) -> list[str]:
@@ -62,12 +65,13 @@ def crash_risks(model: onnx.ModelProto) -> list[str]:
         risks += _Scope(function).risks()
         # onnxruntime 1.31 ends with SIGSEGV when it opens some of these files, by the number of nodes around.
         risks += [
-            f"{_label(node)} of the function {printable(function.name)} has a sparse value"
+            f"{label(node)} of the function {printable(function.name)} has a sparse value"
             for node in _with_inner(function)
             if any(attribute.HasField("sparse_tensor") for attribute in node.attribute)
         ]
-    if _holds_empty(model):
-        risks += _needs(model)
+    needing = _needs(model)
+    if needing and _holds_empty(model):
+        risks += needing
     return _first(risks)
 
 
@@ -85,7 +89,7 @@ def _first(risks: list[str]) -> list[str]:
 def _needs(model: onnx.ModelProto) -> list[str]:
     """Return each node that ends the process where a tensor that it reads has no element."""
     return [
-        f"{_label(node)} may be given a tensor without an element"
+        f"{label(node)} may be given a tensor without an element"
         for body in (model.graph, *model.functions)
         for node in _with_inner(body)
         if (is_standard(node) and node.op_type in _NEED_ELEMENTS)
@@ -99,9 +103,27 @@ def _holds_empty(model: onnx.ModelProto) -> bool:
     if any(0 in tensor.dims for graph in graphs for tensor in graph.initializer):
         return True
     nodes = [node for body in (model.graph, *model.functions) for node in _with_inner(body)]
-    return any(
+    if any(
         node.op_type in _MAY_BE_EMPTY or ((constant := _constant(node)) is not None and 0 in constant.dims)
         for node in nodes
+    ):
+        return True
+    return _infers_empty(model)
+
+
+def _infers_empty(model: onnx.ModelProto) -> bool:
+    """Return whether the sizes that the file states leave a tensor of the main graph without an element."""
+    if model.ByteSize() > _INFERRED:
+        return False
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except Exception:
+        # onnxruntime infers shapes, too, and says what is wrong.
+        return False
+    return any(
+        dim.HasField("dim_value") and dim.dim_value == 0
+        for value in inferred.graph.value_info
+        for dim in value.type.tensor_type.shape.dim
     )
 
 
@@ -133,7 +155,7 @@ class _Scope:
             self._constants.pop(value.name, None)
 
     def risks(self) -> list[str]:
-        return [f"{_label(node)} {why}" for node in self._nodes if (why := self._risk(node))]
+        return [f"{label(node)} {why}" for node in self._nodes if (why := self._risk(node))]
 
     def _risk(self, node: onnx.NodeProto) -> str:
         if not is_standard(node):
@@ -234,7 +256,8 @@ def _holds(constant: TensorProto, number: int) -> bool:
     return bool((numpy_helper.to_array(constant) == number).any())
 
 
-def _label(node: onnx.NodeProto) -> str:
+def label(node: onnx.NodeProto) -> str:
+    """Return the node's op, name and first output, as errors name it."""
     named = f" {node.name!r}" if node.name else ""
     made = f" (output {node.output[0]!r})" if node.output else ""
     return printable(f"{node.op_type}{named}{made}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import signal
 import subprocess
@@ -10,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 
 from . import processes
+from .crashing import label
 from .errors import RuntimeCrash
 
 # Seconds. A child that takes longer is ended, and the run goes on here, where it can be interrupted.
@@ -26,7 +29,7 @@ class Rehearsal:
         request: what the child needs to open the session (`normdeploy.rehearsed`).
         model: its bytes, b"" where the request names a file.
         initializers: values of external weights.
-        risks: the nodes that the error names if the child dies.
+        risks: the nodes that the error names if the child dies; if there are none, the node is searched for.
 
     Raises:
         RuntimeCrash: the child was ended by a signal while it opened the model.
@@ -40,6 +43,9 @@ class Rehearsal:
         risks: Sequence[str],
     ) -> None:
         self._risks = risks
+        self._request = dict(request)
+        self._model = model
+        self._initializers = initializers
         self._crash = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._process = subprocess.Popen(
@@ -49,7 +55,12 @@ class Rehearsal:
             stderr=subprocess.DEVNULL,
             env=processes.environment() | {"ORT_DISABLE_TELEMETRY": "1"},
         )
-        self._ask({**request, "model": len(model), "initializers": list(initializers)}, model, *initializers.values())
+        self._ask(
+            {**request, "model": len(model), "initializers": list(initializers)},
+            model,
+            *initializers.values(),
+            feeds={},
+        )
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> None:
         """Run the model on the feeds in the child. Refusals are not looked at: the run here meets them, too.
@@ -59,7 +70,7 @@ class Rehearsal:
         """
         if self._crash:
             raise RuntimeCrash(self._crash)
-        self._ask({"feeds": list(feeds)}, *feeds.values())
+        self._ask({"feeds": list(feeds)}, *feeds.values(), feeds=feeds)
 
     def close(self) -> None:
         """End the child."""
@@ -72,8 +83,12 @@ class Rehearsal:
     def __del__(self) -> None:
         self.close()
 
-    def _ask(self, request: Mapping[str, Any], *parts: bytes | np.ndarray) -> None:
-        """Send a request, and wait for the line that answers it."""
+    def _ask(self, request: Mapping[str, Any], *parts: bytes | np.ndarray, feeds: Mapping[str, np.ndarray]) -> None:
+        """Send a request, and wait for the line that answers it.
+
+        Args:
+            feeds: those that the child runs the model on, {} while it opens it.
+        """
         process = self._process
         if process is None:
             return
@@ -99,11 +114,57 @@ class Rehearsal:
         self.close()
         if code < 0:
             name = signal.Signals(-code).name
+            risks = self._risks or [self._search(feeds)]
             self._crash = (
-                f"onnxruntime ends its process here ({name}): {'; '.join(self._risks)}; change the node, or give inputs"
+                f"onnxruntime ends its process here ({name}): {'; '.join(risks)}; change the node, or give inputs"
                 " on which it does not"
             )
             raise RuntimeCrash(self._crash)
+
+    def _search(self, feeds: Mapping[str, np.ndarray]) -> str:
+        """Return the label of the node that ends the process: the last of the shortest graph that does."""
+        path = self._request["path"]
+        proto = onnx.load(path, load_external_data=False) if path else onnx.ModelProto.FromString(self._model)
+        entries = dict(self._request["entries"])
+        if path:
+            entries["session.model_external_initializers_file_folder_path"] = os.path.dirname(path)
+        request = {**self._request, "path": "", "entries": entries}
+
+        def crashes(count: int) -> bool:
+            try:
+                child = Rehearsal(request, _beginning(proto, count), self._initializers, ["some node"])
+                if feeds:
+                    child.run(feeds)
+            except RuntimeCrash:
+                return True
+            child.close()
+            return False
+
+        survives = 0
+        ends = len(proto.graph.node)
+        if not crashes(ends):
+            return "a node that was not found"
+        while ends - survives > 1:
+            middle = (survives + ends) // 2
+            if crashes(middle):
+                ends = middle
+            else:
+                survives = middle
+        return label(proto.graph.node[ends - 1])
+
+
+def _beginning(proto: onnx.ModelProto, count: int) -> bytes:
+    """Return a model of the first ``count`` nodes, whose outputs are what none of them reads."""
+    beginning = onnx.ModelProto()
+    beginning.CopyFrom(proto)
+    nodes = proto.graph.node[:count]
+    read = {name for node in nodes for name in node.input}
+    made = [name for node in nodes for name in node.output if name and name not in read]
+    stated = {value.name: value for value in (*proto.graph.output, *proto.graph.value_info)}
+    del beginning.graph.node[count:]
+    del beginning.graph.output[:]
+    beginning.graph.output.extend(stated.get(name, onnx.ValueInfoProto(name=name)) for name in made)
+    return beginning.SerializeToString()
 
 
 def _send(pipe: Any, part: bytes | np.ndarray) -> None:

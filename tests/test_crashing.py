@@ -49,6 +49,11 @@ def risks(body: str, opset: int = 23) -> list[str]:
             "LSTM (output 'y') may be given a tensor without an element",
         ),
         (
+            "net (float[2,n,4] x, float[1,9,4] w, float[1,9,3] r) => (float[a,b,c,d] y)"
+            " <int64[1] s = {7}, int64[1] e = {9}> { z = Slice (x, s, e) y = GRU <hidden_size=3> (z, w, r) }",
+            "GRU (output 'y') may be given a tensor without an element",
+        ),
+        (
             "net (float[n,16,1] x) => (float[a,b,c,d] y) <int64 t = {4}, float[0] w = {}> { y = STFT (x, t, w) }",
             "without an element",
         ),

@@ -17,6 +17,7 @@ from .. import __version__, stopping
 from ..errors import NEITHER, NOT_RUN, NormdeployError, RuntimeUnavailable, printable_lines
 from . import bench, bisect, build, check, export, fleet, inspect, optimize, package, recheck, run, verify
 from .stored import kept
+from .supervised import supervise
 from .verbose import logged
 
 
@@ -90,6 +91,7 @@ def main() -> None:
 
     A package or a GPU that is missing is exit code 3, in every verb.
     """
+    supervise()
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # the libraries' own remarks; what the user should know is in the report
     # What libraries log without a handler would go to the terminal as it is, with a file's names in it.

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from ..errors import RuntimeCrash
 from ..graphs.omitted import leaves_inputs_out
+from ..processes import REHEARSE_ALL
 from ..storage.files import bodies, tensors
 
 _PATIENCE = 120.0  # seconds; a file that takes longer is opened here, where it can be interrupted
@@ -66,6 +67,8 @@ def _crash_of_file(path: str, changed: int, size: int) -> str:
 
 def _is_risky(model: bytes) -> bool:
     """Return whether it is a model of a kind on which crashes were seen."""
+    if REHEARSE_ALL in os.environ:
+        return True
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(model)

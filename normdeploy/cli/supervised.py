@@ -1,0 +1,133 @@
+"""Runs the command line in a child process: where a library crashes, the run ends with a message and exit code 1.
+
+onnxruntime, torch and onnx are C++, and a file can make them end their process. `normdeploy.crashing` foresees some
+nodes at which they do. A run that crashes elsewhere is repeated with every session of onnxruntime in a child of its
+own, which names the node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import re
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from typing import NoReturn
+
+from ..errors import printable
+from ..processes import REHEARSE_ALL
+
+# What the operating system sends a process that does what it may not, and one that takes too much memory.
+_CRASHES = frozenset({"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSYS", "SIGTRAP"})
+_PASSED_ON = ("SIGHUP", "SIGINT", "SIGTERM")
+# With one of these loaded, there may be threads, which a fork does not copy.
+_LIBRARIES = ("numpy", "onnx", "onnxruntime", "torch")
+_PR_SET_PDEATHSIG = 1
+# faulthandler writes the innermost call first.
+_INNERMOST = re.compile(r'File "([^"]*)", line \d+ in (\S+)')
+
+
+@dataclass(frozen=True)
+class _End:
+    """How the child ended: its status for `os.waitstatus_to_exitcode`, and what faulthandler wrote."""
+
+    status: int
+    trace: str
+
+    @property
+    def crash(self) -> str:
+        """The name of the signal, or "" if the child ended otherwise."""
+        code = os.waitstatus_to_exitcode(self.status)
+        name = signal.Signals(-code).name if code < 0 else ""
+        return name if name in _CRASHES else ""
+
+
+def supervise() -> None:
+    """Return in a child process that does the work. The process that called waits, and exits as the child does.
+
+    Does nothing where a process can't be forked safely.
+    """
+    if sys.platform != "linux" or threading.active_count() > 1 or any(name in sys.modules for name in _LIBRARIES):
+        return
+    end = _forked()
+    if end is None:
+        return
+    # A process that was killed asks for too much memory again.
+    if end.crash and end.crash != "SIGKILL" and REHEARSE_ALL not in os.environ:
+        os.environ[REHEARSE_ALL] = "1"
+        end = _forked()
+        if end is None:
+            return
+    _leave(end)
+
+
+def _forked() -> _End | None:
+    """Fork, and wait for the child. Returns None in the child."""
+    trace = os.memfd_create("trace")
+    numbers = {signal.Signals[name] for name in (*_PASSED_ON, "SIGCHLD")}
+    # Whoever ignores it learns nothing of children.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            # The parent ended before the line above.
+            os._exit(1)
+        faulthandler.enable(trace, all_threads=False)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return None
+    while True:
+        heard = signal.sigwaitinfo(numbers)
+        if heard.si_signo != signal.SIGCHLD:
+            # A terminal signals the child, too.
+            if heard.si_code <= 0:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, heard.si_signo)
+            continue
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    written = os.pread(trace, 1 << 16, 0).decode(errors="replace")
+    os.close(trace)
+    return _End(status, written)
+
+
+def _leave(end: _End) -> NoReturn:
+    """Exit as the child did, or with a message and exit code 1 if it crashed."""
+    code = os.waitstatus_to_exitcode(end.status)
+    if end.crash == "SIGKILL":
+        _refuse(
+            "the system killed the run (SIGKILL), most likely because memory ran out; give smaller sizes, or use a"
+            " larger machine"
+        )
+    if end.crash:
+        _refuse(
+            f"a library crashed ({end.crash}){_place(end.trace)}; nothing is written. Check the file with"
+            " onnx.checker or the tool that made it, and leave out what it names"
+        )
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _place(trace: str) -> str:
+    """Name the library's function in which it crashed, as far as faulthandler wrote it."""
+    innermost = _INNERMOST.search(trace)
+    if innermost is None:
+        return ""
+    file, function = innermost.groups()
+    return f" in {function} of {os.path.join(os.path.basename(os.path.dirname(file)), os.path.basename(file))}"
+
+
+def _refuse(message: str) -> NoReturn:
+    sys.stderr.write(f"error: {printable(message)}\n")
+    sys.stderr.flush()
+    os._exit(1)
