@@ -114,14 +114,26 @@ def _range_of(array: np.ndarray, path: str) -> tuple[float, float]:
     return (low, high) if array.dtype.kind == "f" else (int(low), int(high) + 1)
 
 
+@dataclass(frozen=True)
+class FileInputs:
+    """The inputs of a file, and what nobody says of them.
+
+    ``guessed``: dims whose sizes are guessed; ``open``: integer inputs whose values are.
+    """
+
+    specs: tuple[InputSpec, ...]
+    guessed: tuple[str, ...]
+    open: tuple[str, ...]
+
+
 def file_inputs(
     proto: onnx.ModelProto,
     inputs: Sequence[str],
     dims: Sequence[str],
     label: str,
     known: Sequence[InputSpec] | None = None,
-) -> tuple[tuple[InputSpec, ...], list[str], bool]:
-    """The inputs, notes, and whether sizes are guessed.
+) -> FileInputs:
+    """Describe the inputs of a file.
 
     Args:
         inputs: "ids:int64[batch,seq]{0:30522}": sizes and values of an input of that name; "ids=0:30522": its values.
@@ -190,7 +202,7 @@ def _specs(
     wishes: Wishes,
     valued: Mapping[str, InputValues],
     label: str,
-) -> tuple[tuple[InputSpec, ...], list[str], bool]:
+) -> FileInputs:
     from .loading.inputs import DEFAULT
 
     by_name = {wish.name: wish for wish in wishes.inputs}
@@ -238,15 +250,4 @@ def _specs(
         raise InputError(f"{label} has no input {next(iter(by_name))!r}; it has {[spec.name for spec in specs]}")
     if unknown := sorted(stated.keys() - used):
         raise InputError(f"{label} has no dynamic dim {unknown[0]!r}; it has {sorted(used)}")
-    notes = []
-    if sizes:
-        notes.append(
-            f"{label} does not say which sizes {', '.join(sizes)} take: 1 to {DEFAULT[2]} were tried; --dim"
-            " NAME=MIN:OPT:MAX says it"
-        )
-    if values:
-        notes.append(
-            f"{label} does not say which values {', '.join(values)} take: 0 and 1 were given; --input or --inputs"
-            " says it"
-        )
-    return tuple(specs), notes, bool(sizes)
+    return FileInputs(tuple(specs), tuple(sizes), tuple(values))

@@ -126,7 +126,7 @@ def optimize(
         inputs, hints = ranges.described(proto, inputs, dims)
         if stated_inputs:
             label = Path(source).name if isinstance(source, str | os.PathLike) else proto.graph.name or "the model"
-            inputs, _, _ = file_inputs(proto, stated_inputs, dims, label, inputs)
+            inputs = file_inputs(proto, stated_inputs, dims, label, inputs).specs
     codes = int32_codes.count(proto) if runtime in TENSORRT else 0
     with stage("norms"):
         before = proto if whole.weight(proto) <= compare_limit else None

@@ -251,7 +251,7 @@ def described_inputs(source: PathLike, texts: Sequence[str]) -> dict[str, InputS
         InputError: a text can't be read, or fits no input.
     """
     proto = load_onnx(source, external_data=False)
-    specs, _, _ = file_inputs(proto, texts, (), Path(source).name)
+    specs = file_inputs(proto, texts, (), Path(source).name).specs
     return {spec.name: spec for spec in specs if any(text.strip().startswith(spec.name) for text in texts)}
 
 

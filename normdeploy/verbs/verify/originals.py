@@ -6,7 +6,7 @@ optimizer off is to it, or the session that was given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,8 +17,8 @@ import numpy as np
 import onnx
 import torch
 
-from ...errors import GraphError, InputError, RuntimeUnavailable
-from ...file_inputs import file_inputs
+from ...errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
+from ...file_inputs import FileInputs, file_inputs
 from ...model import Model, Signature
 from ...runtimes import Runner, RunResult
 from ...runtimes.eager import EagerRunner, HalfRunner
@@ -29,6 +29,7 @@ from ...runtimes.ort import OrtRunner, run_session
 from ...runtimes.rounding import RoundedRunner
 from ...storage.files import load_onnx, opened_model
 from .names import End, ends_of
+from .probing import sizes_that_run
 
 AS_IT_IS = "the reference as it is"  # in the place of eager
 _COMPARING = frozenset({"aten::bucketize", "aten::searchsorted", "aten::logit"})
@@ -212,7 +213,12 @@ class _Own:
     def _run(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
         if self._half is None and self._model.session is not None:
             return run_session(self._model.session, feeds, "the session that was given")
-        return self._runner.infer(feeds) if self._runner is not None else self._model.wide.in_half(feeds, self._half)
+        if self._runner is not None:
+            return self._runner.infer(feeds)
+        try:
+            return self._model.wide.in_half(feeds, self._half)
+        except NormdeployError as error:  # the sizes or values do not fit, as onnxruntime would say
+            raise InputError(str(error)) from error
 
     def __enter__(self) -> Self:
         return self
@@ -256,7 +262,7 @@ def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] =
     else:
         path = Path(source)
         proto, label = load_onnx(path), path.name
-    specs, notes, guessed = file_inputs(proto, inputs, dims, label)
+    found = file_inputs(proto, inputs, dims, label)
     outputs = []
     for v in proto.graph.output:
         if not v.type.tensor_type.elem_type and v.type.WhichOneof("value") not in (None, "tensor_type"):
@@ -270,14 +276,58 @@ def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] =
                 " that they are made from as the file's output, or leave it out"
             )
         outputs.append(v.name)
-    return FileModel(
-        inputs=specs,
+    model = FileModel(
+        inputs=found.specs,
         outputs=tuple(outputs),
         kind="onnx",
         proto=proto,
         label=label,
         path=path,
         session=session,
-        guessed=guessed,
-        notes=tuple(notes),
+        guessed=bool(found.guessed),
     )
+    model = _at_sizes_that_run(model, found.guessed)
+    return replace(model, notes=tuple(_unsaid(model, found)))
+
+
+def _at_sizes_that_run(model: FileModel, guessed: Sequence[str]) -> FileModel:
+    """Return the model with usual sizes at which it runs, where those guessed are too small for it and others are
+    found."""
+
+    if not guessed:
+        return model
+
+    def runs(sizes: Mapping[str, int]) -> bool:
+        try:
+            own.infer(model.samples(0, sizes))
+        except NormdeployError:
+            return False
+        return True
+
+    try:
+        with _Own(model, None) as own:
+            sizes = sizes_that_run(model, guessed, runs)
+    except NormdeployError:  # it can't be opened, which the comparison says
+        return model
+    dims = {
+        name: replace(dim, opt=sizes[name], max=max(dim.max, sizes[name]))
+        for name, dim in model.dims.items()
+        if name in sizes
+    }
+    inputs = tuple(replace(spec, shape=tuple(d.among(dims) for d in spec.shape)) for spec in model.inputs)
+    return replace(model, inputs=inputs)
+
+
+def _unsaid(model: FileModel, found: FileInputs) -> Iterator[str]:
+    """Say what the file does not say of its inputs, and what was taken."""
+    if found.guessed:
+        largest = max(model.dims[name].max for name in found.guessed)
+        yield (
+            f"{model.label} does not say which sizes {', '.join(found.guessed)} take: 1 to {largest} were tried; --dim"
+            " NAME=MIN:OPT:MAX says it"
+        )
+    if found.open:
+        yield (
+            f"{model.label} does not say which values {', '.join(found.open)} take: 0 and 1 were given; --input or"
+            " --inputs says it"
+        )

@@ -1,0 +1,46 @@
+"""Looks for sizes at which a file runs, where nobody says them and those that are guessed do not.
+
+A net of convolutions needs as many pixels as its kernels span, one that halves them five times a multiple of 32, and
+an audio net a window of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from ...model import Signature
+from .cases import elements
+
+# Small steps first, then the sizes of images (224), of audio windows (400, 512) and of a second of audio (16,000).
+_SIZES = (16, 32, 64, 128, 224, 256, 400, 512, 1024, 4096, 16_000, 2**15)
+_MOST = 2**21  # input elements that are tried: a batch of two images of 512 by 512 in three channels
+
+
+def sizes_that_run(
+    model: Signature, guessed: Collection[str], runs: Callable[[Mapping[str, int]], bool]
+) -> dict[str, int]:
+    """Return sizes of the dims ``guessed`` at which the model runs; {} where their usual sizes do, or none is found.
+
+    Args:
+        model: its dims that are not ``guessed`` keep their usual sizes.
+        guessed: names of dims.
+        runs: whether the model runs at some sizes.
+    """
+    usual = {name: dim.opt for name, dim in model.dims.items()}
+    if runs(usual):
+        return {}
+    for larger in _larger(model, guessed):
+        if elements(model, usual | larger) <= _MOST and runs(usual | larger):
+            return larger
+    return {}
+
+
+def _larger(model: Signature, guessed: Collection[str]) -> Iterator[dict[str, int]]:
+    """Return sizes from small to large: of all guessed dims but the batch, which is 2 then, and of all of them."""
+    first = {dim.name for spec in model.inputs for dim in spec.shape[:1]}
+    inner = [name for name in guessed if name not in first]
+    batch = {name: 2 for name in guessed if name in first}
+    for size in _SIZES:
+        if inner:
+            yield batch | dict.fromkeys(inner, size)
+        yield dict.fromkeys(guessed, size)
