@@ -18,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.fx.node import map_arg
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 
@@ -28,6 +29,7 @@ from ..model import Model
 from ..torch_state import kept_torch_state
 from . import RunResult
 from .arrays import check_feeds, to_numpy, to_torch
+from .depthwise import single_channels
 from .fake_quantize import on_grid
 from .fourier import spread_nan
 from .widen import halved, narrowed, saturate_fills, widen, widened
@@ -302,9 +304,11 @@ class Narrow:
 class Widening(_Interpreter):
     """Parameters become float64 where they are read, one at a time."""
 
-    def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> tuple[Any, Any]:
-        arguments: tuple[Any, Any] = super().fetch_args_kwargs_from_env(n)
-        return tree_map(lambda v: widen(v.tensor) if isinstance(v, Narrow) else v, arguments)
+    def map_nodes_to_values(self, args: Any, n: torch.fx.Node) -> Any:
+        return map_arg(args, lambda node: self._read(self.env[node]))
+
+    def _read(self, value: Any) -> Any:
+        return widen(value.tensor) if isinstance(value, Narrow) else value
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         schema = getattr(target, "_schema", None)
@@ -313,6 +317,9 @@ class Widening(_Interpreter):
         rounded = on_grid(schema.name, args)
         if rounded is not None:
             return rounded
+        convolved = single_channels(schema, args)
+        if convolved is not None:
+            return convolved
         return spread_nan(schema.name.partition("::")[2], args, kwargs, super().call_function(target, args, kwargs))
 
 
