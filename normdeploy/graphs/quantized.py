@@ -27,7 +27,17 @@ INTEGER = ("MatMulInteger", "ConvInteger")
 RECENTRED = f"{RECORD}.recentred"  # its biases that take a shift back by the weight as it is stored
 LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # ops that hold their quantization inside, which only the runtime that made them computes
-_SEALED = ("QLinear", "QGemm", "QAttention", "QMoE", "MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "DynamicQuantize")
+_SEALED = (
+    "QLinear",
+    "QGemm",
+    "QAttention",
+    "QMoE",
+    "MatMulNBits",
+    "MatMulBnb4",
+    "MatMulFpQ4",
+    "DynamicQuantize",
+    "MatMulIntegerToFloat",
+)
 _MOVES = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast", "Expand"})
 
 
@@ -44,11 +54,6 @@ def seals(node: onnx.NodeProto) -> bool:
 def is_quantized(proto: onnx.ModelProto) -> bool:
     """Whether any node, in bodies and functions too, quantizes, dequantizes or computes in a few bits."""
     return any(quantizes(node) or seals(node) for body in bodies(proto) for node in body.node)
-
-
-def sealed(proto: onnx.ModelProto) -> tuple[str, ...]:
-    """The ops of a file that quantize inside."""
-    return tuple(sorted({n.op_type for body in bodies(proto) for n in body.node if seals(n)}))
 
 
 def ranges(proto: onnx.ModelProto) -> dict[str, tuple[float, float]]:

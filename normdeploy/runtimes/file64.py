@@ -24,6 +24,7 @@ from ..evaluate import evaluate
 from ..evaluate.core import Unsupported
 from ..graphs.file_graph import widen
 from ..graphs.inference import inferred
+from ..graphs.qoperators import opened
 from ..norms.ops import STANDARD, Statistics
 from ..precision.prepare import opset_of
 from ..storage.protos import subgraphs
@@ -73,7 +74,7 @@ class File64Runner:
     exact = Exact
 
     def __init__(self, proto: onnx.ModelProto) -> None:
-        proto = inlined(proto)
+        proto = opened(inlined(proto))
         kinds = {name: kind for name, (kind, _) in inferred(proto).items() if kind}
         types = {name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind)) for name, kind in kinds.items()}
         self._exact = self.exact(proto, types)

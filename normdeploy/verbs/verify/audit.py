@@ -29,6 +29,7 @@ import onnx
 
 from ...evaluate.core import is_quantized_type
 from ...graphs.protos import module
+from ...graphs.qoperators import opened
 from ...graphs.quantized import is_quantized, steps
 from ...model import Model
 from ...precision.retype import values
@@ -85,7 +86,7 @@ def audit(model: Original, proto: onnx.ModelProto, label: str, clock: Clock | No
     equals = _Equals(stored)
     unknown: list[tuple[onnx.TensorProto, Array, float]] = []
     arranged: list[tuple[onnx.TensorProto, Array]] = []
-    placed, apart = set[str](), steps(proto)  # the error budget judges the steps
+    placed, apart = set[str](), steps(opened(proto))  # the error budget judges the steps
     for tensor in initializers(proto.graph):
         array = values(tensor)
         if tensor.name in apart or not array.size or array.dtype.kind in "iubSOc" or is_quantized_type(array.dtype):

@@ -16,7 +16,8 @@ from ...choices import TENSORRT
 from ...element_types import is_float
 from ...engines.build import Engine
 from ...errors import GraphError, InputError, RuntimeCrash, RuntimeUnavailable
-from ...graphs.quantized import is_quantized, ranges, recorded_ranges, recorded_runtime, sealed
+from ...graphs.qoperators import sealed
+from ...graphs.quantized import is_quantized, ranges, recorded_ranges, recorded_runtime
 from ...model import Signature
 from ...precision.retype import FORMATS
 from ...precision.stepwise import stepwise
@@ -153,7 +154,7 @@ def _budgeted(subject: Subject, proto: onnx.ModelProto) -> tuple[Subject, str]:
     if inside := sealed(proto):
         return subject, (
             f"{subject.label} is quantized by {', '.join(inside)}, of whose steps no error budget can be made; give"
-            " a metric"
+            " a metric: --metric 'cosine>=0.99'"
         )
     calibrated, altered = _calibrated(proto)
     types = types_of(proto.graph)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from ...graphs.quantized import DEQUANTIZE, INTEGER
+from ...graphs.qoperators import PRODUCTS
+from ...graphs.quantized import DEQUANTIZE
 from ...runtimes.ort import OrtRunner
 from ...sessions import EXACT_INTEGERS, FLOAT_OPERANDS, PROVIDERS, saturates_pairs
 from ...types import Progress
@@ -98,7 +99,7 @@ def _leave_out_saturated(trial: Trial, plain: Mapping[tuple[str, str], Candidate
     """
     for on in trial.candidates:
         off = plain.get((on.file, on.provider)) if on.optimize and on.provider == "cpu" else None
-        if off is None or off.subject is None or not off.subject.ops.intersection(INTEGER):
+        if off is None or off.subject is None or not off.subject.ops.intersection(PRODUCTS):
             continue
         right = {r.output for r in trial.results(on) if r}
         wrong = {r.output for r in trial.results(off) if not r}

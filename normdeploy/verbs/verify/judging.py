@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from ...errors import InputError
-from ...graphs.quantized import is_quantized, sealed
+from ...graphs.qoperators import sealed
+from ...graphs.quantized import is_quantized
 from ...runtimes import RunResult
 from ...runtimes.eager import HALVES
 from .bounds import Bounds, is_lost

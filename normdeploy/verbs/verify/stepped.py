@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import GraphError, NormdeployError
-from ...graphs.quantized import everywhere, is_quantized, sealed
+from ...graphs.qoperators import sealed
+from ...graphs.quantized import everywhere, is_quantized
 from ...runtimes.draws import Draw
 from ...runtimes.steps import StepRunner
 from ...storage.files import load_onnx

@@ -387,23 +387,52 @@ def test_an_onnx_file_as_the_reference_and_names_of_its_own(net: Model, folder: 
     assert not normdeploy.verify(original, [wrong], feeds=inputs)
 
 
-def test_ops_that_quantize_inside_are_said_to_have_no_budget(net: Model, folder: Path) -> None:
-    """onnxruntime's QOperator form: QLinearMatMul."""
+@pytest.fixture
+def operators(net: Model, folder: Path) -> Path:
+    """onnxruntime's QOperator form: QLinearMatMul and QLinearAdd in the place of pairs."""
     files.quantized(net, folder)
-    rng = [{"x": v["x"]} for v in files.samples(net)]
     quantize_static(
         folder / "float32.onnx",
-        folder / "sealed.onnx",
-        files.Samples(rng),
+        folder / "operators.onnx",
+        files.Samples(files.samples(net)),
         quant_format=QuantFormat.QOperator,
         activation_type=QuantType.QInt8,
         weight_type=QuantType.QInt8,
     )
-    comparison = compared(net, folder / "sealed.onnx")
+    return folder / "operators.onnx"
+
+
+def test_operators_that_quantize_inside_have_the_budget_of_their_pairs(net: Model, operators: Path) -> None:
+    comparison = compared(net, operators)
+    assert comparison, str(comparison)
+    assert set(verdicts(comparison)) == {UNROUNDED, ROUNDED, OFF, ON}
+    # Scales are no weights.
+    assert not comparison.weights, str(comparison.weights)
+
+
+def test_operators_with_a_doubled_scale_fail(net: Model, operators: Path) -> None:
+    def doubled(proto: onnx.ModelProto) -> None:
+        node = next(n for n in proto.graph.node if n.op_type == "QLinearMatMul")
+        files.own_constants(proto, node)
+        files.replace_constant(proto, node.input[4], 2 * files.constant(proto, node.input[4]))
+
+    comparison = compared(net, files.edited(operators, "wrong.onnx", doubled))
+    assert verdicts(comparison)[UNROUNDED] == "fail", str(comparison)
+
+
+def test_operators_without_a_plain_form_ask_for_a_metric(net: Model, operators: Path) -> None:
+    """Without the zero point of its result nothing says to which type a QLinearAdd rounds."""
+
+    def untyped(proto: onnx.ModelProto) -> None:
+        node = next(n for n in proto.graph.node if n.op_type == "QLinearAdd")
+        node.input[7] = ""
+
+    sealed = files.edited(operators, "sealed.onnx", untyped)
+    comparison = compared(net, sealed)
     assert not comparison
-    assert any("of whose steps no error budget can be made; give a metric" in note for note in comparison.notes)
+    assert any("give a metric: --metric 'cosine>=0.99'" in note for note in comparison.notes)
     assert UNROUNDED not in verdicts(comparison)
-    assert verify(net, folder / "sealed.onnx", inputs=rng, policy=policy_of(None, "cosine>=0.99"))
+    assert verify(net, operators, inputs=files.samples(net), policy=policy_of(None, "cosine>=0.99"))
 
 
 def test_scales_of_quantizers_are_no_weights(int8: Path, net: Model) -> None:
