@@ -20,7 +20,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import permutations
+from itertools import chain, permutations
 from math import prod
 from typing import Any
 
@@ -266,33 +266,50 @@ def _origin(
     if shift := find(flat, fitting, form):
         made = replace(weight, parameter=shift.source)
         return _told(made, Origin.FOLDED, np.abs(flat - shift.values), f"made of {shift.source}")
+    fits = {name: values_of for name, values_of in missing.items() if values_of.size == array.size}
+    # The parameter of the weight's own name first: where that explains it, no other is asked.
+    named = {name: fits.pop(name) for name in [*fits] if _is_named_after(weight, name)}
+    origins = list[Weight]()
+    for origin in _origins(weight, array, named, form, clock):
+        # Two parameters that explain a weight are multiples of one another, so the first is as good.
+        if origin:
+            return origin
+        origins.append(origin)
     best: Weight | None = None
     for near, changed in find_most(flat, fitting, form):
         if _tells(near.values[~changed]):
             reason = _changed(changed, flat, near.values, near.source)
             away = np.abs(flat - near.values)
             best = _told(replace(weight, parameter=near.source), Origin.ALTERED, away, reason)
-    # The parameter of the weight's own name first: where that explains it, no other is asked.
-    for parameter, values_of in sorted(missing.items(), key=lambda item: not _is_named_after(weight, item[0])):
-        if values_of.size != array.size:
-            continue
-        clock.require_time()
-        for arranged in _arranged(values_of, array):
-            origin = _beside(replace(weight, parameter=parameter), array, arranged, form)
-            # Two parameters that explain a weight are multiples of one another, so the first is as good.
-            if origin:
-                return origin
-            if origin is not None and (best is None or origin.difference < best.difference):
-                best = origin
+    for origin in chain(origins, _origins(weight, array, fits, form, clock)):
+        if origin:
+            return origin
+        if best is None or origin.difference < best.difference:
+            best = origin
     if best is None:
         return replace(weight, reason="like no parameter or buffer of the model")
     return best
 
 
+def _origins(
+    weight: Weight, array: Array, parameters: Mapping[str, Array], form: Format, clock: Clock
+) -> Iterator[Weight]:
+    """Say what ``array`` is beside each of ``parameters`` that it is like."""
+    for parameter, values_of in parameters.items():
+        clock.require_time()
+        for arranged in _arranged(values_of, array):
+            origin = _beside(replace(weight, parameter=parameter), array, arranged, form)
+            if origin is not None:
+                yield origin
+
+
 def _is_named_after(weight: Weight, parameter: str) -> bool:
-    """Decide whether a weight has the name of a parameter, or that with an ending, as torch's exporter writes
-    "fc.weight.T_2"."""
-    return weight.name == parameter or weight.name.startswith(f"{parameter}.")
+    """Decide whether a weight has the name of a parameter, or that with an ending.
+
+    Torch's exporter writes "fc.weight.T_2", and a name that is taken gets a number: "fc.weight_2".
+    """
+    before, _, number = weight.name.rpartition("_")
+    return parameter in (weight.name, before if number.isdecimal() else "") or weight.name.startswith(f"{parameter}.")
 
 
 def _tells(values_of: Array) -> bool:

@@ -64,17 +64,15 @@ class Bounds:
         """How many s eager needs in this case."""
         return float((self._eager[output] / self.units(output)).max(initial=0.0))
 
-    def allowed(self, output: str, ratio: float, error: np.ndarray | None = None, reached: float = 1.0) -> np.ndarray:
+    def allowed(self, output: str, ratio: float, error: np.ndarray | None = None) -> np.ndarray:
         """The largest error of each element that passes.
 
         Args:
             ratio: ρ, the largest ``ratio`` over the cases, as it is.
             error: what a runtime is off by; more roundings are tried while it is not within.
-            reached: the error over its bound in an earlier case. Roundings only widen a bound, so that a case which
-            stays below that one can change neither the verdict nor the worst case, and none are tried for it.
         """
         bound = self._bound(output, ratio)
-        while error is not None and self._runs < MOST_RUNS and (error > max(reached, 1.0) * bound).any():
+        while error is not None and self._runs < MOST_RUNS and (error > bound).any():
             if not self._may_draw():
                 break
             self._more(self._runs)

@@ -118,9 +118,15 @@ def _blame(trial: Trial, candidate: Candidate, outputs: Collection[str], worst: 
     def runs_right(make: Callable[[], OrtRunner], names: Sequence[str]) -> bool:
         return trial.passes(Candidate(candidate.name, make, candidate.subject, types=candidate.types), outputs, names)
 
+    # It may double what the comparison took, and no more.
+    search = clock.as_much_again()
+
     def passes(disabled: Sequence[str], names: Sequence[str] = worst) -> bool:
         # What was not tried is not known to help: the whole optimizer is accused then.
-        return not clock.is_over() and runs_right(partial(OrtRunner, path, provider=provider, disabled=disabled), names)
+        if search.is_over():
+            clock.blamed[candidate.file] = None
+            return False
+        return runs_right(partial(OrtRunner, path, provider=provider, disabled=disabled), names)
 
     if DEQUANTIZE in candidate.subject.ops and _retaken(trial, candidate, outputs):
         return

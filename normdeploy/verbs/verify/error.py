@@ -37,7 +37,8 @@ class Tally:
     ``absolute`` and ``relative`` are the largest errors, ``scale`` the largest |reference|; ``ties`` counts integers
     that differ where the reference itself hangs on a rounding. ``broken`` says what no error can express: a NaN,
     another shape, another integer; ``lost`` is the error of a floating output there, NaN or infinite.
-    ``worst`` is the element that comes nearest to its bound, or exceeds it most, where each has one.
+    ``worst`` is the element that comes nearest to its bound, where each has one; where it fails, that which exceeds it
+    most in the first case that fails: bounds of later cases may be of fewer draws.
     """
 
     dtype: np.dtype
@@ -57,7 +58,7 @@ class Tally:
         reference: np.ndarray,
         explained: Callable[[np.ndarray], np.ndarray],
         *,
-        bound: Callable[[np.ndarray, float], np.ndarray] | None = None,
+        bound: Callable[[np.ndarray], np.ndarray] | None = None,
         peer: np.ndarray | None = None,
     ) -> None:
         """Take one case in.
@@ -66,8 +67,7 @@ class Tally:
             value: what the runtime gives; None says that there is no such output.
             reference: float64 where the output is floating.
             explained: tells which integers are right, be it by a rounding; it is called only where some differ.
-            bound: tells what each element may be off by, given what each is off by and the worst ratio of the two in
-            earlier cases.
+            bound: tells what each element may be off by, given what each is off by.
             peer: eager's answer, where a number that is not finite may stand where it has one too (NaN and infinities
             count alike).
         """
@@ -99,7 +99,7 @@ class Tally:
         case: str,
         value: np.ndarray,
         reference: np.ndarray,
-        bound: Callable[[np.ndarray, float], np.ndarray] | None,
+        bound: Callable[[np.ndarray], np.ndarray] | None,
         peer: np.ndarray | None,
     ) -> tuple[str, float]:
         """What is wrong, "" where nothing is but numbers, and the error of the first element where it is."""
@@ -119,8 +119,7 @@ class Tally:
         self.relative = max(self.relative, float(relative.max(initial=0.0)))
         self.scale = max(self.scale, float(magnitude.max(initial=0.0)))
         if bound is not None and error.size:
-            reached = 0.0 if self.worst is None else self.worst.ratio
-            self._take_worst(case, error, bound(error, reached))
+            self._take_worst(case, error, bound(error))
         if peer is None:
             wrong = ~finite & ~(np.isnan(expected) & np.isnan(got)) & (expected != got)
         else:
@@ -136,7 +135,7 @@ class Tally:
             ratios = np.where(error > 0, error / allowed, 0.0)
         place = np.unravel_index(int(ratios.argmax()), ratios.shape)
         worst = Worst(float(ratios[place]), float(error[place]), float(allowed[place]), case)
-        if self.worst is None or worst.ratio > self.worst.ratio:
+        if self.worst is None or (self.worst.ratio <= 1 and worst.ratio > self.worst.ratio):
             self.worst, self.case = worst, self.case if self.broken else case
 
     def badness(self, eager: Tally) -> float:
@@ -205,11 +204,12 @@ class Ties:
         self._reference = reference
         self._others = [eager]
 
-    def explained(self, output: str, value: np.ndarray) -> np.ndarray:
-        """Which elements of ``value`` are right, or right by a rounding; the reference is run only until all are."""
+    def explained(self, output: str, value: np.ndarray, *, draws: bool = True) -> np.ndarray:
+        """Which elements of ``value`` are right, or right by a rounding; the reference is run only until all are, and
+        not at all without ``draws``."""
         right = value == self._reference[output]
         seen = [self._reference[output]]
-        for other in self._runs():
+        for other in self._runs() if draws else self._others:
             if other[output].shape == value.shape:
                 right |= value == other[output]
                 seen.append(other[output])

@@ -92,7 +92,7 @@ def judged(
     """
     badness = {kind: tally.badness(eager[kind]) for kind, tally in mine.items()}
     failing = [kind for kind, bad in badness.items() if bad > 1]
-    kind = min(failing, key=_plainness) if failing else max(badness, key=lambda kind: badness[kind])
+    kind = min(failing, key=plainness) if failing else max(badness, key=lambda kind: badness[kind])
     tally = mine[kind]
     reason, (error, allowed) = tally.broken, tally.shown(eager[kind])
     relative = max(t.relative for t in mine.values()) if math.isfinite(error) else error
@@ -114,9 +114,9 @@ def judged(
     )
 
 
-def _plainness(kind: str) -> int:
+def plainness(kind: str) -> tuple[int, bool]:
     """Rank a kind of case: numbers as a user has them first, those that are not finite last."""
-    return _PLAINEST_FIRST.index(kind.removesuffix(AGAINST))
+    return _PLAINEST_FIRST.index(kind.removesuffix(AGAINST)), kind.endswith(AGAINST)
 
 
 def decided(result: OutputResult, rules: Sequence[Judged], required: bool) -> OutputResult:

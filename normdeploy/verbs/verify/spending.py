@@ -28,6 +28,7 @@ _TEMPORARIES = 8
 # Times that the unfolded windows of a convolution are held: once by the evaluator or torch, and once while copied.
 _WINDOWS = 2
 _NAMED = 3  # sizes that a note names
+_LEAST_AGAIN = 5.0  # seconds; processes that import onnxruntime take some, however small a model is
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class Clock:
     ``cases``: inputs that nothing was run on; ``unrun``: runtime -> inputs that it alone was not run on; ``weights``:
     file -> weights that were not traced to the model; ``drift``: file and runtime -> inner tensors that were not looked
     at; ``undecided``: inputs on which something lies outside the bounds of fewer roundings than decide; ``module``:
-    inputs that a live module was not run on beside its trace.
+    inputs that a live module was not run on beside its trace; ``blamed``: wrong files of which the search for the
+    optimizer to blame was given up.
     """
 
     seconds: float
@@ -79,8 +81,14 @@ class Clock:
     weights: dict[str, int] = field(default_factory=dict)
     drift: dict[str, int] = field(default_factory=dict)
     undecided: dict[str, None] = field(default_factory=dict)
+    blamed: dict[str, None] = field(default_factory=dict)
     module: list[str] = field(default_factory=list)
     begun: float = field(default_factory=processor_time)
+
+    def as_much_again(self) -> Clock:
+        """Return a clock of as much time as was spent so far, at least some seconds, while the whole budget lasts."""
+        spent = self._spent()
+        return Clock(min(self.seconds, spent + max(spent, _LEAST_AGAIN)), begun=self.begun)
 
     def is_over(self) -> bool:
         """Return whether the whole budget is spent."""
@@ -117,6 +125,11 @@ class Clock:
             yield (
                 f"fewer roundings were drawn than decide, for want of time, on {_some([*self.undecided])}: what fails"
                 " there may pass with more"
+            )
+        for label in self.blamed:
+            yield (
+                f"{label}: which of onnxruntime's optimizers is to blame was not found in the time that the comparison"
+                " took; disabled_optimizers of its sessions leaves some out"
             )
         if self.module:
             yield f"the module itself was not run beside its trace, for want of time, on {_some(self.module)}"

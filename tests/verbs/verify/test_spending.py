@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,17 @@ import onnx
 import pytest
 import torch
 from onnx import helper, numpy_helper
+from torch import nn
 
 import normdeploy
 from normdeploy.model import Dim, InputSpec
 from normdeploy.runtimes import RunResult
 from normdeploy.runtimes.draws import Draw
+from normdeploy.runtimes.rounding import RoundedRunner
+from normdeploy.verbs.verify import culprit
 from normdeploy.verbs.verify.audit import audit
-from normdeploy.verbs.verify.bounds import RUNS, Bounds
+from normdeploy.verbs.verify.bounds import MOST_RUNS, RUNS, Bounds
+from normdeploy.verbs.verify.candidates import Candidate
 from normdeploy.verbs.verify.cases import Case
 from normdeploy.verbs.verify.drift import AT_ONCE
 from normdeploy.verbs.verify.error import Ties
@@ -342,3 +347,84 @@ def test_verify_counts_the_tracing_of_a_module(tmp_path: Path, monkeypatch: pyte
     late = normdeploy.verify(module, path, inputs=("x:float32[2,4]",), max_seconds=1)
     assert len(late.cases) < len(plain.cases)
     assert "as far as 1 s go" in str(late)
+
+
+@pytest.fixture
+def roundings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The seeds of all roundings that are drawn."""
+    drawn, plain = list[int](), RoundedRunner.rounded
+
+    def counted(runner: RoundedRunner, feeds: Any, seed: int, half: Any = None) -> RunResult:
+        drawn.append(seed)
+        return plain(runner, feeds, seed, half)
+
+    monkeypatch.setattr(RoundedRunner, "rounded", counted)
+    return drawn
+
+
+@pytest.mark.parametrize("off", [1e-4, 1.0])
+def test_verify_wrong_file_draws_more_roundings_for_one_input_alone(
+    off: float, roundings: list[int], tmp_path: Path
+) -> None:
+    net, x = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)).eval(), torch.randn(3, 8)
+    file = "net.onnx"
+    normdeploy.export(net, x, output=tmp_path / file, inputs="x[b,8]", dims="b=1:3:8")
+    assert normdeploy.verify(net, tmp_path / file, x)
+    # Some elements are outside the bounds of few draws, so that more are made now and then.
+    of_right_file = len(roundings)
+    roundings.clear()
+    proto = onnx.load(tmp_path / file)
+    weight = next(t for t in proto.graph.initializer if list(t.dims) == [4, 8])
+    values = numpy_helper.to_array(weight) * np.float32(1 + off)
+    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+    onnx.save(proto, tmp_path / file)
+    verdict = normdeploy.verify(net, tmp_path / file, x)
+    assert not verdict
+    assert all(r.case.startswith("seed 0") for r in verdict.results if r.runtime != "eager")
+    assert len(roundings) <= of_right_file + MOST_RUNS
+
+
+def test_trial_out_of_one_wrong_input_disturbs_integers_no_more(tmp_path: Path) -> None:
+    """An index that is wrong on every input costs the draws of one."""
+    drawn, plain = list[int](), RoundedRunner.perturbed
+
+    class Index(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).argmax(-1)
+
+    def counted(runner: RoundedRunner, feeds: Any, unit: float, seed: int) -> RunResult:
+        drawn.append(seed)
+        return plain(runner, feeds, unit, seed)
+
+    net, x, file = Index().eval(), torch.randn(16, 8), tmp_path / "net.onnx"
+    normdeploy.export(net, x, output=file)
+    proto = onnx.load(file)
+    for tensor in proto.graph.initializer:
+        values = -numpy_helper.to_array(tensor) if len(tensor.dims) else numpy_helper.to_array(tensor)
+        tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    onnx.save(proto, file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RoundedRunner, "perturbed", counted)
+        assert not normdeploy.verify(net, file, x)
+    assert len(drawn) <= 16
+
+
+def test_clock_of_as_much_again_ends_with_the_whole_budget() -> None:
+    begun = processor_time() - 20
+    assert Clock(60.0, begun=begun).as_much_again().seconds == pytest.approx(40, abs=1)
+    assert Clock(30.0, begun=begun).as_much_again().seconds == 30
+
+
+def test_search_for_an_optimizer_out_of_time_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(60.0)
+    monkeypatch.setattr(Clock, "as_much_again", lambda self: Clock(-1.0))
+    monkeypatch.setattr(culprit, "applied", lambda *args: ["Some"])
+    subject = SimpleNamespace(path=tmp_path / "net.onnx", label="net.onnx", ops=frozenset())
+    candidate = Candidate("on", lambda: None, subject, provider="cpu", optimize=True)  # type: ignore[arg-type, return-value]
+    culprit._blame(SimpleNamespace(passes=None), candidate, ["y"], ["seed 0"], clock)  # type: ignore[arg-type]
+    assert "optimizer is the culprit" in candidate.advice
+    assert any("which of onnxruntime's optimizers is to blame was not found" in note for note in clock.notes())
