@@ -19,13 +19,13 @@ from ...runtimes import RunResult
 from ...runtimes.eager import HALVES
 from .bounds import Bounds, is_lost
 from .candidates import DYNAMIC_QUANTIZING, FINITE_ALONE, FLOATS, NAN_BLIND, Candidate
-from .cases import DATASET, LENIENT, NAN, NONFINITE, OWN_KINDS, Case
+from .cases import DATASET, LENIENT, NAN, NONFINITE, OWN_KINDS, Case, elements
 from .error import Tally, Ties
 from .measured import Measures, settled
 from .originals import FileModel, Original, Reference, compares_inside, own_runner, run_by, unit_roundoff
 from .policy import Policy
 from .results import NOT_JUDGED, OutputResult, decided, judged, plainness
-from .spending import Clock
+from .spending import Clock, processor_time
 from .steps import AGAINST, ROUNDED, UNROUNDED, VOID, CaseBudget, UnroundedReference
 
 _HALF_TYPES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
@@ -77,6 +77,8 @@ class Trial:
         self._quantized_alone = quantized
         self._policy, self._dataset, self._settled = policy or Policy(), dataset, False
         self._each, self._refused = each, list[tuple[str, str]]()
+        # Processor seconds for each element of the inputs.
+        self._pace = 0.0
         self._ratios: dict[str, float] = {}
         self.answers: list[Answer] = []
         self.candidates: list[Candidate] = []
@@ -100,10 +102,12 @@ class Trial:
         with self.eager.make() as self.eager.runner:
             for case in cases:
                 yield
-                if self.answers and case.kind not in OWN_KINDS and self._clock.is_half_over():
+                if self.answers and case.kind not in OWN_KINDS and not self._has_time(case):
                     self._clock.cases.append(case.name)
                     continue
+                start = processor_time()
                 self._answer(case)
+                self._pace = (processor_time() - start) / self._elements(case)
         self.eager.runner = None
         if not self.answers:
             raise InputError(
@@ -122,6 +126,14 @@ class Trial:
                 " its results may differ by the roundings of two runs"
             )
 
+    def _has_time(self, case: Case) -> bool:
+        """Return whether there is time for a case, if each element of its inputs takes as long as in the last one."""
+        return not self._clock.is_half_over() and self._clock.has(self._pace * self._elements(case))
+
+    def _elements(self, case: Case) -> int:
+        sizes = {name: dim.opt for name, dim in self.model.dims.items()} | dict(case.sizes)
+        return max(elements(self.model, sizes), 1)
+
     def _answer(self, case: Case) -> None:
         feeds = self._fed(case)
         assert self.eager.runner is not None
@@ -133,7 +145,9 @@ class Trial:
                 raise InputError(f"{case.name}: {error}") from error
             self._refused.append((case.name, str(error)))
             return
+        start = processor_time()
         reference = self._reference.runner.infer(feeds)
+        may_draw = partial(self._may_draw, case.name, processor_time() - start)
         self._settle(reference)
         if case.kind == DATASET:
             self.answers.append(Answer(case, {}, reference, Ties(lambda seed: {}, reference, {})))
@@ -145,15 +159,14 @@ class Trial:
             reference,
             integers,
             lambda seed: self._rounded(feeds, seed),
-            partial(self._may_draw, case.name),
+            may_draw,
         )
         bounds = None
         if self._each and not (self._quantized_alone and self._ruled):
-            more = partial(self._may_draw, case.name)
             own, rounded = eager, partial(self._rounded, feeds)
             if (wide := self._in_wide_range(case, feeds, eager, reference)) is not None:
                 own, rounded = wide, partial(self._reference.runner.rounded, feeds, half=torch.bfloat16)
-            bounds = Bounds(reference, own, rounded, more)
+            bounds = Bounds(reference, own, rounded, may_draw)
             for name in bounds.outputs if case.kind not in LENIENT else ():
                 self._ratios[name] = max(self._ratios.get(name, 1.0), bounds.ratio(name))
         lenient = case.kind in LENIENT or (isinstance(self.model, FileModel) and _undefined(eager, reference))
@@ -187,9 +200,10 @@ class Trial:
         self._beyond_range = True
         return {name: wide[name].astype(value.dtype) for name, value in eager.items()}
 
-    def _may_draw(self, case: str) -> bool:
-        """Return whether there is time for more roundings; where there is none, the case is noted."""
-        if not self._clock.is_over():
+    def _may_draw(self, case: str, seconds: float = 0.0) -> bool:
+        """Return whether there is time for more roundings, each of some seconds; where there is none, the case is
+        noted."""
+        if self._clock.has(seconds):
             return True
         self._clock.undecided[case] = None
         return False

@@ -102,6 +102,10 @@ class Clock:
         if self.is_over():
             raise OutOfTime
 
+    def has(self, seconds: float) -> bool:
+        """Return whether that much of the whole budget is left."""
+        return self._spent() + seconds <= self.seconds
+
     def is_half_over(self) -> bool:
         """Return whether the references have had their share."""
         return self._spent() > self.seconds / 2

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +22,9 @@ import normdeploy
 from normdeploy.model import Dim, InputSpec
 from normdeploy.runtimes import RunResult
 from normdeploy.runtimes.draws import Draw
+from normdeploy.runtimes.eager import Float64Runner
 from normdeploy.runtimes.rounding import RoundedRunner
-from normdeploy.verbs.verify import culprit
+from normdeploy.verbs.verify import culprit, judging, spending
 from normdeploy.verbs.verify.audit import audit
 from normdeploy.verbs.verify.bounds import MOST_RUNS, RUNS, Bounds
 from normdeploy.verbs.verify.candidates import Candidate
@@ -169,6 +171,10 @@ def test_bounds_out_of_time_draw_no_more_roundings() -> None:
 
     eager = {"y": np.zeros(4, np.float32)}
     bounds = Bounds({"y": np.zeros(4)}, eager, rounded, lambda: False)
+    assert len(drawn) == 1
+    assert (bounds.allowed("y", 1.0, np.zeros(4)) < 1).all()
+    assert len(drawn) == 1
+    # What fails, fails on no fewer than ever.
     assert (bounds.allowed("y", 1.0, np.ones(4)) < 1).all()
     assert len(drawn) == RUNS
 
@@ -428,3 +434,24 @@ def test_search_for_an_optimizer_out_of_time_is_said(tmp_path: Path, monkeypatch
     culprit._blame(SimpleNamespace(passes=None), candidate, ["y"], ["seed 0"], clock)  # type: ignore[arg-type]
     assert "optimizer is the culprit" in candidate.advice
     assert any("which of onnxruntime's optimizers is to blame was not found" in note for note in clock.notes())
+
+
+@pytest.mark.parametrize("seconds", [30.0, 16.0, 7.0, 3.0])
+def test_verify_large_model_keeps_to_its_time(seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run in float64 takes some seconds, and more at larger sizes."""
+    net, x, file = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).eval(), torch.randn(3, 8), tmp_path / "net.onnx"
+    normdeploy.export(net, x, output=file, inputs="x[b,8]", dims="b=1:4:32")
+    now, plain = [0.0], Float64Runner.infer
+
+    def slow(runner: Float64Runner, feeds: Any) -> RunResult:
+        now[0] += seconds * len(feeds["x"]) / 4
+        return plain(runner, feeds)
+
+    monkeypatch.setattr(Float64Runner, "infer", slow)
+    # `normdeploy.api` has a function of the module's name.
+    for module in (spending, judging, import_module("normdeploy.api.verify")):
+        monkeypatch.setattr(module, "processor_time", lambda: now[0])
+    verdict = normdeploy.verify(net, file, x, inputs="x[b,8]", dims="b=1:4:32")
+    assert verdict
+    assert now[0] <= 60
+    assert verdict.limits == ("as far as 60 s go",)
