@@ -8,6 +8,8 @@ an element.
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -20,17 +22,51 @@ from .errors import printable
 from .storage.protos import subgraphs
 
 _WIDE = frozenset({TensorProto.INT32, TensorProto.INT64})
+# Ops of other domains than ONNX's are written with the domain.
 # A count of 0 divides by 0, in each kernel of these ops.
 _COUNTS = {
-    "ConvTranspose": ("group",),
     "Attention": ("q_num_heads", "kv_num_heads"),
+    "ConvTranspose": ("group",),
+    "com.microsoft.GroupQueryAttention": ("num_heads", "kv_num_heads"),
+    "com.microsoft.SparseAttention": ("num_heads", "kv_num_heads"),
 }
-# A block whose square is 0 in 64 bits divides by it.
+# Counts of Microsoft's ops are cut to 32 bits, and a block whose square is 0 in 64 bits divides by it.
+_CUT = 2**32
 _BLOCKS = frozenset({"DepthToSpace", "SpaceToDepth"})
-_SQUARED = 2**32
 # These end the process where a tensor that they read has no element.
-_NEED_ELEMENTS = frozenset({"Attention", "GRU", "InstanceNormalization", "LSTM", "RoiAlign", "STFT", "Unique"})
-_NEED_ELEMENTS_OF_MICROSOFT = frozenset({"DynamicQuantizeLSTM"})
+_NEED_ELEMENTS = frozenset(
+    {
+        "Attention",
+        "GRU",
+        "InstanceNormalization",
+        "LSTM",
+        "RoiAlign",
+        "STFT",
+        "Unique",
+        "ai.onnx.ml.FeatureVectorizer",
+        "com.microsoft.DynamicQuantizeLSTM",
+        "com.microsoft.Inverse",
+        "com.microsoft.LinearAttention",
+        "com.microsoft.MoE",
+        "com.microsoft.MultiHeadAttention",
+        "com.microsoft.QAttention",
+        "com.microsoft.QMoE",
+        "com.microsoft.RotaryEmbedding",
+        "com.microsoft.SkipLayerNormalization",
+        "com.microsoft.SkipSimplifiedLayerNormalization",
+    }
+)
+# These read the size of a dim that an input of fewer dims lacks: the places of such inputs, and the fewest dims.
+_LEAST_RANKS = {
+    "AffineGrid": {1: 1},
+    "Attention": {4: 3, 5: 3},
+    "ConvInteger": {0: 3, 1: 3},
+    "DFT": {0: 1},
+    "QLinearConv": {0: 3, 3: 3},
+    "STFT": {0: 1, 2: 1},
+    "com.microsoft.CropAndResize": {0: 4, 1: 2, 2: 1},
+    "com.microsoft.QMoE": {2: 3, 5: 3},
+}
 # What these make may have no element, whatever they read.
 _MAY_BE_EMPTY = frozenset({"Compress", "NonMaxSuppression", "NonZero"})
 _SIZES = frozenset({"Shape", "Size"})
@@ -53,6 +89,9 @@ _MOVERS = frozenset(
 # Which input has the type of the result, where it is not the first.
 _TYPED_BY = {"CastLike": 1, "OneHot": 2, "Where": 1}
 _INTEGERS = frozenset({"ArgMax", "ArgMin", "NonZero", "Shape", "Size"})
+# A file without these words has no node that is looked at.
+_OPS = {*_BLOCKS, *_COUNTS, *_LEAST_RANKS, *_NEED_ELEMENTS, "Div", "GatherND", "Mod", "SplitToSequence", "sparse_value"}
+MENTIONS = re.compile("|".join(sorted(op.rpartition(".")[2] for op in _OPS)).encode())
 _SHOWN = 3
 # Bytes. Shapes of larger models are not inferred, which copies the model.
 _INFERRED = 1 << 28
@@ -69,6 +108,7 @@ def crash_risks(model: onnx.ModelProto) -> list[str]:
             for node in _with_inner(function)
             if any(attribute.HasField("sparse_tensor") for attribute in node.attribute)
         ]
+    risks += _rank_risks(model)
     needing = _needs(model)
     if needing and _holds_empty(model):
         risks += needing
@@ -92,8 +132,7 @@ def _needs(model: onnx.ModelProto) -> list[str]:
         f"{label(node)} may be given a tensor without an element"
         for body in (model.graph, *model.functions)
         for node in _with_inner(body)
-        if (is_standard(node) and node.op_type in _NEED_ELEMENTS)
-        or (node.domain == "com.microsoft" and node.op_type in _NEED_ELEMENTS_OF_MICROSOFT)
+        if _op(node) in _NEED_ELEMENTS
     ]
 
 
@@ -113,18 +152,36 @@ def _holds_empty(model: onnx.ModelProto) -> bool:
 
 def _infers_empty(model: onnx.ModelProto) -> bool:
     """Return whether the sizes that the file states leave a tensor of the main graph without an element."""
-    if model.ByteSize() > _INFERRED:
-        return False
-    try:
-        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except Exception:
+    return any(dims is not None and 0 in dims for dims in _inferred_dims(model).values())
+
+
+def _inferred_dims(model: onnx.ModelProto) -> dict[str, list[int | None] | None]:
+    """Return the dims of the values of the main graph, None for an unknown size or an unknown rank."""
+    inferred = model
+    if model.ByteSize() <= _INFERRED:
         # onnxruntime infers shapes, too, and says what is wrong.
-        return False
-    return any(
-        dim.HasField("dim_value") and dim.dim_value == 0
-        for value in inferred.graph.value_info
-        for dim in value.type.tensor_type.shape.dim
-    )
+        with contextlib.suppress(Exception):
+            inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    dims: dict[str, list[int | None] | None] = {}
+    for value in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
+        kind = value.type.tensor_type
+        sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
+        dims[value.name] = sizes if kind.HasField("shape") else None
+    return dims | {tensor.name: list(tensor.dims) for tensor in inferred.graph.initializer}
+
+
+def _rank_risks(model: onnx.ModelProto) -> list[str]:
+    """Return each node that ends the process where a tensor that it reads has too few dims, and may have."""
+    nodes = [node for node in model.graph.node if _op(node) in _LEAST_RANKS]
+    dims = _inferred_dims(model) if nodes else {}
+    risks = []
+    for node in nodes:
+        for place, least in _LEAST_RANKS[_op(node)].items():
+            name = node.input[place] if place < len(node.input) else ""
+            known = dims.get(name)
+            if name and (known is None or len(known) < least):
+                risks.append(f"{label(node)} may be given {printable(name)!r} with less than {least} dims")
+    return risks
 
 
 class _Scope:
@@ -158,6 +215,14 @@ class _Scope:
         return [f"{label(node)} {why}" for node in self._nodes if (why := self._risk(node))]
 
     def _risk(self, node: onnx.NodeProto) -> str:
+        counts = _COUNTS.get(_op(node), ())
+        zero = [f"{a.name} = {a.i}" for a in node.attribute if a.name in counts and a.i % _CUT == 0]
+        if zero:
+            return f"has {zero[0]} and divides by it"
+        if _op(node) == "com.microsoft.Inverse":
+            return "inverts what may be no square matrix"
+        if _op(node) == "ai.onnx.ml.FeatureVectorizer" and any(n < 0 for a in node.attribute for n in a.ints):
+            return "has a negative size in inputdimensions"
         if not is_standard(node):
             return ""
         if node.op_type in {"Div", "Mod"} and len(node.input) == 2:
@@ -169,10 +234,9 @@ class _Scope:
         stated = {a.name: a.i for a in node.attribute}
         if node.op_type == "GatherND" and stated.get("batch_dims", 0) < 0:
             return f"has batch_dims = {stated['batch_dims']}"
-        if node.op_type in _BLOCKS and stated.get("blocksize", 1) % _SQUARED == 0:
+        if node.op_type in _BLOCKS and stated.get("blocksize", 1) % _CUT == 0:
             return f"has blocksize = {stated['blocksize']}, whose square is 0 in 64 bits"
-        zero = [a.name for a in node.attribute if a.name in _COUNTS.get(node.op_type, ()) and a.i == 0]
-        return f"has {zero[0]} = 0 and divides by it" if zero else ""
+        return ""
 
     def _risk_of_division(self, node: onnx.NodeProto) -> str:
         kind = self._type(node.input[0])
@@ -254,6 +318,10 @@ def _holds(constant: TensorProto, number: int) -> bool:
     if constant.data_location == TensorProto.EXTERNAL:
         return True
     return bool((numpy_helper.to_array(constant) == number).any())
+
+
+def _op(node: onnx.NodeProto) -> str:
+    return node.op_type if is_standard(node) else f"{node.domain}.{node.op_type}"
 
 
 def label(node: onnx.NodeProto) -> str:

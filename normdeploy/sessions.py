@@ -21,7 +21,7 @@ import onnx
 import onnxruntime as ort
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from .crashing import crash_risks, empty_risks
+from .crashing import MENTIONS, crash_risks, empty_risks
 from .processes import REHEARSE_ALL
 from .rehearsal import Rehearsal
 
@@ -38,11 +38,6 @@ FLOAT_OPERANDS = {"session.qdq_matmulnbits_accuracy_level": "1"}
 _FATAL = 4  # onnxruntime's severity: an exception says everything else better than its log
 # A file of onnxruntime's source, a line, and a function of C++ with the types that it takes.
 _PLACE = re.compile(r"/\S+:\d+ [^()]*\([^()]*\)(?: const)? ")
-# A file without these names has no node that `crash_risks` looks at.
-_MAY_CRASH = re.compile(
-    rb"Div|Mod|STFT|ConvTranspose|Attention|SplitToSequence|GatherND|DepthToSpace|SpaceToDepth|GRU|LSTM"
-    rb"|InstanceNormalization|RoiAlign|Unique|sparse_value"
-)
 
 
 class _RehearsedSession(ort.InferenceSession):
@@ -222,7 +217,7 @@ def _crash_risks(model: str | os.PathLike[str] | bytes) -> _Risks:
     content = model if isinstance(model, bytes) else Path(model).read_bytes()
     if REHEARSE_ALL in os.environ:
         return _Risks(unknown=True)
-    if not _MAY_CRASH.search(content):
+    if not MENTIONS.search(content):
         return _Risks()
     try:
         proto = onnx.ModelProto.FromString(content)

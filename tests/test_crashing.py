@@ -9,7 +9,9 @@ from normdeploy.crashing import crash_risks, empty_risks
 
 
 def risks(body: str, opset: int = 23) -> list[str]:
-    return crash_risks(onnx.parser.parse_model(f'<ir_version: 11, opset_import: ["": {opset}]> {body}'))
+    return crash_risks(
+        onnx.parser.parse_model(f'<ir_version: 11, opset_import: ["": {opset}, "com.microsoft": 1]> {body}')
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,27 @@ def risks(body: str, opset: int = 23) -> list[str]:
             "net (float[n,16,1] x) => (float[a,b,c,d] y) <int64 t = {4}, float[0] w = {}> { y = STFT (x, t, w) }",
             "without an element",
         ),
+        (
+            "net (float[2,2,3] x, int64[1] s, int64[r] t) => (float[a,b,c,d] y)"
+            " { z = Reshape (s, t) y = AffineGrid (x, z) }",
+            "AffineGrid (output 'y') may be given 'z' with less than 1 dims",
+        ),
+        (
+            "net (uint8[n] x, uint8[4,4,3,3] w, int64[r] t) => (int32[a,b,c,d] y)"
+            " { z = Reshape (x, t) y = ConvInteger (z, w) }",
+            "ConvInteger (output 'y') may be given 'z' with less than 3 dims",
+        ),
+        (
+            "net (float[n,4] x, float[3,4] s, float[4] w) => (float[n,4] y) <int64[1] b = {7}, int64[1] e = {9}>"
+            " { z = Slice (s, b, e) y = com.microsoft.SkipLayerNormalization (x, z, w) }",
+            "SkipLayerNormalization (output 'y') may be given a tensor without an element",
+        ),
+        (
+            "net (float[n,1,16] x, int32[n] l, int32 t) => (float[a,b,c] y)"
+            " { y = com.microsoft.GroupQueryAttention <num_heads = 4294967296, kv_num_heads = 1> (x, x, x, , , l, t) }",
+            "has num_heads = 4294967296 and divides by it",
+        ),
+        ("net (float[2,3] x) => (float[2,3] y) { y = com.microsoft.Inverse (x) }", "may be no square matrix"),
     ],
 )
 def test_crash_risks_node_that_may_crash_is_named(body: str, words: str) -> None:
@@ -75,6 +98,7 @@ def test_crash_risks_node_that_may_crash_is_named(body: str, words: str) -> None
         # A size is never -1, wherever it is moved.
         "net (float[a,b] x, int64[1] v) => (int64[1] y) <int64[1] i = {0}>"
         " { s = Shape (x) d = Gather (s, i) e = Squeeze (d) y = Div (v, e) }",
+        "net (uint8[n,4,h,w] x, uint8[4,4,3,3] w) => (int32[a,b,c,d] y) { y = ConvInteger (x, w) }",
         "net (float[1,64,1] x, float[16] w, int64 s) => (float[a,b,c,d] y) { y = STFT (x, s, w) }",
         "net (float[1,64,1] x, int64 s) => (float[a,b,c,d] y) <int64 f = {16}> { y = STFT (x, s, , f) }",
     ],
