@@ -3,11 +3,14 @@ written.
 
 Which file has to run: one that ``export`` makes, unless it is for another runtime or holds ops of a domain of the
 user's own, whose library is not known here; one that ``optimize`` makes, with the same exceptions, where it is the file
-given that does not load. bfloat16, of which onnxruntime's CPU provider computes next to nothing, is judged in float32.
+given that does not load, or that no values of its inputs make run. bfloat16, of which onnxruntime's CPU provider
+computes next to nothing, is judged in float32.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,13 +21,14 @@ from .choices import ANY, TENSORRT
 from .errors import ExportError, GraphError
 from .graphs import equal
 from .graphs.inference import inferred
-from .graphs.protos import module
-from .rewriting.perturbed import Model, short
+from .graphs.protos import captured, module
+from .rewriting.perturbed import PATIENCE, Model, short
 from .storage.files import bodies
 from .storage.weights import detached
 
 _OURS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "normdeploy")
 _NO_KERNEL = ("NOT_IMPLEMENTED", "is not a registered function/op", "No Op registered for")
+_NO_MEMORY = ("bad_alloc", "Failed to allocate", "allocate memory")
 Feeds = Mapping[str, np.ndarray]
 
 
@@ -59,9 +63,13 @@ def trouble(proto: onnx.ModelProto, samples: Sequence[Feeds] = ()) -> Trouble | 
         return (None if rest is None else trouble(rest)) or Trouble(message, kernels=bool(missing), foreign=foreign)
     message = ""
     for feeds in samples:
+        start = time.monotonic()
         try:
             model.run(feeds)
         except Exception as error:
+            # Such a run was ended by us, or by want of memory: a larger machine may run the model.
+            if time.monotonic() - start >= PATIENCE or any(words in str(error) for words in _NO_MEMORY):
+                return None
             message = message or short(error)
         else:
             return None
@@ -93,26 +101,32 @@ def require(proto: onnx.ModelProto, samples: Sequence[Feeds], runtime: str, eage
 
 
 def require_optimized(
-    proto: onnx.ModelProto, before: Callable[[], onnx.ModelProto], runtime: str, provider: str
+    proto: onnx.ModelProto, before: Callable[[], onnx.ModelProto], runtime: str, provider: str, *, runs: bool
 ) -> None:
-    """Require that onnxruntime loads what ``optimize`` made, unless ops of other libraries alone keep it from that.
+    """Require that onnxruntime loads what ``optimize`` made, unless ops of other libraries alone keep it from that, and
+    runs it where the values of inputs do not matter.
 
     Args:
         proto: the result.
         before: returns the file given.
         runtime, provider: what the result is for.
+        runs: whether it may be run, which takes memory.
 
     Raises:
-        GraphError: onnxruntime does not load ``proto``; says whether it loads the file given.
+        GraphError: onnxruntime does not load or run ``proto``; says whether it loads and runs the file given.
     """
-    fault = None if runtime in TENSORRT else trouble(proto)
+    if runtime in TENSORRT:
+        return
+    samples = _deciding_samples(proto) if runs else []
+    fault = trouble(proto, samples)
     if fault is None:
         return
     read = before()
-    given = trouble(read)
+    given = trouble(read, samples)
     if given is None:
+        does = "runs" if fault.loads else "loads"
         raise GraphError(
-            f"onnxruntime loads the file given and not what was made of it, so nothing is written: {fault.message};"
+            f"onnxruntime {does} the file given and not what was made of it, so nothing is written: {fault.message};"
             " please report it"
         )
     # Without a stated runtime, the file may be for one that has the kernels of ONNX's ops.
@@ -120,7 +134,7 @@ def require_optimized(
     if not given.foreign and not (given.kernels and elsewhere):
         raise GraphError(
             f"the file given does not run, and nothing is written: {given.message}. Mend the file; or say what runs it,"
-            " by --runtime tensorrt, or --runtime onnxruntime --provider cuda"
+            f" by --runtime tensorrt{'' if given.loads else ', or --runtime onnxruntime --provider cuda'}"
         )
 
 
@@ -135,6 +149,65 @@ def require_half(proto: onnx.ModelProto, samples: Sequence[Feeds], to: str) -> N
             f"the file would not run in {to}, and nothing is written: {fault.message}; leave --precision out, and"
             " please report it"
         )
+
+
+# ------------------------------------------------------------------ whether the values of inputs matter
+
+# With these, the values of floats decide which nodes run, how many elements a tensor has, or which element is read.
+_DECIDING = frozenset(
+    {
+        "ArgMax",
+        "ArgMin",
+        "Compress",
+        "If",
+        "Loop",
+        "NonMaxSuppression",
+        "NonZero",
+        "Range",
+        "Scan",
+        "TopK",
+        "Unique",
+    }
+)
+_MOST_ELEMENTS = 2**24
+
+
+def _deciding_samples(proto: onnx.ModelProto) -> list[Feeds]:
+    """Return an input of a model that runs on all values of its inputs or on none; [] if the values may matter.
+
+    The inputs of such a model are floats of stated sizes, and nothing makes an index, a size or a condition of them.
+    """
+    sizes = [dims for _, dims in inferred(proto).values() if dims is not None]
+    if any(math.prod(n for n in dims if isinstance(n, int)) > _MOST_ELEMENTS for dims in sizes):
+        return []
+    defaults = {tensor.name for tensor in proto.graph.initializer}
+    feeds: dict[str, np.ndarray] = {}
+    for value in proto.graph.input:
+        if value.name in defaults:
+            continue
+        kind = value.type.tensor_type
+        dims = [dim.dim_value for dim in kind.shape.dim]
+        if kind.elem_type not in _NUMPY_FLOATS or not kind.HasField("shape") or min(dims, default=1) < 1:
+            return []
+        feeds[value.name] = np.ones(dims, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    if any(_decides(node) for function in proto.functions for node in function.node):
+        return []
+    moved = set(feeds)
+    for node in proto.graph.node:
+        if moved.isdisjoint(node.input) and moved.isdisjoint(captured(node)):
+            continue
+        if _decides(node):
+            return []
+        if node.op_type not in {"Shape", "Size"}:
+            moved.update(node.output)
+    return [feeds]
+
+
+def _decides(node: onnx.NodeProto) -> bool:
+    """Return whether the values that a node reads may decide which nodes run, or on which elements."""
+    if node.op_type == "Cast":
+        return all(attribute.i not in _FLOATING for attribute in node.attribute if attribute.name == "to")
+    return node.op_type in _DECIDING
 
 
 # ------------------------------------------------------------------ which ops are to blame
@@ -174,6 +247,7 @@ def _holds_onnx_alone(proto: onnx.ModelProto) -> bool:
     return all(node.domain in ("", "ai.onnx") and onnx.defs.has(node.op_type) for node in nodes)
 
 
+_NUMPY_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)
 _FLOATING = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 

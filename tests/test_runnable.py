@@ -149,6 +149,16 @@ OTHERS = ', "my.own": 1'
             ),
             "repeated value",
         ),
+        # These load, and run on no values of x.
+        (
+            single("(float[2, 8] x) => (float[a, b] y) <int64[2] s = {3, 3}> { y = Reshape (x, s) }"),
+            "cannot be reshape",
+        ),
+        (
+            single("(float[2, 8] x) => (float[a] y) <int64[1] i = {7}> { z = Identity (i) y = Gather (x, z) }"),
+            "idx=7 must be within",
+        ),
+        (single('(float[2, 8] x) => (float[a, b] y) { y = Einsum <equation = "ij->ik"> (x) }'), "Output subscript"),
     ],
 )
 def test_optimize_file_that_does_not_run_is_refused(proto: onnx.ModelProto, words: str, tmp_path: Path) -> None:
@@ -180,6 +190,20 @@ def test_optimize_kernels_that_the_cpu_lacks_are_noted_unless_it_is_to_run_there
         normdeploy.optimize(proto, runtime="onnxruntime")
     assert normdeploy.optimize(proto).notes
     assert normdeploy.optimize(proto, runtime="onnxruntime", provider="cuda").notes
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # Another input may have another size, or another value, and run.
+        "(float[a, 5] x) => (float[e, f] y) <int64[2] s = {3, 555}> { y = Reshape (x, s) }",
+        "(float[2, 8] x, int64[1] i) => (float[1, 8] y) <int64 k = {40}> { j = Add (i, k) y = Gather (x, j) }",
+        "(float[2, 8] x) => (float[2, 8] y) <int64 k = {40}> { i = Cast <to = 7> (x) j = Add (i, k)"
+        " y = GatherElements (x, j) }",
+    ],
+)
+def test_optimize_file_that_other_inputs_may_run_is_noted(body: str) -> None:
+    assert any("the whole model was not compared" in note for note in normdeploy.optimize(single(body)).notes)
 
 
 def test_trouble_bfloat16_kept_as_integers_is_read() -> None:

@@ -86,7 +86,8 @@ def optimize(
 
     Raises:
         GraphError: the file is broken or no ONNX; or onnxruntime can't load it, ``runtime`` names no TensorRT, and more
-            is missing than another library's ops or, without a stated runtime, kernels of the CPU.
+            is missing than another library's ops or, without a stated runtime, kernels of the CPU; or it loads the file
+            and runs it on no values of its inputs.
         InputError: the inputs for calibration or the dims do not fit.
         CertificateError: with ``strict``, where a certificate failed.
         NormdeployError: ``output`` is ``source``, or can't be written.
@@ -146,7 +147,7 @@ def optimize(
             notes += [tidied.note] if tidied.note else []
         else:
             notes += ["the graph was not cleaned up: nothing says that it would stay the same"] if simplify else []
-            runnable.require_optimized(proto, read, runtime, provider)
+            runnable.require_optimized(proto, read, runtime, provider, runs=before is not None)
     summary = replace(summary, nodes_after=len(proto.graph.node), ops_after=rewrite.op_counts(proto))
     if codes and (written := codes - int32_codes.count(proto)):
         hints.append(f"{written} constants stored as int32, which TensorRT refuses, are float32 now: the same numbers")
