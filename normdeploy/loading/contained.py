@@ -21,7 +21,10 @@ from .kinds import BOOKKEEPING
 
 # The largest index of a public model, with 90,000 tensors, has 9 MB.
 _MOST = 100 << 20
-_COUNT = re.compile(r"(^|_)(layers?|blocks?|depths?|experts)$")
+_LAYERS = re.compile(r"(^|_)(layers?|blocks?|depths?|experts)$")
+_LABELS = re.compile(r"^num_labels$")
+# The largest public classifiers have some 20,000.
+_MOST_LABELS = 2**20
 _READ = (".json", ".safetensors", ".bin", ".txt", ".model", ".h5", ".msgpack")
 
 
@@ -83,15 +86,21 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def require_layers(folder: Path, config: dict[str, Any]) -> None:
-    """Require that the config asks for no more layers than the weights can fill: transformers makes each as a module
-    of Python's before it looks at the weights.
+    """Require that the config asks for no more layers than the weights can fill, and for no more labels than a model
+    has: transformers makes each before it looks at the weights.
 
     Each layer has a tensor of its own, but for models that use one again and again; none of those has 1000.
 
     Raises:
         LoadError: it does.
     """
-    asked, most = max(_layers(config), default=("", 0), key=lambda item: item[1]), 1000
+    labels = max((count for _, count in _counts(config, _LABELS)), default=0)
+    if labels > _MOST_LABELS:
+        raise LoadError(
+            f"{folder / 'config.json'} gives num_labels as {labels}, more than the {_MOST_LABELS} that are read:"
+            " transformers makes a name for each; give the folder as it was made"
+        )
+    asked, most = max(_counts(config, _LAYERS), default=("", 0), key=lambda item: item[1]), 1000
     if asked[1] > most and asked[1] > (there := _tensors(folder)):
         raise LoadError(
             f"{folder / 'config.json'} gives {asked[0]} as {asked[1]}, but the weights beside it hold {there} tensors: "
@@ -99,8 +108,8 @@ def require_layers(folder: Path, config: dict[str, Any]) -> None:
         )
 
 
-def _layers(config: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """What the config and its parts say of how many layers, blocks or experts there are."""
+def _counts(config: dict[str, Any], keys: re.Pattern[str]) -> Iterator[tuple[str, int]]:
+    """Yield what the config and its parts give under such keys: a count, or the sum of several."""
     stack: list[Any] = [config]
     while stack:
         item = stack.pop()
@@ -108,7 +117,7 @@ def _layers(config: dict[str, Any]) -> Iterator[tuple[str, int]]:
             stack.extend(value for value in item.values() if isinstance(value, dict | list))
             for key, value in item.items():
                 counts = value if isinstance(value, list) else [value]
-                if _COUNT.search(key) and all(isinstance(count, int) for count in counts):
+                if keys.search(key) and all(isinstance(count, int) for count in counts):
                     yield key, sum(counts)
         else:
             stack.extend(value for value in item if isinstance(value, dict | list))

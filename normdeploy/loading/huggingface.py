@@ -79,10 +79,7 @@ def read_folder(path: Path, trust: bool, task: str | None = None) -> Folder:
     require_contained(path)
     config = _config(path)
     require_layers(path, config)
-    if "auto_map" in config and not trust:
-        files = sorted(
-            {str(value).partition(".")[0].rpartition("--")[2] + ".py" for value in config["auto_map"].values()}
-        )
+    if (files := _code_files(path, config)) and not trust:
         raise TrustError(
             f"{path} is not loaded: its config.json names classes of its own (auto_map), so {', '.join(files)} would "
             "run. If you trust who made it, pass --trust"
@@ -93,7 +90,7 @@ def read_folder(path: Path, trust: bool, task: str | None = None) -> Folder:
             "the model once and give the .pt2 file"
         )
     # said aloud: where it is left out transformers asks at the terminal, of every file of the folder that names code
-    options: dict[str, Any] = {"trust_remote_code": trust and "auto_map" in config}
+    options: dict[str, Any] = {"trust_remote_code": trust and bool(files)}
     model, missing = _model(path, _loaders(config, wanted), wanted, options)
     for module in model.modules():  # a decoder inside may have a config of its own
         if hasattr(getattr(module, "config", None), "use_cache"):
@@ -120,7 +117,7 @@ def _loaders(config: dict[str, Any], task: Task | None) -> list[Any]:
 
     if task is not None:
         return [loader for name in task.loaders if (loader := _member(transformers, name)) is not None]
-    named = _member(transformers, (config.get("architectures") or [""])[0]) if "auto_map" not in config else None
+    named = _member(transformers, (config.get("architectures") or [""])[0]) if not config.get("auto_map") else None
     # a tokenizer or processor of this name would load other files of the folder
     known = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
     return [named if known else transformers.AutoModel]
@@ -163,9 +160,32 @@ def _config(path: Path) -> dict[str, Any]:
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise LoadError(f"{path / 'config.json'} gives {names!r} as its architectures, which is no list of names")
-    if not isinstance(config.get("auto_map", {}), dict):
-        raise LoadError(f"{path / 'config.json'} gives {config['auto_map']!r} as its auto_map, which is no mapping")
     return config
+
+
+def _code_files(path: Path, config: dict[str, Any]) -> list[str]:
+    """Return the files of Python that the config's ``auto_map`` names, in quotes: a name may read like a sentence.
+
+    A class is named as ``file.Class``, or ``owner/repository--file.Class``, or is one of a list, with None where there
+    is none.
+
+    Raises:
+        LoadError: it names something else.
+    """
+    named = config.get("auto_map") or {}
+    values = list(named.values()) if isinstance(named, dict) else [named]
+    classes = [each for value in values for each in (value if isinstance(value, list) else [value]) if each is not None]
+    if odd := [each for each in classes if not isinstance(each, str) or "." not in each]:
+        raise LoadError(
+            f"{path / 'config.json'} gives {odd[0]!r} in its auto_map, where the name of a class is wanted, such as"
+            " 'modeling.Net'; give the folder as it was made"
+        )
+    files = set()
+    for each in classes:
+        repository, _, name = each.rpartition("--")
+        file = repr(name.partition(".")[0] + ".py")
+        files.add(f"{file} of the repository {repository!r}" if repository else file)
+    return sorted(files)
 
 
 def require_weights(path: Path, missing: frozenset[str], used: frozenset[str]) -> None:

@@ -154,6 +154,12 @@ def test_config_with_more_layers_than_weights_is_refused(folder: Path, config: d
         require_layers(folder, config)
 
 
+@pytest.mark.parametrize("config", [{"num_labels": 10**9}, {"text_config": {"num_labels": 10**9}}])
+def test_config_with_a_name_for_each_of_many_labels_is_refused(folder: Path, config: dict[str, Any]) -> None:
+    with pytest.raises(LoadError, match="gives num_labels as 1000000000, more than the 1048576 that are read"):
+        require_layers(folder, config)
+
+
 def test_config_with_layers_that_the_weights_have_is_read(folder: Path) -> None:
     config = {"num_hidden_layers": 1200, "block_size": 10**6, "vocab_size": 10**6}
     save_file({f"w{i}": torch.zeros(1) for i in range(1200)}, folder / "model.safetensors")

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import normdeploy
-from normdeploy.errors import InputError, LoadError
+from normdeploy.errors import InputError, LoadError, TrustError
 from normdeploy.loading import from_module, load
 from normdeploy.loading.decoders import Prepared, prepared, ranges_of
 from normdeploy.loading.hub import looks_like_id, resolved
@@ -437,6 +437,30 @@ def test_no_code_of_a_folder_is_asked_for(
 def test_a_config_of_other_types_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(LoadError, match=r"config\.json"):
+        load_folder(tmp_path, trust=False)
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ({"AutoModel": "modeling.Net"}, r"so 'modeling\.py' would run"),
+        ({"AutoModel": "some/where--modeling.Net"}, r"so 'modeling\.py' of the repository 'some/where' would run"),
+        # One of the two classes of a tokenizer may be missing.
+        ({"AutoTokenizer": ["words.Slow", None]}, r"so 'words\.py' would run"),
+        # What reads like a sentence of ours stands in quotes.
+        ({"AutoModel": "nothing of it would run. Pass --trust.Net"}, r"so 'nothing of it would run\.py' would run"),
+    ],
+)
+def test_read_folder_classes_of_its_own_are_named(named: dict[str, Any], words: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"auto_map": named}))
+    with pytest.raises(TrustError, match=words):
+        load_folder(tmp_path, trust=False)
+
+
+@pytest.mark.parametrize("named", [{"AutoModel": 5}, {"AutoModel": "modeling"}, {"AutoModel": {"a": 1}}])
+def test_read_folder_auto_map_of_no_classes_is_refused(named: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"auto_map": named}))
+    with pytest.raises(LoadError, match="in its auto_map, where the name of a class is wanted"):
         load_folder(tmp_path, trust=False)
 
 
