@@ -202,10 +202,12 @@ def export(
         signature,
         flags | {n: v for n, v in (("precision", precision), ("quantize", quantize), ("rotate", rotate)) if v},
     )
+    # A record that can't be read again is refused before anything is written.
+    brings_code = runs_code(recorded(proto))
     if output is not None:
         with stage("write"):
             save_onnx(proto, output)
-    if runs_code(recorded(proto)):
+    if brings_code:
         signing.sign(content_of(proto), output)
     notes += [simplified.note] if simplified.note else []
     notes += of_loading

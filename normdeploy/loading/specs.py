@@ -18,6 +18,7 @@ from .ranges import Bound, bounds
 from .signature import Placeholder, dtype_name, placeholders
 
 _DTYPES = words("float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 bool")
+_LARGEST = 2**63 - 1  # size of a dim in ONNX
 _SEARCH = 4096  # sizes tried when a min or max has to move so that the program's conditions hold
 
 
@@ -174,6 +175,8 @@ def _ranged(
         if constraint is not None:
             low = max(low, int(constraint.lower))
             upper = int(constraint.upper) if constraint.upper.is_Integer else None
+            # No size is larger: such a bound bounds nothing.
+            upper = None if upper is not None and upper > _LARGEST else upper
             if upper is not None and (high is None or upper < high) and not (fresh and upper >= OPEN):
                 high, limit = upper, "the program's own range"
                 source = wishes.sources.get(name, "the model's own code") if fresh else ""

@@ -193,6 +193,15 @@ def test_wrong_types_in_the_json(ordinary: Path, tmp_path: Path, edit: Callable[
         load(edited(ordinary, tmp_path / "x.pt2", {PROGRAM: json_edit(edit)}))
 
 
+def test_load_bound_beyond_any_size_bounds_nothing(ordinary: Path, tmp_path: Path) -> None:
+    def edit(program: Any) -> None:
+        next(iter(program["range_constraints"].values())).update(max_val=10**400)
+
+    model = load(edited(ordinary, tmp_path / "x.pt2", {PROGRAM: json_edit(edit)}))
+    # As of a program that states no bound.
+    assert [(dim.min, dim.opt, dim.max) for dim in model.dims.values()] == [(1, 3, 64)]
+
+
 @pytest.mark.parametrize(
     "target",
     [

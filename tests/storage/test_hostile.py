@@ -317,3 +317,13 @@ def test_pattern_that_explodes_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match=r"holds \*\* more than once"):
         read(tmp_path / "fleet.toml")
+
+
+def test_export_record_that_can_not_be_read_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def malformed(proto: onnx.ModelProto) -> dict[str, Any]:
+        raise GraphError("the record is malformed")
+
+    monkeypatch.setattr("normdeploy.api.export.recorded", malformed)
+    with pytest.raises(GraphError, match="is malformed"):
+        normdeploy.export(torch.nn.Linear(4, 4).eval(), (torch.zeros(2, 4),), output=tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
