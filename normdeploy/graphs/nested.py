@@ -20,7 +20,7 @@ from ..domains import is_standard
 from ..storage.protos import graphs
 from .dims import Dims
 from .inference import inferred
-from .protos import called, captured, typed
+from .protos import FunctionKey, called, captured, functions_by_key, typed
 
 Type = tuple[int | None, Dims | None]  # element type and shape, None where unknown
 Types = Mapping[str, Type]
@@ -42,14 +42,14 @@ def bodies(proto: onnx.ModelProto) -> Iterator[Nested]:
     if not holders:
         return
     types, constants = inferred(proto), _constants(proto)
+    defined = functions_by_key(proto)
     for node in holders:
         for attribute in node.attribute:
             for i, body in enumerate(graphs(attribute)):
                 which = attribute.name + (f"[{i}]" if len(attribute.graphs) else "")
                 given = _given(proto, node, body, types, constants)
-                yield _body(
-                    proto, body, f"{which} of {node.op_type} {node.name or node.output[0]!r}", types, constants, given
-                )
+                place = f"{which} of {node.op_type} {node.name or node.output[0]!r}"
+                yield _body(proto, defined, body, place, types, constants, given)
 
 
 def _constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
@@ -65,13 +65,14 @@ def _constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
 
 def _body(
     proto: onnx.ModelProto,
+    defined: Mapping[FunctionKey, onnx.FunctionProto],
     body: onnx.GraphProto,
     place: str,
     types: Types,
     constants: Mapping[str, onnx.TensorProto],
     given: Types,
 ) -> Nested:
-    model = _model(proto, body)
+    model = _model(proto, defined, body)
     for i, stated in enumerate(body.input):
         model.graph.input[i].CopyFrom(info(stated.name, *given.get(stated.name, (None, None))))
     outside = _outside(body)
@@ -98,8 +99,12 @@ def _body(
     return Nested(place, model, put_back)
 
 
-def _model(proto: onnx.ModelProto, body: onnx.GraphProto) -> onnx.ModelProto:
-    model = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=called(proto, body))
+def _model(
+    proto: onnx.ModelProto, defined: Mapping[FunctionKey, onnx.FunctionProto], body: onnx.GraphProto
+) -> onnx.ModelProto:
+    model = onnx.ModelProto(
+        ir_version=proto.ir_version, opset_import=proto.opset_import, functions=called(defined, body)
+    )
     model.graph.CopyFrom(body)
     return model
 
@@ -183,8 +188,9 @@ def _invariant(
     constants: Mapping[str, onnx.TensorProto],
 ) -> Types:
     """``given`` without the shapes of carried tensors that an iteration may change."""
+    defined = functions_by_key(proto)
     while any(given[name][1] is not None for name in carried):
-        after = inferred(_body(proto, body, "", types, constants, given).model)
+        after = inferred(_body(proto, defined, body, "", types, constants, given).model)
         changed = [
             n
             for n, out in carried.items()

@@ -7,7 +7,7 @@ which too little is known is not opened; `unopened` says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -16,9 +16,9 @@ from ..norms.guests import belongs
 from ..storage.protos import graphs, subgraphs
 from .inference import inferred
 from .nested import Nested, Type, Types, info
-from .protos import called
+from .protos import FunctionKey, called, functions_by_key
 
-Key = tuple[str, str, str]  # domain, name, overload
+Key = FunctionKey
 
 
 @dataclass
@@ -36,9 +36,10 @@ def functions(proto: onnx.ModelProto) -> Iterator[Nested]:
 
 def unopened(proto: onnx.ModelProto) -> Iterator[tuple[Nested, str]]:
     """The other functions that are called, without types and shapes, and why they are not opened."""
+    defined = functions_by_key(proto)
     for function, reason in _called(proto):
         if isinstance(reason, str):
-            model = _empty(proto, function)
+            model = _empty(proto, defined, function)
             model.graph.input.extend(info(name, None, None) for name in function.input)
             model.graph.node.extend(function.node)
             yield _nested(function, model), reason
@@ -49,12 +50,13 @@ def _called(proto: onnx.ModelProto) -> Iterator[tuple[onnx.FunctionProto, onnx.M
     by_key = {(f.domain, f.name, f.overload): f for f in proto.functions if not belongs(f.domain, f.name)}
     if not by_key:
         return
+    defined = functions_by_key(proto)
     sites: dict[Key, _Sites] = {}
     _calls(proto.graph.node, inferred(proto), by_key, sites)
     for key in _callers_first(by_key):
         if key not in sites:
             continue
-        model = _model(proto, by_key[key], sites[key])
+        model = _model(proto, defined, by_key[key], sites[key])
         if isinstance(model, str):
             _calls(by_key[key].node, {}, by_key, sites)  # what it gives to others is not known
         else:
@@ -93,13 +95,15 @@ def _callers_first(by_key: dict[Key, onnx.FunctionProto]) -> list[Key]:
     return order[::-1]
 
 
-def _model(proto: onnx.ModelProto, function: onnx.FunctionProto, sites: _Sites) -> onnx.ModelProto | str:
+def _model(
+    proto: onnx.ModelProto, defined: Mapping[Key, onnx.FunctionProto], function: onnx.FunctionProto, sites: _Sites
+) -> onnx.ModelProto | str:
     """The reason where callers give another number of inputs, other types or ranks, or where a type or an attribute is
     not known."""
     inputs = _agreed(sites.inputs, function.input)
     if isinstance(inputs, str):
         return inputs
-    model = _empty(proto, function)
+    model = _empty(proto, defined, function)
     graph = model.graph
     graph.input.extend(info(name, *kind) for name, kind in zip(function.input, inputs, strict=True))
     graph.output.extend(info(name, None, None) for name in function.output)
@@ -121,9 +125,11 @@ def _model(proto: onnx.ModelProto, function: onnx.FunctionProto, sites: _Sites) 
     return model
 
 
-def _empty(proto: onnx.ModelProto, function: onnx.FunctionProto) -> onnx.ModelProto:
+def _empty(
+    proto: onnx.ModelProto, defined: Mapping[Key, onnx.FunctionProto], function: onnx.FunctionProto
+) -> onnx.ModelProto:
     model = onnx.ModelProto(
-        ir_version=proto.ir_version, opset_import=function.opset_import, functions=called(proto, function)
+        ir_version=proto.ir_version, opset_import=function.opset_import, functions=called(defined, function)
     )
     model.graph.name = function.name
     return model

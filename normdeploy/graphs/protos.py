@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import onnx
 
@@ -11,6 +11,8 @@ from ..errors import GraphError
 from ..storage.protos import subgraphs
 from .dims import Dims
 
+# Domain, name and overload.
+FunctionKey = tuple[str, str, str]
 IR_OF_CONSTANTS = 4  # the first IR version in which an initializer need not be a graph input
 
 
@@ -91,11 +93,20 @@ def scope(value: str) -> str:
     return real(str(names[-2])) if isinstance(names, list) and len(names) > 1 else ""
 
 
-def called(proto: onnx.ModelProto, body: onnx.GraphProto | onnx.FunctionProto) -> list[onnx.FunctionProto]:
-    """The functions of ``proto`` that ``body`` calls, directly or by way of another: a model of its own needs no
-    others."""
-    defined = {(f.domain, f.name, f.overload): f for f in proto.functions}
-    functions: dict[tuple[str, str, str], onnx.FunctionProto] = {}
+def functions_by_key(proto: onnx.ModelProto) -> dict[FunctionKey, onnx.FunctionProto]:
+    """Return the functions that a model defines."""
+    return {(f.domain, f.name, f.overload): f for f in proto.functions}
+
+
+def called(
+    defined: Mapping[FunctionKey, onnx.FunctionProto], body: onnx.GraphProto | onnx.FunctionProto
+) -> list[onnx.FunctionProto]:
+    """The functions that ``body`` calls, directly or by way of another: a model of its own needs no others.
+
+    Args:
+        defined: the model's functions (`functions_by_key`).
+    """
+    functions: dict[FunctionKey, onnx.FunctionProto] = {}
     stack: list[onnx.GraphProto | onnx.FunctionProto] = [body] if defined else []
     while stack:
         for node in stack.pop().node:

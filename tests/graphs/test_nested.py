@@ -9,6 +9,8 @@ import onnxruntime as ort
 import pytest
 from onnx import parser
 
+from normdeploy.graphs import nested_functions
+from normdeploy.graphs.protos import FunctionKey
 from normdeploy.records import Summary
 from normdeploy.rewriting.rewrite import optimize
 
@@ -289,3 +291,26 @@ def test_a_scan_along_an_axis_that_is_counted_from_the_end() -> None:
         )
     )
     assert places(summary) == [("LayerNorm", "fused", "body of Scan 'y'")]
+
+
+def test_functions_each_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of all functions for each of them takes a time that is the square of their number."""
+    count = 40
+    calls = " ".join(f"v{i + 1} = own.F{i} (v{i})" for i in range(count))
+    bodies = "\n".join(
+        f'<domain: "own", opset_import: ["": 17]> F{i} (a) => (b) {{ b = Neg (a) }}' for i in range(count)
+    )
+    model = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 17, "own": 1]> net (float[2] v0) => (float[2] v{count}) {{ {calls} }}'
+        f"\n{bodies}"
+    )
+    made = []
+    right = nested_functions.functions_by_key
+
+    def counted(proto: onnx.ModelProto) -> dict[FunctionKey, onnx.FunctionProto]:
+        made.append(len(proto.functions))
+        return right(proto)
+
+    monkeypatch.setattr(nested_functions, "functions_by_key", counted)
+    assert len(list(nested_functions.functions(model))) == count
+    assert made == [count]

@@ -446,7 +446,7 @@ def test_a_config_of_other_types_is_refused(config: dict[str, Any], tmp_path: Pa
         # One of the two classes of a tokenizer may be missing.
         ({"AutoTokenizer": ["words.Slow", None]}, r"so 'words\.py' would run"),
         # What reads like a sentence of ours stands in quotes.
-        ({"AutoModel": "nothing of it would run. Pass --trust.Net"}, r"so 'nothing of it would run\.py' would run"),
+        ({"AutoModel": "nothing would run, pass trust.Net"}, r"so 'nothing would run, pass trust\.py' would run"),
     ],
 )
 def test_read_folder_classes_of_its_own_are_named(named: dict[str, Any], words: str, tmp_path: Path) -> None:
