@@ -8,7 +8,6 @@ before: ``defaults``, ``variants.V``, ``models.M``, ``models.M.variant.V``, and 
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,6 +16,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..storage.regular import read_regular
+from ..storage.toml import parse_toml
 from .fields import ANY_TARGET, VERBS, Values, is_file
 from .lines import line_of
 from .validation import Checked, Model
@@ -123,7 +123,7 @@ def read(path: str | os.PathLike[str]) -> Fleet:
     except UnicodeDecodeError as error:
         raise InputError(f"{str(path)!r} is no text in UTF-8 (byte {error.start}); give a fleet.toml") from error
     try:
-        told = tomllib.loads(text)
+        told = parse_toml(text)
     # An integer of too many digits is a bare ValueError.
     except ValueError as error:
         raise InputError(f"{file.name} is no TOML: {error}") from error

@@ -6,24 +6,39 @@ import tomllib
 from collections.abc import Sequence
 from typing import Any
 
+# Lines of one statement, at most; of a longer one the line is not the right one.
+_STATEMENT = 50
+
 
 def line_of(text: str, path: Sequence[str | int]) -> int:
     """The line, from 1 on, with which the value at ``path`` is there, or as much of the path as the file has.
 
     tomllib tells no places. But a file is a list of statements, and the first of its beginnings that is valid TOML and
-    holds the key ends with the line that sets it. (That reads the file once for each line: it is for errors.)
+    holds the key ends with the line that sets it. Longer ones hold it too, so the lines are bisected.
     """
-    while path and not _holds(tomllib.loads(text), path):
+    whole = tomllib.loads(text)
+    while path and not _holds(whole, path):
         path = path[:-1]
     lines = text.split("\n")
-    for count in range(1, len(lines) + 1):
+    lacks = 0
+    holds = len(lines)
+    while holds - lacks > 1:
+        middle = (lacks + holds) // 2
+        if _holds(_beginning(lines, middle), path):
+            holds = middle
+        else:
+            lacks = middle
+    return holds
+
+
+def _beginning(lines: Sequence[str], count: int) -> dict[str, Any]:
+    """Parse the first ``count`` lines, or as many fewer as leave no statement unfinished."""
+    for least in range(count, max(0, count - _STATEMENT), -1):
         try:
-            found = tomllib.loads("\n".join(lines[:count]) + "\n")
+            return tomllib.loads("\n".join(lines[:least]) + "\n")
         except tomllib.TOMLDecodeError:
             continue
-        if _holds(found, path):
-            return count
-    return 1
+    return {}
 
 
 def _holds(value: Any, path: Sequence[str | int]) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,3 +158,18 @@ def test_lines() -> None:
         11,
         1,
     ]
+
+
+def test_line_of_many_lines_are_bisected(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "".join(f"[models.m{i}]\nsource = [\n'a',\n'b']\n" for i in range(500))
+    parsed = []
+    right = tomllib.loads
+
+    def counted(beginning: str) -> dict[str, Any]:
+        parsed.append(beginning)
+        return right(beginning)
+
+    monkeypatch.setattr(tomllib, "loads", counted)
+    assert line_of(text, ["models", "m321", "source"]) == 4 * 322
+    # Each half is cut at the end of a statement, which is at most four lines away.
+    assert len(parsed) <= 1 + 4 * math.ceil(math.log2(2000))

@@ -327,3 +327,13 @@ def test_export_record_that_can_not_be_read_writes_nothing(tmp_path: Path, monke
     with pytest.raises(GraphError, match="is malformed"):
         normdeploy.export(torch.nn.Linear(4, 4).eval(), (torch.zeros(2, 4),), output=tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "text", ["a" + ".a" * 50_000 + " = 1\n", "[" + "a . " * 200 + "a]\n", "x = {" + "'q'." * 200 + "q = 1}"]
+)
+@pytest.mark.parametrize("reader", [read, read_policy])
+def test_toml_key_of_many_parts_is_refused(tmp_path: Path, text: str, reader: Callable[[Path], Any]) -> None:
+    (tmp_path / "f.toml").write_text(text)
+    with pytest.raises(InputError, match=r"is no TOML: a key has more than 100 parts \(at line 1\)"):
+        reader(tmp_path / "f.toml")

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import InputError
 from ...storage.regular import read_regular
+from ...storage.toml import parse_toml
 from .policy import ALL, Policy, Rule, threshold, tolerance
 
 _KEYS = ("tolerance", "metric", "also-default", "labels", "max-elements", "map", "outputs")
@@ -55,7 +55,7 @@ def read_policy(path: str | os.PathLike[str]) -> PolicyFile:
         raise InputError(f"can't read the policy {name!r}: {error.strerror}") from error
     try:
         text = raw.decode()
-        content = tomllib.loads(text)
+        content = parse_toml(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"the policy {name!r} is no TOML: {error}") from error
     return _Reader(name, text).read(content)
