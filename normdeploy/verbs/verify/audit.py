@@ -170,7 +170,7 @@ def _computed_by_model(weight: Weight, array: Array, constants: Sequence[tuple[s
 def _explained(weight: Weight, array: Array, stored: Mapping[str, Array], rows: Rows, clock: Clock) -> Weight:
     """Take an accusation back where an exporter or optimizer may have computed the weight from the model's tensors."""
     name = derivation(array.astype(np.float64), stored, Format.of(array.dtype), clock.require_time)
-    if not name and rows.scaled(array):
+    if not name and rows.scaled(array, clock.require_time):
         name = "rows of the model's tensors, each times a number"
     if not name:
         return weight

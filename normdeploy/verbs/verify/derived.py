@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations
 from typing import Any
 
@@ -22,6 +23,8 @@ ROUNDINGS = 8
 # Elements of a tensor up to which pairs of tensors are tried.
 _MOST_ELEMENTS = 1 << 22
 _MOST_PAIRS = 4096
+# Elements that are looked at first.
+_FEW = 64
 # onnxruntime's converter to half clips what is larger.
 _CLIPS = (1e4, 65504.0)
 
@@ -98,11 +101,19 @@ def derivation(
 ) -> str:
     """Name the derivation that gives ``array``, float64, from tensors of the model; "" if none does.
 
-    ``require_time`` is called before each, and may raise.
+    ``require_time`` is called before each tensor, and may raise.
     """
     if array.size > _MOST_ELEMENTS:
         return ""
-    for name, expected, size in _derived(array, stored, form):
+    same = {n: p.astype(np.float64) for n, p in stored.items() if p.size == array.size and np.isfinite(p).all()}
+    array = np.atleast_1d(array)
+    few = _Few.of(array)
+    for made in _elementwise(same, array, form):
+        require_time()
+        # Most derivations are ruled out by some elements; a model may have thousands of pairs of tensors.
+        if few.may_be(made, form) and not _is_outside(array, made(...), form):
+            return made.name
+    for name, expected, size in _adapted(array, same, stored):
         require_time()
         for arranged, magnitudes in zip(_orders(expected, array), _orders(size, array), strict=True):
             if not outside(array, arranged, magnitudes, form).any():
@@ -110,27 +121,72 @@ def derivation(
     return ""
 
 
-def _derived(array: Array, stored: Mapping[str, Array], form: Format) -> Iterator[tuple[str, Array, Array]]:
-    """Derive tensors of as many elements as ``array``: (name, values, magnitudes)."""
-    same = {n: p.astype(np.float64) for n, p in stored.items() if p.size == array.size and np.isfinite(p).all()}
-    with np.errstate(all="ignore"):
-        for name, p in same.items():
+@dataclass(frozen=True)
+class _Made:
+    """A derivation that gives each element from those in its place.
+
+    ``values``: of some places (an index), and the magnitudes in them, of which rounding is relative.
+    """
+
+    name: str
+    values: Callable[[Any], tuple[Array, Array]]
+
+    def __call__(self, places: Any) -> tuple[Array, Array]:
+        with np.errstate(all="ignore"):
+            return self.values(places)
+
+
+@dataclass(frozen=True)
+class _Few:
+    """Some elements of a tensor, evenly spread, and their places."""
+
+    places: tuple[Array, ...]
+    values: Array
+
+    @classmethod
+    def of(cls, array: Array) -> _Few:
+        places = np.unravel_index(np.linspace(0, array.size - 1, min(array.size, _FEW)).astype(int), array.shape)
+        return cls(places, array[places])
+
+    def may_be(self, made: _Made, form: Format) -> bool:
+        """Return whether a derivation gives these elements."""
+        return not _is_outside(self.values, made(self.places), form)
+
+
+def _is_outside(array: Array, made: tuple[Array, Array], form: Format) -> bool:
+    return bool(outside(array, *made, form).any())
+
+
+def _applied(function: Callable[[Array], Array], p: Array, form: Format, places: Any) -> tuple[Array, Array]:
+    x = p[places]
+    value = function(x)
+    # The argument is rounded to the type too, which moves a steep function by more than a unit.
+    moved = np.abs(function(x * (1 + form.unit)) - function(x * (1 - form.unit))) / form.unit
+    return value, np.abs(value) + moved
+
+
+def _combined(
+    label: str, combine: Callable[[Array, Array], Array], p: Array, q: Array, places: Any
+) -> tuple[Array, Array]:
+    x, y = p[places], q[places]
+    value = combine(x, y)
+    return value, np.abs(x) + np.abs(y) if label in "+-" else np.abs(value)
+
+
+def _elementwise(same: Mapping[str, Array], array: Array, form: Format) -> Iterator[_Made]:
+    """Derive tensors element by element from those of as many elements as ``array``, in the order of its dims."""
+    for name, p in same.items():
+        for arranged in _orders(p, array):
             for label, function in FUNCTIONS.items():
-                value = function(p)
-                # The argument is rounded to the type too, which moves a steep function by more than a unit.
-                moved = np.abs(function(p * (1 + form.unit)) - function(p * (1 - form.unit))) / form.unit
-                yield f"{label} {name}", value, np.abs(value) + moved
-        pairs = [(a, b) for a in same for b in same if a != b and same[a].size == same[b].size]
-        for a, b in pairs[:_MOST_PAIRS]:
-            p, q = same[a], same[b]
-            if _squeezed(p) != _squeezed(q):
-                continue
-            q = q.reshape(p.shape)
+                yield _Made(f"{label} {name}", partial(_applied, function, arranged, form))
+    pairs = [(a, b) for a in same for b in same if a != b]
+    for a, b in pairs[:_MOST_PAIRS]:
+        p, q = same[a], same[b]
+        if _squeezed(p) != _squeezed(q):
+            continue
+        for one, other in zip(_orders(p, array), _orders(q.reshape(p.shape), array), strict=True):
             for label, combine in PAIRS.items():
-                value = combine(p, q)
-                size = np.abs(p) + np.abs(q) if label in "+-" else np.abs(value)
-                yield f"{a} {label} {b}", value, size
-        yield from _adapted(array, same, stored)
+                yield _Made(f"{a} {label} {b}", partial(_combined, label, combine, one, other))
 
 
 def _adapted(

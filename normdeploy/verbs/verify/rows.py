@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ MOSTLY = 0.5
 _LOOKED_AT = 64
 # Elements that are compared at once.
 _MOST_COMPARED = 1 << 24
+# Elements of a table in float64 that are held at once.
+_AT_ONCE = 1 << 22
 # Relative; two parameters that training has drawn apart are farther from each other in some element.
 NEAR = 1e-2
 
@@ -33,14 +35,14 @@ class Rows:
 
     def __init__(self, parameters: Iterable[Array]) -> None:
         self._parameters = list(parameters)
-        self._known: dict[tuple[int, str], set[bytes]] = {}
+        self._known: dict[tuple[int, str], set[int]] = {}
 
     def share(self, array: Array) -> float:
         """How much of it is put together so, along the axis along which it is most; rows of one number count for
         nothing."""
         if len(squeezed(array.shape)) < 2:
             vector = np.ascontiguousarray(array.reshape(-1))
-            one = vector.size >= ROW and vector.tobytes() in self._of(
+            one = vector.size >= ROW and hash(vector.tobytes()) in self._of(
                 vector.size, vector.dtype
             )  # the row of an embedding
             return 1.0 if one else self._runs(vector)
@@ -76,10 +78,11 @@ class Rows:
                         return True
         return False
 
-    def scaled(self, array: Array) -> bool:
+    def scaled(self, array: Array, require_time: Callable[[], None] = lambda: None) -> bool:
         """Decide whether every row of ``array`` is one of the model's times a number, up to rounding.
 
-        Gates of a weight-normed GRU and packed projections with a scaled query are such.
+        Gates of a weight-normed GRU and packed projections with a scaled query are such. ``require_time`` is called now
+        and then, and may raise.
         """
         form = Format.of(array.dtype)
         if len(squeezed(array.shape)) < 2:
@@ -89,9 +92,10 @@ class Rows:
             if size < ROW or not foreign:
                 continue
             known = [p for p in self._parameters if size in p.shape and p.ndim > 1]
-            table = [_lines(p.astype(np.float64), i) for p in known for i, n in enumerate(p.shape) if n == size]
+            # One table at a time: all of them in float64 take several times the memory of the model.
+            tables = (_lines(p, i) for p in known for i, n in enumerate(p.shape) if n == size)
             rows = np.stack([np.frombuffer(row, array.dtype) for row in foreign]).astype(np.float64)
-            if table and _are_multiples(rows, np.concatenate(table), form):
+            if _are_multiples(rows, tables, form, require_time):
                 return True
         return False
 
@@ -123,7 +127,7 @@ class Rows:
         for parameter in (p.reshape(-1) for p in self._parameters if len(squeezed(p.shape)) == 1):
             with np.errstate(over="ignore"):
                 missed = parameter[~np.isin(parameter.astype(array.dtype), array)]
-            if missed.size == foreign.size and _are_multiples(foreign[None], missed[None].astype(np.float64), form):
+            if missed.size == foreign.size and _are_multiples(foreign[None], [missed[None]], form):
                 return True
         return False
 
@@ -131,20 +135,22 @@ class Rows:
         lines = _lines(array, axis)
         # A row of one number is anybody's.
         told = lines[(lines != lines[:, :1]).any(-1)]
-        return {line.tobytes() for line in told} - self._of(array.shape[axis], array.dtype)
+        known = self._of(array.shape[axis], array.dtype)
+        return {row for row in (line.tobytes() for line in told) if hash(row) not in known}
 
     def _along(self, array: Array, axis: int) -> float:
         lines = _lines(array, axis)
         told = lines[(lines != lines[:, :1]).any(-1)]
         known = self._of(array.shape[axis], array.dtype)
-        return sum(line.tobytes() in known for line in told) / len(told) if len(told) else 0.0
+        return sum(hash(line.tobytes()) in known for line in told) / len(told) if len(told) else 0.0
 
-    def _of(self, length: int, dtype: Any) -> set[bytes]:
+    def _of(self, length: int, dtype: Any) -> set[int]:
+        """Return the hashes of all rows, 64 bits each: the rows themselves are as large as the model for each axis."""
         key = (length, str(dtype))
         if key not in self._known:
             fitting = [(p, axis) for p in self._parameters for axis, size in enumerate(p.shape) if size == length]
             with np.errstate(over="ignore"):
-                self._known[key] = {row.tobytes() for p, axis in fitting for row in _lines(p.astype(dtype), axis)}
+                self._known[key] = {hash(row.tobytes()) for p, axis in fitting for row in _lines(p.astype(dtype), axis)}
         return self._known[key]
 
     def _runs(self, vector: Array) -> float:
@@ -183,24 +189,33 @@ def _close(some: set[bytes], others: set[bytes], dtype: Any) -> bool:
     return False
 
 
-def _are_multiples(rows: Array, table: Array, form: Format) -> bool:
-    """Decide whether each of ``rows`` is one of ``table`` times a number."""
-    if rows.shape[0] * rows.shape[1] > _MOST_COMPARED or not np.isfinite(rows).all():
+def _are_multiples(
+    rows: Array, tables: Iterable[Array], form: Format, require_time: Callable[[], None] = lambda: None
+) -> bool:
+    """Decide whether each of ``rows`` is a row of one of ``tables`` times a number."""
+    if rows.size > _MOST_COMPARED or not np.isfinite(rows).all():
         return False
-    table = table[np.isfinite(table).all(-1)]
-    lengths = np.sqrt((table * table).sum(-1))
-    table, lengths = table[lengths > 0], lengths[lengths > 0]
-    if not len(table):
+    # Of all directions that with the largest projection is the one.
+    largest, expected = np.full(len(rows), -1.0), np.zeros_like(rows)
+    step = max(1, _AT_ONCE // max(rows.shape))
+    for table in tables:
+        for start in range(0, len(table), step):
+            require_time()
+            part = table[start : start + step].astype(np.float64)
+            part = part[np.isfinite(part).all(-1)]
+            lengths = np.sqrt((part * part).sum(-1))
+            directions = part[lengths > 0] / lengths[lengths > 0, None]
+            if not len(directions):
+                continue
+            projections = directions @ rows.T
+            best = np.abs(projections).argmax(0)
+            reached = projections[best, np.arange(len(rows))]
+            nearer = np.abs(reached) > largest
+            largest[nearer] = np.abs(reached)[nearer]
+            expected[nearer] = reached[nearer, None] * directions[best[nearer]]
+    if (largest < 0).any():
         return False
-    directions = table / lengths[:, None]
-    for row in rows:
-        # Of all directions that with the largest projection is the one.
-        projections = directions @ row
-        best = int(np.abs(projections).argmax())
-        expected = projections[best] * directions[best]
-        if (np.abs(row - expected) > form.tolerance(np.abs(row) + np.abs(expected))).any():
-            return False
-    return True
+    return bool((np.abs(rows - expected) <= form.tolerance(np.abs(rows) + np.abs(expected))).all())
 
 
 def _run(vector: Array, other: Array) -> int:

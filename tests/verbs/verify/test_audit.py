@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 from onnx import helper, numpy_helper
 
 from normdeploy.verbs.verify import audit as verify_audit
+from normdeploy.verbs.verify import derived
 from normdeploy.verbs.verify.audit import Weight, audit
 from normdeploy.verbs.verify.derived import outside
 from normdeploy.verbs.verify.originals import open_original
+from normdeploy.verbs.verify.rows import Rows
 
 Array = np.ndarray[Any, Any]
 
@@ -220,3 +223,38 @@ def test_audit_finds_clipped_numbers_of_half_precision(rng: np.random.Generator)
     wide[0, 0] = 1e6
     narrow = np.clip(wide, -65504, 65504).astype(np.float16)
     assert altered({"w": wide}, {"w": narrow}) == []
+
+
+def test_derivation_looks_at_some_elements_first(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = {f"w{i}": rng.standard_normal((128, 128)).astype(np.float32) for i in range(8)}
+    looked = list[int]()
+
+    def counted(array: Array, *args: Any) -> Array:
+        looked.append(array.size)
+        return outside(array, *args)
+
+    monkeypatch.setattr(derived, "outside", counted)
+    off = model["w1"].astype(np.float64) * 1.001
+    form = derived.Format.of(np.float32)
+    assert derived.derivation(off, model, form) == ""
+    # Hundreds of functions and pairs: on all elements they took 10 million.
+    assert len(looked) > 400
+    assert sum(looked) <= 64 * len(looked)
+    assert derived.derivation(-np.exp(model["w2"].astype(np.float64)).T, model, form) == "-exp w2"
+    assert derived.derivation((model["w3"] + model["w4"]).astype(np.float64), model, form) == "w3 + w4"
+
+
+def test_rows_hold_no_copy_of_the_model(rng: np.random.Generator) -> None:
+    tables = [rng.standard_normal((1024, 256)).astype(np.float32) for _ in range(8)]
+    array = tables[0][:64] * np.float32(2)
+    array[5] += 1
+    rows = Rows(tables)
+    tracemalloc.start()
+    try:
+        assert rows.share(array) == 0
+        assert not rows.scaled(array)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # The model is 8 MB. All tables in float64, and their directions, took 60.
+    assert peak < 16e6
