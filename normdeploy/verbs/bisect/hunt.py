@@ -134,7 +134,7 @@ class Hunt:
                     mended=at_end or bool(fault.widened.mends),
                     mended_error=0.0 if at_end else fault.widened.error,
                 )
-                named.append(self._kept(trace, fault))
+                _add(named, self._kept(trace, fault))
                 break
             before, self._bench.held[fault.tensor] = self._value, stored
             after = self.at_output()
@@ -143,12 +143,9 @@ class Hunt:
                 self._first.drop(trace.wrong)  # no pair: what was taken for the right value is another tensor's
                 continue
             self._first.forget()
-            if output_changed(before, self._value, point.allowed):
-                named.append(
-                    self._kept(
-                        trace, replace(fault, mended=bool(after), mended_error=None if after.reason else after.error)
-                    )
-                )
+            if self._names_classes or output_changed(before, self._value, point.allowed):
+                error = None if after.reason else after.error
+                _add(named, self._kept(trace, replace(fault, mended=bool(after), mended_error=error)))
             else:
                 self.notes.append(
                     f"{fault.tensor!r} of {fault.module or 'module unknown'} is off too ({fault.cause}), which the"
@@ -204,6 +201,11 @@ class Hunt:
             return point
         r = self._result
         return Point("", self._output, "output", r.max_abs_error, 0.0, r.allowed, 0.0, r.reason or "it differs")
+
+    @property
+    def _names_classes(self) -> bool:
+        """Whether the output holds integers: one that stays what it was does not tell how far a fault reaches."""
+        return self._value is not None and self._value.dtype.kind in "iub"
 
     # ------------------------------------------------------------------ one fault
 
@@ -422,6 +424,15 @@ class Hunt:
         finally:
             self._bench.proto = proto
         return Widened(False)
+
+
+def _add(named: list[Fault], fault: Fault) -> None:
+    """Add a fault; what was found before is one with it: a node of several results, or one that several nodes read."""
+    for i, other in enumerate(named):
+        if (other.nodes, other.kind, other.cause) == (fault.nodes, fault.kind, fault.cause):
+            named[i] = replace(other, mended=fault.mended, mended_error=fault.mended_error)
+            return
+    named.append(fault)
 
 
 def _scale(expected: Array) -> float:

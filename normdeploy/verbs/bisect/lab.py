@@ -16,6 +16,7 @@ from ...runtimes.ort import OrtRunner
 from ...storage.protos import copied
 from ...types import Progress
 from ..verify.drift import Laboratory, Pair, Point, distance
+from ..verify.error import Tally
 from ..verify.originals import Original
 from .insides import insides_of
 
@@ -96,10 +97,10 @@ class Bench(Laboratory):
     def at(self, pair: Pair) -> tuple[Point | None, Array]:
         """One pair judged, and what the runtime has there."""
         value = self.fetch([pair.tensor])[pair.tensor]
-        return (
-            self._point(pair, value, self.references([pair.node])[pair.node], self.eager([pair.node])[pair.node]),
-            value,
-        )
+        reference, eager = self.references([pair.node])[pair.node], self.eager([pair.node])[pair.node]
+        if reference.dtype.kind in "iub":
+            return _of_integers(pair, value, reference, eager), value
+        return self._point(pair, value, reference, eager), value
 
     def own(self) -> dict[str, Array]:
         """The inputs in the file's types."""
@@ -188,6 +189,22 @@ class FirstWrong:
                 self._progress("compare inner tensors", start, len(wanted))
             some = wanted[start : start + step]
             self.points |= dict(zip(some, self._bench.points([self.pairs[name] for name in some]), strict=True))
+
+
+def _of_integers(pair: Pair, value: Array, reference: Array, eager: Array) -> Point:
+    """Judge integers, which are right where they equal the reference, in float64 or as it runs."""
+    tally = Tally(reference.dtype)
+    tally.add("", value, reference, lambda got: (got == reference) | (got == eager))
+    return Point(
+        module=pair.module,
+        tensor=pair.tensor,
+        where=pair.where,
+        error=0.0,
+        eager=0.0,
+        allowed=0.0,
+        scale=0.0,
+        reason=tally.broken,
+    )
 
 
 def in_order(pairs: Sequence[Pair]) -> list[Pair]:

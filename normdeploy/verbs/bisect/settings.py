@@ -17,6 +17,8 @@ from .program import Program
 
 _MOST_PADS = 8  # on one side
 _MOST_GROUPS = 512
+_MOST_SHOWN = 8  # entries of a list that is shown whole
+_MOST_ENTRIES = 3  # of a longer one, that differ
 _MOST_MADE = 100_000  # elements of a result, of which other sizes are tried
 _STRIDES = _DILATIONS = (1, 2, 3)
 _WINDOWED = ("Conv", "ConvTranspose", "AveragePool", "MaxPool", "LpPool")
@@ -92,7 +94,7 @@ def as_the_model(
         own = stated(exact, node)
         differs = {name: value for name, value in stated(exact, theirs).items() if own.get(name) != value}
         if differs:
-            told = [f"{n} {_shown(own.get(n))} where the model has {_shown(value)}" for n, value in differs.items()]
+            told = [beside(n, own.get(n), value) for n, value in differs.items()]
             cause = Cause("attribute", f"{named(exact, place)} has {', '.join(told)}", place)
             yield cause, Change(nodes={place: _with(node, differs)})
 
@@ -109,7 +111,7 @@ def integers_of_the_model(
             own, right = _integers(exact, mine), program.integers(other)
             if own is not None and right is not None and not np.array_equal(own, right):
                 inputs[i] = right
-                told.append(f"{mine!r} {own.tolist()} where the model has {right.tolist()}")
+                told.append(beside(repr(mine), own.tolist(), right.tolist()))
         if inputs:
             cause = Cause("attribute", f"{named(exact, place)} has {', '.join(told)}", place)
             yield cause, Change(inputs={(place, i): always(value) for i, value in inputs.items()})
@@ -143,7 +145,23 @@ def _plain(attribute: onnx.AttributeProto) -> object:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
     return "none" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def beside(name: str, own: object, right: object) -> str:
+    """Tell what a node has as ``name`` and what the model has: of long lists the entries that differ."""
+    if not isinstance(own, list) or not isinstance(right, list) or max(len(own), len(right)) <= _MOST_SHOWN:
+        return f"{name} {_shown(own)} where the model has {_shown(right)}"
+    if len(own) != len(right):
+        return f"{name} of {len(own)} entries where the model has {len(right)}"
+    differs = [i for i, (a, b) in enumerate(zip(own, right, strict=True)) if a != b]
+    told = [f"{name}[{i}] {_shown(own[i])} where the model has {_shown(right[i])}" for i in differs[:_MOST_ENTRIES]]
+    more = f" ({len(differs)} of {len(own)} entries differ)" if len(differs) > _MOST_ENTRIES else ""
+    return f"{', '.join(told)}{more}"
 
 
 def _with(node: onnx.NodeProto, attributes: Mapping[str, object]) -> onnx.NodeProto:

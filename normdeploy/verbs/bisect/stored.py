@@ -57,8 +57,9 @@ def _weight_said(name: str, stored: Array, parameter: str, right: Array, turned:
             return f"{name!r} is {parameter!r} rounded to {rounded.dtype.name}"
     where = tuple(int(i) for i in np.unravel_index(int(differs.argmax()), stored.shape))
     count = stored.size - int(same.sum())
+    whose = "the model's" if name == parameter else repr(parameter)
     return (
-        f"{name!r} is not {parameter!r}: {stored[where]:.6g} where that is {right[where]:.6g} ({count} of {stored.size}"
+        f"{name!r} is not {whose}: {stored[where]:.6g} where that is {right[where]:.6g} ({count} of {stored.size}"
         " numbers differ)"
     )
 

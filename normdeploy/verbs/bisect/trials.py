@@ -18,7 +18,16 @@ from .program import Program
 from .settings import as_the_model, integers_of_the_model, regrouped, settings, stated
 from .stored import all_weights, exchanged_weights, weights
 from .training import batch_statistics, training
-from .wiring import added, at_another_index, at_another_range, exchanged, of_another_kind, parts_exchanged, rewired
+from .wiring import (
+    added,
+    at_another_index,
+    at_another_range,
+    exchanged,
+    of_another_kind,
+    operators_of_the_model,
+    parts_exchanged,
+    rewired,
+)
 
 EPSILONS = (1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 _LARGEST = 0.1  # of what is taken for an epsilon
@@ -49,6 +58,7 @@ def trials(exact: Exact, values: Values, spot: Spot, program: Program, held: Val
         yield from regrouped(exact, place, values)
         yield from exchanged(exact, place)
         yield from parts_exchanged(exact, place)
+        yield from operators_of_the_model(exact, place, program, spot.operators)
         yield from of_another_kind(exact, place)
         yield from at_another_index(exact, place, values, spot)
         yield from at_another_range(exact, place, values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import numpy as np
@@ -12,6 +12,7 @@ import onnx
 from ...runtimes.exact import Array, Change, Exact, Values
 from .changes import Cause, always, named
 from .match import Spot
+from .program import Program
 
 _MOST_INPUTS = 4  # of a Concat, whose orders are all tried; of more each two are exchanged
 _MOST_INDICES = 64  # of an axis, which are all tried
@@ -23,7 +24,10 @@ _ORDERED = {"Sub": (0, 1), "Div": (0, 1), "Pow": (0, 1), "MatMul": (0, 1), "Wher
 
 # Operators that stand where another of their row should: of the same inputs, and no attributes that matter.
 _ALIKE = (
-    ("Relu", "Sigmoid", "Tanh", "Elu", "Gelu", "Softplus", "HardSwish", "Mish", "Erf", "Exp", "Log", "Identity"),
+    (
+        *("Relu", "LeakyRelu", "Sigmoid", "Tanh", "Elu", "Selu", "Celu", "ThresholdedRelu", "Gelu", "Softplus"),
+        *("Softsign", "HardSigmoid", "HardSwish", "Mish", "Erf", "Exp", "Log", "Identity"),
+    ),
     ("Softmax", "LogSoftmax"),
     ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"),
     ("Add", "Sub", "Mul", "Div"),
@@ -44,7 +48,27 @@ def of_another_kind(exact: Exact, place: int) -> Iterator[tuple[Cause, Change]]:
         changed = onnx.NodeProto()
         changed.CopyFrom(node)
         changed.op_type = op
+        # A window or an axis is that of the other operator too; what it does not know is not.
+        known = onnx.defs.get_schema(op).attributes
+        del changed.attribute[:]
+        changed.attribute.extend(a for a in node.attribute if a.name in known)
         yield Cause("operator", f"{named(exact, place)} should be {op}", place), Change(nodes={place: changed})
+
+
+def operators_of_the_model(
+    exact: Exact, place: int, program: Program, operators: Iterable[str]
+) -> Iterator[tuple[Cause, Change]]:
+    """Let a node be what a reference's node of other kind, and as many inputs, is."""
+    node = exact.nodes[place]
+    for theirs in program.nodes(operators):
+        same = (theirs.op_type, theirs.domain) == (node.op_type, node.domain)
+        if same or (len(theirs.input), len(theirs.output)) != (len(node.input), len(node.output)):
+            continue
+        changed = onnx.NodeProto()
+        changed.CopyFrom(theirs)
+        changed.input[:], changed.output[:] = node.input, node.output
+        text = f"{named(exact, place)} where the model has {theirs.op_type}"
+        yield Cause("operator", text, place), Change(nodes={place: changed})
 
 
 def at_another_index(exact: Exact, place: int, values: Values, spot: Spot) -> Iterator[tuple[Cause, Change]]:

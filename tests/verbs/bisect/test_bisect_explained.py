@@ -248,7 +248,7 @@ def test_number_that_the_model_computes_is_solved_for(tmp_path: Path) -> None:
 def test_operator_in_another_ones_place_is_named(right: str, wrong: str, node_name: str, tmp_path: Path) -> None:
     fault = only_fault(model_of(LEAKY), model_of(LEAKY.replace(right, wrong)), tmp_path)
     assert (fault.kind, fault.nodes) == ("operator", (f"{wrong} {node_name}",))
-    assert f"should be {right}" in fault.cause
+    assert f"where the model has {right}" in fault.cause
 
 
 PARTS = """
