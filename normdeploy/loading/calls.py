@@ -19,6 +19,9 @@ from ..model import Dim
 from .inputs import DEFAULT, Wish, Wishes
 from .signature import dtype_name, match_wishes, renamed
 
+# Annotations of parameters that no tensor is for; their names where annotations are texts.
+_PLAIN = (int, float, bool, str, "int", "float", "bool", "str")
+
 
 @dataclass(frozen=True)
 class Call:
@@ -68,6 +71,8 @@ def require_inputs(module: nn.Module, wishes: Wishes) -> Order:
         InputError: there are none, or they do not fit forward's parameters.
     """
     name = type(module).__name__
+    if type(module).forward is nn.Module.forward:
+        raise InputError(f"{name} defines no forward, so it computes nothing: define it, or name another class")
     if not wishes.inputs:
         raise InputError(
             f"{name} needs example inputs: say what they look like with --input, for example {_suggestion(module)}; its"
@@ -78,8 +83,40 @@ def require_inputs(module: nn.Module, wishes: Wishes) -> Order:
     try:
         signature_of(module).bind(*order.positional, **order.keywords)
     except TypeError as error:
-        raise InputError(f"the inputs {', '.join(names)} do not fit {name}{signature_of(module)}: {error}") from error
+        lacking = _lacking(module, order)
+        told = f"it needs {', '.join(map(repr, lacking))} too: {_advice(module, lacking)}" if lacking else str(error)
+        raise InputError(f"the inputs {', '.join(names)} do not fit {name}{signature_of(module)}: {told}") from error
     return order
+
+
+def _lacking(module: nn.Module, order: Order) -> list[str]:
+    """Return the parameters of forward that have no default and are given nothing."""
+    bound = signature_of(module).bind_partial(*order.positional, **order.keywords).arguments
+    return [name for name in _required(module) if name not in bound]
+
+
+def _required(module: nn.Module) -> list[str]:
+    parameters = signature_of(module).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in parameters if p.default is p.empty and p.kind in kinds]
+
+
+def _advice(module: nn.Module, names: Sequence[str]) -> str:
+    """Say how forward's parameters are given: a tensor by --input, a plain value by a default alone."""
+    plain = [name for name in names if _is_plain(module, name)]
+    tensors = [name for name in names if name not in plain]
+    parts = [f"say what it looks like with {' '.join(_example(name) for name in tensors)}"] if tensors else []
+    if plain:
+        parts.append(f"give {', '.join(map(repr, plain))} a default in forward, as a file takes tensors alone")
+    return ", and ".join(parts)
+
+
+def _is_plain(module: nn.Module, name: str) -> bool:
+    return inspect.signature(module.forward).parameters[name].annotation in _PLAIN
+
+
+def _example(name: str) -> str:
+    return f"--input '{name}:{'int64[batch,seq]' if 'id' in name or 'mask' in name else 'float32[batch,3,224,224]'}'"
 
 
 def _arranged(module: nn.Module, names: Sequence[str]) -> Order:
@@ -127,15 +164,8 @@ def _rank(parameters: Mapping[str, inspect.Parameter], name: str) -> int:
 
 
 def _suggestion(module: nn.Module) -> str:
-    names = [
-        name
-        for name, parameter in signature_of(module).parameters.items()
-        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    ]
-    return " ".join(
-        f"--input '{name}:{'int64[batch,seq]' if 'id' in name or 'mask' in name else 'float32[batch,3,224,224]'}'"
-        for name in names or ["x"]
-    )
+    tensors = [name for name in _required(module) if not _is_plain(module, name)]
+    return " ".join(map(_example, tensors or ["x"]))
 
 
 def _tensor(wish: Wish, rng: np.random.Generator, sizes: Mapping[str, int]) -> torch.Tensor:

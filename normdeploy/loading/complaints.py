@@ -4,11 +4,12 @@ of ours."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ..errors import InputError
 from ..model import Dim
 from .inputs import Wishes, describe
+from .origins import Conditions
 
 _RANGE = re.compile(r"Dim\('\w+'(, min=(?P<min>\d+))?(, max=(?P<max>\d+))?\)")
 _STEPS = re.compile(r"(?P<step>\d+)\*(?P<root>\w+)( \+ (?P<offset>\d+))?")
@@ -26,8 +27,11 @@ def _fixes(message: str) -> dict[str, str]:
     }
 
 
-def narrowed(message: str, wishes: Wishes) -> tuple[Wishes, bool]:
+def narrowed(message: str, wishes: Wishes, conditions: Conditions) -> tuple[Wishes, bool]:
     """The wishes with the ranges that torch asks for, and whether dims go in steps.
+
+    Args:
+        conditions: those that torch met, which name the place.
 
     Raises:
         InputError: a dim is fixed by the model, equal to another, or its stated range is too wide.
@@ -39,15 +43,18 @@ def narrowed(message: str, wishes: Wishes) -> tuple[Wishes, bool]:
             wished = f" ({describe(dims[name])})" if name in dims else ""
             raise InputError(
                 f"the dim {name!r} was asked to be dynamic{wished}, but the model fixes it to the size {fix}, or"
-                f" computes otherwise at that size: write {fix} in its place, take an example of another size, or"
-                " change what fixes it in the model"
+                f" computes otherwise at that size{conditions.limiting(name)}: write {fix} in the place of its name,"
+                " take an example of another size, or change what fixes it in the model"
             )
         if name in dims and fix in dims:
-            raise InputError(f"the dims {name!r} and {fix!r} are always equal in the model: give them one name")
+            raise InputError(
+                f"the dims {name!r} and {fix!r} are always equal in the model{conditions.limiting(name)}: give them one"
+                " name"
+            )
         low, high, step, offset = _allowed(fix, fixes)
         if name in dims and low is not None:
             steps |= step > 1
-            dims[name] = _fitted(dims[name], low, high, step, offset, name in wishes.stated)
+            dims[name] = _fitted(dims[name], low, high, step, offset, name in wishes.stated, conditions)
     return wishes.with_dims(dims), steps
 
 
@@ -62,19 +69,26 @@ def _allowed(fix: str, fixes: Mapping[str, str]) -> tuple[int | None, int | None
     return int(match["min"] or 1) * step + offset, high, step, offset
 
 
-def _fitted(wished: Dim, low: int, high: int | None, step: int, offset: int, stated: bool) -> Dim:
+def _fitted(
+    wished: Dim, low: int, high: int | None, step: int, offset: int, stated: bool, conditions: Conditions
+) -> Dim:
     high = wished.max if high is None else min(high, wished.max)
     sizes = range(low + max(0, -(-(wished.min - low) // step)) * step, high + 1, step)
     kind = f"multiples of {step}{f' plus {offset}' if offset else ''} " if step > 1 else ""
-    if not sizes or (stated and not {wished.min, wished.opt, wished.max} <= set(sizes)):
+    outside = sorted({wished.min, wished.opt, wished.max} - set(sizes))
+    if not sizes or (stated and outside):
+        where = next((found for size in reversed(outside) if (found := conditions.limiting(wished.name, size))), "")
         raise InputError(
-            f"the dim {describe(wished)} was asked for, but the model takes only {kind}from {low} to {high}: state such"
-            " a range, or change what limits it in the model"
+            f"the dim {describe(wished)} was asked for, but the model takes only {kind}from {low} to {high}{where}:"
+            " state such a range, or change what limits it in the model"
         )
     return Dim(wished.name, sizes[0], min(sizes, key=lambda size: abs(size - wished.opt)), sizes[-1])
 
 
-_VIOLATED = re.compile(r"Not all values of (?P<name>\w+) = .* satisfy the generated guard (?P<guard>.*)")
+_VIOLATED = re.compile(
+    r"Not all values of (?P<name>\w+) = (?P<source>.*) in the specified range .* satisfy the generated guard"
+    r" (?P<guard>.*)"
+)
 _EXCLUDED = re.compile(r"\(\((?P<offset>-\d+)\) \+ L\[\S*\.size\(\)\[\d+\]\) != (?P<size>[01])\.?")
 _SPECIAL = re.compile(r"L\[\S*\.size\(\)\[\d+\] != (?P<size>\d+)\.?")
 
@@ -99,29 +113,30 @@ def above_excluded(message: str, wishes: Wishes) -> Wishes:
 _BOUND = re.compile(r"Expected op to be '==', got \S+ for (?P<over>\d+)(/(?P<under>\d+))? <= (?P<name>\w+)")
 
 
-def unsolved(message: str, wishes: Wishes) -> str:
+def unsolved(message: str, wishes: Wishes, conditions: Conditions) -> str:
     """What to state where torch.export's own solver stops at the dims; "" where it did not."""
     bound = _BOUND.search(message)
     if bound is not None and (dim := wishes.dims.get(bound["name"])) is not None:
         # The bound is the size at which a slice (x[1:-1]) has one place, which torch can't trace with the others.
         first = -(-int(bound["over"]) // int(bound["under"] or 1)) + 1
         if first <= dim.max:
+            begun = Dim(dim.name, first, max(dim.opt, first), dim.max)
             return (
-                f"the dim {describe(dim)} was asked for, but torch can't trace the model with sizes below {first}:"
-                f" begin there, --dim {describe(Dim(dim.name, first, max(dim.opt, first), dim.max))}"
+                f"the dim {describe(dim)} was asked for, but torch can't trace the model with sizes below"
+                f" {first}{conditions.last([dim.name])}: begin there, --dim {describe(begun)}"
             )
     if bound is None and "Cannot create Dim with inconsistent" not in message:
         return ""
     dims = ", ".join(map(describe, wishes.dims.values()))
     return (
         f"torch.export can't tell which sizes of {dims} the model takes, as where it divides a size, or pads it to a"
-        " multiple: state a range of multiples with --dim, such as NAME=4:8:64 for multiples of 4, take an example of"
-        " such a size, or write a fixed size in its place"
+        f" multiple{conditions.last(wishes.dims)}: state a range of multiples with --dim, such as NAME=4:8:64 for"
+        " multiples of 4, take an example of such a size, or write a fixed size in its place"
     )
 
 
-def complaint(message: str, wishes: Wishes) -> str:
-    """torch's own words on a violated constraint, without its advice on its own API."""
+def complaint(message: str, wishes: Wishes, conditions: Conditions) -> str:
+    """Say which constraint of the model the dims violate, and where it is; without torch's advice on its own API."""
     lines = [
         line.strip().removeprefix("- ")
         for line in message.partition("Suggested fixes")[0].splitlines()
@@ -133,15 +148,24 @@ def complaint(message: str, wishes: Wishes) -> str:
             size, dim = special["size"], wishes.dims.get(match["name"])
             wished = f" ({describe(dim)})" if dim else ""
             asked = f"the dim {match['name']!r} was asked to be dynamic{wished}"
-            return f"{asked}, but the model was made for the size {size} there: write {size} in its place"
+            where = conditions.limiting(match["name"])
+            return f"{asked}, but the model was made for the size {size}{where}: write {size} in the place of its name"
     for name, size in _excluded(message).items():
         if name in wishes.dims:
             return (
-                f"the dim {describe(wishes.dims[name])} was asked for, but torch can't trace the model with {size}:"
-                f" begin at {size + 1}"
+                f"the dim {describe(wishes.dims[name])} was asked for, but torch can't trace the model with"
+                f" {size}{conditions.limiting(name, size)}: begin at {size + 1}"
             )
     if violated:
-        conditions = "; ".join(match["guard"].rstrip(".") for match in violated[:3])
-        asked = f"the dim {violated[0]['name']!r} does not have the range that was asked for"
-        return f"{asked}: the model needs {conditions}; state another with --dim"
+        name = violated[0]["name"]
+        needed = "; ".join(_in_dims(match["guard"].rstrip("."), violated) for match in violated[:3])
+        asked = f"the dim {name!r} does not have the range that was asked for"
+        return f"{asked}: the model needs {needed}{conditions.last([name])}; state another with --dim"
     return "the dynamic dims do not fit the model: " + "; ".join(lines[:3])
+
+
+def _in_dims(guard: str, violated: Iterable[re.Match[str]]) -> str:
+    """Write the names of dims where torch writes ``L['x'].size()[0]``."""
+    for match in violated:
+        guard = guard.replace(match["source"], match["name"])
+    return guard

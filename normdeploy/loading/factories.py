@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sysconfig
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ from typing import Any
 from torch import nn
 
 from ..errors import InputError
+from .origins import OURS, TORCH
 from .pickled import kind_of, listed
 
 _SHOWN = 10
+_STANDARD = sysconfig.get_paths()["stdlib"]
 _FILLED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -47,10 +51,10 @@ def make_model(model: str, arguments: Mapping[str, Any]) -> nn.Module:
     require_arguments(model, factory, arguments)  # type: ignore[arg-type]
     try:
         made = factory(**arguments)  # type: ignore[operator]
-    except Exception as error:  # the user's own code
+    # The user's own code, which may end the process too.
+    except (Exception, SystemExit) as error:
         raise InputError(
-            f"{model}({', '.join(f'{name}={value!r}' for name, value in arguments.items())}) failed:"
-            f" {type(error).__name__}: {error}"
+            f"{model}({', '.join(f'{name}={value!r}' for name, value in arguments.items())}) failed: {reason(error)}"
         ) from error
     if not isinstance(made, nn.Module):
         raise InputError(
@@ -58,6 +62,34 @@ def make_model(model: str, arguments: Mapping[str, Any]) -> nn.Module:
             " model"
         )
     return made
+
+
+def reason(error: BaseException) -> str:
+    """Say how the user's own code failed, in which line, and what to do where that is known."""
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno} of {Path(error.filename or '').name} is no Python: {error.msg}"
+    lines = traceback.extract_tb(error.__traceback__)
+    last = next((line for line in reversed(lines) if _is_theirs(line.filename)), None)
+    where = f" (line {last.lineno} of {Path(last.filename).name})" if last else ""
+    if isinstance(error, SystemExit):
+        return (
+            f"it ends the process{where}, as sys.exit and argparse do: put the lines of a script below"
+            " if __name__ == '__main__':"
+        )
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"it imports {error.name!r}{where}, which is not here: install it, or run in the folder that has it"
+    if isinstance(error, ImportError) and "relative import" in str(error):
+        return (
+            f"it is part of a package and imports from it{where}: give a file beside the package that imports the"
+            " model, such as one with the line `from package.module import Net`"
+        )
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _is_theirs(file: str) -> bool:
+    """Return whether a line of the file is the user's or a package's: not Python's, torch's or ours."""
+    standard = file.startswith(_STANDARD) and "site-packages" not in file
+    return not standard and not file.startswith((TORCH, OURS, "<frozen"))
 
 
 def import_module(name: str, purpose: str) -> Any:
@@ -68,10 +100,9 @@ def import_module(name: str, purpose: str) -> Any:
     """
     try:
         return importlib.import_module(name)
-    except Exception as error:  # the user's own code runs on import
-        raise InputError(
-            f"{purpose}: {name} can't be imported from {Path.cwd()}: {type(error).__name__}: {error}"
-        ) from error
+    # The user's own code runs on import, and may end the process too.
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{purpose}: {name} can't be imported from {Path.cwd()}: {reason(error)}") from error
 
 
 def require_arguments(label: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:

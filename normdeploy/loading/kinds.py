@@ -27,6 +27,7 @@ PROGRAM_JSON = "models/model.json"
 _HEADER_LIMIT = 100 << 20  # the safetensors library's own limit on its header, bytes
 _CHUNK = 1 << 20
 INDEX = ".safetensors.index.json"  # of shards: {"weight_map": {tensor: file}}
+_OF_MODELS = (".pt2", ".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 BOOKKEEPING = (".git", ".cache")
 
 
@@ -49,13 +50,9 @@ def detect(path: Path) -> Kind:
     if path.is_dir():
         if (path / "config.json").is_file():
             return Kind.HUGGINGFACE
-        indices = sorted(path.glob(f"*{INDEX}"))
-        raise LoadError(
-            f"{path} is a folder without a config.json: give"
-            f" {indices[0] if indices else 'the model file in it'}, or a Hugging Face model folder"
-        )
+        raise LoadError(_not_of_huggingface(path))
     if not path.is_file():
-        raise LoadError(f"there is no file {path}: check the path (seen from {Path.cwd()})")
+        raise LoadError(f"there is no file {path}: check the path (seen from {Path.cwd()}){_of_a_zoo(path)}")
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(64)
@@ -75,19 +72,58 @@ def detect(path: Path) -> Kind:
         return Kind.SAFETENSORS
     if head[8:9] == b"{":
         return _safetensors_kind(path, head, size)
-    raise LoadError(
-        f"{path} is of no kind that can be loaded: it starts with the bytes {head[:8].hex(' ')}{_hint(head, path)}"
+    raise LoadError(_unknown(path, head))
+
+
+def _not_of_huggingface(path: Path) -> str:
+    files = sorted(path.iterdir())
+    models = [file for file in files if file.name.endswith(INDEX)] or [f for f in files if f.suffix in _OF_MODELS]
+    if not files:
+        return f"{path} is an empty folder: give a model file, or a Hugging Face model folder"
+    advice = f"give {' or '.join(map(str, models[:3]))}" if models else "give a model file"
+    return f"{path} is a folder without a config.json: {advice}, or a Hugging Face model folder"
+
+
+def _of_a_zoo(path: Path) -> str:
+    """Say how a model that a package knows by its name (resnet50) is given."""
+    if path.suffix or path.name != str(path):
+        return ""
+    return (
+        f". A model of a package, such as timm, is given by a Python file that makes it: a file net.py with the line"
+        f" `model = timm.create_model({path.name!r}, pretrained=True)`, given as net.py"
     )
 
 
-def _hint(head: bytes, path: Path) -> str:
-    if head.startswith(LFS_POINTER):
-        return " (a Git LFS pointer: fetch the file itself with `git lfs pull`)"
-    if path.suffix == ".onnx":
-        return " (an ONNX file: use `normdeploy optimize` or `inspect`)"
-    if head[:1] == b"\x80":
-        return " (a bare pickle: save with torch.save or torch.export.save)"
-    return "; wanted: torch.export.save, torch.save, safetensors, or a Hugging Face folder"
+# How files of other tools begin, what they are, and what to do.
+_FOREIGN = (
+    (LFS_POINTER, "the pointer that Git LFS keeps in the place of a file", "fetch the file itself with `git lfs pull`"),
+    (b"GGUF", "a GGUF file of llama.cpp", "give the Hugging Face folder or the weights from which it was made"),
+    (b"\x89HDF", "an HDF5 file, as Keras writes", "convert it with tf2onnx, and give the ONNX file to `optimize`"),
+    (b"ftrt", "a TensorRT engine, which holds no model any more", "give the model from which it was built"),
+    (b"\x93NUMPY", "an array of NumPy", "give the model"),
+    (b"<", "a page of HTML or XML, as of a failed download", "fetch the file again"),
+    (b"\x80", "a bare pickle", "save the model with torch.save or torch.export.save"),
+    (b"\x1f\x8b", "a gzip archive", "unpack it"),
+)
+_SUFFIXES = {
+    ".onnx": ("an ONNX file", "use `normdeploy optimize` or `inspect`"),
+    ".tflite": ("a file of TensorFlow Lite", "convert it with tf2onnx, and give the ONNX file to `optimize`"),
+    ".pb": ("a TensorFlow graph", "convert it with tf2onnx, and give the ONNX file to `optimize`"),
+    ".mlmodel": ("a Core ML file", "give the model from which it was made"),
+}
+_WANTED = "wanted: a file of torch.export.save or torch.save, safetensors, a Hugging Face folder, or net.py:Net"
+
+
+def _unknown(path: Path, head: bytes) -> str:
+    """Say what a file that can't be loaded is, as far as its first bytes or its name tell."""
+    for magic, kind, advice in _FOREIGN:
+        if head.startswith(magic):
+            return f"{path} is {kind}: {advice}"
+    start = f"it begins with the bytes {head[:8].hex(' ')}"
+    if path.suffix in _SUFFIXES:
+        kind, advice = _SUFFIXES[path.suffix]
+        return f"{path} is no PyTorch model but, by its name, {kind}: {advice} ({start})"
+    return f"{path} is no model that can be loaded, {start}; {_WANTED}"
 
 
 def _safetensors_kind(path: Path, head: bytes, size: int) -> Kind:

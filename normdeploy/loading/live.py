@@ -18,14 +18,16 @@ from ..model import Model
 from ..recurrent import kept_whole
 from ..torch_state import kept_torch_state
 from .asserts import drop_guesses
-from .calls import Call, dim_names, example_sizes, given_call, made_call, signature_of, spread, with_example_sizes
+from .calls import Call, dim_names, example_sizes, given_call, made_call, spread, with_example_sizes
 from .complaints import above_excluded, complaint, narrowed, unsolved
+from .eager_failures import describe_failure
 from .fake_quantizers import fix_fake_quantizers, shaped_fake_quantizers
 from .inputs import Wishes, describe, names_of, parse
 from .limits import limited
+from .origins import Conditions, watched
 from .program import live_guards
 from .refusals import refused, require_float, require_tensors
-from .signature import dtype_name, output_names
+from .signature import output_names
 from .specs import describe_inputs
 from .training import reachable, require_eval, require_eval_graph
 from .transforms import differentiates, refused_derivative, without_levels
@@ -201,10 +203,17 @@ def _export_widest(
     try:
         return _export_narrowing(module, call, wishes, dynamic_shapes)
     except (ExportError, InputError) as error:
-        if str(first) == str(error):
+        if _renamed_ranges(str(first), wider, wishes) == str(error):
             raise
         tried = ", ".join(describe(dim) for name, dim in wider.dims.items() if dim != wishes.dims.get(name))
         raise type(error)(f"{error}. Before, with {tried}: {first}") from first
+
+
+def _renamed_ranges(message: str, wider: Wishes, wishes: Wishes) -> str:
+    """Return the message with the ranges of ``wishes`` where it names those of ``wider``."""
+    for name, dim in wider.dims.items():
+        message = message.replace(describe(dim), describe(wishes.dims.get(name, dim)))
+    return message
 
 
 def _export_narrowing(
@@ -212,21 +221,23 @@ def _export_narrowing(
 ) -> tuple[torch.export.ExportedProgram, Wishes]:
     """Export; where torch finds that a dim can't have all of its range, narrow it if the user stated none, and try
     again."""
-    steps = False
+    in_steps = False
     for _ in range(_ATTEMPTS):
         shapes = dynamic_shapes if dynamic_shapes is not None else _dynamic_shapes(module, call, wishes)
-        try:
-            return _export(module, call, shapes, steps), wishes
-        except NormdeployError:
-            raise
-        except Exception as error:
-            if "Constraints violated" not in str(error):
-                raise _translated(module, call, wishes, error) from error
-            narrower, in_steps = narrowed(str(error), wishes)
-            narrower = above_excluded(str(error), narrower)
-            if narrower == wishes and in_steps <= steps:
-                raise InputError(complaint(str(error), wishes)) from error
-            wishes, steps = narrower, steps or in_steps
+        with watched(module) as conditions:
+            try:
+                return _export(module, call, shapes, in_steps), wishes
+            except NormdeployError:
+                raise
+            except Exception as error:
+                failure = error
+        if "Constraints violated" not in str(failure):
+            raise _translated(module, call, wishes, failure, conditions) from failure
+        narrower, asked_steps = narrowed(str(failure), wishes, conditions)
+        narrower = above_excluded(str(failure), narrower)
+        if narrower == wishes and asked_steps <= in_steps:
+            raise InputError(complaint(str(failure), wishes, conditions)) from failure
+        wishes, in_steps = narrower, in_steps or asked_steps
     raise InputError(
         f"{type(module).__name__} can't be exported with {', '.join(map(describe, wishes.dims.values()))}: state"
         " narrower ranges with --dim"
@@ -303,10 +314,10 @@ def _unchecked_distributions() -> Iterator[None]:
         torch.distributions.Distribution.set_default_validate_args(checks)
 
 
-def _translated(module: nn.Module, call: Call, wishes: Wishes, error: Exception) -> Exception:
+def _translated(module: nn.Module, call: Call, wishes: Wishes, error: Exception, conditions: Conditions) -> Exception:
     """torch.export's failure as an error of ours: of the inputs where the call itself fails, else of the export."""
     name, text = type(module).__name__, str(error)
-    if solved := unsolved(text, wishes):
+    if solved := unsolved(text, wishes, conditions):
         return InputError(solved)
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     if "tree_name" in text:
@@ -318,30 +329,12 @@ def _translated(module: nn.Module, call: Call, wishes: Wishes, error: Exception)
         return InputError(f"the dynamic_shapes do not fit {name}: {first}")
     if isinstance(error, ExportError):
         return error
+    own = copied(module)
     try:
         with torch.no_grad(), kept_torch_state():
-            copied(module)(*call.args, **call.kwargs)
+            own(*call.args, **call.kwargs)
     except Exception as eager:
-        shapes = ", ".join(f"{dtype_name(leaf)}{list(leaf.shape)}" for leaf in call.tensors())
-        detail = next((line.strip() for line in str(eager).splitlines() if line.strip()), "")
-        return _DoesNotRun(
-            f"{name}{signature_of(module)} does not run on the inputs {shapes}{_sizes(call, wishes)}:"
-            f" {type(eager).__name__}: {detail}; say what it takes with --input, and write the size of a dim that the"
-            " model fixes in its place"
-        )
+        return _DoesNotRun(describe_failure(own, call, wishes, eager))
     if differentiates(error):
         return refused_derivative(name)
     return refused(module, error)
-
-
-def _sizes(call: Call, wishes: Wishes) -> str:
-    """`` (b=8, seq=16)``: the sizes of the named dims in the example."""
-    pairs = zip(call.tensors(), call.wished(wishes), strict=True)
-    sizes = {
-        dim.name: size
-        for leaf, wish in pairs
-        if wish
-        for dim, size in zip(wish.shape, leaf.shape, strict=True)
-        if dim.name
-    }
-    return f" ({', '.join(f'{name}={size}' for name, size in sizes.items())})" if sizes else ""

@@ -10,6 +10,7 @@ import io
 import pickle
 import pickletools
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +21,9 @@ from ..errors import LoadError, TrustError
 from .kinds import Kind, open_archive, read, root_folder
 
 _PICKLES = 5  # the legacy format is a row of five: magic number, version, system, object, storage keys
+# How pickles name what is defined in a notebook or in the script that runs.
+_OF_A_SCRIPT = "__main__."
+_LOST = re.compile(r"Can't get attribute '(?P<name>[^']+)' on <module '(?P<module>[^']+)'")
 # What an ordinary state_dict names; left out of refusals, so that the reader sees what is special.
 _ORDINARY = re.compile(r"collections\.OrderedDict|torch(\.\w+)*\.(_rebuild_\w+|\w*Storage|Size|dtype|device)")
 
@@ -39,6 +43,10 @@ def read_data(path: Path, kind: Kind) -> Any:
             raise LoadError(
                 f"{path} can't be read as weights: {_first_line(error)}; it is broken: copy or save it again"
             ) from error
+        lost = [name.removeprefix(_OF_A_SCRIPT) for name in named if name.startswith(_OF_A_SCRIPT)]
+        if lost and not all(hasattr(sys.modules["__main__"], name.partition(".")[0]) for name in lost):
+            # Trust would not help: the class is found nowhere.
+            raise LoadError(_of_a_script(path, lost)) from error
         raise TrustError(
             f"{path} is not loaded: it is a pickle with more than tensors in it, and unpickling would import and may"
             f" call {listed(named)}. If you trust who made the file, pass --trust; safer is a file of weights alone"
@@ -50,6 +58,15 @@ def read_data(path: Path, kind: Kind) -> Any:
         ) from error
 
 
+def _of_a_script(path: Path, names: Sequence[str]) -> str:
+    return (
+        f"{path} holds objects of classes that were defined in the notebook or script that saved it ({listed(names)}),"
+        " and no other process finds them: save the weights there, torch.save(model.state_dict(), 'weights.pt'), put"
+        " the model's class into a file, net.py, and give weights.pt with --model net:CLASS; or save the program with"
+        " torch.export.save"
+    )
+
+
 def unpickle(path: Path) -> Any:
     """What torch.save wrote, in full: this runs whatever the pickle says.
 
@@ -58,12 +75,17 @@ def unpickle(path: Path) -> Any:
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=False)
-    except (AttributeError, ModuleNotFoundError) as error:
+    except ModuleNotFoundError as error:
         raise LoadError(
-            f"{path} names a class that this process can't import: {_first_line(error)}. A whole pickled module needs "
-            "its source: run in its folder, or pass "
-            "--import with the module that defines it; a class of a notebook or script (__main__) can't be found "
-            "again: save the state_dict, or use torch.export.save"
+            f"{path} holds a whole model whose class is in the module {error.name!r}, which can't be imported here: run"
+            " in the folder that has it, or pass --import with the module that defines the class"
+        ) from error
+    except AttributeError as error:
+        lost = _LOST.search(str(error))
+        what = f"an object of {lost['module']}.{lost['name']}, which that module" if lost else "a class that its module"
+        raise LoadError(
+            f"{path} holds {what} does not define here{'' if lost else f' ({_first_line(error)})'}: run with the code"
+            " that saved it, or save the state_dict there and give it with --model"
         ) from error
     except Exception as error:
         raise LoadError(f"{path} can't be unpickled: {type(error).__name__}: {_first_line(error)}") from error

@@ -22,6 +22,7 @@ from .operators import Operators
 from .sanitise import Findings, sanitise
 from .spliced import Parts, Spliced
 
+_SCHEMA = re.compile(r"schema version (?P<theirs>.*) does not match our current schema version (?P<ours>.*)")
 _KNOWN_LIBRARIES = ("transformers", "diffusers")
 
 
@@ -122,9 +123,10 @@ def _explain(path: Path, errors: list[BaseException]) -> str:
         name = match["name"] or match["tuple"] or "an unknown class"
         unknown = f"{path} takes or returns {name}, a class that is not registered in this process"
         return f"{unknown}: pass --import {name.rpartition('.')[0] or 'MODULE'} (the module that registers it)"
-    if match := re.search(r"schema version .*", text):
-        other = f"{path} was saved by another torch ({match[0].strip()}; this is torch {torch.__version__})"
-        return f"{other}: load and save it again with a torch that reads both"
+    if match := _SCHEMA.search(text):
+        theirs, ours = (".".join(re.findall(r"\d+", part)) for part in match.groups())
+        other = f"{path} was saved by another torch: its format is {theirs}, and torch {torch.__version__} reads {ours}"
+        return f"{other}; load and save it again with a torch that reads both"
     lines = [line.strip() for line in str(errors[0]).splitlines() if line.strip()]
     detail = f"{type(errors[0]).__name__}: {lines[-1] if lines else ''}"[:300]
     return (

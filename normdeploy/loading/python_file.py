@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ..errors import InputError, LoadError
-from .factories import require_arguments
+from .factories import reason, require_arguments
 from .pickled import listed
 
 _SOURCE = re.compile(r"(?P<file>.+\.py)(:(?P<name>[A-Za-z_][\w.]*))?")
@@ -92,8 +92,9 @@ def _run(path: Path) -> dict[str, Any]:
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the user's own code
-        raise InputError(f"{path} can't be run: {type(error).__name__}: {error}") from error
+    # The user's own code, which may end the process too.
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{path} can't be run: {reason(error)}") from error
     finally:
         if known is not None:
             sys.modules[path.stem] = known
@@ -119,8 +120,9 @@ def _called(label: str, factory: Any, arguments: Mapping[str, Any]) -> nn.Module
     require_arguments(label, factory, arguments)
     try:
         made = factory(**arguments)
-    except Exception as error:  # the user's own code
-        raise InputError(f"{label} failed: {type(error).__name__}: {error}") from error
+    # The user's own code, which may end the process too.
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{label} failed: {reason(error)}") from error
     if not isinstance(made, nn.Module):
         raise InputError(f"{label} returned {type(made).__name__}, not a torch.nn.Module; name a function that does")
     return made

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 import re
-from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
 import torch
 import torch.ao.nn.quantized
 from torch import nn
 
 from ..errors import ExportError
+from .origins import LONGEST, TORCH, paths, place, steps
 from .pickled import listed
 from .signature import dtype_name
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_DISTRIBUTIONS = os.path.join(_TORCH, "distributions") + os.sep
-_PACKING = os.path.join(_TORCH, "nn", "utils", "rnn.py")
-_RECURRENT = os.path.join(_TORCH, "nn", "modules", "rnn.py")
+_DISTRIBUTIONS = os.path.join(TORCH, "distributions") + os.sep
+_PACKING = os.path.join(TORCH, "nn", "utils", "rnn.py")
+_RECURRENT = os.path.join(TORCH, "nn", "modules", "rnn.py")
 PACKED = (
     "packed as integers for kernels of torch's own, which no file can call: give the float model, and quantize it with"
     " --quantize int8, or quantize with fake quantization (prepare_qat) and export that"
@@ -32,26 +28,25 @@ _INTEGER_MODULE = re.compile(r"torch\.ao\.nn\.(intrinsic\.)?quantized\b")
 # What is left of QuantStub and DeQuantStub holds no weights.
 _FLOAT_ENDS = (torch.ao.nn.quantized.Quantize, torch.ao.nn.quantized.DeQuantize)
 _SHOWN = 4
-_LONGEST = 80  # letters of a line of the model
 
 
 def refused(module: nn.Module, error: Exception) -> ExportError:
     """Return torch.export's failure as an error of ours."""
     name, kind, text = type(module).__name__, type(error).__name__, str(error)
     head = f"torch.export can't trace {name}"
-    where = _place(module, error)
+    where = place(paths(module), steps(error))
     if unknown := _UNKNOWN_OUTPUT.search(text):
         returned = unknown["name"].rpartition(".")[2]
         return ExportError(
             f"{head}: its forward returns {returned}, and a file holds tensors alone: return tensors, or tuples, lists"
             f" and dicts of them (a dataclass counts after torch.export.register_dataclass)"
         )
-    if any(frame.f_code.co_filename.startswith(_DISTRIBUTIONS) for frame in _frames(error)):
+    if any(frame.f_code.co_filename.startswith(_DISTRIBUTIONS) for frame, _ in steps(error)):
         return ExportError(
             f"{head}: a distribution checks its values{where}, and a file can't stop at a value: make it with"
             " validate_args=False"
         )
-    if any(frame.f_code.co_filename == _PACKING or _runs_packed(frame) for frame in _frames(error)):
+    if any(frame.f_code.co_filename == _PACKING or _runs_packed(frame) for frame, _ in steps(error)):
         return ExportError(
             f"{head}: it packs sequences by their lengths{where}, and ONNX has no packed sequences: run"
             " the layer on the padded batch, and take what stands at the last step of each row (gather)"
@@ -95,7 +90,7 @@ def require_tensors(program: torch.export.ExportedProgram) -> None:
     specs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
     constants = [spec.value for spec in specs if getattr(spec, "value", None) is not None]
     if constants:
-        shown = f"{constants[0]!r}"[:_LONGEST]
+        shown = f"{constants[0]!r}"[:LONGEST]
         raise ExportError(
             f"forward returns {shown} ({type(constants[0]).__name__}) beside or in the place of tensors, and a file"
             " holds tensors alone: leave it out, or make it a tensor"
@@ -119,30 +114,3 @@ def _runs_packed(frame: FrameType) -> bool:
 
 def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "no reason is given")
-
-
-def _frames(error: BaseException) -> Iterator[FrameType]:
-    """Yield the frames of the traceback, the outermost first."""
-    trace = error.__traceback__
-    while trace is not None:
-        yield trace.tb_frame
-        trace = trace.tb_next
-
-
-def _place(module: nn.Module, error: BaseException) -> str:
-    """Return `` in module 'layers.0', line 12 of net.py (if x.sum() > 0:)``, as far as the traceback tells."""
-    names: dict[int, str] = {id(part): name for name, part in module.named_modules()}
-    path, line = None, ""
-    trace: Any = error.__traceback__
-    while trace is not None:
-        part = trace.tb_frame.f_locals.get("self")
-        if isinstance(part, nn.Module):
-            path = names.get(id(part), path)
-        file = trace.tb_frame.f_code.co_filename
-        # Lines outside of any forward are those that call us.
-        if path is not None and os.path.isabs(file) and not file.startswith((_TORCH, _OURS)):
-            code = linecache.getline(file, trace.tb_lineno).strip()[:_LONGEST]
-            line = f"line {trace.tb_lineno} of {os.path.basename(file)}{f' ({code})' if code else ''}"
-        trace = trace.tb_next
-    parts = [f"module {path!r}" if path else "", line]
-    return "".join(f" in {part}" if not place else f", {part}" for place, part in enumerate(filter(None, parts)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from .training import reachable
 State = dict[str, torch.Tensor]
 _SHOWN = 10
 _LIGHTNING = {"pytorch-lightning_version", "state_dict"}
+# Of batch norms since torch 0.4.1, older files lack it; it counts batches of the training alone.
+_COUNTER = "num_batches_tracked"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.\w+$")
 # Dicts around the weights that are opened by themselves.
 _DEEPEST = 64
@@ -71,6 +74,10 @@ def find_state(checkpoint: Any, key: str | None, path: Path) -> State | nn.Modul
         candidates = [name for name, value in state.items() if _is_weights(value) or _leads_on(value, barren)]
         if any(str(name).endswith("._packed_params") for name in state):
             raise LoadError(f"{path} holds weights that torch.ao has {PACKED}")
+        if _is_optimizer(state) or (not candidates and any(map(_is_optimizer, state.values()))):
+            raise LoadError(
+                f"{path} holds the state of an optimizer and no weights: give the file with the model's state_dict"
+            )
         if len(candidates) != 1:
             inside = ", ".join(f"{name!r} ({kind_of(value)})" for name, value in list(state.items())[:_SHOWN])
             problem = (
@@ -125,6 +132,10 @@ def _is_weights(value: Any) -> bool:
     return bool(tensors) and all(isinstance(item, int | float | type(None)) for item in others)
 
 
+def _is_optimizer(value: Any) -> bool:
+    return isinstance(value, Mapping) and "param_groups" in value
+
+
 def _leads_on(value: Any, barren: set[int]) -> bool:
     """A dict that holds weights further in; an optimizer's state holds tensors too, but no weights.
 
@@ -133,7 +144,7 @@ def _leads_on(value: Any, barren: set[int]) -> bool:
     looked, stack = set[int](), [value]
     while stack:
         item = stack.pop()
-        if not isinstance(item, Mapping) or "param_groups" in item or id(item) in looked or id(item) in barren:
+        if not isinstance(item, Mapping) or _is_optimizer(item) or id(item) in looked or id(item) in barren:
             continue
         looked.add(id(item))
         if any(map(_is_weights, item.values())):
@@ -155,7 +166,7 @@ def fill(module: nn.Module, state: State, path: Path) -> list[str]:
         LoadError: keys are missing or left over, or shapes differ; the message lists them.
     """
     own = module.state_dict()
-    part = _of_one_part(_without_prefixes(state, own.keys()), own.keys(), path)
+    part = _of_one_part(_without_prefixes(state, own.keys()), own, path)
     state = part.state
     filled = {own[name].data_ptr() for name in own.keys() & state.keys()}
     missing = [
@@ -164,6 +175,7 @@ def fill(module: nn.Module, state: State, path: Path) -> list[str]:
         if name not in state
         and isinstance(value, torch.Tensor)
         and (value.data_ptr() not in filled or not value.numel())
+        and name.rpartition(".")[2] != _COUNTER
     ]
     unexpected = [name for name in state if name not in own]
     differing = [
@@ -214,32 +226,43 @@ class _Part:
     notes: tuple[str, ...] = ()
 
 
-def _of_one_part(state: State, own: Collection[str], path: Path) -> _Part:
-    """Return the part of ``state`` that fits a model with the keys ``own``, where its other keys stand for losses or
+def _of_one_part(state: State, own: Mapping[str, Any], path: Path) -> _Part:
+    """Return the part of ``state`` that fits a model with the weights ``own``, where its other keys stand for losses or
     metrics, as in a file of Lightning: all that lies below one prefix.
 
     Raises:
         LoadError: several prefixes fit.
     """
-    first = next(iter(own), None)
-    if first is None or first in state:
+    fitting = _fitting_prefixes(state, own)
+    if not fitting:
         return _Part(state)
-    prefixes = [name.removesuffix(first) for name in state if name.endswith(f".{first}")]
-    fitting = [prefix for prefix in prefixes if all(f"{prefix}{name}" in state for name in own)]
     if len(fitting) > 1:
         keys = ", ".join(prefix.removesuffix(".") for prefix in fitting)
         raise LoadError(f"{path} holds the model {len(fitting)} times, under {keys}; choose with --key")
-    if not fitting:
-        return _Part(state)
     part = {name.removeprefix(fitting[0]): value for name, value in state.items() if name.startswith(fitting[0])}
-    if part.keys() != set(own):
-        return _Part(state)
     others = sorted(name for name in state if not name.startswith(fitting[0]))
     note = (
         f"the weights are those of {fitting[0]}* in {path.name}; left out, as the model has no such tensors:"
         f" {listed(others, _SHOWN)}"
     )
     return _Part(part, (note,))
+
+
+def _fitting_prefixes(state: State, own: Mapping[str, Any]) -> list[str]:
+    """Return the prefixes below which most of the model's tensors lie; none where they lie there without a prefix.
+
+    Losses and metrics may have the names of the model's layers below prefixes of their own, so shapes count too.
+    """
+    found = Counter[str]()
+    for name, value in state.items():
+        parts = name.split(".")
+        for depth in range(len(parts)):
+            held = own.get(".".join(parts[depth:]))
+            if isinstance(held, torch.Tensor) and held.shape == value.shape:
+                found["".join(f"{part}." for part in parts[:depth])] += 1
+    most = max(found.values(), default=0)
+    best = [prefix for prefix, count in found.items() if count == most]
+    return [] if "" in best or 2 * most <= len(own) else best
 
 
 def _without_prefixes(state: State, own: Sequence[str] | Any) -> State:

@@ -188,6 +188,26 @@ def test_users_errors_are_one_message(tmp_path: Path, called: Called) -> None:
         assert done.stdout == ""
 
 
+def test_unfitting_weights_and_missing_inputs_are_printed_in_one_message(tmp_path: Path, called: Called) -> None:
+    """The lines are those of the list; what the inputs lack ends the last of them."""
+    import torch
+
+    torch.save({"weight": torch.ones(4, 3), "scale": torch.ones(1)}, tmp_path / "w.pt")
+    arguments = ("--model-arg", "in_features=3", "--model-arg", "out_features=4")
+    done = called("export", "w.pt", "-o", "net.onnx", "--model", "torch.nn:Linear", *arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "error: the weights of w.pt do not fit Linear:",
+        "  1 missing from the file:",
+        "    bias",
+        "  1 not in the model:",
+        "    scale",
+        "Check the factory's arguments, or choose other weights with --key. Besides, Linear needs example inputs: say"
+        " what they look like with --input, for example --input 'input:float32[batch,3,224,224]'; its forward is"
+        " Linear(input)",
+    ]
+
+
 def test_output_through_a_link_to_the_input_is_refused(tmp_path: Path, called: Called) -> None:
     source = layer_norm_by_hand(tmp_path / "in.onnx")
     before = source.read_bytes()

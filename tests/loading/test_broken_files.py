@@ -68,7 +68,15 @@ def test_program_saved_without_its_weights(ordinary: Path, tmp_path: Path) -> No
     ("content", "message"),
     [
         (b"", "is empty"),
-        (b"hello world, this is text", "no kind"),
+        (
+            b"hello world, this is text",
+            "no model that can be loaded.* bytes 68 65 .*wanted: a file of torch",
+        ),
+        (b"GGUF\x03\x00\x00\x00" + bytes(40), "a GGUF file of llama.cpp: give the Hugging Face folder"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(40), "an HDF5 file, as Keras writes: convert it with tf2onnx"),
+        (b"ftrt" + bytes(40), "a TensorRT engine.*give the model from which it was built"),
+        (b"<!DOCTYPE html><html></html>", "a page of HTML.*fetch the file again"),
+        (b"\x93NUMPY\x01\x00" + bytes(40), "an array of NumPy: give the model"),
         (b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00K\x01.", "bare pickle"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
         (b"PK\x03\x04 and then nothing", "truncated or broken"),
@@ -89,8 +97,27 @@ def test_foreign_and_broken_files(tmp_path: Path, content: bytes, message: str) 
 def test_paths_that_hold_nothing(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="no file"):
         load(tmp_path / "missing.pt")
-    with pytest.raises(LoadError, match="folder without a config"):
+    with pytest.raises(LoadError, match="is an empty folder"):
         load(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(LoadError, match=r"folder without a config.*give \S*pytorch_model.bin, or a Hugging Face"):
+        load(tmp_path)
+    with pytest.raises(LoadError, match=r"no file resnet50: .*model = timm.create_model\('resnet50'"):
+        load("resnet50")
+
+
+def test_tensorflow_files_are_named_by_their_suffix(tmp_path: Path) -> None:
+    (tmp_path / "frozen.pb").write_bytes(b"\x0a\x05\x0a\x03abc" + bytes(40))
+    with pytest.raises(LoadError, match=r"a TensorFlow graph: convert it with tf2onnx.* the bytes 0a 05"):
+        load(tmp_path / "frozen.pb")
+
+
+def test_program_of_another_schema_says_both_versions(ordinary: Path, tmp_path: Path) -> None:
+    def later(document: dict[str, Any]) -> None:
+        document["schema_version"] = {"major": 99, "minor": 1}
+
+    with pytest.raises(LoadError, match=r"by another torch: its format is 99\.1, and torch \S+ reads \d+\.\d+; load"):
+        load(edited(ordinary, tmp_path / "x.pt2", {PROGRAM: json_edit(later)}))
 
 
 @pytest.mark.parametrize(

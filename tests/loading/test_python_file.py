@@ -80,3 +80,48 @@ def test_load_python_file_that_is_not_there_or_fails_is_refused(folder: Path) ->
         load(f"{folder}/bad.py")
     with pytest.raises(InputError, match="is a Python file, which holds its model: leave out --model"):
         load(f"{folder}/one_net.py", model="one_net:Net")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import sys\nsys.exit(0)\n", r"it ends the process \(line 2 of broken.py\).*__name__ == '__main__'"),
+        (
+            "import argparse\nargparse.ArgumentParser().parse_args(['-x'])\n",
+            r"it ends the process \(line 2 of broken.py\)",
+        ),
+        ("import einops_extra\n", r"it imports 'einops_extra' \(line 1 of broken.py\), which is not here: install it"),
+        ("from .layers import Act\n", r"it is part of a package .*`from package.module import Net`"),
+        ("class Net(\n", r"line 1 of broken.py is no Python: '\(' was never closed"),
+        ("x = 1\nx.y\n", r"AttributeError: 'int' object has no attribute 'y' \(line 2 of broken.py\)"),
+    ],
+)
+def test_file_that_can_not_be_run_says_the_line_and_what_to_do(code: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(code)
+    with pytest.raises(InputError, match=f"broken.py can't be run: .*{said}"):
+        load(str(tmp_path / "broken.py"), inputs=["x[2]"])
+
+
+def test_factory_that_ends_the_process_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("def make():\n    raise SystemExit\n")
+    with pytest.raises(InputError, match=r"net.py:make failed: it ends the process \(line 2 of net.py\)"):
+        load(f"{tmp_path}/net.py:make", inputs=["x[2]"])
+
+
+def test_module_without_forward_is_named(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("import torch\nclass Net(torch.nn.Module):\n    def foward(self, x): return x\n")
+    with pytest.raises(InputError, match="Net defines no forward, so it computes nothing"):
+        load(tmp_path / "net.py", inputs=["x[2]"])
+
+
+def test_parameters_that_are_given_nothing_are_named_with_what_to_do(tmp_path: Path) -> None:
+    forward = "def forward(self, x, mask, size: int, mode: str): return x"
+    (tmp_path / "net.py").write_text(f"import torch\nclass Net(torch.nn.Module):\n    {forward}\n")
+    with pytest.raises(InputError) as raised:
+        load(tmp_path / "net.py", inputs=["x[2]"])
+    for part in (
+        "it needs 'mask', 'size', 'mode' too",
+        "--input 'mask:int64[batch,seq]'",
+        "give 'size', 'mode' a default in forward, as a file takes tensors alone",
+    ):
+        assert part in str(raised.value)

@@ -270,6 +270,46 @@ def test_load_foreign_keys_below_the_prefix_are_told(net: Any) -> None:
         load("w.ckpt", model=net.where, inputs=INPUTS)
 
 
+def test_load_picks_the_prefix_whose_shapes_fit(net: Any) -> None:
+    """A loss may have layers of the same names."""
+    state = net.state_dict()
+    others = {f"loss.{name}": torch.ones(2, 2) for name in state}
+    torch.save({**{f"net.{name}": value for name, value in state.items()}, **others}, "w.pt")
+    model = load("w.pt", model=net.where, inputs=INPUTS)
+    _same(model, net)
+    assert model.notes[0].startswith("the weights are those of net.* in w.pt; left out")
+
+
+def test_load_of_an_incomplete_part_names_what_it_lacks_alone(net: Any) -> None:
+    names = list(net.state_dict())
+    state = {f"net.{name}": value for name, value in net.state_dict().items() if name != names[0]}
+    torch.save({**state, "loss.centers": torch.ones(3)}, "w.pt")
+    with pytest.raises(LoadError) as raised:
+        load("w.pt", model=net.where, inputs=INPUTS)
+    assert f"1 missing from the file:\n    {names[0]}\n" in str(raised.value)
+    assert "not in the model" not in str(raised.value)
+
+
+def test_load_batch_norm_of_before_its_counter(tmp_path: Path) -> None:
+    """torch 0.4 saved no num_batches_tracked, and eval mode reads none."""
+    made = nn.BatchNorm2d(3)
+    state = {name: value + 2 for name, value in made.state_dict().items() if name != "num_batches_tracked"}
+    torch.save(state, tmp_path / "w.pth")
+    fill(made, torch.load(tmp_path / "w.pth"), tmp_path / "w.pth")
+    assert torch.equal(made.running_var, torch.full((3,), 3.0))
+
+
+@pytest.mark.parametrize("key", [None, "optimizer"])
+def test_load_state_of_an_optimizer_is_told(net: Any, key: str | None) -> None:
+    optimizer = torch.optim.AdamW(net.parameters())
+    sum(parameter.sum() for parameter in net.parameters()).backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    torch.save({key: state, "epoch": 3} if key else state, "w.pt")
+    with pytest.raises(LoadError, match="holds the state of an optimizer and no weights: give the file with"):
+        load("w.pt", model=net.where, inputs=INPUTS)
+
+
 def save_shards(state: dict[str, torch.Tensor]) -> dict[str, str]:
     """Save each tensor as a shard. Returns: the index's weight_map, tensor -> file."""
     files = {name: f"model-{i:05}-of-{len(state):05}.safetensors" for i, name in enumerate(state, 1)}

@@ -367,7 +367,32 @@ def test_class_that_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     torch.save(gone.Net(), tmp_path / "m.pt")
     del gone.Net
-    with pytest.raises(LoadError, match=r"Net.*--import"):
+    with pytest.raises(LoadError, match=r"an object of gone.Net, which that module does not define here: run with"):
+        load(tmp_path / "m.pt", trust=True, inputs=["x[2]"])
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_class_of_a_notebook_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: bool) -> None:
+    """Trust helps where the process that loads is the script that defines the class, and nowhere else."""
+    script = sys.modules["__main__"]
+    net = type("NotebookNet", (torch.nn.Linear,), {"__module__": "__main__"})
+    monkeypatch.setattr(script, "NotebookNet", net, raising=False)
+    torch.save({"model": net(4, 3).eval()}, tmp_path / "m.pt")
+    assert load(tmp_path / "m.pt", trust=True, inputs=["x[b,4]"])
+    monkeypatch.delattr(script, "NotebookNet")
+    with pytest.raises(LoadError, match=r"defined in the notebook or script .* \(NotebookNet\).*--model net:"):
+        load(tmp_path / "m.pt", trust=trust, inputs=["x[b,4]"])
+
+
+def test_module_that_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "left_behind.py").write_text("import torch\nclass Net(torch.nn.Module):\n    pass\n")
+    import left_behind  # type: ignore[import-not-found]
+
+    torch.save(left_behind.Net(), tmp_path / "m.pt")
+    (tmp_path / "left_behind.py").unlink()
+    monkeypatch.delitem(sys.modules, "left_behind")
+    with pytest.raises(LoadError, match=r"in the module 'left_behind', which can't be imported here.*--import"):
         load(tmp_path / "m.pt", trust=True, inputs=["x[2]"])
 
 
