@@ -91,7 +91,11 @@ def require_inputs(module: nn.Module, wishes: Wishes) -> Order:
 
 def _lacking(module: nn.Module, order: Order) -> list[str]:
     """Return the parameters of forward that have no default and are given nothing."""
-    bound = signature_of(module).bind_partial(*order.positional, **order.keywords).arguments
+    try:
+        bound = signature_of(module).bind_partial(*order.positional, **order.keywords).arguments
+    except TypeError:
+        # Too many are given, so none is lacking.
+        return []
     return [name for name in _required(module) if name not in bound]
 
 

@@ -292,7 +292,7 @@ def test_unstated_ranges_adapt_to_the_model() -> None:
     ("module", "inputs", "parts"),
     [
         (Fixed(), ["x[b,f]"], ["'f'", "f=1:8:64", "size 8"]),
-        (Fixed(), ["x[b,f=1:16:32]"], ["f=16", "fixes", "8x16 and 8x2"]),
+        (Fixed(), ["x[b,f=1:16:32]"], ["f=16", "the Linear takes 8 features and is given 16"]),
         (Instance(), ["x[b,c,l]"], ["'c'", "c=1:8:64", "size 5", "write 5"]),
         (Instance(), ["x[b,c=1:5:9,l]"], ["'c'", "c=1:5:9", "size 5"]),
         (Table(), ["x[b,s=1:8:64,4]"], ["s=1:8:64", "from 1 to 12"]),
@@ -434,7 +434,7 @@ def test_dynamic_shapes_that_do_not_fit(shapes: Any, message: str) -> None:
     ("inputs", "message"),
     [
         ([], r"needs example inputs.*--input.*Sum\(x, y\)"),
-        (["x[2]"], "missing a required argument: 'y'"),
+        (["x[2]"], "it needs 'y' too: say what it looks like with --input 'y:"),
         (["z[2]", "x[2]"], r"'z' is not a parameter of Sum"),
         (["a[2]", "b[2]", "c[2]"], "too many"),
     ],

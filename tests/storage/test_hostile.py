@@ -191,16 +191,6 @@ def test_checkpoint_of_dicts_without_end_is_refused(depth: int) -> None:
         whole.pop().clear()
 
 
-def test_integer_of_too_many_digits_is_no_toml(tmp_path: Path) -> None:
-    policy, fleet = tmp_path / "policy.toml", tmp_path / "fleet.toml"
-    policy.write_text(f"max-elements = {'1' * 5000}")
-    fleet.write_text(f'[models.a]\nsource="net.pt2"\nseconds={"1" * 5000}')
-    with pytest.raises(InputError, match="is no TOML"):
-        read_policy(policy)
-    with pytest.raises(InputError, match="is no TOML"):
-        read(fleet)
-
-
 @pytest.mark.parametrize("reader", [read_policy, read])
 @pytest.mark.parametrize("kind", ["device", "link to a device"])
 def test_file_that_never_ends_is_refused(tmp_path: Path, reader: Callable[[Path], Any], kind: str) -> None:

@@ -145,9 +145,10 @@ def require_as_expected(
                 continue
         if message:
             raise ExportError(
-                f"the file would be wrong, and nothing is written: at {run.sizes} {message}. An operator is written as"
-                " another function, or its kernel in onnxruntime has fewer digits than PyTorch's: --no-check (from"
-                " Python check=False) writes the file, and `normdeploy bisect` finds the node"
+                "the file would be wrong, and nothing is written. Run in onnxruntime and in PyTorch on random inputs"
+                f" at {run.sizes}, {message}. Either an operator was exported as another function, or onnxruntime"
+                " rounds it more than PyTorch does: --no-check (from Python check=False) writes the file, then"
+                " `normdeploy bisect MODEL FILE` names the node"
             )
     return notes
 
@@ -194,7 +195,7 @@ def _differing(run: Ran, given: Mapping[str, object], relative: float, moved: Ru
             continue
         if value.shape != right.shape or value.dtype != right.dtype:
             return (
-                f"its output {output!r} is {value.dtype}{list(value.shape)} in onnxruntime and"
+                f"output {output!r} is {value.dtype}{list(value.shape)} in onnxruntime and"
                 f" {right.dtype}{list(right.shape)} in PyTorch"
             )
         if not right.size:
@@ -211,8 +212,10 @@ def _differing(run: Ran, given: Mapping[str, object], relative: float, moved: Ru
         if beyond.any():
             place = np.unravel_index(int(np.argmax(np.where(beyond, off, -1.0))), off.shape)
             allowed = float(np.broadcast_to(bound, off.shape)[place])
+            at = f" at {[int(index) for index in place]}" if place else ""
             return (
-                f"its output {output!r} is {value[place]:.6g} in onnxruntime and {right[place]:.6g} in PyTorch, where"
+                f"{int(beyond.sum())} of {off.size} elements of output {output!r} differ by more than rounding, most"
+                f"{at}: {value[place]:.6g} in onnxruntime, {right[place]:.6g} in PyTorch, apart {off[place]:.1g} where"
                 f" rounding explains {allowed:.1g}"
             )
     return ""
