@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import NormdeployError, RuntimeUnavailable, printable
+from ..log import log
 from ..reports.html import require
 from ..storage.atomic import writable, write_bytes
 
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 
     from ..reports.report import Report
     from ..types import Progress
+
+
+# Standard output and standard error, to which C++ writes past Python's streams.
+_PRINTED_TO = (1, 2)
 
 
 def check_report(file: Path | None, html: Path | None = None, used: Iterable[Path] = ()) -> None:
@@ -87,14 +93,47 @@ def _console() -> Console:
 
 
 @contextmanager
+def silenced(quiet: bool) -> Iterator[None]:
+    """Drop what libraries print while a verb works, where the user wants nothing: they write past Python's streams.
+
+    The log of ``-v`` is wanted, so nothing is dropped then.
+    """
+    closed = sys.stdout is None or sys.stderr is None
+    if not quiet or closed or log.isEnabledFor(logging.INFO):
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    kept = [os.dup(descriptor) for descriptor in _PRINTED_TO]
+    _point_to([nowhere, nowhere])
+    try:
+        yield
+    finally:
+        _point_to(kept)
+        for descriptor in (nowhere, *kept):
+            os.close(descriptor)
+
+
+def _point_to(targets: Iterable[int]) -> None:
+    """Let standard output and error go there; what the streams hold back goes where it was written to."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for descriptor, target in zip(_PRINTED_TO, targets, strict=True):
+        os.dup2(target, descriptor)
+
+
+@contextmanager
 def bars(quiet: bool) -> Iterator[Progress | None]:
-    """A progress bar on standard error that is gone afterwards; none where nobody would see it."""
+    """A progress bar on standard error that is gone afterwards; none where nobody would see it.
+
+    A quiet verb has none, and what libraries print is dropped.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
-        yield None
+        with silenced(quiet):
+            yield None
         return
     with Progress(
         TextColumn("{task.description}", markup=False),

@@ -11,7 +11,7 @@ import typer
 
 from ..errors import InputError, printable
 from ..storage.atomic import write_bytes
-from .console import _console, check_report, require_run, say
+from .console import _console, check_report, require_run, say, silenced
 from .options import Quiet, SignOption, TrustedKeys
 
 if TYPE_CHECKING:
@@ -269,7 +269,8 @@ def _bars(quiet: bool) -> Iterator[Progress | None]:
 
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
-        yield None
+        with silenced(quiet):
+            yield None
         return
     columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.description}", markup=False), console=console, transient=True) as shown:

@@ -9,7 +9,7 @@ import typer
 
 import normdeploy
 
-from .console import check_report, tell
+from .console import check_report, silenced, tell
 from .options import InputValues, Output, Quiet, ReportFile
 
 RuntimeCache = Literal["keep", "off"]
@@ -68,18 +68,19 @@ def run(
     from ..reports.report import Report
 
     check_report(report, used=[source, output, *([inputs] if inputs else ())])
-    done = normdeploy.run(
-        source,
-        inputs,
-        output,
-        provider=provider,
-        device=device,
-        profile_index=profile_index,
-        seed=seed,
-        runner=runner,
-        runtime_cache=None if runtime_cache is None else runtime_cache == "keep",
-        weight_budget=weight_budget,
-        stated_inputs=input_ or (),
-    )
+    with silenced(quiet):
+        done = normdeploy.run(
+            source,
+            inputs,
+            output,
+            provider=provider,
+            device=device,
+            profile_index=profile_index,
+            seed=seed,
+            runner=runner,
+            runtime_cache=None if runtime_cache is None else runtime_cache == "keep",
+            weight_budget=weight_budget,
+            stated_inputs=input_ or (),
+        )
     files = {"source": str(source), "output": str(output)}
     tell(Report("run", files, inference=done, notes=done.notes, seconds=done.seconds), report, quiet)

@@ -16,7 +16,7 @@ import typer
 
 from ..errors import InputError, printable
 from ..storage.atomic import write_bytes
-from .console import check_report
+from .console import check_report, silenced
 
 _PLACE = "NORMDEPLOY_STORE"  # as `normdeploy.fleet.fleet.STORE`, which brings onnx along
 StoreOption = Annotated[
@@ -65,7 +65,8 @@ def _from_store(verb: str, signature: inspect.Signature, place: str, given: dict
         elif value is not None and value != parameter.default:
             options[flag] = value
     check_report(report, html, [*sources.values(), *([output] if output is not None else [])])
-    result = made(verb, sources, options, place, output)
+    with silenced(quiet):
+        result = made(verb, sources, options, place, output)
     if not quiet:
         for note in result.notes:
             print(printable(f"note: {note}"), file=sys.stderr)

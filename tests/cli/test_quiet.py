@@ -9,9 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from normdeploy.cli.console import bars
+from normdeploy.log import watch
+
 NET = """
+import os
+import subprocess
+
 import torch
 from torch import nn
+
+os.write(1, b"a library's line")
+os.write(2, b"a library's bar")
+subprocess.run(["echo", "a library's compiler"])
 
 
 class Net(nn.Module):
@@ -33,13 +43,28 @@ VERBS = (
     ("run", "net.onnx", "-o", "out.npz", "--input", "x=0:1"),
     ("package", "net.onnx", "-o", "bundle"),
     ("recheck", "bundle"),
+    ("bench", "net.py", "net.onnx", "--input", "x[b,t,3]", "--rounds", "2"),
+    ("bench", "--norms", "LayerNorm", "--rounds", "2"),
+    ("export", "net.py", "-o", "kept.onnx", "--input", "x[b,t,3]", "--store", "store"),
+    ("fleet", "run", "fleet.toml"),
+    ("fleet", "recheck", "fleet.toml"),
 )
+FLEET = """
+store = "fleet-store"
+
+[targets.cpu]
+runtime = "onnxruntime"
+
+[models.net]
+source = "net.onnx"
+"""
 
 
 @pytest.mark.slow
 def test_quiet_verbs_print_nothing(tmp_path: Path) -> None:
     """Each runs in a process of its own, whose descriptors are read: libraries write past Python's streams."""
     (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "fleet.toml").write_text(FLEET)
     for verb in VERBS:
         done = subprocess.run(
             [sys.executable, "-m", "normdeploy", *verb, "-q"],
@@ -50,3 +75,24 @@ def test_quiet_verbs_print_nothing(tmp_path: Path) -> None:
             check=False,
         )
         assert (done.stdout, done.stderr, done.returncode) == ("", "", 0), verb[0]
+
+
+def test_quiet_work_prints_nothing_and_what_follows_is_seen(capfd: pytest.CaptureFixture[str]) -> None:
+    with bars(quiet=True):
+        os.write(1, b"a library's line")
+        os.write(2, b"a library's bar")
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(ValueError, match="fails"), bars(quiet=True):
+        raise ValueError("fails")
+    os.write(2, b"the error")
+    assert capfd.readouterr() == ("", "the error")
+
+
+def test_log_of_a_quiet_verb_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    watch(1)
+    try:
+        with bars(quiet=True):
+            os.write(2, b"logged")
+    finally:
+        watch(0)
+    assert capfd.readouterr().err == "logged"
