@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _FILES = (".npy", ".npz")
 # A dim with a range holds = as well, but only inside brackets.
 _VALUED = re.compile(r"\s*(?P<name>[^\[\]{}=]+)=[^\[\]{}]*")
-_HOW = "write NAME=LOW:HIGH, NAME=VALUE, or NAME=FILE.npy"
+_HOW = "NAME=LOW:HIGH, NAME=VALUE, or NAME=FILE.npy"
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ def input_values(texts: Sequence[str], names: Collection[str]) -> tuple[dict[str
         if name is None:
             if (foreign := _VALUED.fullmatch(text)) is not None:
                 raise InputError(f"the file has no input {foreign['name']!r}; it has {sorted(names)}")
+            if "[" not in text:
+                raise InputError(f"the input {text!r} states neither sizes nor values; write NAME[DIM,...], {_HOW}")
             others.append(text)
             continue
         if name in values:
@@ -82,7 +84,7 @@ def _values_of(name: str, rest: str, text: str) -> InputValues:
     except ValueError:
         numbers = []
     if len(numbers) not in (1, 2) or not all(math.isfinite(number) for number in numbers):
-        raise InputError(f"the values of the input {text!r} can't be read; {_HOW}")
+        raise InputError(f"the values of the input {text!r} can't be read; write {_HOW}")
     if len(numbers) == 1:
         return InputValues(name, _only(numbers[0]))
     low, high = numbers

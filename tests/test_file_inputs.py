@@ -180,6 +180,14 @@ def test_stated_values_that_fit_nothing_are_refused(verb: Any, rate_file: Path, 
         verb(rate_file, **option)
 
 
+@pytest.mark.parametrize("text", ["sr", "=0:1", "sr:int64"])
+def test_input_without_sizes_and_values_is_told_both_forms(rate_file: Path, text: str) -> None:
+    with pytest.raises(
+        InputError, match=r"states neither .*; write NAME\[DIM,...\], NAME=LOW:HIGH, NAME=VALUE, or NAME=F"
+    ):
+        normdeploy.inspect(rate_file, stated_inputs=[text])
+
+
 def test_floats_of_a_file_are_no_values_of_an_integer_input(
     rate_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

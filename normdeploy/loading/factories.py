@@ -102,7 +102,10 @@ def import_module(name: str, purpose: str) -> Any:
         return importlib.import_module(name)
     # The user's own code runs on import, and may end the process too.
     except (Exception, SystemExit) as error:
-        raise InputError(f"{purpose}: {name} can't be imported from {Path.cwd()}: {reason(error)}") from error
+        absent = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
+        told = f"there is no module {name}; check the name, or run in the folder that has it"
+        why = told if absent else reason(error)
+        raise InputError(f"{purpose}: {name} can't be imported from {Path.cwd()}: {why}") from error
 
 
 def require_arguments(label: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:

@@ -283,21 +283,30 @@ def generated(
         InputError: nothing says which sizes an input takes.
     """
     rng, feeds, guessed = np.random.default_rng(seed), {}, []
+    recipes, unknown = dict[str, InputSpec](), list[TensorSpec]()
     for spec in specs:
         recipe = known.get(spec.name)
-        if recipe is None or recipe.dtype != spec.dtype or len(recipe.shape) != len(spec.shape):
-            shape = (
-                spec.profiles[profile][1]
-                if spec.profiles
-                else [(sizes or {}).get(d, d) if isinstance(d, str) else d for d in spec.shape]
-            )
-            if not all(isinstance(n, int) for n in shape):
-                raise InputError(
-                    f"nothing says which sizes the input {spec} takes, so none can be generated; give it with --inputs"
-                )
-            recipe = InputSpec(spec.name, spec.dtype, tuple(Dim.static(int(n or 0)) for n in shape))
-            guessed.append(spec.name)
-        feeds[spec.name] = recipe.sample(rng, sizes)
+        if recipe is not None and recipe.dtype == spec.dtype and len(recipe.shape) == len(spec.shape):
+            recipes[spec.name] = recipe
+            continue
+        shape = (
+            spec.profiles[profile][1]
+            if spec.profiles
+            else [(sizes or {}).get(d, d) if isinstance(d, str) else d for d in spec.shape]
+        )
+        if not all(isinstance(n, int) for n in shape):
+            unknown.append(spec)
+            continue
+        recipes[spec.name] = InputSpec(spec.name, spec.dtype, tuple(Dim.static(int(n or 0)) for n in shape))
+        guessed.append(spec.name)
+    if unknown:
+        example = f"{unknown[0].name}:{unknown[0].dtype}[{','.join('2' for _ in unknown[0].shape)}]"
+        raise InputError(
+            f"nothing says which sizes the input(s) {', '.join(map(str, unknown))} take, so none can be"
+            f" generated; state them with --input, as '{example}', or give arrays with --inputs"
+        )
+    for name, recipe in recipes.items():
+        feeds[name] = recipe.sample(rng, sizes)
     told = (
         f"the file does not say which values {', '.join(guessed)} may take: generated are standard normal ones,"
         " integers 0 and 1"

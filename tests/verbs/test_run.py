@@ -127,8 +127,10 @@ def test_files_in_and_out(model: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="it was given the shape"):
         normdeploy.run(model, tmp_path / "in.npz", output)
     assert output.read_bytes() == before
-    with pytest.raises(InputError, match="nothing says which sizes the input"):
+    said = r"nothing says which sizes the input\(s\) x\S.* take, .*; state them with --input, as 'x:float\d+\[2,"
+    with pytest.raises(InputError, match=said) as raised:
         normdeploy.run(model, None, output)
+    assert all(f"{name}:" in str(raised.value) for name in given)
     with pytest.raises(InputError, match="which would be lost"):
         normdeploy.run(model, tmp_path / "in.npz", tmp_path / "in.npz")
 
