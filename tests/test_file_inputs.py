@@ -142,7 +142,7 @@ def rate_file(tmp_path: Path) -> Path:
 def test_run_stated_values_are_given(rate_file: Path, text: str, expected: int | None) -> None:
     texts = [text, "x[2,4]"]
     if expected is None:
-        with pytest.raises(InputError, match="can't be read"):
+        with pytest.raises(InputError, match=r"write NAME\[DIM,...\]"):
             normdeploy.run(rate_file, stated_inputs=texts)
         return
     output = rate_file.with_name("out.npz")
@@ -185,7 +185,7 @@ def test_input_without_sizes_and_values_is_told_both_forms(rate_file: Path, text
     with pytest.raises(
         InputError, match=r"states neither .*; write NAME\[DIM,...\], NAME=LOW:HIGH, NAME=VALUE, or NAME=F"
     ):
-        normdeploy.inspect(rate_file, stated_inputs=[text])
+        normdeploy.inspect(rate_file, inputs=[text])
 
 
 def test_floats_of_a_file_are_no_values_of_an_integer_input(

@@ -283,7 +283,8 @@ def generated(
         InputError: nothing says which sizes an input takes.
     """
     rng, feeds, guessed = np.random.default_rng(seed), {}, []
-    recipes, unknown = dict[str, InputSpec](), list[TensorSpec]()
+    recipes: dict[str, InputSpec] = {}
+    unknown: list[TensorSpec] = []
     for spec in specs:
         recipe = known.get(spec.name)
         if recipe is not None and recipe.dtype == spec.dtype and len(recipe.shape) == len(spec.shape):
@@ -300,7 +301,8 @@ def generated(
         recipes[spec.name] = InputSpec(spec.name, spec.dtype, tuple(Dim.static(int(n or 0)) for n in shape))
         guessed.append(spec.name)
     if unknown:
-        example = f"{unknown[0].name}:{unknown[0].dtype}[{','.join('2' for _ in unknown[0].shape)}]"
+        sizes_of_first = ",".join(str(n) if isinstance(n, int) else "2" for n in unknown[0].shape)
+        example = f"{unknown[0].name}:{unknown[0].dtype}[{sizes_of_first}]"
         raise InputError(
             f"nothing says which sizes the input(s) {', '.join(map(str, unknown))} take, so none can be"
             f" generated; state them with --input, as '{example}', or give arrays with --inputs"

@@ -127,10 +127,9 @@ def test_files_in_and_out(model: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="it was given the shape"):
         normdeploy.run(model, tmp_path / "in.npz", output)
     assert output.read_bytes() == before
-    said = r"nothing says which sizes the input\(s\) x\S.* take, .*; state them with --input, as 'x:float\d+\[2,"
-    with pytest.raises(InputError, match=said) as raised:
+    said = r"sizes the input\(s\) x:float32\[n, 4\], z:float32\[n, 4\] take, .*--input, as 'x:float32\[2,4\]'"
+    with pytest.raises(InputError, match=said):
         normdeploy.run(model, None, output)
-    assert all(f"{name}:" in str(raised.value) for name in given)
     with pytest.raises(InputError, match="which would be lost"):
         normdeploy.run(model, tmp_path / "in.npz", tmp_path / "in.npz")
 
