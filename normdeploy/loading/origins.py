@@ -110,7 +110,9 @@ def watched(module: nn.Module) -> Iterator[Conditions]:
         if names:
             values = {symbol: int(env.backed_var_to_val[symbol]) for symbol in names if symbol in env.backed_var_to_val}
             where = place(modules, reversed(list(_callers())))
-            conditions.met.append(_Condition(g, names, values, where))
+            # At its end torch.export compares the dims of one name, outside of any forward.
+            if where:
+                conditions.met.append(_Condition(g, names, values, where))
         log(env, prefix, g, forcing_spec)
 
     ShapeEnv._log_guard = collect  # type: ignore[method-assign, assignment]

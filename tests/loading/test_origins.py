@@ -82,6 +82,16 @@ def test_error_on_a_dim_names_module_and_line_once(
     assert not [words for words in ("size()", "Before, with", "Eq(", "Mod(") if words in message]
 
 
+def test_size_that_one_of_two_inputs_fixes_names_its_line(tmp_path: Path) -> None:
+    """torch.export compares both at its end, where no module runs."""
+    forward = "return torch.stack([x[i, :n].mean(0) for i, n in enumerate(lengths.tolist())])"
+    (tmp_path / "net.py").write_text(
+        f"import torch\nclass Net(torch.nn.Module):\n    def forward(self, x, lengths):\n        {forward}\n"
+    )
+    with pytest.raises(InputError, match=r"fixes it to the size 8, .* in line 4 of net.py \(return torch.stack"):
+        load(tmp_path / "net.py", inputs=["x[b,t,8]", "lengths:int64[b]{1:5}"])
+
+
 def test_watching_leaves_torch_as_it_was(tmp_path: Path) -> None:
     log = ShapeEnv._log_guard
     (tmp_path / "net.py").write_text(SOURCE.format(function="square"))
