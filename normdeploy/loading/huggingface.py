@@ -3,7 +3,11 @@ mode."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import logging
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,7 +142,10 @@ def _model(
     error: Exception | None = None
     for loader in loaders:
         try:
-            model, info = loader.from_pretrained(str(path), local_files_only=True, output_loading_info=True, **options)
+            with _quiet():
+                model, info = loader.from_pretrained(
+                    str(path), local_files_only=True, output_loading_info=True, **options
+                )
             return model, frozenset(info["missing_keys"])
         except Exception as failure:  # OSError, ValueError, SafetensorError, ...: transformers names no common class
             error = error or failure
@@ -153,6 +160,24 @@ def _model(
         )
     first = next((line for line in str(error).splitlines() if line.strip()), "")
     raise LoadError(f"{path} can't be loaded by transformers' {names}: {type(error).__name__}: {first}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers' bar and its table of weights off the terminal: a stranger gave the names in it."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    bars: Any = sys.modules.get("transformers.utils.logging")
+    shown = bars is not None and bars.is_progress_bar_enabled()
+    logger.setLevel(logging.CRITICAL)
+    if shown:
+        bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if shown:
+            bars.enable_progress_bar()
 
 
 def _config(path: Path) -> dict[str, Any]:

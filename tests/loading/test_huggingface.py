@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import json
+import logging
 import sys
 import types
 from contextlib import suppress
@@ -460,6 +461,33 @@ def test_read_folder_auto_map_of_no_classes_is_refused(named: dict[str, Any], tm
     (tmp_path / "config.json").write_text(json.dumps({"auto_map": named}))
     with pytest.raises(LoadError, match="in its auto_map, where the name of a class is wanted"):
         load_folder(tmp_path, trust=False)
+
+
+def test_read_folder_table_of_weights_is_not_shown(
+    asked: list[tuple[str, dict[str, Any]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It holds the names that a stranger gave, with their line feeds."""
+    bars = types.ModuleType("transformers.utils.logging")
+    seen: list[str] = []
+    bars.is_progress_bar_enabled = lambda: True  # type: ignore[attr-defined]
+    bars.disable_progress_bar = lambda: seen.append("off")  # type: ignore[attr-defined]
+    bars.enable_progress_bar = lambda: seen.append("on")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "transformers.utils.logging", bars)
+
+    def from_pretrained(path: str, **options: Any) -> Any:
+        logging.getLogger("transformers.modeling_utils").warning("x\n::error::forged | UNEXPECTED")
+        return nn.Identity(), {"missing_keys": set()}
+
+    monkeypatch.setattr(sys.modules["transformers"].BertModel, "from_pretrained", from_pretrained)
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertModel"]}))
+    before = logging.getLogger("transformers").level
+    read_folder(tmp_path, trust=False)
+    assert not caplog.records
+    assert seen == ["off", "on"]
+    assert logging.getLogger("transformers").level == before
 
 
 @pytest.mark.parametrize("task", [None, "text-classification"])
