@@ -24,7 +24,7 @@ from .error import Tally, Ties
 from .measured import Measures, settled
 from .originals import FileModel, Original, Reference, compares_inside, own_runner, run_by, unit_roundoff
 from .policy import Policy
-from .results import NOT_JUDGED, OutputResult, decided, judged, plainness
+from .results import KINDS, NOT_JUDGED, OutputResult, decided, judged, plainness
 from .spending import Clock, processor_time
 from .steps import AGAINST, ROUNDED, UNROUNDED, VOID, CaseBudget, UnroundedReference
 
@@ -238,7 +238,8 @@ class Trial:
         return self._reference.runner.rounded(feeds, seed, self._half_type)
 
     def _dtype(self, output: str) -> np.dtype:
-        return next(tally.dtype for (name, _), tally in self.eager.tallies.items() if name == output)
+        # Not by a search: each of many outputs is asked for, on each input.
+        return next(tally.dtype for kind in KINDS if (tally := self.eager.tallies.get((output, kind))) is not None)
 
     def take(self, candidate: Candidate) -> None:
         """Run a loaded candidate on every case, and keep it to be judged."""
@@ -355,8 +356,9 @@ class Trial:
         float64 for each input.
         """
         return any(
-            name == output and plainness(failing) <= plainness(kind) and tally.badness(self._own(name, failing)) > 1
-            for (name, failing), tally in candidate.tallies.items()
+            tally.badness(self._own(output, failing)) > 1
+            for failing in (*KINDS, *(kind + AGAINST for kind in KINDS))
+            if plainness(failing) <= plainness(kind) and (tally := candidate.tallies.get((output, failing))) is not None
         )
 
     def _allowed(self, bounds: Bounds, output: str, error: np.ndarray, *, draws: bool) -> np.ndarray:
@@ -415,10 +417,16 @@ class Trial:
 
     def results(self, candidate: Candidate) -> list[OutputResult]:
         """One for each output, none where it was not run."""
-        return [result for output in self.model.outputs for result in self._result(candidate, output)]
+        tallies: dict[str, dict[str, Tally]] = {}
+        for (output, kind), tally in candidate.tallies.items():
+            tallies.setdefault(output, {})[kind] = tally
+        return [
+            result
+            for output in self.model.outputs
+            for result in self._result(candidate, output, tallies.get(output, {}))
+        ]
 
-    def _result(self, candidate: Candidate, output: str) -> Iterator[OutputResult]:
-        mine = {kind: tally for (name, kind), tally in candidate.tallies.items() if name == output}
+    def _result(self, candidate: Candidate, output: str, mine: Mapping[str, Tally]) -> Iterator[OutputResult]:
         eager = {kind: self._own(output, kind) for kind in mine}
         if candidate.failure:
             dtype = str(self._dtype(output))

@@ -15,7 +15,8 @@ from .originals import OWN, run_by
 from .steps import AGAINST, BUDGET
 
 DEFAULT = "default rule"
-_PLAINEST_FIRST = ("given", "random", DATASET, "small", HIDDEN, "zeros", EXTREME, INFINITE, NAN)
+# Of cases, the plainest first.
+KINDS = ("given", "random", DATASET, "small", HIDDEN, "zeros", EXTREME, INFINITE, NAN)
 NOT_JUDGED = "--also-default asks for it"  # of quantized files, whose error budget takes dozens of runs in float64
 COLUMNS = ("output", "runtime", "abs error", "max rel error", "allowed", "verdict", "worst case")
 
@@ -116,7 +117,7 @@ def judged(
 
 def plainness(kind: str) -> tuple[int, bool]:
     """Rank a kind of case: numbers as a user has them first, those that are not finite last."""
-    return _PLAINEST_FIRST.index(kind.removesuffix(AGAINST)), kind.endswith(AGAINST)
+    return KINDS.index(kind.removesuffix(AGAINST)), kind.endswith(AGAINST)
 
 
 def decided(result: OutputResult, rules: Sequence[Judged], required: bool) -> OutputResult:

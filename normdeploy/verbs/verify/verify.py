@@ -168,7 +168,8 @@ class Comparison(Shown):
 
     def rows(self) -> list[tuple[str, ...]]:
         """One row for each output and runtime, under ``columns``."""
-        rows = [(*r.row(), r.decided_by) if self._ruled else r.row() for r in self.results]
+        ruled = self._ruled
+        rows = [(*r.row(), r.decided_by) if ruled else r.row() for r in self.results]
         if not self._several:
             return rows
         files = [r.file or (f"(in {FLOATS[r.precision]})" if r.precision else "") for r in self.results]

@@ -8,11 +8,12 @@ import time
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import torch
 from onnx import helper, numpy_helper
@@ -455,3 +456,33 @@ def test_verify_large_model_keeps_to_its_time(seconds: float, tmp_path: Path, mo
     assert verdict
     assert now[0] <= 60
     assert verdict.limits == ("as far as 60 s go",)
+
+
+def test_verify_many_outputs_are_judged_in_linear_time(tmp_path: Path) -> None:
+    """Each result was looked for among all: of 2,000 outputs that took minutes."""
+    steps = [_steps_of_judging(tmp_path, outputs) for outputs in (40, 80)]
+    # Where each is looked for among all, twice the outputs are nearly four times the steps.
+    assert steps[1] <= 2.2 * steps[0]
+
+
+def _steps_of_judging(folder: Path, outputs: int) -> int:
+    """Count the calls, and the rounds of generators, inside verify's own modules."""
+    names = ", ".join(f"float[2, 1] y{i}" for i in range(outputs))
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 13]> net (float[2, {outputs}] x) => ({names})'
+        f" {{ {', '.join(f'y{i}' for i in range(outputs))} = Split <axis = 1> (x) }}"
+    )
+    onnx.save(model, folder / "m.onnx")
+    count = 0
+
+    def counted(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.endswith("judging.py")
+
+    sys.setprofile(counted)
+    try:
+        verdict = normdeploy.verify(folder / "m.onnx", folder / "m.onnx", seeds=1)
+    finally:
+        sys.setprofile(None)
+    assert verdict
+    return count
