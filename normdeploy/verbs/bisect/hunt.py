@@ -22,6 +22,7 @@ from ..verify.candidates import ON, STEPWISE
 from ..verify.drift import Point, distance, rounded_scale
 from ..verify.error import EAGER_MULTIPLE, ULPS, ulp
 from ..verify.originals import Original
+from ..verify.stored import stored_in
 from ..verify.verify import OutputResult
 from . import runtime as bisect_runtime
 from .changes import Cause
@@ -33,6 +34,7 @@ from .program import program_of
 from .reproduce import Reproduction
 from .runtime import HALVES, Units, Widened, Wrong
 from .stale import replaced
+from .training import BATCH, in_eval
 
 CUDA = title("cuda", optimize=False), title("cuda", optimize=True)
 MOST = 5  # faults that are looked for
@@ -118,9 +120,9 @@ class Hunt:
     def faults(self) -> list[Fault]:
         """Those that make the output wrong, one after the other."""
         point, named = self.at_output(), list[Fault]()
-        stale = None if point else self._stale(point)
-        if stale is not None:
-            return [stale]
+        whole = None if point else self._everywhere(point)
+        if whole is not None:
+            return [whole]
         for _ in range(MOST):
             if point:
                 break
@@ -158,31 +160,35 @@ class Hunt:
             )
         return named
 
-    def _stale(self, at_output: Point) -> Fault | None:
-        """The fault of a file that holds the weights of another state of the model."""
-        proto = self._bench.proto
-        changed, names = replaced(self._model, proto)
-        if not names:
-            return None
+    def _everywhere(self, at_output: Point) -> Fault | None:
+        """The fault of a file that is wrong all over: of another state of the model, or in training mode."""
+        replacement = replaced(self._model, self._bench.proto)
+        if replacement.cause is not None and (error := self._error_of(replacement.proto)) is not None:
+            places = [p for p, node in enumerate(self._exact.nodes) if set(replacement.names) & set(node.input)]
+            return self._one(places, replacement.cause, at_output, error)
+        changed, results = in_eval(self._bench.proto, stored_in(self._model))
+        if results and (error := self._error_of(changed)) is not None:
+            places = [self._exact.makers[name] for name in results]
+            text = f"{len(places)} BatchNormalizations are in training mode: they take {BATCH}"
+            return self._one(places, Cause("training mode", text), at_output, error)
+        return None
+
+    def _error_of(self, changed: onnx.ModelProto) -> float | None:
+        """What the output of a changed file is off by; None where it is wrong or can't be run."""
+        proto, value = self._bench.proto, self._value
         self._bench.proto = changed
         try:
             after = self.at_output()
         except (GraphError, InputError, RuntimeUnavailable):
             return None
         finally:
-            self._bench.proto = proto
-        if not after:
-            return None
-        places = [p for p, node in enumerate(self._exact.nodes) if set(names) & set(node.input)]
-        more = f" and {len(names) - 1} more" if names[1:] else ""
-        cause = Cause(
-            "stale weights",
-            f"{names[0]!r}{more} are not the model's, and with the model's weights in their place the output is right:"
-            " the file was made from another state of the model; export it again",
-        )
+            self._bench.proto, self._value = proto, value
+        return after.error if after else None
+
+    def _one(self, places: Sequence[int], cause: Cause, at_output: Point, mended_error: float) -> Fault:
         numbers = (at_output.error, at_output.allowed, at_output.scale, at_output.reason)
         fault = self._told("", self._output, places, "file", numbers, cause, at_output)
-        return replace(fault, mended=True, mended_error=after.error)
+        return replace(fault, mended=True, mended_error=mended_error)
 
     def _kept(self, trace: _Trace, fault: Fault) -> Fault:
         self.reproduction = self.reproduction or trace.reproduction

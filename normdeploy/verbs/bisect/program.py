@@ -13,6 +13,7 @@ from ...graphs.protos import module as module_of
 from ...model import Model
 from ...runtimes.exact import Array, Exact, NotEvaluated, inlined, types_in
 from ..verify.originals import FileModel, Original
+from .folds import Fold, folds_of
 
 
 class Program(ABC):
@@ -39,6 +40,10 @@ class Program(ABC):
     @abstractmethod
     def parameters(self, names: Iterable[str]) -> dict[str, Array]:
         """Return the floating constants that the operators read, by name, in float64."""
+
+    @abstractmethod
+    def folds(self, names: Iterable[str]) -> dict[str, Fold]:
+        """Return the parameters that the operators read with the BatchNorms among them folded in."""
 
     @abstractmethod
     def numbers(self, names: Iterable[str]) -> list[float]:
@@ -116,6 +121,9 @@ class TorchProgram(Program):
         tensors = {name: state[name] for name in sorted(read) if isinstance(state.get(name), torch.Tensor)}
         return {name: t.detach().double().numpy() for name, t in tensors.items() if t.is_floating_point()}
 
+    def folds(self, names: Iterable[str]) -> dict[str, Fold]:
+        return folds_of(self._model, self.parameters(names))
+
     def numbers(self, names: Iterable[str]) -> list[float]:
         nodes = [self._nodes[name] for name in self._with_makers(names)]
         arguments = (a for node in nodes for a in (*node.args, *node.kwargs.values()))
@@ -139,6 +147,7 @@ class FileProgram(Program):
     """The nodes of an ONNX file that is the reference, each named by the tensor that it writes."""
 
     def __init__(self, model: FileModel) -> None:
+        self._model = model
         proto = inlined(model.proto)
         self._exact = Exact(proto, types_in(proto))
         names = [name for node in self._exact.nodes for name in node.output if name]
@@ -181,6 +190,9 @@ class FileProgram(Program):
             except NotEvaluated:
                 continue
         return {name: value for name, value in constants.items() if np.asarray(value).dtype.kind == "f"}
+
+    def folds(self, names: Iterable[str]) -> dict[str, Fold]:
+        return folds_of(self._model, self.parameters(names))
 
     def numbers(self, names: Iterable[str]) -> list[float]:
         names = list(names)

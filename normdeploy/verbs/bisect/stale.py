@@ -2,68 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
+from ml_dtypes import bfloat16
 from onnx import numpy_helper
 
 from ...precision.retype import values
 from ...runtimes.exact import Array
 from ...storage.protos import copied
 from ..verify.originals import Original
-from ..verify.shifts import each
-from ..verify.stored import folded, shifts_of, stored_in
+from ..verify.stored import stored_in
+from .changes import Cause
+from .folds import Fold, folds_of
 
 _MOST = 1 / 2  # of a file's weights that are others, beyond which it is a state and no mistake
 _FEWEST = 3  # two wrong weights are two mistakes
-_NEAR = 2.0**-7  # relative: rounded to bfloat16
+_NEAR = 2.0**-20  # relative: what exporters compute in float32
+_NEAR_HALF = 2.0**-7  # rounded to bfloat16
 
 
-def replaced(model: Original, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-    """Return a file with the model's weights in the place of others, and the names of these.
+@dataclass(frozen=True, kw_only=True)
+class Replacement:
+    """``proto``: the file with the model's weights in the place of others, which ``names`` are; ``cause``: what was
+    wrong with these."""
+
+    proto: onnx.ModelProto
+    names: tuple[str, ...] = ()
+    cause: Cause | None = None
+
+
+def replaced(model: Original, proto: onnx.ModelProto) -> Replacement:
+    """Take the model's weights in the place of a file's.
 
     No names where no more than half of the file's weights are others, or where one of them is like none of the model's.
     """
-    stored = {name: v.astype(np.float64) for name, v in stored_in(model).items() if v.size > 1}
-    stored |= folded(model, stored)
-    stored |= {s.source: s.values for s in each(shifts_of(model, stored)) if s.values.size > 1}
+    parameters = {name: v.astype(np.float64) for name, v in stored_in(model).items() if v.size > 1}
+    folds = folds_of(model, parameters)
+    stored = parameters | {name: fold.right for name, fold in folds.items()}
     kept = {t.name: values(t) for t in proto.graph.initializer}
     kept = {name: v for name, v in kept.items() if v.dtype.kind == "f" and v.size > 1}
-    strange = {name: v for name, v in kept.items() if not any(_alike(p, v) for p in stored.values())}
+    strange = {name: v for name, v in kept.items() if not any(_is_alike(p, v) for p in stored.values())}
     if len(strange) < _FEWEST or len(strange) <= _MOST * len(kept):
-        return proto, []
+        return Replacement(proto=proto)
     places = dict(_places(strange, stored))
     if len(places) < len(strange):
-        return proto, []
+        return Replacement(proto=proto)
     changed = copied(proto)
     for tensor in changed.graph.initializer:
         if tensor.name in places:
-            tensor.CopyFrom(numpy_helper.from_array(places[tensor.name].astype(kept[tensor.name].dtype), tensor.name))
-    return changed, list(places)
+            right = places[tensor.name].values.astype(kept[tensor.name].dtype)
+            tensor.CopyFrom(numpy_helper.from_array(right, tensor.name))
+    own = {folds[p.source].epsilon_of(strange[n]) if p.source in folds else None for n, p in places.items()}
+    return Replacement(proto=changed, names=tuple(places), cause=_cause(list(places), own, folds))
 
 
-def _alike(one: Array, other: Array) -> bool:
+def _cause(names: Sequence[str], epsilons: Set[float | None], folds: Mapping[str, Fold]) -> Cause:
+    more = f" and {len(names) - 1} more" if names[1:] else ""
+    (own, *others) = epsilons
+    if own is not None and not others:
+        models = sorted({fold.epsilon for fold in folds.values()})
+        said = (
+            f"the BatchNorms are folded with epsilon {own:.3g}, the model has {', '.join(f'{e:.3g}' for e in models)}"
+        )
+        return Cause("epsilon", f"{names[0]!r}{more}: {said}")
+    return Cause(
+        "stale weights",
+        f"{names[0]!r}{more} are not the model's, and with the model's weights in their place the output is right:"
+        " the file was made from another state of the model; export it again",
+    )
+
+
+def _is_alike(one: Array, other: Array) -> bool:
     """Whether two weights hold the same numbers, in either order of their dims."""
     if one.size != other.size:
         return False
     a, b = one.astype(np.float64), other.astype(np.float64)
-    near = _NEAR * np.abs(a).max(initial=0)
+    near = (_NEAR_HALF if _is_half(other) else _NEAR) * np.abs(a).max(initial=0)
     return any(np.abs(laid.reshape(b.shape) - b).max(initial=0) <= near for laid in (a, a.T))
 
 
-def _places(strange: Mapping[str, Array], stored: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
-    """Which of the model's weights belongs where: the one of its name, else the one that points the same way most, as
-    two states of one training do."""
+def _is_half(value: Array) -> bool:
+    """Whether numbers have been rounded to a type of 16 bits."""
+    with np.errstate(over="ignore"):
+        return any(np.array_equal(value.astype(kind).astype(value.dtype), value) for kind in (np.float16, bfloat16))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Placed:
+    """``away``: 1 - cosine, of which a name that is the same halves what is left."""
+
+    source: str
+    values: Array
+    away: float
+
+
+def _places(strange: Mapping[str, Array], stored: Mapping[str, Array]) -> Iterator[tuple[str, _Placed]]:
+    """Which of the model's weights belongs where: the one that points the same way most, as two states of one training
+    do."""
     for name, value in strange.items():
         laid = [
-            (own == name, _cosine(turned, value), turned)
+            _Placed(source=own, values=turned, away=(1 - _cosine(turned, value)) / (2 if own == name else 1))
             for own, parameter in stored.items()
             for turned in ((parameter, parameter.T) if parameter.ndim > 1 else (parameter,))
             if turned.shape == value.shape
         ]
         if laid:
-            yield name, max(laid, key=lambda each: each[:2])[2]
+            yield name, min(laid, key=lambda placed: placed.away)
 
 
 def _cosine(one: Array, other: Array) -> float:

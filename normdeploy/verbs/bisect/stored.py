@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 import ml_dtypes
@@ -11,6 +11,7 @@ import numpy as np
 
 from ...runtimes.exact import Array, Change, Exact, Values
 from .changes import Cause, always, constant, named
+from .folds import Fold
 from .recurrent import GATES, packed
 
 _MOST_PAIRS = 2000  # of weights that are exchanged
@@ -64,24 +65,50 @@ def _weight_said(name: str, stored: Array, parameter: str, right: Array, turned:
     )
 
 
-def all_weights(exact: Exact, places: Sequence[int], parameters: Values) -> Iterator[tuple[Cause, Change]]:
-    """Take parameters in the place of all weights that are none, where there are several: no single one explains it."""
+def all_weights(
+    exact: Exact, places: Sequence[int], parameters: Values, folds: Mapping[str, Fold]
+) -> Iterator[tuple[Cause, Change]]:
+    """Take parameters in the place of all weights that are none, where there are several: no single one explains it.
+
+    Args:
+        parameters: those in ``folds`` among them.
+    """
     wrong: dict[tuple[int, int], Array] = {}
     told = list[str]()
+    epsilons = set[tuple[float, float]]()
     for place in places:
         for i, name in enumerate(exact.nodes[place].input):
             stored = constant(exact, name)
             if stored is None or stored.size < 2 or any(_is(stored, value) for value in parameters.values()):
                 continue
             parameter = _nearest(name, stored, parameters)
-            if parameter is not None:
-                right = parameters[parameter].reshape(stored.shape)
-                wrong[place, i] = right
+            if parameter is None:
+                continue
+            right = _laid(parameters[parameter], stored)
+            wrong[place, i] = right
+            fold = folds.get(parameter)
+            if fold is None or not fold.is_near(stored):
                 told.append(_weight_said(name, stored, parameter, right, None))
-    if len(wrong) > 1:
-        first = min(place for place, _ in wrong)
-        changes = {at: always(right) for at, right in wrong.items()}
+                epsilon = None if fold is None else fold.epsilon_of(stored)
+                epsilons.add((np.nan, np.nan) if fold is None or epsilon is None else (epsilon, fold.epsilon))
+    if not wrong:
+        return
+    first = min(place for place, _ in wrong)
+    changes = {at: always(right) for at, right in wrong.items()}
+    (own, models), *others = epsilons or {(np.nan, np.nan)}
+    if not others and np.isfinite(own):
+        text = f"{named(exact, first)} has a BatchNorm folded with epsilon {own:.3g}, the model has {models:.3g}"
+        yield Cause("epsilon", text, first), Change(inputs=changes)
+    elif len(wrong) > 1:
         yield Cause("weights", f"{named(exact, first)}: {'; '.join(told)}", first), Change(inputs=changes)
+
+
+def _laid(parameter: Array, stored: Array) -> Array:
+    """Return a parameter in the layout of a weight: transposed, if it is nearer so."""
+    own = parameter.reshape(stored.shape)
+    if parameter.ndim > 1 and parameter.T.shape == stored.shape:
+        return min(own, parameter.T, key=lambda laid: float(np.abs(stored - laid).max()))
+    return own
 
 
 def exchanged_weights(exact: Exact, places: Sequence[int]) -> Iterator[tuple[Cause, Change]]:
@@ -109,14 +136,15 @@ def _is(stored: Array, parameter: Array) -> bool:
 
 
 def _nearest(name: str, stored: Array, parameters: Values) -> str | None:
-    """The parameter that holds the same numbers in reverse, else the one of its name, else the nearest."""
-    same_size = {n: v.reshape(stored.shape) for n, v in parameters.items() if v.size == stored.size}
-    if not same_size:
-        return None
-    return min(
-        same_size,
-        key=lambda n: (not _is_reversed(stored, same_size[n]), n != name, float(np.abs(same_size[n] - stored).max())),
-    )
+    """The parameter that holds the same numbers in reverse, else the nearest; a name that is the same counts for half
+    the distance: a weight that a BatchNorm is folded into keeps its name."""
+    same_size = {n: _laid(v, stored) for n, v in parameters.items() if v.size == stored.size}
+
+    def rank(n: str) -> tuple[bool, float, bool]:
+        away = float(np.nan_to_num(np.abs(same_size[n] - stored), nan=np.inf).max())
+        return not _is_reversed(stored, same_size[n]), away / 2 if n == name else away, n != name
+
+    return min(same_size, key=rank, default=None)
 
 
 def _is_reversed(stored: Array, right: Array) -> bool:

@@ -6,31 +6,87 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import onnx
+from onnx import numpy_helper
 
+from ...precision.retype import values as values_of
 from ...runtimes.exact import Array, Change, Exact, Values
-from .changes import Cause, always, named, with_attribute
+from ...storage.protos import copied
+from .changes import Cause, always, constant, named, with_attribute
+
+_STATISTICS = (3, 4)  # the inputs of a BatchNormalization that are running ones
+BATCH = "the statistics of the batch, the model its running ones; export the model after eval()"
 
 
-def training(exact: Exact, place: int, parameters: Values) -> Iterator[tuple[Cause, Change]]:
+def training(exact: Exact, places: Sequence[int], parameters: Values) -> Iterator[tuple[Cause, Change]]:
     """Eval mode in the place of training mode (ONNX: BatchNormalization 14, Dropout 12)."""
-    node = exact.nodes[place]
-    if node.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in node.attribute):
-        text = (
-            f"{named(exact, place)} is in training mode: it takes the statistics of the batch, the model its running"
-            " ones; export the model after eval()"
-        )
-        changed = with_attribute(node, "training_mode", 0)
-        # The other outputs are the new running statistics, which eval mode does not give.
-        del changed.output[1:]
-        yield Cause("training mode", text, place), Change(nodes={place: changed})
-        # An export in training mode runs the model, which moves its running statistics: the model's own are tried too.
-        vectors = [value for value in parameters.values() if value.ndim == 1]
-        for center, variance in itertools.permutations(vectors, 2):
-            inputs = {(place, 3): always(center), (place, 4): always(variance)}
-            yield Cause("training mode", text, place), Change(nodes={place: changed}, inputs=inputs)
-    if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
-        text = f"{named(exact, place)} is in training mode: it drops at random; export the model after eval()"
-        yield Cause("training mode", text, place), Change(inputs={(place, 2): np.zeros_like})
+    trained = [place for place in places if _is_trained(exact.nodes[place])]
+    for place in trained:
+        yield from _alone(exact, place, parameters)
+    if len(trained) > 1:
+        text = f"{named(exact, trained[0])} and {len(trained) - 1} more are in training mode: they take {BATCH}"
+        nodes = {place: _in_eval(exact.nodes[place]) for place in trained}
+        inputs = {(p, i): always(v) for p in trained for i, v in _running(exact, p, parameters).items()}
+        for moved in ({}, inputs):
+            yield Cause("training mode", text, trained[0]), Change(nodes=nodes, inputs=moved)
+    for place in places:
+        node = exact.nodes[place]
+        if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
+            text = f"{named(exact, place)} is in training mode: it drops at random; export the model after eval()"
+            yield Cause("training mode", text, place), Change(inputs={(place, 2): np.zeros_like})
+
+
+def _alone(exact: Exact, place: int, parameters: Values) -> Iterator[tuple[Cause, Change]]:
+    cause = Cause("training mode", f"{named(exact, place)} is in training mode: it takes {BATCH}", place)
+    nodes = {place: _in_eval(exact.nodes[place])}
+    yield cause, Change(nodes=nodes)
+    # An export in training mode runs the model, which moves its running statistics: the model's own are tried too.
+    vectors = [value for value in parameters.values() if value.ndim == 1]
+    for center, variance in itertools.permutations(vectors, 2):
+        yield cause, Change(nodes=nodes, inputs={(place, 3): always(center), (place, 4): always(variance)})
+
+
+def _is_trained(node: onnx.NodeProto) -> bool:
+    return node.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in node.attribute)
+
+
+def _in_eval(node: onnx.NodeProto) -> onnx.NodeProto:
+    changed = with_attribute(node, "training_mode", 0)
+    # The other outputs are the new running statistics, which eval mode does not give.
+    del changed.output[1:]
+    return changed
+
+
+def _running(exact: Exact, place: int, parameters: Values) -> dict[int, Array]:
+    """Return the model's running statistics by their input: those of the file's names, else the nearest."""
+    found: dict[int, Array] = {}
+    for i in _STATISTICS:
+        name = exact.nodes[place].input[i]
+        stored = constant(exact, name)
+        vectors = {n: v for n, v in parameters.items() if stored is not None and v.shape == stored.shape}
+        if stored is not None and vectors:
+            nearest = min(vectors, key=lambda n: (n != name, float(np.abs(vectors[n] - stored).max())))
+            found[i] = vectors[nearest]
+    return found
+
+
+def in_eval(proto: onnx.ModelProto, parameters: Values) -> tuple[onnx.ModelProto, list[str]]:
+    """Return a file with its BatchNormalizations in eval mode, and the names of the results of those that were not.
+
+    Running statistics of the model's names become the model's; none are named where only one node is in training mode.
+    """
+    changed = copied(proto)
+    trained = [node for node in changed.graph.node if _is_trained(node)]
+    if len(trained) < 2:
+        return proto, []
+    for node in trained:
+        node.CopyFrom(_in_eval(node))
+    running = {node.input[i] for node in trained for i in _STATISTICS}
+    for tensor in changed.graph.initializer:
+        own = parameters.get(tensor.name)
+        if tensor.name in running and own is not None and own.shape == tuple(tensor.dims):
+            tensor.CopyFrom(numpy_helper.from_array(own.astype(values_of(tensor).dtype), tensor.name))
+    return changed, [node.output[0] for node in trained]
 
 
 def batch_statistics(

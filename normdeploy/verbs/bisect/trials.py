@@ -13,6 +13,7 @@ import onnx
 from ...runtimes.exact import Array, Change, Exact, Values
 from .bodies import branches_exchanged, in_bodies
 from .changes import Cause, Edit, always, constant, named, with_attribute
+from .folds import EPSILONS
 from .match import Spot
 from .program import Program
 from .settings import as_the_model, integers_of_the_model, regrouped, settings, stated
@@ -29,7 +30,6 @@ from .wiring import (
     rewired,
 )
 
-EPSILONS = (1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 _LARGEST = 0.1  # of what is taken for an epsilon
 _MOST_AXES = 4  # whose orders are all tried
 _MOST_DIMS = 5  # of which each choice of axes is tried
@@ -45,12 +45,13 @@ def trials(exact: Exact, values: Values, spot: Spot, program: Program, held: Val
         held: results of the model's operators that the file has too, float64.
     """
     parameters, numbers = program.parameters(spot.operators), program.numbers(spot.operators)
+    folds = program.folds(spot.operators)
+    whole = {**parameters, **{name: fold.right for name, fold in folds.items()}}
     for place in spot.places:
-        yield from weights(exact, place, parameters)
+        yield from weights(exact, place, whole)
         yield from _states(exact, place, values, parameters)
         yield from _epsilons(exact, place, numbers)
         yield from _ddof(exact, place, values)
-        yield from training(exact, place, parameters)
         yield from _attributes(exact, place, values)
         yield from _hidden_rows(exact, place, values)
         yield from as_the_model(exact, place, program, spot.operators)
@@ -66,8 +67,9 @@ def trials(exact: Exact, values: Values, spot: Spot, program: Program, held: Val
         yield from added(exact, place, values)
         yield from branches_exchanged(exact, place)
         yield from in_bodies(exact, place, program, spot.operators)
+    yield from training(exact, spot.places, parameters)
     yield from batch_statistics(exact, spot.places, values, parameters)
-    yield from all_weights(exact, spot.places, parameters)
+    yield from all_weights(exact, spot.places, whole, folds)
     yield from exchanged_weights(exact, spot.places)
     right = {name: held[name] for o in spot.operators for name in program.inputs(o) if name in held}
     for place in spot.places:

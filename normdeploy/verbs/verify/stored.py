@@ -54,7 +54,7 @@ def initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 @dataclass(frozen=True)
-class _BatchNorm:
+class BatchNorm:
     """Names of its tensors, None where it has none of the kind."""
 
     owner: str
@@ -63,6 +63,11 @@ class _BatchNorm:
     bias: str | None
     mean: str | None
     variance: str | None
+
+
+def norms_of(model: Original) -> Iterator[BatchNorm]:
+    """Yield the BatchNorms of a model whose statistics it holds."""
+    yield from _of_file(model) if isinstance(model, FileModel) else _of_program(model)
 
 
 def shifts_of(model: Original, stored: Mapping[str, Array]) -> Iterator[Shifts]:
@@ -75,7 +80,7 @@ def shifts_of(model: Original, stored: Mapping[str, Array]) -> Iterator[Shifts]:
 
     biases: dict[int, dict[str, Array]] = {}
     stacked: dict[int, Array] = {}
-    for norm in _of_file(model) if isinstance(model, FileModel) else _of_program(model):
+    for norm in norms_of(model):
         variance = stored.get(norm.variance or "")
         if variance is None:
             continue
@@ -106,7 +111,7 @@ def folded(model: Original, stored: Mapping[str, Array]) -> dict[str, Array]:
     }
 
 
-def _of_program(model: Model) -> Iterator[_BatchNorm]:
+def _of_program(model: Model) -> Iterator[BatchNorm]:
     signature = model.program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     for node in model.program.graph.nodes:
@@ -119,7 +124,7 @@ def _of_program(model: Model) -> Iterator[_BatchNorm]:
         }
         if "eps" in given and by_name["running_var"] is not None:
             owner = by_name["running_var"].rpartition(".")[0]
-            yield _BatchNorm(
+            yield BatchNorm(
                 owner,
                 float(given["eps"]),
                 by_name["weight"],
@@ -129,8 +134,8 @@ def _of_program(model: Model) -> Iterator[_BatchNorm]:
             )
 
 
-def _of_file(model: FileModel) -> Iterator[_BatchNorm]:
+def _of_file(model: FileModel) -> Iterator[BatchNorm]:
     for node in model.proto.graph.node:
         if node.op_type == "BatchNormalization" and len(node.input) == 5:
             epsilon = next((a.f for a in node.attribute if a.name == "epsilon"), float(np.float32(1e-5)))
-            yield _BatchNorm(node.name or node.output[0], epsilon, *node.input[1:5])
+            yield BatchNorm(node.name or node.output[0], epsilon, *node.input[1:5])

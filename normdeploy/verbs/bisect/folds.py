@@ -1,0 +1,122 @@
+"""Weights and biases of layers with a BatchNorm folded into them, and the epsilon that a file folded it with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...runtimes.exact import Array, Values
+from ..verify.originals import Original
+from ..verify.stored import BatchNorm, norms_of
+
+# Relative to the largest: a fold in float32 takes a few roundings of 2^-24.
+_NEAR = 2.0**-20
+EPSILONS = (1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fold:
+    """A tensor with the BatchNorm ``owner`` folded in: offset + (right - offset) scales with 1 / sqrt(variance +
+    epsilon).
+
+    ``offset`` and ``variance`` broadcast to ``right``.
+    """
+
+    owner: str
+    epsilon: float
+    right: Array
+    offset: Array
+    variance: Array
+
+    def at(self, epsilon: float) -> Array:
+        """Return the tensor as another epsilon folds it."""
+        scale = np.sqrt((self.variance + self.epsilon) / (self.variance + epsilon))
+        return np.asarray(self.offset + (self.right - self.offset) * scale)
+
+    def is_near(self, stored: Array) -> bool:
+        """Whether ``stored`` is the tensor, but for the rounding of a fold in float32."""
+        return _is_near(self.right, stored)
+
+    def epsilon_of(self, stored: Array) -> float | None:
+        """Return the epsilon with which ``stored`` was folded, None if no other epsilon than the model's tells it."""
+        if stored.size != self.right.size or self.is_near(stored):
+            return None
+        for epsilon in (*EPSILONS, *self._solved(stored)):
+            if _is_near(self.at(epsilon), stored):
+                return epsilon
+        return None
+
+    def _solved(self, stored: Array) -> Iterator[float]:
+        for laid in _layouts(stored, self.right):
+            with np.errstate(all="ignore"):
+                own = self.right - self.offset
+                ratio = (laid - self.offset) / own
+                solved = (self.variance + self.epsilon) / np.square(ratio) - self.variance
+                large = np.abs(own) > np.abs(own).max(initial=0) / 8
+                epsilon = float(np.median(solved[large])) if large.any() else np.nan
+            if np.isfinite(epsilon) and epsilon > 0:
+                # People write epsilons of a digit or two; rounding leaves what was solved beside them.
+                yield float(f"{epsilon:.3g}")
+                yield epsilon
+
+
+def folds_of(model: Original, parameters: Values) -> dict[str, Fold]:
+    """Return the weights and biases among ``parameters`` with each BatchNorm of their width folded in, by a name that
+    tells both."""
+    folds: dict[str, Fold] = {}
+    for norm in norms_of(model):
+        variance = parameters.get(norm.variance or "")
+        if variance is not None:
+            folds |= _folds(norm, variance.astype(np.float64).reshape(-1), parameters)
+    return folds
+
+
+def _folds(norm: BatchNorm, variance: Array, parameters: Values) -> dict[str, Fold]:
+    def vector(name: str | None, default: float) -> Array:
+        own = parameters.get(name or "")
+        return np.full(variance.size, default) if own is None else own.astype(np.float64).reshape(-1)
+
+    scale = vector(norm.weight, 1.0) / np.sqrt(variance + norm.epsilon)
+    mean, shift = vector(norm.mean, 0.0), vector(norm.bias, 0.0)
+    folds: dict[str, Fold] = {}
+    own = {norm.weight, norm.bias, norm.mean, norm.variance}
+    biases = {"no bias": np.zeros(variance.size)}
+    for name, value in parameters.items():
+        if name in own:
+            continue
+        if value.ndim > 1 and len(value) == variance.size:
+            column = (-1, *[1] * (value.ndim - 1))
+            folds[f"{name} with the BatchNorm {norm.owner} folded"] = Fold(
+                owner=norm.owner,
+                epsilon=norm.epsilon,
+                right=value * scale.reshape(column),
+                offset=np.zeros(1),
+                variance=variance.reshape(column),
+            )
+        elif value.size == variance.size:
+            biases[name] = value.astype(np.float64).reshape(-1)
+    for name, value in biases.items():
+        folds[f"{name} with the BatchNorm {norm.owner} folded"] = Fold(
+            owner=norm.owner,
+            epsilon=norm.epsilon,
+            right=(value - mean) * scale + shift,
+            offset=shift,
+            variance=variance,
+        )
+    return folds
+
+
+def _is_near(right: Array, stored: Array) -> bool:
+    if right.size != stored.size:
+        return False
+    near = _NEAR * np.abs(right).max(initial=0)
+    return any(np.abs(laid - right).max(initial=0) <= near for laid in _layouts(stored, right))
+
+
+def _layouts(stored: Array, like: Array) -> Iterator[Array]:
+    """Yield a tensor in the shape of another, as it lies and transposed."""
+    yield stored.reshape(like.shape)
+    if stored.ndim > 1 and stored.T.shape == like.shape:
+        yield stored.T
