@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from ...engines.build import Engine
@@ -48,6 +49,7 @@ from .preprocessing import preprocessing
 from .quantized import QuantizedHunt
 from .reproduce import Reproduction
 from .runtime import Widened
+from .stopped import stopped
 
 _UNNAMED = (
     "the file is quantized, and no weight or range in it explains all of the error: what it was quantized from may"
@@ -145,6 +147,8 @@ def bisect(
             model = model.inlined()
         cases = (*planned(model, [subject], seeds, own, most, budget).cases, *dataset)
         faults += [] if quantized is not None else _in_front(model, proto, failed, cases[0])
+        if quantized is None and not faults:
+            faults += _stopping(model, proto, failed, cases)
     if chosen is not None and not faults:
         try:
             if quantized is not None:
@@ -160,7 +164,7 @@ def bisect(
                 first = hunt.reproduction
         except (NotEvaluated, NormdeployError) as error:
             not_searched.append(NotRun(chosen.runtime, str(error), chosen.file))
-    notes += [] if faults else _unexplained(parity, looked_at)
+    notes += [] if faults else _unexplained(parity, looked_at, {n.reason for n in not_searched})
     return Bisection(parity, tuple(faults), tuple(not_searched), tuple(notes), time.perf_counter() - start, first)
 
 
@@ -199,9 +203,22 @@ def _in_front(model: Original, proto: onnx.ModelProto, failed: Sequence[OutputRe
         )
 
 
-def _unexplained(parity: Comparison, looked_at: Sequence[str]) -> list[str]:
-    """What is wrong where no fault is named: of each output the first row that fails, and the wrong weights."""
-    failed = [r for r in parity.results if not r and r.runtime not in OWN]
+def _stopping(
+    model: Original, proto: onnx.ModelProto, failed: Sequence[OutputResult], cases: Sequence[Case]
+) -> list[Fault]:
+    """Name the nodes of a file that does not run, whose outputs are no numbers."""
+    lost = next((r for r in failed if r.reason and not np.isfinite(r.max_abs_error)), None)
+    case = next((case for case in cases if lost is not None and case.name == lost.case), None)
+    return [] if lost is None or case is None else stopped(model, proto, lost, case.name, case.make())
+
+
+def _unexplained(parity: Comparison, looked_at: Sequence[str], told_before: Set[str]) -> list[str]:
+    """What is wrong where no fault is named: of each output the first row that fails, and the wrong weights.
+
+    Args:
+        told_before: reasons that another line has.
+    """
+    failed = [r for r in parity.results if not r and r.runtime not in OWN and r.reason not in told_before]
     firsts = {r.output: r for r in reversed(failed)}
     seen = f"{', '.join(map(repr, looked_at[:_SEEN]))}{', …' if len(looked_at) > _SEEN else ''}"
     looked = f"{len(looked_at)} tensors were looked at ({seen})" if looked_at else "no inner tensor was looked at"
