@@ -47,6 +47,8 @@ def trials(exact: Exact, values: Values, spot: Spot, program: Program, held: Val
     parameters, numbers = program.parameters(spot.operators), program.numbers(spot.operators)
     folds = program.folds(spot.operators)
     whole = {**parameters, **{name: fold.right for name, fold in folds.items()}}
+    # Before the attributes of a reference file, of which training mode is one.
+    yield from training(exact, spot.places, parameters)
     for place in spot.places:
         yield from weights(exact, place, whole)
         yield from _states(exact, place, values, parameters)
@@ -67,7 +69,6 @@ def trials(exact: Exact, values: Values, spot: Spot, program: Program, held: Val
         yield from added(exact, place, values)
         yield from branches_exchanged(exact, place)
         yield from in_bodies(exact, place, program, spot.operators)
-    yield from training(exact, spot.places, parameters)
     yield from batch_statistics(exact, spot.places, values, parameters)
     yield from all_weights(exact, spot.places, whole, folds)
     yield from exchanged_weights(exact, spot.places)

@@ -125,13 +125,30 @@ FOLDED = """<ir_version: 9, opset_import: ["" : 18]> net (float[n, 3, 8, 8] x) =
 { [conv] y = Conv (x, C, cb) }"""
 
 
-def test_epsilon_of_a_norm_of_a_reference_file_is_solved_for(tmp_path: Path) -> None:
-    """A weight that a BatchNorm is folded into keeps its name."""
+def normalized() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """Return a convolution with a BatchNorm behind it, and its weights."""
     rng = np.random.default_rng(0)
     values = {"C": rng.standard_normal((8, 3, 3, 3)) / 3, "cb": rng.standard_normal(8), "ga": rng.uniform(0.5, 2, 8)}
     values |= {"be": rng.standard_normal(8), "mu": rng.standard_normal(8), "va": rng.uniform(0.05, 2, 8)}
-    right, wrong = onnx.parser.parse_model(KERAS), onnx.parser.parse_model(FOLDED)
-    right.graph.initializer.extend(numpy_helper.from_array(np.float32(v), n) for n, v in values.items())
+    model = onnx.parser.parse_model(KERAS)
+    model.graph.initializer.extend(numpy_helper.from_array(np.float32(v), n) for n, v in values.items())
+    return model, values
+
+
+def test_training_mode_of_a_file_is_no_mere_attribute(tmp_path: Path) -> None:
+    right, _ = normalized()
+    wrong, _ = normalized()
+    wrong.graph.node[1].attribute.append(onnx.helper.make_attribute("training_mode", 1))
+    wrong.graph.node[1].output.extend(["new_mean", "new_variance"])
+    onnx.save(wrong, tmp_path / "wrong.onnx")
+    (fault,) = normdeploy.bisect(right, tmp_path / "wrong.onnx", seeds=1).faults
+    assert fault.kind == "training mode"
+
+
+def test_epsilon_of_a_norm_of_a_reference_file_is_solved_for(tmp_path: Path) -> None:
+    """A weight that a BatchNorm is folded into keeps its name."""
+    right, values = normalized()
+    wrong = onnx.parser.parse_model(FOLDED)
     scale = values["ga"] / np.sqrt(values["va"] + 1e-5)
     weight, bias = values["C"] * scale.reshape(-1, 1, 1, 1), (values["cb"] - values["mu"]) * scale + values["be"]
     wrong.graph.initializer.append(numpy_helper.from_array(np.float32(weight), "C"))
