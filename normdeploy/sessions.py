@@ -37,6 +37,10 @@ _NO_UNSIGNED = {"optimization.disable_specified_optimizers": "QDQS8ToU8Transform
 FLOAT_OPERANDS = {"session.qdq_matmulnbits_accuracy_level": "1"}
 _FATAL = 4  # onnxruntime's severity: an exception says everything else better than its log
 # A file of onnxruntime's source, a line, and a function of C++ with the types that it takes.
+_NODE = re.compile(
+    r"^\[ONNXRuntimeError\] : \d+ : \w+ : Non-zero status code returned while running (?P<op>\w+) node\."
+    r" Name:'(?P<name>[^']*)' (?:Status Message: )?"
+)
 _PLACE = re.compile(r"/\S+:\d+ [^()]*\([^()]*\)(?: const)? ")
 
 
@@ -178,8 +182,12 @@ def rounds_operands(path: str | os.PathLike[str]) -> bool:
 
 
 def words_of(error: Exception) -> str:
-    """Return onnxruntime's message in one line, without the places in its source where it was raised."""
-    return _PLACE.sub("", " ".join(str(error).split())).rstrip(".")
+    """Return onnxruntime's message in one line, without the places in its source.
+
+    Of a node that fails: its op, its name and the reason.
+    """
+    line = _NODE.sub(r"\g<op> '\g<name>': ", " ".join(str(error).split()))
+    return _PLACE.sub("", line).rstrip(".")
 
 
 @functools.cache

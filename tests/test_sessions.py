@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 import normdeploy
 from normdeploy.cli import app
 from normdeploy.errors import RuntimeCrash
-from normdeploy.sessions import open_session, rounds_operands
+from normdeploy.sessions import open_session, rounds_operands, words_of
 
 
 def test_scales_of_channels_without_zero_points_run() -> None:
@@ -175,3 +175,16 @@ def test_a_file_that_the_entry_for_exact_integers_breaks_is_opened_without_it(mo
     opened = open_session(onnx.parser.parse_model(text).SerializeToString(), optimize=True)
     assert opened.run(None, {"x": np.ones(2, np.float32)})[0].tolist() == [-1.0, -1.0]
     assert tried == [[name] for name in ENTRIES]
+
+
+def test_words_of_a_node_that_fails_are_its_op_name_and_reason() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]> net (float[n] x) => (float[a, b] y) <int64[2] shape = {2, 3}> {
+            [cut] y = Reshape (x, shape)
+        }"""
+    session = open_session(onnx.parser.parse_model(text).SerializeToString(), optimize=False)
+    with pytest.raises(Exception, match="ONNXRuntimeError") as raised:
+        session.run(None, {"x": np.ones(7, np.float32)})
+    words = words_of(raised.value)
+    assert words.startswith("Reshape 'cut': ")
+    assert "{7}" in words
+    assert not [part for part in ("ONNXRuntimeError", "Non-zero", "Status Message", ".cc:") if part in words]
