@@ -37,8 +37,7 @@ class Tally:
     ``absolute`` and ``relative`` are the largest errors, ``scale`` the largest |reference|; ``ties`` counts integers
     that differ where the reference itself hangs on a rounding. ``broken`` says what no error can express: a NaN,
     another shape, another integer; ``lost`` is the error of a floating output there, NaN or infinite.
-    ``worst`` is the element that comes nearest to its bound, where each has one; where it fails, that which exceeds it
-    most in the first case that fails: bounds of later cases may be of fewer draws.
+    ``worst`` is the element that comes nearest to its bound, or exceeds it most, where each has one.
     """
 
     dtype: np.dtype
@@ -135,7 +134,9 @@ class Tally:
             ratios = np.where(error > 0, error / allowed, 0.0)
         place = np.unravel_index(int(ratios.argmax()), ratios.shape)
         worst = Worst(float(ratios[place]), float(error[place]), float(allowed[place]), case)
-        if self.worst is None or (self.worst.ratio <= 1 and worst.ratio > self.worst.ratio):
+        before = self.worst
+        # Once a case fails, bounds of later ones are of fewer draws, so the ratio alone does not say that one is worse.
+        if before is None or (worst.ratio > before.ratio and (before.ratio <= 1 or worst.error > before.error)):
             self.worst, self.case = worst, self.case if self.broken else case
 
     def badness(self, eager: Tally) -> float:

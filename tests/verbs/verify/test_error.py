@@ -58,3 +58,12 @@ def test_ties_disturb_the_reference_no_more_than_needed() -> None:
     assert asked == [0, 1, 2, 3]
     assert ties.explained("y", np.array([1, 2, 6])).tolist() == [False, False, False]
     assert asked == list(range(16))
+
+
+def test_tally_that_fails_shows_a_later_input_if_it_is_off_by_more() -> None:
+    """Bounds of later inputs are of fewer draws, and may be too small."""
+    tally, reference = Tally(np.dtype(np.float32)), np.zeros(1)
+    for case, off, allowed in (("first", 1.0, 0.1), ("few draws", 0.5, 0.01), ("worse", 2.0, 0.01)):
+        given = np.array([off], np.float32)
+        tally.add(case, given, reference, all_right, bound=lambda error, allowed=allowed: np.full(1, allowed))  # type: ignore[misc]
+        assert tally.case == ("first" if off < 2 else "worse")

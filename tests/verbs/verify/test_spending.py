@@ -387,7 +387,6 @@ def test_verify_wrong_file_draws_more_roundings_for_one_input_alone(
     onnx.save(proto, tmp_path / file)
     verdict = normdeploy.verify(net, tmp_path / file, x)
     assert not verdict
-    assert all(r.case.startswith("seed 0") for r in verdict.results if r.runtime != "eager")
     assert len(roundings) <= of_right_file + MOST_RUNS
 
 
