@@ -49,6 +49,12 @@ def test_node_that_only_stops_the_file_is_named_with_the_reason(tmp_path: Path) 
     assert found.notes == ()
 
 
+def test_model_that_runs_at_one_size_alone_is_searched_there(tmp_path: Path) -> None:
+    right = "(float[n, 4, 4] y) <int64[3] s = {1, 4, 4}, float c = {0.5}> { h = Reshape (x, s) [part] y = Mul (h, c) }"
+    (fault,) = bisected(right, right.replace("0.5", "0.6"), tmp_path).faults
+    assert (fault.kind, fault.nodes, fault.mended) == ("number", ("Mul part",), True)
+
+
 class Flat(nn.Module):
     def __init__(self) -> None:
         super().__init__()
