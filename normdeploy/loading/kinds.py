@@ -79,7 +79,7 @@ def _not_of_huggingface(path: Path) -> str:
     files = sorted(path.iterdir())
     models = [file for file in files if file.name.endswith(INDEX)] or [f for f in files if f.suffix in _OF_MODELS]
     if not files:
-        return f"{path} is an empty folder: give a model file, or a Hugging Face model folder"
+        return f"{path} is an empty folder without a config.json: give a model file, or a Hugging Face model folder"
     advice = f"give {' or '.join(map(str, models[:3]))}" if models else "give a model file"
     return f"{path} is a folder without a config.json: {advice}, or a Hugging Face model folder"
 
