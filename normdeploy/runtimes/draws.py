@@ -46,7 +46,8 @@ class Draw:
 
     ``held``: DequantizeLinear nodes, by the tensor they make, that give these values instead; of None what was
     quantized in front of them, as it was (in `StepRunner.all_values` alone, which forgets no tensor); or products of
-    integers, by the tensor they make, that read these codes as their weight. ``width``: what
+    integers, by the tensor they make, that read these codes as their weight; or QuantizeLinear nodes, of None, that
+    round nothing and cut nothing off but for ReLU. ``width``: what
     the drawn roundings are times.
     """
 
@@ -55,3 +56,8 @@ class Draw:
     held: Mapping[str, Array | None] = field(default_factory=dict)
     clips: bool = True  # at the ends of ranges, where activations are not rounded as the file does
     width: float = 1.0
+
+    @property
+    def rounds_as_stored(self) -> bool:
+        """Whether the run rounds as the file does."""
+        return self.activations is None and self.weights is None

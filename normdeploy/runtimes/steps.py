@@ -79,8 +79,10 @@ class _Stepped(Exact):
     ) -> Sequence[Array | None]:
         fixed = node.input[0] in self.stored
         if node.op_type == QUANTIZE:
-            if not fixed and self.draw == Draw():
+            if not fixed and self.draw.rounds_as_stored:
                 self._look(node, inputs)
+            if node.output[0] in self.draw.held:
+                return (self._unclipped(node, inputs),)
             how = self.draw.weights if fixed else self.draw.activations
             if how is not None:
                 return (self._drawn(node, inputs, how, fixed),)
@@ -147,9 +149,13 @@ class _Stepped(Exact):
             codes = np.where(steps == 0, 0.0, drawn) + zero
         if fixed:
             return codes
-        if self.draw.clips:
-            return _cut(codes, zero, kind)
-        return np.maximum(codes, limits(kind)[0]) if _rectifies(zero, kind) else codes
+        return _cut(codes, zero, kind) if self.draw.clips else _without_ends(codes, zero, kind)
+
+    def _unclipped(self, node: onnx.NodeProto, inputs: Sequence[Any]) -> Array:
+        """A quantized tensor as float64, its zero point in it, neither rounded nor cut off."""
+        attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        steps, zero = quotient(inputs, attrs)
+        return _without_ends(steps + zero, zero, target(optional(inputs, 2), attrs))
 
     def _look(self, node: onnx.NodeProto, inputs: Sequence[Any]) -> None:
         attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
@@ -196,6 +202,10 @@ def _rectifies(zero: Array, kind: np.dtype[Any]) -> bool:
     return "int" in kind.name and bool(np.all(zero == limits(kind)[0]))
 
 
+def _without_ends(codes: Array, zero: Array, kind: np.dtype[Any]) -> Array:
+    return np.maximum(codes, limits(kind)[0]) if _rectifies(zero, kind) else codes
+
+
 def _cut(codes: Array, zero: Array, kind: np.dtype[Any]) -> Array:
     """What a range leaves of codes that were not rounded: what lies beyond by a step at most is rounding's."""
     low, high = limits(kind)
@@ -239,12 +249,17 @@ class StepRunner(File64Runner):
         """
         stepped = self._stepped
         stepped.draw = draw
-        if draw == Draw():
+        if draw.rounds_as_stored:
             stepped.clipped = set()
         try:
             return self.infer(feeds)
         finally:
             stepped.draw = Draw()
+
+    @property
+    def proto(self) -> onnx.ModelProto:
+        """The graph that is run: without calls of functions that quantize."""
+        return self._stepped.proto
 
     @property
     def _stepped(self) -> _Stepped:
@@ -273,6 +288,8 @@ class StepRunner(File64Runner):
         """
         stepped = self._stepped
         stepped.draw = draw
+        if draw.rounds_as_stored:
+            stepped.clipped = set()
         try:
             with quiet():
                 known = {n: np.asarray(v, np.float64) if v.dtype.kind == "f" else v for n, v in feeds.items()}

@@ -149,14 +149,26 @@ def bisect(
         faults += [] if quantized is not None else _in_front(model, proto, failed, cases[0])
         if quantized is None and not faults:
             faults += _stopping(model, proto, failed, cases)
+    altered = {w.name: w.reason for w in parity.weights if not w}
     if chosen is not None and not faults:
         try:
             if quantized is not None:
                 case = next((c for c in cases if c.name == chosen.case), cases[0])
-                faults += QuantizedHunt(model, proto, chosen, case.name, case.make()).faults()
+                usual = [c.make() for c in cases if c.kind == "random"]
+                calibrated = () if subject.steps is None else subject.steps.calibrated
+                faults += QuantizedHunt(
+                    model,
+                    proto,
+                    chosen,
+                    case.name,
+                    case.make(),
+                    usual=usual,
+                    calibrated=calibrated,
+                    progress=progress,
+                    altered=altered,
+                ).faults()
                 notes += [] if faults and faults[-1].mended else [_UNNAMED]
             else:
-                altered = {w.name: w.reason for w in parity.weights if not w}
                 hunt = _hunt(model, proto, chosen, cases, progress, altered)
                 faults += hunt.faults()
                 looked_at = hunt.looked_at

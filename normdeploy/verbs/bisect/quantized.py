@@ -1,48 +1,59 @@
-"""Where a quantized file goes wrong: the first quantizer or weight that is not what its steps explain, and why.
+"""Where a quantized file goes wrong: the first weight, node or quantizer that its steps do not explain, and why.
 
-What is suspected stands in the file: a range that clips, a pair that is not each other's inverse, a weight that is not
-within half a step of the parameter that it is next to. Each suspect is tried, in the file's order: with it right (the
-parameter in its place, or the pair left out) the output has to come nearer to the reference by a third, or where
-nothing does that, nearer at all. What is found stays mended while the search goes on, until the output is within its
-budget (`verbs.verify.steps`).
+Looked at are, in this order:
+
+1. the weights that are not within half a step of the parameter that they are next to (``parameters``);
+2. the file without its quantization (``unquantized``): what is wrong there is searched as in any other file (``hunt``);
+3. the quantizers of data: a pair whose halves differ, a range that cuts off what a calibration on inputs like these
+   would have seen (`StepBudget.trust_ranges`), a range that is far too wide.
+
+A weight and a quantizer are tried: with it right (the parameter in its place, or nothing rounded and cut off there) the
+output has to come nearer to the reference by a third, or where nothing does that, nearer at all; what makes the output
+worse is no fault. What is found stays mended while the search goes on, until the output is within its budget
+(`verbs.verify.steps`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
 
-from ...evaluate.quantize import spread
+from ...errors import NormdeployError
 from ...graphs.protos import module
-from ...graphs.quantized import DEQUANTIZE, INTEGER, QUANTIZE, Quantization, quantizes
+from ...graphs.qoperators import opened
+from ...graphs.quantized import DEQUANTIZE, QUANTIZE, Quantization, quantizes, seals
 from ...runtimes.draws import Draw
-from ...runtimes.exact import Array
+from ...runtimes.exact import Array, NotEvaluated
 from ...runtimes.steps import StepRunner
+from ...types import Progress
+from ..verify.candidates import OFF
 from ..verify.originals import Original, Reference
 from ..verify.results import OutputResult
-from ..verify.steps import BOTH, UNROUNDED, VOID, CaseBudget
-from ..verify.stored import folded, stored_in
+from ..verify.steps import BOTH, UNBOUNDED, UNROUNDED, VOID, CaseBudget
 from .changes import Cause
-from .hunt import Fault
+from .hunt import Fault, Hunt
+from .parameters import Parameters, QuantizedWeight, apart, wrong_weight
 from .runtime import Widened
+from .unquantized import BEFORE_RELU, unquantized
 
-_ALIKE = 0.5  # of a parameter's root mean square, that a weight may be off by and still be that one
 _HELPS = (2 / 3, 0.97)  # what one fault among several leaves is tried after what one alone would
-_HALF = 0.501  # steps: scales are float32
+_WORSE = 1.5  # times the largest error, beyond which a mend makes an output worse: two faults may hide each other
 _COARSE = 1 / 8  # of a range, below which three bits and more are not used
 _APART = 16.0  # times, from which on one scale for all channels wastes four bits on the smallest
 _FLOAT32 = 1e-5  # of an output's largest number: what evaluating in float32 may cost, far below any step
-_EQUAL = 0.02  # relative, of one number for a whole channel
+_USUAL = 4  # random inputs on which ranges are looked at
+_BY_STEPS = ("coarse", "granularity")  # kinds that show in the budget, and not in the error
+_UNEXPLAINED = ("unknown", "left out", "factor", "weights", "added")
 MOST = 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Suspect:
-    """``made``: the DequantizeLinear's result; ``right``: what it should be, None where that is what was quantized;
-    ``steps``: how far off it is, in steps."""
+    """``made``: the tensor by which draws hold it; ``right``: what it should be, None where nothing is to be rounded or
+    cut off; ``error`` of ``tensor``, ``allowed``, and its ``scale``."""
 
     node: onnx.NodeProto
     made: str
@@ -66,65 +77,268 @@ class _State:
 
 
 class QuantizedHunt:
-    """``result``: of ``verify``, for an output that is wrong on ``feeds``."""
+    """Searches an output that is wrong on ``feeds``.
+
+    Args:
+        result: of ``verify``.
+        usual: random inputs, on which ranges are looked at; none where the user gives inputs.
+        calibrated: what quantizers make whose ranges the file records.
+        altered: weights of the file that are not the model's -> how they differ.
+    """
 
     def __init__(
-        self, model: Original, proto: onnx.ModelProto, result: OutputResult, case: str, feeds: Mapping[str, Array]
+        self,
+        model: Original,
+        proto: onnx.ModelProto,
+        result: OutputResult,
+        case: str,
+        feeds: Mapping[str, Array],
+        *,
+        usual: Sequence[Mapping[str, Array]] = (),
+        calibrated: Iterable[str] = (),
+        progress: Progress | None = None,
+        altered: Mapping[str, str] | None = None,
     ) -> None:
-        self._proto, self._result, self._case, self._feeds = proto, result, case, feeds
-        self._quantization = Quantization(proto)
-        stored = {n: v.astype(np.float64) for n, v in stored_in(model).items() if v.dtype.kind == "f"}
-        self._parameters = stored | folded(model, stored)
-        self._runner = StepRunner(proto)
+        self._model, self._result, self._case, self._feeds = model, result, case, feeds
+        self._progress, self._altered = progress, altered or {}
+        # The ops of nodes that are written as others here.
+        self._inside = {n.name or n.output[0]: n.op_type for n in proto.graph.node if seals(n) or quantizes(n)}
+        self._runner = StepRunner(opened(proto))
+        self._quantization = Quantization(self._runner.proto)
         self._reference = Reference(model).runner.infer(feeds)[result.output]
-        self._values = self._runner.all_values(feeds, Draw())
-        self._ranges = {s.tensor: s for s in self._runner.saturations()}
+        self._usual, self._calibrated = _largest(usual), frozenset(calibrated)
+        self._held: dict[str, Array | None] = {}
+        self._named: list[Fault] = []
+        values = self._runner.all_values(feeds, Draw())
+        self._weights = list(Parameters(model).weights(self._runner.proto, values))
+        self._first = self._now = self._state({})
 
     def faults(self) -> list[Fault]:
-        """Those that make the output wrong, in the file's order."""
-        held: dict[str, Array | None] = {}
-        named: list[Fault] = []
-        first = now = self._state(held)
-        suspects = list(self._suspects())
-        for helps, suspect in ((helps, suspect) for helps in _HELPS for suspect in suspects):
-            if now.right or len(named) == MOST:
+        """Those that make the output wrong."""
+        weights = list(filter(None, map(self._wrong_weight, self._weights)))
+        self._mend(weights)
+        in_graph = [] if self._now.right else self._in_graph()
+        while not in_graph and not self._now.right and len(self._named) < MOST:
+            count = len(self._named)
+            self._mend(list(self._quantizers()))
+            # A weight may not have shown behind a quantizer that was wrong.
+            self._mend(weights)
+            if len(self._named) == count:
                 break
-            if suspect.made in held:
+        return (self._named + in_graph)[:MOST]
+
+    def _mend(self, suspects: Sequence[Suspect]) -> None:
+        """Name the suspects that make the output wrong, and hold them right."""
+        for helps, suspect in ((helps, suspect) for helps in _HELPS for suspect in suspects):
+            if self._now.right or len(self._named) == MOST:
+                return
+            if suspect.made in self._held:
                 continue
-            after = self._state({**held, suspect.made: suspect.right})
-            if after.right or after.typical <= helps * now.typical or after.steps <= helps * now.steps:
-                held[suspect.made], now = suspect.right, after
-                named.append(self._fault(suspect, first.error, after))
-        return named
+            held = {**self._held, suspect.made: suspect.right}
+            after, now = self._state(held), self._now
+            nearer = after.typical <= helps * now.typical and after.error <= _WORSE * now.error
+            finer = suspect.cause.kind in _BY_STEPS and after.steps <= helps * now.steps
+            if after.right or nearer or finer:
+                self._held, self._now = held, after
+                self._named.append(self._fault(suspect, after))
+
+    # ------------------------------------------------------------------ how wrong the output is
 
     def _state(self, held: Mapping[str, Array | None]) -> _State:
         """The output with these mended, beside the budget that the file has then."""
+        output, is_unrounded = self._result.output, self._result.runtime == UNROUNDED
 
         def run(feeds: Mapping[str, Array], draw: Draw) -> dict[str, Array]:
             values = self._runner.all_values(feeds, replace(draw, held=held))
-            return {self._result.output: values[self._result.output]}
+            return {output: values[output]}
 
-        unrounded = self._result.runtime == UNROUNDED
-        got = run(self._feeds, Draw("exact" if unrounded else None))[self._result.output]
-        if got.shape != self._reference.shape:
+        plain = run(self._feeds, Draw())
+        clipped = self._runner.clipped()
+        budget = CaseBudget(run, self._feeds, self._runner.clipped, clipped - self._untrusted(held, clipped))
+        # As ``verify`` judges what calibrated ranges cut off.
+        by_calibration = budget.cut is not None
+        right = self._reference
+        if is_unrounded:
+            got = run(self._feeds, UNBOUNDED if by_calibration else Draw("exact"))[output]
+        else:
+            got = plain[output]
+            right = right if budget.cut is None else budget.cut[output]
+        if got.shape != right.shape:
             return _State(float("inf"), float("inf"), float("inf"), False)
-        away = np.abs(got.astype(np.float64) - self._reference)
-        budget = CaseBudget(run, self._feeds)
-        base = np.full(away.shape, _FLOAT32 * float(np.nanmax(np.abs(self._reference), initial=0.0)))
-        bound = budget.allowed(self._result.output, ("weights",) if unrounded else BOTH, base, away)
-        steps = budget.relative(self._result.output)
-        right = bool((away <= bound).all()) and (unrounded or steps <= VOID)
+        away = np.abs(got.astype(np.float64) - right)
+        base = np.full(away.shape, _FLOAT32 * float(np.nanmax(np.abs(right), initial=0.0)))
+        bound = budget.allowed(output, ("weights",) if is_unrounded else BOTH, base, away)
+        steps = budget.relative(output)
+        is_right = bool((away <= bound).all()) and (is_unrounded or steps <= VOID)
         typical = float(np.sqrt(np.nanmean(away**2))) if away.size else 0.0
-        return _State(float(np.nanmax(away, initial=0.0)), typical, steps, right)
+        return _State(float(np.nanmax(away, initial=0.0)), typical, steps, is_right)
 
-    def _fault(self, suspect: Suspect, before: float, after: _State) -> Fault:
-        r, node = self._result, suspect.node
+    def _untrusted(self, held: Mapping[str, Array | None], clipped: frozenset[str]) -> frozenset[str]:
+        """Of ranges that cut something off those that no calibration on inputs like these can have given: they cut
+        something off of each."""
+        if not clipped or clipped <= self._calibrated:
+            return frozenset()
+        left = clipped
+        for feeds in self._usual:
+            self._runner.all_values(feeds, Draw(held=held))
+            left &= self._runner.clipped()
+        return left
+
+    # ------------------------------------------------------------------ weights
+
+    def _wrong_weight(self, weight: QuantizedWeight) -> Suspect | None:
+        right = weight.right
+        if right is None:
+            return None
+        if not weight.is_right:
+            cause = wrong_weight(self._called(weight.node), weight.name, weight.got, right, weight.step)
+        elif weight.granularity == "tensor" and right.ndim > 1 and (ratio := apart(right)) > _APART:
+            text = (
+                f"one scale for all of {weight.name!r}, whose channels differ {ratio:.3g} times in size: give each its"
+                " own"
+            )
+            cause = Cause("granularity", text)
+        else:
+            return None
+        error, allowed = weight.worst
+        is_inside = self._op(weight.node) != weight.node.op_type
+        return Suspect(
+            node=weight.node,
+            made=weight.made,
+            tensor=weight.node.input[0] if is_inside else weight.tensor,
+            right=weight.held,
+            cause=cause,
+            error=error,
+            allowed=allowed,
+            scale=float(np.abs(right).max(initial=0.0)),
+        )
+
+    # ------------------------------------------------------------------ nodes
+
+    def _in_graph(self) -> list[Fault]:
+        """What is wrong in the file without its quantization.
+
+        Where a weight is like no parameter, its rounding is left in, and of the faults only those count that a change
+        explains: it makes right values of right ones.
+        """
+        try:
+            hunts = [self._hunt({w.made for w in self._weights}), self._hunt(self._held.keys())]
+            if any(hunt.at_output() for hunt in hunts):
+                return []
+            found = hunts[0].faults()
+        except (NotEvaluated, NormdeployError):
+            return []
+        if not all(w.is_right or w.made in self._held for w in self._weights):
+            found = [fault for fault in found if fault.kind not in _UNEXPLAINED]
+        return [self._in_the_file(fault) for fault in found]
+
+    def _in_the_file(self, fault: Fault) -> Fault:
+        """Speak of the file's own nodes and tensors."""
+        fault = replace(
+            fault,
+            runtime=self._result.runtime,
+            nodes=tuple(map(self._shown, fault.nodes)),
+            tensor=fault.tensor.removesuffix(BEFORE_RELU),
+            cause=fault.cause.replace(BEFORE_RELU, ""),
+        )
+        names = {node.partition(" ")[2] for node in fault.nodes}
+        for quantize in self._quantization.quantizers() if fault.kind == "operator" else ():
+            ends = self._quantization.scheme(quantize).range
+            pair = (quantize, *self._quantization.readers.get(quantize.output[0], ()))
+            if ends is not None and names & {self._name(node) for node in pair}:
+                cause = (
+                    f"the range of {self._called(quantize)} begins at {ends[0]:.4g}; the model has ReLU there, which is"
+                    " a range that begins at 0"
+                )
+                node = f"{self._op(quantize)} {quantize.name}".strip()
+                return replace(fault, kind="zero point", cause=cause, nodes=(node,))
+        return fault
+
+    def _hunt(self, mended: Collection[str]) -> Hunt:
+        """Open the file without its quantization.
+
+        Args:
+            mended: weights that are the model's there though they are next to it alone.
+        """
+        numbers = {w.made: w.unquantized(mended=w.made in mended) for w in self._weights}
+        plain, result = unquantized(self._runner.proto, numbers), replace(self._result, runtime=OFF)
+        return Hunt(self._model, plain, result, self._case, self._feeds, self._progress, self._altered)
+
+    # ------------------------------------------------------------------ quantizers
+
+    def _quantizers(self) -> Iterator[Suspect]:
+        self._runner.all_values(self._feeds, Draw(held=self._held))
+        untrusted = self._untrusted(self._held, self._runner.clipped())
+        # Told are the values on this input alone.
+        self._runner.forget()
+        values = self._runner.all_values(self._feeds, Draw(held=self._held))
+        ranges = {s.tensor: s for s in self._runner.saturations()}
+        for node in self._quantization.nodes:
+            if not quantizes(node):
+                continue
+            if node.op_type == DEQUANTIZE and not self._quantization.is_weight(node.output[0]):
+                suspect = self._pair(node, values)
+            elif node.op_type == QUANTIZE and not self._quantization.is_weight(node.input[0]):
+                seen = ranges.get(node.input[0])
+                cause = None
+                if seen and node.output[0] in untrusted:
+                    cause = Cause("saturation", f"its scale is too small: {seen}")
+                elif seen is not None and 0 < seen.used < _COARSE:
+                    share = f"{node.input[0]!r} takes {seen.used:.1%} of the range of {self._called(node)}"
+                    cause = Cause("coarse", f"its scale is too large: {share}")
+                suspect = None if cause is None else self._quantizer(node, values, cause)
+            else:
+                continue
+            if suspect is not None:
+                yield suspect
+
+    def _quantizer(self, node: onnx.NodeProto, values: Mapping[str, Array], cause: Cause) -> Suspect:
+        x, scheme = values[node.input[0]], self._quantization.scheme(node)
+        back = next((values[r.output[0]] for r in self._quantization.readers.get(node.output[0], ())), x)
+        error = float(np.nanmax(np.abs(back - x), initial=0.0)) if back.shape == x.shape else float("nan")
+        half = 0.5 * float(np.max(scheme.scale)) if scheme.scale is not None else float("nan")
+        size = float(np.nanmax(np.abs(x), initial=0.0))
+        return Suspect(
+            node=node,
+            made=node.output[0],
+            tensor=node.input[0],
+            right=None,
+            cause=cause,
+            error=error,
+            allowed=half,
+            scale=size,
+        )
+
+    def _pair(self, node: onnx.NodeProto, values: Mapping[str, Array]) -> Suspect | None:
+        """Look at a pair whose halves differ."""
+        q = self._quantization
+        quantize = q.makers.get(node.input[0])
+        if quantize is None or quantize.op_type != QUANTIZE:
+            return None
+        mine, theirs = q.scheme(node), q.scheme(quantize)
+        for kind, ours, other in (
+            ("scale", mine.scale, theirs.scale),
+            ("zero point", mine.zero_point, theirs.zero_point),
+        ):
+            if ours is not None and other is not None and not np.array_equal(ours, other):
+                text = (
+                    f"the {kind} of {self._called(node)} has {_number(ours)}, the {self._op(quantize)} before it"
+                    f" {_number(other)}"
+                )
+                suspect = self._quantizer(quantize, values, Cause(kind, text))
+                return replace(suspect, node=node, made=node.output[0])
+        return None
+
+    # ------------------------------------------------------------------ names
+
+    def _fault(self, suspect: Suspect, after: _State) -> Fault:
+        r = self._result
         return Fault(
             runtime=r.runtime,
             case=self._case,
-            module=module(node) or self._module(suspect.made),
+            module=module(suspect.node) or self._module(suspect.made),
             tensor=suspect.tensor,
-            nodes=(f"{node.op_type} {node.name}".strip(),),
+            nodes=(f"{self._op(suspect.node)} {suspect.node.name}".strip(),),
             operator="",
             wrong="file",
             error=suspect.error,
@@ -135,7 +349,7 @@ class QuantizedHunt:
             cause=suspect.cause.text,
             widened=Widened(None, reason="the file is quantized"),
             output=r.output,
-            output_error=before,
+            output_error=self._first.error,
             output_allowed=r.allowed,
             output_reason="",
             mended_error=after.error,
@@ -145,187 +359,26 @@ class QuantizedHunt:
     def _module(self, made: str) -> str:
         return next((m for reader in self._quantization.readers.get(made, ()) if (m := module(reader))), "")
 
-    # ------------------------------------------------------------------ suspects
+    def _name(self, node: onnx.NodeProto) -> str:
+        return node.name or node.output[0]
 
-    def _suspects(self) -> Iterator[Suspect]:
-        for node in self._proto.graph.node:
-            if node.op_type in INTEGER and quantizes(node):
-                suspect = self._integer(node)
-            elif node.op_type != DEQUANTIZE or not quantizes(node):
-                continue
-            else:
-                fixed = self._quantization.is_weight(node.output[0])
-                suspect = self._weight(node) if fixed else self._pair(node)
-            if suspect is not None:
-                yield suspect
+    def _op(self, node: onnx.NodeProto) -> str:
+        """The op of the file's node, which may quantize inside."""
+        return self._inside.get(self._name(node), node.op_type)
 
-    def _pair(self, node: onnx.NodeProto) -> Suspect | None:
-        q = self._quantization
-        quantize = q.makers.get(node.input[0])
-        if quantize is None or quantize.op_type != QUANTIZE:
-            return None
-        mine, theirs, source = q.scheme(node), q.scheme(quantize), quantize.input[0]
-        x, back = self._values[source], self._values[node.output[0]]
-        error = float(np.nanmax(np.abs(back - x), initial=0.0))
-        size = float(np.nanmax(np.abs(x), initial=0.0))
-        half = 0.5 * float(np.max(theirs.scale)) if theirs.scale is not None else float("nan")
-        suspect = Suspect(node, node.output[0], source, None, Cause("unknown", ""), error, half, size)
-        for kind, ours, other in (
-            ("scale", mine.scale, theirs.scale),
-            ("zero point", mine.zero_point, theirs.zero_point),
-        ):
-            if ours is not None and other is not None and not np.array_equal(ours, other):
-                text = f"{_called(node)} has {_number(ours)}, the QuantizeLinear before it {_number(other)}"
-                return replace(suspect, cause=Cause(kind, f"the {kind} of {text}"))
-        seen = self._ranges.get(source)
-        if seen:
-            return replace(suspect, cause=Cause("saturation", f"its scale is too small: {seen}"))
-        if seen is not None and 0 < seen.used < _COARSE:
-            text = f"its scale is too large: {source!r} takes {seen.used:.1%} of the range of {_called(quantize)}"
-            return replace(suspect, cause=Cause("coarse", text))
-        return None
+    def _shown(self, node: str) -> str:
+        """The same of "op name"."""
+        op, _, name = node.partition(" ")
+        return f"{self._inside.get(name, op)} {name}".strip()
 
-    def _weight(self, node: onnx.NodeProto) -> Suspect | None:
-        scheme, got = self._quantization.scheme(node), self._values[node.output[0]]
-        if got.ndim < 2 or scheme.scale is None:
-            return None
-        step = np.abs(spread(scheme.scale, got.shape, scheme.axis, scheme.block).astype(np.float64))
-        step = np.broadcast_to(step, got.shape)
-        name, right = self._nearest(got)
-        if right is None:
-            return None
-        off = np.abs(got - right)
-        worst = np.unravel_index(int(np.argmax(off / step)), off.shape)
-        suspect = Suspect(
-            node,
-            node.output[0],
-            node.output[0],
-            right,
-            Cause("weights", ""),
-            float(off[worst]),
-            float(step[worst] / 2),
-            float(np.abs(right).max()),
-        )
-        if float((off / step)[worst]) > _HALF:
-            return replace(suspect, cause=_wrong_weight(node, name, got, right, step))
-        if scheme.granularity == "tensor" and (apart := _apart(right)) > _APART:
-            text = f"one scale for all of {name!r}, whose channels differ {apart:.3g} times in size: give each its own"
-            return replace(suspect, cause=Cause("granularity", text))
-        return None
-
-    def _integer(self, node: onnx.NodeProto) -> Suspect | None:
-        """Look at the weight of a MatMulInteger or ConvInteger, whose scale is multiplied in behind it."""
-        q = self._quantization
-        codes, scale = q.constant(q.behind(node.input[1])), self._scale_behind(node)
-        if codes is None or scale is None:
-            return None
-        zero = q.constant(node.input[3]) if len(node.input) > 3 and node.input[3] else None
-        offset = np.zeros(()) if zero is None else zero.astype(np.float64)
-        got = (codes.astype(np.float64) - offset) * scale
-        name, right = self._nearest(got)
-        if right is None:
-            return None
-        step = np.broadcast_to(np.abs(scale), got.shape)
-        off = np.abs(got - right)
-        worst = np.unravel_index(int(np.argmax(off / step)), off.shape)
-        # A code that is clipped at the end of its range lies further away.
-        if float((off / step)[worst]) <= 1:
-            return None
-        return Suspect(
-            node,
-            node.output[0],
-            node.input[1],
-            right / scale + offset,
-            _wrong_weight(node, name, got, right, step),
-            float(off[worst]),
-            float(step[worst] / 2),
-            float(np.abs(right).max()),
-        )
-
-    def _scale_behind(self, node: onnx.NodeProto) -> Array | None:
-        """The weight's scale: the constant among what the product is multiplied with."""
-        q, name = self._quantization, node.output[0]
-        while (readers := q.readers.get(name, [])) and readers[0].op_type in ("Cast", "Reshape", "Mul"):
-            if readers[0].op_type == "Mul":
-                (other,) = [other for other in readers[0].input if other != name] or [name]
-                maker = q.makers.get(other)
-                both = [other, *([] if maker is None or maker.op_type != "Mul" else maker.input)]
-                constants = [value for each in both if (value := q.constant(each)) is not None]
-                return None if not constants else constants[0].astype(np.float64)
-            name = readers[0].output[0]
-        return None
-
-    def _nearest(self, got: Array) -> tuple[str, Array | None]:
-        """The model's parameter that a weight is next to, laid as it is; None where it is like none, as after a
-        migration."""
-        best: tuple[float, str, Array | None] = (_ALIKE, "", None)
-        for name, parameter in self._parameters.items():
-            for laid in (parameter, parameter.T):
-                if laid.shape == got.shape:
-                    size = float(np.sqrt(np.mean(laid**2)))
-                    away = float(np.median(np.abs(got - laid))) / size if size else np.inf
-                    best = min(best, (away, name, laid), key=lambda found: found[0])
-        return best[1], best[2]
+    def _called(self, node: onnx.NodeProto) -> str:
+        return f"{self._op(node)} {node.name!r}" if node.name else f"{node.op_type} of {node.output[0]!r}"
 
 
-def _wrong_weight(node: onnx.NodeProto, name: str, got: Array, right: Array, step: Array) -> Cause:
-    """What is wrong with a weight that is not within half a step of the parameter, by channels of either side."""
-    told = f"{_called(node)} gives {{}} of the model's {name!r}"
-    wrong = (np.abs(got - right) > _HALF * step).any(tuple(range(2, got.ndim)))
-    for axis in range(2):
-        channels = np.flatnonzero(wrong.any(1 - axis))
-        if not 0 < len(channels) < got.shape[axis]:
-            continue
-        rows, theirs = np.moveaxis(got, axis, 0)[channels], np.moveaxis(right, axis, 0)[channels]
-        steps = np.moveaxis(step, axis, 0)[channels]
-        others = [int(np.argmax([_cosine(row, other) for other in theirs])) for row in rows]
-        exchanged = sorted(others) == [*range(len(others))] and others != sorted(others)
-        if exchanged and all(_scaled(rows[i], theirs[k], steps[i]) for i, k in enumerate(others)):
-            pairs = ", ".join(f"{channels[k]} for {channels[i]}" for i, k in enumerate(others) if i != k)
-            return Cause("channels", told.format(f"other channels ({pairs})"))
-        if text := _factor(rows, theirs, steps):
-            kind = "zero point" if "steps" in text else "scale"
-            which = f"{'channel' if len(channels) == 1 else 'channels'} {', '.join(map(str, channels[:5]))}"
-            return Cause(kind, told.format(f"{text} in {which}"))
-    if text := _factor(got, right, step):
-        return Cause("zero point" if "steps" in text else "scale", told.format(text))
-    off = np.abs(got - right) / step
-    return Cause("weights", told.format(f"values that are off by up to {off.max():.3g} steps"))
-
-
-def _cosine(one: Array, other: Array) -> float:
-    size = float(np.sqrt((one * one).sum() * (other * other).sum()))
-    return float((one * other).sum()) / size if size else 0.0
-
-
-def _scaled(row: Array, other: Array, step: Array) -> bool:
-    """Whether a channel is another one, with its codes under a scale that is not its own."""
-    factor = float((row * other).sum() / (other * other).sum()) if other.any() else 0.0
-    return bool((np.abs(row - factor * other) <= step).all())
-
-
-def _factor(got: Array, right: Array, step: Array) -> str:
-    """Whether all is off by one factor, or by one number of steps; "" where by neither."""
-    factor = float((got * right).sum() / (right * right).sum()) if right.any() else 1.0
-    if abs(factor - 1) > _EQUAL and (np.abs(got - factor * right) <= step).all():
-        return f"{factor:.3g} times the values"
-    shift = float(np.median((got - right) / step))
-    if abs(shift) > _HALF and (np.abs(got - right - shift * step) <= 0.75 * step).all():
-        return f"values {shift:.3g} steps beside those"
-    return ""
-
-
-def _apart(weight: Array) -> float:
-    """The largest over the smallest size of a channel, of the axis where that is more."""
-    ratios = []
-    for axis in range(2):
-        sizes = np.abs(np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1)).max(1)
-        ratios.append(float(sizes.max() / sizes[sizes > 0].min()) if (sizes > 0).any() else 1.0)
-    return max(ratios)
-
-
-def _called(node: onnx.NodeProto) -> str:
-    return f"{node.op_type} {node.name!r}" if node.name else f"{node.op_type} of {node.output[0]!r}"
+def _largest(usual: Sequence[Mapping[str, Array]]) -> list[Mapping[str, Array]]:
+    """Of random inputs some of the larger half: a wrong range holds few elements by chance."""
+    ordered = sorted(usual, key=lambda feeds: sum(value.size for value in feeds.values()))
+    return ordered[len(ordered) // 2 :][:_USUAL]
 
 
 def _number(value: Array) -> str:

@@ -152,7 +152,7 @@ def _moved(array: Array, missing: Mapping[str, Array]) -> Iterator[tuple[str, in
     for name, parameter in missing.items():
         if parameter.size != array.size or len(squeezed(array.shape)) < 2:
             continue
-        for candidate in _arranged(_cast(parameter, array.dtype), array):
+        for candidate in arrangements(_cast(parameter, array.dtype), array):
             count = Rows.moved(array, candidate)
             if count:
                 yield name, count
@@ -162,7 +162,7 @@ def _moved(array: Array, missing: Mapping[str, Array]) -> Iterator[tuple[str, in
 def _computed_by_model(weight: Weight, array: Array, constants: Sequence[tuple[str, Array]]) -> Weight:
     """Take an accusation back where the model itself computes the weight from its parameters."""
     for name, computed in constants:
-        if computed.size == array.size and any(is_rounding_of(array, c) for c in _arranged(computed, array)):
+        if computed.size == array.size and any(is_rounding_of(array, c) for c in arrangements(computed, array)):
             return replace(weight, origin=Origin.FOLDED, parameter=name, difference=0.0, reason=f"computed by {name}")
     return weight
 
@@ -191,7 +191,7 @@ def _modules(proto: onnx.ModelProto, stored: Mapping[str, Array]) -> dict[str, s
 # ------------------------------------------------------------------ the same numbers
 
 
-def _arranged(parameter: Array, like: Array) -> Iterator[Array]:
+def arrangements(parameter: Array, like: Array) -> Iterator[Array]:
     """Give ``parameter``, of as many elements, in the shape of ``like``: as it lies, and with its dims in every fitting
     order."""
     yield parameter.reshape(like.shape)
@@ -232,7 +232,7 @@ class _Equals:
             self._by_key[array.dtype] = index
         alike = self._by_key[array.dtype].get(_key(array), [])
         found = [
-            n for n in alike if any(_equal(b, array) for b in _arranged(_cast(self._stored[n], array.dtype), array))
+            n for n in alike if any(_equal(b, array) for b in arrangements(_cast(self._stored[n], array.dtype), array))
         ]
         self._repeated[content] = found
         return found
@@ -297,7 +297,7 @@ def _origins(
     """Say what ``array`` is beside each of ``parameters`` that it is like."""
     for parameter, values_of in parameters.items():
         clock.require_time()
-        for arranged in _arranged(values_of, array):
+        for arranged in arrangements(values_of, array):
             origin = _beside(replace(weight, parameter=parameter), array, arranged, form)
             if origin is not None:
                 yield origin

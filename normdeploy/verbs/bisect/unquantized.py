@@ -1,0 +1,110 @@
+"""The file without its quantization: a float file, in which bisect searches as in any other.
+
+Each stored weight that is within half a step of the model's parameter is that parameter; no activation is rounded, and
+no range ends but at 0, which is how ReLU is written without a node. What is still wrong then, quantization did not do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from ...errors import GraphError
+from ...evaluate.core import Array
+from ...evaluate.quantize import limits
+from ...graphs.protos import captured
+from ...graphs.quantized import DEQUANTIZE, DYNAMIC, QUANTIZE, Quantization, quantizes
+from ...storage.protos import copied
+
+BEFORE_RELU = "_before_relu"  # the suffix of what a ReLU reads that stands in a zero point
+_PLAIN = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
+
+
+def unquantized(proto: onnx.ModelProto, weights: Mapping[str, Array]) -> onnx.ModelProto:
+    """Write ``proto`` without its quantization.
+
+    Args:
+        weights: what a DequantizeLinear of a weight gives, by the tensor that it makes; of a product of integers its
+        second operand, over the scale that is multiplied in behind it.
+
+    Raises:
+        GraphError: a product of integers reads codes whose scale is not next to it.
+    """
+    proto = copied(proto)
+    q, graph = Quantization(proto), proto.graph
+    del graph.value_info[:]
+    _move_relus(graph, q)
+    nodes = list[onnx.NodeProto]()
+    for node in graph.node:
+        if not quantizes(node):
+            nodes.append(node)
+        elif node.op_type in (QUANTIZE, DEQUANTIZE):
+            if node.op_type == DEQUANTIZE and q.is_weight(node.output[0]):
+                _store(graph, node.output[0], weights[node.output[0]])
+            elif not q.is_weight(node.input[0]):
+                op = "Relu" if node.op_type == QUANTIZE and _rectifies(q, node) else "Identity"
+                nodes.append(helper.make_node(op, node.input[:1], node.output[:1], node.name))
+        elif node.op_type == DYNAMIC:
+            codes, scale, zero = node.output
+            nodes.append(helper.make_node("Identity", node.input[:1], [codes], node.name))
+            _store(graph, scale, np.ones(()))
+            _store(graph, zero, np.zeros(()))
+        else:
+            nodes.append(_product(graph, q, node, weights))
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
+    read = {name for node in kept for name in (*node.input, *captured(node))} | {v.name for v in graph.output}
+    stored = [t for t in graph.initializer if t.name in read]
+    del graph.initializer[:]
+    graph.initializer.extend(stored)
+    return proto
+
+
+def _store(graph: onnx.GraphProto, name: str, value: Array) -> None:
+    graph.initializer.append(numpy_helper.from_array(np.asarray(value, np.float32), name))
+
+
+def _rectifies(q: Quantization, node: onnx.NodeProto) -> bool:
+    """Decide whether the range of a QuantizeLinear begins at 0."""
+    scheme = q.scheme(node)
+    if scheme.kind is None or "int" not in scheme.kind.name:
+        return False
+    zero = np.zeros(()) if scheme.zero_point is None else scheme.zero_point.astype(np.float64)
+    return bool((zero == limits(scheme.kind)[0]).all())
+
+
+def _move_relus(graph: onnx.GraphProto, q: Quantization) -> None:
+    """Rename tensors that only a quantizer with ReLU reads: that ReLU makes what the model calls so."""
+    for node in q.nodes:
+        if node.op_type != QUANTIZE or not quantizes(node) or not _rectifies(q, node):
+            continue
+        name = node.input[0]
+        maker = q.makers.get(name)
+        alone = len(q.readers[name]) == 1 and name not in q.outputs
+        if maker is None or maker.op_type == "Relu" or not alone or len(q.readers.get(node.output[0], ())) != 1:
+            continue
+        after = q.readers[node.output[0]][0]
+        if after.op_type != DEQUANTIZE or node.output[0] in q.outputs or after.output[0] in q.outputs:
+            continue
+        before = f"{name}{BEFORE_RELU}"
+        maker.output[:] = [before if made == name else made for made in maker.output]
+        node.input[0], node.output[0] = before, name
+        after.input[0] = name
+
+
+def _product(
+    graph: onnx.GraphProto, q: Quantization, node: onnx.NodeProto, weights: Mapping[str, Array]
+) -> onnx.NodeProto:
+    """Write a product of integers as one of floats, the weight without its zero point."""
+    maker = q.makers.get(node.input[0])
+    if maker is None or maker.op_type != DYNAMIC or node.output[0] not in weights:
+        raise GraphError(f"{node.op_type} {node.name!r} reads codes whose scale is not next to it")
+    weight = f"{node.output[0]}_weight"
+    _store(graph, weight, weights[node.output[0]])
+    plain = helper.make_node(_PLAIN[node.op_type], [node.input[0], weight], node.output[:1], node.name)
+    plain.attribute.extend(node.attribute)
+    return plain
