@@ -6,6 +6,7 @@ no range ends but at 0, which is how ReLU is written without a node. What is sti
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -55,6 +56,11 @@ def unquantized(proto: onnx.ModelProto, weights: Mapping[str, Array]) -> onnx.Mo
         else:
             nodes.append(_product(graph, q, node, weights))
     kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    # An op that quantizes inside gave its name to its pairs too.
+    names = Counter(node.name for node in kept)
+    for node in kept:
+        if names[node.name] > 1 and node.op_type in ("Identity", "Relu"):
+            node.name = ""
     del graph.node[:]
     graph.node.extend(kept)
     read = {name for node in kept for name in (*node.input, *captured(node))} | {v.name for v in graph.output}
