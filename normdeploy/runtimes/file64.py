@@ -58,6 +58,8 @@ _SEQUENCES = op_names("SplitToSequence SequenceAt SequenceConstruct ConcatFromSe
 _FIRST_ALONE = op_names("Pow Resize Upsample CumSum")
 _ORDERS = op_names("TopK ArgMax ArgMin NonMaxSuppression Unique")
 _SMALL = 2**16  # elements of a parameter that is disturbed, and more than one: an epsilon or exponent is what it is
+# Of float16, by its unit roundoff; the range of wider types is nobody's concern here.
+_SMALLEST_NORMAL = {2.0**-11: 2.0**-14}
 _APART = 1e-300  # of equal values, which any order may take; any other number absorbs it
 
 Change = Callable[[str, Array], Array]
@@ -280,11 +282,9 @@ class _Noise:
         if not _wide(value):
             return value
         drawn = self._rng.uniform(-1, 1, value.shape)
-        return (
-            value
-            + np.nan_to_num(unit * drawn * (np.abs(value) + extra), nan=0.0, posinf=0.0, neginf=0.0)
-            + apart * drawn
-        )
+        # Below the smallest normal number the type has one spacing, down to 0, which is exact.
+        size = np.where(value == 0, 0.0, np.maximum(np.abs(value), _SMALLEST_NORMAL.get(unit, 0.0)))
+        return value + np.nan_to_num(unit * drawn * (size + extra), nan=0.0, posinf=0.0, neginf=0.0) + apart * drawn
 
     def written(self, node: onnx.NodeProto, inputs: list[Any], name: str, value: Array) -> Array:
         unit = self.unit(name, node)

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from ...graphs.quantized import DEQUANTIZE
 from ...runtimes.ort import OrtRunner
 from ...sessions import EXACT_INTEGERS, FLOAT_OPERANDS, PROVIDERS, saturates_pairs
 from ...types import Progress
-from .candidates import Candidate
+from .candidates import Candidate, types_of
 from .judging import Trial
+from .originals import FileModel
+from .results import OutputResult
 from .spending import Clock
 
 _RULES = re.compile(r"Level\d_RuleBasedTransformer$")
@@ -90,6 +93,30 @@ def accuse(trial: Trial, progress: Progress, clock: Clock) -> None:
         elif wrong:
             progress("find the optimizer to blame", 0, 0)
             _blame(trial, candidate, {r.output for r in wrong}, sorted({r.case for r in wrong if r.case}), clock)
+            _leave_out_shared(trial, candidate, wrong)
+
+
+def _leave_out_shared(trial: Trial, candidate: Candidate, wrong: Sequence[OutputResult]) -> None:
+    """Judge no file by what the runtime does to its reference as well.
+
+    Where the two agree within what the file is allowed, the file is off by no more than the reference and that.
+    """
+    model = trial.model
+    if not isinstance(model, FileModel) or candidate.subject is None or candidate.subject.steps is not None:
+        return
+    make = partial(OrtRunner, model.path or model.proto, provider=candidate.provider)
+    subject = replace(candidate.subject, inputs={}, outputs={}, steps=None)
+    shared = Candidate(candidate.name, make, subject, types=types_of(model.proto.graph))
+    theirs = {r.output: r for r in trial.measured(shared, sorted({r.case for r in wrong}))}
+    for mine in wrong:
+        same = theirs.get(mine.output)
+        if same is None or same or not mine.max_abs_error <= same.max_abs_error + mine.allowed:
+            return
+    worst = max((theirs[r.output] for r in wrong), key=lambda r: r.max_abs_error)
+    candidate.unavailable = (
+        f"not judged: the runtime is off, not the file: {model.label} itself is off there by {worst.max_abs_error:.2g}"
+        f" in {worst.output}, allowed {worst.allowed:.2g}" + (f" ({candidate.advice})" if candidate.advice else "")
+    )
 
 
 def _leave_out_saturated(trial: Trial, plain: Mapping[tuple[str, str], Candidate]) -> None:

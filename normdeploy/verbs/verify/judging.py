@@ -279,6 +279,14 @@ class Trial:
         """Return whether one of ``outputs`` is wrong on an input that was run."""
         return any(tally.badness(self._own(*key)) > 1 for key, tally in candidate.tallies.items() if key[0] in outputs)
 
+    def measured(self, fresh: Candidate, names: Sequence[str]) -> list[OutputResult]:
+        """Run a candidate that is not loaded yet on the cases called ``names``, and return what it comes to."""
+        fresh.measures = Measures(self._policy, self._dataset)
+        with ExitStack() as stack:
+            fresh.load(stack)
+            self._run(fresh, names)
+        return self.results(fresh)
+
     def _own(self, output: str, kind: str) -> Tally:
         """Eager's tally of the kind of cases that a tally is of."""
         return self.eager.tallies[output, kind.removesuffix(AGAINST)]

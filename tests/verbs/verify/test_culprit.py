@@ -1,13 +1,17 @@
-"""Whether onnxruntime's optimizer is to blame, asked of verdicts alone."""
+"""Whether onnxruntime's optimizer is to blame, asked of verdicts alone, and of its reference."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import onnx
 import pytest
 
+import normdeploy
 from normdeploy.verbs.verify import culprit
-from normdeploy.verbs.verify.candidates import Candidate
+from normdeploy.verbs.verify.candidates import ON, Candidate
 from normdeploy.verbs.verify.results import OutputResult
 from normdeploy.verbs.verify.spending import Clock
 
@@ -35,3 +39,27 @@ def test_where_rules_decide_on_a_quantized_file_the_whole_optimizer_is_accused(
     culprit.accuse(trial, lambda *args: None, Clock(60.0))  # type: ignore[arg-type]
     assert bool(candidates[1].advice) == accused
     assert not candidates[0].advice
+
+
+@pytest.mark.parametrize(("epsilon", "right"), [(1e-5, True), (1.1e-5, False)])
+def test_runtime_that_is_off_on_the_reference_too_is_not_the_files_fault(
+    epsilon: float, right: bool, tmp_path: Path
+) -> None:
+    """onnxruntime fuses an RMS norm in double with an epsilon in float32."""
+
+    def write(value: float, name: str) -> Path:
+        proto = onnx.parser.parse_model("""<ir_version: 11, opset_import: ["" : 24]>
+            g (double[N, 12, 8] x) => (double[N, 12, 8] y) <int64[1] axes = {2}, double two = {2.0}> {
+              s = Pow(x, two) m = ReduceMean(s, axes) e = Add(m, eps) r = Sqrt(e) n = Div(x, r) y = Mul(n, gamma)
+            }""")
+        gamma = np.random.default_rng(0).standard_normal(8) + 1
+        for weight, numbers in (("gamma", gamma), ("eps", np.array(value))):
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(numbers, weight))
+        onnx.save(proto, tmp_path / name)
+        return tmp_path / name
+
+    comparison = normdeploy.verify(write(1e-5, "reference.onnx"), write(epsilon, "file.onnx"), seeds=1)
+    assert bool(comparison) == right, str(comparison)
+    told = [missed.reason for missed in comparison.not_run if missed.runtime == ON]
+    assert bool(told) == right
+    assert all("the runtime is off, not the file: reference.onnx itself is off" in reason for reason in told)

@@ -16,6 +16,7 @@ import normdeploy
 from normdeploy.loading import from_module
 from normdeploy.precision.retype import values
 from normdeploy.runtimes.eager import HalfRunner
+from normdeploy.runtimes.file64 import File64Runner
 from normdeploy.verbs.verify.candidates import OFF, ON, STEPWISE
 from normdeploy.verbs.verify.verify import Comparison, verify
 
@@ -131,3 +132,18 @@ def test_another_epsilon_of_a_float16_norm_with_a_bias_is_wrong(factor: float, r
     epsilon.CopyFrom(numpy_helper.from_array((values(epsilon) * factor).astype(np.float16), "epsilon"))
     onnx.save(half, tmp_path / "float16.onnx")
     assert bool(normdeploy.verify(tmp_path / "float32.onnx", tmp_path / "float16.onnx", seeds=2)) is right
+
+
+def test_roundings_of_subnormal_numbers_of_float16_have_its_one_spacing() -> None:
+    """A mean of squares of 1e-4 is such a number, and its spacing is a part of an epsilon of 1e-6."""
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 18]>
+        g (float16[N] x) => (float16[N] y) { y = Add(x, x) }""")
+    x = np.array([0.0, 1e-6, 1e-4, 1.0], np.float16)
+    runner = File64Runner(proto)
+    exact = runner.infer({"x": x})["y"]
+    away = np.max([np.abs(runner.rounded({"x": x}, seed)["y"] - exact) for seed in range(30)], axis=0)
+    assert away[0] == 0
+    # Half a spacing is 2⁻²⁵ below 2⁻¹⁴, and 2⁻¹¹ of the number above.
+    assert 2.0**-26 < away[1] <= 2.0**-25
+    assert 2.0**-12 < away[2] / exact[2] <= 2.0**-11
+    assert 2.0**-12 < away[3] / exact[3] <= 2.0**-11
