@@ -71,9 +71,9 @@ def _running(exact: Exact, place: int, parameters: Values) -> dict[int, Array]:
 
 
 def in_eval(proto: onnx.ModelProto, parameters: Values) -> tuple[onnx.ModelProto, list[str]]:
-    """Return a file with its BatchNormalizations in eval mode, and the names of the results of those that were not.
+    """Return a file with its BatchNormalizations and Dropouts in eval mode, and what the former gave that were not.
 
-    Running statistics of the model's names become the model's; none are named where only one node is in training mode.
+    Running statistics of the model's names become the model's; nothing for a single node.
     """
     changed = copied(proto)
     trained = [node for node in changed.graph.node if _is_trained(node)]
@@ -81,6 +81,10 @@ def in_eval(proto: onnx.ModelProto, parameters: Values) -> tuple[onnx.ModelProto
         return proto, []
     for node in trained:
         node.CopyFrom(_in_eval(node))
+    for node in changed.graph.node:
+        if node.op_type == "Dropout":
+            # Without its third input it drops nothing.
+            del node.input[2:]
     running = {node.input[i] for node in trained for i in _STATISTICS}
     for tensor in changed.graph.initializer:
         own = parameters.get(tensor.name)

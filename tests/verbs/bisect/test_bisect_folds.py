@@ -12,6 +12,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 from torch import nn
+from torch.nn import functional
 
 import normdeploy
 from normdeploy.verbs.bisect.hunt import Fault
@@ -37,6 +38,11 @@ class Block(nn.Module):
         x = torch.relu(self.norm(self.stem(x)))
         x = torch.relu(x + self.norm_two(self.two(torch.relu(self.norm_one(self.one(x))))))
         return self.head(x.mean((2, 3)))
+
+
+class Dropping(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(super().forward(x), 0.5, self.training)
 
 
 class Pooled(nn.Module):
@@ -97,7 +103,7 @@ def test_weight_of_a_folded_norm_is_named(tmp_path: Path) -> None:
 
 def test_all_norms_in_training_mode_are_one_fault(tmp_path: Path) -> None:
     options = {"training": torch.onnx.TrainingMode.TRAINING, "do_constant_folding": False}
-    (fault,) = faults(made(Block), made(Block).train(), tmp_path, **options)
+    (fault,) = faults(made(Dropping), made(Dropping).train(), tmp_path, **options)
     assert (fault.kind, len(fault.nodes), fault.mended) == ("training mode", 3, True)
 
 
