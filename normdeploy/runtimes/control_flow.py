@@ -20,6 +20,9 @@ _SCAN_SINCE = 9
 # More rounds take too long, one numpy call for each node and round.
 _MOST_ROUNDS = 100_000
 
+# Of a Loop that is tried in another's place, which may never end.
+MOST_TRIED = 64
+
 # The outputs of a body, in order, from its inputs in order.
 RunBody = Callable[[str, Sequence[Any]], Sequence[Any]]
 
@@ -64,32 +67,38 @@ def _free(graph: onnx.GraphProto) -> set[str]:
     return read - made - {""}
 
 
-def run_control_flow(node: onnx.NodeProto, inputs: Sequence[Any], opset: int, run: RunBody) -> list[Any]:
+class TooManyRounds(Exception):
+    """A Loop does not end within the rounds that it may take."""
+
+
+def run_control_flow(
+    node: onnx.NodeProto, inputs: Sequence[Any], opset: int, run: RunBody, most: int = _MOST_ROUNDS
+) -> list[Any]:
     """The outputs of an If, Loop or Scan.
 
     Args:
         run: runs the body of an attribute's name.
+        most: rounds that a Loop may take.
 
     Raises:
-        Unsupported: its form is one of old opsets, it reads a sequence, or it takes too many rounds.
+        Unsupported: its form is one of old opsets, or a Scan takes too many rounds.
+        TooManyRounds: a Loop takes more than ``most``.
     """
-    if any(isinstance(value, list) for value in inputs):
-        raise Unsupported(f"{node.op_type} of a sequence")
     if node.op_type == "If":
         return list(run("then_branch" if bool(np.asarray(inputs[0]).all()) else "else_branch", []))
-    return _loop(node, inputs, run) if node.op_type == "Loop" else _scan(node, inputs, opset, run)
+    return _loop(node, inputs, run, most) if node.op_type == "Loop" else _scan(node, inputs, opset, run)
 
 
-def _loop(node: onnx.NodeProto, inputs: Sequence[Any], run: RunBody) -> list[Any]:
-    most = optional(inputs, 0)
+def _loop(node: onnx.NodeProto, inputs: Sequence[Any], run: RunBody, most: int) -> list[Any]:
+    trips = optional(inputs, 0)
     goes_on = optional(inputs, 1)
     state = list(inputs[2:])
     condition = np.asarray(True if goes_on is None else bool(np.asarray(goes_on).all()))
     collected: list[list[Array]] = [[] for _ in range(len(body_of(node, "body").output) - 1 - len(state))]
     rounds = 0
-    while condition.all() and (most is None or rounds < int(np.asarray(most).reshape(()))):
-        if rounds >= _MOST_ROUNDS:
-            raise Unsupported(f"Loop of more than {_MOST_ROUNDS:,} rounds")
+    while condition.all() and (trips is None or rounds < int(np.asarray(trips).reshape(()))):
+        if rounds >= most:
+            raise TooManyRounds(f"{node.op_type} {node.name!r} takes more than {most:,} rounds")
         made = list(run("body", [np.asarray(rounds, np.int64), condition, *state]))
         condition = np.asarray(made[0])
         state = made[1 : 1 + len(state)]

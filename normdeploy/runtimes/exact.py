@@ -22,7 +22,7 @@ from ..precision.prepare import opset_of
 from ..precision.retype import FORMATS, values
 from ..precision.stepwise import widened
 from ..storage.protos import copied
-from . import control_flow
+from . import control_flow, sequences
 from .ort import OrtRunner
 
 Array = np.ndarray[Any, Any]
@@ -48,6 +48,11 @@ def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     """``proto`` without functions but this project's own, which the evaluator knows."""
     foreign = [(f.domain, f.name) for f in proto.functions if not belongs(f.domain, f.name)]
     return onnx.inliner.inline_selected_functions(proto, foreign) if foreign else proto
+
+
+def tensors_of(known: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the values that are tensors: a sequence is a list."""
+    return {name: value for name, value in known.items() if not isinstance(value, list)}
 
 
 def types_in(proto: onnx.ModelProto) -> dict[str, np.dtype]:
@@ -139,8 +144,8 @@ class Exact:
                 raise NotEvaluated(f"the value of {name!r} is not known")
         return self._wide[name]
 
-    def apply(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Values) -> Sequence[Array | None]:
-        """What one node writes, in float64 where it is floating.
+    def apply(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Values) -> Sequence[Any]:
+        """What one node writes, in float64 where it is floating: arrays, lists of them, None for what it leaves out.
 
         Raises:
             NotEvaluated: it can't be computed.
@@ -152,6 +157,8 @@ class Exact:
                 kind = widen(self.rounded(node.input[1], np.asarray(inputs[1]))).dtype
                 return (np.asarray(inputs[0]).astype(kind),)
             attrs = {a.name: _plain(onnx.helper.get_attribute_value(a)) for a in node.attribute}
+            if node.op_type in sequences.OPS and is_standard(node):
+                return (sequences.OPS[node.op_type](inputs, attrs),)
             domain = "" if node.domain == "ai.onnx" else node.domain
             return evaluate.apply(
                 node.op_type, inputs, attrs, opset=opset_of(self.proto), domain=domain, outputs=len(node.output)
@@ -178,27 +185,45 @@ class Exact:
     def _by_bodies(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Values) -> Sequence[Array | None]:
         """Run control flow with its bodies in float64; where its form is not known here, onnxruntime runs it."""
 
+        # A node that takes another's place has bodies of its own: each is made once for all rounds.
+        bodies: dict[str, Exact] = {}
+        around: dict[str, list[str]] = {}
+
         def run(name: str, given: Sequence[Any]) -> list[Any]:
             graph = control_flow.body_of(node, name)
-            body = self._body(node, name)
-            feeds = dict(zip((v.name for v in graph.input), map(np.asarray, given), strict=True))
-            feeds |= {seen: self.value(seen, known) for seen in control_flow.seen_by(node, name)}
+            if name not in bodies:
+                bodies[name] = self._body(node, name)
+                around[name] = control_flow.seen_by(node, name)
+            body = bodies[name]
+            feeds = dict(zip((v.name for v in graph.input), map(sequences.as_value, given), strict=True))
+            feeds |= {seen: self.value(seen, known) for seen in around[name]}
             made = body.run(range(len(body.nodes)), feeds)
             return [body.value(v.name, made) for v in graph.output]
 
         try:
-            return control_flow.run_control_flow(node, inputs, opset_of(self.proto), run)
+            opset = opset_of(self.proto)
+            if self._is_own(node):
+                return control_flow.run_control_flow(node, inputs, opset, run)
+            return control_flow.run_control_flow(node, inputs, opset, run, control_flow.MOST_TRIED)
+        except control_flow.TooManyRounds as error:
+            if self._is_own(node):
+                return self._by_runtime(node, inputs, known)
+            raise NotEvaluated(str(error)) from error
         except (evaluate.Unsupported, NotEvaluated):
             return self._by_runtime(node, inputs, known)
 
     def _body(self, node: onnx.NodeProto, name: str) -> Exact:
         """Return a body of a node: made once for a node of the file, anew for one that takes its place."""
         first = next(filter(None, node.output))
-        if node is not self.nodes[self.makers[first]]:
+        if not self._is_own(node):
             return self._made_body(node, name)
         if (first, name) not in self._bodies:
             self._bodies[first, name] = self._made_body(node, name)
         return self._bodies[first, name]
+
+    def _is_own(self, node: onnx.NodeProto) -> bool:
+        """Whether a node is the file's, and none that takes its place."""
+        return node is self.nodes[self.makers[next(filter(None, node.output))]]
 
     def _made_body(self, node: onnx.NodeProto, name: str) -> Exact:
         model = control_flow.body_model(node, name, self.proto, self.types)
@@ -215,7 +240,10 @@ class Exact:
         try:
             with OrtRunner(cut(self, [node], ends, feeds), optimize=False) as runner:
                 ran = runner.infer({name: feeds[name] for name in feeds if name not in self.constants})
-        except (GraphError, InputError, RuntimeUnavailable, RuntimeError) as error:  # the last of a sequence
+        except RuntimeError as error:
+            # onnxruntime's Python binding refuses a sequence in its own words.
+            raise NotEvaluated(f"{node.op_type} {node.name!r} makes a sequence, and has no float64 form") from error
+        except (GraphError, InputError, RuntimeUnavailable) as error:
             raise NotEvaluated(f"{node.op_type} {node.name!r} has no float64 form, and alone: {error}") from error
         return [
             (ran[name] if ran[name].dtype == object else widen(ran[name])) if name else None for name in node.output

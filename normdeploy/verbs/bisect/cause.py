@@ -8,14 +8,16 @@ from itertools import islice
 
 import numpy as np
 
-from ...runtimes.exact import Array, Change, Exact, NotEvaluated, Values
+from ...runtimes.exact import Array, Change, Exact, NotEvaluated, Values, tensors_of
 from ..verify.drift import distance
 from .changes import Cause, named
+from .differences import of_the_difference
 from .functions import other_function
 from .match import Spot
 from .number import solved
 from .program import Program
-from .trials import trials
+from .stored import weights
+from .trials import hidden_rows, trials
 
 # What explains nearly everything: a gamma that is off by the root of n / (n - 1) is a wrong weight too.
 _LAST = ("weights", "added", "input")
@@ -27,15 +29,17 @@ _TERMS = 20  # of a sum of products that take as long as an element
 _MOST = 300_000_000  # elements that the trials of one spot compute: a few seconds
 
 
-def cause_of(exact: Exact, known: Values, spot: Spot, program: Program, held: Values) -> Cause:
+def cause_of(exact: Exact, known: Values, spot: Spot, program: Program, held: Values, reference: Values) -> Cause:
     """Name the likely cause.
 
     Args:
         known: right values of all that the spot reads, float64.
         held: results of the model's operators that the file has too.
+        reference: of all the model's operators around the spot.
     """
-    values = exact.run(spot.places, known)
-    afresh = _Afresh(exact, values, spot)
+    every = exact.run(spot.places, known)
+    values = tensors_of(every)
+    afresh = Afresh(exact, every, spot)
     right = list[tuple[float, Cause]]()
     for cause, change in trials(exact, values, spot, program, held):
         error = afresh.error(change)
@@ -49,13 +53,34 @@ def cause_of(exact: Exact, known: Values, spot: Spot, program: Program, held: Va
     if not right and (function := other_function(exact, values, spot)) is not None:
         return function
     if right:
-        return min(right, key=lambda pair: (pair[1].kind in _LAST_OF_ALL, pair[1].kind in _LAST, pair[0]))[1]
+        return min(
+            right, key=lambda pair: (pair[1].kind in _LAST_OF_ALL, bool(pair[1].held), pair[1].kind in _LAST, pair[0])
+        )[1]
+    if (behind := _behind_hidden_rows(exact, values, spot, program, afresh)) is not None:
+        return behind
     if spot.left_out:
         return _left_out(exact, spot, program)
-    return _of_the_difference(values[spot.end], spot.expected, spot.allowed)
+    inputs = {name: value for name, value in values.items() if name in exact.inputs}
+    return of_the_difference(values[spot.end], spot, program, reference, inputs)
 
 
-class _Afresh:
+def _behind_hidden_rows(exact: Exact, values: Values, spot: Spot, program: Program, afresh: Afresh) -> Cause | None:
+    """A weight that explains what the rows leave that a mask hides whole."""
+    parameters = program.parameters(spot.operators)
+    for place in spot.places:
+        for _, hidden in hidden_rows(exact, place, values):
+            for p in spot.places:
+                for cause, change in weights(exact, p, parameters):
+                    both = Change(inputs={**hidden.inputs, **change.inputs}, given=change.given)
+                    if afresh.error(both) <= spot.allowed:
+                        text = (
+                            f"{cause.text}; the rows that the mask hides whole at {named(exact, place)} are wrong too"
+                        )
+                        return Cause("weights", text, p)
+    return None
+
+
+class Afresh:
     """Computes anew what a change touches of a spot, and nothing else, as long as the budget lasts.
 
     Args:
@@ -64,6 +89,7 @@ class _Afresh:
 
     def __init__(self, exact: Exact, values: Values, spot: Spot) -> None:
         self._exact, self._values, self._spot = exact, values, spot
+        self._tensors = tensors_of(values)
         self._left: float = _MOST
         self._reads = {p: exact.reads(exact.nodes[p]) for p in spot.places}
 
@@ -109,7 +135,7 @@ class _Afresh:
     def _work(self, place: int) -> float:
         """Return what computing a node takes, in elements of one that is computed element by element."""
         node = self._exact.nodes[place]
-        made = sum(self._values[name].size for name in node.output if name in self._values)
+        made = sum(self._tensors[name].size for name in node.output if name in self._tensors)
         weight = self._exact.weights.get(node.input[1]) if len(node.input) > 1 and node.op_type in _PRODUCTS else None
         terms = 0 if weight is None else math.prod(weight.dims[1:] if node.op_type == "Conv" else weight.dims[:1])
         return _NODE + made * (1 + terms / _TERMS)
@@ -133,22 +159,9 @@ def _left_out(exact: Exact, spot: Spot, program: Program) -> Cause:
     module, name = program.module(spot.node), spot.left_out
     readers = range(len(exact.nodes)) if name == spot.end else spot.places
     place = next(p for p in readers if name in exact.reads(exact.nodes[p]))
-    operator = f"{program.operator(spot.node)}{f' of {module}' if module else ''}"
-    return Cause("left out", f"{operator} is left out: {named(exact, place)} reads {spot.left_out!r} itself", place)
-
-
-def _of_the_difference(got: Array, expected: Array, allowed: float) -> Cause:
-    if got.size != expected.size:
-        return Cause("unknown", f"its shape is {list(got.shape)}, the model's is {list(expected.shape)}")
-    with np.errstate(all="ignore"):
-        got = got.reshape(expected.shape)
-        big = np.abs(expected) > 0.1 * np.abs(expected).max(initial=0)
-        factor = float(np.median((got / expected)[big])) if big.any() else math.nan
-        if (
-            math.isfinite(factor)
-            and factor
-            and np.abs(got / factor - expected).max(initial=0) <= allowed
-            and abs(factor - 1) > 1e-6
-        ):
-            return Cause("factor", f"it is {factor:.6g} times what the model has")
-    return Cause("unknown", "no single epsilon, axis, weight, ddof or factor explains it")
+    first, last = program.operator(spot.node), program.operator(spot.last or spot.node)
+    operators = f"{first}{f' to {last}' if last != first else ''}{f' of {module}' if module else ''}"
+    is_or_are = "are" if last != first else "is"
+    return Cause(
+        "left out", f"{operators} {is_or_are} left out: {named(exact, place)} reads {spot.left_out!r} itself", place
+    )

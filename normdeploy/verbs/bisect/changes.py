@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import onnx
 
-from ...runtimes.exact import Array, Exact, NotEvaluated
+from ...runtimes.exact import Array, Exact, NotEvaluated, Values
 
 Edit = Callable[[Array], Array]
 
@@ -16,14 +17,16 @@ Edit = Callable[[Array], Array]
 class Cause:
     """``kind``: "weights" | "epsilon" | "axis" | "ddof" | "left out" | "approximation" | "training mode" | "hidden row"
     | "overflow" | "underflow" | "factor" | "accuracy" | "optimizer" | "precision" | "added" | "preprocessing" |
-    "stale weights" | "state" | "order" | "input" | "attribute" | "body" | "number" | "operator" | "unknown".
-    ``text`` says what was found; ``place``: the node's, None if it may be one of several; ``instead``: the tensor that
-    replaces the node's result."""
+    "stale weights" | "state" | "constant" | "order" | "input" | "attribute" | "body" | "number" | "operator" |
+    "unknown". ``text`` says what was found; ``place``: the node's, None if it may be one of several; ``instead``: the
+    tensor that replaces the node's result; ``held``: tensors of the file with their right values, where the change is
+    that all their readers get these."""
 
     kind: str
     text: str
     place: int | None = None
     instead: str = ""
+    held: Values = field(default_factory=dict)
 
 
 def always(value: Array) -> Edit:
@@ -40,7 +43,7 @@ def constant(exact: Exact, name: str) -> Array | None:
         value = exact.value(name, {}) if name in exact.constants else None
     except NotEvaluated:
         return None
-    return value if value is not None and value.dtype.kind == "f" else None
+    return value if isinstance(value, np.ndarray) and value.dtype.kind == "f" else None
 
 
 def with_attribute(node: onnx.NodeProto, name: str, value: object) -> onnx.NodeProto:

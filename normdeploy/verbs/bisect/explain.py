@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 from ...runtimes.exact import Exact, Values
 from .cause import cause_of
 from .changes import Cause, named
+from .constants import wrong_constant
 from .match import Search, Spot
 from .program import Program
 
 _UNEXPLAINED = ("unknown", "left out", "factor")
+# A wrong constant may look like these at one of its readers.
+_BY_A_CONSTANT = (*_UNEXPLAINED, "number", "input", "added", "operator")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,25 +27,49 @@ class Explanation:
 
 
 def explanation(exact: Exact, program: Program, altered: Mapping[str, str], search: Search, spot: Spot) -> Explanation:
-    """Explain a spot by one change, else a wider one, else by a weight that is not the model's.
+    """Explain a spot by one change or a wrong constant, of a wider spot if need be, else by a wrong weight.
 
     Args:
         altered: weights of the file that are not the model's -> how they differ.
     """
     first = _explained(exact, program, search, spot)
-    if first.cause.kind not in _UNEXPLAINED:
+    if not _is_symptom(first.cause) and first.cause.kind not in _BY_A_CONSTANT:
         return _held(exact, search, first)
-    tried = {spot.places}
+    constant = _by_a_constant(exact, program, search)
+    if constant is not None:
+        return constant
+    if not _is_symptom(first.cause):
+        return _held(exact, search, first)
+    explained = [first]
     for wider in _wider(search):
-        if wider.places in tried:
+        if any(wider.places == other.spot.places for other in explained):
             continue
-        tried.add(wider.places)
         other = _explained(exact, program, search, wider)
-        if other.cause.kind not in _UNEXPLAINED:
+        # A number behind a result that is a multiple of the right one says less than that.
+        if (first.cause.kind, other.cause.kind) == ("factor", "number"):
+            continue
+        if not _is_symptom(other.cause):
             return _held(exact, search, other)
+        explained.append(other)
+    exchanged = next((other for other in explained if other.cause.held), None)
+    if exchanged is not None:
+        return exchanged
     if first.cause.kind == "unknown":
         return replace(first, cause=_altered(exact, altered, search, spot) or first.cause)
     return first
+
+
+def _by_a_constant(exact: Exact, program: Program, search: Search) -> Explanation | None:
+    whole = search.stretch()
+    cause = wrong_constant(exact, search.values, whole, search.fixed, program)
+    return None if cause is None else Explanation(spot=whole, cause=cause, known=search.known)
+
+
+def _is_symptom(cause: Cause) -> bool:
+    """Whether a cause says how a result differs, and not what makes it differ."""
+    # Two results are in each other's place where two weights or two parts of a Split are.
+    is_of_the_result = cause.kind == "order" and (cause.place is None or bool(cause.held))
+    return cause.kind in _UNEXPLAINED or is_of_the_result
 
 
 def _wider(search: Search) -> Iterator[Spot]:
@@ -60,7 +87,7 @@ def _explained(exact: Exact, program: Program, search: Search, spot: Spot) -> Ex
     made = {name for p in spot.places for name in exact.nodes[p].output}
     known = {name: value for name, value in search.values.items() if name not in made}
     held = {name: value for name, value in search.reference.items() if name in search.have}
-    return Explanation(spot=spot, cause=cause_of(exact, known, spot, program, held), known=known)
+    return Explanation(spot=spot, cause=cause_of(exact, known, spot, program, held, search.reference), known=known)
 
 
 def _held(exact: Exact, search: Search, explained: Explanation) -> Explanation:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +15,7 @@ from ...graphs.file_graph import widen
 from ...graphs.protos import module
 from ...precision.retype import FORMATS
 from ...precision.stepwise import stepwise
-from ...runtimes.exact import Array, Exact, Values, island, types_in
+from ...runtimes.exact import Array, Exact, NotEvaluated, Values, island, tensors_of, types_in
 from ...runtimes.ort import title
 from ...types import Progress
 from ..verify.candidates import ON, STEPWISE
@@ -25,6 +25,7 @@ from ..verify.originals import Original
 from ..verify.stored import stored_in
 from ..verify.verify import OutputResult
 from . import runtime as bisect_runtime
+from .cause import Afresh
 from .changes import Cause
 from .explain import explanation
 from .insides import pairs_with
@@ -35,6 +36,7 @@ from .reproduce import Reproduction
 from .runtime import HALVES, Units, Widened, Wrong
 from .stale import replaced
 from .training import BATCH, in_eval
+from .wiring import exchanged_tensors, of_one_source
 
 CUDA = title("cuda", optimize=False), title("cuda", optimize=True)
 MOST = 5  # faults that are looked for
@@ -78,12 +80,14 @@ class Fault:
 
 @dataclass(frozen=True)
 class _Trace:
-    """A fault, the right value of its tensor, the compared tensor that led to it, and its model."""
+    """A fault, the right value of its tensor, the compared tensor that led to it, and its model; ``held``: tensors with
+    right values that mend it, where these are others."""
 
     fault: Fault
     right: Array | None
     wrong: str
     reproduction: Reproduction | None = None
+    held: Values = field(default_factory=dict)
 
 
 class Hunt:
@@ -112,25 +116,69 @@ class Hunt:
         ran = self._exact if running is proto else Exact(running, types_in(running))
         self._units = Units(self._exact, ran, self._bench)
         self._altered, self._model = altered, model
-        self._first = FirstWrong(self._bench, in_order(pairs_with(model, proto)), self._exact, progress)
+        self._pairs, self._progress = in_order(pairs_with(model, proto)), progress
+        self._first = FirstWrong(self._bench, self._pairs, self._exact, progress)
+        self._buffers = self._program.buffers()
+        self._doubted = list[_Trace]()  # faults that, mended alone, leave the output more wrong
         self._value: Array | None = None  # of the output, when it was last looked at
         self.notes: list[str] = []
         self.reproduction: Reproduction | None = None
 
     def faults(self) -> list[Fault]:
-        """Those that make the output wrong, one after the other."""
-        point, named = self.at_output(), list[Fault]()
-        whole = None if point else self._everywhere(point)
+        """Those that make the output wrong: never none where it is."""
+        point = self.at_output()
+        if point:
+            return []
+        whole = self._everywhere(point)
         if whole is not None:
             return [whole]
+        named = self._one_by_one(point)
+        if len(named) == 1 and named[0].mended and named[0].kind != "unknown":
+            return named
+        if self._doubted and not (named and named[-1].mended):
+            named = self._together(point) or named
+        self._bench.held.clear()
+        together = self._exchanged(point)
+        if together is not None:
+            self.notes.clear()
+            return [together]
+        if all(fault.kind == "unknown" and not fault.mended for fault in named):
+            self.notes.clear()
+            return [self._likeliest(point)]
+        return named
+
+    def _together(self, point: Point) -> list[Fault]:
+        """Faults that make the output more wrong when one is mended alone, as of queries and keys; [] if all mended do
+        not make it right."""
+        notes = list(self.notes)
+        self.notes.clear()
+        self._bench.held.clear()
+        self._first = FirstWrong(self._bench, self._pairs, self._exact, self._progress)
+        named = self._one_by_one(point, keeps_worse=True)
+        if named and named[-1].mended:
+            return named
+        self.notes[:] = notes
+        return []
+
+    def _one_by_one(self, point: Point, *, keeps_worse: bool = False) -> list[Fault]:
+        """The first fault, and with it mended the next.
+
+        Args:
+            keeps_worse: a fault with a cause stays mended where that makes the output more wrong.
+        """
+        named = list[Fault]()
         for _ in range(MOST):
             if point:
                 break
-            trace = self._trace(point)
-            fault, right = trace.fault, trace.right
-            stored = None if right is None or fault.tensor == self._output else self._units.stored(fault.tensor, right)
-            if right is None or stored is None or not np.isfinite(stored.astype(np.float64))[np.isfinite(right)].all():
-                at_end = fault.tensor == self._output and right is not None
+            try:
+                trace = self._trace(point)
+            except NotEvaluated as refusal:
+                named.append(self.stretch(point, str(refusal)))
+                break
+            fault = trace.fault
+            mends = self._mending(trace)
+            if mends is None:
+                at_end = fault.tensor == self._output and trace.right is not None
                 fault = replace(
                     fault,
                     mended=at_end or bool(fault.widened.mends),
@@ -138,10 +186,14 @@ class Hunt:
                 )
                 _add(named, self._kept(trace, fault))
                 break
-            before, self._bench.held[fault.tensor] = self._value, stored
+            before, held = self._value, dict(self._bench.held)
+            self._bench.held |= mends
             after = self.at_output()
-            if worse(after, point) and trace.wrong in self._first.pairs and trace.wrong != self._output:
-                del self._bench.held[fault.tensor]
+            is_kept = keeps_worse and fault.kind != "unknown"
+            is_inner = trace.wrong in self._first.pairs and trace.wrong != self._output
+            if worse(after, point) and is_inner and not is_kept:
+                self._bench.held = held
+                self._doubted.append(trace)
                 self._first.drop(trace.wrong)  # no pair: what was taken for the right value is another tensor's
                 continue
             self._first.forget()
@@ -159,6 +211,63 @@ class Hunt:
                 f"{self._output!r} would still be wrong with what was found mended: there is more to find then"
             )
         return named
+
+    def _mending(self, trace: _Trace) -> dict[str, Array] | None:
+        """What is held to mend a fault; None where the type of its tensor can't hold that, and at the output."""
+        if trace.held:
+            return {name: self._units.stored(name, value) for name, value in trace.held.items()}
+        tensor, right = trace.fault.tensor, trace.right
+        if right is None or tensor == self._output:
+            return None
+        stored = self._units.stored(tensor, right)
+        return {tensor: stored} if np.isfinite(stored.astype(np.float64))[np.isfinite(right)].all() else None
+
+    def _exchanged(self, at_output: Point) -> Fault | None:
+        """The fault of a file in which two tensors of one source stand in each other's place: each mended alone leaves
+        the output as wrong."""
+        target = self._program.end(self._output)
+        places = self._exact.before([self._output])
+        known = {name: widen(value) for name, value in self._bench.own().items()}
+        try:
+            values = self._exact.run(places, known)
+            expected = self._bench.references([target])[target]
+        except (NotEvaluated, GraphError, InputError, RuntimeUnavailable):
+            return None
+        if expected.size != values[self._output].size:
+            return None
+        expected = expected.reshape(values[self._output].shape)
+        spot = Spot(tuple(places), self._output, expected, at_output.allowed)
+        afresh = Afresh(self._exact, values, spot)
+        tensors = tensors_of(values)
+        for cause, change in exchanged_tensors(self._exact, of_one_source(self._exact, tensors), tensors):
+            error = afresh.error(change)
+            if error <= spot.allowed:
+                made = [self._exact.makers[name] for name in cause.held if name in self._exact.makers]
+                numbers = (at_output.error, at_output.allowed, at_output.scale, at_output.reason)
+                fault = self._told(self._module(made), self._output, made, "file", numbers, cause, at_output)
+                return replace(fault, mended=True, mended_error=error)
+        return None
+
+    def _likeliest(self, at_output: Point) -> Fault:
+        """A fault that, mended alone, leaves the output more wrong, else the stretch that it lies in."""
+        doubted = sorted(self._doubted, key=lambda trace: trace.fault.kind == "unknown")
+        if doubted and doubted[0].fault.kind != "unknown":
+            return self._kept(doubted[0], doubted[0].fault)
+        return self.stretch(at_output, "no single change explains it")
+
+    def stretch(self, at_output: Point, why: str) -> Fault:
+        """The nodes between the last tensors that are right and the first that is not."""
+        first = FirstWrong(self._bench, self._pairs, self._exact, self._progress)
+        tensor = first.find(self._output)
+        starts = [name for name in first.frontier(tensor) if name != tensor]
+        places = self._exact.before([tensor], set(starts))
+        point = first.points.get(tensor) or at_output
+        before = ", ".join(map(repr, starts)) or "the inputs"
+        cause = Cause("unknown", f"{why}; it lies between {before}, right, and {tensor!r}, which is wrong")
+        node = first.pairs[tensor].node if tensor in first.pairs else ""
+        numbers = (point.error, point.allowed, point.scale, point.reason)
+        path = self._module(places) or self._program.module(node)
+        return self._told(path, tensor, places, "file", numbers, cause, at_output)
 
     def _everywhere(self, at_output: Point) -> Fault | None:
         """The fault of a file that is wrong all over: of another state of the model, or in training mode."""
@@ -266,7 +375,8 @@ class Hunt:
         known |= {name: reference[paired[name].node].reshape(shapes[name].shape) for name in starts}
         known |= {name: widen(value) for name, value in self._bench.held.items()}
         places = self._exact.before([tensor], known.keys())
-        return Search(self._exact, places, known, tensor, self._program, reference, allowed, right, node)
+        fixed = self._bench.references(self._program.fixed(operators)) | self._buffers
+        return Search(self._exact, places, known, tensor, self._program, reference, allowed, right, node, fixed)
 
     def _allowed(self, eager: Array, reference: Array) -> float:
         """The rule of ``verify``, for one tensor."""
@@ -285,14 +395,27 @@ class Hunt:
         places = spot.places if cause.place is None else (cause.place,)
         theirs = spot.last if [*places] == [self._exact.makers[spot.end]] and not spot.left_out else spot.node
         path = self._program.module(theirs) if spot.left_out else self._module(places) or self._program.module(theirs)
-        operator = self._program.operator(theirs) if theirs else ""
-        given = self._units.given(spot.places, known)
-        model = self._reproduction(spot.places, spot.end, given, spot.expected, spot.allowed, cause)
+        # A tensor that is held at its right value may have many readers, and stands for no operator.
+        operator = self._program.operator(theirs) if theirs and not cause.held else ""
+        alone = self._without_sequences(spot.places, {**search.values, **known})
+        given = self._units.given(alone, {**search.values, **known})
+        model = self._reproduction(alone, spot.end, given, spot.expected, spot.allowed, cause)
         fault = self._told(
             path, spot.end, places, "file", (error, spot.allowed, _scale(spot.expected), reason), cause, at_output
         )
         fault = replace(fault, operator=operator, widened=self._widened(spot.places))
-        return _Trace(fault, spot.expected, search.end, model)
+        return _Trace(fault, spot.expected, search.end, model, cause.held)
+
+    def _without_sequences(self, places: Sequence[int], values: Values) -> list[int]:
+        """``places``, and the makers of the sequences that they read: these are no inputs of a model."""
+        every = set(places)
+        while True:
+            made = {name for p in every for name in self._exact.nodes[p].output}
+            read = {name for p in every for name in self._exact.reads(self._exact.nodes[p])} - made
+            makers = {self._exact.makers[n] for n in read if isinstance(self._exact.value(n, values), list)}
+            if not makers:
+                return sorted(every)
+            every |= makers
 
     def _in_the_runtime(self, wrong: Wrong, search: Search, at_output: Point) -> _Trace:
         dtype = self._exact.types.get(wrong.end, np.dtype(np.float32))

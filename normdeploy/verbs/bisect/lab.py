@@ -82,9 +82,13 @@ class Bench(Laboratory):
             for i, name in enumerate(node.output):
                 if name in self.held:
                     node.output[i] = f"{name}_replaced"
+        for place in reversed(range(len(probed.graph.initializer))):
+            if probed.graph.initializer[place].name in self.held:
+                del probed.graph.initializer[place]
         for name, value in self.held.items():
             kind = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-            probed.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, value.shape))
+            if name not in given:
+                probed.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, value.shape))
         known = {v.name for v in probed.graph.output} | given | self.held.keys()
         probed.graph.output.extend(
             onnx.ValueInfoProto(name=name) for name in dict.fromkeys(tensors) if name not in known

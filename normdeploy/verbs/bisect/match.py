@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...runtimes.exact import Array, Exact, NotEvaluated, Values
+from ...runtimes.exact import Array, Exact, NotEvaluated, Values, tensors_of
 from .program import Program
 
 _SAMPLE = 64  # elements that are looked at first
@@ -87,21 +87,23 @@ class Search:
         operators: of the stretch and those that it starts from, with their values in float64 and what is allowed of
         each.
         target: the one whose value ``end`` should have.
+        fixed: the model's tensors that depend on no input.
     """
 
     def __init__(
         self, exact: Exact, places: Sequence[int], known: Values, end: str, program: Program, reference: Values,
-        allowed: Mapping[str, float], starts: Iterable[str], target: str,
+        allowed: Mapping[str, float], starts: Iterable[str], target: str, fixed: Values,
     ) -> None:  # fmt: skip
         self.exact, self.known, self.end, self.program = exact, known, end, program
-        self.reference, self.allowed, self.target = reference, allowed, target
+        self.reference, self.allowed, self.target, self.fixed = reference, allowed, target, fixed
         self.values = exact.run(places, known)
+        self.tensors = tensors_of(self.values)
         self.places = list(places)
         self.inner = [
             name
             for place in places
             for name in exact.nodes[place].output
-            if name in self.values and name not in exact.sizes
+            if name in self.tensors and name not in exact.sizes
         ]
         self.found = counterparts({name: self.values[name] for name in self.inner}, reference, allowed)
         self._starts = set(starts)
@@ -157,13 +159,14 @@ class Search:
     def left_out(self) -> Spot:
         """``end`` holds another tensor of the model: what makes of that the one that is wanted is not in the file."""
         expected = _shaped(self.reference[self.target], self.values[self.end])
-        place, operators = self.exact.makers[self.end], (self.target,)
+        place = self.exact.makers[self.end]
+        operators = tuple(self._strange()) or (self.target,)
         return Spot(
             (place,),
             self.end,
             expected,
             self.allowed[self.target],
-            self.target,
+            operators[0],
             self.target,
             operators,
             left_out=self.end,
@@ -179,12 +182,12 @@ class Search:
         if not suspects:
             return []
         head = self.exact.nodes[suspects[0]]
-        names = [n for n in self.exact.reads(head) if n in self.values and n not in self.exact.sizes]
+        names = [n for n in self.exact.reads(head) if n in self.tensors and n not in self.exact.sizes]
         names += [
             o
             for place in suspects[:_NEAR]
             for o in self.exact.nodes[place].output
-            if o in self.values and o != self.end
+            if o in self.tensors and o != self.end
         ]
         names += [n for place in suspects[:_NEAR] for n in self.exact.reads(self.exact.nodes[place]) if n in self.found]
         sizes = {name: self.values[name].size for name in names if self.values[name].dtype.kind == "f"}
@@ -216,7 +219,7 @@ class Search:
             values = self.exact.run(near, known)
         except NotEvaluated:
             return 0.0
-        after = {o: values[o] for o in outputs if o in values and o not in self.exact.sizes}
+        after = {o: v for o, v in tensors_of(values).items() if o in outputs and o not in self.exact.sizes}
         again = counterparts(after, self.reference, self.allowed)
         copies = set(counterparts({name: known[name]}, self.reference, self.allowed).get(name, ()))
         order = self.program.order

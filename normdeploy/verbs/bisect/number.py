@@ -16,6 +16,7 @@ _PLAIN = (0.0, 1.0, -1.0)
 _STEPS = 8  # of Newton's method, which two are enough for where the number enters linearly
 _MOVED = 2.0**-10  # relative, for the slope
 _SCALED = ("Softmax", "LogSoftmax", "Sigmoid", "Tanh", "Erf", "Exp", "Sin", "Cos", "Gelu")
+_SUMS = ("Add", "Sub", "Sum")
 _FEWEST = 4  # elements: fewer are met by a number that says nothing
 # What a spot's end is off by with a change; None where it can't be computed.
 Residual = Callable[[Change], "Array | None"]
@@ -61,13 +62,15 @@ def _numbers(exact: Exact, places: Sequence[int]) -> Iterator[_Number]:
         for name, value in stated(exact, node).items():
             if isinstance(value, float):
                 yield _Number(place=place, name=name, own=value, changed=_at_attribute(node, place, name))
+        # A scale that is left out before a node is 1.
         if node.op_type in _SCALED:
-            # A scale that is left out before it is 1.
-            yield _Number(place=place, name="an input scale of", own=1.0, changed=_before(place))
+            yield _Number(place=place, name="an input scale of", own=1.0, changed=_before(place, 0))
+        for i, name in enumerate(node.input) if node.op_type in _SUMS else ():
+            yield _Number(place=place, name=f"a scale of its input {name!r} of", own=1.0, changed=_before(place, i))
 
 
-def _before(place: int) -> Callable[[float], Change]:
-    return lambda value: Change(inputs={(place, 0): lambda x: x * value})
+def _before(place: int, i: int) -> Callable[[float], Change]:
+    return lambda value: Change(inputs={(place, i): lambda x: x * value})
 
 
 def _at_input(place: int, i: int) -> Callable[[float], Change]:

@@ -11,7 +11,7 @@ import torch
 
 from ...graphs.protos import module as module_of
 from ...model import Model
-from ...runtimes.exact import Array, Exact, NotEvaluated, inlined, types_in
+from ...runtimes.exact import Array, Exact, NotEvaluated, inlined, tensors_of, types_in
 from ..verify.originals import FileModel, Original
 from .folds import Fold, folds_of
 
@@ -53,6 +53,18 @@ class Program(ABC):
     def end(self, output: str) -> str:
         """Return the operator that gives an output."""
 
+    def fixed(self, names: Iterable[str]) -> list[str]:
+        """Return the operators that depend on no input and that ``names`` are computed from."""
+        return []
+
+    def origins(self, name: str) -> list[str]:
+        """Return the parameters and buffers that an operator is computed from."""
+        return []
+
+    def buffers(self) -> dict[str, Array]:
+        """Return the stored tensors that are no parameters, floating ones in float64."""
+        return {}
+
     def nodes(self, names: Iterable[str]) -> list[onnx.NodeProto]:
         """Return the ONNX nodes that operators are; none of a PyTorch graph."""
         return []
@@ -91,6 +103,39 @@ class TorchProgram(Program):
             rooted = node.op == "placeholder" or any(s.name in self._rooted for s in node.all_input_nodes)
             if rooted and (n in self._is_tensor or self._holds(n)):
                 self._rooted.add(n)
+
+        # In inputs alone.
+        self._fed = set[str]()
+        for n, node in self._nodes.items():
+            is_input = n in model.program.graph_signature.user_inputs
+            if is_input or any(s.name in self._fed for s in node.all_input_nodes if s.name in self._is_tensor):
+                self._fed.add(n)
+
+    def fixed(self, names: Iterable[str]) -> list[str]:
+        is_fixed = (self._ancestors(names) & self._is_tensor) - self._fed
+        return [name for name in self.order if name in is_fixed and self._nodes[name].op == "call_function"]
+
+    def origins(self, name: str) -> list[str]:
+        targets = {s.arg.name: s.target for s in self._model.program.graph_signature.input_specs}
+        every = self._ancestors([name]) if name in self._nodes else set()
+        return [target for source, target in targets.items() if source in every and target]
+
+    def _ancestors(self, names: Iterable[str]) -> set[str]:
+        """``names`` and all that they are computed from."""
+        seen, stack = set[str](), list(names)
+        while stack:
+            name = stack.pop()
+            if name not in seen:
+                seen.add(name)
+                stack += [s.name for s in self._nodes[name].all_input_nodes]
+        return seen
+
+    def buffers(self) -> dict[str, Array]:
+        program = self._model.program
+        parameters = set(program.graph_signature.parameters)
+        state = {**program.constants, **program.state_dict}
+        tensors = {n: t for n, t in state.items() if isinstance(t, torch.Tensor) and n not in parameters}
+        return {n: (t.double() if t.is_floating_point() else t).numpy() for n, t in tensors.items()}
 
     def inputs(self, name: str) -> list[str]:
         sources = self._nodes[name].all_input_nodes
@@ -189,7 +234,7 @@ class FileProgram(Program):
                 constants[name] = self._exact.value(name, {})
             except NotEvaluated:
                 continue
-        return {name: value for name, value in constants.items() if np.asarray(value).dtype.kind == "f"}
+        return {name: value for name, value in tensors_of(constants).items() if value.dtype.kind == "f"}
 
     def folds(self, names: Iterable[str]) -> dict[str, Fold]:
         return folds_of(self._model, self.parameters(names))

@@ -68,7 +68,7 @@ class Units:
         """The first node of a stretch that is wrong on right inputs."""
         for place in places:
             for end in self.original.nodes[place].output:
-                if end in right and right[end].dtype.kind == "f":
+                if isinstance(right.get(end), np.ndarray) and right[end].dtype.kind == "f":
                     judged = self.judged([place], end, right)
                     if judged:
                         return judged

@@ -205,6 +205,9 @@ def _windows(exact: Exact, node: onnx.NodeProto, values: Values) -> Iterator[dic
     pads = own.get("pads")
     for before, after in _shares(pads) if isinstance(pads, list) else ():
         yield {"pads": [*before, *after]}
+    if node.op_type == "ConvTranspose":
+        for extra in (0, 1):
+            yield {"output_padding": [extra] * len(kernel)}
     made = values.get(node.output[0])
     if made is None or made.size > _MOST_MADE:
         return

@@ -111,6 +111,20 @@ def _laid(parameter: Array, stored: Array) -> Array:
     return own
 
 
+def directions_exchanged(exact: Exact, place: int) -> Iterator[tuple[Cause, Change]]:
+    """Take the weights of the two directions of a recurrent node in each other's place."""
+    node = exact.nodes[place]
+    first = constant(exact, node.input[1]) if node.op_type in GATES else None
+    if first is not None and len(first) == 2:
+        text = f"{named(exact, place)}: the weights of its two directions are in each other's place"
+        read = [i for i, name in enumerate(node.input[:4]) if i and name]
+        yield Cause("weights", text, place), Change(inputs={(place, i): _reversed for i in read})
+
+
+def _reversed(value: Array) -> Array:
+    return value[::-1]
+
+
 def exchanged_weights(exact: Exact, places: Sequence[int]) -> Iterator[tuple[Cause, Change]]:
     """Take two weights of one shape in each other's place."""
     stored: dict[tuple[int, int], Array] = {}

@@ -16,18 +16,21 @@ from .changes import Cause, Edit, always, constant, named, with_attribute
 from .folds import EPSILONS
 from .match import Spot
 from .program import Program
+from .recurrent import GATES
 from .settings import as_the_model, integers_of_the_model, regrouped, settings, stated
-from .stored import all_weights, exchanged_weights, weights
+from .stored import all_weights, directions_exchanged, exchanged_weights, weights
 from .training import batch_statistics, training
 from .wiring import (
     added,
     at_another_index,
     at_another_range,
     exchanged,
+    exchanged_tensors,
     of_another_kind,
     operators_of_the_model,
     parts_exchanged,
     rewired,
+    siblings,
 )
 
 _LARGEST = 0.1  # of what is taken for an epsilon
@@ -51,11 +54,12 @@ def trials(exact: Exact, values: Values, spot: Spot, program: Program, held: Val
     yield from training(exact, spot.places, parameters)
     for place in spot.places:
         yield from weights(exact, place, whole)
+        yield from directions_exchanged(exact, place)
         yield from _states(exact, place, values, parameters)
         yield from _epsilons(exact, place, numbers)
         yield from _ddof(exact, place, values)
         yield from _attributes(exact, place, values)
-        yield from _hidden_rows(exact, place, values)
+        yield from hidden_rows(exact, place, values)
         yield from as_the_model(exact, place, program, spot.operators)
         yield from settings(exact, place, values)
         yield from regrouped(exact, place, values)
@@ -72,6 +76,9 @@ def trials(exact: Exact, values: Values, spot: Spot, program: Program, held: Val
     yield from batch_statistics(exact, spot.places, values, parameters)
     yield from all_weights(exact, spot.places, whole, folds)
     yield from exchanged_weights(exact, spot.places)
+    read = {name for p in spot.places for name in exact.reads(exact.nodes[p])}
+    pairs = siblings(exact, {name: value for name, value in values.items() if name in read})
+    yield from exchanged_tensors(exact, pairs, values)
     right = {name: held[name] for o in spot.operators for name in program.inputs(o) if name in held}
     for place in spot.places:
         yield from rewired(exact, place, values, right)
@@ -142,27 +149,45 @@ def _ddof(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Cha
 
 
 def _states(exact: Exact, place: int, values: Values, parameters: Values) -> Iterator[tuple[Cause, Change]]:
-    """The initial state of a recurrent layer that the file leaves out: zeros, by ONNX."""
+    """The initial states of a recurrent layer that the file leaves out: zeros, by ONNX."""
     node = exact.nodes[place]
-    last = {"LSTM": 6, "GRU": 5, "RNN": 5}.get(node.op_type, 0)
-    for i in range(5, last + 1):
-        stated = node.input[i] if len(node.input) > i else ""
-        start = _starting(exact, stated, values)
-        if (stated and (start is None or start.any())) or node.input[0] not in values:
-            continue
-        with_state = onnx.NodeProto()
-        with_state.CopyFrom(node)
-        with_state.input.extend([""] * (i + 1 - len(node.input)))
-        with_state.input[i] = _STATE
-        for name, value in parameters.items():
-            for state in _as_states(exact, node, value):
-                text = f"{named(exact, place)} starts from zeros, the model from {name!r}"
-                batch = values[node.input[0]].shape[1]
-                # Weights are often three-dimensional, and no state then.
-                if state.shape[1] not in (1, batch):
-                    continue
-                whole = np.broadcast_to(state, (len(state), batch, state.shape[2]))
-                yield Cause("state", text, place), Change(nodes={place: with_state}, given={_STATE: whole})
+    if node.op_type not in GATES or node.input[0] not in values:
+        return
+    choices = [
+        list(_stored_states(exact, node, values, parameters)) if _starts_from_zeros(exact, node, i, values) else []
+        for i in range(5, 7 if node.op_type == "LSTM" else 6)
+    ]
+    alone = [((5 + i, *state),) for i, states in enumerate(choices) for state in states]
+    together = [((5, *state), (6, *cell)) for state, cell in itertools.product(choices[0], choices[-1])]
+    for chosen in [*alone, *(together if node.op_type == "LSTM" else [])]:
+        changed = onnx.NodeProto()
+        changed.CopyFrom(node)
+        given: dict[str, Array] = {}
+        for i, _, state in chosen:
+            changed.input.extend([""] * (i + 1 - len(changed.input)))
+            changed.input[i] = f"{_STATE} {i}"
+            given[f"{_STATE} {i}"] = state
+        names = " and ".join(repr(name) for _, name, _ in chosen)
+        text = f"{named(exact, place)} starts from zeros, the model from {names}"
+        yield Cause("state", text, place), Change(nodes={place: changed}, given=given)
+
+
+def _starts_from_zeros(exact: Exact, node: onnx.NodeProto, i: int, values: Values) -> bool:
+    stated = node.input[i] if len(node.input) > i else ""
+    start = _starting(exact, stated, values)
+    return not stated or (start is not None and not start.any())
+
+
+def _stored_states(
+    exact: Exact, node: onnx.NodeProto, values: Values, parameters: Values
+) -> Iterator[tuple[str, Array]]:
+    """Yield the parameters that may be a state of a layer, for each sequence of the batch."""
+    batch = values[node.input[0]].shape[1]
+    for name, value in parameters.items():
+        for state in _as_states(exact, node, value):
+            # Weights are often three-dimensional, and no state then.
+            if state.shape[1] in (1, batch):
+                yield name, np.broadcast_to(state, (len(state), batch, state.shape[2]))
 
 
 def _starting(exact: Exact, name: str, values: Values) -> Array | None:
@@ -211,7 +236,7 @@ def _attributes(exact: Exact, place: int, values: Values) -> Iterator[tuple[Caus
             yield Cause("axis", text, place), Change(inputs={(place, 1): always(np.array(other))})
 
 
-def _hidden_rows(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:
+def hidden_rows(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:
     """Rows of an attention that the mask hides whole, where torch gives 0 (`masked_rows`): the softmax is 0 there for
     all that read it."""
     node = exact.nodes[place]

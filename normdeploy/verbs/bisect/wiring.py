@@ -17,10 +17,20 @@ from .program import Program
 _MOST_INPUTS = 4  # of a Concat, whose orders are all tried; of more each two are exchanged
 _MOST_INDICES = 64  # of an axis, which are all tried
 _MOST_COMPARED = 10_000_000  # elements, of rows with rows
+_MOST_SIBLINGS = 64  # pairs that are exchanged
+_VIEWS = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _MOST_READ = 32  # tensors that are read in another's place
 _JOINING = ("Add", "Sub", "Mul", "Div", "MatMul", "Concat", "Where", "Sum")
 # Ops that an exchange of these inputs changes.
-_ORDERED = {"Sub": (0, 1), "Div": (0, 1), "Pow": (0, 1), "MatMul": (0, 1), "Where": (1, 2), "Less": (0, 1)}
+_ORDERED = {
+    "Sub": (0, 1),
+    "Div": (0, 1),
+    "Pow": (0, 1),
+    "MatMul": (0, 1),
+    "Where": (1, 2),
+    "Less": (0, 1),
+    "Greater": (0, 1),
+}
 
 # Operators that stand where another of their row should: of the same inputs, and no attributes that matter.
 _ALIKE = (
@@ -32,6 +42,8 @@ _ALIKE = (
     ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"),
     ("Add", "Sub", "Mul", "Div"),
     ("Max", "Min"),
+    ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal"),
+    ("And", "Or", "Xor"),
     ("Sin", "Cos"),
     ("Floor", "Ceil", "Round"),
     ("MaxPool", "AveragePool"),
@@ -168,6 +180,44 @@ def rewired(exact: Exact, place: int, values: Values, right: Values) -> Iterator
         for other, value in islice(others.items(), _MOST_READ):
             text = f"{named(exact, place)} reads {name!r}, with {other!r} in its place it is right"
             yield Cause("input", text, place), Change(inputs={(place, i): always(value.reshape(read.shape))})
+
+
+def siblings(exact: Exact, values: Values) -> Iterator[tuple[str, str]]:
+    """Yield each two tensors of one shape that nodes of one kind make, or that enter the file."""
+    kinds = {name: exact.nodes[exact.makers[name]].op_type if name in exact.makers else "" for name in values}
+    names = [name for name in values if name in exact.inputs or (kinds[name] and name not in exact.sizes)]
+    for one, other in itertools.combinations(names, 2):
+        a, b = values[one], values[other]
+        if kinds[one] == kinds[other] and a.shape == b.shape and a.dtype == b.dtype and not np.array_equal(a, b):
+            yield one, other
+
+
+def of_one_source(exact: Exact, values: Values) -> Iterator[tuple[str, str]]:
+    """Yield each two siblings that are taken from one tensor, or that enter the file."""
+    sources = {name: exact.nodes[exact.makers[name]].input[:1] if name in exact.makers else () for name in values}
+    groups: dict[tuple[str, ...], dict[str, Array]] = {}
+    for name, value in values.items():
+        groups.setdefault(tuple(sources[name]), {})[name] = value
+    for group in groups.values():
+        yield from siblings(exact, group)
+
+
+def exchanged_tensors(exact: Exact, pairs: Iterable[tuple[str, str]], values: Values) -> Iterator[tuple[Cause, Change]]:
+    """Give all readers of two tensors the other one."""
+    for one, other in islice(pairs, _MOST_SIBLINGS):
+        held = {one: values[other], other: values[one]}
+        sources = [_source(exact, one), _source(exact, other)]
+        places = [exact.makers[name] for name in sources if name in exact.makers]
+        told = " and ".join(named(exact, place) for place in dict.fromkeys(places))
+        text = f"{f'{told}: ' if told else ''}{sources[0]!r} and {sources[1]!r} are in each other's place"
+        yield Cause("order", text, places[0] if places else None, held=held), Change(given=held)
+
+
+def _source(exact: Exact, name: str) -> str:
+    """The tensor that another one is a mere view of."""
+    while (place := exact.makers.get(name)) is not None and exact.nodes[place].op_type in _VIEWS:
+        name = exact.nodes[place].input[0]
+    return name
 
 
 def added(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:

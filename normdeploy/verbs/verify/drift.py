@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 import torch
 
-from ...graphs.protos import forget_dim_names, module, real
+from ...graphs.protos import captured, forget_dim_names, module, real
 from ...model import Model
 from ...precision.calibrate import loadable
 from ...runtimes import RunResult
@@ -125,7 +125,8 @@ def boundaries_of_file(proto: onnx.ModelProto) -> tuple[dict[str, set[str]], dic
     boundaries: dict[str, set[str]] = {}
     for place, node in enumerate(proto.graph.node):
         path = module(node)
-        data = [name for name in node.input if name in paths]
+        # A body reads the tensors around it.
+        data = [name for name in dict.fromkeys([*node.input, *sorted(captured(node))]) if name in paths]
         if not data:
             continue  # a constant
         edges += [(name, paths[name], path) for name in data]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import ml_dtypes
 import numpy as np
@@ -37,7 +37,8 @@ class Tally:
     ``absolute`` and ``relative`` are the largest errors, ``scale`` the largest |reference|; ``ties`` counts integers
     that differ where the reference itself hangs on a rounding. ``broken`` says what no error can express: a NaN,
     another shape, another integer; ``lost`` is the error of a floating output there, NaN or infinite.
-    ``worst`` is the element that comes nearest to its bound, or exceeds it most, where each has one.
+    ``worst`` is the element that comes nearest to its bound, or exceeds it most, where each has one. ``failed``: the
+    cases that are broken or leave such a bound.
     """
 
     dtype: np.dtype
@@ -49,6 +50,7 @@ class Tally:
     broken: str = ""
     lost: float = float("nan")
     worst: Worst | None = None
+    failed: list[str] = field(default_factory=list)
 
     def add(
         self,
@@ -81,6 +83,8 @@ class Tally:
             broken = self._integers(value, reference, explained)
         else:
             broken, lost = self._floats(case, value, reference, bound, peer)
+        if broken:
+            self.failed.append(case)
         if broken and not self.broken:
             self.broken, self.lost, self.case = broken, lost, case
         self.case = self.case or case
@@ -134,6 +138,8 @@ class Tally:
             ratios = np.where(error > 0, error / allowed, 0.0)
         place = np.unravel_index(int(ratios.argmax()), ratios.shape)
         worst = Worst(float(ratios[place]), float(error[place]), float(allowed[place]), case)
+        if worst.ratio > 1:
+            self.failed.append(case)
         before = self.worst
         # Once a case fails, bounds of later ones are of fewer draws, so the ratio alone does not say that one is worse.
         if before is None or (worst.ratio > before.ratio and (before.ratio <= 1 or worst.error > before.error)):

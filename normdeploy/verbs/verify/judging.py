@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +27,7 @@ from .policy import Policy
 from .results import KINDS, NOT_JUDGED, OutputResult, decided, judged, plainness
 from .spending import Clock, processor_time
 from .steps import AGAINST, ROUNDED, UNROUNDED, VOID, CaseBudget, UnroundedReference
+from .where import only_where
 
 _HALF_TYPES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _NARROW = 3  # nodes without a float64 form, named
@@ -454,7 +455,18 @@ class Trial:
         if not result and candidate.advice:
             reason = f"{result.reason}; {candidate.advice}" if result.reason else candidate.advice
             result = replace(result, reason=reason, culprit=candidate.culprit)
+        where = "" if result or candidate.failure else self._only_where(mine.values())
+        if where:
+            result = replace(result, reason="; ".join(filter(None, (result.reason, where))))
         yield replace(result, file=candidate.file, precision=self.precision)
+
+    def _only_where(self, tallies: Iterable[Tally]) -> str:
+        """Say which integers of an input every case has that fails, and no other."""
+        names = {case.removesuffix(AGAINST) for tally in tallies for case in tally.failed}
+        # Samples of a dataset have rules of their own.
+        answers = [answer for answer in self.answers if answer.case.kind != DATASET]
+        failed = [answer.feeds for answer in answers if answer.case.name in names]
+        return only_where(failed, [answer.feeds for answer in answers if answer.case.name not in names])
 
     def _quantized(self, candidate: Candidate, result: OutputResult) -> OutputResult:
         """The verdict on a quantized file: with what its steps do, and why it fails."""

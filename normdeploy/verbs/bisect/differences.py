@@ -1,0 +1,123 @@
+"""What the difference of two tensors says: a factor, another order, a branch that is left out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...runtimes.exact import Array, Values
+from .changes import Cause
+from .match import Spot
+from .program import Program
+
+_MOST_AXES = 4  # whose orders are all tried
+_MOST_PLACES = 16  # of the first element, which others may equal
+_MOST_COMPARED = 10_000_000  # elements, of slices with slices
+
+
+def of_the_difference(got: Array, spot: Spot, program: Program, held: Values, inputs: Values) -> Cause:
+    """Name what turns a result into the right one.
+
+    Args:
+        held: results of the model's operators, float64.
+        inputs: of the model.
+    """
+    expected, allowed = spot.expected, spot.allowed
+    if got.size != expected.size:
+        return Cause("unknown", f"its shape is {list(got.shape)}, the model's is {list(expected.shape)}")
+    branch = _branch(got, spot, program, held) or _of_an_input(got, spot, program, inputs)
+    if branch is not None:
+        return branch
+    order = _order(got, expected, allowed)
+    if order is not None:
+        return order
+    with np.errstate(all="ignore"):
+        got = got.reshape(expected.shape)
+        big = np.abs(expected) > 0.1 * np.abs(expected).max(initial=0)
+        factor = float(np.median((got / expected)[big])) if big.any() else math.nan
+        if (
+            math.isfinite(factor)
+            and factor
+            and np.abs(got / factor - expected).max(initial=0) <= allowed
+            and abs(factor - 1) > 1e-6
+        ):
+            return Cause("factor", f"it is {factor:.6g} times what the model has")
+    return Cause("unknown", "no single epsilon, axis, weight, ddof or factor explains it")
+
+
+def _branch(got: Array, spot: Spot, program: Program, held: Values) -> Cause | None:
+    """The operator that joins the result with one of the model's that the file does not compute: a residual, a gate."""
+    for joint in reversed((*spot.operators, spot.last)):
+        for name in program.inputs(joint) if joint else ():
+            other = held.get(name)
+            if other is None or other.dtype.kind != "f" or not _joins(got, other, spot):
+                continue
+            module = program.module(name) or program.module(joint)
+            source = f"{program.operator(name)}{f' of {module}' if module else ''}"
+            return Cause("left out", f"{program.operator(joint)} with the result of {source} is left out")
+    return None
+
+
+def _of_an_input(got: Array, spot: Spot, program: Program, inputs: Values) -> Cause | None:
+    for name, value in inputs.items():
+        if spot.last and value.dtype.kind == "f" and _joins(got, value, spot):
+            return Cause("left out", f"{program.operator(spot.last)} with the input {name!r} is left out")
+    return None
+
+
+def _joins(got: Array, other: Array, spot: Spot) -> bool:
+    """Whether a sum, difference, product or quotient of the two is what the model has."""
+    expected = spot.expected
+    try:
+        other = np.broadcast_to(other, expected.shape)
+    except ValueError:
+        return False
+    own = got.reshape(expected.shape)
+    with np.errstate(all="ignore"):
+        joined = (own + other, own - other, other - own, own * other, own / other)
+        return any(bool((np.abs(value - expected) <= spot.allowed).all()) for value in joined)
+
+
+def _order(got: Array, expected: Array, allowed: float) -> Cause | None:
+    """The order of axes, or of the slices of one axis, in which the result is right."""
+    if got.dtype.kind != "f" or not 1 < got.ndim <= _MOST_AXES:
+        return None
+    for perm in itertools.permutations(range(got.ndim)):
+        turned = got.transpose(perm)
+        if list(perm) != sorted(perm) and _is(turned.reshape(expected.shape), expected, allowed):
+            return Cause("order", f"with its axes in the order {list(perm)} it is right")
+    if got.shape != expected.shape:
+        return None
+    shift = _shift(got, expected, allowed)
+    if shift is not None:
+        return Cause("order", f"rolled by {shift} along its axes it is right")
+    for axis, indices in _indices(got, expected, allowed):
+        return Cause("order", f"with the slices {indices} of its axis {axis} in this order it is right")
+    return None
+
+
+def _shift(got: Array, expected: Array, allowed: float) -> list[int] | None:
+    """How far each axis is rolled, by where the first element is found."""
+    near = np.argwhere(np.abs(got - expected.flat[0]) <= allowed)
+    for place in near[:_MOST_PLACES]:
+        shift = [-int(i) for i in place]
+        if any(shift) and _is(np.roll(got, shift, tuple(range(got.ndim))), expected, allowed):
+            return shift
+    return None
+
+
+def _indices(got: Array, expected: Array, allowed: float) -> Iterator[tuple[int, list[int]]]:
+    for axis, size in enumerate(got.shape):
+        if size < 2 or got.size * size > _MOST_COMPARED:
+            continue
+        rows, wanted = (np.moveaxis(value, axis, 0).reshape(size, -1) for value in (got, expected))
+        near = (np.abs(rows[None] - wanted[:, None]) <= allowed).all(-1)
+        if near.any(-1).all():
+            yield axis, near.argmax(-1).tolist()
+
+
+def _is(one: Array, other: Array, allowed: float) -> bool:
+    return bool((np.abs(one - other) <= allowed).all())
