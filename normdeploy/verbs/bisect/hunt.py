@@ -144,7 +144,7 @@ class Hunt:
             return [together]
         if all(fault.kind == "unknown" and not fault.mended for fault in named):
             self.notes.clear()
-            return [self._likeliest(point)]
+            return self._likeliest() or named or [self.stretch(point, "no single change explains it")]
         return named
 
     def _together(self, point: Point) -> list[Fault]:
@@ -248,12 +248,10 @@ class Hunt:
                 return replace(fault, mended=True, mended_error=error)
         return None
 
-    def _likeliest(self, at_output: Point) -> Fault:
-        """A fault that, mended alone, leaves the output more wrong, else the stretch that it lies in."""
-        doubted = sorted(self._doubted, key=lambda trace: trace.fault.kind == "unknown")
-        if doubted and doubted[0].fault.kind != "unknown":
-            return self._kept(doubted[0], doubted[0].fault)
-        return self.stretch(at_output, "no single change explains it")
+    def _likeliest(self) -> list[Fault]:
+        """The first fault with a cause that, mended alone, leaves the output more wrong."""
+        doubted = [trace for trace in self._doubted if trace.fault.kind != "unknown"]
+        return [self._kept(trace, trace.fault) for trace in doubted[:1]]
 
     def stretch(self, at_output: Point, why: str) -> Fault:
         """The nodes between the last tensors that are right and the first that is not."""
