@@ -138,9 +138,9 @@ def subjects(
         notes += matched.notes
         subject = replace(subject, inputs=matched.inputs, outputs=matched.outputs)
         subject = replace(subject, types=subject.named(subject.types))
-        if subject.precision and own_unit >= UNITS[subject.precision]:
+        if any(own_unit >= UNITS[half] for half in subject.computing.halves):
             # The model computes in half itself, and its own roundings say where.
-            subject = replace(subject, precision="")
+            subject = replace(subject, precision="", computing=replace(subject.computing, lowered=()))
         proto = graphs[subject.label]
         if is_quantized(proto) and not rounding_model:
             subject, note = _budgeted(subject, proto)
@@ -342,8 +342,8 @@ def candidates_of(compared: Sequence[Subject], runners: Sequence[str] = ()) -> t
         for name in dict.fromkeys(runners):
             make = partial(GuestRunner, name, subject.path)
             candidates.append(Candidate(title_of_guest(required(name)), make, subject, types=subject.types))
-        # onnxruntime's CPU provider runs float16 itself, and no bfloat16.
-        if subject.precision or "bf16" in subject.computing.halves:
+        # onnxruntime's CPU provider has no bfloat16, and computes single float16 nodes in float32, without their Casts.
+        if subject.precision or subject.computing.lowered or "bf16" in subject.computing.halves:
             wide = {n: np.dtype(np.float32) if is_float(t) else t for n, t in subject.types.items()}
             candidates.append(Candidate(STEPWISE, partial(_stepwise, subject.path), subject, types=wide))
     if len(files) == len(compared):
@@ -383,7 +383,6 @@ def _stepwise(path: Path) -> Runner:
         RuntimeUnavailable: the file holds half precision in a body of control flow.
     """
     try:
-        proto = stepwise(inlined(load_onnx(path)))
+        return OrtRunner(stepwise(inlined(load_onnx(path))), optimize=False)
     except GraphError as error:
         raise RuntimeUnavailable(str(error)) from error
-    return OrtRunner(proto, optimize=False)

@@ -42,12 +42,13 @@ class Computing:
     """``precision``: "fp16" or "bf16" where a file is judged as in half, else "".
 
     ``halves``: the half types that it holds anywhere; ``coarser``: tensors of a type that is coarser than the one by
-    which the file is judged, in the graph's order.
+    which the file is judged, in the graph's order; ``lowered``: what nodes of a wider file compute in half precision.
     """
 
     precision: str = ""
     halves: frozenset[str] = frozenset()
     coarser: tuple[str, ...] = ()
+    lowered: tuple[str, ...] = ()
 
 
 def computing(proto: onnx.ModelProto) -> Computing:
@@ -68,7 +69,8 @@ def computing(proto: onnx.ModelProto) -> Computing:
     products = [kind for n in nodes if n.op_type in _PRODUCTS if (kind := _kind(n, types, stored)) is not None]
     ends = [types[v.name] for v in proto.graph.output if types.get(v.name) in (*_FLOATS, *_HALVES)]
     precision = _most(products) or _most(every) or _all(ends)
-    return Computing(precision, halves, tuple(_coarser(proto.graph, types, precision)))
+    lowered = [] if precision else [name for n in nodes for name in n.output if types.get(name) in _HALVES]
+    return Computing(precision, halves, tuple(_coarser(proto.graph, types, precision)), tuple(lowered))
 
 
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:

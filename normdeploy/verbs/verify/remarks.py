@@ -8,12 +8,12 @@ from ...runtimes.ort import NAMES
 from ...storage.files import load_onnx
 from ...storage.record import recorded
 from .audit import Origin, Weight
-from .candidates import FLOATS, Candidate, Subject
+from .candidates import FLOATS, STEPWISE, Candidate, Subject
 from .judging import Trial
 from .originals import OWN, run_by
 from .results import OutputResult
 
-_NAMED = 3  # weights that a note names
+_NAMED = 3  # weights or tensors that a note names
 
 
 def computed(weights: Sequence[Weight]) -> list[str]:
@@ -31,8 +31,16 @@ def computed(weights: Sequence[Weight]) -> list[str]:
 
 
 def _few(weights: Sequence[Weight]) -> str:
-    names = [f"{w.name} in {w.module}" if w.module else w.name for w in weights[:_NAMED]]
-    return ", ".join(names) + (", …" if len(weights) > _NAMED else "")
+    return ", ".join(f"{w.name} in {w.module}" if w.module else w.name for w in weights[:_NAMED]) + _more(weights)
+
+
+def _quoted(tensors: Sequence[str]) -> str:
+    """Return the first few names, quoted."""
+    return ", ".join(map(repr, tensors[:_NAMED])) + _more(tensors)
+
+
+def _more(every: Sequence[object]) -> str:
+    return ", …" if len(every) > _NAMED else ""
 
 
 def remarks(trials: Mapping[str, Trial], candidates: Sequence[Candidate], results: Sequence[OutputResult]) -> list[str]:
@@ -63,6 +71,17 @@ def remarks(trials: Mapping[str, Trial], candidates: Sequence[Candidate], result
     for file in dict.fromkeys(c.file for c in candidates if c.file not in made):
         notes.append(f"no runtime could be run on {file}: nothing is shown about it")
     return notes
+
+
+def lowered(subjects: Sequence[Subject], results: Sequence[OutputResult]) -> list[str]:
+    """Name what single nodes of a file compute in half precision, where that is what is wrong with it."""
+    failed = {r.file for r in results if r.runtime == STEPWISE and not r}
+    return [
+        f"{s.label} computes {_quoted(s.computing.lowered)} in half precision, and the rest wider. onnxruntime's CPU"
+        " provider runs such nodes in float32, other runtimes do not: take these nodes out of half precision"
+        for s in subjects
+        if s.label in failed and s.computing.lowered
+    ]
 
 
 def other_forms(subjects: Sequence[Subject], results: Sequence[OutputResult]) -> list[str]:

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import normdeploy
+from normdeploy.verbs.verify.candidates import STEPWISE
 from normdeploy.verbs.verify.computing import computing
 from tests.half_graphs import text
 
@@ -164,3 +165,31 @@ def test_bodies_deep_inside_each_other_are_read_once() -> None:
     ]
     graph = helper.make_graph(list(body.node), "top", inputs, list(body.output))
     assert computing(helper.make_model(graph)).precision == ""
+
+
+ISLAND = """<ir_version: 8, opset_import: ["": 17]> net (float[batch,16] x) => (float[batch,16] y)
+  <float epsilon = {{0.00001}}, float large = {{300.0}}> {{
+    scaled = Mul (x, large)
+    mean = ReduceMean <axes = [1]> (scaled)
+    centered = Sub (scaled, mean)
+    down = {down} (centered)
+    product = {op}
+    up = {up} (product)
+    variance = ReduceMean <axes = [1]> (up)
+    raised = Add (variance, epsilon)
+    deviation = Sqrt (raised)
+    y = Div (centered, deviation)
+  }}"""
+
+
+@pytest.mark.parametrize("to", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+@pytest.mark.parametrize("op", ["Mul (down, down)", "Abs (down)"])
+def test_nodes_in_half_inside_a_float32_file_are_judged_in_half(op: str, to: int, tmp_path: Path) -> None:
+    """onnxruntime's CPU provider computes them in float32, and drops the Casts, with its optimizer off too."""
+    for name, down, up in (("wide", "Identity", "Identity"), ("island", f"Cast <to = {to}>", "Cast <to = 1>")):
+        onnx.save(onnx.parser.parse_model(ISLAND.format(op=op, down=down, up=up)), tmp_path / f"{name}.onnx")
+    comparison = normdeploy.verify(tmp_path / "wide.onnx", tmp_path / "island.onnx", seeds=2)
+    assert not comparison
+    assert {r.runtime for r in comparison.results if not r} >= {STEPWISE}
+    assert not any("disable_specified_optimizers" in note for note in comparison.notes), comparison.notes
+    assert any("computes 'product' in half precision" in note for note in comparison.notes), comparison.notes
