@@ -39,6 +39,7 @@ from .exact import Exact, NotEvaluated
 from .file64 import File64Runner
 from .shifted import shifts_of, taken_back
 
+_MOVES = frozenset({"Gather", "GatherElements", "GatherND", "Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze"})
 _ROOM = 1.0 + 1e-6  # steps beyond a range: half of one rounds back, and a rounded zero point moves the range by another
 
 
@@ -58,6 +59,18 @@ class _Stepped(Exact):
         self.seen: dict[str, Saturation] = {}
         self.clipped: set[str] = set()  # what quantizers made of values beyond their ranges, in the last plain run
         self.shifts = shifts_of(self)
+        self.tables = self._tables()
+
+    def _tables(self) -> frozenset[str]:
+        """What nodes take out of stored codes that are dequantized afterwards: an embedding's rows are."""
+        tables: set[str] = set()
+        for node in self.nodes:
+            name = node.input[0] if node.op_type == DEQUANTIZE else ""
+            while (maker := self.makers.get(name)) is not None and self.nodes[maker].op_type in _MOVES:
+                taken, name = name, self.nodes[maker].input[0]
+                if name in self.stored and taken not in self.stored:
+                    tables.add(taken)
+        return frozenset(tables)
 
     def apply(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Mapping[str, Array]) -> Sequence[Array | None]:
         try:
@@ -65,6 +78,8 @@ class _Stepped(Exact):
                 return self._quantization(node, inputs, known)
         except (Unsupported, ValueError, TypeError, IndexError) as error:
             raise NotEvaluated(f"{node.op_type} {node.name!r}: {error}") from error
+        if self.draw.weights is not None and self.tables.intersection(node.output):
+            inputs = [self._disturbed(node, np.asarray(inputs[0]), ()), *inputs[1:]]
         results = super().apply(node, inputs, known)
         if self.draw.weights is None or not node.output or node.output[0] not in self.shifts:
             return results

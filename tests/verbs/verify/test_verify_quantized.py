@@ -484,3 +484,35 @@ def test_one_weight_of_a_convolution_in_front_of_relu_is_still_seen(tmp_path: Pa
     onnx.save(proto, path)
     found = normdeploy.verify(model, path, inputs=specs)
     assert [r.verdict for r in found.results if r.runtime == UNROUNDED] == ["fail"]
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        "e = Gather (codes, ids)  t = Transpose <perm = [1, 0, 2]> (e)  d = DequantizeLinear (t, scale, zero)",
+        "e = Gather (codes, ids)  d0 = DequantizeLinear (e, scale, zero)  d = Transpose <perm = [1, 0, 2]> (d0)",
+    ],
+    ids=["dequantized at last", "dequantized at once"],
+)
+@pytest.mark.parametrize(("factor", "right"), [(1.0, True), (1.05, False)])
+def test_rows_of_a_quantized_table_have_the_half_step_of_its_codes(
+    reads: str, factor: float, right: bool, tmp_path: Path
+) -> None:
+    """onnxruntime's `quantize_dynamic` writes embeddings so: Gather of codes, then DequantizeLinear."""
+    rng = np.random.default_rng(0)
+    table, weight = rng.standard_normal((40, 16)).astype(np.float32), rng.standard_normal((16, 8)).astype(np.float32) / 4
+    scale = np.float32((table.max() - table.min()) / 255)
+    zero = np.uint8(np.rint(-table.min() / scale))
+    codes = np.clip(np.rint(table / scale) + zero, 0, 255).astype(np.uint8)
+
+    def save(name: str, rows: str, **held: np.ndarray) -> Path:
+        head = '<ir_version: 9, opset_import: ["": 17]> net (int64[n,t] ids) => (float[t,n,8] y)'
+        proto = onnx.parser.parse_model(f"{head} {{ {rows}  h = MatMul (d, weight)  y = Tanh (h) }}")
+        for key, value in {"weight": weight, **held}.items():
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), key))
+        onnx.save(proto, tmp_path / name)
+        return tmp_path / name
+
+    wide = save("wide.onnx", "e = Gather (table, ids)  d = Transpose <perm = [1, 0, 2]> (e)", table=table)
+    quantized = save("int8.onnx", reads, codes=codes, scale=np.float32(scale * factor), zero=zero)
+    assert bool(normdeploy.verify(wide, quantized, inputs=["ids:int64[n,t]{0:40}"], seeds=2)) is right
