@@ -7,7 +7,7 @@ is stated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -21,6 +21,7 @@ _OUTLIER = 1e3  # times a usual value
 _PLACED = 3  # floating inputs into which a NaN or Inf is placed, each by itself
 _ROW_CASES = 8  # to reach every row of a table
 _EVERY = 16  # sizes up to here are run one by one, above it those around powers of two
+_SMALL = 100  # the largest magnitude of an integer of which nothing is known
 _KEPT = 0.5  # of the elements of an integer input, where one is tried that a file names
 _QUANTIZED_WORK = 1e10  # floating-point operations of one run of a quantized file: some two seconds in float64
 _WORK = 2e9  # floating-point operations of one run, spent on more sizes; each is run about seven times
@@ -41,11 +42,12 @@ class Integers:
     """What is known of integer inputs whose range nobody states, beside 0 and 1.
 
     ``named``: by input, the integers that a file compares it with. ``examples``: the example call of the model, of all
-    its inputs; {} where there is none.
+    its inputs; {} where there is none. ``free``: the inputs that no file takes for a size or for rows of a table.
     """
 
     named: Mapping[str, Sequence[int]] = field(default_factory=dict)
     examples: Mapping[str, np.ndarray] = field(default_factory=dict)
+    free: Collection[str] = ()
 
 
 def battery(
@@ -69,6 +71,7 @@ def battery(
     integers = integers or Integers()
     cases += _named(model, opt, seeds, integers.named)
     cases += _as_called(model, seeds, integers.examples)
+    cases += _wide(model, opt, seeds, integers.free)
     ran = {case.sizes for case in cases}
     limit = largest_sizes(model, most).limit
     spent, each = 0.0, max(work, 100.0 * elements(model, opt))
@@ -131,6 +134,28 @@ def _with_value(
         return feeds
 
     return make
+
+
+def _wide(model: Signature, opt: Mapping[str, int], seeds: int, free: Collection[str]) -> Iterator[Case]:
+    """Random inputs in which the free integers are small numbers of both signs: a division or a comparison does with
+    them what it does not do with 0 and 1. A flag that is none of both may take a half model beyond its range."""
+    wide = tuple(_widened(spec) if spec.name in free and is_open(spec) else spec for spec in model.inputs)
+    if wide == model.inputs:
+        return
+    told = ", ".join(
+        f"{spec.name} from {spec.range[0]} to {spec.range[1] - 1}"
+        for spec, old in zip(wide, model.inputs, strict=True)
+        if spec is not old and spec.range is not None
+    )
+    widened = Signature(inputs=wide, outputs=model.outputs, kind=model.kind)
+    for seed in range(seeds):
+        name = f"seed {seed}{at_sizes(opt)}, {told}"
+        yield Case(name, EXTREME, _sampled(widened, seed, opt), promised=False, sizes=tuple(opt.items()))
+
+
+def _widened(spec: InputSpec) -> InputSpec:
+    kind = np.iinfo(spec.dtype)
+    return replace(spec, range=(max(kind.min, -_SMALL), min(kind.max, _SMALL) + 1))
 
 
 def _as_called(model: Signature, seeds: int, examples: Mapping[str, np.ndarray]) -> Iterator[Case]:

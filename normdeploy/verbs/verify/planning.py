@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -84,23 +84,22 @@ def _integers(model: Original, compared: Sequence[Subject]) -> Integers:
     whole = {spec.name for spec in model.inputs if spec.dtype.startswith(("int", "uint"))}
     if not whole:
         return Integers()
-    return Integers(_named(model, compared, whole), _example(model) if any(map(is_open, model.inputs)) else {})
-
-
-def _named(model: Original, compared: Sequence[Subject], whole: Collection[str]) -> dict[str, list[int]]:
-    """Return the integers with which the model's own file, and then the others, compare inputs that are no sizes and
-    no rows of tables."""
-    named: dict[str, list[int]] = {}
     own = [(model.proto, dict[str, str]())] if isinstance(model, FileModel) else []
     files = [(load_onnx(s.path, external_data=False), s.inputs) for s in compared if not s.runtime]
+    named: dict[str, list[int]] = {}
+    taken = set[str]()
+    # What the model's own file compares an input with comes first: the number of those that are tried is limited.
     for proto, names in (*own, *files):
         edges = edges_of(proto)
+        used = {*edges.sized, *edges.limits}
+        taken |= {names.get(theirs, theirs) for theirs in used}
         for theirs, values in edges.values.items():
             ours = names.get(theirs, theirs)
-            if ours in whole and theirs not in edges.sized and theirs not in edges.limits:
+            if ours in whole and theirs not in used:
                 found = named.setdefault(ours, [])
                 found += [v for v in map(math.floor, values[:_THRESHOLDS]) if v not in found]
-    return named
+    examples = _example(model) if any(map(is_open, model.inputs)) else {}
+    return Integers(named, examples, whole - taken)
 
 
 def _example(model: Original) -> dict[str, np.ndarray]:

@@ -52,3 +52,22 @@ def test_integers_as_large_as_those_of_the_example_call_are_tried(tmp_path: Path
         path = tmp_path / f"{most}.onnx"
         torch.onnx.export(Padded(most).eval(), args, path, dynamo=False, input_names=["x", "lengths"])
         assert bool(verify(Padded(6).eval(), path, args, seeds=2)) is right
+
+
+@pytest.mark.parametrize(("dtype", "wrong"), [("int64", "Mod<fmod = 1>"), ("int32", "Mod<fmod = 1>"), ("int64", "Min")])
+def test_integers_that_are_no_sizes_and_no_rows_take_both_signs(dtype: str, wrong: str, tmp_path: Path) -> None:
+    text = f"""<ir_version: 8, opset_import: ["" : 17]> net ({dtype}[n] i) => ({dtype}[n] y)
+      <{dtype} three = {{3}}> {{ y = OP (i, three) }}"""
+    right = text.replace("OP", "Mod" if "Mod" in wrong else "Identity").replace("Identity (i, three)", "Identity (i)")
+    reference = written(tmp_path / "right.onnx", right)
+    assert verify(reference, written(tmp_path / "same.onnx", right), seeds=1)
+    assert not verify(reference, written(tmp_path / "wrong.onnx", text.replace("OP", wrong)), seeds=1)
+
+
+def test_rows_of_a_table_are_not_drawn_beyond_it(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> net (int64[n] i) => (float[n] y)
+      <float[3] table = {1, 2, 3}> { y = Gather (table, i) }"""
+    reference = written(tmp_path / "right.onnx", text)
+    comparison = verify(reference, reference, seeds=1)
+    assert comparison
+    assert not any("i from" in case for case in comparison.cases)

@@ -500,7 +500,10 @@ def test_rows_of_a_quantized_table_have_the_half_step_of_its_codes(
 ) -> None:
     """onnxruntime's `quantize_dynamic` writes embeddings so: Gather of codes, then DequantizeLinear."""
     rng = np.random.default_rng(0)
-    table, weight = rng.standard_normal((40, 16)).astype(np.float32), rng.standard_normal((16, 8)).astype(np.float32) / 4
+    table, weight = (
+        rng.standard_normal((40, 16)).astype(np.float32),
+        rng.standard_normal((16, 8)).astype(np.float32) / 4,
+    )
     scale = np.float32((table.max() - table.min()) / 255)
     zero = np.uint8(np.rint(-table.min() / scale))
     codes = np.clip(np.rint(table / scale) + zero, 0, 255).astype(np.uint8)
