@@ -28,6 +28,7 @@ __all__ = ["atomic", "bodies", "load_onnx", "opened_model", "save_onnx", "sha256
 
 PROTOBUF_LIMIT = 2**31 - 1  # bytes; a message can't be longer
 _TOLD = 400  # characters of what onnx's checker says
+_SMALL = 2**12  # bytes of a weight outside the file that is always read: larger ones hold no sizes and no thresholds
 # Bytes that weights may share beyond the size of their files.
 _SHARED = 64 << 20
 _APART = "normdeploy.contrib"  # a domain that the checker knows nothing of
@@ -109,8 +110,9 @@ def _in_a_line(message: str) -> str:
 
 
 def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.ModelProto:
-    """Read and check an ONNX file; with ``external_data`` the weights outside it too. Nodes that stand in no valid
-    order are put into one, a size of -1 is an open one (`opened_sizes`), and sparse tensors are written out.
+    """Read and check an ONNX file; with ``external_data`` all weights outside it too, else the small ones, among which
+    are the sizes, thresholds and scales of its nodes. Nodes that stand in no valid order are put into one, a size of -1
+    is an open one (`opened_sizes`), and sparse tensors are written out.
 
     Raises:
         GraphError: there is no such file, it is truncated or no ONNX, it breaks the specification, it holds a compiled
@@ -152,17 +154,18 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
         onnx.checker.check_model(str(source) if readable is None else readable)  # by path: the only way above 2 GB
     except (onnx.checker.ValidationError, ValueError) as error:
         raise GraphError(f"{source.name} breaks the ONNX specification: {_in_a_line(str(error))}") from error
-    if external_data:
-        for tensor, (file, offset, length) in zip(outside, places, strict=True):
-            try:
-                with open(file, "rb") as stream:
-                    stream.seek(offset)
-                    tensor.raw_data = stream.read(length)
-            except (OSError, MemoryError, OverflowError) as error:
-                message = f"can't read the {length} bytes of the weight {tensor.name!r} from {file.name!r}"
-                raise GraphError(f"{message}: {_why(error)}") from error
-            tensor.ClearField("external_data")
-            tensor.ClearField("data_location")
+    for tensor, (file, offset, length) in zip(outside, places, strict=True):
+        if not external_data and length > _SMALL:
+            continue
+        try:
+            with open(file, "rb") as stream:
+                stream.seek(offset)
+                tensor.raw_data = stream.read(length)
+        except (OSError, MemoryError, OverflowError) as error:
+            message = f"can't read the {length} bytes of the weight {tensor.name!r} from {file.name!r}"
+            raise GraphError(f"{message}: {_why(error)}") from error
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
     if has_sparse(proto):
         write_dense(proto)
     return proto

@@ -22,6 +22,7 @@ _PLACED = 3  # floating inputs into which a NaN or Inf is placed, each by itself
 _ROW_CASES = 8  # to reach every row of a table
 _EVERY = 16  # sizes up to here are run one by one, above it those around powers of two
 _SMALL = 100  # the largest magnitude of an integer of which nothing is known
+_BYTE = 8  # bits
 _KEPT = 0.5  # of the elements of an integer input, where one is tried that a file names
 _QUANTIZED_WORK = 1e10  # floating-point operations of one run of a quantized file: some two seconds in float64
 _WORK = 2e9  # floating-point operations of one run, spent on more sizes; each is run about seven times
@@ -138,7 +139,10 @@ def _with_value(
 
 def _wide(model: Signature, opt: Mapping[str, int], seeds: int, free: Collection[str]) -> Iterator[Case]:
     """Random inputs in which the free integers are small numbers of both signs: a division or a comparison does with
-    them what it does not do with 0 and 1. A flag that is none of both may take a half model beyond its range."""
+    them what it does not do with 0 and 1. Those of 8 bits take all values of their type, as the pixels of an image
+    do. A wider one that is no flag may take a half model beyond its range."""
+    whole = all(np.iinfo(spec.dtype).bits == _BYTE for spec in model.inputs if spec.name in free and is_open(spec))
+    kind = "random" if whole else EXTREME
     wide = tuple(_widened(spec) if spec.name in free and is_open(spec) else spec for spec in model.inputs)
     if wide == model.inputs:
         return
@@ -150,12 +154,14 @@ def _wide(model: Signature, opt: Mapping[str, int], seeds: int, free: Collection
     widened = Signature(inputs=wide, outputs=model.outputs, kind=model.kind)
     for seed in range(seeds):
         name = f"seed {seed}{at_sizes(opt)}, {told}"
-        yield Case(name, EXTREME, _sampled(widened, seed, opt), promised=False, sizes=tuple(opt.items()))
+        yield Case(name, kind, _sampled(widened, seed, opt), promised=False, sizes=tuple(opt.items()))
 
 
 def _widened(spec: InputSpec) -> InputSpec:
     kind = np.iinfo(spec.dtype)
-    return replace(spec, range=(max(kind.min, -_SMALL), min(kind.max, _SMALL) + 1))
+    if kind.bits == _BYTE:
+        return replace(spec, range=(int(kind.min), int(kind.max) + 1))
+    return replace(spec, range=(max(int(kind.min), -_SMALL), _SMALL + 1))
 
 
 def _as_called(model: Signature, seeds: int, examples: Mapping[str, np.ndarray]) -> Iterator[Case]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -71,3 +72,28 @@ def test_rows_of_a_table_are_not_drawn_beyond_it(tmp_path: Path) -> None:
     comparison = verify(reference, reference, seeds=1)
     assert comparison
     assert not any("i from" in case for case in comparison.cases)
+
+
+def test_pixels_of_8_bits_take_every_value_of_their_type(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> net (uint8[n,4] image) => (float[n,4] y) {
+      narrow = Cast<to = KIND> (image)
+      y = Cast<to = 1> (narrow) }"""
+    reference = written(tmp_path / "right.onnx", text.replace("KIND", "5"))  # int16 holds all pixels
+    assert verify(reference, written(tmp_path / "same.onnx", text.replace("KIND", "6")), seeds=1)
+    assert not verify(reference, written(tmp_path / "wrong.onnx", text.replace("KIND", "3")), seeds=1)
+
+
+@pytest.mark.parametrize("threshold", [0, 1024])
+def test_constants_in_external_data_are_read_from_the_files_own_folder(
+    threshold: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = BRANCHES.replace("OP", "Equal").replace("known = Constant<value_int = 16000>()", "known = Identity (large)")
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.int64(16000), "large"))
+    onnx.save(proto, tmp_path / "inside.onnx")
+    outside = tmp_path / "outside.onnx"
+    onnx.save(proto, outside, save_as_external_data=True, location="outside.data", size_threshold=threshold)
+    monkeypatch.chdir("/")
+    comparison = verify(tmp_path / "inside.onnx", outside, seeds=1)
+    assert comparison
+    assert any("rate around 16000" in case for case in comparison.cases)
