@@ -392,7 +392,9 @@ class Trial:
         base = answer.bounds.allowed(output, self._ratios.get(output, 1.0)) if floating else np.zeros(())
         open_ = not self._is_settled(candidate, output, case.kind)
         if self._unrounded is not None and candidate.name == UNROUNDED and base.size:
-            base = np.full(base.shape, base.max())  # where the rounded reference is 0, this one need not be
+            # Where the rounded reference is 0, this one need not be, and is rounded to the output's type.
+            right = np.abs(self._right(candidate, answer, steps)[output].astype(np.float64))
+            base = np.maximum(base.max(), np.nan_to_num(right, posinf=0.0) * float(ml_dtypes.finfo(dtype).eps))
         candidate.tallies[output, case.kind].add(
             case.name,
             value,

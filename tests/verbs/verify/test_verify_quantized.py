@@ -519,3 +519,18 @@ def test_rows_of_a_quantized_table_have_the_half_step_of_its_codes(
     wide = save("wide.onnx", "e = Gather (table, ids)  d = Transpose <perm = [1, 0, 2]> (e)", table=table)
     quantized = save("int8.onnx", reads, codes=codes, scale=np.float32(scale * factor), zero=zero)
     assert bool(normdeploy.verify(wide, quantized, inputs=["ids:int64[n,t]{0:40}"], seeds=2)) is right
+
+
+def test_a_quantized_file_is_verified_against_itself(tmp_path: Path) -> None:
+    """At inputs around 1e-4 all codes are 0, so that no step allows what the output's own type rounds."""
+    rng = np.random.default_rng(0)
+    proto = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 18]> net (float[n,16] x) => (float[n,16] y)
+          <float scale = {0.0243}, int8 zero = {0}> {
+            q = QuantizeLinear (x, scale, zero)  d = DequantizeLinear (q, scale, zero)
+            h = MatMul (d, up)  k = Relu (h)  y = MatMul (k, down) }"""
+    )
+    for name, shape in {"up": (16, 32), "down": (32, 16)}.items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(shape, np.float32) / 4, name))
+    onnx.save(proto, tmp_path / "int8.onnx")
+    assert normdeploy.verify(tmp_path / "int8.onnx", tmp_path / "int8.onnx", seeds=2)
