@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -89,6 +89,9 @@ class Subject:
     steps: StepBudget | None = field(default=None, compare=False)  # of an ONNX file that is quantized
     elsewhere: bool = False  # it was quantized for TensorRT, and onnxruntime need not load it
 
+    # Inputs of the model that it does not take.
+    spared: frozenset[str] = frozenset()
+
     def named(self, types: Mapping[str, np.dtype]) -> dict[str, np.dtype]:
         """Of its inputs, by the model's names."""
         return {self.inputs.get(name, name): kind for name, kind in types.items()}
@@ -102,6 +105,7 @@ def subjects(
     ordered: bool = True,
     own_unit: float = 0.0,
     rounding_model: bool = False,
+    unused: Collection[str] = (),
 ) -> tuple[list[Subject], list[str]]:
     """The files, each once, and notes on them. ONNX files and engines are told apart by their content.
 
@@ -111,6 +115,7 @@ def subjects(
         ordered: whether names that differ are matched by their order.
         own_unit: the unit roundoff of the model's coarsest type.
         rounding_model: the model rounds as a quantized file does, so that no budget of steps is needed.
+        unused: inputs of the model that it does not use.
 
     Raises:
         InputError: there is none, one is missing, or has other inputs than the model; or a name is said that no file
@@ -134,9 +139,9 @@ def subjects(
             own = {theirs: ours for theirs, ours in given.items() if ours in inputs}
             named.append(replace(subject, inputs=own, outputs={a: b for a, b in given.items() if a not in own}))
             continue
-        matched = match(subject.label, graphs[subject.label].graph, model, ends, given, ordered)
+        matched = match(subject.label, graphs[subject.label].graph, model, ends, given, ordered, unused)
         notes += matched.notes
-        subject = replace(subject, inputs=matched.inputs, outputs=matched.outputs)
+        subject = replace(subject, inputs=matched.inputs, outputs=matched.outputs, spared=matched.spared)
         subject = replace(subject, types=subject.named(subject.types))
         if any(own_unit >= UNITS[half] for half in subject.computing.halves):
             # The model computes in half itself, and its own roundings say where.
@@ -288,6 +293,8 @@ class Candidate:
         """None where it does not run (any more), or this case is none for it."""
         if self.runner is None:
             return None
+        if self.subject is not None:
+            feeds = {name: value for name, value in feeds.items() if name not in self.subject.spared}
         if isinstance(self.runner, Replica):  # by the model's names
             return self._replicated(feeds)
         feeds = {name: value.astype(self.types.get(name, value.dtype), copy=False) for name, value in feeds.items()}

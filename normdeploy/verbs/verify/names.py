@@ -7,7 +7,7 @@ Where they share some, one that is missing is missing. Nothing passes by a wrong
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -56,6 +56,8 @@ class Match:
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    # Inputs of the model that the file does not take, and the model does not use.
+    spared: frozenset[str] = frozenset()
 
 
 Map = Sequence["str | tuple[str, str]"] | Mapping[str, str]
@@ -135,18 +137,22 @@ def match(
     outputs: Sequence[End],
     names: Mapping[str, str],
     ordered: bool = True,
+    unused: Collection[str] = (),
 ) -> Match:
     """
     Args:
         outputs: the model's.
         names: what the user said.
         ordered: whether names that differ are matched by their order.
+        unused: inputs of the model that it does not use. torch's TorchScript exporter leaves them out of its files.
 
     Raises:
         InputError: an input of the one has none of the other, or two have the same.
     """
     theirs = ends_of(graph)
     ours = [End(s.name, _kind(s.dtype), tuple(None if d.dynamic else d.opt for d in s.shape)) for s in model.inputs]
+    spared = _spared(theirs[0], ours, names, unused)
+    ours = [end for end in ours if end.name not in spared]
     inputs, left = _matched(label, theirs[0], ours, names, ordered=ordered, inputs=True)
     if left.theirs or left.ours:
         raise InputError(
@@ -156,13 +162,22 @@ def match(
         )
     ends, rest = _matched(label, theirs[1], outputs, names, ordered=ordered, inputs=False)
     notes = []
+    if spared:
+        notes.append(f"{label} does not take {', '.join(spared)}, which the model does not use")
     if told := [f"{a} is {b}" for a, b in {**inputs, **ends}.items() if names.get(a) != b]:
         notes.append(f"{label}: names matched by their order: {', '.join(told)}")
     if rest.theirs:
         hint = f"; {[e.name for e in rest.ours]} are missing (--map THEIRS=OURS names them)" if rest.ours else ""
         extra = [e.name for e in rest.theirs]
         notes.append(f"{label} has outputs that the model has not, which nothing can be compared with: {extra}{hint}")
-    return Match(inputs, ends, tuple(notes))
+    return Match(inputs, ends, tuple(notes), frozenset(spared))
+
+
+def _spared(theirs: Sequence[End], ours: Sequence[End], names: Mapping[str, str], unused: Collection[str]) -> list[str]:
+    """Return the unused inputs of the model that a file leaves out."""
+    taken = {names.get(end.name, end.name) for end in theirs}
+    left_out = [end.name for end in ours if end.name in unused and end.name not in taken]
+    return left_out if len(theirs) + len(left_out) == len(ours) else []
 
 
 def ends_of(graph: onnx.GraphProto) -> tuple[list[End], list[End]]:

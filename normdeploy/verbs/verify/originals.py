@@ -127,6 +127,23 @@ def unit_roundoff(model: Original) -> float:
     return max((torch.finfo(dtype).eps / 2 for dtype in dtypes), default=0.0)
 
 
+def unused_inputs(model: Original) -> frozenset[str]:
+    """Return the inputs of a PyTorch model that none of its nodes reads."""
+    if isinstance(model, FileModel):
+        return frozenset()
+    given = set(model.program.graph_signature.user_inputs)
+    nodes = [n for n in model.program.graph.nodes if n.op == "placeholder" and n.name in given]
+    tensors = [n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    if len(tensors) != len(model.inputs):
+        return frozenset()
+    return frozenset(spec.name for spec, node in zip(model.inputs, tensors, strict=True) if not _is_read(node))
+
+
+def _is_read(node: torch.fx.Node) -> bool:
+    """Return whether more is read of a tensor than its sizes, which the other inputs have too."""
+    return any(user.target is not torch.ops.aten.sym_size.int for user in node.users)
+
+
 def rounds_itself(model: Original) -> bool:
     """Return whether a PyTorch model holds the rounding of its quantization: a quantized file is that model itself."""
     if isinstance(model, FileModel):

@@ -109,3 +109,30 @@ def test_input_in_another_layout_is_told_with_the_transposition(tmp_path: Path) 
         normdeploy.verify(torch.nn.ReLU().eval(), tmp_path / "net.onnx", torch.randn(1, 3, 6, 5))
     assert "pixels looks like input.transpose(0, 2, 3, 1), the channels last" in str(caught.value)
     assert "`bisect --map pixels=input`" in str(caught.value)
+
+
+class Padded(torch.nn.Module):
+    """Takes the kinds of the tokens, as a BERT does, and does not use them."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, kinds: torch.Tensor) -> torch.Tensor:
+        return x * mask
+
+
+def test_an_input_that_the_model_does_not_use_may_be_left_out_of_the_file(tmp_path: Path) -> None:
+    inputs = ["x:float32[b,n]", "mask:float32[b,n]", "kinds:int64[b,n]"]
+    text = """<ir_version: 8, opset_import: ["": 17]> net (float[b,n] x, float[b,n] mask) => (float[b,n] output)
+      { output = Mul (x, OTHER) }"""
+    for other, right in (("mask", True), ("x", False)):
+        path = tmp_path / f"{other}.onnx"
+        onnx.save(onnx.parser.parse_model(text.replace("OTHER", other)), path)
+        comparison = normdeploy.verify(Padded().eval(), path, inputs=inputs, seeds=1)
+        assert bool(comparison) is right
+        assert f"{path.name} does not take kinds, which the model does not use" in comparison.notes
+
+
+def test_an_input_that_the_model_uses_may_not_be_left_out(tmp_path: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["": 17]> net (float[b,n] x) => (float[b,n] output) { output = Abs (x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "one.onnx")
+    inputs = ["x:float32[b,n]", "mask:float32[b,n]", "kinds:int64[b,n]"]
+    with pytest.raises(InputError, match="is it a file of this model"):
+        normdeploy.verify(Padded().eval(), tmp_path / "one.onnx", inputs=inputs, seeds=1)
