@@ -258,3 +258,13 @@ def test_rows_hold_no_copy_of_the_model(rng: np.random.Generator) -> None:
         tracemalloc.stop()
     # The model is 8 MB. All tables in float64, and their directions, took 60.
     assert peak < 16e6
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+@pytest.mark.parametrize("units", [0, 1, 4, 12])
+def test_one_element_of_a_half_gamma_that_is_off_is_an_alteration(units: int, dtype: Any) -> None:
+    """One unit may be another rounding; more of a single element are no fold by 1 and no relu of a positive number."""
+    gamma = np.ones(32, np.float32)
+    changed = gamma.copy()
+    changed[3] += units * float(ml_dtypes.finfo(dtype).eps)
+    assert altered({"gamma": gamma}, {"gamma": changed.astype(dtype)}) == (["gamma"] if units > 1 else [])
