@@ -80,7 +80,8 @@ class Format:
 def outside(array: Array, expected: Array, size: Array, form: Format, roundings: int | None = None) -> Array:
     """Mark the elements of ``array`` that are not ``expected`` cast to its type.
 
-    ``roundings``: how many each element may be off by, None for as many as a derivation makes. Numbers beyond the type's range may be infinite or clipped.
+    ``roundings``: how many each element may be off by, None for as many as a derivation makes. Numbers beyond the
+    type's range may be infinite or clipped.
     """
     with np.errstate(all="ignore"):
         error, allowed = np.abs(array - expected), form.tolerance(size)

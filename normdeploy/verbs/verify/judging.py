@@ -118,7 +118,8 @@ class Trial:
             )
         self.notes += [f"not run at {case}: {error}" for case, error in self._refused[:_REFUSALS]]
         if more := self._refused[_REFUSALS:]:
-            self.notes.append(f"nor at {', '.join(case for case, _ in more)}")
+            rest = f" and {len(more) - _REFUSALS} more" if more[_REFUSALS:] else ""
+            self.notes.append(f"nor at {', '.join(case for case, _ in more[:_REFUSALS])}{rest}")
         if narrow := self._reference.narrow():
             self.narrow = ", ".join(narrow[:_NARROW])
             self.narrow += f" and {len(narrow) - _NARROW} more" if narrow[_NARROW:] else ""

@@ -1,7 +1,7 @@
 """Looks for sizes at which a file runs, where nobody says them and those that are guessed do not.
 
 A net of convolutions needs as many pixels as its kernels span, one that halves them five times a multiple of 32, and
-an audio net a window of samples.
+an audio net a window of samples. Some files name a batch and run with a batch of one alone.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ def sizes_that_run(
     usual = {name: dim.opt for name, dim in model.dims.items()}
     if runs(usual):
         return {}
-    for larger in _larger(model, guessed):
-        if elements(model, usual | larger) <= _MOST and runs(usual | larger):
-            return larger
+    for others in _others(model, guessed):
+        if elements(model, usual | others) <= _MOST and runs(usual | others):
+            return others
     return {}
 
 
-def _larger(model: Signature, guessed: Collection[str]) -> Iterator[dict[str, int]]:
-    """Return sizes from small to large: of all guessed dims but the batch, which is 2 then, and of all of them."""
+def _others(model: Signature, guessed: Collection[str]) -> Iterator[dict[str, int]]:
+    """Return other sizes: a batch of one, which many files fix; then larger and larger sizes of all dims but the batch,
+    which is 2 or 1 then, and of all dims."""
     first = {dim.name for spec in model.inputs for dim in spec.shape[:1]}
     inner = [name for name in guessed if name not in first]
-    batch = {name: 2 for name in guessed if name in first}
+    batches = [dict.fromkeys((name for name in guessed if name in first), size) for size in (2, 1)]
+    if batches[-1]:
+        yield batches[-1]
     for size in _SIZES:
         if inner:
-            yield batch | dict.fromkeys(inner, size)
+            yield from (batch | dict.fromkeys(inner, size) for batch in batches)
         yield dict.fromkeys(guessed, size)

@@ -17,6 +17,10 @@ CONVOLUTIONS = """<ir_version: 8, opset_import: ["": 17]> net (float[batch,2,hei
 FRAMES = """<ir_version: 8, opset_import: ["": 17]> net (float[batch,samples] x) => (float[n,frame] y)
   <int64[2] shape = {-1, 400}> { frames = Reshape (x, shape)  y = Softmax <axis = 1> (frames) }"""
 
+ONE = """<ir_version: 8, opset_import: ["": 17]> net (float[batch,4] x) => (float[n,m] y)
+  <int64[3] shape = {1, 2, 2}, int64[2] flat = {1, 4}> {
+    square = Reshape (x, shape)  turned = Transpose <perm = [0, 2, 1]> (square)  y = Reshape (turned, flat) }"""
+
 
 def saved(text: str, folder: Path) -> Path:
     proto = onnx.parser.parse_model(text)
@@ -30,12 +34,10 @@ def saved(text: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("text", "at"),
-    [(CONVOLUTIONS, "batch=2, height=16, width=16"), (FRAMES, "batch=2, samples=400")],
-    ids=["13 pixels at least", "multiples of 400"],
+    [(CONVOLUTIONS, "batch=2, height=16, width=16"), (FRAMES, "batch=2, samples=400"), (ONE, "batch=1")],
+    ids=["13 pixels at least", "multiples of 400", "a batch of one"],
 )
-def test_a_reference_that_is_too_large_for_the_guessed_sizes_runs_at_larger_ones(
-    text: str, at: str, tmp_path: Path
-) -> None:
+def test_a_reference_that_does_not_run_at_the_guessed_sizes_runs_at_others(text: str, at: str, tmp_path: Path) -> None:
     path = saved(text, tmp_path)
     comparison = normdeploy.verify(path, path, seeds=2)
     assert comparison, str(comparison)
