@@ -146,7 +146,10 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
     require_model(proto, source.name)
     proto = opened_sizes(proto)
     outside = [t for t in tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
-    places = [_place(t, source.parent) for t in outside]
+    try:
+        places = [_place(t, source.parent) for t in outside]
+    except GraphError as error:  # of several files that are opened, the user learns which
+        raise GraphError(f"{source.name}: {error}") from error
     _require_backed(source.name, places)
     moved = sort(proto)
     readable = _for_the_checker(proto, moved)

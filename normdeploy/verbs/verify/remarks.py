@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
+
+from onnx import TensorProto
 
 from ...runtimes.ort import NAMES
 from ...storage.files import load_onnx
@@ -13,6 +16,9 @@ from .judging import Trial
 from .originals import OWN, run_by
 from .results import OutputResult
 
+# Types of integer weights, and the elements from which a tensor is one.
+_CODES = frozenset({TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4})
+_MANY = 64
 _NAMED = 3  # weights or tensors that a note names
 
 
@@ -82,6 +88,25 @@ def lowered(subjects: Sequence[Subject], results: Sequence[OutputResult]) -> lis
         for s in subjects
         if s.label in failed and s.computing.lowered
     ]
+
+
+def uncoded(subjects: Sequence[Subject], results: Sequence[OutputResult]) -> list[str]:
+    """Say of a failed file that a Cast reads its integer weights: no budget of steps is made of them."""
+    failed = {r.file for r in results if not r}
+    notes = []
+    for subject in subjects:
+        if subject.label not in failed or subject.runtime or subject.steps is not None:
+            continue
+        graph = load_onnx(subject.path, external_data=False).graph
+        codes = {t.name for t in graph.initializer if t.data_type in _CODES and prod(t.dims) >= _MANY}
+        read = [node.input[0] for node in graph.node if node.op_type == "Cast" and node.input[0] in codes]
+        if read:
+            notes.append(
+                f"{subject.label} holds integer weights that a Cast reads ({_quoted(read)}). It was judged as if it"
+                " were not quantized. Written with DequantizeLinear it is judged by the steps of its scales; or give a"
+                " metric, such as --metric 'cosine>=0.99'"
+            )
+    return notes
 
 
 def other_forms(subjects: Sequence[Subject], results: Sequence[OutputResult]) -> list[str]:

@@ -53,7 +53,7 @@ from .originals import OWN, FileModel, Original, Reference, name_of
 from .planning import are_quantized, planned, subjects_of
 from .policy import Policy
 from .ranges import retake_within_ranges
-from .remarks import computed, lowered, other_forms, remarks
+from .remarks import computed, lowered, other_forms, remarks, uncoded
 from .results import COLUMNS, OutputResult
 from .spending import Budget, Clock
 from .steps import ROUNDED, UNROUNDED
@@ -277,6 +277,7 @@ def verify(
         *(f"{output} has no element at any input: its shape alone was compared" for output in empty),
         *remarks(trials, candidates, results),
         *lowered(compared, results),
+        *uncoded(compared, results),
         *other_forms(compared, results),
         *filter(None, (s.steps.remark(s.label) for s in compared if s.steps is not None)),
     ]

@@ -534,3 +534,23 @@ def test_a_quantized_file_is_verified_against_itself(tmp_path: Path) -> None:
         proto.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(shape, np.float32) / 4, name))
     onnx.save(proto, tmp_path / "int8.onnx")
     assert normdeploy.verify(tmp_path / "int8.onnx", tmp_path / "int8.onnx", seeds=2)
+
+
+def test_integer_weights_that_a_cast_reads_are_told(tmp_path: Path) -> None:
+    codes = np.random.default_rng(0).integers(-127, 127, (16, 16), np.int8)
+    head = '<ir_version: 9, opset_import: ["": 17]> net (float[n,16] x) => (float[n,16] y)'
+
+    def save(name: str, body: str, *tensors: onnx.TensorProto) -> Path:
+        proto = onnx.parser.parse_model(f"{head} {{ {body} }}")
+        proto.graph.initializer.extend(tensors)
+        onnx.save(proto, tmp_path / name)
+        return tmp_path / name
+
+    scale = numpy_helper.from_array(np.float32(0.02), "scale")
+    weight = (codes + np.random.default_rng(1).uniform(-0.5, 0.5, codes.shape)) * 0.02
+    wide = save("wide.onnx", "y = MatMul (x, weight)", numpy_helper.from_array(weight.astype(np.float32), "weight"))
+    body = "wide = Cast <to = 1> (codes)  weight = Mul (wide, scale)  y = MatMul (x, weight)"
+    narrow = save("codes.onnx", body, numpy_helper.from_array(codes, "codes"), scale)
+    comparison = normdeploy.verify(wide, narrow, seeds=1)
+    assert not comparison
+    assert any("integer weights that a Cast reads ('codes')" in note for note in comparison.notes), comparison.notes
