@@ -22,7 +22,7 @@ from ..precision.prepare import opset_of
 from ..precision.retype import FORMATS, values
 from ..precision.stepwise import widened
 from ..storage.protos import copied
-from . import control_flow, sequences
+from . import RunResult, control_flow, sequences
 from .ort import OrtRunner
 
 Array = np.ndarray[Any, Any]
@@ -89,6 +89,8 @@ class Exact:
         self._bodies: dict[tuple[str, str], Exact] = {}
         # What onnxruntime ran in the file's own types, by the first output: nodes without a float64 form.
         self.narrow: dict[str, onnx.NodeProto] = {}
+        # The first outputs of nodes for which it has no float64 kernel either.
+        self._without_kernel: set[str] = set()
 
     def reads(self, node: onnx.NodeProto) -> list[str]:
         """Names of tensors of the main graph, those that the node's bodies see among them."""
@@ -234,20 +236,38 @@ class Exact:
         given |= {name: self.value(name, known) for name in self.reads(node) if name not in given}
         if any(isinstance(value, list) for value in given.values()):
             raise NotEvaluated(f"{node.op_type} {node.name!r} reads a sequence, and has no float64 form")
-        feeds = {name: self.rounded(name, value) for name, value in given.items()}
-        self.narrow[next(filter(None, node.output))] = node
-        ends = [name for name in node.output if name]
-        try:
-            with OrtRunner(cut(self, [node], ends, feeds), optimize=False) as runner:
-                ran = runner.infer({name: feeds[name] for name in feeds if name not in self.constants})
-        except RuntimeError as error:
-            # onnxruntime's Python binding refuses a sequence in its own words.
-            raise NotEvaluated(f"{node.op_type} {node.name!r} makes a sequence, and has no float64 form") from error
-        except (GraphError, InputError, RuntimeUnavailable) as error:
-            raise NotEvaluated(f"{node.op_type} {node.name!r} has no float64 form, and alone: {error}") from error
+        ran = self._by_kernel_of_float64(node, given)
+        if ran is None:
+            feeds = {name: self.rounded(name, value) for name, value in given.items()}
+            self.narrow[next(filter(None, node.output))] = node
+            try:
+                ran = self._run_alone(cut(self, [node], [name for name in node.output if name], feeds), feeds)
+            except RuntimeError as error:
+                # onnxruntime's Python binding refuses a sequence in its own words.
+                raise NotEvaluated(f"{node.op_type} {node.name!r} makes a sequence, and has no float64 form") from error
+            except (GraphError, InputError, RuntimeUnavailable) as error:
+                raise NotEvaluated(f"{node.op_type} {node.name!r} has no float64 form, and alone: {error}") from error
         return [
             (ran[name] if ran[name].dtype == object else widen(ran[name])) if name else None for name in node.output
         ]
+
+    def _by_kernel_of_float64(self, node: onnx.NodeProto, given: Values) -> RunResult | None:
+        """Run one node in onnxruntime's own float64 kernel; None where it has none for the op."""
+        first = next(filter(None, node.output))
+        if first in self._without_kernel or not is_standard(node) or any(a.HasField("g") for a in node.attribute):
+            return None
+        model = cut(self, [node], [name for name in node.output if name], given)
+        for output in model.graph.output:
+            output.ClearField("type")
+        try:
+            return self._run_alone(model, given)
+        except (GraphError, InputError, RuntimeUnavailable, RuntimeError):
+            self._without_kernel.add(first)
+            return None
+
+    def _run_alone(self, model: onnx.ModelProto, feeds: Values) -> RunResult:
+        with OrtRunner(model, optimize=False) as runner:
+            return runner.infer({name: feeds[name] for name in feeds if name not in self.constants})
 
     def rounded(self, name: str, value: Array) -> Array:
         """``value`` in the type that ``name`` has in the file."""

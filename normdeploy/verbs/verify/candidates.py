@@ -293,7 +293,7 @@ class Candidate:
         """None where it does not run (any more), or this case is none for it."""
         if self.runner is None:
             return None
-        if self.subject is not None:
+        if self.subject is not None and self.subject.spared:
             feeds = {name: value for name, value in feeds.items() if name not in self.subject.spared}
         if isinstance(self.runner, Replica):  # by the model's names
             return self._replicated(feeds)
