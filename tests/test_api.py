@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import pkgutil
 import subprocess
 import sys
@@ -240,3 +241,22 @@ def test_another_file_of_the_same_model_is_verified_with_a_note(inside: Path) ->
     comparison = normdeploy.verify("again.pt", "model.onnx", seeds=1)
     assert comparison
     assert comparison.notes == ("model.onnx was exported from another file than again.pt",)
+
+
+def test_a_factory_that_a_file_records_means_nothing_of_a_source_that_holds_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user names the code on the command line, so none that the record names is needed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "recorded_net.py").write_text(
+        "import torch\n\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(6, 4)\n"
+    )
+    net = importlib.import_module("recorded_net").Net().eval()
+    torch.save(net.state_dict(), "weights.pt")
+    torch.save(net, "whole.pt")
+    normdeploy.export("weights.pt", model="recorded_net:Net", inputs=["x[batch,6]"], output="net.onnx")
+    assert normdeploy.verify("whole.pt", "net.onnx", inputs=["x[batch,6]"], trust=True)
+    program = torch.export.export(net, (torch.zeros(2, 6),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.export.save(program, "whole.pt2")
+    assert normdeploy.verify("whole.pt2", "net.onnx")

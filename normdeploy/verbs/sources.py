@@ -318,9 +318,13 @@ def _fitting(load: Mapping[str, Any], source: Path, given: Loading) -> tuple[dic
     from ..loading.inputs import names_of, parse
     from ..loading.kinds import Kind, detect
 
-    kind = detect(source) if load.keys() & {"task", "part", "key"} else None
+    kind = None
+    if load.keys() & {"task", "part", "key", "model"}:
+        kind = Kind.PYTHON if source.suffix == ".py" else detect(source)
     of_folder, of_pickle = kind is Kind.HUGGINGFACE, kind in (Kind.PICKLE, Kind.LEGACY_PICKLE)
-    meant = {"task": of_folder, "part": of_folder, "key": of_pickle}
+    # These hold their model, and so does a pickle that the user trusts.
+    is_whole = kind in (Kind.PROGRAM, Kind.TORCHSCRIPT, Kind.PYTHON) or (of_pickle and bool(given.get("trust")))
+    meant = {"task": of_folder, "part": of_folder, "key": of_pickle, "model": not is_whole}
     left, strange = {n: value for n, value in load.items() if meant.get(n, True)}, list[str]()
     if foreign := [f"{n}={load[n]!r}" for n in load if n not in left]:
         strange.append(f"{', '.join(foreign)}, which is not followed: {source} is of the kind {kind}")
