@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from . import extensions, grids, recurrent, stable_logs
+from . import angles, extensions, grids, recurrent, stable_logs
 from .errors import InputError
 from .repeats import TRANSLATIONS
 
@@ -40,7 +40,8 @@ def translations(program: torch.export.ExportedProgram, given: Table | None) -> 
         ExtensionError: a package's table can't be had.
     """
     wanted = sorted(_namespaces(program) - _TORCHS)
-    table: dict[Any, Any] = {**TRANSLATIONS, **recurrent.TRANSLATIONS, **stable_logs.TRANSLATIONS}
+    ours = (TRANSLATIONS, angles.TRANSLATIONS, recurrent.TRANSLATIONS, stable_logs.TRANSLATIONS)
+    table: dict[Any, Any] = {key: function for each in ours for key, function in each.items()}
     if grids.NAMESPACE in wanted:
         table |= grids.translations()
     for extension in (e for e in extensions.installed(extensions.TRANSLATIONS) if e.name in wanted):
