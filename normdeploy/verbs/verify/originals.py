@@ -345,6 +345,6 @@ def _unsaid(model: FileModel, found: FileInputs) -> Iterator[str]:
         )
     if found.open:
         yield (
-            f"{model.label} does not say which values {', '.join(found.open)} take: 0 and 1 were given; --input or"
-            " --inputs says it"
+            f"{model.label} does not say which values {', '.join(found.open)} take: mostly 0 and 1 were given;"
+            " --input or --inputs says it"
         )
