@@ -110,21 +110,36 @@ def _in_a_line(message: str) -> str:
 
 
 def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.ModelProto:
-    """Read and check an ONNX file; with ``external_data`` all weights outside it too, else the small ones, among which
-    are the sizes, thresholds and scales of its nodes. Nodes that stand in no valid order are put into one, a size of -1
-    is an open one (`opened_sizes`), and sparse tensors are written out.
+    """Read and check an ONNX file; with ``external_data`` the weights outside it too. Nodes that stand in no valid
+    order are put into one, a size of -1 is an open one (`opened_sizes`), and sparse tensors are written out.
 
     Raises:
         GraphError: there is no such file, it is truncated or no ONNX, it breaks the specification, it holds a compiled
             model, or its external data is missing, too short or outside the model's folder.
     """
-    source = Path(path)
+    return _read(Path(path), largest=None if external_data else 0)
+
+
+def load_small_weights(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    """Read and check an ONNX file as `load_onnx` does, with the small ones alone of the weights outside it: among these
+    are the sizes, thresholds and scales of its nodes.
+
+    Raises:
+        GraphError: as for `load_onnx`.
+    """
+    return _read(Path(path), largest=_SMALL)
+
+
+def _read(source: Path, largest: int | None) -> onnx.ModelProto:
+    """Read and check a file, with weights outside it of at most ``largest`` bytes, None for all."""
     if not source.is_file():
-        raise GraphError(f"there is no file {str(path)!r}" if not source.exists() else f"{str(path)!r} is not a file")
+        raise GraphError(
+            f"there is no file {str(source)!r}" if not source.exists() else f"{str(source)!r} is not a file"
+        )
     try:
         str(source).encode()
     except UnicodeEncodeError as error:
-        raise GraphError(f"the path {str(path)!r} is no text in UTF-8, and onnx opens no other; rename it") from error
+        raise GraphError(f"the path {str(source)!r} is no text in UTF-8, and onnx opens no other; rename it") from error
     if (size := source.stat().st_size) > PROTOBUF_LIMIT:
         raise GraphError(
             f"{source.name} has {size} bytes, but an ONNX file ends at {PROTOBUF_LIMIT}; larger models keep their"
@@ -137,7 +152,7 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
             raise GraphError(f"{source.name} is a Git LFS pointer, not the file itself: fetch that with `git lfs pull`")
         proto.ParseFromString(content)
     except OSError as error:
-        raise GraphError(f"can't read {str(path)!r}: {error.strerror}") from error
+        raise GraphError(f"can't read {str(source)!r}: {error.strerror}") from error
     except DecodeError as error:
         raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file, or was cut short: {error}") from error
     if not proto.HasField("graph") or not proto.opset_import:
@@ -158,7 +173,7 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
     except (onnx.checker.ValidationError, ValueError) as error:
         raise GraphError(f"{source.name} breaks the ONNX specification: {_in_a_line(str(error))}") from error
     for tensor, (file, offset, length) in zip(outside, places, strict=True):
-        if not external_data and length > _SMALL:
+        if largest is not None and length > largest:
             continue
         try:
             with open(file, "rb") as stream:

@@ -52,6 +52,9 @@ VERBS = (
 FLEET = """
 store = "fleet-store"
 
+[defaults]
+steps = ["verify", "package"]
+
 [targets.cpu]
 runtime = "onnxruntime"
 

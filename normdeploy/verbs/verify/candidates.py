@@ -28,7 +28,7 @@ from ...runtimes.guests import GuestRunner, required
 from ...runtimes.guests import title as title_of_guest
 from ...runtimes.ort import OrtRunner, no_cuda, title
 from ...runtimes.trt import TITLES, TrtRunner, is_engine, missing, runtime_of
-from ...storage.files import load_onnx
+from ...storage.files import load_onnx, load_small_weights
 from .cases import Case
 from .computing import Computing, computing
 from .error import Tally
@@ -129,7 +129,7 @@ def subjects(
         raise InputError("there is no file to compare with the model; give an ONNX file or an engine")
     called, given = [p.name for p in paths], names or {}
     every = [subject_of(path, path.name if called.count(path.name) == 1 else str(path)) for path in paths]
-    graphs = {s.label: load_onnx(s.path, external_data=False) for s in every if not s.runtime}
+    graphs = {s.label: load_small_weights(s.path) for s in every if not s.runtime}
     if len(graphs) == len(every):
         check_used(given, model, {label: _names(proto.graph) for label, proto in graphs.items()})
     named, notes = list[Subject](), list[str]()
@@ -192,7 +192,7 @@ def subject_of(path: Path, label: str = "") -> Subject:
     """What kind of file it is, and what it takes where it is ONNX; ``label`` is its name unless another is given."""
     if is_engine(path):
         return Subject(path, label or path.name, runtime_of(path))
-    proto = load_onnx(path, external_data=False)
+    proto = load_small_weights(path)
     found = computing(proto)
     return Subject(
         path=path,

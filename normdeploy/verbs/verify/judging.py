@@ -19,7 +19,7 @@ from ...runtimes import RunResult
 from ...runtimes.eager import HALVES
 from .bounds import Bounds, is_lost
 from .candidates import DYNAMIC_QUANTIZING, FINITE_ALONE, FLOATS, NAN_BLIND, Candidate
-from .cases import DATASET, LENIENT, NAN, NONFINITE, OWN_KINDS, Case, elements
+from .cases import DATASET, EXTREME, LENIENT, NAN, NONFINITE, OWN_KINDS, Case, elements
 from .error import Tally, Ties
 from .measured import Measures, settled
 from .originals import FileModel, Original, Reference, compares_inside, own_runner, run_by, unit_roundoff
@@ -466,10 +466,11 @@ class Trial:
     def _only_where(self, tallies: Iterable[Tally]) -> str:
         """Say which integers of an input every case has that fails, and no other."""
         names = {case.removesuffix(AGAINST) for tally in tallies for case in tally.failed}
-        # Samples of a dataset have rules of their own.
+        # Samples of a dataset have rules of their own, and integers drawn from far around surround all others.
         answers = [answer for answer in self.answers if answer.case.kind != DATASET]
         failed = [answer.feeds for answer in answers if answer.case.name in names]
-        return only_where(failed, [answer.feeds for answer in answers if answer.case.name not in names])
+        passed = [a.feeds for a in answers if a.case.name not in names and a.case.kind != EXTREME]
+        return only_where(failed, passed)
 
     def _quantized(self, candidate: Candidate, result: OutputResult) -> OutputResult:
         """The verdict on a quantized file: with what its steps do, and why it fails."""

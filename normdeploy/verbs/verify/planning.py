@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from ...graphs.edges import edges_of
 from ...model import Model
 from ...runtimes.tensors import as_numpy
-from ...storage.files import load_onnx
+from ...storage.files import load_small_weights
 from .battery import Battery, Integers, battery_of, is_open
 from .candidates import FLOATS, File, Subject, subjects
 from .cases import LENIENT, SMALL_IN_HALF, Case, Given, given_to, small
@@ -62,9 +62,7 @@ def planned(
     budget: Budget,
 ) -> Plan:
     """Return the inputs on which files are compared with a model, as ``verify`` describes them."""
-    insides = [
-        InnerSizes(load_onnx(s.path, external_data=False), s.inputs, model.inputs) for s in compared if not s.runtime
-    ]
+    insides = [InnerSizes(load_small_weights(s.path), s.inputs, model.inputs) for s in compared if not s.runtime]
     # A file that was optimized may have no trace of the largest tensor of its reference.
     if isinstance(model, FileModel):
         insides.append(InnerSizes(model.proto, {}, model.inputs))
@@ -86,7 +84,7 @@ def _integers(model: Original, compared: Sequence[Subject]) -> Integers:
     if not whole:
         return Integers()
     own = [(model.proto, dict[str, str]())] if isinstance(model, FileModel) else []
-    files = [(load_onnx(s.path, external_data=False), s.inputs) for s in compared if not s.runtime]
+    files = [(load_small_weights(s.path), s.inputs) for s in compared if not s.runtime]
     named: dict[str, list[int]] = {}
     taken = set[str]()
     # What the model's own file compares an input with comes first: the number of those that are tried is limited.
