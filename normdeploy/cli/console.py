@@ -93,7 +93,7 @@ def _console() -> Console:
 
 
 @contextmanager
-def silenced(quiet: bool) -> Iterator[None]:
+def silenced(*, quiet: bool) -> Iterator[None]:
     """Drop what libraries print while a verb works, where the user wants nothing: they write past Python's streams.
 
     The log of ``-v`` is wanted, so nothing is dropped then.
@@ -132,7 +132,7 @@ def bars(quiet: bool) -> Iterator[Progress | None]:
 
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
-        with silenced(quiet):
+        with silenced(quiet=quiet):
             yield None
         return
     with Progress(

@@ -269,7 +269,7 @@ def _bars(quiet: bool) -> Iterator[Progress | None]:
 
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
-        with silenced(quiet):
+        with silenced(quiet=quiet):
             yield None
         return
     columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())

@@ -68,7 +68,7 @@ def run(
     from ..reports.report import Report
 
     check_report(report, used=[source, output, *([inputs] if inputs else ())])
-    with silenced(quiet):
+    with silenced(quiet=quiet):
         done = normdeploy.run(
             source,
             inputs,

@@ -65,7 +65,7 @@ def _from_store(verb: str, signature: inspect.Signature, place: str, given: dict
         elif value is not None and value != parameter.default:
             options[flag] = value
     check_report(report, html, [*sources.values(), *([output] if output is not None else [])])
-    with silenced(quiet):
+    with silenced(quiet=quiet):
         result = made(verb, sources, options, place, output)
     if not quiet:
         for note in result.notes:

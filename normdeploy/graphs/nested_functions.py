@@ -18,8 +18,6 @@ from .inference import inferred
 from .nested import Nested, Type, Types, info
 from .protos import FunctionKey, called, functions_by_key
 
-Key = FunctionKey
-
 
 @dataclass
 class _Sites:
@@ -51,7 +49,7 @@ def _called(proto: onnx.ModelProto) -> Iterator[tuple[onnx.FunctionProto, onnx.M
     if not by_key:
         return
     defined = functions_by_key(proto)
-    sites: dict[Key, _Sites] = {}
+    sites: dict[FunctionKey, _Sites] = {}
     _calls(proto.graph.node, inferred(proto), by_key, sites)
     for key in _callers_first(by_key):
         if key not in sites:
@@ -65,7 +63,10 @@ def _called(proto: onnx.ModelProto) -> Iterator[tuple[onnx.FunctionProto, onnx.M
 
 
 def _calls(
-    nodes: Sequence[onnx.NodeProto], types: Types, by_key: dict[Key, onnx.FunctionProto], sites: dict[Key, _Sites]
+    nodes: Sequence[onnx.NodeProto],
+    types: Types,
+    by_key: dict[FunctionKey, onnx.FunctionProto],
+    sites: dict[FunctionKey, _Sites],
 ) -> None:
     for node in nodes:
         key = (node.domain, node.op_type, node.overload)
@@ -77,11 +78,11 @@ def _calls(
             _calls(body.node, {}, by_key, sites)
 
 
-def _callers_first(by_key: dict[Key, onnx.FunctionProto]) -> list[Key]:
+def _callers_first(by_key: dict[FunctionKey, onnx.FunctionProto]) -> list[FunctionKey]:
     """Each function before those that it calls. ONNX allows no recursion; where a file has one all the same, its order
     does not matter."""
-    order: list[Key] = []
-    seen: set[Key] = set()
+    order: list[FunctionKey] = []
+    seen: set[FunctionKey] = set()
     stack = [(key, False) for key in by_key]
     while stack:
         key, called = stack.pop()
@@ -96,7 +97,10 @@ def _callers_first(by_key: dict[Key, onnx.FunctionProto]) -> list[Key]:
 
 
 def _model(
-    proto: onnx.ModelProto, defined: Mapping[Key, onnx.FunctionProto], function: onnx.FunctionProto, sites: _Sites
+    proto: onnx.ModelProto,
+    defined: Mapping[FunctionKey, onnx.FunctionProto],
+    function: onnx.FunctionProto,
+    sites: _Sites,
 ) -> onnx.ModelProto | str:
     """The reason where callers give another number of inputs, other types or ranks, or where a type or an attribute is
     not known."""
@@ -126,7 +130,7 @@ def _model(
 
 
 def _empty(
-    proto: onnx.ModelProto, defined: Mapping[Key, onnx.FunctionProto], function: onnx.FunctionProto
+    proto: onnx.ModelProto, defined: Mapping[FunctionKey, onnx.FunctionProto], function: onnx.FunctionProto
 ) -> onnx.ModelProto:
     model = onnx.ModelProto(
         ir_version=proto.ir_version, opset_import=function.opset_import, functions=called(defined, function)

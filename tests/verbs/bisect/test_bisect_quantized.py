@@ -119,9 +119,7 @@ def test_what_was_quantized_from_another_model_is_said_to_be_unexplained(right: 
 
     bisection = searched(model, files.edited(path, "other.onnx", other))
     assert not bisection
-    # With every weight of the model in its place the convolutions are right.
-    states = [f.kind for f in bisection.faults]
-    assert states == ["stale weights"] or any("no weight or range in it explains" in note for note in bisection.notes)
+    assert any("no weight or range in it explains" in note for note in bisection.notes)
 
 
 @pytest.fixture(scope="module")

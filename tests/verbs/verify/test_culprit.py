@@ -11,7 +11,7 @@ import pytest
 
 import normdeploy
 from normdeploy.verbs.verify import culprit
-from normdeploy.verbs.verify.candidates import ON, Candidate
+from normdeploy.verbs.verify.candidates import ON, STEPWISE, Candidate
 from normdeploy.verbs.verify.results import OutputResult
 from normdeploy.verbs.verify.spending import Clock
 
@@ -63,3 +63,19 @@ def test_runtime_that_is_off_on_the_reference_too_is_not_the_files_fault(
     told = [missed.reason for missed in comparison.not_run if missed.runtime == ON]
     assert bool(told) == right
     assert all("the runtime is off, not the file: reference.onnx itself is off" in reason for reason in told)
+
+
+def test_no_optimizer_is_blamed_for_a_layer_that_the_file_has_in_half(tmp_path: Path) -> None:
+    """With the optimizer off, onnxruntime's CPU provider drops the Casts; with it on, it folds the weight's."""
+    head = '<ir_version: 8, opset_import: ["": 17]> net (float[n,16] x) => (float[n,16] y)'
+    narrow = """a = Cast <to = 10> (x)  b = Cast <to = 10> (weight)  product = MatMul (a, b)
+      wide = Cast <to = 1> (product)"""
+    for name, body in {"wide": "wide = MatMul (x, weight)", "half": narrow}.items():
+        proto = onnx.parser.parse_model(f"{head} {{ {body}  up = MatMul (wide, weight)  y = MatMul (up, weight) }}")
+        weight = np.random.default_rng(0).standard_normal((16, 16), np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "weight"))
+        onnx.save(proto, tmp_path / f"{name}.onnx")
+    comparison = normdeploy.verify(tmp_path / "wide.onnx", tmp_path / "half.onnx", seeds=2)
+    failed = {result.runtime for result in comparison.results if not result}
+    assert failed == {ON, STEPWISE}
+    assert not any(result.culprit or "optimizer is the culprit" in result.reason for result in comparison.results)
