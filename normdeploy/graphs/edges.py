@@ -173,13 +173,9 @@ class _Walk:
 
     def graph(self, graph: onnx.GraphProto | onnx.FunctionProto, outer: _Constants) -> _Thresholds:
         """Return the thresholds of each tensor that ``graph`` reads, those of tensors outside of it among them."""
-        constants = dict(outer)
-        if isinstance(graph, onnx.GraphProto):
-            for tensor in graph.initializer:
-                if math.prod(tensor.dims) <= _FEW and tensor.data_type != onnx.TensorProto.STRING:
-                    constants[tensor.name] = array(tensor)
+        constants = constants_of(graph, outer)
         for node in graph.node:
-            value = _constant(node, constants)
+            value = constant_of(node, constants)
             if value is not None:
                 constants[node.output[0]] = value
         thresholds: _Thresholds = {}
@@ -241,7 +237,17 @@ def _add(thresholds: _Thresholds, name: str, values: Iterable[float]) -> None:
         del known[_MOST:]
 
 
-def _constant(node: onnx.NodeProto, constants: _Constants) -> np.ndarray | None:
+def constants_of(graph: onnx.GraphProto | onnx.FunctionProto, outer: Mapping[str, np.ndarray]) -> _Constants:
+    """Return the small initializers of a graph, by name, and those of the graphs around it."""
+    constants = dict(outer)
+    if isinstance(graph, onnx.GraphProto):
+        for tensor in graph.initializer:
+            if math.prod(tensor.dims) <= _FEW and tensor.data_type != onnx.TensorProto.STRING:
+                constants[tensor.name] = array(tensor)
+    return constants
+
+
+def constant_of(node: onnx.NodeProto, constants: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """The value of a node that is a small constant, or only lays one out anew."""
     if node.op_type == "Constant" and node.domain in STANDARD:
         for attribute in node.attribute:
@@ -254,7 +260,7 @@ def _constant(node: onnx.NodeProto, constants: _Constants) -> np.ndarray | None:
     return None
 
 
-def _numbers(values: np.ndarray | None) -> list[float]:
+def numbers(values: np.ndarray | None) -> list[float]:
     """The different numbers of a small constant."""
     if values is None or values.dtype.kind in "cSOU":
         return []
@@ -272,12 +278,12 @@ def _own(node: onnx.NodeProto, constants: _Constants) -> Iterable[tuple[str, lis
         return attributes[name].f if name in attributes else default
 
     if op == "Clip":
-        known = [v for name in node.input[1:] for v in _numbers(constants.get(name))]
+        known = [v for name in node.input[1:] for v in numbers(constants.get(name))]
         yield x, known + [attributes[name].f for name in ("min", "max") if name in attributes]
     elif op in _COMPARED:
         for name in node.input:
             if name not in constants:
-                yield name, [v for other in node.input if other != name for v in _numbers(constants.get(other))] or [0]
+                yield name, [v for other in node.input if other != name for v in numbers(constants.get(other))] or [0]
     elif op in _AT_ZERO:
         yield x, [0.0]
     elif op == "ThresholdedRelu":
@@ -294,7 +300,7 @@ def _own(node: onnx.NodeProto, constants: _Constants) -> Iterable[tuple[str, lis
     elif op == "Cast":
         yield x, _rounding_edges(attributes["to"].i if "to" in attributes else 0)
     elif op == "QuantizeLinear":
-        scales = _numbers(constants.get(node.input[1]))
+        scales = numbers(constants.get(node.input[1]))
         yield x, [scale * step for scale in scales[:4] for step in (-128.5, -127.5, -0.5, 0.5, 127.5, 255.5)]
 
 
@@ -314,7 +320,7 @@ def _ahead(node: onnx.NodeProto, behind: list[float], constants: _Constants) -> 
     elif op in ("Add", "Sub", "Mul", "Div") and len(node.input) == 2:
         for i, name in enumerate(node.input):
             if name not in constants:
-                known = _numbers(constants.get(node.input[1 - i]))[:4] or [0.0 if op in ("Add", "Sub") else 1.0]
+                known = numbers(constants.get(node.input[1 - i]))[:4] or [0.0 if op in ("Add", "Sub") else 1.0]
                 yield name, [v for c in known for y in behind for v in _undone(op, i, y, c)]
     elif op in _INVERSES and names:
         yield names[0], [v for y in behind for v in _safely(_INVERSES[op], y)]

@@ -35,6 +35,8 @@ _FILLS = frozenset(
 # Operators that take the epsilon of their input's type where none is given.
 _RMS_NORMS = frozenset({"aten::rms_norm", "aten::_fused_rms_norm"})
 _EPSILON = 3  # its place among their arguments
+# torch compares a tensor with a number in the tensor's type.
+_COMPARISONS = frozenset(f"aten::{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
 _T = TypeVar("_T")
 Kind = Callable[[torch.dtype], torch.dtype]  # the type that takes the place of one
 
@@ -115,6 +117,8 @@ def _widen_node(module: torch.fx.GraphModule, node: torch.fx.Node, kind: Kind) -
     narrow = _dtype(node)
     if _name(node) in _RMS_NORMS:
         _state_epsilon(node)
+    if _name(node) in _COMPARISONS:
+        _round_compared(node)
     node.args = map_aggregate(node.args, partial(_argument, kind))  # type: ignore[assignment]
     node.kwargs = map_aggregate(node.kwargs, partial(_argument, kind))  # type: ignore[assignment]
     if node.target is torch.ops.higher_order.wrap_with_autocast:  # which knows no float64, leaves it alone, and warns
@@ -136,6 +140,14 @@ def _state_epsilon(node: torch.fx.Node) -> None:
     epsilon = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
     node.args = node.args[:_EPSILON]
     node.kwargs = {**node.kwargs, "eps": epsilon}
+
+
+def _round_compared(node: torch.fx.Node) -> None:
+    """Round the number with which a floating tensor is compared to the tensor's type."""
+    tensor, number = node.args
+    dtype = _dtype(tensor)
+    if isinstance(number, float) and dtype is not None and dtype.is_floating_point:
+        node.args = (tensor, float(torch.tensor(number, dtype=dtype)))
 
 
 def _argument(kind: Kind, value: Any) -> Any:

@@ -19,7 +19,7 @@ import torch
 
 from ...errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
 from ...file_inputs import FileInputs, file_inputs
-from ...model import Model, Signature
+from ...model import InputSpec, Model, Signature
 from ...runtimes import Runner, RunResult
 from ...runtimes.eager import EagerRunner, HalfRunner
 from ...runtimes.exact import inlined
@@ -131,12 +131,15 @@ def unused_inputs(model: Original) -> frozenset[str]:
     """Return the inputs of a PyTorch model that none of its nodes reads."""
     if isinstance(model, FileModel):
         return frozenset()
+    return frozenset(spec.name for spec, node in tensor_inputs(model) if not _is_read(node))
+
+
+def tensor_inputs(model: Model) -> list[tuple[InputSpec, torch.fx.Node]]:
+    """Return the inputs of a PyTorch model with their nodes; [] where they can't be told apart."""
     given = set(model.program.graph_signature.user_inputs)
     nodes = [n for n in model.program.graph.nodes if n.op == "placeholder" and n.name in given]
     tensors = [n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-    if len(tensors) != len(model.inputs):
-        return frozenset()
-    return frozenset(spec.name for spec, node in zip(model.inputs, tensors, strict=True) if not _is_read(node))
+    return list(zip(model.inputs, tensors, strict=True)) if len(tensors) == len(model.inputs) else []
 
 
 def _is_read(node: torch.fx.Node) -> bool:

@@ -1,0 +1,160 @@
+"""Inputs that equal the numbers at which a model decides: there alone x > 0.5 and x >= 0.5 differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from ...graphs.decisions import JUMPS, decisions_of
+from ...model import InputSpec, Model, Signature
+from ...runtimes.eager import lifted_values
+from ...runtimes.exact import inlined
+from ...runtimes.rounding import op_names
+from .cases import EXTREME, Case, at_sizes, is_floating
+from .originals import FileModel, Original, tensor_inputs
+
+_FEW = 64  # elements of a constant that is read as thresholds
+_GROUPS = 4  # of thresholds of one input, each in two cases
+_MOVES = op_names("""
+    view _unsafe_view reshape unsqueeze squeeze expand expand_as broadcast_to slice select narrow transpose permute
+    movedim t mT numpy_T contiguous clone alias detach detach_ flatten unflatten repeat repeat_interleave lift_fresh
+    lift_fresh_copy flip roll split split_with_sizes chunk unbind view_as cat stack concat where masked_fill gather
+    index index_select take_along_dim scatter pad constant_pad_nd neg abs relu maximum minimum clamp clamp_min
+    clamp_max max min amax amin unfold to _to_copy type_as getitem
+    """)
+_COMPARISONS = op_names("eq ne lt le gt ge")
+_BUCKETS = {"bucketize": (0, 1), "searchsorted": (1, 0)}  # places of the values and of the edges
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def thresholds_of(model: Original) -> dict[str, tuple[float, ...]]:
+    """Return by floating input the numbers at which a model decides by an element of it, bit for bit."""
+    if isinstance(model, FileModel):
+        return decisions_of(inlined(model.proto))
+    return _decisions_of_program(model)
+
+
+def at_thresholds(
+    model: Signature, opt: Mapping[str, int], seed: int, thresholds: Mapping[str, Sequence[float]], types: Sequence[str]
+) -> Iterator[Case]:
+    """Random inputs in which half of the elements equal a threshold, and the same with the other half.
+
+    ``types``: the half types of files; a threshold that one of them has to round is left out.
+    """
+    specs = {spec.name: spec for spec in model.inputs if is_floating(spec)}
+    for name, wanted in thresholds.items():
+        if name not in specs:
+            continue
+        values = [v for v in wanted if _fits(v, specs[name], types)]
+        for start in range(min(_GROUPS, len(values))):
+            group = values[start::_GROUPS]
+            told = ", ".join(f"{v:g}" for v in group[:_GROUPS])
+            for half in (0, 1):
+                yield Case(
+                    f"{name} at {told}{', the other half' if half else ''}{at_sizes(opt)}",
+                    EXTREME,
+                    _placed(model, opt, seed + start, name, group, half),
+                    promised=False,
+                    sizes=tuple(opt.items()),
+                )
+
+
+def _fits(value: float, spec: InputSpec, types: Sequence[str]) -> bool:
+    """Whether an input may take a threshold as it is."""
+    kinds = [np.dtype(getattr(ml_dtypes, kind, kind)) for kind in (spec.dtype, *types)]
+    with np.errstate(all="ignore"):
+        exact = all(float(np.float64(value).astype(kind)) == value for kind in kinds)
+    return exact and (spec.range is None or spec.range[0] <= value <= spec.range[1])
+
+
+def _placed(
+    model: Signature, opt: Mapping[str, int], seed: int, name: str, values: Sequence[float], half: int
+) -> Callable[[], dict[str, np.ndarray]]:
+    def make() -> dict[str, np.ndarray]:
+        feeds = model.samples(seed, opt)
+        flat = feeds[name].reshape(-1).copy()
+        order = np.random.default_rng(seed).permutation(flat.size)
+        # A single element is in both cases.
+        places = order[half::2] if flat.size > 1 else order
+        flat[places] = np.resize(np.asarray(values), places.size).astype(flat.dtype)
+        feeds[name] = flat.reshape(feeds[name].shape)
+        return feeds
+
+    return make
+
+
+# ------------------------------------------------------------------ of a PyTorch model
+
+
+def _decisions_of_program(model: Model) -> dict[str, tuple[float, ...]]:
+    """Walk the nodes of a program; the graphs of its control flow are not looked into."""
+    origins: dict[torch.fx.Node, frozenset[str]] = {}
+    constants: dict[torch.fx.Node, torch.Tensor] = {}
+    lifted = lifted_values(model.program)
+    for spec, node in tensor_inputs(model):
+        if is_floating(spec):
+            origins[node] = frozenset({spec.name})
+    found: dict[str, dict[float, None]] = {}
+    for node in model.program.graph.nodes:
+        value = lifted.get(node.name) if node.op == "placeholder" else None
+        if isinstance(value, torch.Tensor) and value.numel() <= _FEW:
+            constants[node] = value
+        if node.op != "call_function":
+            continue
+        schema = getattr(node.target, "_schema", None)
+        op = "getitem" if schema is None else schema.name.partition("::")[2].removesuffix("_copy")
+        for operand, values in _decided(node, op, constants):
+            for origin in origins.get(operand, ()):
+                # The input may have been negated on the way.
+                found.setdefault(origin, {}).update(dict.fromkeys(v for c in values for v in (c, -c)))
+        if op not in _MOVES or _narrows(node):
+            continue
+        operands = node.all_input_nodes
+        if len(operands) == 1 and operands[0] in constants:
+            constants[node] = constants[operands[0]]
+        if moved := frozenset[str]().union(*(origins.get(operand, frozenset()) for operand in operands)):
+            origins[node] = moved
+    return {name: tuple(values) for name, values in found.items()}
+
+
+def _decided(
+    node: torch.fx.Node, op: str, constants: Mapping[torch.fx.Node, torch.Tensor]
+) -> Iterator[tuple[Any, Sequence[float]]]:
+    """Pairs of an operand of a node and the finite numbers at which the node decides by it."""
+    args = node.args
+
+    def numbers(operand: Any) -> list[float]:
+        if isinstance(operand, torch.fx.Node) and operand in constants:
+            return [float(v) for v in constants[operand].double().unique() if v.isfinite()]
+        # torch compares in the tensor's type.
+        dtype = _dtype(args[0])
+        known = isinstance(operand, int | float) and dtype is not None and dtype.is_floating_point
+        return [float(torch.tensor(operand, dtype=dtype))] if known else []
+
+    if op in _COMPARISONS:
+        yield args[0], numbers(args[1])
+        yield args[1], numbers(args[0])
+    elif op in _BUCKETS:
+        values, edges = _BUCKETS[op]
+        yield args[values], numbers(args[edges])
+    elif op in JUMPS:
+        yield args[0], JUMPS[op]
+    elif op in ("to", "_to_copy") and _dtype(node) in _INTEGERS:
+        yield args[0], JUMPS["floor"]
+
+
+def _narrows(node: torch.fx.Node) -> bool:
+    """Whether a node gives a floating tensor in a type of fewer digits, or an integer."""
+    before, after = _dtype(node.all_input_nodes[0]) if node.all_input_nodes else None, _dtype(node)
+    if before is None or after is None or not before.is_floating_point:
+        return False
+    return not after.is_floating_point or torch.finfo(after).eps > torch.finfo(before).eps
+
+
+def _dtype(node: Any) -> torch.dtype | None:
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return value.dtype if isinstance(value, torch.Tensor) else None
