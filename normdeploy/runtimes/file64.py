@@ -34,6 +34,7 @@ from .eager import Float64Runner
 from .exact import Array, Exact, NotEvaluated, inlined
 from .resampling import off_coordinates
 from .rounding import FLOAT32, lost_along, of_a_sum, off_statistics, op_names
+from .underflow import round_underflow
 
 _HALVES = {torch.float16: np.dtype(np.float16), torch.bfloat16: np.dtype(ml_dtypes.bfloat16)}
 
@@ -56,6 +57,8 @@ _CENTERED = frozenset(
 )
 _SEQUENCES = op_names("SplitToSequence SequenceAt SequenceConstruct ConcatFromSequence")
 _FIRST_ALONE = op_names("Pow Resize Upsample CumSum")
+# Of usual operands these give numbers below the smallest normal one.
+_UNDERFLOWING = op_names("Exp Softmax Sigmoid Mul Div Pow ReduceProd Gelu FastGelu QuickGelu Swish")
 _ORDERS = op_names("TopK ArgMax ArgMin NonMaxSuppression Unique")
 _SMALL = 2**16  # elements of a parameter that is disturbed, and more than one: an epsilon or exponent is what it is
 # Of float16, by its unit roundoff; the range of wider types is nobody's concern here.
@@ -282,8 +285,9 @@ class _Noise:
         if not _wide(value):
             return value
         drawn = self._rng.uniform(-1, 1, value.shape)
-        # Below the smallest normal number the type has one spacing, down to 0, which is exact.
-        size = np.where(value == 0, 0.0, np.maximum(np.abs(value), _SMALLEST_NORMAL.get(unit, 0.0)))
+        # Below the smallest normal number the type has one spacing, down to 0; no number changes its sign.
+        absolute = np.abs(value)
+        size = np.maximum(absolute, np.minimum(_SMALLEST_NORMAL.get(unit, 0.0), absolute / unit))
         return value + np.nan_to_num(unit * drawn * (size + extra), nan=0.0, posinf=0.0, neginf=0.0) + apart * drawn
 
     def written(self, node: onnx.NodeProto, inputs: list[Any], name: str, value: Array) -> Array:
@@ -311,7 +315,10 @@ class _Noise:
             value = value + _summed(node, self.lost(value, unit) - value, int(np.asarray(inputs[1]).item()))
         elif node.op_type in _CENTERED and name == node.output[0]:
             value = value + self._off_mean(node, inputs, value, unit)
-        return np.asarray(self.lost(value, unit, extra=extra))
+        moved = np.array(self.lost(value, unit, extra=extra))
+        if node.op_type in _UNDERFLOWING:
+            round_underflow(moved, unit, self._rng)
+        return moved
 
     def _off_mean(self, node: onnx.NodeProto, inputs: list[Any], value: Array, unit: float) -> Array:
         """What rounded statistics do to a norm: the whole row is off by as much, however little its elements lie

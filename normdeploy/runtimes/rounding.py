@@ -29,6 +29,7 @@ from . import RunResult
 from .eager import Float64Runner, Narrow, Widening
 from .fourier import INVERSE_SHORT_TIME, frame_level, transformed
 from .resampling import off_coordinates
+from .underflow import round_underflow
 from .widen import widen
 
 
@@ -62,6 +63,8 @@ _AS_OPERAND = op_names("silu gelu mish hardswish softplus log_sigmoid sin cos")
 # of equal values the order is anybody's choice, so they are drawn apart
 _ORDERS = op_names("topk sort argsort argmax argmin kthvalue")
 _APART = 1e-300  # of zeros; any other number absorbs it
+# Of usual operands these give numbers below the smallest normal one.
+_UNDERFLOWING = op_names("exp exp2 softmax _softmax sigmoid mul div true_divide pow square prod silu gelu erfc")
 _NORMS = op_names("layer_norm native_layer_norm group_norm native_group_norm instance_norm")
 _RESIZES = op_names("upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d")
 _ANTIALIASED = op_names("_upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_lanczos2d_aa")
@@ -174,7 +177,10 @@ class _Rounded(Widening):
         if self._op in _AS_OPERAND | _AS_ONE:
             size = value.abs() + (args[0].abs() if self._op in _AS_OPERAND else 0.0)
             size += 1.0 if self._op in _AS_ONE else 0.0
-        return self._lost(size).add_(value)
+        moved = self._lost(size).add_(value)
+        if self._op in _UNDERFLOWING:
+            round_underflow(moved.detach().numpy(), self._unit, self._rng)
+        return moved
 
     def _off_source(self, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         """What rounded source coordinates do to a resize: kernels compute them in float32 whatever the data's type."""
