@@ -102,6 +102,12 @@ def test_named_by_takes_the_tensor_the_nodes_and_what_the_cause_quotes():
     assert named_by(fault) == {"y", "node_1", "weight", "w.weight"}
 
 
+def test_named_by_reads_quotes_around_apostrophes_and_names_of_inlined_functions():
+    cause = "Mul 'added__1' does what the model's does not: with 'n__1' or \"a'b\" it is the model's"
+    fault = SimpleNamespace(tensor="y", nodes=("Mul added__1",), cause=cause)
+    assert named_by(fault) == {"y", "added__1", "added", "n__1", "n", "a'b"}
+
+
 def test_page_counts_misses_refusals_and_pairs_left_out(tmp_path):
     missed = {"state": "missed", "planted": "weight w", "ratio": 9.0, "named": False, "bisect": "no fault"}
     faulty = Row("b", "file", "tool", right="fail: y", faults={"weight moved by 1e-3": missed})

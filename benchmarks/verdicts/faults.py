@@ -194,9 +194,12 @@ def body(proto: onnx.ModelProto, draw: random.Random, right: Right) -> Iterator[
         for index in _shuffled(len(nodes), draw):
             made = copied(proto)
             names, own = _bodies(made)[number]
-            node = own[index]
-            if _scale_constant(node) or _scale_output(node, own, index):
-                yield Planted(made, f"in a body: {_words(node)}", names | _names(node))
+            words, before = f"in a body: {_words(own[index])}", {name for n in own for name in _names(n)}
+            if _scale_constant(own[index]):
+                yield Planted(made, words, names | _names(own[index]))
+            elif _scale_output(own[index], own, index):
+                added = {name for n in own for name in _names(n)} - before
+                yield Planted(made, words, names | _names(own[index]) | added)
 
 
 def _scale_constant(node: onnx.NodeProto) -> bool:

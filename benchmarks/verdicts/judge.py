@@ -136,9 +136,18 @@ def _found(made: Made, path: Path, planted: Planted) -> tuple[str, bool, str]:
     return verdict, bool(planted.names & named_by(first)), _cut(said)
 
 
+# An apostrophe ("the model's") opens no quote; a name that holds one is quoted by the other sign.
+_QUOTED = re.compile(r"""(?<!\w)(?:'([^']+)'|"([^"]+)")""")
+# The inliner of functions numbers the names of each call.
+_CALL = re.compile(r"__\d+$")
+
+
 def named_by(fault: Fault) -> set[str]:
-    """Return the tensor, the nodes ("Conv node_conv2d") and what the cause quotes."""
-    return {fault.tensor, *(node.rpartition(" ")[2] for node in fault.nodes), *re.findall(r"'([^']+)'", fault.cause)}
+    """Return the tensor, the nodes ("Conv node_conv2d") and what the cause quotes, in a function as the file names
+    them."""
+    quoted = [single or double for single, double in _QUOTED.findall(fault.cause)]
+    named = [fault.tensor, *(node.rpartition(" ")[2] for node in fault.nodes), *quoted]
+    return {*named, *(_CALL.sub("", name) for name in named)}
 
 
 def _line(error: BaseException) -> str:

@@ -19,7 +19,8 @@ from onnx import helper, numpy_helper
 from ..domains import default_opset
 from ..storage.files import bodies
 from ..storage.protos import copied
-from .quantized import DEQUANTIZE, DYNAMIC, INTEGER, QUANTIZE, Quantization, seals
+from . import qrecurrent
+from .quantized import DEQUANTIZE, DYNAMIC, INTEGER, LSTM, QUANTIZE, Quantization, seals
 
 _AXES_ARE_OWN = 13  # the opset from which on Softmax takes one axis, and not all from it on
 
@@ -103,6 +104,8 @@ def opens(node: onnx.NodeProto, opset: int) -> bool:
         return False
     if node.op_type in _FUSED:
         return True
+    if node.op_type == LSTM:
+        return qrecurrent.writable(node)
     if node.op_type not in _FORMS or _attribute(node, "channels_last", 0):
         return False
     form = _FORMS[node.op_type](node)
@@ -151,6 +154,9 @@ class _Writer:
             node.name = node.output[0]
         if node.op_type in _FUSED:
             yield from self._fused(node)
+            return
+        if node.op_type == LSTM:
+            yield from qrecurrent.written(node, self._fresh, self._constant, self._constants.constant)
             return
         form = _FORMS[node.op_type](node)
         inputs = [node.input[i] for i in form.first]
@@ -214,6 +220,12 @@ class _Writer:
         product = self._fresh(node.output[0])
         yield helper.make_node("MatMul", made, [product], node.name)
         yield helper.make_node("Add", [product, bias], node.output[:1], node.name)
+
+    def _constant(self, name: str, value: np.ndarray) -> str:
+        """Add an initializer under a name of its own."""
+        fresh = self._fresh(name)
+        self._graph.initializer.append(numpy_helper.from_array(value, fresh))
+        return fresh
 
     def _fresh(self, name: str) -> str:
         """Name a floating tensor as onnxruntime's quantizer found it: it adds the suffix."""

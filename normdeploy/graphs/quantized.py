@@ -23,6 +23,7 @@ from .protos import module
 
 RECORD = "normdeploy.quantization"  # metadata of a file that `normdeploy.quantization` made
 QUANTIZE, DEQUANTIZE, DYNAMIC = "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"
+LSTM, LSTM_STEPS = "DynamicQuantizeLSTM", (8, 9, 10, 11)  # the places of its scales and zero points
 INTEGER = ("MatMulInteger", "ConvInteger")
 RECENTRED = f"{RECORD}.recentred"  # its biases that take a shift back by the weight as it is stored
 LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -118,7 +119,8 @@ def steps(proto: onnx.ModelProto) -> set[str]:
                 of_own = i < len(names) and names[i] in own
                 of_pair = i > 0 and node.op_type in (QUANTIZE, DEQUANTIZE) and quantizes(node)
                 of_product = node.op_type == "Mul" and bool(dynamic & set(node.input))
-                (read if of_own or of_pair or of_product else other).add(name)
+                of_lstm = node.op_type == LSTM and i in LSTM_STEPS
+                (read if of_own or of_pair or of_product or of_lstm else other).add(name)
     return read - other - {""}
 
 

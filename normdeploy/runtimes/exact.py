@@ -229,7 +229,7 @@ class Exact:
 
     def _made_body(self, node: onnx.NodeProto, name: str) -> Exact:
         model = control_flow.body_model(node, name, self.proto, self.types)
-        return Exact(model, types_in(model))
+        return type(self)(model, types_in(model))
 
     def _by_runtime(self, node: onnx.NodeProto, inputs: Sequence[Array | None], known: Values) -> list[Array | None]:
         given = {name: value for name, value in zip(node.input, inputs, strict=True) if name and value is not None}

@@ -114,6 +114,13 @@ class _Stepped(Exact):
             return self._product(node, inputs, known)
         return super().apply(node, inputs, known)
 
+    def _body(self, node: onnx.NodeProto, name: str) -> Exact:
+        """Return a body, which rounds as the graph around it does."""
+        body = super()._body(node, name)
+        assert isinstance(body, _Stepped)
+        body.draw = self.draw
+        return body
+
     def _rounded_before(self, name: str) -> bool:
         """Whether codes come from a QuantizeLinear, which was drawn already."""
         return any(self.nodes[p].op_type == QUANTIZE for p in self.before([name]))
@@ -255,6 +262,10 @@ class StepRunner(File64Runner):
             calls = [n for n, row in zip(proto.graph.node, rows, strict=True) if row is not None and row.quantizes]
             proto = written_out(proto, calls)
         super().__init__(proto)
+
+    def _run_bodies(self, node: onnx.NodeProto, values: dict[str, Array]) -> bool:
+        """Leave control flow to `_Stepped`, which draws the roundings in bodies too."""
+        return False
 
     def drawn(self, feeds: Mapping[str, np.ndarray], draw: Draw) -> RunResult:
         """

@@ -17,6 +17,7 @@ from ..verify.originals import Original
 from ..verify.shifts import ShiftsOfNorm
 from ..verify.stored import folded, shifts_of, stored_in
 from .changes import Cause
+from .recurrent import packed
 
 _ALIKE = 0.5  # of a parameter's root mean square, that a weight may be off by and still be that one
 _ALIKE_BY_A_FACTOR = 0.1  # of the same, for most pairs of parameters are alike by no factor
@@ -24,6 +25,8 @@ _HALF = 0.501  # steps: scales are float32
 _CLIPPED = 1.0  # steps, for a code that is clipped at the end of its range lies further away
 _EQUAL = 0.02  # relative, of one number for a whole channel
 _ONE_OR_TWO = 2  # elements
+_ONE_OR_BOTH = (1, 2)  # directions
+_INPUT_AND_STATE = (1, 2)  # places of an LSTM's weights
 _FEW = 4096  # elements that are looked at first
 
 
@@ -87,7 +90,7 @@ class Parameters:
     def __init__(self, model: Original) -> None:
         stored = {n: v.astype(np.float64) for n, v in stored_in(model).items() if v.dtype.kind == "f"}
         self._by_size: dict[int, list[tuple[str, Array]]] = {}
-        for name, value in (stored | folded(model, stored)).items():
+        for name, value in [*(stored | folded(model, stored)).items(), *_directions(stored)]:
             self._by_size.setdefault(value.size, []).append((name, value))
         self._shifts = [s for s in shifts_of(model, stored) if isinstance(s, ShiftsOfNorm)]
 
@@ -171,6 +174,16 @@ class Parameters:
             for shifts in self._shifts:
                 if shifts.size == got.size:
                     yield from zip(shifts.sources, shifts.rows()[0], strict=True)
+
+
+def _directions(stored: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+    """Yield the weights of each direction of an LSTM, as a file lays them: [4·hidden, input]."""
+    stacked = [(name, value) for name, value in stored.items() if value.ndim == 3 and len(value) in _ONE_OR_BOTH]
+    for place in _INPUT_AND_STATE:
+        stacked += packed("LSTM", place, stored)
+    for name, value in stacked:
+        for part in value:
+            yield name, part
 
 
 def _away(got: Array, laid: Array) -> float:

@@ -37,7 +37,7 @@ from .changes import Cause
 from .hunt import Fault, Hunt
 from .parameters import Parameters, QuantizedWeight, apart, wrong_weight
 from .runtime import Widened
-from .unquantized import BEFORE_RELU, unquantized
+from .unquantized import BEFORE_RELU, file_name, unquantized
 
 _HELPS = (2 / 3, 0.97)  # what one fault among several leaves is tried after what one alone would
 _WORSE = 1.5  # times the largest error, beyond which a mend makes an output worse: two faults may hide each other
@@ -245,7 +245,7 @@ class QuantizedHunt:
         fault = replace(
             fault,
             runtime=self._result.runtime,
-            nodes=tuple(map(self._shown, fault.nodes)),
+            nodes=tuple(dict.fromkeys(map(self._shown, fault.nodes))),
             tensor=fault.tensor.removesuffix(BEFORE_RELU),
             cause=fault.cause.replace(BEFORE_RELU, ""),
         )
@@ -377,6 +377,7 @@ class QuantizedHunt:
     def _shown(self, node: str) -> str:
         """The same of "op name"."""
         op, _, name = node.partition(" ")
+        name = file_name(name)
         return f"{self._inside.get(name, op)} {name}".strip()
 
     def _called(self, node: onnx.NodeProto) -> str:

@@ -20,6 +20,7 @@ from .recurrent import GATES
 from .settings import as_the_model, integers_of_the_model, regrouped, settings, stated
 from .stored import all_weights, directions_exchanged, exchanged_weights, weights
 from .training import batch_statistics, training
+from .unquantized import is_part
 from .wiring import (
     added,
     at_another_index,
@@ -52,7 +53,7 @@ def trials(exact: Exact, values: Values, spot: Spot, program: Program, held: Val
     whole = {**parameters, **{name: fold.right for name, fold in folds.items()}}
     # Before the attributes of a reference file, of which training mode is one.
     yield from training(exact, spot.places, parameters)
-    for place in spot.places:
+    for place in (p for p in spot.places if not is_part(exact.nodes[p])):
         yield from weights(exact, place, whole)
         yield from directions_exchanged(exact, place)
         yield from _states(exact, place, values, parameters)

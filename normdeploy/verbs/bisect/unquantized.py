@@ -7,7 +7,7 @@ no range ends but at 0, which is how ReLU is written without a node. What is sti
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -18,8 +18,9 @@ from ...evaluate.core import Array
 from ...evaluate.quantize import limits
 from ...graphs.protos import captured
 from ...graphs.quantized import DEQUANTIZE, DYNAMIC, QUANTIZE, Quantization, quantizes
-from ...storage.protos import copied
+from ...storage.protos import copied, subgraphs
 
+_PART = "#part"  # and a number: the suffix of a node that is one of several written for one
 BEFORE_RELU = "_before_relu"  # the suffix of what a ReLU reads that stands in a zero point
 _PLAIN = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 
@@ -40,6 +41,8 @@ def unquantized(proto: onnx.ModelProto, weights: Mapping[str, Array]) -> onnx.Mo
     _move_relus(graph, q)
     nodes = list[onnx.NodeProto]()
     for node in graph.node:
+        for body in subgraphs(node):
+            _leave_states(body)
         if not quantizes(node):
             nodes.append(node)
         elif node.op_type in (QUANTIZE, DEQUANTIZE):
@@ -56,11 +59,7 @@ def unquantized(proto: onnx.ModelProto, weights: Mapping[str, Array]) -> onnx.Mo
         else:
             nodes.append(_product(graph, q, node, weights))
     kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    # An op that quantizes inside gave its name to its pairs too.
-    names = Counter(node.name for node in kept)
-    for node in kept:
-        if names[node.name] > 1 and node.op_type in ("Identity", "Relu"):
-            node.name = ""
+    _tell_apart(kept)
     del graph.node[:]
     graph.node.extend(kept)
     read = {name for node in kept for name in (*node.input, *captured(node))} | {v.name for v in graph.output}
@@ -68,6 +67,39 @@ def unquantized(proto: onnx.ModelProto, weights: Mapping[str, Array]) -> onnx.Mo
     del graph.initializer[:]
     graph.initializer.extend(stored)
     return proto
+
+
+def _tell_apart(nodes: Sequence[onnx.NodeProto]) -> None:
+    """Name nodes each by itself: an op that quantizes inside gave its name to all that it is written as."""
+    every = [*nodes, *(inner for node in nodes for body in subgraphs(node) for inner in body.node)]
+    names = Counter(node.name for node in every)
+    used = Counter[str]()
+    for node in every:
+        name = node.name
+        if names[name] > 1 and node.op_type in ("Identity", "Relu"):
+            node.name = ""
+        elif name and used[name]:
+            node.name = f"{name}{_PART}{used[name]}"
+        used[name] += 1
+
+
+def file_name(name: str) -> str:
+    """Return the name of the file's node that one of several was written for."""
+    return name.partition(_PART)[0]
+
+
+def is_part(node: onnx.NodeProto) -> bool:
+    """Return whether a node is a further one of several written for one, which nobody can set."""
+    return _PART in node.name
+
+
+def _leave_states(body: onnx.GraphProto) -> None:
+    """Write the states of a loop that are quantized as they come, and dequantized again, as they are."""
+    codes = {node.output[0] for node in body.node if node.op_type == DYNAMIC and quantizes(node)}
+    for node in body.node:
+        if (node.op_type == DYNAMIC and quantizes(node)) or (node.op_type == DEQUANTIZE and node.input[0] in codes):
+            node.op_type = "Identity"
+            del node.input[1:], node.output[1:], node.attribute[:]
 
 
 def _store(graph: onnx.GraphProto, name: str, value: Array) -> None:

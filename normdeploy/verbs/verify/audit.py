@@ -88,7 +88,7 @@ def audit(model: Original, proto: onnx.ModelProto, label: str, clock: Clock | No
     equals = _Equals(stored)
     unknown: list[tuple[onnx.TensorProto, Array, float]] = []
     arranged: list[tuple[onnx.TensorProto, Array]] = []
-    placed, apart = set[str](), steps(opened(proto))  # the error budget judges the steps
+    placed, apart = set[str](), steps(proto) | steps(opened(proto))  # the error budget judges the steps
     for tensor in initializers(proto.graph):
         array = values(tensor)
         if tensor.name in apart or not array.size or array.dtype.kind in "iubSOc" or is_quantized_type(array.dtype):
