@@ -121,6 +121,26 @@ class File64Runner:
             feeds, lambda name, value: value, lambda node, inputs: inputs, lambda node, inputs, name, value: value
         )
 
+    def out_of_range(self, feeds: Mapping[str, np.ndarray]) -> tuple[RunResult, dict[str, float]]:
+        """The same, with the tensors whose numbers the file's float16 does not hold, and the largest of each.
+
+        Raises:
+            InputError: inputs are missing or unknown.
+            NormdeployError: a node can't be computed.
+        """
+        beyond: dict[str, float] = {}
+
+        def write(node: onnx.NodeProto, inputs: list[Any], name: str, value: Array) -> Array:
+            if self._exact.types.get(name) == np.float16:
+                largest = float(np.abs(np.where(np.isfinite(value), value, 0.0)).max(initial=0.0))
+                if largest > np.finfo(np.float16).max:
+                    beyond[name] = largest
+            return value
+
+        self._inside = _plainly
+        outputs = self._run(feeds, lambda name, value: value, lambda node, inputs: inputs, write)
+        return outputs, beyond
+
     def perturbed(self, feeds: Mapping[str, np.ndarray], unit: float, seed: int) -> RunResult:
         """The same with every input and weight off by up to ``unit``, relative: what changes is ill-conditioned. Single
         numbers stay: an epsilon or exponent is what it is."""

@@ -23,6 +23,7 @@ from .cases import DATASET, EXTREME, LENIENT, NAN, NONFINITE, OWN_KINDS, Case, e
 from .error import Tally, Ties
 from .measured import Measures, settled
 from .originals import FileModel, Original, Reference, compares_inside, own_runner, run_by, unit_roundoff
+from .overflow import Overflows
 from .policy import Policy
 from .results import KINDS, NOT_JUDGED, OutputResult, decided, judged, plainness
 from .spending import Clock, processor_time
@@ -81,6 +82,7 @@ class Trial:
         # Processor seconds for each element of the inputs.
         self._pace = 0.0
         self._ratios: dict[str, float] = {}
+        self._overflows = Overflows(self.notes)
         self.answers: list[Answer] = []
         self.candidates: list[Candidate] = []
         self._reference = reference
@@ -317,7 +319,10 @@ class Trial:
                 answer.case, self._fed(answer.case) if answer.case.kind == DATASET else answer.feeds
             )
             if result is not None:
-                self._keep(candidate, answer, {n: self._narrow(candidate, n, v) for n, v in result.items()})
+                narrow = {n: self._narrow(candidate, n, v) for n, v in result.items()}
+                known = {n: v for n, v in narrow.items() if n in answer.reference}
+                inside = self._overflows.within_range(candidate, answer.case, answer.feeds, answer.reference, known)
+                self._keep(candidate, answer, narrow | inside)
 
     def _narrow(self, candidate: Candidate, output: str, value: np.ndarray) -> np.ndarray:
         """Inputs and outputs of a half-precision file may have been kept in float32; float64 is the evaluator's own."""
