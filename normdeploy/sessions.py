@@ -29,8 +29,8 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # On x86 processors without VNNI, onnxruntime adds pairs of uint8 · int8 products in 16 bits, where they saturate. This
 # entry (onnxruntime_session_options_config_keys.h) takes the kernels that don't: results are then those of the file.
 EXACT_INTEGERS = {"session.x64quantprecision": "1"}
-# With that entry onnxruntime 1.31 refuses a file in which several nodes dequantize one int8 weight. This one keeps such
-# a weight's products from becoming uint8 · int8.
+# With that entry onnxruntime 1.31 refuses a file in which several nodes read one int8 weight or zero point. Each gets
+# its own, if all weights lie in the file. Else this entry keeps products of such a weight from becoming uint8 · int8.
 _NO_UNSIGNED = {"optimization.disable_specified_optimizers": "QDQS8ToU8Transformer"}
 # onnxruntime 1.31 makes MatMulNBits of a DequantizeLinear of 2, 4 or 8 bits and the MatMul behind it. Its kernel rounds
 # the other operand to 8 bits by default, which no file asks for. With this entry it does not.
@@ -133,7 +133,7 @@ def open_session(
 
     rehearsal = start() if risks.always or risks.unknown else None
 
-    def opened(more: Mapping[str, str]) -> ort.InferenceSession:
+    def opened(more: Mapping[str, str], unshared: bytes = b"") -> ort.InferenceSession:
         options = ort.SessionOptions()
         options.log_severity_level = _FATAL
         options.intra_op_num_threads = threads
@@ -146,7 +146,7 @@ def open_session(
         if held:
             options.add_external_initializers(list(held), list(held.values()))
         providers: list[Any] = [(PROVIDERS[provider], dict(settings or {}))]
-        source = model if isinstance(model, bytes) else os.fspath(model)
+        source = unshared or (model if isinstance(model, bytes) else os.fspath(model))
         if not (risks.always or risks.empty or risks.unknown):
             return ort.InferenceSession(source, options, providers=providers)
         session = _RehearsedSession(source, options, providers=providers)
@@ -156,10 +156,43 @@ def open_session(
 
     # It is a part of the optimizer.
     if optimize and not _lacks_zero_points(model):
-        for more in (EXACT_INTEGERS, _NO_UNSIGNED):
+        with contextlib.suppress(Exception):
+            return opened(EXACT_INTEGERS)
+        if (unshared := _unshared(model)) and rehearsal is None:
             with contextlib.suppress(Exception):
-                return opened(more)
+                return opened(EXACT_INTEGERS, unshared)
+        with contextlib.suppress(Exception):
+            return opened(_NO_UNSIGNED)
     return opened({})
+
+
+def _unshared(model: str | os.PathLike[str] | bytes) -> bytes:
+    """Return a model in which each quantizer reads int8 tensors of its own.
+
+    Empty if all of them do already, or weights lie outside of the file.
+    """
+    content = model if isinstance(model, bytes) else Path(model).read_bytes()
+    try:
+        proto = onnx.ModelProto.FromString(content)
+    except DecodeError:
+        # onnxruntime says what is wrong with it.
+        return b""
+    tensors = {t.name: t for t in proto.graph.initializer if t.data_type == onnx.TensorProto.INT8}
+    if any(t.data_location == onnx.TensorProto.EXTERNAL for t in proto.graph.initializer):
+        return b""
+    read, shared = set[str](), False
+    for node in proto.graph.node:
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+            continue
+        for place, name in enumerate(node.input):
+            if name in read:
+                shared = True
+                own = proto.graph.initializer.add()
+                own.CopyFrom(tensors[name])
+                own.name = node.input[place] = f"{name}_of_{node.output[0]}"
+            elif name in tensors:
+                read.add(name)
+    return proto.SerializeToString() if shared else b""
 
 
 def rounds_operands(path: str | os.PathLike[str]) -> bool:

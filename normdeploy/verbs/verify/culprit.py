@@ -21,9 +21,10 @@ from ...sessions import EXACT_INTEGERS, FLOAT_OPERANDS, PROVIDERS, saturates_pai
 from ...types import Progress
 from .candidates import STEPWISE, Candidate, types_of
 from .judging import Trial
-from .originals import FileModel
+from .originals import FileModel, rounds_itself
 from .results import OutputResult
 from .spending import Clock
+from .steps import StepBudget
 
 _RULES = re.compile(r"Level\d_RuleBasedTransformer$")
 # what hides behind the transformers called so; the log does not tell them apart (names of onnxruntime 1.31, those of
@@ -160,7 +161,9 @@ def _blame(trial: Trial, candidate: Candidate, outputs: Collection[str], worst: 
             return False
         return runs_right(partial(OrtRunner, path, provider=provider, disabled=disabled), names)
 
-    if DEQUANTIZE in candidate.subject.ops and _retaken(trial, candidate, outputs):
+    if DEQUANTIZE in candidate.subject.ops and (
+        _retaken(trial, candidate, outputs) or _judged_by_steps(trial, candidate, outputs)
+    ):
         return
     blamed = culprits(path, provider, passes)
     if blamed and passes(blamed, ()):
@@ -187,6 +190,31 @@ def _retaken(trial: Trial, candidate: Candidate, outputs: Collection[str]) -> bo
         f"{candidate.file}: by default {candidate.name} rounds activations to 8 bits in front of quantized weights,"
         f" which the file does not say, and {off.output} is off by {off.max_abs_error:.2g}, allowed {off.allowed:.2g};"
         f" it was judged with the session option {candidate.option}: set that where the file runs"
+    )
+    return True
+
+
+def _judged_by_steps(trial: Trial, candidate: Candidate, outputs: Collection[str]) -> bool:
+    """Judge a file whose model rounds itself by what integer kernels may do to it, if it passes so; whether it does.
+
+    Such kernels add exactly where float32 rounds, so that a value beside the edge of a step is rounded to the other
+    side. They round biases too, to far less than a step.
+    """
+    subject = candidate.subject
+    assert subject is not None
+    if subject.steps is not None or not rounds_itself(trial.model):
+        return False
+    budget = StepBudget(subject.path, subject.inputs, subject.outputs, subject.types)
+    stepped = replace(subject, steps=budget)
+    fresh = replace(candidate, subject=stepped, sources=("activations",), tallies={}, runner=None, ran=0)
+    if not trial.passes(fresh, outputs):
+        return False
+    off = max((r for r in trial.results(candidate) if r.output in outputs), key=lambda r: r.max_abs_error)
+    candidate.tallies, candidate.measures = fresh.tallies, fresh.measures
+    candidate.without = (
+        f"{candidate.file}: {candidate.name} computes with integers what the file says in floats. Biases and sums are"
+        f" rounded otherwise, and {off.output} is off by {off.max_abs_error:.2g}. It was judged by what steps of its"
+        " activations allow, on inputs that are finite and of the usual size"
     )
     return True
 

@@ -15,9 +15,12 @@ from torch import nn
 from torch.ao.quantization import (
     FakeQuantize,
     FusedMovingAvgObsFakeQuantize,
+    MovingAverageMinMaxObserver,
     PerChannelMinMaxObserver,
+    QConfig,
     disable_fake_quant,
     disable_observer,
+    prepare_qat,
 )
 from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers the operators of PT2E
 
@@ -214,3 +217,60 @@ def test_a_scale_that_is_a_tensor_and_narrow_bounds_are_exported(overload: str, 
     (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     # One code is 0.01; sums of eight float32 products differ by far less.
     np.testing.assert_allclose(found, module(x).detach().numpy(), atol=1e-5)
+
+
+class Trained(nn.Module):
+    """Two layers of quantization-aware training, per tensor: their weights share one zero point."""
+
+    def __init__(self, layer: Callable[[int, int], nn.Module]) -> None:
+        super().__init__()
+        self.quantize, self.relu = FakeQuantize(), nn.ReLU()
+        self.first, self.second = layer(3, 8), layer(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.second(self.relu(self.first(self.quantize(x))))
+        return y
+
+
+LAYERS: dict[str, tuple[Callable[[int, int], nn.Module], tuple[int, ...]]] = {
+    "linear": (nn.Linear, (4, 3)),
+    "conv": (lambda i, o: nn.Conv2d(i, o, 3), (2, 3, 8, 8)),
+}
+
+
+def trained(layer: str) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    make, shape = LAYERS[layer]
+    model = Trained(make).train()
+    weights = FakeQuantize.with_args(
+        observer=MovingAverageMinMaxObserver,
+        dtype=torch.qint8,
+        quant_min=-128,
+        quant_max=127,
+        qscheme=torch.per_tensor_symmetric,
+    )
+    model.qconfig = QConfig(activation=FakeQuantize, weight=weights)  # type: ignore[assignment]
+    model = prepare_qat(model)
+    for _ in range(8):
+        model(torch.randn(shape))
+    return model.eval().apply(disable_observer), torch.randn(shape)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_file_of_quantization_aware_training_is_right_in_integer_kernels_and_another_scale_is_not(
+    layer: str, tmp_path: Path
+) -> None:
+    model, x = trained(layer)
+    path = tmp_path / "m.onnx"
+    torch.onnx.export(model, (x,), path, dynamo=False, input_names=["x"], opset_version=17)
+    comparison = normdeploy.verify(model, path, (x,), seeds=2)
+    assert comparison, comparison.table()
+    proto = onnx.load(path)
+    nodes = list(proto.graph.node)
+    sums = {name for n in nodes if n.op_type in ("Conv", "Gemm") for name in n.output}
+    quantizer = next(n for n in nodes if n.op_type == "QuantizeLinear" and n.input[0] in sums)
+    constants = {n.output[0]: n.attribute[0].t for n in nodes if n.op_type == "Constant"}
+    value = (constants | {t.name: t for t in proto.graph.initializer})[quantizer.input[1]]
+    value.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(value) * np.float32(1.02), value.name))
+    onnx.save(proto, path)
+    assert not normdeploy.verify(model, path, (x,), seeds=2)
