@@ -19,6 +19,7 @@ from normdeploy.runtimes.eager import HalfRunner
 from normdeploy.runtimes.file64 import File64Runner
 from normdeploy.verbs.verify.candidates import OFF, ON, STEPWISE
 from normdeploy.verbs.verify.verify import Comparison, verify
+from tests.support import parsed
 
 HALVES = {"fp16": "float16", "bf16": "bfloat16"}
 
@@ -147,3 +148,26 @@ def test_roundings_of_subnormal_numbers_of_float16_have_its_one_spacing() -> Non
     assert 2.0**-26 < away[1] <= 2.0**-25
     assert 2.0**-12 < away[2] / exact[2] <= 2.0**-11
     assert 2.0**-12 < away[3] / exact[3] <= 2.0**-11
+
+
+def test_what_overflows_in_other_rows_of_a_half_file_at_extreme_inputs_is_not_judged(tmp_path: Path) -> None:
+    """x / √mean(x²), in half 0 where a square is infinite: beyond 256, and beyond 128 if 2x is squared."""
+
+    def saved(name: str, kind: str, factor: float) -> Path:
+        dtype = np.float32 if kind == "float" else np.float16
+        proto = parsed(
+            f"""net ({kind}[8, 4] x) => ({kind}[8, 4] y) {{
+                t = Mul(x, factor) q = Mul(t, t) m = ReduceMean<axes = [-1]>(q) s = Mul(m, back) e = Add(s, eps)
+                r = Sqrt(e) i = Reciprocal(r) y = Mul(x, i) }}""",
+            opset=17,
+            factor=dtype(factor),
+            back=dtype(factor**-2),
+            eps=dtype(1e-3),
+        )
+        onnx.save(proto, tmp_path / name)
+        return tmp_path / name
+
+    reference = saved("wide.onnx", "float", 1.0)
+    assert normdeploy.verify(reference, saved("half.onnx", "float16", 2.0), seeds=1)
+    # 16 x overflows at usual inputs too.
+    assert not normdeploy.verify(reference, saved("wrong.onnx", "float16", 128.0), seeds=1)
