@@ -15,12 +15,14 @@ import onnxruntime as ort
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from ..errors import GraphError, InputError, RuntimeUnavailable
+from ..graphs.maps import array_of_maps
 from ..sessions import PROVIDERS, from_ort, open_session, words_of
 from . import RunResult
 from .arrays import check_names
 from .survival import require_survival
 from .trt import no_gpu
 
+_MAPS = "seq(map("  # what onnxruntime calls the type of a classifier's maps
 _SILENT, _WARNINGS = 4, 2  # onnxruntime's severities
 _ALL_WEIGHTS = "0"  # bytes: a file of more than 2 GB can't hold them
 NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
@@ -106,9 +108,13 @@ def run_session(session: ort.InferenceSession, feeds: Mapping[str, np.ndarray], 
         InputError: the feeds do not fit the model's inputs, or it does not run on them.
     """
     check_names(name, feeds, [i.name for i in session.get_inputs()])
+    outputs = session.get_outputs()
     try:
+        if any(out.type.startswith(_MAPS) for out in outputs):
+            results = zip(outputs, session.run(None, dict(feeds)), strict=True)
+            return {out.name: array_of_maps(r) if out.type.startswith(_MAPS) else r for out, r in results}
         values = session.run_with_ort_values(None, {given: _to_ort(array) for given, array in feeds.items()})
-        return {out.name: from_ort(value) for out, value in zip(session.get_outputs(), values, strict=True)}
+        return {out.name: from_ort(value) for out, value in zip(outputs, values, strict=True)}
     except Exception as error:  # of onnxruntime, or of a type that numpy lacks
         raise InputError(f"{name} does not run the model on these inputs: {short(error)}") from error
 

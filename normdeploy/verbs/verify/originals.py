@@ -19,6 +19,7 @@ import torch
 
 from ...errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
 from ...file_inputs import FileInputs, file_inputs
+from ...graphs.maps import without_maps
 from ...model import InputSpec, Model, Signature
 from ...runtimes import Runner, RunResult
 from ...runtimes.eager import EagerRunner, HalfRunner
@@ -282,6 +283,7 @@ def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] =
     else:
         path = Path(source)
         proto, label = load_onnx(path), path.name
+    proto = without_maps(proto)
     found = file_inputs(proto, inputs, dims, label)
     outputs = []
     for v in proto.graph.output:

@@ -47,6 +47,7 @@ from .claims import unseen_sizes
 from .culprit import accuse
 from .drift import Point
 from .drift_files import drift_of_file
+from .epsilons import foreign_epsilons
 from .judging import Trial
 from .names import Map
 from .originals import OWN, FileModel, Original, Reference, name_of
@@ -279,6 +280,7 @@ def verify(
         *lowered(compared, results),
         *uncoded(compared, results),
         *other_forms(compared, results),
+        *foreign_epsilons(model, compared),
         *filter(None, (s.steps.remark(s.label) for s in compared if s.steps is not None)),
     ]
     points = None

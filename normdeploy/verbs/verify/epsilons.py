@@ -1,0 +1,103 @@
+"""Epsilons of a file that the model has nowhere: outputs may not show them.
+
+Behind an embedding or a bias the input of a norm can't be made small. There another epsilon moves the output by less
+than roundings do, so it is looked up, as weights are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ...graphs.edges import constant_of, constants_of, numbers
+from ...runtimes.eager import lifted_values
+from ...runtimes.exact import inlined
+from ...storage.files import load_small_weights
+from .candidates import Subject
+from .originals import FileModel, Original
+
+_LARGEST = 0.1  # no epsilon is larger
+_SAME = 1e-6  # relative: a file holds epsilons in float32
+_DEFAULT = 1e-5  # of ONNX's normalizations
+_HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+_ROOTS = frozenset({"Sqrt", "Pow"})
+_NAMED = 3
+
+
+def foreign_epsilons(model: Original, subjects: Sequence[Subject]) -> list[str]:
+    """Name the epsilons of normalizations that stand in a file and not in the model."""
+    known = sorted(_known(model))
+    notes = []
+    for subject in (s for s in subjects if not s.runtime):
+        foreign = {node: value for node, value in _stated(load_small_weights(subject.path)) if not _among(value, known)}
+        if foreign and known:
+            some = ", ".join(f"{value:g} of {node!r}" for node, value in [*foreign.items()][:_NAMED])
+            more = f" and {len(foreign) - _NAMED} more" if len(foreign) > _NAMED else ""
+            near = ", ".join(f"{value:g}" for value in known[:_NAMED])
+            notes.append(
+                f"{subject.label}: the epsilon {some}{more} is none of the model's ({near}). Outputs may not show it:"
+                " compare it with the model's source"
+            )
+    return notes
+
+
+def _among(value: float, known: Sequence[float]) -> bool:
+    with np.errstate(all="ignore"):
+        halves = [float(np.asarray(other).astype(half)) for other in known for half in _HALVES]
+    return any(abs(value - other) <= _SAME * other for other in (*known, *halves))
+
+
+def _stated(proto: onnx.ModelProto) -> Iterator[tuple[str, float]]:
+    """Pairs of a node and its epsilon: an attribute of that name, or a number that is added in front of a root."""
+    proto = inlined(proto)
+    constants = constants_of(proto.graph, {})
+    rooted = {name for node in proto.graph.node if node.op_type in _ROOTS for name in node.input[:1]}
+    for node in proto.graph.node:
+        if (value := constant_of(node, constants)) is not None:
+            constants[node.output[0]] = value
+        title = node.name or node.output[0]
+        yield from ((title, a.f) for a in node.attribute if a.name == "epsilon")
+        if node.op_type != "Add" or node.output[0] not in rooted:
+            continue
+        for name in node.input:
+            added = numbers(constants.get(name))
+            if len(added) == 1 and 0 < added[0] <= _LARGEST:
+                yield title, added[0]
+
+
+def _known(model: Original) -> set[float]:
+    """Return all numbers of a model that may be an epsilon."""
+    if isinstance(model, FileModel):
+        proto = inlined(model.proto)
+        constants = constants_of(proto.graph, {})
+        values = [a.f for node in proto.graph.node for a in node.attribute if a.type == onnx.AttributeProto.FLOAT]
+        values += [v for node in proto.graph.node for v in numbers(constant_of(node, constants))]
+        values += [v for array in constants.values() for v in numbers(array)]
+        defaults = any(
+            node.op_type.endswith("Normalization") and all(a.name != "epsilon" for a in node.attribute)
+            for node in proto.graph.node
+        )
+        values += [_DEFAULT] if defaults else []
+    else:
+        nodes = [node for node in model.program.graph.nodes if node.op == "call_function"]
+        arguments = [leaf for node in nodes for leaf in tree_leaves((node.args, dict(node.kwargs)))]
+        schemas = [node.target._schema for node in nodes if hasattr(node.target, "_schema")]
+        arguments += [argument.default_value for schema in schemas for argument in schema.arguments]
+        values = [leaf for leaf in arguments if isinstance(leaf, float)]
+        values += [v for value in lifted_values(model.program).values() for v in _single(value)]
+        # Without an epsilon torch takes the type's.
+        values += [torch.finfo(torch.float32).eps for schema in schemas if "rms_norm" in schema.name]
+    return {v for v in values if 0 < v <= _LARGEST}
+
+
+def _single(value: Any) -> list[float]:
+    """The number of a tensor of one element."""
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        return []
+    return numbers(np.asarray(value.detach().float()))
