@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,6 +33,8 @@ from .arrays import check_feeds, to_numpy, to_torch
 from .depthwise import single_channels
 from .fake_quantize import on_grid
 from .fourier import spread_nan
+from .settled import Settled
+from .settled_trace import find_settled
 from .widen import halved, narrowed, saturate_fills, widen, widened
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # what ``--precision`` takes
@@ -212,6 +215,8 @@ class Float64Runner(_TorchRunner):
 
     def __init__(self, model: Model) -> None:
         super().__init__(model, widened(copy.deepcopy(model.program.graph_module)), lifted_values(model.program))
+        self._settled = find_settled(self._graph, self._lifted)
+        self._interpreter = partial(Widening, settled=self._settled)  # type: ignore[assignment]
         if self._mutates:  # what is written to is one tensor for the whole run
             self._lifted = {name: widen(value) for name, value in self._lifted.items()}
 
@@ -302,9 +307,33 @@ class Narrow:
 
 
 class Widening(_Interpreter):
-    """Parameters become float64 where they are read, one at a time."""
+    """Parameters become float64 where they are read, one at a time; settled integers are the model's own.
+
+    Args:
+        settled: which these are.
+    """
+
+    def __init__(self, module: torch.fx.GraphModule, settled: Settled[torch.fx.Node]) -> None:
+        super().__init__(module)
+        self._settled = settled
+        # Settled floats, in the types that the model states.
+        self._stated: dict[torch.fx.Node, Any] = {}
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        if n in self._settled.floats:
+            args, kwargs = map_arg((n.args, n.kwargs), self._read_as_stated)
+            self._stated[n] = tree_map(_as_stated, n.target(*args, **kwargs), n.meta["val"])  # type: ignore[operator]
+        return super().run_node(n)
+
+    def _read_as_stated(self, read: torch.fx.Node) -> Any:
+        if read in self._stated:
+            return self._stated[read]
+        value = self.env[read]
+        return _as_stated(value.tensor if isinstance(value, Narrow) else value, read.meta.get("val"))
 
     def map_nodes_to_values(self, args: Any, n: torch.fx.Node) -> Any:
+        if n in self._settled.integers:
+            return map_arg(args, self._read_as_stated)
         return map_arg(args, lambda node: self._read(self.env[node]))
 
     def _read(self, value: Any) -> Any:
@@ -323,7 +352,13 @@ class Widening(_Interpreter):
         return spread_nan(schema.name.partition("::")[2], args, kwargs, super().call_function(target, args, kwargs))
 
 
-_TorchRunner._interpreter, HalfRunner._interpreter, Float64Runner._interpreter = _Interpreter, _Rounding, Widening
+_TorchRunner._interpreter, HalfRunner._interpreter = _Interpreter, _Rounding
+
+
+def _as_stated(value: Any, stated: Any) -> Any:
+    """Give a floating tensor the type that ``stated``, a traced one, has."""
+    tensors = isinstance(value, torch.Tensor) and isinstance(stated, torch.Tensor)
+    return value.to(stated.dtype) if tensors and value.is_floating_point() else value
 
 
 def lifted_values(program: torch.export.ExportedProgram) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from ..precision.stepwise import widened
 from ..storage.protos import copied
 from . import RunResult, control_flow, sequences
 from .ort import OrtRunner
+from .settled import Settled, find_settled, is_integer, is_settled_constant
 
 Array = np.ndarray[Any, Any]
 Values = Mapping[str, Array]
@@ -85,12 +86,42 @@ class Exact:
                 self.constants.update(node.output)
             if node.op_type in _OF_SHAPES or all(name in self.sizes for name in read):
                 self.sizes.update(node.output)
+        self.settled = self._find_settled()
         self._wide: dict[str, Array] = {}
         self._bodies: dict[tuple[str, str], Exact] = {}
         # What onnxruntime ran in the file's own types, by the first output: nodes without a float64 form.
         self.narrow: dict[str, onnx.NodeProto] = {}
         # The first outputs of nodes for which it has no float64 kernel either.
         self._without_kernel: set[str] = set()
+
+    def _find_settled(self) -> Settled[int]:
+        nodes = dict(enumerate(self.nodes))
+        reads = {place: self.reads(node) for place, node in nodes.items()}
+        given = {name for name in self.inputs if name in self.types and is_integer(self.types[name])}
+        given |= {name for name, tensor in self.weights.items() if is_settled_constant(tensor)}
+        return find_settled(nodes, reads, self.types, given)
+
+    def settle(self, place: int, inputs: Sequence[Any], stated: dict[str, Array]) -> Sequence[Any]:
+        """Return the operands of a node of the file, settled floats as the file's types have them where it makes
+        integers of them.
+
+        Args:
+            inputs: the operands in float64.
+            stated: settled floats so far, each rounded to its type; what this node makes of them is added.
+        """
+        if place not in self.settled.integers | self.settled.floats:
+            return inputs
+        node = self.nodes[place]
+        operands = [
+            stated[name] if name in stated else value if value is None else widen(self.rounded(name, np.asarray(value)))
+            for name, value in zip(node.input, inputs, strict=True)
+        ]
+        if place in self.settled.integers:
+            return operands
+        for name, value in zip(node.output, self.apply(node, operands, stated), strict=False):
+            if name and value is not None:
+                stated[name] = widen(self.rounded(name, value))
+        return inputs
 
     def reads(self, node: onnx.NodeProto) -> list[str]:
         """Names of tensors of the main graph, those that the node's bodies see among them."""
@@ -120,12 +151,15 @@ class Exact:
         """
         change = change or Change()
         results = {**known, **change.given}
+        stated: dict[str, Array] = {}
         with evaluate.quiet():
             for place in places:
                 node = change.nodes.get(place, self.nodes[place])
                 if all(name in results for name in node.output if name):
                     continue
                 inputs = [self.value(name, results) if name else None for name in node.input]
+                if node is self.nodes[place]:
+                    inputs = list(self.settle(place, inputs, stated))
                 for (where, i), function in change.inputs.items():
                     if where == place:
                         inputs[i] = function(np.asarray(inputs[i]))

@@ -29,6 +29,7 @@ from . import RunResult
 from .eager import Float64Runner, Narrow, Widening
 from .fourier import INVERSE_SHORT_TIME, frame_level, transformed
 from .resampling import off_coordinates
+from .settled import Settled
 from .underflow import round_underflow
 from .widen import widen
 
@@ -88,7 +89,9 @@ class RoundedRunner(Float64Runner):
             InputError, NormdeployError: as ``infer``.
         """
         plain = self._interpreter
-        self._interpreter = partial(_Rounded, half=half, seed=seed)  # type: ignore[assignment]
+        # Kernels for half precision differ in which results they round at all.
+        settled = self._settled if half is None else Settled[torch.fx.Node]()
+        self._interpreter = partial(_Rounded, half=half, seed=seed, settled=settled)  # type: ignore[assignment]
         try:
             return self.infer(feeds)
         finally:
@@ -96,8 +99,10 @@ class RoundedRunner(Float64Runner):
 
 
 class _Rounded(Widening):
-    def __init__(self, module: torch.fx.GraphModule, half: torch.dtype | None, seed: int) -> None:
-        super().__init__(module)
+    def __init__(
+        self, module: torch.fx.GraphModule, half: torch.dtype | None, seed: int, settled: Settled[torch.fx.Node]
+    ) -> None:
+        super().__init__(module, settled)
         self._half, self._op, self._unit = half, "", 0.0
         # Three times as fast as torch's generator.
         self._rng = np.random.Generator(np.random.SFC64(seed))
