@@ -25,7 +25,7 @@ def leaves_inputs_out(proto: onnx.ModelProto) -> bool:
     """Return whether a call gives a function fewer inputs than it has, or a LayerNormalization has an empty bias."""
     functions = _own_functions(proto)
     holders = (proto.graph.node, *(f.node for f in functions.values()))
-    return any(_omitted(n, functions) or _has_empty_bias(n) for nodes in holders for n in _with_inner(nodes))
+    return any(_omitted(n, functions) or _has_empty_bias(n) for nodes in holders for n in with_inner(nodes))
 
 
 def without_omitted(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -39,8 +39,8 @@ def without_omitted(proto: onnx.ModelProto) -> onnx.ModelProto:
     made = copied(proto)
     functions = _own_functions(made)
     variants: dict[tuple[Key, tuple[int, ...]], onnx.FunctionProto] = {}
-    waiting = [*_with_inner(made.graph.node)]
-    waiting += [node for f in functions.values() for node in _with_inner(f.node)]
+    waiting = [*with_inner(made.graph.node)]
+    waiting += [node for f in functions.values() for node in with_inner(f.node)]
     while waiting:
         node = waiting.pop()
         omitted = _omitted(node, functions)
@@ -54,13 +54,13 @@ def without_omitted(proto: onnx.ModelProto) -> onnx.ModelProto:
             variant = _variant(function, omitted, taken=functions)
             variants[_key(node), omitted] = variant
             functions[_key(variant)] = variant
-            waiting += _with_inner(variant.node)
+            waiting += with_inner(variant.node)
         node.op_type = variant.name
         node.input[:] = [name for name in node.input if name]
     made.functions.extend(variants.values())
     _drop_replaced(made, {key for key, _ in variants})
     for nodes in (made.graph.node, *(f.node for f in made.functions)):
-        for node in _with_inner(nodes):
+        for node in with_inner(nodes):
             if _has_empty_bias(node):
                 node.input.pop()
     return made
@@ -79,7 +79,8 @@ def _key(item: onnx.NodeProto | onnx.FunctionProto) -> Key:
     return item.domain, name, item.overload
 
 
-def _with_inner(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def with_inner(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield each node, and those in its bodies."""
     for node in nodes:
         yield node
         yield from (inner for graph in subgraphs(node) for inner in graph.node)
@@ -108,7 +109,7 @@ def _variant(
     variant.CopyFrom(function)
     absent = {function.input[place] for place in omitted}
     variant.input[:] = [name for name in function.input if name not in absent]
-    for node in _with_inner(variant.node):
+    for node in with_inner(variant.node):
         node.input[:] = ["" if name in absent else name for name in node.input]
     variant.name = "_without_".join([function.name, *(function.input[place] for place in omitted)])
     while _key(variant) in taken:
@@ -120,7 +121,7 @@ def _drop_replaced(proto: onnx.ModelProto, replaced: set[Key]) -> None:
     """Remove those of the ``replaced`` functions that nothing calls any more."""
     while True:
         holders = (proto.graph.node, *(f.node for f in proto.functions))
-        calls = {_key(node) for nodes in holders for node in _with_inner(nodes)}
+        calls = {_key(node) for nodes in holders for node in with_inner(nodes)}
         kept = [f for f in proto.functions if _key(f) not in replaced or _key(f) in calls]
         if len(kept) == len(proto.functions):
             return

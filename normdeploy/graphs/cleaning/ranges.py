@@ -82,8 +82,7 @@ def _interval(node: ir.Node) -> tuple[Number, Number] | None:
     x = node.inputs[0]
     if x is None or x.dtype not in _TYPES:
         return None
-    limits = np.finfo(x.dtype.numpy()) if x.dtype in _FLOATS else np.iinfo(x.dtype.numpy())
-    least, most = (limits.min, limits.max) if isinstance(limits, np.iinfo) else (float(limits.min), float(limits.max))
+    least, most = _limits(x)
     if node.op_type == "Relu":
         return (0, math.inf) if x.dtype in _FLOATS else None
     bounds: list[Number] = []
@@ -123,5 +122,20 @@ def _scalar(x: ir.Value, number: Number) -> ir.Node:
 
 
 def _clipped(graph: ir.Graph, node: ir.Node, x: ir.Value, low: Number, high: Number) -> bool:
-    bounds = [_scalar(x, low), _scalar(x, high)]
-    return replaced(graph, node, *bounds, ir.node("Clip", [x, *(bound.outputs[0] for bound in bounds)]))
+    # A Clip says a bound at the end of its type by leaving it out, as the nodes before did.
+    least, most = _limits(x)
+    bounds = [None if number == end else _scalar(x, number) for number, end in ((low, least), (high, most))]
+    inputs = [x, *(None if bound is None else bound.outputs[0] for bound in bounds)]
+    while inputs[-1] is None:
+        inputs.pop()
+    return replaced(graph, node, *filter(None, bounds), ir.node("Clip", inputs))
+
+
+def _limits(x: ir.Value) -> tuple[Number, Number]:
+    """Return the least and the largest finite number of a tensor's type."""
+    assert x.dtype is not None
+    if x.dtype in _FLOATS:
+        info = np.finfo(x.dtype.numpy())
+        return float(info.min), float(info.max)
+    whole = np.iinfo(x.dtype.numpy())
+    return whole.min, whole.max

@@ -22,6 +22,7 @@ from .candidates import DYNAMIC_QUANTIZING, FINITE_ALONE, FLOATS, NAN_BLIND, Can
 from .cases import DATASET, EXTREME, LENIENT, NAN, NONFINITE, OWN_KINDS, Case, elements
 from .error import Tally, Ties
 from .measured import Measures, settled
+from .open_bounds import OpenBounds
 from .originals import FileModel, Original, Reference, compares_inside, own_runner, run_by, unit_roundoff
 from .overflow import Overflows
 from .policy import Policy
@@ -83,6 +84,7 @@ class Trial:
         self._pace = 0.0
         self._ratios: dict[str, float] = {}
         self._overflows = Overflows(self.notes)
+        self._open_bounds = OpenBounds(self.notes)
         self.answers: list[Answer] = []
         self.candidates: list[Candidate] = []
         self._reference = reference
@@ -323,8 +325,9 @@ class Trial:
             if result is not None:
                 narrow = {n: self._narrow(candidate, n, v) for n, v in result.items()}
                 known = {n: v for n, v in narrow.items() if n in answer.reference}
-                inside = self._overflows.within_range(candidate, answer.case, answer.feeds, answer.reference, known)
-                self._keep(candidate, answer, narrow | inside)
+                known |= self._overflows.within_range(candidate, answer.case, answer.feeds, answer.reference, known)
+                known |= self._open_bounds.unclipped(candidate, answer.case, answer.feeds, answer.reference, known)
+                self._keep(candidate, answer, narrow | known)
 
     def _narrow(self, candidate: Candidate, output: str, value: np.ndarray) -> np.ndarray:
         """Inputs and outputs of a half-precision file may have been kept in float32; float64 is the evaluator's own."""
