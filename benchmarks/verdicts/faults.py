@@ -66,7 +66,7 @@ def _users(nodes: Nodes, name: str) -> list[onnx.NodeProto]:
 
 
 def _floats(tensors: Sequence[TensorProto]) -> list[int]:
-    kinds = (TensorProto.FLOAT, TensorProto.FLOAT16)
+    kinds = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
     return [i for i, t in enumerate(tensors) if t.data_type in kinds and np.prod(t.dims, dtype=int) >= 2]
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -66,6 +68,7 @@ def sources() -> Iterator[Source]:
     yield from _written()
     yield from _learners()
     yield from _real()
+    yield from _trees()
 
 
 def _frameworks() -> Iterator[Source]:
@@ -117,6 +120,38 @@ def _learned(name: str) -> onnx.ModelProto:
     else:
         model = make_pipeline(StandardScaler(), Ridge()).fit(x, value)
     made = to_onnx(model, x[:1])
+    return made
+
+
+def _trees() -> Iterator[Source]:
+    """Gradient-boosted trees, as onnxmltools writes them."""
+    if find_spec("onnxmltools") is None:
+        return
+    for name, tool in (
+        ("lightgbm: regression", "onnxslim"),
+        ("lightgbm: classes", "onnxruntime basic"),
+        ("xgboost: regression", "onnxruntime extended"),
+        ("xgboost: classes", "onnxruntime basic"),
+    ):
+        load = partial(_boosted, *name.split(": "))
+        yield Source(name, load, ((4, 6),), ((7, 6),), tools=(tool,))
+
+
+def _boosted(library: str, task: str) -> onnx.ModelProto:
+    import onnxmltools
+    from onnxmltools.convert.common.data_types import FloatTensorType
+
+    kind = "Regressor" if task == "regression" else "Classifier"
+    learner = getattr(import_module(library), f"{'LGBM' if library == 'lightgbm' else 'XGB'}{kind}")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((200, 6)).astype(np.float32)
+    value = np.sin(x).sum(1)
+    model = learner(n_estimators=8, max_depth=3, n_jobs=1).fit(
+        x, value if kind == "Regressor" else (value > 0).astype(int)
+    )
+    options = {} if library == "xgboost" or kind == "Regressor" else {"zipmap": False}
+    convert = getattr(onnxmltools, f"convert_{library}")
+    made: onnx.ModelProto = convert(model, initial_types=[("x", FloatTensorType([None, 6]))], **options)
     return made
 
 

@@ -13,14 +13,18 @@ import onnx
 import torch
 from torch import nn
 
+from .converters import CONVERTERS, torchao
+from .deployed import DECODER, DOUBLE_CONV, DOUBLES, PIXELS, SENTENCES, SETTLING
 from .files import Source, sources
 from .nets import PLAIN, Net
 from .sequences import SEQUENCES
-from .tools import EXPORTERS, Feeds, applied, dynamic_shapes, quieted
+from .tools import EXPORTERS, TOOLS, Feeds, applied, dynamic_shapes, quieted
 from .vision import VISION
 
 NETS: tuple[Net, ...] = (*VISION, *SEQUENCES, *PLAIN)
 MODULE, PROGRAM, FILE = "module", ".pt2", "file"
+_EXPORTERS = {**EXPORTERS, "torchao PT2E": torchao}
+_TOOLS = {**TOOLS, **CONVERTERS}
 SAMPLES = 128  # calibrate an int8 file
 
 
@@ -59,7 +63,22 @@ class Pair:
 
 def pairs() -> list[Pair]:
     """Return every pair, in an order that mixes the kinds."""
-    return sorted([*_of_nets(), *_of_files()], key=lambda pair: pair.order)
+    every = [*_of_nets(), *_of_deployments(), *_of_files()]
+    return sorted((pair for pair in every if pair.name not in LEFT_OUT), key=lambda pair: pair.order)
+
+
+# Combinations that their tool can't make, and why.
+LEFT_OUT = {
+    "If (scripted) | file | torchscript, onnxsim": "onnxsim: a failed assertion (eraseOutput)",
+    "Loop (scripted) | file | torchscript, onnxsim": "onnxsim: a failed assertion (eraseOutput)",
+    "Llama block | .pt2 | torchscript, fixed sizes": "torch: no rms_norm in opset 17",
+    "TransformerEncoderLayer | file | torchscript, onnxruntime basic": "torch: the batch is baked in",
+    "log-softmax | module | dynamo": "torch.export: a failed guard on the size",
+    "package: silero_vad_16k_op15 | file | onnxsim": "onnxsim: nodes out of order",
+    "package: silero_vad_half | file | onnxsim": "onnxsim: nodes out of order",
+    "sentence embedding | module | dynamo, onnxruntime int8 dynamic": "onnxruntime's quantizer: shapes that disagree",
+    "vision transformer | file | dynamo, onnxruntime fp16": "onnxruntime crashes when it opens the file",
+}
 
 
 # ------------------------------------------------------------------ nets
@@ -94,6 +113,44 @@ def _of_nets() -> Iterator[Pair]:
             yield _derived(net, main if number % 4 else other, tool, kind)
 
 
+_BY_NAME = {net.name: net for net in NETS}
+# Nets, exporters, tools ("" is none) and kinds of reference that the turns do not reach.
+_DEPLOYED: tuple[tuple[Net, str, str, str], ...] = (
+    (DECODER, "dynamo", "", MODULE),
+    (DECODER, "dynamo", "onnxslim", FILE),
+    (DECODER, "torchscript", "onnxruntime basic", FILE),
+    (DOUBLES, "dynamo", "", MODULE),
+    (DOUBLES, "torchscript", "onnxsim", FILE),
+    (DOUBLE_CONV, "dynamo", "onnxruntime extended", MODULE),
+    (PIXELS, "dynamo", "", MODULE),
+    (PIXELS, "dynamo", "onnxruntime int8 static", MODULE),
+    (PIXELS, "torchscript", "onnxruntime fp16, float io", FILE),
+    (SENTENCES, "dynamo", "", MODULE),
+    (SENTENCES, "dynamo", "onnxruntime basic", FILE),
+    (SETTLING, "torchscript", "onnxslim", FILE),
+    (SETTLING, "torchscript", "onnxruntime basic", FILE),
+    (_BY_NAME["BERT with places"], "dynamo", "onnxruntime transformers", MODULE),
+    (_BY_NAME["BERT with places"], "dynamo", "onnxruntime transformers, fp16", MODULE),
+    (_BY_NAME["attention with a mask"], "torchscript", "onnxruntime transformers", FILE),
+    (_BY_NAME["vision transformer"], "dynamo", "onnxruntime transformers", FILE),
+    (SENTENCES, "dynamo", "onnxruntime transformers", FILE),
+    (_BY_NAME["Llama block"], "dynamo", "onnxruntime 4 bits", MODULE),
+    (_BY_NAME["BERT with places"], "dynamo", "onnxruntime 4 bits, symmetric", FILE),
+    (_BY_NAME["mixer"], "dynamo", "onnxruntime 4 bits, pairs", MODULE),
+    (_BY_NAME["segmentation"], "dynamo", "onnxruntime int8 static, operators", MODULE),
+    (_BY_NAME["UNet"], "torchscript", "onnxruntime int8 static, operators", FILE),
+    (_BY_NAME["squeeze and excite"], "torchao PT2E", "", MODULE),
+    (_BY_NAME["autoencoder"], "torchao PT2E", "", MODULE),
+    (_BY_NAME["wave features"], "torchscript", "onnx opset 21", FILE),
+    (_BY_NAME["recommender"], "torchscript", "onnxoptimizer", MODULE),
+)
+
+
+def _of_deployments() -> Iterator[Pair]:
+    for net, exporter, tool, kind in _DEPLOYED:
+        yield _derived(net, exporter, tool, kind) if tool else _exported(net, exporter, kind, open_dims=True)
+
+
 def _exported(net: Net, exporter: str, kind: str, *, open_dims: bool) -> Pair:
     words = "" if open_dims else ", fixed sizes"
     # A file of the same exporter at the same sizes would be the same pair again.
@@ -111,12 +168,12 @@ def _write(net: Net, exporter: str, tool: str, kind: str, open_dims: bool, folde
     feeds = [_named(net, net.args(seed)) for seed in range(8)]
     others = [_named(net, net.args(seed, net.other_dims())) for seed in range(8, 12)] if net.dims and open_dims else []
     with quieted():
-        exported = EXPORTERS[exporter](net, open_dims)
+        exported = _EXPORTERS[exporter](net, open_dims)
     path, file = folder / "reference.onnx", folder / "file.onnx"
     onnx.save(exported, path)
     # Ranges that few inputs gave would saturate on others.
     samples = [_named(net, net.args(seed)) for seed in range(100, 100 + SAMPLES)]
-    onnx.save(applied(tool, exported, samples) if tool else exported, file)
+    onnx.save(applied(_TOOLS[tool], exported, samples) if tool else exported, file)
     integers = any(not i.dtype.startswith("float") for i in net.inputs)
     call: dict[str, Any] = {"inputs": net.specs} if integers else {"args": net.args()}
     reference: Any = module
@@ -170,7 +227,7 @@ def _writer(source: Source, tool: str) -> Callable[[Path], Made]:
         feeds, others = source.feeds(proto)
         path, file = folder / "reference.onnx", folder / "file.onnx"
         onnx.save(proto, path)
-        onnx.save(applied(tool, proto, feeds), file)
+        onnx.save(applied(_TOOLS[tool], proto, feeds), file)
         call = {"inputs": list(source.specs)} if source.specs else {}
         return Made(path, file, feeds, others, None, path, call)
 

@@ -111,7 +111,7 @@ def _half(keep_io_types: bool) -> Tool:
     return convert
 
 
-class _Reader(CalibrationDataReader):
+class Reader(CalibrationDataReader):
     def __init__(self, feeds: list[Feeds]) -> None:
         self._left = iter(feeds)
 
@@ -119,7 +119,7 @@ class _Reader(CalibrationDataReader):
         return next(self._left, None)
 
 
-def _int8(proto: onnx.ModelProto, quantize: Callable[[Path, Path], None]) -> onnx.ModelProto:
+def int8(proto: onnx.ModelProto, quantize: Callable[[Path, Path], None]) -> onnx.ModelProto:
     """Prepare the file as onnxruntime asks its users to, then quantize it."""
     with tempfile.TemporaryDirectory() as folder:
         source, ready, target = (Path(folder) / name for name in ("in.onnx", "ready.onnx", "out.onnx"))
@@ -134,14 +134,14 @@ def _int8(proto: onnx.ModelProto, quantize: Callable[[Path, Path], None]) -> onn
 
 
 def _int8_dynamic(proto: onnx.ModelProto, _: list[Feeds]) -> onnx.ModelProto:
-    return _int8(proto, quantize_dynamic)
+    return int8(proto, quantize_dynamic)
 
 
 def _int8_static(proto: onnx.ModelProto, feeds: list[Feeds]) -> onnx.ModelProto:
     def quantize(ready: Path, target: Path) -> None:
-        quantize_static(ready, target, _Reader(feeds), quant_format=QuantFormat.QDQ, per_channel=True)
+        quantize_static(ready, target, Reader(feeds), quant_format=QuantFormat.QDQ, per_channel=True)
 
-    return _int8(proto, quantize)
+    return int8(proto, quantize)
 
 
 TOOLS: dict[str, Tool] = {
@@ -157,11 +157,11 @@ TOOLS: dict[str, Tool] = {
 }
 
 
-def applied(tool: str, proto: onnx.ModelProto, feeds: list[Feeds]) -> onnx.ModelProto:
+def applied(tool: Tool, proto: onnx.ModelProto, feeds: list[Feeds]) -> onnx.ModelProto:
     """Return what ``tool`` makes of a copy of ``proto``."""
     copy = onnx.ModelProto.FromString(proto.SerializeToString())
     with quieted():
-        return TOOLS[tool](copy, feeds)
+        return tool(copy, feeds)
 
 
 @contextlib.contextmanager

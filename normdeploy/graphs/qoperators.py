@@ -9,7 +9,7 @@ of the operands' scales. The form is for evaluation alone: in it the rounding of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,8 +19,8 @@ from onnx import helper, numpy_helper
 from ..domains import default_opset
 from ..storage.files import bodies
 from ..storage.protos import copied
-from . import qrecurrent
-from .quantized import DEQUANTIZE, DYNAMIC, INTEGER, LSTM, QUANTIZE, Quantization, seals
+from . import qbits, qrecurrent
+from .quantized import BITS, DEQUANTIZE, DYNAMIC, INTEGER, LSTM, QUANTIZE, Quantization, seals
 
 _AXES_ARE_OWN = 13  # the opset from which on Softmax takes one axis, and not all from it on
 
@@ -83,6 +83,7 @@ _FORMS: dict[str, Callable[[onnx.NodeProto], _Form]] = {
     "QLinearAveragePool": _each("AveragePool"),
     "QLinearGlobalAveragePool": _each("GlobalAveragePool"),
 }
+_WRITERS = {LSTM: qrecurrent.written, BITS: qbits.written}
 _FUSED = ("MatMulIntegerToFloat", "DynamicQuantizeMatMul")
 # Ops that multiply codes with codes, whatever they are written in.
 PRODUCTS = frozenset({*INTEGER, *_FUSED, "QLinearConv", "QLinearMatMul", "QGemm"})
@@ -93,19 +94,27 @@ _OWN_ATTRIBUTES = ("channels_last", "opset")  # which the plain ops do not have
 
 def sealed(proto: onnx.ModelProto) -> tuple[str, ...]:
     """Name the ops of a file that quantize inside and can't be written as pairs and plain ops."""
-    opset, main = default_opset(proto), proto.graph
-    closed = (n for body in bodies(proto) for n in body.node if seals(n) and not (body is main and opens(n, opset)))
+    opset, main, weights = default_opset(proto), proto.graph, _stored(proto)
+    closed = (
+        n for body in bodies(proto) for n in body.node if seals(n) and not (body is main and opens(n, opset, weights))
+    )
     return tuple(sorted({node.op_type for node in closed}))
 
 
-def opens(node: onnx.NodeProto, opset: int) -> bool:
-    """Decide whether a node can be written as pairs and a plain op in a file of ``opset``."""
+def _stored(proto: onnx.ModelProto) -> set[str]:
+    return {t.name for t in proto.graph.initializer} - {v.name for v in proto.graph.input}
+
+
+def opens(node: onnx.NodeProto, opset: int, weights: Collection[str] = ()) -> bool:
+    """Decide whether a node can be written as pairs and a plain op in a file of ``opset`` that stores ``weights``."""
     if node.domain not in _DOMAINS:
         return False
     if node.op_type in _FUSED:
         return True
     if node.op_type == LSTM:
         return qrecurrent.writable(node)
+    if node.op_type == BITS:
+        return qbits.writable(node, weights)
     if node.op_type not in _FORMS or _attribute(node, "channels_last", 0):
         return False
     form = _FORMS[node.op_type](node)
@@ -123,12 +132,12 @@ def opened(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     What has none is returned as it is.
     """
-    opset = default_opset(proto)
-    if not any(opens(node, opset) for node in proto.graph.node):
+    opset, weights = default_opset(proto), _stored(proto)
+    if not any(opens(node, opset, weights) for node in proto.graph.node):
         return proto
     proto = copied(proto)
     writer = _Writer(proto)
-    nodes = [each for n in proto.graph.node for each in (writer.written(n) if opens(n, opset) else [n])]
+    nodes = [each for n in proto.graph.node for each in (writer.written(n) if opens(n, opset, weights) else [n])]
     nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
@@ -155,8 +164,8 @@ class _Writer:
         if node.op_type in _FUSED:
             yield from self._fused(node)
             return
-        if node.op_type == LSTM:
-            yield from qrecurrent.written(node, self._fresh, self._constant, self._constants.constant)
+        if node.op_type in _WRITERS:
+            yield from _WRITERS[node.op_type](node, self._fresh, self._constant, self._constants.constant)
             return
         form = _FORMS[node.op_type](node)
         inputs = [node.input[i] for i in form.first]

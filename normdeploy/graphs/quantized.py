@@ -23,7 +23,8 @@ from .protos import module
 
 RECORD = "normdeploy.quantization"  # metadata of a file that `normdeploy.quantization` made
 QUANTIZE, DEQUANTIZE, DYNAMIC = "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"
-LSTM, LSTM_STEPS = "DynamicQuantizeLSTM", (8, 9, 10, 11)  # the places of its scales and zero points
+LSTM, BITS = "DynamicQuantizeLSTM", "MatMulNBits"
+_INSIDE = {LSTM: (8, 9, 10, 11), BITS: (2, 3)}  # the places of their scales and zero points
 INTEGER = ("MatMulInteger", "ConvInteger")
 RECENTRED = f"{RECORD}.recentred"  # its biases that take a shift back by the weight as it is stored
 LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -119,8 +120,8 @@ def steps(proto: onnx.ModelProto) -> set[str]:
                 of_own = i < len(names) and names[i] in own
                 of_pair = i > 0 and node.op_type in (QUANTIZE, DEQUANTIZE) and quantizes(node)
                 of_product = node.op_type == "Mul" and bool(dynamic & set(node.input))
-                of_lstm = node.op_type == LSTM and i in LSTM_STEPS
-                (read if of_own or of_pair or of_product or of_lstm else other).add(name)
+                is_inside = i in _INSIDE.get(node.op_type, ())
+                (read if of_own or of_pair or of_product or is_inside else other).add(name)
     return read - other - {""}
 
 

@@ -8,10 +8,13 @@ import numpy as np
 import onnx
 import pytest
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
+from normdeploy.exporter import to_onnx
 from normdeploy.model import Model
 from normdeploy.verbs.bisect.bisect import Bisection, bisect
 from normdeploy.verbs.bisect.parameters import wrong_weight
+from normdeploy.verbs.verify.verify import verify
 from tests import quantized_files as files
 from tests.verbs.verify.test_verify_quantized import (
     scale_of_one_end,
@@ -221,3 +224,22 @@ def test_weights_of_files_of_dynamic_ranges_and_of_operators_are_named(tmp_path:
     node = next(n for n in onnx.load(tmp_path / "operators.onnx").graph.node if n.op_type == "QLinearMatMul")
     first = bisection.faults[0]
     assert (first.kind, first.nodes, first.tensor) == ("scale", (f"QLinearMatMul {node.name}",), node.input[3])
+
+
+def test_weights_of_four_bits_in_one_node_have_their_half_steps(tmp_path: Path) -> None:
+    model = files.net()
+    config = DefaultWeightOnlyQuantConfig(block_size=16, is_symmetric=False)
+    quantizer = MatMulNBitsQuantizer(to_onnx(model), algo_config=config)
+    quantizer.process()
+    right = tmp_path / "right.onnx"
+    onnx.save(quantizer.model.model, right)
+    node = next(n for n in onnx.load(right).graph.node if n.op_type == "MatMulNBits")
+    comparison = verify(model, right)
+    assert comparison, str(comparison)
+    assert not comparison.weights, str(comparison.weights)
+
+    def scaled(proto: onnx.ModelProto) -> None:
+        files.replace_constant(proto, node.input[2], 3 * files.constant(proto, node.input[2]))
+
+    (found,) = bisect(model, files.edited(right, "wrong.onnx", scaled)).faults
+    assert (found.kind, found.nodes) == ("scale", (f"MatMulNBits {node.name}",))
