@@ -111,9 +111,17 @@ def test_named_by_reads_quotes_around_apostrophes_and_names_of_inlined_functions
 def test_page_counts_misses_refusals_and_pairs_left_out(tmp_path):
     missed = {"state": "missed", "planted": "weight w", "ratio": 9.0, "named": False, "bisect": "no fault"}
     faulty = Row("b", "file", "tool", right="fail: y", faults={"weight moved by 1e-3": missed})
-    told = page([Row("a", "file", "tool", right="pass"), faulty, Row("c", "file", "tool", not_made="no tool")], 9)
+    told = page(
+        [
+            Row("a", "file", "tool", right="pass", commit="2026-01-02 abc"),
+            faulty,
+            Row("c", "file", "tool", not_made="no tool"),
+        ],
+        9,
+    )
     assert "2 of 9 pairs were run, 0 of these with their faults; 1 could not be made" in told
     assert "false alarms: 1 of 2" in told
+    assert "the code of 2026-01-02 abc (1 rows), an unrecorded commit (2 rows)" in told
     assert "misses: 1 of 1 observable faults" in told
     kept = tmp_path / "rows.jsonl"
     rows.append(kept, faulty)

@@ -5,9 +5,11 @@ each pair in a process of its own and writes ``benchmarks/results/verdicts.json`
 writes what was run so far. Pairs that stand in the results are not run again but with ``--update``; the order mixes
 all kinds, so that the first N are a fair sample of all. The references are modules, ``.pt2`` files and ONNX files;
 the files come from torch's two exporters, onnxruntime's converters, quantizers and optimizer, onnxsim, onnxslim,
-onnxscript, the exporters of TensorFlow, JAX and PaddlePaddle, scikit-learn, and real packages (``pip install
---no-deps --target FOLDER onnxsim onnxslim skl2onnx scikit-learn scipy joblib threadpoolctl cloudpickle silero-vad
-magika rapidocr``, and FOLDER in PYTHONPATH; where one is missing its pairs are reported as not made).
+onnxscript, onnxoptimizer, torchao, the exporters of TensorFlow, JAX and PaddlePaddle, scikit-learn, LightGBM,
+XGBoost, and real packages (``pip install --no-deps --target FOLDER onnxsim onnxslim skl2onnx scikit-learn scipy joblib
+threadpoolctl cloudpickle silero-vad magika rapidocr onnxmltools onnxconverter-common lightgbm xgboost torchao
+onnxoptimizer``, and FOLDER in PYTHONPATH; where one is missing its pairs are reported as not made). Each row names the
+commit that judged it. Combinations that their tool can't make are left out, and listed at the end.
 
 Every pair is right: `normdeploy.verify` must pass it; a failure, a refusal or a crash is a false alarm. Then six
 faults are planted into the file, one at a time: the largest element of one weight moved by 1e-3 of its size; one

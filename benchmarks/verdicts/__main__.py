@@ -17,8 +17,8 @@ import torch
 
 from .faults import FAULTS
 from .judge import OPENING, judge
-from .pairs import Pair, pairs
-from .rows import RESULTS, Row, append, read, write
+from .pairs import LEFT_OUT, Pair, pairs
+from .rows import RESULTS, Row, append, current_commit, read, write
 from .table import PAGE, page
 
 SECONDS = 900  # of wall time for one pair
@@ -34,7 +34,7 @@ def child(pair: Pair, sink: Connection, folder: Path, faults: Collection[str]) -
 
 def run(pair: Pair, limit: float = SECONDS, faults: Collection[str] = tuple(FAULTS)) -> Row:
     """Judge ``pair`` in a process of its own; a crash or the time limit ends that pair alone."""
-    row = Row(pair.name, pair.kind, pair.made_by)
+    row = Row(pair.name, pair.kind, pair.made_by, commit=current_commit())
     context = multiprocessing.get_context("fork")
     source, sink = context.Pipe(duplex=False)
     until = time.monotonic() + limit
@@ -112,8 +112,8 @@ def gathered(kept: Path) -> dict[str, Row]:
 
 def save(rows: dict[str, Row]) -> None:
     listed = [pair.name for pair in pairs()]
-    # Rows stay if their pair was taken off the list, or if its package is not installed here.
-    ordered = sorted(rows.values(), key=lambda row: row.name)
+    # Rows stay if the package of their pair is not installed here.
+    ordered = sorted((row for row in rows.values() if row.name not in LEFT_OUT), key=lambda row: row.name)
     write(RESULTS, ordered)
     PAGE.write_text(page(ordered, len({*listed, *rows})))
 

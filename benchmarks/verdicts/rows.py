@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,7 +16,8 @@ RESULTS = Path(__file__).parents[1] / "results" / "verdicts.json"
 class Row:
     """``right`` is "pass", or why not; "" where the pair could not be made, which ``not_made`` explains.
 
-    ``broken`` says at which stage its process crashed or ran out of time.
+    ``broken`` says at which stage its process crashed or ran out of time. ``commit`` is that of the code that judged
+    it, with its date; "" is unknown.
     """
 
     name: str
@@ -25,6 +27,7 @@ class Row:
     seconds: float = 0.0
     not_made: str = ""
     broken: str = ""
+    commit: str = ""
     stage: str = field(default="", repr=False)
     faults: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -56,6 +59,13 @@ class Row:
         if refused := [name for name, found in self.faults.items() if found.get("bisect", "").startswith("refused")]:
             lines.append(f"UNNAMED {', '.join(refused)}: bisect {self.faults[refused[0]]['bisect']}")
         return lines
+
+
+def current_commit() -> str:
+    """Return the date and the short hash of the commit checked out here; "" outside a repository."""
+    command = ["git", "log", "-1", "--format=%cs %h"]
+    told = subprocess.run(command, cwd=RESULTS.parent, capture_output=True, text=True, check=False)
+    return told.stdout.strip()
 
 
 def read(path: Path) -> dict[str, Row]:

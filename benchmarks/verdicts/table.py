@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from . import __doc__ as rules
 from .faults import FAULTS
+from .pairs import LEFT_OUT
 from .rows import RESULTS, Row
 
 PAGE = RESULTS.with_suffix(".md")
@@ -29,6 +31,8 @@ def page(rows: Sequence[Row], listed: int) -> str:
         f"{len(ran)} of {listed} pairs were run, {sum(row.has_run(FAULTS) for row in ran)} of these with their faults;"
         f" {len(not_made)} could not be made (their tool failed).",
         "",
+        f"Judged by the code of {_commits(rows)}.",
+        "",
         f"- false alarms: {sum(row.right != 'pass' for row in judged)} of {len(judged)}",
         f"- misses: {sum(f['state'] == 'missed' for f in observable)} of {len(observable)} observable faults"
         f" ({_count(observable, 'refused')} more were refused with a message, {_count(observable, 'crash')} crashed)",
@@ -44,8 +48,17 @@ def page(rows: Sequence[Row], listed: int) -> str:
         seconds = [row.seconds for row in judged]
         lines += [f"- seconds of `verify`: median {statistics.median(seconds):.1f}, largest {max(seconds):.1f}"]
     lines += ["", "## By fault", "", *_by_fault(ran), "", "## What is wrong", "", *_wrong(ran), "", "## Pairs", ""]
-    lines += [*_pairs(ran), "", *(f"- not made: {row.name}: {row.not_made}" for row in not_made), ""]
+    lines += [*_pairs(ran), "", *(f"- not made: {row.name}: {row.not_made}" for row in not_made)]
+    lines += [*(f"- left out: {name}: {why}" for name, why in LEFT_OUT.items()), ""]
     return "\n".join(lines)
+
+
+def _commits(rows: Sequence[Row]) -> str:
+    """Say how many rows each commit judged, the newest first."""
+    counts = Counter(row.commit for row in rows)
+    known = sorted((commit for commit in counts if commit), reverse=True)
+    told = [f"{commit} ({counts[commit]} rows)" for commit in known]
+    return ", ".join([*told, *([f"an unrecorded commit ({counts['']} rows)"] if counts[""] else [])])
 
 
 def _count(faults: Sequence[dict[str, Any]], state: str) -> int:
