@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks.verdicts import rows
+from benchmarks.verdicts import observe, rows
 from benchmarks.verdicts.__main__ import run
 from benchmarks.verdicts.faults import FAULTS, Right, kinds_of
 from benchmarks.verdicts.files import Source
@@ -83,6 +84,12 @@ def test_effect_of_a_change_within_rounding_is_not_observable(made):
     value = np.nextafter(onnx.numpy_helper.to_array(gamma), np.float32(9))
     gamma.CopyFrom(onnx.numpy_helper.from_array(value, "gamma"))
     assert not observer.effect(right).observable
+
+
+def test_effect_of_a_file_that_ends_the_process_is_none(made, monkeypatch):
+    observer = Observer(made, onnx.load(made.file))
+    monkeypatch.setattr(observe, "session", lambda *_, **__: os.abort())
+    assert observer.effect(onnx.load(made.file)) is None
 
 
 @pytest.mark.parametrize("name", [name for name in FAULTS if name not in ("epsilon times ten", "an axis swapped")])

@@ -11,6 +11,7 @@ rounding. An integer output counts the elements that differ.
 
 from __future__ import annotations
 
+import multiprocessing
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,7 +98,23 @@ class Observer:
                 self.explained[place] = max(self.explained[place], *apart, least(output))
 
     def effect(self, faulty: onnx.ModelProto) -> Effect | None:
-        """Return the largest effect over the outputs; None where the file does not run or changes a shape."""
+        """Return the largest effect over the outputs; None where the file does not run or changes a shape.
+
+        It runs in a child: onnxruntime ends the process at some faulty files.
+        """
+        context = multiprocessing.get_context("fork")
+        source, sink = context.Pipe(duplex=False)
+        child = context.Process(target=lambda: sink.send(self._effect(faulty)))
+        child.start()
+        sink.close()
+        try:
+            found: Effect | None = source.recv()
+        except EOFError:
+            found = None
+        child.join()
+        return found
+
+    def _effect(self, faulty: onnx.ModelProto) -> Effect | None:
         try:
             made = session(faulty, optimized=False)
             outputs = [ran(made, feeds) for feeds in self.feeds]
