@@ -118,7 +118,7 @@ _BY_NAME = {net.name: net for net in NETS}
 _DEPLOYED: tuple[tuple[Net, str, str, str], ...] = (
     (DECODER, "dynamo", "", MODULE),
     (DECODER, "dynamo", "onnxslim", FILE),
-    (DECODER, "torchscript", "onnxruntime basic", FILE),
+    (DECODER, "dynamo", "onnxruntime basic", FILE),
     (DOUBLES, "dynamo", "", MODULE),
     (DOUBLES, "torchscript", "onnxsim", FILE),
     (DOUBLE_CONV, "dynamo", "onnxruntime extended", MODULE),
