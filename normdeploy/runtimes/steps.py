@@ -121,6 +121,13 @@ class _Stepped(Exact):
         body.draw = self.draw
         return body
 
+    def rounded(self, name: str, value: Array) -> Array:
+        """Return ``value`` in the type of ``name``; codes that are no integers as floats, which a Resize weighs."""
+        own = self.types.get(name)
+        if own is not None and own.kind in "iu" and np.asarray(value).dtype == np.float64:
+            return np.asarray(value, np.float32)
+        return super().rounded(name, value)
+
     def _rounded_before(self, name: str) -> bool:
         """Whether codes come from a QuantizeLinear, which was drawn already."""
         return any(self.nodes[p].op_type == QUANTIZE for p in self.before([name]))

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 from normdeploy.runtimes.ort import OrtRunner
 from normdeploy.runtimes.steps import Draw, StepRunner
@@ -145,3 +145,28 @@ def test_a_width_multiplies_what_a_draw_rounds(kind: type, zero: int) -> None:
     narrow, wide = (runner.drawn(feeds, Draw(3, clips=False, width=w))["y"] - feeds["x"] for w in (1.0, 4.0))
     assert np.abs(narrow).max() > 0.25 / 64
     np.testing.assert_allclose(wide, 4 * narrow, rtol=0, atol=1e-12)
+
+
+def test_resize_of_codes_weighs_codes_that_are_not_rounded() -> None:
+    """onnxruntime's quantizer leaves a Resize on the codes, whose kernel cuts the weighted codes to integers."""
+    text = """
+    <ir_version: 10, opset_import: ["" : 19]>
+    g (float[1, 1, 4, 4] x) => (float[1, 1, 8, 8] y)
+    <float s = {0.05}, uint8 z = {100}, float[4] scales = {1, 1, 2, 2}> {
+      q = QuantizeLinear (x, s, z)
+      r = Resize <mode = "linear"> (q, , scales)
+      y = DequantizeLinear (r, s, z)
+    }
+    """
+    runner = StepRunner(parser.parse_model(text))
+    x = np.random.default_rng(0).uniform(-1, 1, (1, 1, 4, 4)).astype(np.float32)
+    plain = text.replace("q = QuantizeLinear (x, s, z)", "q = Identity (x)").replace(
+        "DequantizeLinear (r, s, z)", "Abs (r)"
+    )
+    with OrtRunner(parser.parse_model(plain), optimize=False) as without:
+        right = without.infer({"x": x})["y"]
+    exact = runner.drawn({"x": x}, Draw("exact"))["y"]
+    assert np.abs(np.abs(exact) - right).max() < 1e-5
+    stored = runner.infer({"x": x})["y"]
+    with OrtRunner(parser.parse_model(text), optimize=False) as kernel:
+        assert np.abs(stored - kernel.infer({"x": x})["y"]).max() < 1e-5
