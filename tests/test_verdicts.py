@@ -128,7 +128,7 @@ def test_page_counts_misses_refusals_and_pairs_left_out(tmp_path):
     )
     assert "2 of 9 pairs were run, 0 of these with their faults; 1 could not be made" in told
     assert "false alarms: 1 of 2" in told
-    assert "the code of 2026-01-02 abc (1 rows), an unrecorded commit (2 rows)" in told
+    assert "the code of 2026-01-02 abc (1 rows), earlier ones that were not recorded (2 rows)" in told
     assert "misses: 1 of 1 observable faults" in told
     kept = tmp_path / "rows.jsonl"
     rows.append(kept, faulty)

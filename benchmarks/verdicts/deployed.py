@@ -46,16 +46,6 @@ class Normalized(nn.Module):
         return self.last(torch.tanh(self.norm(self.first(x))))
 
 
-class DoubleConv(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4)
-        self.double()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(F.softplus(self.norm(self.first(x))).mean((2, 3)))
-
-
 class Pixels(nn.Module):
     """Take bytes with channels last, as cameras give them."""
 
@@ -112,7 +102,6 @@ DECODER = Net(
     "decoder with a cache", Decoder, (Input("input_ids", "int64", (BATCH, LENGTH), 50), _named("key"), _named("value"))
 )
 DOUBLES = Net("doubles, LayerNorm", Normalized, (Input("x", "float64", (BATCH, 16)),))
-DOUBLE_CONV = Net("doubles, Conv, BatchNorm", DoubleConv, (Input("x", "float64", (BATCH, 3, 8, 8)),))
 PIXELS = Net("bytes of an image", Pixels, (Input("image", "uint8", (BATCH, 16, 16, 3), 256),))
 SENTENCES = Net("int32 ids", Sentences, (Input("ids", "int32", (BATCH, LENGTH), 50),))
 SETTLING = Net("loop of unknown length", Settling, floats(BATCH, 5, 16), routes="torchscript")

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .converters import CONVERTERS, torchao
-from .deployed import DECODER, DOUBLE_CONV, DOUBLES, PIXELS, SENTENCES, SETTLING
+from .deployed import DECODER, DOUBLES, PIXELS, SENTENCES, SETTLING
 from .files import Source, sources
 from .nets import PLAIN, Net
 from .sequences import SEQUENCES
@@ -121,7 +121,7 @@ _DEPLOYED: tuple[tuple[Net, str, str, str], ...] = (
     (DECODER, "dynamo", "onnxruntime basic", FILE),
     (DOUBLES, "dynamo", "", MODULE),
     (DOUBLES, "torchscript", "onnxsim", FILE),
-    (DOUBLE_CONV, "dynamo", "onnxruntime extended", MODULE),
+    (DOUBLES, "dynamo", "onnxruntime extended", FILE),
     (PIXELS, "dynamo", "", MODULE),
     (PIXELS, "dynamo", "onnxruntime int8 static", MODULE),
     (PIXELS, "torchscript", "onnxruntime fp16, float io", FILE),

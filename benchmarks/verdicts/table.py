@@ -58,7 +58,7 @@ def _commits(rows: Sequence[Row]) -> str:
     counts = Counter(row.commit for row in rows)
     known = sorted((commit for commit in counts if commit), reverse=True)
     told = [f"{commit} ({counts[commit]} rows)" for commit in known]
-    return ", ".join([*told, *([f"an unrecorded commit ({counts['']} rows)"] if counts[""] else [])])
+    return ", ".join([*told, *([f"earlier ones that were not recorded ({counts['']} rows)"] if counts[""] else [])])
 
 
 def _count(faults: Sequence[dict[str, Any]], state: str) -> int:
