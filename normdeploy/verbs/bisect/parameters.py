@@ -12,7 +12,7 @@ import onnx
 from ...evaluate.quantize import spread
 from ...graphs.quantized import DEQUANTIZE, INTEGER, Quantization, quantizes
 from ...runtimes.exact import Array
-from ..verify.audit import arrangements
+from ..verify.arranged import arrangements
 from ..verify.originals import Original
 from ..verify.shifts import ShiftsOfNorm
 from ..verify.stored import folded, shifts_of, stored_in

@@ -20,7 +20,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import chain, permutations
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -33,6 +33,8 @@ from ...graphs.qoperators import opened
 from ...graphs.quantized import is_quantized, steps
 from ...model import Model
 from ...precision.retype import values
+from .arranged import arrangements
+from .codes import audit_codes
 from .constant_nodes import constant_results, is_rounding_of
 from .derived import Format, derivation, outside
 from .merged import merged
@@ -141,6 +143,20 @@ def audit(model: Original, proto: onnx.ModelProto, label: str, clock: Clock | No
             constants = list(constant_results(model)) if constants is None else constants
             weight = _computed_by_model(weight, array, constants)
         remarks.append(weight)
+    for name, elements, parameter, code in audit_codes(stored, proto, clock):
+        remarks.append(
+            Weight(
+                label,
+                name,
+                modules.get(name, ""),
+                Origin.ALTERED,
+                parameter,
+                abs(code.value - code.expected),
+                f"{code.count} of {elements} codes are not those of {parameter}, rounded: {code.value:.4g} at"
+                f" {list(code.place)} where the model has {code.expected:.4g}, {code.steps:.3g} steps away",
+                elements,
+            )
+        )
     if untraced:
         clock.weights[label] = untraced
     return sorted(remarks, key=bool)
@@ -191,17 +207,6 @@ def _modules(proto: onnx.ModelProto, stored: Mapping[str, Array]) -> dict[str, s
 
 
 # ------------------------------------------------------------------ the same numbers
-
-
-def arrangements(parameter: Array, like: Array) -> Iterator[Array]:
-    """Give ``parameter``, of as many elements, in the shape of ``like``: as it lies, and with its dims in every fitting
-    order."""
-    yield parameter.reshape(like.shape)
-    small = parameter.reshape(squeezed(parameter.shape))
-    if 2 <= small.ndim <= 4:
-        for order in permutations(range(small.ndim)):
-            if order != tuple(range(small.ndim)) and tuple(small.shape[i] for i in order) == squeezed(like.shape):
-                yield small.transpose(order).reshape(like.shape)
 
 
 def _cast(parameter: Array, dtype: Any) -> Array:

@@ -28,11 +28,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from ...drawn import draws_of_file, draws_of_program
 from ...engines.build import Engine
-from ...errors import InputError
+from ...errors import GraphError, InputError
 from ...model import Model
 from ...runtimes.eager import Float64Runner
 from ...runtimes.ort import NAMES
@@ -41,7 +42,7 @@ from ...storage.files import load_onnx
 from ...types import Progress
 from .audit import Weight, audit
 from .bounds import MOST_RATIO, MOST_RUNS, MULTIPLE
-from .candidates import FLOATS, STEPWISE, Candidate, File, NotRun, Subject, candidates_of
+from .candidates import FLOATS, OFF, STEPWISE, Candidate, File, NotRun, Subject, candidates_of, subject_of
 from .cases import DATASET, Case, Inputs, read
 from .claims import unseen_sizes
 from .culprit import accuse
@@ -261,6 +262,7 @@ def verify(
             "drift looks at the modules of a PyTorch model, and the reference is an ONNX file; leave it out"
         )
     every = [*([files] if isinstance(files, Engine | str | os.PathLike) else files), *engines]
+    every, unreadable = _readable(every)
     compared, notes = subjects_of(model, every, names)
     plan = planned(model, compared, seeds, own, most, budget)
     cases = (*plan.cases, *dataset)
@@ -271,6 +273,7 @@ def verify(
     empty = _empty(model, trials)
     results = _ordered(model, trials, candidates)
     not_run += [NotRun(c.name, c.unavailable, c.file) for c in candidates if c.unavailable]
+    not_run += unreadable
     notes += [
         *(model.notes if isinstance(model, FileModel) and own is None else ()),
         *plan.left_out,
@@ -308,6 +311,28 @@ def verify(
             *((*_limits(model, compared), *_small(plan.too_large, budget), *clock.limits()) if own is None else ()),
         ),
     )
+
+
+def _readable(files: Sequence[File]) -> tuple[list[File], list[NotRun]]:
+    """Part the files that can be opened from those that can't, each of which runs nowhere.
+
+    Raises:
+        GraphError: none can be opened.
+    """
+    readable, unreadable = list[File](), list[NotRun]()
+    for file in files:
+        try:
+            subject_of(Path(file.path if isinstance(file, Engine) else file))
+        except GraphError as error:
+            if len(files) == 1:
+                raise
+            name = os.fspath(file.path if isinstance(file, Engine) else file)
+            unreadable.append(NotRun(OFF, str(error), name))
+        else:
+            readable.append(file)
+    if unreadable and not readable:
+        raise GraphError("; ".join(file.reason for file in unreadable))
+    return readable, unreadable
 
 
 def _require_fixed(model: Original) -> None:

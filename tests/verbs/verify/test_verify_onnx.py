@@ -314,3 +314,19 @@ def test_a_running_sum_loses_more_the_further_it_has_run(attributes: str) -> Non
     few, many = (units[::-1], units) if "reverse" in attributes else (units, units[::-1])
     assert few[:8].max() < 2
     assert 5 < many[:8].min() < many[:8].max() < 10
+
+
+def test_a_file_that_cant_be_read_is_named_and_the_others_are_judged(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]> net (float[2, 4] x) => (float[2, 4] y) { y = OP (x) }"""
+    for name, op in (("right", "Relu"), ("same", "Relu"), ("wrong", "Abs")):
+        onnx.save(onnx.parser.parse_model(text.replace("OP", op)), tmp_path / f"{name}.onnx")
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"junk")
+    comparison = normdeploy.verify(tmp_path / "right.onnx", [broken, tmp_path / "same.onnx", tmp_path / "wrong.onnx"])
+    assert comparison.outcome == "failed"
+    verdicts = {(r.file, r.verdict) for r in comparison.results if r.file}
+    assert verdicts == {("same.onnx", "pass"), ("wrong.onnx", "fail")}
+    assert any("broken.onnx" in line.reason and "not an ONNX file" in line.reason for line in comparison.not_run)
+    assert not normdeploy.verify(tmp_path / "right.onnx", [broken, tmp_path / "same.onnx"])
+    with pytest.raises(normdeploy.errors.GraphError, match=r"broken\.onnx"):
+        normdeploy.verify(tmp_path / "right.onnx", broken)
