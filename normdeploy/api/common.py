@@ -17,7 +17,7 @@ from ..log import log
 from ..precision.calibrate import given
 from ..records import Finding
 from ..rewriting import rewrite, whole
-from ..rewriting.work import Step, Wanted
+from ..rewriting.ledger import Step, Wanted
 from ..types import PathLike, Progress
 
 if TYPE_CHECKING:

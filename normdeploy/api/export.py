@@ -22,7 +22,7 @@ from ..precision import precision as half
 from ..proof.reshapes import resolve_reshapes
 from ..results import ExportResult, Origin
 from ..rewriting import attention, rewrite, whole
-from ..rewriting.work import Wanted
+from ..rewriting.ledger import Wanted
 from ..runtimes.eager import EagerRunner
 from ..storage import signing
 from ..storage.files import filled, save_onnx

@@ -23,7 +23,7 @@ from ..precision import precision as half
 from ..proof.reshapes import resolve_reshapes
 from ..results import ExportResult, Origin
 from ..rewriting import int32_codes, rewrite, whole
-from ..rewriting.work import Wanted
+from ..rewriting.ledger import Wanted
 from ..storage import signing
 from ..storage.files import filled, load_onnx, opened_model, save_onnx
 from ..storage.record import amend, content_of, recorded, runs_code

@@ -20,7 +20,7 @@ from ..quantization.wish import Wish, require_half, require_runtime
 from ..quantized import Quantization
 from ..records import Finding, Summary, both
 from ..rewriting import rewrite
-from ..rewriting.work import Wanted
+from ..rewriting.ledger import Wanted
 from ..runtimes.survival import require_survival
 from ..sessions import open_session
 from ..types import Progress

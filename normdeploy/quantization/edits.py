@@ -19,7 +19,7 @@ from ..proof.lemmas.isometry import inverse
 from ..proof.turns import Share, Turned
 from ..records import Certificate
 from ..rewriting import certify
-from ..rewriting.certify import Memo
+from ..rewriting.certify import Memo, Pair, Proved
 from .streams import Layers, Stream
 
 FLOAT = np.dtype(np.float32)
@@ -140,15 +140,12 @@ class Edits:
         bias = made[1].inputs[1] if len(made) > 1 else made[0].inputs[2] if len(made[0].inputs) > 2 else None
         turn = None if side is None else self._matrix(linear.channels if side == "output" else linear.inputs, side)
         turned = Turned(Share(linear, weight, bias), side, turn, self.map.k)
-        before = compile_region(self.graph, linear.out, [linear.data])
-        rewrite = before if isinstance(before, Refusal) else certify.rewrite_of(self.graph, before, made)
-        if isinstance(rewrite, Refusal):
-            return rewrite.reason
-        certificate = certify.certified(self.proofs, [rewrite], turned)
-        if not certificate:
-            return f"it can't be proved of {linear.title}: {certificate.note}"
+        pair = Pair(compile_region(self.graph, linear.out, [linear.data]), made[-1].outputs[0])
+        proved = certify.decide(self.graph, self.proofs, [pair], expressions=turned)
+        if not isinstance(proved, Proved):
+            return f"{certify.why(proved)} ({linear.title})"
         self._turned.append(turned)
-        return Edit(linear.out, made, certificate)
+        return Edit(linear.out, made, proved.certificate)
 
     def _matrix(self, width: int, side: Literal["output", "input"]) -> gs.Node:
         """A node that no file holds: rows times A, or its transpose."""

@@ -33,7 +33,7 @@ from ..quantized import Migration
 from ..recognition.scales import Affine, measure
 from ..records import Certificate
 from ..rewriting import certify
-from ..rewriting.certify import Memo
+from ..rewriting.certify import Memo, Pair, Proved
 from .linears import SPLIT, Source, linears, source_of
 
 
@@ -212,14 +212,12 @@ def _split(work: _Pass, source: Source, condition: Condition | None) -> bool | s
         nodes.append(graph.node("Add", [nodes[-1].outputs[0], graph.constant(f"{y.name}_beta", beta, dtype)], y))
     if len(nodes) == 1:
         return False
-    before = compile_region(graph, y, [node.inputs[0]])
-    rewrite = before if isinstance(before, Refusal) else certify.rewrite_of(graph, before, nodes)
-    if isinstance(rewrite, Refusal):
-        return rewrite.reason
     if isinstance(expressions, Refusal):
         return expressions.reason
-    if not (certificate := certify.certified(work.proofs, [rewrite], expressions)):
-        return f"it can't be proved: {certificate.note}"
+    pair = Pair(compile_region(graph, y, [node.inputs[0]]), nodes[-1].outputs[0])
+    proved = certify.decide(graph, work.proofs, [pair], expressions=expressions)
+    if not isinstance(proved, Proved):
+        return certify.why(proved)
     graph.replace(y, nodes, shape=graph.shape(y))
     return True
 
@@ -318,12 +316,9 @@ def _written(
     weight = made[0].inputs[linear.weight]
     bias = made[1].inputs[1] if len(made) > 1 else made[0].inputs[2] if len(made[0].inputs) > 2 else None
     share = Share(linear, "input" if vectors[1].any() else "scale", *vectors, weight, bias, bool(nodes))
-    before = compile_region(graph, linear.out, [leaf])
-    rewrite = before if isinstance(before, Refusal) else certify.rewrite_of(graph, before, [*nodes, *made])
-    if isinstance(rewrite, Refusal):
-        return rewrite.reason
-    certificate = certify.certified(work.proofs, [rewrite], Expressions(affine.region, shares=(share,)))
-    if not certificate:
-        return f"it can't be proved: {certificate.note}"
+    pair = Pair(compile_region(graph, linear.out, [leaf]), made[-1].outputs[0])
+    proved = certify.decide(graph, work.proofs, [pair], expressions=Expressions(affine.region, shares=(share,)))
+    if not isinstance(proved, Proved):
+        return certify.why(proved)
     graph.replace(linear.out, [*nodes, *made])
-    return certificate
+    return proved.certificate

@@ -20,7 +20,7 @@ import onnx_graphsurgeon as gs
 from ..graphs.graph import Graph
 from ..graphs.region import Refusal, compile_region
 from ..proof.pointwise import Form
-from .certify import rewrite_of
+from .certify import Pair, rewrite_of
 from .rounding import Verdict, trial, verdicts
 from .trials import Case
 
@@ -32,8 +32,7 @@ _UNITS = 8
 def is_accurate(graph: Graph, form: Form, x: gs.Tensor, y: gs.Tensor, nodes: Sequence[gs.Node]) -> bool:
     """Whether ``nodes``, an activation of ``x``, may stand for what makes ``y``: by the module's rule, once for each
     kind in a graph; true where onnxruntime can't run the nodes before, which then are no better."""
-    before = compile_region(graph, y, [x])
-    rewrite = before if isinstance(before, Refusal) else rewrite_of(graph, before, nodes)
+    rewrite = rewrite_of(graph, Pair(compile_region(graph, y, [x]), nodes[-1].outputs[0]))
     if isinstance(rewrite, Refusal):
         return False
     key = ("accurate", rewrite.before.template, rewrite.after.template)

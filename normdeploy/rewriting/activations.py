@@ -34,8 +34,7 @@ from ..graphs.region import EvaluationFailed, Refusal, compile_region
 from ..proof.pointwise import ALGEBRA, ATOMS, ONE, Form, Ratio, S, X, form_of
 from ..records import Finding
 from .acting import is_accurate
-from .sealed import seals
-from .work import Work
+from .proposal import Change, Proposal, Target, untold
 
 STAGE = "activations"
 _NEAR = Fraction(1, 2**22)  # relative: what two or three float32 constants are from an irrational number
@@ -159,37 +158,41 @@ def _near(number: Fraction, wanted: Fraction) -> bool:
 # ------------------------------------------------------------------ the step
 
 
-def write(work: Work, node: gs.Node) -> None:
-    """Write the activation that ``node`` is the heart of as its standard node; what becomes of it is no finding, for it
-    is no norm."""
-    graph = work.graph
+@dataclass(frozen=True)
+class _Shorter:
+    """The nodes that may take the place of an activation, and how many nodes they save."""
+
+    saved: int
+    y: gs.Tensor
+    nodes: tuple[gs.Node, ...]
+    op: str
+
+
+def write(graph: Graph, node: gs.Node, target: Target) -> Proposal | None:
+    """Propose the activation that ``node`` is the heart of as its standard node."""
     if (
         node.op not in (*ATOMS, *_CLAMPS)
         or (node.domain or "") not in STANDARD
         or graph.dtype(node.outputs[0]) != np.float32
     ):
-        return
-    best: tuple[int, gs.Tensor, list[gs.Node], Standard] | None = None
+        return None
+    best: _Shorter | None = None
     for x, y, form in _forms(graph, node):
         node_form = standard(form)
         if node_form is None or not _vanishes(graph, form, y) or graph.opset < node_form.opset:
             continue
         saved = len(form.nodes) - node_form.nodes
         if (
-            saved > (best[0] if best else 0)
+            saved > (best.saved if best else 0)
             and (nodes := _nodes(graph, node_form, x, y)) is not None
             and _alike(graph, x, y, nodes)
             and is_accurate(graph, form, x, y, nodes)
         ):
-            best = (saved, y, nodes, node_form)
+            best = _Shorter(saved, y, tuple(nodes), node_form.op)
     if best is None:
-        return
-    _, y, nodes, node_form = best
-    work.sealed += seals(graph, nodes)
-    graph.replace(y, nodes)
-    assert work.step is not None
-    told = Finding("activation", "fused", y.name, graph.module(nodes[-1]), became=node_form.op)
-    work.settled.append((work.step, told))  # the comparison of the whole model may take it back
+        return None
+    told = Finding("activation", "fused", best.y.name, graph.module(best.nodes[-1]), became=best.op)
+    return Proposal(told, (), (Change(best.y, best.nodes),), unproved=untold, only_for_speed=True)
 
 
 def _forms(graph: Graph, node: gs.Node) -> Iterator[tuple[gs.Tensor, gs.Tensor, Form]]:

@@ -19,8 +19,8 @@ the node. The kernel wants a mask's last two dims in full, as `normdeploy.mends`
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -36,11 +36,10 @@ from ..proof.machine import Draws, Machine
 from ..proof.plan import Plan
 from ..proof.run import run
 from ..records import Finding
-from . import certify
+from .certify import Pair
 from .mask_rows import may_be_hidden
-from .pricing import price
-from .sealed import seals
-from .work import Work
+from .proposal import Change, Proposal, Target, untold
+from .rounding import fold_trial
 
 STAGE = "attention"
 OPSET = 23  # the first with Attention
@@ -58,51 +57,66 @@ class _Keys:
     v: gs.Tensor
 
 
-def attend(work: Work, node: gs.Node) -> None:
-    """Write the attention whose Softmax is ``node`` as one node; what becomes of it is no finding, for it is no
-    norm."""
-    graph = work.graph
+@dataclass(frozen=True)
+class _Product:
+    """An attention but for its keys and values: softmax(scale·q·kᵀ + mask)·v is ``y``."""
+
+    q: gs.Tensor
+    mask: gs.Tensor | None
+    scale: Fraction
+    y: gs.Tensor
+
+
+def attend(graph: Graph, node: gs.Node, target: Target) -> Proposal | None:
+    """Propose the attention whose Softmax is ``node`` as one node."""
     attention = (
-        _scores(graph, node) if _op(node) == "Softmax" and graph.opset >= 13 and work.wanted.limit >= OPSET else None
+        _scores(graph, node) if _op(node) == "Softmax" and graph.opset >= 13 and target.wanted.limit >= OPSET else None
     )
     product = _only_reader(graph, node.outputs[0]) if attention is not None else None
     if attention is None or product is None or _op(product) != "MatMul" or product.inputs[0] is not node.outputs[0]:
-        return
+        return None
     matmul, mask, scale = attention
     (y,) = product.outputs
     if mask is not None and may_be_hidden(graph, mask, y):
-        return
+        return None
     q, by = _scaled(graph, matmul.inputs[0])
-    for keys in _keys(graph, matmul.inputs[1], product.inputs[1]):
-        whole = scale * by * keys.scale
-        if whole <= 0 or not _fits(graph, q, keys):
+    found = _Product(q, mask, scale * by, y)
+    proposals = _proposals(graph, found, _keys(graph, matmul.inputs[1], product.inputs[1]), target)
+    first = next(proposals, None)
+    return None if first is None else replace(first, otherwise=lambda failure: proposals)
+
+
+def _proposals(graph: Graph, found: _Product, every: Iterable[_Keys], target: Target) -> Iterator[Proposal]:
+    """The attention with each of the keys that it may have."""
+    for keys in every:
+        scale = found.scale * keys.scale
+        if scale <= 0 or not _fits(graph, found.q, keys):
             continue
-        leaves = list({id(t): t for t in (q, keys.k, keys.v, mask) if t is not None}.values())
-        before = compile_region(graph, y, leaves)
+        leaves = list({id(t): t for t in (found.q, keys.k, keys.v, found.mask) if t is not None}.values())
+        before = compile_region(graph, found.y, leaves)
         if isinstance(before, Refusal):
             continue
-        nodes = _written(work, q, keys, mask, whole, y)
-        rewrite = certify.rewrite_of(graph, before, nodes)
-        if isinstance(rewrite, Refusal) or not certify.certified(
-            work.proofs, [rewrite], partly_hidden=[] if mask is None else [mask]
-        ):
-            continue
-        told = Finding("Attention", "fused", y.name, graph.module(nodes[-1]), became=BECAME)
-        price(work, rewrite, told, np.dtype(np.float32), OPSET)
-        _replace(work, y, nodes, told)
-        return
+        nodes = _written(graph, found, keys, scale, target)
+        yield Proposal(
+            Finding("Attention", "fused", found.y.name, graph.module(nodes[-1]), became=BECAME),
+            (Pair(before, nodes[-1].outputs[0]),),
+            (Change(found.y, tuple(nodes)),),
+            unproved=untold,
+            partly_hidden=() if found.mask is None else (found.mask,),
+            opset=OPSET,
+            trial=fold_trial((), np.dtype(np.float32), OPSET),
+            only_for_speed=True,
+            shared=_full_masks(nodes),
+        )
 
 
-def _replace(work: Work, y: gs.Tensor, nodes: Sequence[gs.Node], told: Finding) -> None:
-    graph = work.graph
-    for n in nodes:
-        if n.op == "Expand" and isinstance(n.inputs[1], gs.Constant):
-            work.shared["mask", n.inputs[0].name, *n.inputs[1].values.tolist()] = n.outputs[0]
-    work.sealed += seals(graph, nodes)
-    graph.replace(y, nodes)
-    work.opset = max(work.opset, OPSET)
-    if work.step is not None:  # the comparison of the whole model may take it back
-        work.settled.append((work.step, told))
+def _full_masks(nodes: Sequence[gs.Node]) -> dict[tuple[object, ...], gs.Tensor]:
+    """Masks that were brought to their full size, which other attentions may read."""
+    return {
+        ("mask", n.inputs[0].name, *n.inputs[1].values.tolist()): n.outputs[0]
+        for n in nodes
+        if n.op == "Expand" and isinstance(n.inputs[1], gs.Constant)
+    }
 
 
 def _scores(graph: Graph, softmax: gs.Node) -> tuple[gs.Node, gs.Tensor | None, Fraction] | None:
@@ -228,34 +242,34 @@ def _fits(graph: Graph, q: gs.Tensor, keys: _Keys) -> bool:
     return all(len(graph.shape(t) or ()) == _RANK and graph.dtype(t) == np.float32 for t in (q, keys.k, keys.v))
 
 
-def _written(
-    work: Work, q: gs.Tensor, keys: _Keys, mask: gs.Tensor | None, scale: Fraction, y: gs.Tensor
-) -> list[gs.Node]:
-    graph, nodes, k = work.graph, list[gs.Node](), keys.k
+def _written(graph: Graph, found: _Product, keys: _Keys, scale: Fraction, target: Target) -> list[gs.Node]:
+    nodes, k = list[gs.Node](), keys.k
     if keys.perm is not None:
         nodes.append(graph.node("Transpose", [k], k, {"perm": list(keys.perm)}))
         k = nodes[-1].outputs[0]
-    inputs = [q, k, keys.v]
-    if mask is not None:
-        spread, made = _full(work, q, k, keys, mask)
+    inputs = [found.q, k, keys.v]
+    if found.mask is not None:
+        spread, made = _full(graph, (found.q, k), keys, found.mask, target)
         inputs.append(spread)
         nodes += made
-    node = graph.node("Attention", inputs, y, {"scale": float(scale)})
+    node = graph.node("Attention", inputs, found.y, {"scale": float(scale)})
     node.attrs["scale"] = Rounded(scale)
     return [*nodes, node]
 
 
-def _full(work: Work, q: gs.Tensor, k: gs.Tensor, keys: _Keys, mask: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
+def _full(
+    graph: Graph, read: tuple[gs.Tensor, gs.Tensor], keys: _Keys, mask: gs.Tensor, target: Target
+) -> tuple[gs.Tensor, list[gs.Node]]:
     """The mask with its last two dims in full, and the nodes that are new for it; of one mask the same for all
     attentions."""
-    graph = work.graph
+    q, k = read
     shape, rows = graph.shape(keys.k) or (), (graph.shape(q) or ())[2]
     columns = shape[keys.perm[2] if keys.perm is not None else 2]
     wanted = (rows, columns)
     if None not in wanted and (graph.shape(mask) or ())[-2:] == wanted:
         return mask, []
     if isinstance(rows, int) and isinstance(columns, int):
-        known = work.shared.get(("mask", mask.name, *wanted))
+        known = target.shared.get(("mask", mask.name, *wanted))
         if known is not None:
             return known, []
         full: gs.Tensor = graph.constant(f"{mask.name}_rows", np.array(wanted, dtype=np.int64), np.int64)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,89 +16,81 @@ from ..forms.linear import Linear
 from ..graphs.graph import Graph
 from ..graphs.region import Refusal, compile_region
 from ..proof.branches import Branch, Branches
-from ..records import Finding, both
-from . import certify, rounding, trials
+from ..records import Certificate, Finding, both
+from . import certify
+from .certify import Failure, Pair
 from .conditioning import TIMES, ULPS, Costly, Loss, normal, rounded, scaled, summed, worst
 from .folding import fold
+from .ledger import Entry
+from .proposal import Change, Proposal, Remark, Target
+from .rounding import fold_trial
 from .rows import chosen_rows
-from .sealed import seals
-from .work import Work
 
 _DRAWS, _ROWS = 8, 24
 
 
-def merge(work: Work, node: gs.Node) -> Finding | None:
-    """Merge the branches that ``node`` adds up; the findings of their norms say what became of them."""
-    graph = work.graph
+def merge(graph: Graph, node: gs.Node, target: Target) -> Proposal | Remark | None:
+    """Propose to merge the branches that ``node`` adds up; the findings of their norms say what became of them."""
     parts = branches_of(graph, node)
     if parts is None:
         return None
-    places = [p for part in parts for p in _places(work, part)]
-    if not places:
+    norms = [entry for part in parts for entry in _norms(part, target)]
+    if not norms:
         return None
     form = merged(graph, node, parts)
     form = form if isinstance(form, Refusal) else _priced(graph, parts, form)
     if isinstance(form, Refusal):
-        _left(work, places, form.reason)
-        return None
-    before = compile_region(graph, form.old, form.leaves)
-    rewrite = before if isinstance(before, Refusal) else certify.rewrite_of(graph, before, form.nodes)
-    if isinstance(rewrite, Refusal):
-        _left(work, places, rewrite.reason)
-        return None
-    certificate = certify.certified(work.proofs, [rewrite], form.expressions)
-    if not certificate:
-        _left(work, places, f"it can't be proved: {certificate.note}")
-        return None
-    tried, dtype = trials.fold_case(rewrite, form.windows), graph.dtype(form.old)
-    trial = (
-        rounding.fold_trial(graph, tried[0], rewrite, dtype, tried[1], len(work.trials)) if tried is not None else None
+        return _left(norms, form)
+    return Proposal(
+        Finding("branches", "folded", form.old.name, became=form.became),
+        (Pair(compile_region(graph, form.old, form.leaves), form.nodes[-1].outputs[0]),),
+        tuple(Change(old, nodes) for old, nodes in form.edits),
+        unproved=lambda failure: _left(norms, failure),
+        expressions=form.expressions,
+        trial=fold_trial(form.windows, graph.dtype(form.old)),
+        upon=tuple(norms),
+        revise=lambda finding, certificate: _merged(finding, certificate, form.became),
+        then=lambda: _behind(graph, form.old, target),
     )
-    if trial is not None:
-        work.trials.append((places[0], trial))
-    for place in places:
-        finding = work.findings[place]
-        became = finding.became.split(", merged")[0]
-        told = form.became if finding.remains else f"{became}, {form.became}"
-        work.findings[place] = replace(
-            finding, became=told, reason="", remains="", certificate=both(finding.certificate, certificate), written=()
-        )
-        if work.step is not None:
-            work.steps.setdefault(place, []).append(work.step)
-    work.sealed += seals(graph, form.nodes)
-    for old, nodes in form.edits:
-        graph.replace(old, nodes)
-    work.merged[form.old.name] = places
-    return _behind(work, form.old)
 
 
-def _places(work: Work, part: Part) -> list[int]:
-    """The findings of the norms in a branch."""
-    name = part.out.name
-    if name in work.merged:
-        return work.merged[name]
-    place = work.place(name)
-    known = place is not None and work.findings[place].status in ("folded", "kept")
-    return [place] if known and place is not None else []
+def _norms(part: Part, target: Target) -> Sequence[Entry]:
+    """What is told of the norms in a branch."""
+    merged_before = target.entries_behind(part.out.name)
+    if merged_before:
+        return merged_before
+    entry = target.entry_of(part.out.name)
+    return [entry] if entry is not None and entry.finding.status in ("folded", "kept") else []
 
 
-def _left(work: Work, places: list[int], reason: str) -> None:
+def _merged(finding: Finding, certificate: Certificate | None, became: str) -> Finding:
+    """What is told of a norm in a branch that was merged."""
+    before = finding.became.split(", merged")[0]
+    told = became if finding.remains else f"{before}, {became}"
+    whole = both(finding.certificate, certificate)
+    return replace(finding, became=told, reason="", remains="", certificate=whole, written=())
+
+
+def _left(norms: Sequence[Entry], failure: Failure) -> Remark:
     """Say of the norms that remain why they are not merged."""
-    for place in places:
-        if work.findings[place].remains:
-            was = work.findings[place]
-            work.findings[place] = replace(
-                was, reason="; ".join(filter(None, (was.reason, f"its branch is not merged: {reason}")))
-            )
+    reason = certify.why(failure)
+
+    def revise(finding: Finding) -> Finding:
+        if not finding.remains:
+            return finding
+        told = "; ".join(filter(None, (finding.reason, f"its branch is not merged: {reason}")))
+        return replace(finding, reason=told)
+
+    return Remark(norms, revise)
 
 
-def _behind(work: Work, t: gs.Tensor) -> Finding | None:
+def _behind(graph: Graph, t: gs.Tensor, target: Target) -> Proposal | None:
     """What scales the merged branches (FastViT's layer scale) can be folded now."""
-    readers = work.graph.consumers(t)
+    readers = graph.consumers(t)
     if len(readers) != 1 or readers[0].op not in ("Mul", "Div", "BatchNormalization"):
         return None
-    folded = fold(work, readers[0])
-    return folded if folded is not None and folded.status == "folded" else None
+    folded = fold(graph, readers[0], target)
+    return folded if isinstance(folded, Proposal) else None
 
 
 # ------------------------------------------------------------------ accuracy

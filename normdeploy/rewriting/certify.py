@@ -42,10 +42,56 @@ class Rewrite:
     after: Region
 
 
-def rewrite_of(graph: Graph, before: Region, nodes: Sequence[gs.Node]) -> Rewrite | Refusal:
-    """Pair a region with the nodes that shall replace it."""
-    after = compile_region(graph, nodes[-1].outputs[0], before.leaves)
-    return after if isinstance(after, Refusal) else Rewrite(before, after)
+@dataclass(frozen=True)
+class Pair:
+    """A result before and after: a region, and the tensor that shall be the same function of its leaves."""
+
+    before: Region | Refusal
+    after: gs.Tensor
+
+
+@dataclass(frozen=True)
+class Proved:
+    """Rewrites of the same leaves, and the certificate of all."""
+
+    rewrites: tuple[Rewrite, ...]
+    certificate: Certificate
+
+
+Failure = Refusal | Certificate
+"""Why nothing is proved: the sides can't be compared, or the certificate failed."""
+
+
+def rewrite_of(graph: Graph, pair: Pair) -> Rewrite | Refusal:
+    """Compile the tensor after to a region of the leaves of that before."""
+    if isinstance(pair.before, Refusal):
+        return pair.before
+    after = compile_region(graph, pair.after, pair.before.leaves)
+    return after if isinstance(after, Refusal) else Rewrite(pair.before, after)
+
+
+def decide(
+    graph: Graph,
+    memo: Memo,
+    pairs: Sequence[Pair],
+    *,
+    expressions: Computed | None = None,
+    partly_hidden: Collection[gs.Tensor] = (),
+) -> Proved | Failure:
+    """Prove that each pair is one function, as `certified`."""
+    rewrites: list[Rewrite] = []
+    for pair in pairs:
+        rewrite = rewrite_of(graph, pair)
+        if isinstance(rewrite, Refusal):
+            return rewrite
+        rewrites.append(rewrite)
+    certificate = certified(memo, rewrites, expressions=expressions, partly_hidden=partly_hidden)
+    return Proved(tuple(rewrites), certificate) if certificate else certificate
+
+
+def why(failure: Failure) -> str:
+    """Return the reason that is told."""
+    return failure.reason if isinstance(failure, Refusal) else f"it can't be proved: {failure.note}"
 
 
 def certified(

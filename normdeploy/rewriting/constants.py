@@ -18,8 +18,8 @@ from ..evaluate import evaluate
 from ..graphs.graph import Graph
 from ..recognition.constant_parts import ConstantNorm, Part, constant_norms, nbytes, parts
 from ..records import Finding
-from .sealed import seals
-from .work import Step, Work
+from .ledger import Entry, Step
+from .rewriter import Rewriter
 
 STAGE = "constants"
 _SLACK = 2**16  # bytes by which a file may grow in all
@@ -29,34 +29,27 @@ _TRIES = 2**22  # nodes looked at to choose among the results of one part
 COMPUTED = "computed once: constants alone feed it"
 
 
-def settle(work: Work, norms: Sequence[ConstantNorm]) -> None:
+def settle(rewriter: Rewriter, norms: Sequence[ConstantNorm]) -> None:
     """Store what constants alone feed. ``norms``: those that the file had of constants (`census_of`)."""
-    graph, left = work.graph, _SLACK
+    graph, left = rewriter.graph, _SLACK
     reasons: dict[int, str] = {}  # of nodes that have to stay
     for _ in range(_ROUNDS):
         again = False
         for part in parts(graph, reasons):
-            chosen = _chosen(work, part, left, reasons)
-            values = _values(work, part, chosen, reasons)
+            chosen = _chosen(rewriter, part, left, reasons)
+            values = _values(graph, part, chosen, reasons)
             again = again or len(values) < len(part.results)
             if len(values) < len(chosen):
                 continue  # what would be freed was counted with all of them
             left -= max(0, part.growth(graph, {id(t) for t, _ in values}))
             for t, value in values:
-                readers = {id(n) for n in graph.every_consumer(t)}
-                graph.settle(
-                    t, value
-                )  # what was proved of a node that reads it holds for the number as well: it is sealed anew
-                work.sealed = [
-                    pair for n, seal in work.sealed for pair in (seals(graph, [n]) if id(n) in readers else [(n, seal)])
-                ]
+                rewriter.store(t, value)
             if values:
-                _take_down(work, part)
+                _take_down(rewriter, part)
         if not again:
             break
     for norm in norms:
-        work.steps[len(work.findings)] = []
-        work.findings.append(_finding(work, norm, reasons))
+        rewriter.ledger.entries.append(Entry(_finding(graph, norm, reasons)))
 
 
 def census_of(graph: Graph) -> list[ConstantNorm]:
@@ -64,10 +57,10 @@ def census_of(graph: Graph) -> list[ConstantNorm]:
     return list(constant_norms(graph))
 
 
-def _chosen(work: Work, part: Part, left: int, reasons: dict[int, str]) -> list[gs.Tensor]:
+def _chosen(rewriter: Rewriter, part: Part, left: int, reasons: dict[int, str]) -> list[gs.Tensor]:
     """The results that are stored; the nodes of those that are not get a reason."""
-    graph = work.graph
-    undone = work.wanted.undone.get(_step(work, part))
+    graph = rewriter.graph
+    undone = rewriter.wanted.undone.get(_step(rewriter, part))
     if undone is not None:
         for node in part.nodes:
             reasons[id(node)] = undone.reason
@@ -92,11 +85,10 @@ def _chosen(work: Work, part: Part, left: int, reasons: dict[int, str]) -> list[
 
 
 def _values(
-    work: Work, part: Part, chosen: Sequence[gs.Tensor], reasons: dict[int, str]
+    graph: Graph, part: Part, chosen: Sequence[gs.Tensor], reasons: dict[int, str]
 ) -> list[tuple[gs.Tensor, np.ndarray]]:
     """What is stored for each result, in its own type; those that can't be computed are left out and their nodes get a
     reason."""
-    graph = work.graph
     computed: list[tuple[gs.Tensor, np.ndarray]] = []
     for t in chosen:
         node, dtype = graph.producer(t), graph.dtype(t)
@@ -118,19 +110,19 @@ def _values(
     return computed
 
 
-def _step(work: Work, part: Part) -> Step:
-    return Step(work.wanted.place, STAGE, part.nodes[0].outputs[0].name)
+def _step(rewriter: Rewriter, part: Part) -> Step:
+    return Step(rewriter.wanted.place, STAGE, part.nodes[0].outputs[0].name)
 
 
-def _take_down(work: Work, part: Part) -> None:
+def _take_down(rewriter: Rewriter, part: Part) -> None:
     """Let the comparison of the whole model take it back."""
     first = part.results[0]
-    told = Finding("constant", "folded", first.name, work.graph.module(part.nodes[0]), became=COMPUTED)
-    work.settled.append((_step(work, part), told))
+    told = Finding("constant", "folded", first.name, rewriter.graph.module(part.nodes[0]), became=COMPUTED)
+    rewriter.ledger.aside.append(Entry(told, [_step(rewriter, part)]))
 
 
-def _finding(work: Work, norm: ConstantNorm, reasons: dict[int, str]) -> Finding:
-    graph, node = work.graph, norm.node
+def _finding(graph: Graph, norm: ConstantNorm, reasons: dict[int, str]) -> Finding:
+    node = norm.node
     dtype = graph.dtype(node.outputs[0])
     gone = not graph.alive(node)
     return Finding(

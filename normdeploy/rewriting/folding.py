@@ -14,18 +14,18 @@ from ..recognition.roots import VIEWS, is_norm
 from ..recognition.scales import Affine, affines, measure
 from ..records import Finding, Status
 from ..storage.heap import trim
-from . import certify, rounding, trials
+from . import dequantized
+from .certify import Failure, Pair, unproved
 from .conditioning import Costly, priced
-from .dequantized import expressible, rounds, written
-from .sealed import seals
-from .work import Work
+from .dequantized import expressible, rounds
+from .proposal import Change, Proposal, Target
+from .rounding import fold_trial
 
 _LARGE = 2**20  # bytes of weights, of which the proofs held some times as much in float64
 
 
-def fold(work: Work, start: gs.Node) -> Finding | None:
-    """Fold the scale and shift that begins with ``start``."""
-    graph = work.graph
+def fold(graph: Graph, start: gs.Node, target: Target) -> Proposal | Finding | None:
+    """Propose to fold the scale and shift that begins with ``start``."""
     if start.op == "BatchNormalization" and graph.is_constant(start.inputs[0]):
         return None  # `constants` computes it once
     chains = affines(graph, start)
@@ -39,7 +39,7 @@ def fold(work: Work, start: gs.Node) -> Finding | None:
         for write in (batch.into_previous, batch.into_concat, batch.into_next):
             made = expressible(graph, priced(graph, chain, write(graph, chain)))
             if isinstance(made, batch.Fold):
-                return _replace(work, chain, made, "")
+                return _proposal(graph, chain, made, "", target)
             refusals.append(made)
             costly = made if costly is None and isinstance(made, Costly) else costly
     if longest is None:
@@ -55,17 +55,20 @@ def fold(work: Work, start: gs.Node) -> Finding | None:
     if longest is not None and all(r.kind is Kind.NO_LINEAR_OP for r in refusals) and rounds(graph, longest.z):
         why = "what it reads is quantized: rounding stands between it and what is before"
     # Sub, Div, Mul, Add by vectors are what other optimizers leave of a BatchNorm by hand: its root is folded already
-    return _alone(work, longest, why) if longest.normalizes or len(longest.nodes) > 2 or costly is not None else None
+    return (
+        _alone(graph, longest, why, target)
+        if longest.normalizes or len(longest.nodes) > 2 or costly is not None
+        else None
+    )
 
 
-def _alone(work: Work, chain: Affine, why: str) -> Finding | None:
+def _alone(graph: Graph, chain: Affine, why: str, target: Target) -> Proposal | Finding | None:
     """What no linear op takes whole: its scale alone if one can, else one scale and shift, in no more nodes than
     before."""
-    graph = work.graph
     made = expressible(graph, priced(graph, chain, batch.scale_into_next(graph, chain)))
     if isinstance(made, batch.Fold):
-        if work.wanted.partial:
-            return _replace(work, chain, made, why)
+        if target.wanted.partial:
+            return _proposal(graph, chain, made, why, target)
         why += "; nor is its scale folded alone, since x + shift/scale would be quantized, whose range is wider"
     plain = all(isinstance(t, gs.Constant) for n in chain.nodes for t in n.inputs if graph.is_constant(t))
     steps = [n for n in chain.nodes if n.op not in ("Identity", "Dropout")]  # torch's cat of one tensor is an Identity
@@ -78,12 +81,12 @@ def _alone(work: Work, chain: Affine, why: str) -> Finding | None:
     if plain and done and lone and _carries(graph, steps[0]):
         return None
     if plain and done:
-        return _chain_finding(work, chain, "kept", reason=f"it is one scale and shift already; {why}")
+        return _finding(graph, chain, target, "kept", reason=f"it is one scale and shift already; {why}")
     made = priced(graph, chain, batch.neutral(graph, chain, steps[0]) if lone else batch.scale_and_shift(graph, chain))
     return (
-        _replace(work, chain, made, why)
+        _proposal(graph, chain, made, why, target)
         if isinstance(made, batch.Fold)
-        else _chain_finding(work, chain, "refused", reason=made.reason)
+        else _finding(graph, chain, target, "refused", reason=made.reason)
     )
 
 
@@ -95,52 +98,56 @@ def _carries(graph: Graph, node: gs.Node) -> bool:
     return before is not None and is_norm(before)
 
 
-def _replace(work: Work, chain: Affine, form: batch.Fold, why: str) -> Finding:
-    graph = work.graph
-    before = compile_region(graph, form.old, form.leaves)
-    rewrite = before if isinstance(before, Refusal) else certify.rewrite_of(graph, before, form.nodes)
-    if isinstance(rewrite, Refusal):
-        return _chain_finding(work, chain, "refused", reason=rewrite.reason)
-    certificate = certify.certified(work.proofs, [rewrite], form.expressions)
-    if not certificate:
-        return certify.unproved(_chain_finding(work, chain, "undone"), certificate)
-    tried = trials.fold_case(rewrite, form.windows)
-    trial = (
-        rounding.fold_trial(graph, tried[0], rewrite, chain.dtype, tried[1], len(work.trials))
-        if tried is not None
-        else None
+def _proposal(graph: Graph, chain: Affine, form: batch.Fold, why: str, target: Target) -> Proposal:
+    return Proposal(
+        replace(_finding(graph, chain, target, "folded", reason=why), became=form.became, proved=("identity",)),
+        (Pair(compile_region(graph, form.old, form.leaves), form.nodes[-1].outputs[0]),),
+        tuple(Change(old, nodes) for old, nodes in form.edits),
+        unproved=lambda failure: _unproved(graph, chain, target, failure),
+        expressions=form.expressions,
+        trial=fold_trial(form.windows, chain.dtype),
+        stored=lambda proposal: _stored(graph, form, proposal, written=target.wanted.census and bool(why)),
     )
-    if trial is not None:
-        work.trials.append((len(work.findings), trial))
-    form = written(graph, form)
-    finding = replace(
-        _chain_finding(work, chain, "folded", reason=why),
-        became=form.became,
-        certificate=certificate,
-        proved=("identity",),
-    )
-    finding = replace(finding, remains=" ".join(form.remains))
+
+
+def _unproved(graph: Graph, chain: Affine, target: Target, failure: Failure) -> Finding:
+    if isinstance(failure, Refusal):
+        return _finding(graph, chain, target, "refused", reason=failure.reason)
+    return unproved(_finding(graph, chain, target, "undone"), failure)
+
+
+def _stored(graph: Graph, form: batch.Fold, proposal: Proposal, *, written: bool) -> Proposal:
+    """The fold as the file holds it: what was dequantized by codes and scales; and let go of what the proof held.
+
+    Args:
+        written: whether the finding names the tensors that are written; where nothing is left there are none.
+    """
+    form = dequantized.written(graph, form)
     for share in form.shares:
         if (again := share.linear.weight_again(graph, share.scale, share.side == "output")) is not None:
             graph.exact.drop_part(id(share.weight), again)
     if sum(share.weight.values.nbytes for share in form.shares) > _LARGE:
         trim()
-    work.sealed += seals(graph, form.nodes)
-    for old, nodes in form.edits:
-        graph.replace(old, nodes)
-    if work.wanted.census and why:  # otherwise it is gone
-        finding = replace(finding, written=tuple(n.outputs[0].name for n in form.nodes))
-    return finding
+    return replace(
+        proposal,
+        finding=replace(proposal.finding, became=form.became, remains=" ".join(form.remains)),
+        changes=tuple(Change(old, nodes) for old, nodes in form.edits),
+        revise=lambda finding, certificate: replace(
+            finding,
+            certificate=certificate,
+            written=tuple(n.outputs[0].name for n in form.nodes) if written else (),
+        ),
+    )
 
 
-def _chain_finding(work: Work, chain: Affine, status: Status, reason: str = "") -> Finding:
+def _finding(graph: Graph, chain: Affine, target: Target, status: Status, reason: str = "") -> Finding:
     finding = Finding(
         kind="BatchNorm" if chain.normalizes else "scale and shift",
         status=status,
         tensor=chain.y.name,
-        module=work.graph.module(chain.nodes[-1]),
+        module=graph.module(chain.nodes[-1]),
         spelling=" ".join(n.op for n in chain.nodes),
         reason=reason,
         dtype=chain.dtype.name,
     )
-    return replace(finding, **traits.of_scale(work.graph, chain)) if work.wanted.census else finding
+    return replace(finding, **traits.of_scale(graph, chain)) if target.wanted.census else finding

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import onnx_graphsurgeon as gs
@@ -21,56 +22,101 @@ from ..recognition.numerators import reason_of
 from ..recognition.readings import candidate, readings
 from ..recognition.roots import is_norm, is_root
 from ..records import Attempt, Certificate, Finding, Status, both
-from . import certify, rounding, trials
-from .certify import unproved
-from .sealed import seals
-from .work import Work
+from .certify import Failure, Pair, unproved
+from .ledger import Wanted
+from .proposal import Change, Proposal, Target, Told
+from .rounding import norm_trial
 
 _TRIES = 4  # smaller readings of a norm whose certificate fails, one inside the other
 
 _Refusal = tuple[Refusal, Norm | None]  # the norm, where it was one and only its form failed
 
 
-def fuse(work: Work, root: gs.Node) -> Finding | None:
-    """Deal with the norm around one root."""
-    around = candidate(work.graph, root) if is_root(work.graph, root) else None
-    fused = None if around is None else _fuse(work, root, around)
-    brought = guests.row(root.domain, root.op)
-    return replace(fused, kind=brought.kind) if fused and brought and fused.status == "kept" else fused
+def fuse(graph: Graph, root: gs.Node, target: Target) -> Told:
+    """Propose the norm around one root in its best form."""
+    around = candidate(graph, root) if is_root(graph, root) else None
+    return None if around is None else _proposed(_Search(graph, root, target), around)
 
 
-def _fuse(
-    work: Work, root: gs.Node, around: Candidate, within: Norm | None = None, tries: int = _TRIES
-) -> Finding | None:
-    """``within``: a wider reading whose certificate failed. Another kind of norm inside it is none that anybody
-    meant."""
-    graph = work.graph
-    best, refusals = _best(work, around)
+@dataclass(frozen=True)
+class _Search:
+    """One root, and what is asked of it.
+
+    Args:
+        within: a wider reading whose certificate failed. Another kind of norm inside it is none that anybody meant.
+        tries: how many smaller readings may still be tried.
+    """
+
+    graph: Graph
+    root: gs.Node
+    target: Target
+    within: Norm | None = None
+    tries: int = _TRIES
+
+
+def _proposed(search: _Search, around: Candidate) -> Told:
+    graph, root = search.graph, search.root
+    best, refusals = _best(graph, around, search.target.wanted)
     if best is None:
-        return _refused(work, root, refusals)
+        return _refused(search, refusals)
     norm, form = best
     split = _used_inside(graph, norm, around)
     if split is not None:
-        inner, _ = _best(work, split)
+        inner, _ = _best(graph, split, search.target.wanted)
         if inner is not None:
             norm, form = inner
-    if within is not None and norm.kind != within.kind:
+    if search.within is not None and norm.kind != search.within.kind:
         return None
-    brought = work.wanted.fuse == "portable" and guests.row(root.domain, root.op) is not None
-    if is_norm(root) and (form.core == root.op or brought) and len(_data_nodes(graph, norm)) <= len(form.nodes):
+    portable = search.target.wanted.fuse == "portable" and guests.row(root.domain, root.op) is not None
+    if is_norm(root) and (form.core == root.op or portable) and len(_data_nodes(graph, norm)) <= len(form.nodes):
         standard = "standard " if own(root.domain, root.op) is None else ""
-        return _finding(work, norm, "kept", reason=f"it is one {standard}node already")
-    finding = _replace(work, norm, form)
-    if finding.status != "fused" and norm.guessed:
+        return _named(_finding(search, norm, "kept", reason=f"it is one {standard}node already"), root)
+    return _proposal(search, around, norm, form)
+
+
+def _proposal(search: _Search, around: Candidate, norm: Norm, form: Form) -> Proposal:
+    graph, wanted = search.graph, search.target.wanted
+    finding = _finding(search, norm, "fused", form)
+    finding = replace(finding, proved=("identity",), notes=(*form.notes, *norm.notes))
+
+    def again() -> Told:
+        """The same, read without what was guessed."""
         graph.memo.pop(norm.region.template, None)
-        return _fuse(work, root, around, within, tries)
-    if not finding.certificate and finding.status != "fused":
-        for smaller in _smaller(graph, root, around, norm, finding.certificate) if tries else ():
-            made = _fuse(work, root, smaller, within=norm, tries=tries - 1)
-            if made is not None and made.status in ("fused", "kept"):
-                return made
-        return finding
-    return _wider(work, finding, form) if within is not None and finding.status == "fused" else finding
+        return _proposed(search, around)
+
+    def smaller(failure: Failure) -> Iterator[Told]:
+        certificate = failure if isinstance(failure, Certificate) else None
+        inner = replace(search, within=norm, tries=search.tries - 1)
+        for candidate_inside in _smaller(graph, search.root, around, norm, certificate) if search.tries else ():
+            yield _proposed(inner, candidate_inside)
+
+    return Proposal(
+        finding,
+        (Pair(norm.region, form.nodes[-1].outputs[0]),),
+        (Change(norm.y, form.nodes, shape=norm.shape, origin=_heart(graph, norm)),),
+        unproved=lambda failure: _unproved(search, norm, form, failure),
+        opset=form.opset,
+        trial=norm_trial(norm, form.opset),
+        kind=(norm.region.template, form.became),
+        revise=lambda told, certificate: replace(told, certificate=certificate, written=_written(form, wanted)),
+        instead=again if norm.guessed else None,
+        otherwise=smaller,
+        then=None if search.within is None else lambda: _wider(search, form),
+        joined=lambda first, then: _joined(first, then, form),
+    )
+
+
+def _written(form: Form, wanted: Wanted) -> tuple[str, ...]:
+    """The tensors that were written, once they stand in the graph."""
+    return tuple(n.outputs[0].name for n in form.nodes) if wanted.census else ()
+
+
+def _unproved(search: _Search, norm: Norm, form: Form, failure: Failure) -> Finding:
+    if isinstance(failure, Refusal):
+        return _finding(search, norm, "refused", reason=failure.reason)
+    failed = unproved(_finding(search, norm, "undone", form), failure)
+    by = f"as the package {form.package!r} writes it: {failed.reason}"
+    return replace(failed, reason=by) if form.package else failed
 
 
 def _smaller(
@@ -95,24 +141,25 @@ def _smaller(
     return ([replace(around, xs=xs)] if xs else []) + ([replace(around, ys=ys)] if ys else [])
 
 
-def _wider(work: Work, finding: Finding, form: Form) -> Finding:
+def _wider(search: _Search, form: Form) -> Told:
     """The norm just written together with what lies before it, where that is one node too: in two steps it may be
     proved."""
     node = next(n for n in form.nodes if n.op == form.core)
-    around = candidate(work.graph, node)
-    fused = _fuse(work, node, around) if around is not None else None
-    if fused is None or fused.status != "fused":
-        return finding
-    spelling = fused.spelling.replace(form.core, finding.spelling)
+    around = candidate(search.graph, node)
+    return None if around is None else _proposed(_Search(search.graph, node, search.target), around)
+
+
+def _joined(first: Finding, then: Finding, form: Form) -> Finding:
+    """One finding of a norm and what was fused with it in a second step."""
     return replace(
-        fused,
-        spelling=spelling,
-        notes=(*finding.notes, *fused.notes),
-        certificate=both(finding.certificate, fused.certificate),
+        then,
+        spelling=then.spelling.replace(form.core, first.spelling),
+        notes=(*first.notes, *then.notes),
+        certificate=both(first.certificate, then.certificate),
     )
 
 
-def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list[_Refusal]]:
+def _best(graph: Graph, around: Candidate, wanted: Wanted) -> tuple[tuple[Norm, Form] | None, list[_Refusal]]:
     """The reading and form that leave the fewest nodes; of equals the one that writes fewer, then the outermost.
 
     For a runtime whose forms were measured, of equals the outermost: a part of the norm has a form of its own, but not
@@ -120,25 +167,25 @@ def _best(work: Work, around: Candidate) -> tuple[tuple[Norm, Form] | None, list
     """
     candidates: list[tuple[int, Norm, Form]] = []
     refusals: list[_Refusal] = []
-    for reading in readings(work.graph, around):
+    for reading in readings(graph, around):
         if isinstance(reading, Refusal):
             refusals.append((reading, None))
             continue
-        made = write(work.graph, reading, work.wanted.forms, work.wanted.fuse)
-        if isinstance(made, Form) and made.opset > work.wanted.limit:
-            reason = f"its node needs opset {made.opset}, the file has {work.graph.opset}"
+        made = write(graph, reading, wanted.forms, wanted.fuse)
+        if isinstance(made, Form) and made.opset > wanted.limit:
+            reason = f"its node needs opset {made.opset}, the file has {graph.opset}"
             made = Refusal(reason, made.nodes[-1].outputs[0].name, kind=Kind.OPSET)
         if isinstance(made, Refusal):
             refusals.append((replace(made, start=reading.x.name, end=reading.y.name), reading))
             continue
         written = sum(node.op != "Shape" for node in made.nodes)
-        candidates.append((written - len(_data_nodes(work.graph, reading)), reading, made))
+        candidates.append((written - len(_data_nodes(graph, reading)), reading, made))
         if len(made.nodes) == 1 or len(candidates) == 4:
             break
     if not candidates:
         return None, refusals
-    outermost = measured(work.wanted.forms) and (
-        work.wanted.forms != ANY or any(norm.kind == "GroupNorm" for _, norm, _ in candidates)
+    outermost = measured(wanted.forms) and (
+        wanted.forms != ANY or any(norm.kind == "GroupNorm" for _, norm, _ in candidates)
     )
     _, norm, form = min(candidates, key=lambda f: (f[0], 0 if outermost else len(f[2].nodes)))
     return (norm, form), refusals
@@ -161,39 +208,6 @@ def _data_nodes(graph: Graph, norm: Norm) -> list[gs.Node]:
     return [n for n in norm.region.nodes if not graph.is_shape_valued(n.outputs[0])]
 
 
-def _replace(work: Work, norm: Norm, form: Form) -> Finding:
-    graph = work.graph
-    rewrite = certify.rewrite_of(graph, norm.region, form.nodes)
-    if isinstance(rewrite, Refusal):
-        return _finding(work, norm, "refused", reason=rewrite.reason)
-    certificate = certify.certified(work.proofs, [rewrite])
-    if not certificate:
-        failed = unproved(_finding(work, norm, "undone", form), certificate)
-        by = f"as the package {form.package!r} writes it: {failed.reason}"
-        return replace(failed, reason=by) if form.package else failed
-    likes = work.kinds.setdefault((rewrite.before.template, form.became), [])
-    likes.append(len(work.findings))
-    if len(likes) <= rounding.OF_A_KIND:
-        case = trials.norm_case(norm, rewrite)
-        trial = (
-            rounding.norm_trial(graph, norm, case, rewrite, form.opset, len(work.trials)) if case is not None else None
-        )
-        if trial is not None:
-            work.trials.append((len(work.findings), trial))
-    finding = replace(
-        _finding(work, norm, "fused", form),
-        certificate=certificate,
-        proved=("identity",),
-        notes=(*form.notes, *norm.notes),
-    )
-    work.sealed += seals(graph, form.nodes)
-    graph.replace(norm.y, form.nodes, norm.shape, origin=_heart(graph, norm))
-    if work.wanted.census:
-        finding = replace(finding, written=tuple(n.outputs[0].name for n in form.nodes))
-    work.opset = max(work.opset, form.opset)
-    return finding
-
-
 def _heart(graph: Graph, norm: Norm) -> gs.Node | None:
     """The root, whose module is the norm's: its ends may lie in the module around it (a modulation by data, a
     Dropout)."""
@@ -201,15 +215,16 @@ def _heart(graph: Graph, norm: Norm) -> gs.Node | None:
     return roots[-1] if roots else graph.producer(norm.y)
 
 
-def _finding(work: Work, norm: Norm, status: Status, form: Form | None = None, reason: str = "") -> Finding:
-    heart = _heart(work.graph, norm)
-    module = work.graph.module(heart) if heart is not None else ""
+def _finding(search: _Search, norm: Norm, status: Status, form: Form | None = None, reason: str = "") -> Finding:
+    graph = search.graph
+    heart = _heart(graph, norm)
+    module = graph.module(heart) if heart is not None else ""
     finding = Finding(
         kind=(form.kind if form is not None else "") or norm.kind,
         status=status,
         tensor=norm.y.name,
         module=module,
-        spelling=" ".join(n.op for n in _data_nodes(work.graph, norm)),
+        spelling=" ".join(n.op for n in _data_nodes(graph, norm)),
         became=form.became if form is not None and status != "undone" else "",
         reason=reason,
         axes=norm.axes,
@@ -217,41 +232,46 @@ def _finding(work: Work, norm: Norm, status: Status, form: Form | None = None, r
         dtype=norm.dtype.name,
         notes=form.notes if form is not None else (),
     )
-    return replace(finding, **traits.of_norm(work.graph, norm)) if work.wanted.census else finding
+    return replace(finding, **traits.of_norm(graph, norm)) if search.target.wanted.census else finding
 
 
-def _refused(work: Work, root: gs.Node, refusals: list[_Refusal]) -> Finding | None:
+def _refused(search: _Search, refusals: list[_Refusal]) -> Finding | None:
     """The refusal that says most: the innermost clear one. None where no two ends around the root belong together."""
+    root, wanted = search.root, search.target.wanted
     clear = [(r, norm) for r, norm in refusals if r.clarity]
     if not clear:
         return None
     best, norm = next((pair for pair in reversed(clear) if pair[0].clarity is Clarity.SPECIFIC), clear[0])
     best, norm = next(pair for pair in clear if pair[0].reason == best.reason)  # of the same flaw the whole norm
     if best.kind is Kind.EVEN and (region := best.region) is not None:
-        best = replace(best, reason=reason_of(work.graph, region.leaves[0], region.y))
-    if best.kind is Kind.OPSET and work.wanted.unraised:
-        best = replace(best, reason=f"{best.reason} ({work.wanted.unraised})")
+        best = replace(best, reason=reason_of(search.graph, region.leaves[0], region.y))
+    if best.kind is Kind.OPSET and wanted.unraised:
+        best = replace(best, reason=f"{best.reason} ({wanted.unraised})")
     status: Status = "kept" if is_norm(root) else "refused"
     attempts = tuple(_attempt(r, norm) for r, norm in refusals)
     if norm is not None:
-        return replace(_finding(work, norm, status, reason=best.reason), attempts=attempts)
+        return replace(_named(_finding(search, norm, status, reason=best.reason), root), attempts=attempts)
     fit = best.fit
     finding = Finding(
         kind=root.op if is_norm(root) else fit.kind if fit is not None else "unknown",
         status=status,
         tensor=best.tensor or root.outputs[0].name,
-        module=work.graph.module(root),
+        module=search.graph.module(root),
         spelling=best.region.spelling() if best.region is not None else "",
         reason=best.reason,
         axes=fit.over if fit is not None else (),
         attempts=attempts,
     )
     region = best.region or next((r.region for r, _ in refusals if r.region is not None), None)
-    return (
-        replace(finding, **traits.of_region(work.graph, region, fit))
-        if work.wanted.census and region is not None
-        else finding
-    )
+    if wanted.census and region is not None:
+        finding = replace(finding, **traits.of_region(search.graph, region, fit))
+    return _named(finding, root)
+
+
+def _named(finding: Finding, root: gs.Node) -> Finding:
+    """``finding`` with the kind that an installed package gives its own op, where that is kept."""
+    brought = guests.row(root.domain, root.op)
+    return replace(finding, kind=brought.kind) if brought is not None and finding.status == "kept" else finding
 
 
 def _attempt(refusal: Refusal, norm: Norm | None) -> Attempt:

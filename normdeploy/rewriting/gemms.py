@@ -16,12 +16,11 @@ import onnx_graphsurgeon as gs
 from ..choices import USUAL
 from ..domains import STANDARD
 from ..graphs.graph import Graph
-from ..graphs.region import Refusal, compile_region
+from ..graphs.region import compile_region
 from ..records import Finding
-from . import certify
-from .pricing import price
-from .sealed import seals
-from .work import Work
+from .certify import Pair
+from .proposal import Change, Proposal, Target, untold
+from .rounding import fold_trial
 
 _OPSET = 15  # from which on Shape has a beginning and an end
 
@@ -34,29 +33,26 @@ class _Layer:
     y: gs.Tensor
 
 
-def by_rows(work: Work, node: gs.Node) -> None:
-    """Write the layer that begins at the MatMul ``node`` as Reshape, Gemm, Reshape."""
-    graph = work.graph
-    if work.wanted.runtime != USUAL or not work.wanted.rows or graph.opset < _OPSET:
-        return
+def by_rows(graph: Graph, node: gs.Node, target: Target) -> Proposal | None:
+    """Propose the layer that begins at the MatMul ``node`` as Reshape, Gemm, Reshape."""
+    if target.wanted.runtime != USUAL or not target.wanted.rows or graph.opset < _OPSET:
+        return None
     layer = _layer(graph, node)
     if layer is None:
-        return
-    rows, flat = _rows(work, layer)
-    shape, made = _shape(work, layer)
+        return None
+    rows, flat = _rows(graph, layer, target)
+    shape, made = _shape(graph, layer, target)
     product = graph.node("Gemm", [rows, layer.weight, layer.bias], layer.y)
-    nodes = [*flat, *made, product, graph.node("Reshape", [product.outputs[0], shape], layer.y)]
-    before = compile_region(graph, layer.y, [layer.x])
-    rewrite = before if isinstance(before, Refusal) else certify.rewrite_of(graph, before, nodes)
-    if isinstance(rewrite, Refusal) or not (proof := certify.certified(work.proofs, [rewrite])):
-        return
-    told = Finding("linear layer", "fused", layer.y.name, graph.module(node), became="Gemm", certificate=proof)
-    price(work, rewrite, told, np.dtype(np.float32), _OPSET)
-    work.sealed += seals(graph, nodes)
-    graph.replace(layer.y, nodes)
-    work.shared |= {("rows", layer.x.name): rows} | ({_key(graph, layer): shape} if made else {})
-    assert work.step is not None
-    work.settled.append((work.step, told))  # the comparison of the whole model may take it back
+    end = graph.node("Reshape", [product.outputs[0], shape], layer.y)
+    return Proposal(
+        Finding("linear layer", "fused", layer.y.name, graph.module(node), became="Gemm"),
+        (Pair(compile_region(graph, layer.y, [layer.x]), end.outputs[0]),),
+        (Change(layer.y, (*flat, *made, product, end)),),
+        unproved=untold,
+        trial=fold_trial((), np.dtype(np.float32), _OPSET),
+        only_for_speed=True,
+        shared={("rows", layer.x.name): rows} | ({_key(graph, layer): shape} if made else {}),
+    )
 
 
 def _layer(graph: Graph, node: gs.Node) -> _Layer | None:
@@ -84,13 +80,13 @@ def _layer(graph: Graph, node: gs.Node) -> _Layer | None:
     return _Layer(x, weight, bias, add.outputs[0])
 
 
-def _rows(work: Work, layer: _Layer) -> tuple[gs.Tensor, list[gs.Node]]:
+def _rows(graph: Graph, layer: _Layer, target: Target) -> tuple[gs.Tensor, list[gs.Node]]:
     """The input as a matrix of rows, and the node that makes it: once for all layers that read it."""
-    known = work.shared.get(("rows", layer.x.name))
-    if known is not None and (maker := work.graph.producer(known)) is not None and work.graph.alive(maker):
+    known = target.shared.get(("rows", layer.x.name))
+    if known is not None and (maker := graph.producer(known)) is not None and graph.alive(maker):
         return known, []
-    wanted = work.graph.constant(f"{layer.x.name}_rows", np.array([-1, layer.weight.shape[0]]), np.int64)
-    node = work.graph.node("Reshape", [layer.x, wanted], layer.x)
+    wanted = graph.constant(f"{layer.x.name}_rows", np.array([-1, layer.weight.shape[0]]), np.int64)
+    node = graph.node("Reshape", [layer.x, wanted], layer.x)
     return node.outputs[0], [node]
 
 
@@ -99,10 +95,10 @@ def _key(graph: Graph, layer: _Layer) -> tuple[object, ...]:
     return ("shape", *(graph.shape(layer.x) or ())[:-1], layer.weight.shape[1])
 
 
-def _shape(work: Work, layer: _Layer) -> tuple[gs.Tensor, list[gs.Node]]:
+def _shape(graph: Graph, layer: _Layer, target: Target) -> tuple[gs.Tensor, list[gs.Node]]:
     """The shape of the result, and the nodes that work it out where the file leaves more than one dim open: once for
     all of one shape."""
-    graph, key = work.graph, _key(work.graph, layer)
+    key = _key(graph, layer)
     _, *dims = key
     if sum(not isinstance(n, int) for n in dims) <= 1:
         return (
@@ -111,7 +107,7 @@ def _shape(work: Work, layer: _Layer) -> tuple[gs.Tensor, list[gs.Node]]:
             ),
             [],
         )
-    known = work.shared.get(key)
+    known = target.shared.get(key)
     if None not in dims and known is not None and (maker := graph.producer(known)) is not None and graph.alive(maker):
         return known, []
     like = gs.Variable(f"{layer.y.name}_leading", dtype=np.int64)

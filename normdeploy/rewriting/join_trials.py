@@ -3,6 +3,7 @@ expected there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,20 +67,27 @@ def _size(shape: Dims, grouping: Grouping) -> tuple[int, ...]:
     return tuple(size)
 
 
-def trial(
-    case: Case, rewrite: Rewrite, grouping: Grouping, scale: np.ndarray | None, opset: int, n: int
-) -> Trial | None:
-    """The first output's rewrite for onnxruntime; what is expected of it is what `normdeploy.rewriting.rounding`
-    expects of a norm.
+def maker(grouping: Grouping, scale: np.ndarray | None, opset: int) -> Callable[[Sequence[Rewrite], int], Trial | None]:
+    """Return what makes the trial of the first output's rewrite, of (the rewrites, the number of the trial); what is
+    expected of it is what `normdeploy.rewriting.rounding` expects of a norm.
 
-    ``scale``: where it is constant; 1 + s of the second leaf where not. ``n``: makes names that no other trial has.
+    Args:
+        scale: where it is constant; None: it is 1 + s of the second leaf.
+        opset: the lowest that has the nodes written.
     """
-    graph = rewrite.before.graph
-    fit, gain = grouping.fit(case.leaves[0].shape), float(np.abs(1 + case.leaves[1] if scale is None else scale).max())
 
-    def expected(reference: np.ndarray, unit: float) -> np.ndarray:
-        x = fit.rows(case.leaves[0] + case.leaves[1] if grouping.added else case.leaves[0])
-        return rounding.bound(x, fit.rows(reference), grouping.epsilon, grouping.centered, gain, unit)
+    def make(rewrites: Sequence[Rewrite], number: int) -> Trial | None:
+        rewrite = rewrites[0]
+        given, dtype = case(rewrite, grouping), rewrite.before.graph.dtype(rewrite.before.leaves[0])
+        if given is None or dtype is None:
+            return None
+        fit = grouping.fit(given.leaves[0].shape)
+        gain = float(np.abs(1 + given.leaves[1] if scale is None else scale).max())
 
-    dtype = graph.dtype(rewrite.before.leaves[0])
-    return None if dtype is None else rounding.trial(graph, case, rewrite, dtype, opset, n, fit.rows, expected)
+        def expected(reference: np.ndarray, unit: float) -> np.ndarray:
+            x = fit.rows(given.leaves[0] + given.leaves[1] if grouping.added else given.leaves[0])
+            return rounding.bound(x, fit.rows(reference), grouping.epsilon, grouping.centered, gain, unit)
+
+        return rounding.trial(rewrite.before.graph, given, rewrite, dtype, opset, number, fit.rows, expected)
+
+    return make

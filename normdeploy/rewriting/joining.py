@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -28,10 +27,9 @@ from ..norms.ops import OURS
 from ..recognition import traits
 from ..records import Certificate, Finding, both
 from . import join_trials
-from .certify import Rewrite, certified, unproved
+from .certify import Pair, unproved
 from .join_trials import Grouping
-from .sealed import seals
-from .work import Work
+from .proposal import Change, Proposal, Target
 
 
 @dataclass(frozen=True)
@@ -52,19 +50,18 @@ class Join:
     views: tuple[gs.Node, ...] = ()  # new nodes in front, which bring an input into shape
 
 
-def join(work: Work, node: gs.Node) -> Finding | None:
-    """Join the norm of ``node`` with its neighbours; a finding where it can't be (its certificate failed), or was
-    already."""
+def join(graph: Graph, node: gs.Node, target: Target) -> Proposal | Finding | None:
+    """Propose to join the norm of ``node`` with its neighbours; a finding where it is joined already."""
     if (
         node.domain == DOMAIN
         and node.op in JOINED
         and not lacking(OURS[node.op], [t.name for t in node.inputs], node.attrs)
     ):
-        return _finding(work, node, node.outputs[0], work.graph.attrs(node))
-    for propose in (_modulated, _added, _activated):
-        proposal = propose(work.graph, node)
-        if proposal is not None:
-            return _replace(work, proposal)
+        return _finding(graph, node, node.outputs[0], target)
+    for find in (_modulated, _added, _activated):
+        found = find(graph, node)
+        if found is not None:
+            return _proposal(graph, found, target)
     return None
 
 
@@ -265,47 +262,37 @@ def _known(shape: Dims | None) -> bool:
 # ------------------------------------------------------------------ what is written
 
 
-def _replace(work: Work, proposal: Join) -> Finding | None:
-    graph = work.graph
-    node = graph.node(proposal.op, proposal.inputs, proposal.old[0], proposal.attrs, DOMAIN, outputs=len(proposal.old))
-    pairs: list[Rewrite] = []
-    for old, new in zip(proposal.old, node.outputs, strict=True):
-        before, after = compile_region(graph, old, proposal.leaves), compile_region(graph, new, proposal.leaves)
-        if isinstance(before, Refusal) or isinstance(after, Refusal):
-            return None
-        pairs.append(Rewrite(before, after))
-    certificate = certified(work.proofs, pairs)
-    place = work.place(proposal.norm.name)
-    if place is None or not certificate:
-        told = _finding(work, node, proposal.norm, proposal.attrs)
-        if not certificate:
-            return unproved(told, certificate)
-        place = len(work.findings)
-        work.findings.append(told)
-    if work.findings[place].certificate is None:  # else onnxruntime runs the nodes that the body holds already
-        scale = graph.known(proposal.inputs[len(proposal.leaves)]) if len(proposal.leaves) < 3 else None
-        case = join_trials.case(pairs[0], proposal.grouping)
-        n = len(work.trials)
-        trial = (
-            join_trials.trial(case, pairs[0], proposal.grouping, scale, oldest(proposal.op), n)
-            if case is not None
-            else None
-        )
-        work.trials += [(place, trial)] if trial is not None else []
-    work.sealed += seals(graph, (*proposal.views, node))
-    if len(proposal.old) > 1:  # it stands where the Add stood: others may read the sum before the norm does
-        graph.replace(proposal.old[1], (node,), place=1)
-        graph.take_over(proposal.old[0], node, 0)
-    else:
-        graph.replace(proposal.old[0], (*proposal.views, node))
-    work.opset = max(work.opset, oldest(proposal.op))
-    if work.step is not None:
-        work.steps.setdefault(place, []).append(work.step)
-    work.findings[place] = _merged(work.findings[place], proposal, node, certificate, work.wanted.census)
-    return None
+def _proposal(graph: Graph, found: Join, target: Target) -> Proposal:
+    node = graph.node(found.op, found.inputs, found.old[0], found.attrs, DOMAIN, outputs=len(found.old))
+    pairs = [
+        Pair(compile_region(graph, old, found.leaves), new) for old, new in zip(found.old, node.outputs, strict=True)
+    ]
+    norm = target.entry_of(found.norm.name)
+    told = _finding(graph, node, found.norm, target) if norm is None else norm.finding
+    scale = graph.known(found.inputs[len(found.leaves)]) if len(found.leaves) < 3 else None
+    return Proposal(
+        told,
+        tuple(pairs),
+        (_change(found, node),),
+        unproved=lambda failure: (
+            None if isinstance(failure, Refusal) else unproved(_finding(graph, node, found.norm, target), failure)
+        ),
+        opset=oldest(found.op),
+        # Where the norm was certified onnxruntime ran the nodes that the body holds already.
+        trial=None if told.certificate is not None else join_trials.maker(found.grouping, scale, oldest(found.op)),
+        upon=() if norm is None else (norm,),
+        revise=lambda finding, certificate: _merged(finding, found, node, certificate, target.wanted.census),
+    )
 
 
-def _merged(norm: Finding, proposal: Join, node: gs.Node, certificate: Certificate, census: bool) -> Finding:
+def _change(found: Join, node: gs.Node) -> Change:
+    if len(found.old) == 1:
+        return Change(found.old[0], (*found.views, node))
+    # It stands where the Add stood: others may read the sum before the norm does.
+    return Change(found.old[1], (node,), output=1, also={0: found.old[0]})
+
+
+def _merged(norm: Finding, proposal: Join, node: gs.Node, certificate: Certificate | None, census: bool) -> Finding:
     """One finding for a norm and what it was joined with: the errors of both steps add up."""
     again = norm.status == "fused"
     return replace(
@@ -325,10 +312,9 @@ def _written(attrs: Mapping[str, float | int]) -> str:
     return ", ".join(f"{k}={written(v) if isinstance(v, float) else v}" for k, v in attrs.items() if k != "stash_type")
 
 
-def _finding(work: Work, node: gs.Node, norm: gs.Tensor, attrs: Mapping[str, Any]) -> Finding:
+def _finding(graph: Graph, node: gs.Node, norm: gs.Tensor, target: Target) -> Finding:
     """Of an op of ours, as if it stood in the graph already; ``norm``: the result of the norm in it."""
-    graph = work.graph
-    producer, dtype = graph.producer(norm), graph.dtype(norm)
+    producer, dtype, attrs = graph.producer(norm), graph.dtype(norm), graph.attrs(node)
     finding = Finding(
         kind=OURS[node.op].kind,
         status="kept",
@@ -340,7 +326,9 @@ def _finding(work: Work, node: gs.Node, norm: gs.Tensor, attrs: Mapping[str, Any
         epsilon=float(attrs["epsilon"]),
         dtype=dtype.name if dtype is not None else "",
     )
-    return replace(finding, **traits.of_joined(graph, node, float(attrs["epsilon"]))) if work.wanted.census else finding
+    return (
+        replace(finding, **traits.of_joined(graph, node, float(attrs["epsilon"]))) if target.wanted.census else finding
+    )
 
 
 def _axes(graph: Graph, node: gs.Node) -> tuple[int, ...]:

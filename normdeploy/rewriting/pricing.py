@@ -10,39 +10,7 @@ These rewrites are made for speed alone, so one that costs more is taken back, g
 
 from __future__ import annotations
 
-import numpy as np
-
-from ..records import Finding
-from . import rounding, trials
-from .certify import Rewrite
-from .work import Work
-
-_UNITS = 8
-
-
-def price(work: Work, rewrite: Rewrite, told: Finding, dtype: np.dtype, opset: int) -> None:
-    """Let onnxruntime run both sides of ``rewrite``, before it is made.
-
-    Args:
-        told: what is said of the rewrite where it is taken back.
-        opset: the oldest that has the nodes written.
-    """
-    tried = trials.fold_case(rewrite, [None] * len(rewrite.before.leaves))
-    if tried is None:
-        return
-    case, largest = tried
-    trial = rounding.trial(
-        work.graph,
-        case,
-        rewrite,
-        dtype,
-        opset=opset,
-        number=len(work.trials),
-        rows=lambda value: value.reshape(1, -1),
-        expected=lambda reference, unit: np.array([_UNITS * unit * largest]),
-    )
-    if trial is not None:
-        work.trials.append((told, trial))
+from . import rounding
 
 
 def costs(verdict: rounding.Verdict) -> str:

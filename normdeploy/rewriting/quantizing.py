@@ -30,11 +30,11 @@ from ..graphs.region import Refusal, compile_region
 from ..norms.bodies import lacking
 from ..norms.ops import OURS, NormOp
 from ..records import Certificate, Finding, both
-from .certify import certified, rewrite_of
+from .certify import Failure, Pair
+from .ledger import Entry
+from .proposal import Change, Proposal, Remark, Target
 from .row_scales import Tail, by_row
 from .same_nodes import attributes, difference
-from .sealed import seals
-from .work import Work
 
 _ROWS = {row.quantizes: row for row in OURS.values() if row.quantizes and not row.by_row}
 _BY_ROW = {row.quantizes: row for row in OURS.values() if row.by_row}
@@ -49,9 +49,8 @@ class _Refused(Exception):
     reason: str
 
 
-def quantize(work: Work, node: gs.Node) -> Finding | None:
-    """Join ``node``, a QuantizeLinear, with the norm before it; a finding is changed, and none is new."""
-    graph = work.graph
+def quantize(graph: Graph, node: gs.Node, target: Target) -> Proposal | Remark | None:
+    """Propose to join ``node``, a QuantizeLinear, with the norm before it; its finding is changed, and none is new."""
     if node.op not in ("QuantizeLinear", "Cast") or not is_standard(node):
         return None
     tail = by_row(graph, node)
@@ -59,40 +58,51 @@ def quantize(work: Work, node: gs.Node) -> Finding | None:
     norm = graph.producer(y) if y is not None else None
     rows = _ROWS if tail is None else _BY_ROW
     row = rows.get(_WRITTEN.get(_name(norm), _name(norm))) if norm is not None else None
-    place = work.place(y.name) if y is not None else None
-    if norm is None or row is None or norm.outputs[0] is not y or place is None:
+    told = target.entry_of(y.name) if y is not None else None
+    if norm is None or row is None or norm.outputs[0] is not y or told is None:
         return None
     try:
         _require_alone(graph, row, norm, () if tail is None else tail.readers)
-        spelled, certificate = _spelled(work, norm) if _name(norm) in _WRITTEN else (norm, None)
+        spelled = _spelled(graph, norm) if _name(norm) in _WRITTEN else norm
         made = _made(graph, row, spelled, node, tail)
     except _Refused as kept:
-        told = work.findings[place]
-        note = f"the QuantizeLinear behind it stays a node of its own: {kept.reason}"
-        work.findings[place] = replace(told, notes=(*told.notes, note))
-        return None
-    _replace(work, place, row, norm, node, made, tail, certificate)
-    return None
+        return _kept(told, kept.reason)
+    pairs = () if spelled is norm else (Pair(compile_region(graph, y, [norm.inputs[0]]), spelled.outputs[0]),)
+    return Proposal(
+        told.finding,
+        pairs,
+        (_change(row, norm, node, made, tail),),
+        unproved=lambda failure: _kept(told, _unproved(failure)),
+        opset=oldest(row.op),
+        upon=(told,),
+        revise=lambda finding, certificate: _joined(graph, finding, norm, made, tail, certificate, target),
+    )
 
 
-def _spelled(work: Work, norm: gs.Node) -> tuple[gs.Node, Certificate]:
-    """An RMSNormalization as our RMSNorm, which is not put into the graph, and the certificate of that."""
-    graph = work.graph
+def _kept(told: Entry, reason: str) -> Remark:
+    note = f"the QuantizeLinear behind it stays a node of its own: {reason}"
+    return Remark([told], lambda finding: replace(finding, notes=(*finding.notes, note)))
+
+
+def _unproved(failure: Failure) -> str:
+    if isinstance(failure, Refusal):
+        return f"its norm can't be proved to be an RMSNorm: {failure.reason}"
+    return f"its norm is not proved to be an RMSNorm: {failure.note}"
+
+
+def _spelled(graph: Graph, norm: gs.Node) -> gs.Node:
+    """An RMSNormalization as our RMSNorm, which is not put into the graph.
+
+    Raises:
+        _Refused: it can't be one.
+    """
     x, scale, attrs = norm.inputs[0], norm.inputs[1], attributes(norm.op, graph.attrs(norm), max(graph.opset, RMS))
     shape = graph.shape(x)
     if shape is None or graph.dtype(x) != graph.dtype(scale):
         raise _Refused("the rank of its norm's input is not known, or the norm has the type of its scale")
     axes = list(range(attrs["axis"] if attrs["axis"] < 0 else attrs["axis"] - len(shape), 0))
     given = {"axes": axes, "epsilon": attrs["epsilon"], "stash_type": attrs["stash_type"]}
-    made = graph.node("RMSNorm", [x, scale], norm.outputs[0], given, DOMAIN)
-    before = compile_region(graph, norm.outputs[0], [x])
-    rewrite = before if isinstance(before, Refusal) else rewrite_of(graph, before, [made])
-    if isinstance(rewrite, Refusal):
-        raise _Refused(f"its norm can't be proved to be an RMSNorm: {rewrite.reason}")
-    certificate = certified(work.proofs, [rewrite])
-    if not certificate:
-        raise _Refused(f"its norm is not proved to be an RMSNorm: {certificate.note}")
-    return made, certificate
+    return graph.node("RMSNorm", [x, scale], norm.outputs[0], given, DOMAIN)
 
 
 def _name(node: gs.Node) -> str:
@@ -206,38 +216,36 @@ def _scale_and_zero(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, gs.Tensor]:
 # ------------------------------------------------------------------ what is written
 
 
-def _replace(
-    work: Work,
-    place: int,
-    row: NormOp,
+def _change(row: NormOp, norm: gs.Node, node: gs.Node, made: gs.Node, tail: Tail | None) -> Change:
+    old = {"Y": node.outputs[0], "y_scale": node.outputs[0] if tail is None else tail.scale, "sum": norm.outputs[-1]}
+    # The last is made first, and others may read it before what is quantized is there.
+    *rest, (output, last) = enumerate(row.outputs)
+    also = {place: old[name] for place, name in rest}
+    return Change(old[last], (made,), output=output, origin=norm, also=also)
+
+
+def _joined(
+    graph: Graph,
+    told: Finding,
     norm: gs.Node,
-    node: gs.Node,
     made: gs.Node,
     tail: Tail | None,
     certificate: Certificate | None,
-) -> None:
-    graph, q = work.graph, node.outputs[0]
-    old = {"Y": q, "y_scale": tail.scale if tail is not None else q, "sum": norm.outputs[-1]}
-    work.sealed += seals(graph, (made,))
-    # the last is made first, and others may read it before what is quantized is there
-    *rest, last = enumerate(row.outputs)
-    graph.replace(old[last[1]], (made,), place=last[0], origin=norm)
-    for place_of, name in rest:
-        graph.take_over(old[name], made, place_of)
-    work.opset = max(work.opset, oldest(row.op))
-    if work.step is not None:
-        work.steps.setdefault(place, []).append(work.step)
-    told, attrs = work.findings[place], graph.attrs(made)
-    shown = ", ".join(f"{k}={written(v) if isinstance(v, float) else v}" for k, v in attrs.items() if k != "stash_type")
+    target: Target,
+) -> Finding:
+    """What is told of a norm and what quantizes it, once they are one node."""
+    attrs = {name: value for name, value in graph.attrs(made).items() if name != "stash_type"}
+    shown = ", ".join(f"{name}={written(v) if isinstance(v, float) else v}" for name, v in attrs.items())
     spelling = told.spelling if told.status == "fused" else norm.op
-    work.findings[place] = replace(
+    proved = (*told.proved, *(("identity",) if certificate else ()), SAME)
+    return replace(
         told,
         status="fused",
-        tensor=q.name,
+        tensor=made.outputs[0].name,
         spelling=f"{spelling} {QUANTIZE if tail is None else tail.spelling}",
-        became=f"{DOMAIN}.{row.op}({shown})",
+        became=f"{DOMAIN}.{made.op}({shown})",
         reason="",
         certificate=both(told.certificate, certificate),
-        proved=tuple(dict.fromkeys((*told.proved, *(("identity",) if certificate else ()), SAME))),
-        written=tuple(t.name for t in made.outputs) if work.wanted.census else (),
+        proved=tuple(dict.fromkeys(proved)),
+        written=tuple(t.name for t in made.outputs) if target.wanted.census else (),
     )

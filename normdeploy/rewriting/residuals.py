@@ -16,42 +16,44 @@ import onnx_graphsurgeon as gs
 
 from ..domains import is_standard
 from ..forms.norm_forms import best
-from ..graphs.region import Refusal, compile_region
-from ..records import Finding
-from . import certify
-from .pricing import price
-from .sealed import seals
-from .work import Work
+from ..graphs.graph import Graph
+from ..graphs.region import compile_region
+from ..records import Certificate, Finding
+from .certify import Pair
+from .proposal import Change, Proposal, Target, untold
+from .rounding import fold_trial
 
 KIND = "ResidualLayerNorm"
 _NOTE = "the sum before it is written as Sum: onnxruntime would join an Add with it into a slower kernel"
 
 
-def part(work: Work, node: gs.Node) -> None:
-    """Write the Add before the layer norm ``node`` as Sum; a note of the norm's finding tells."""
-    graph = work.graph
+def part(graph: Graph, node: gs.Node, target: Target) -> Proposal | None:
+    """Propose the Add before the layer norm ``node`` as Sum; a note of the norm's finding tells."""
     if node.op != "LayerNormalization" or not is_standard(node):
-        return
+        return None
     total = node.inputs[0]
     add, dtype = graph.producer(total), graph.dtype(total)
     if add is None or add.op != "Add" or not is_standard(add) or dtype is None or graph.is_output(total):
-        return
+        return None
     shapes = [graph.shape(t) for t in (total, *add.inputs)]
     if shapes[0] is None or len(shapes[0]) != 3 or shapes != shapes[:1] * 3 or len(graph.consumers(total)) != 1:
-        return
-    if best(KIND, work.wanted.forms, dtype.name, ("standard", "sum")) != "sum":
-        return
+        return None
+    if best(KIND, target.wanted.forms, dtype.name, ("standard", "sum")) != "sum":
+        return None
     before = compile_region(graph, total, [t for t in add.inputs if not graph.is_constant(t)])
     made = graph.node("Sum", list(add.inputs), total)
-    rewrite = before if isinstance(before, Refusal) else certify.rewrite_of(graph, before, [made])
-    if isinstance(rewrite, Refusal) or not certify.certified(work.proofs, [rewrite]):
-        return
-    told = Finding("sum", "fused", total.name, graph.module(add), became="Sum")
-    price(work, rewrite, told, dtype, opset=1)
-    work.sealed += seals(graph, [made])
-    graph.replace(total, [made])
-    place = work.place(node.outputs[0].name)
-    if place is not None:
-        work.findings[place] = replace(work.findings[place], notes=(*work.findings[place].notes, _NOTE))
-        if work.step is not None:
-            work.steps.setdefault(place, []).append(work.step)
+    norm = target.entry_of(node.outputs[0].name)
+    return Proposal(
+        Finding("sum", "fused", total.name, graph.module(add), became="Sum"),
+        (Pair(before, made.outputs[0]),),
+        (Change(total, (made,)),),
+        unproved=untold,
+        trial=fold_trial((), dtype),
+        only_for_speed=True,
+        upon=() if norm is None else (norm,),
+        revise=None if norm is None else _noted,
+    )
+
+
+def _noted(finding: Finding, certificate: Certificate | None) -> Finding:
+    return replace(finding, notes=(*finding.notes, _NOTE))

@@ -10,21 +10,18 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import onnx
-import onnx_graphsurgeon as gs
 
-from ..choices import FUSES, ONNXRUNTIME, RUNTIMES, TENSORRT
+from ..choices import FUSES, RUNTIMES, TENSORRT
 from ..contrib.account import accounted
 from ..contrib.shadows import apart
 from ..contrib.standardize import standardized
 from ..domains import default_opset
 from ..errors import CertificateError
-from ..evaluate import evaluate
-from ..forms.norm_forms import best
 from ..graphs.calls import attach, imports, opened
 from ..graphs.graph import Graph
 from ..graphs.nested import Nested, bodies
@@ -38,23 +35,36 @@ from ..recognition.constant_parts import repeated_constants
 from ..recognition.unopened import closed_norms
 from ..records import Finding, Summary
 from ..storage.files import filled
-from ..storage.heap import trim
 from ..storage.held import Weights
 from ..storage.ordering import ordered
 from ..storage.protos import copied
 from ..storage.weights import lifted
 from ..types import Progress
-from . import activations, attention, constants, dequantized, int32_codes, rounding
-from .branching import merge
-from .folding import fold
-from .fusing import fuse as fuse_norm
-from .gemms import by_rows
-from .joining import join
-from .pricing import costs
-from .quantizing import quantize
-from .residuals import part
-from .sealed import require_sealed
-from .work import Step, Wanted, Work
+from . import constants, int32_codes, transforms
+from .ledger import MADE, Step, Wanted, undone
+from .rewriter import Rewriter
+from .sealed import Seal, require_sealed
+
+
+@dataclass
+class Done:
+    """What became of a graph and of what is nested in it.
+
+    Args:
+        findings: what is told.
+        taken: every step that changed a graph, with what is told of it.
+        gross: steps whose result onnxruntime can't run, or not well enough.
+        seals: of the nodes that are left, as they were proved.
+        opset: the lowest that has the nodes written.
+        seconds: of each stage.
+    """
+
+    findings: list[Finding]
+    taken: list[tuple[Step, Finding]]
+    gross: dict[Step, Finding]
+    seals: list[Seal]
+    opset: int
+    seconds: dict[str, float]
 
 
 def optimize(
@@ -157,10 +167,6 @@ def require_exact(findings: Sequence[Finding]) -> None:
             )
 
 
-_ROUNDING = "rounding"  # the stage in which onnxruntime runs both sides of each rewrite
-_WAITING = (
-    2**21
-)  # bytes that trials may take until they are run: a session for some tens of them costs little more than one for all
 _ATTEMPTS = 8  # the last but one leaves out all that was done; models with several kinds of norms need two or three
 
 
@@ -183,7 +189,7 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def _attempt(proto: onnx.ModelProto, wanted: Wanted) -> tuple[Work, onnx.ModelProto]:
+def _attempt(proto: onnx.ModelProto, wanted: Wanted) -> tuple[Done, onnx.ModelProto]:
     """The whole file once, without the steps that are not to be taken."""
     proto = source = ordered(proto)
     if wanted.runtime in TENSORRT:
@@ -198,7 +204,7 @@ def _attempt(proto: onnx.ModelProto, wanted: Wanted) -> tuple[Work, onnx.ModelPr
     ):  # an old file: its own ops have to be converted first, and the norms are looked for again
         newer = converted(proto, work.opset)
         if isinstance(newer, str):
-            work, out = _file(proto, replace(wanted, limit=work.graph.opset, unraised=newer))
+            work, out = _file(proto, replace(wanted, limit=default_opset(proto), unraised=newer))
         else:
             work, out = _file(newer, wanted)
     work.findings = accounted(work.findings, foreign, proto)
@@ -231,169 +237,56 @@ def op_counts(proto: onnx.ModelProto) -> dict[str, int]:
     return dict(Counter(node.op_type for node in proto.graph.node).most_common())
 
 
-def _file(proto: onnx.ModelProto, wanted: Wanted) -> tuple[Work, onnx.ModelProto]:
+def _file(proto: onnx.ModelProto, wanted: Wanted) -> tuple[Done, onnx.ModelProto]:
     """Deal with a file's graph, what is nested in it, and its functions."""
     work, out = _graph(proto, (), wanted)
     for function in functions(out):
-        _inside(work, function, set())
+        _inside(work, function, set(), wanted)
     work.findings += closed_norms(out)
     return work, without_unused(out) if out.functions or any(f.place for f in work.findings) else out
 
 
-def _graph(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> tuple[Work, onnx.ModelProto]:
+def _graph(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> tuple[Done, onnx.ModelProto]:
     """Deal with one graph and its bodies. ``taken``: the names around it, where it is a body itself."""
-    work = _passes(proto, taken, wanted)
-    out = work.graph.to_proto()
+    graph, work = _passes(proto, taken, wanted)
+    out = graph.to_proto()
     around = {*taken, *names(out.graph)}
     for body in bodies(out):
-        _inside(work, body, around)
+        _inside(work, body, around, wanted)
     return work, out
 
 
-def _inside(work: Work, nested: Nested, taken: Collection[str]) -> None:
-    place = "; ".join(filter(None, (work.wanted.place, nested.place)))
-    inner, out = _graph(nested.model, taken, replace(work.wanted, place=place, weights=None))
-    if any(f.status in ("fused", "folded") for f in inner.findings):
+def _inside(work: Done, nested: Nested, taken: Collection[str], wanted: Wanted) -> None:
+    place = "; ".join(filter(None, (wanted.place, nested.place)))
+    inner, out = _graph(nested.model, taken, replace(wanted, place=place, weights=None))
+    if any(f.status in MADE for f in inner.findings):
         nested.put_back(out)
         work.opset = max(work.opset, inner.opset)
+        work.seals += inner.seals
     work.taken += inner.taken
     work.gross |= inner.gross
-    work.seals += inner.seals if any(f.status in ("fused", "folded") for f in inner.findings) else []
     work.findings += [
         replace(f, place=f"{nested.place}, {f.place}" if f.place else nested.place) for f in inner.findings
     ]
 
 
-def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> Work:
+def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> tuple[Graph, Done]:
+    """Apply every transform of the table to one graph, in its order."""
     start = time.perf_counter()
-    work = Work(Graph(proto, taken, wanted.weights), wanted)
-    work.graph.completer = complete
-    work.graph.take_as_data(repeated_constants(work.graph))
-    of_constants = constants.census_of(work.graph)
-    surroundings: dict[str, Callable[[Work, gs.Node], Finding | None]]
-    surroundings = (
-        {"neighbours": join, "quantized": quantize}
-        if wanted.fuse == "portable"
-        else {"residuals": part, "linears": by_rows}
-    )
-    steps = {"norms": fuse_norm, activations.STAGE: activations.write, "scales": fold, "branches": merge} | surroundings
-    if (
-        wanted.attentions
-        and wanted.runtime == "onnxruntime"
-        and not wanted.place
-        and not needs_conversion(proto, attention.OPSET)
-    ):
-        steps[attention.STAGE] = attention.attend
-    for stage, step in steps.items():
-        began, ran = time.perf_counter(), work.seconds.get(_ROUNDING, 0.0)
-        with dequantized.opened(work.graph) if step is fold else nullcontext():
-            _walk(work, stage, step)
-        work.seconds[stage] = time.perf_counter() - began - (work.seconds.get(_ROUNDING, 0.0) - ran)
+    graph = Graph(proto, taken, wanted.weights)
+    graph.completer = complete
+    graph.take_as_data(repeated_constants(graph))
+    of_constants = constants.census_of(graph)
+    rewriter = Rewriter(graph, wanted)
+    for transform in transforms.chosen(proto, wanted):
+        with transform.around(graph):
+            rewriter.apply(transform.stage, transform.propose)
     began = time.perf_counter()
-    constants.settle(work, of_constants)
-    work.seconds[constants.STAGE] = time.perf_counter() - began
-    work.seals = [seal for node, seal in work.sealed if work.graph.alive(node)]
-    _rounding(work)
-    work.taken = [
-        (s, work.findings[i])
-        for i, steps in work.steps.items()
-        if work.findings[i].status in ("fused", "folded")
-        for s in steps
-    ]
-    work.taken += work.settled
-    work.seconds["passes"] = time.perf_counter() - start
-    return work
-
-
-def _walk(work: Work, stage: str, step: Callable[[Work, gs.Node], Finding | None]) -> None:
-    nodes, progress = work.graph.nodes, work.wanted.progress
-    for i, node in enumerate(nodes):
-        if progress is not None and i % 16 == 0:
-            progress(stage, i, len(nodes))
-        if work.graph.alive(node) and node.outputs:
-            work.step = Step(work.wanted.place, stage, node.outputs[0].name)
-            if (known := work.wanted.undone.get(work.step)) is not None:
-                if not any(f.tensor == known.tensor and f.status == "undone" for f in work.findings):
-                    work.findings.append(known)
-                continue
-            try:
-                finding = step(work, node)
-            except evaluate.Unsupported as error:  # a constant that would take too long; nothing was edited yet
-                finding = Finding(
-                    "unknown", "refused", node.outputs[0].name, work.graph.module(node), reason=str(error)
-                )
-            work.tried += [work.step] * (len(work.trials) - len(work.tried))
-            if len(work.trials) >= rounding.BATCH or sum(t.nbytes for _, t in work.trials) > _WAITING:
-                _try(work)
-            if finding is not None and not _told(work, finding):
-                work.steps[len(work.findings)] = [work.step]
-                work.findings.append(finding)
-    if progress is not None:
-        progress(stage, len(nodes), len(nodes))
-
-
-def _told(work: Work, finding: Finding) -> bool:
-    """Whether the same was said of the same norm: one may hold two roots (‖x‖₂ and the root of its square)."""
-    place = work.place(finding.tensor)
-    return place is not None and finding.status in ("undone", "refused") and work.findings[place] == finding
-
-
-def _try(work: Work) -> None:
-    """Let onnxruntime run the trials at hand, and keep of them the verdicts alone."""
-    began = time.perf_counter()
-    verdicts = rounding.verdicts([t for _, t in work.trials])
-    work.verdicts += [(place, step, v) for (place, _), step, v in zip(work.trials, work.tried, verdicts, strict=True)]
-    if work.trials:
-        work.trials.clear()
-        work.tried.clear()
-        trim()
-    work.seconds[_ROUNDING] = work.seconds.get(_ROUNDING, 0.0) + time.perf_counter() - began
-
-
-def _rounding(work: Work) -> None:
-    """Complete the certificates with what onnxruntime made of both sides of every rewrite; take down what turns out to
-    be gross."""
-    if work.wanted.progress is not None and work.trials:
-        work.wanted.progress(_ROUNDING, len(work.verdicts), len(work.verdicts) + len(work.trials))
-    _try(work)
-    decides = work.wanted.runtime not in TENSORRT  # another runtime than the one asked for does not
-    for place, step, verdict in work.verdicts:
-        if isinstance(place, Finding):
-            if decides and (why := costs(verdict)):
-                work.gross[step] = undone(place, why)
-            continue
-        finding = work.findings[place]
-        assert finding.certificate is not None
-        certificate = rounding.with_rounding(finding.certificate, verdict)
-        notes, proved = finding.notes, finding.proved
-        if verdict.missing and verdict.missing not in notes:
-            notes = (*notes, verdict.missing)
-        if certificate.rounding_after is not None and "onnxruntime run" not in proved:
-            proved = (*proved, "onnxruntime run")
-        if certificate.rounding_ok is False:
-            measured, most = certificate.rounding_after, certificate.rounding_bound
-            reason = f"onnxruntime's kernel is inaccurate here: error {measured:.2g}, expected at most {most:.2g}"
-            better = best(finding.kind, "onnxruntime", finding.dtype, ("standard", "instance", "layer")) != "standard"
-            hint = (
-                "; --runtime onnxruntime writes another form"
-                if better and work.wanted.runtime not in ONNXRUNTIME
-                else ""
-            )
-            notes = (*notes, reason + hint)
-        work.findings[place] = replace(finding, certificate=certificate, notes=notes, proved=proved)
-        if verdict.gross and decides:
-            work.gross[step] = undone(work.findings[place], verdict.gross)
-    for likes in work.kinds.values():
-        bad = next(
-            (work.gross[s] for i in likes[: rounding.OF_A_KIND] for s in work.steps.get(i, ()) if s in work.gross), None
-        )
-        for place in likes[rounding.OF_A_KIND :]:
-            work.findings[place] = rounding.like(work.findings[place], work.findings[likes[0]])
-            if bad is not None:
-                why = f"{bad.reason} (seen of {bad.tensor!r}, which differs in gamma and beta only)"
-                work.gross |= {step: undone(work.findings[place], why) for step in work.steps.get(place, ())}
-
-
-def undone(finding: Finding, reason: str) -> Finding:
-    """What is told of a rewrite that was made and proved and is taken back."""
-    return replace(finding, status="undone", became="", reason=f"it was taken back: {reason}", written=())
+    constants.settle(rewriter, of_constants)
+    rewriter.seconds[constants.STAGE] = time.perf_counter() - began
+    seals = rewriter.seals()
+    # Another runtime than the one asked for does not decide.
+    rewriter.judge(decides=wanted.runtime not in TENSORRT)
+    rewriter.seconds["passes"] = time.perf_counter() - start
+    ledger = rewriter.ledger
+    return graph, Done(ledger.findings, ledger.taken(), ledger.gross, seals, rewriter.opset, rewriter.seconds)

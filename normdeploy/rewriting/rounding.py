@@ -36,6 +36,7 @@ from ..recognition.facts import Norm
 from ..records import Certificate, Finding
 from ..sessions import open_session
 from ..storage.held import holdable
+from . import trials
 from .certify import Rewrite
 from .trials import Case
 
@@ -43,6 +44,7 @@ BATCH = 64
 OF_A_KIND = 8  # of norms that differ in gamma and beta only this many are run
 GROSS = 16  # times the error allowed
 ORDINARY = frozenset({"normal", "skewed"})  # patterns of the battery
+_UNITS = 8  # roundings of its largest sum that a fold may be off by
 _UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
@@ -97,25 +99,60 @@ def bound(x: np.ndarray, y: np.ndarray, epsilon: float, centered: bool, gamma: f
     return 8 * unit * scale * gamma + (unit + 2.0**-25 * epsilon / (spread + epsilon + 1e-300)) * largest
 
 
-def norm_trial(graph: Graph, norm: Norm, case: Case, rewrite: Rewrite, opset: int, number: int) -> Trial | None:
-    """Take down both sides of a norm's rewrite before the graph is changed; None where there is no float64
-    reference."""
-    layout = norm.fit.resized(case.leaves[0].shape)
-    x = layout.rows(case.leaves[0])
+def norm_trial(norm: Norm, opset: int) -> Callable[[Sequence[Rewrite], int], Trial | None]:
+    """Return what makes the trial of a norm's rewrite, of (the rewrite, the number of the trial); it gives None where
+    there is no float64 reference.
 
-    gamma = 1.0 if norm.gamma is None or norm.gamma.value is None else float(np.abs(norm.gamma.value).max())
+    Args:
+        opset: the lowest that has the nodes written.
+    """
 
-    def expected(reference: np.ndarray, unit: float) -> np.ndarray:
-        return bound(x, layout.rows(reference), norm.epsilon, norm.fit.centered, gamma, unit)
+    def make(rewrites: Sequence[Rewrite], number: int) -> Trial | None:
+        (rewrite,) = rewrites
+        case = trials.norm_case(norm, rewrite)
+        if case is None:
+            return None
+        layout = norm.fit.resized(case.leaves[0].shape)
+        x = layout.rows(case.leaves[0])
+        gamma = 1.0 if norm.gamma is None or norm.gamma.value is None else float(np.abs(norm.gamma.value).max())
 
-    return trial(graph, case, rewrite, norm.dtype, opset, number, layout.rows, expected)
+        def expected(reference: np.ndarray, unit: float) -> np.ndarray:
+            return bound(x, layout.rows(reference), norm.epsilon, norm.fit.centered, gamma, unit)
+
+        return trial(rewrite.before.graph, case, rewrite, norm.dtype, opset, number, layout.rows, expected)
+
+    return make
 
 
-def fold_trial(graph: Graph, case: Case, rewrite: Rewrite, dtype: np.dtype, terms: float, number: int) -> Trial | None:
-    """The same for a fold; ``terms`` is the largest sum of magnitudes that an output element adds up."""
-    return trial(
-        graph, case, rewrite, dtype, 1, number, lambda v: v.reshape(1, -1), lambda _, unit: np.array([8 * unit * terms])
-    )
+def fold_trial(
+    windows: Sequence[tuple[int, ...] | None], dtype: np.dtype, opset: int = 1
+) -> Callable[[Sequence[Rewrite], int], Trial | None]:
+    """Return what makes the trial of a fold, as `norm_trial`: 8 roundings of the largest sum of magnitudes that an
+    output adds up are expected.
+
+    Args:
+        windows: for each leaf a shape that shows everything at less cost; none: the file's own.
+        opset: the lowest that has the nodes written.
+    """
+
+    def make(rewrites: Sequence[Rewrite], number: int) -> Trial | None:
+        (rewrite,) = rewrites
+        tried = trials.fold_case(rewrite, windows)
+        if tried is None:
+            return None
+        case, terms = tried
+        return trial(
+            rewrite.before.graph,
+            case,
+            rewrite,
+            dtype,
+            opset,
+            number,
+            lambda v: v.reshape(1, -1),
+            lambda _, unit: np.array([_UNITS * unit * terms]),
+        )
+
+    return make
 
 
 def trial(

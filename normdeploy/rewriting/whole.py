@@ -17,9 +17,9 @@ from ..model import InputSpec
 from ..records import Finding, Summary
 from ..storage.files import tensors
 from ..storage.weights import nbytes
+from .ledger import Step
 from .rewrite import require_kept, undone
 from .side_by_side import Difference, Reference
-from .work import Step
 
 LIMIT = 2**30  # bytes of weights: both models and their results are held at once
 _SEARCHES = 8  # steps that are left out one by one; after that all are

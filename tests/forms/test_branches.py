@@ -428,7 +428,7 @@ def _proved(change: Callable[[np.ndarray], np.ndarray] | None, **attrs: object) 
         form = replace(form, expressions=replace(form.expressions, weight=stored))
     made.attrs.update(attrs)
     before = compile_region(opened, form.old, form.leaves)
-    rewrite = certify.rewrite_of(opened, before, form.nodes)
+    rewrite = certify.rewrite_of(opened, certify.Pair(before, form.nodes[-1].outputs[0]))
     return bool(certify.certified({}, [rewrite], form.expressions))
 
 

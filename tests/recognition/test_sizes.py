@@ -119,6 +119,6 @@ def test_misreadings_fail(change) -> None:  # type: ignore[no-untyped-def]
     claim = change(norm)
     form = write(graph, claim, "any")
     assert isinstance(form, Form)
-    rewrite = certify.rewrite_of(graph, norm.region, form.nodes)
+    rewrite = certify.rewrite_of(graph, certify.Pair(norm.region, form.nodes[-1].outputs[0]))
     assert isinstance(rewrite, certify.Rewrite)
     assert not certify.certified({}, [rewrite])

@@ -18,8 +18,8 @@ from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.region import Region, compile_region
 from normdeploy.proof.lemmas.attention import Rounded
 from normdeploy.rewriting import attention, certify, mask_rows
+from normdeploy.rewriting.ledger import Wanted
 from normdeploy.rewriting.rewrite import optimize, optimized
-from normdeploy.rewriting.work import Wanted
 
 from ..support import parsed, run_onnxruntime
 

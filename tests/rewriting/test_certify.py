@@ -57,7 +57,7 @@ def judged(graph: Graph, norm: Norm, claim: Norm) -> Certificate:
     """The certificate of writing ``claim`` in the place of ``norm``."""
     form = write(graph, claim, "any")
     assert isinstance(form, Form)
-    rewritten = certify.rewrite_of(graph, norm.region, form.nodes)
+    rewritten = certify.rewrite_of(graph, certify.Pair(norm.region, form.nodes[-1].outputs[0]))
     assert isinstance(rewritten, certify.Rewrite)
     return certify.certified({}, [rewritten])
 

@@ -226,7 +226,7 @@ def test_a_constant_output_keeps_its_nodes() -> None:
 
 def test_what_is_computed_once_can_be_taken_back() -> None:
     from normdeploy.rewriting import rewrite
-    from normdeploy.rewriting.work import Wanted
+    from normdeploy.rewriting.ledger import Wanted
 
     before = graph([*NORM, of("MatMul", "x u", "y")], WEIGHT, (2, 64))
     out, _, taken = rewrite.optimized(before, Wanted())

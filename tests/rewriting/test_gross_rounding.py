@@ -232,9 +232,9 @@ def test_what_a_fold_may_err_by(monkeypatch: pytest.MonkeyPatch) -> None:
         net (float[N, 3] x) => (float[N, 1] y)
         <float[3, 1] w = {1, -2, 3}, float[1] s = {4}, float[1] b = {0}, float[1] m = {0}, float[1] v = {1}>
         { h = MatMul(x, w) y = BatchNormalization<epsilon = 0.0>(h, s, b, m, v) }""")
-    inputs, real = [], rounding.fold_trial
+    inputs, real = [], rounding.trial
     monkeypatch.setattr(
-        rounding, "fold_trial", lambda graph, case, *rest: inputs.append(case.leaves[0]) or real(graph, case, *rest)
+        rounding, "trial", lambda graph, case, *rest: inputs.append(case.leaves[0]) or real(graph, case, *rest)
     )
     _, summary = optimize(proto)
     (finding,), (x,) = summary.findings, inputs

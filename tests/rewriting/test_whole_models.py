@@ -19,7 +19,7 @@ from normdeploy.graphs.simplify import Simplified
 from normdeploy.records import Finding
 from normdeploy.results import ExportResult
 from normdeploy.rewriting import perturbed, rewrite, side_by_side, whole
-from normdeploy.rewriting.work import Step, Wanted
+from normdeploy.rewriting.ledger import Step, Wanted
 from tests.support import parsed, run_onnxruntime
 
 NORM = """

@@ -1,0 +1,227 @@
+"""What is wanted of a rewriting, and what is told of it: an entry for each norm, with the steps that changed the graph
+for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..choices import ONNXRUNTIME
+from ..forms.norm_forms import best
+from ..graphs.graph import NEWEST
+from ..records import Finding
+from ..storage.heap import trim
+from ..storage.held import Weights
+from ..types import Progress
+from . import rounding
+from .pricing import costs
+from .rounding import Trial, Verdict
+
+MADE = ("fused", "folded")  # the statuses of rewrites that are in the graph
+
+
+@dataclass(frozen=True)
+class Step:
+    """One application of a transform: where it began."""
+
+    place: str  # the body or function, "" in the main graph
+    stage: str
+    tensor: str  # the first result of the node at which it began
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the result shall be like.
+
+    Args:
+        runtime: which of equal standard forms to write.
+        fuse: "portable": this project's own ops where no standard one says a norm.
+        limit: the highest opset that the result may have.
+        unraised: why the file's own can't be raised.
+        attentions: whether an attention may become one node, where the runtime runs that faster: not before half
+            precision.
+        rows: whether linear layers may become Gemm over rows: not before they compute in integers.
+        partial: whether a linear op may take a scale without its shift: not before its input is quantized.
+        census: whether findings shall hold all that there is to know of a norm.
+        progress: called with (stage, done, total).
+        weights: what keeps large weights that are made, to which the result refers.
+        place: of the graph dealt with: the body or function, "" for the main graph.
+        undone: steps that are not to be taken again, and what is told of them.
+    """
+
+    runtime: str = "any"
+    fuse: str = "standard"
+    limit: int = NEWEST
+    unraised: str = ""
+    attentions: bool = True
+    rows: bool = True
+    partial: bool = True
+    census: bool = False
+    progress: Progress | None = None
+    weights: Weights | None = field(default=None, compare=False)
+    place: str = ""
+    undone: Mapping[Step, Finding] = field(default_factory=dict)
+
+    @property
+    def forms(self) -> str:
+        """The runtime whose measured forms are written; "" are single nodes, which the ops of ``--fuse portable`` are
+        joined of."""
+        return "" if self.runtime == "any" and self.fuse == "portable" else self.runtime
+
+
+@dataclass(eq=False)
+class Entry:
+    """What is told of one norm, and the steps that made it so."""
+
+    finding: Finding
+    steps: list[Step] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A run of onnxruntime, and what it says something of.
+
+    Args:
+        for_speed: what is told where a rewrite that is made for speed alone costs accuracy; None of others.
+    """
+
+    entry: Entry
+    step: Step
+    for_speed: Finding | None
+
+
+class Ledger:
+    """The entries of one graph, in the order in which they were met."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        # What was computed once, activations, attentions, linear layers: rewrites that are no norm's.
+        self.aside: list[Entry] = []
+        # Steps whose result onnxruntime can't run, or not well enough, and what is told of them.
+        self.gross: dict[Step, Finding] = {}
+        self._kinds: dict[object, list[Entry]] = {}
+        # Trials that are not run yet, and the verdicts of the others.
+        self._waiting: list[tuple[_Planned, Trial]] = []
+        self._judged: list[tuple[_Planned, Verdict]] = []
+        self._behind: dict[str, Sequence[Entry]] = {}
+        self._by_tensor: dict[str, Entry] = {}
+        self._indexed = 0
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is told, in order."""
+        return [entry.finding for entry in self.entries]
+
+    def entry_of(self, tensor: str) -> Entry | None:
+        """The first entry of a tensor, by the name that it had when it was first asked for."""
+        for entry in self.entries[self._indexed :]:
+            self._by_tensor.setdefault(entry.finding.tensor, entry)
+        self._indexed = len(self.entries)
+        return self._by_tensor.get(tensor)
+
+    def entries_behind(self, tensor: str) -> Sequence[Entry]:
+        """The entries of the norms that one rewrite made ``tensor`` of; none of other tensors."""
+        return self._behind.get(tensor, ())
+
+    def revise(self, tensor: str, entries: Sequence[Entry], step: Step, change: Callable[[Finding], Finding]) -> None:
+        """Tell of ``entries`` what a rewrite that makes ``tensor`` changes in them."""
+        for entry in entries:
+            entry.finding = change(entry.finding)
+            entry.steps.append(step)
+        self._behind[tensor] = entries
+
+    def knows(self, finding: Finding) -> bool:
+        """Whether the same was said of the same norm: one may hold two roots (‖x‖₂ and the root of its square)."""
+        entry = self.entry_of(finding.tensor)
+        return entry is not None and finding.status in ("undone", "refused") and entry.finding == finding
+
+    def taken(self) -> list[tuple[Step, Finding]]:
+        """Every step that changed the graph, with what is told of it."""
+        made = [entry for entry in self.entries if entry.finding.status in MADE]
+        return [(step, entry.finding) for entry in (*made, *self.aside) for step in entry.steps]
+
+    # ------------------------------------------------------------------ what onnxruntime makes of both sides
+
+    def is_one_of_many(self, kind: object, entry: Entry) -> bool:
+        """Count ``entry`` to the norms of its kind, and return whether enough of these are run already."""
+        likes = self._kinds.setdefault(kind, [])
+        likes.append(entry)
+        return len(likes) > rounding.OF_A_KIND
+
+    @property
+    def trials(self) -> int:
+        """The number of trials that are not run yet."""
+        return len(self._waiting)
+
+    @property
+    def verdicts(self) -> int:
+        """The number of those that are."""
+        return len(self._judged)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The bytes that are held for trials until they are run."""
+        return sum(trial.nbytes for _, trial in self._waiting)
+
+    def plan(self, entry: Entry, step: Step, trial: Trial, for_speed: Finding | None) -> None:
+        """Let a trial be run by and by."""
+        self._waiting.append((_Planned(entry, step, for_speed), trial))
+
+    def run_trials(self) -> None:
+        """Let onnxruntime run the trials at hand, and keep of them the verdicts alone."""
+        verdicts = rounding.verdicts([trial for _, trial in self._waiting])
+        self._judged += [(planned, v) for (planned, _), v in zip(self._waiting, verdicts, strict=True)]
+        if self._waiting:
+            self._waiting.clear()
+            trim()
+
+    def judge(self, runtime: str, *, decides: bool) -> None:
+        """Complete the certificates by the verdicts, and note what turns out to be gross.
+
+        Args:
+            runtime: the one asked for.
+            decides: whether a gross verdict takes a rewrite back: not where another runtime is asked for.
+        """
+        for planned, verdict in self._judged:
+            if planned.for_speed is not None:
+                if decides and (why := costs(verdict)):
+                    self.gross[planned.step] = undone(planned.for_speed, why)
+                continue
+            planned.entry.finding = _with_verdict(planned.entry.finding, verdict, runtime)
+            if verdict.gross and decides:
+                self.gross[planned.step] = undone(planned.entry.finding, verdict.gross)
+        for likes in self._kinds.values():
+            self._judge_likes(likes)
+
+    def _judge_likes(self, likes: list[Entry]) -> None:
+        """Tell of norms that were not run what was seen of those of their kind."""
+        ran, others = likes[: rounding.OF_A_KIND], likes[rounding.OF_A_KIND :]
+        bad = next((self.gross[step] for entry in ran for step in entry.steps if step in self.gross), None)
+        for entry in others:
+            entry.finding = rounding.like(entry.finding, likes[0].finding)
+            if bad is not None:
+                why = f"{bad.reason} (seen of {bad.tensor!r}, which differs in gamma and beta only)"
+                self.gross |= {step: undone(entry.finding, why) for step in entry.steps}
+
+
+def undone(finding: Finding, reason: str) -> Finding:
+    """What is told of a rewrite that was made and proved and is taken back."""
+    return replace(finding, status="undone", became="", reason=f"it was taken back: {reason}", written=())
+
+
+def _with_verdict(finding: Finding, verdict: Verdict, runtime: str) -> Finding:
+    """What is told of a norm of which onnxruntime ran both sides."""
+    assert finding.certificate is not None
+    certificate = rounding.with_rounding(finding.certificate, verdict)
+    notes, proved = finding.notes, finding.proved
+    if verdict.missing and verdict.missing not in notes:
+        notes = (*notes, verdict.missing)
+    if certificate.rounding_after is not None and "onnxruntime run" not in proved:
+        proved = (*proved, "onnxruntime run")
+    if certificate.rounding_ok is False:
+        measured, most = certificate.rounding_after, certificate.rounding_bound
+        reason = f"onnxruntime's kernel is inaccurate here: error {measured:.2g}, expected at most {most:.2g}"
+        better = best(finding.kind, "onnxruntime", finding.dtype, ("standard", "instance", "layer")) != "standard"
+        hint = "; --runtime onnxruntime writes another form" if better and runtime not in ONNXRUNTIME else ""
+        notes = (*notes, reason + hint)
+    return replace(finding, certificate=certificate, notes=notes, proved=proved)

@@ -1,0 +1,125 @@
+"""What a transform proposes at one node of a graph, before anything is changed.
+
+A transform is a function ``propose(graph, node, target)``. It returns one of
+
+    Proposal    nodes that may take the place of others: `rewriter.Rewriter` proves, tries, edits, seals and tells
+    Finding     what is told of a norm that stays as it is
+    Remark      what is told besides of norms that have a finding
+    None        nothing: this is no place for it
+
+It changes neither the graph nor what is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_graphsurgeon as gs
+
+from ..graphs.dims import Dims
+from ..graphs.graph import Graph
+from ..proof.folds import Computed
+from ..records import Certificate, Finding
+from .certify import Failure, Pair, Rewrite
+from .ledger import Entry, Wanted
+from .rounding import Trial
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a transform may ask besides the graph."""
+
+    wanted: Wanted
+    # Of a tensor: what is told of the norm that makes it.
+    entry_of: Callable[[str], Entry | None]
+    # Of a tensor that a rewrite of several norms made: what is told of these.
+    entries_behind: Callable[[str], Sequence[Entry]]
+    # What was written once for all that read the same.
+    shared: Mapping[tuple[object, ...], gs.Tensor]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Nodes of which the last makes ``old``.
+
+    Args:
+        old: a tensor of the graph; it keeps its name and readers.
+        output: which output of the last node it becomes.
+        shape: of ``old``, where it is known now.
+        origin: the node whose metadata the new ones get; None: the one that made ``old``.
+        also: tensors that other outputs of the last node become.
+    """
+
+    old: gs.Tensor
+    nodes: tuple[gs.Node, ...]
+    output: int = 0
+    shape: Dims | None = None
+    origin: gs.Node | None = None
+    also: Mapping[int, gs.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What is told besides of norms that have a finding."""
+
+    upon: Sequence[Entry]
+    revise: Callable[[Finding], Finding]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Nodes that may take the place of others.
+
+    Args:
+        finding: what is told of it; the certificate is added.
+        pairs: what has to be proved; none where the transform compared the nodes themselves.
+        changes: what becomes of the graph.
+        expressions: what new constants are made of.
+        partly_hidden: leaves of which no row is -Inf throughout, as the transform has shown.
+        opset: the lowest that has the nodes.
+        trial: makes what onnxruntime shall run of both sides, of (rewrites, a number that no other trial has).
+        kind: equal for proposals that differ in gamma and beta alone, of which a few are run.
+        only_for_speed: whether it is taken back where it costs accuracy, and no norm is rewritten by it.
+        upon: norms that it says something of, in the place of a finding of its own.
+        revise: makes their findings, of (finding, certificate).
+        stored: gives the proposal as the file shall hold it, once it is proved.
+        shared: what others that read the same may read from now on.
+        otherwise: what to try where it is not made; the first that is made, or that says "kept", counts.
+        instead: what counts where it is not made, whatever comes of it.
+        unproved: what is told where nothing is made.
+        then: what to try where it is made.
+        joined: makes one finding of its own and that of ``then``; None: they are two.
+    """
+
+    finding: Finding
+    pairs: tuple[Pair, ...]
+    changes: tuple[Change, ...]
+    unproved: Callable[[Failure], Finding | Remark | None]
+    expressions: Computed | None = None
+    partly_hidden: tuple[gs.Tensor, ...] = ()
+    opset: int = 0
+    trial: Callable[[Sequence[Rewrite], int], Trial | None] | None = None
+    kind: object = None
+    only_for_speed: bool = False
+    upon: tuple[Entry, ...] = ()
+    revise: Callable[[Finding, Certificate | None], Finding] | None = None
+    stored: Callable[[Proposal], Proposal] | None = None
+    shared: Mapping[tuple[object, ...], gs.Tensor] = field(default_factory=dict)
+    otherwise: Callable[[Failure], Iterable[Told]] | None = None
+    instead: Callable[[], Told] | None = None
+    then: Callable[[], Told] | None = None
+    joined: Callable[[Finding, Finding], Finding] | None = None
+
+    @property
+    def nodes(self) -> list[gs.Node]:
+        """All that are written."""
+        return [node for change in self.changes for node in change.nodes]
+
+
+Told = Proposal | Finding | Remark | None
+Propose = Callable[[Graph, gs.Node, Target], Told]
+
+
+def untold(failure: Failure) -> None:
+    """Tell nothing of a proposal that is not made: it is no norm's."""
