@@ -15,6 +15,7 @@ from ..domains import STANDARD
 from ..element_types import is_float
 from ..storage.protos import graphs
 from .edges import constant_of, constants_of, numbers
+from .omitted import with_inner
 
 # Each element of the result is an element of an operand, or its negative.
 _MOVES = frozenset(
@@ -32,6 +33,7 @@ JUMPS: Mapping[str, tuple[float, ...]] = {
     "sign": (0.0,),
     "floor": (-1.0, 0.0, 1.0, 2.0),
     "ceil": (-1.0, 0.0, 1.0, 2.0),
+    "trunc": (-1.0, 0.0, 1.0, 2.0),
     "round": (-0.5, 0.5, 1.5, 2.5),
 }
 _LEAF = b"LEAF"
@@ -51,6 +53,16 @@ def decisions_of(proto: onnx.ModelProto) -> dict[str, tuple[float, ...]]:
     }
     _walk(proto.graph, origins, {}, found)
     return {name: tuple(values) for name, values in found.items()}
+
+
+def decides(proto: onnx.ModelProto) -> bool:
+    """Return whether a node, in a body too, compares numbers or takes them to whole ones, whatever it reads."""
+    return any(
+        node.op_type in _COMPARISONS
+        or node.op_type.lower() in JUMPS
+        or (node.op_type == "Cast" and any(a.name == "to" and _dtype(a.i).kind in "iu" for a in node.attribute))
+        for node in with_inner(proto.graph.node)
+    )
 
 
 def _dtype(kind: int) -> np.dtype:

@@ -101,7 +101,21 @@ _MODULE_INTERNALS = frozenset(vars(nn.Module()))
 
 def training_parts(module: nn.Module) -> list[tuple[str, Any]]:
     """The modules and plain objects whose ``training`` flag is set, with their qualified names."""
-    return [(path, item) for path, item in reachable(module) if not isinstance(item, _LEAVES) and _flag(item)]
+    return [
+        (path, item)
+        for path, item in reachable(module)
+        if not isinstance(item, _LEAVES) and not _ignores_mode(item) and _flag(item)
+    ]
+
+
+def _ignores_mode(item: Any) -> bool:
+    """Return whether a module's own flag decides nothing.
+
+    The code of a traced graph has the mode of its trace (`require_eval_graph`), and a bare Module holds tensors alone.
+    ``torch.export`` gives back such modules, always with the flag set, and their ``eval()`` raises.
+    """
+    of_export = type(item).__module__.startswith("torch.export.")
+    return of_export or isinstance(item, torch.fx.GraphModule) or type(item) is nn.Module
 
 
 def _flag(item: Any) -> bool:
@@ -132,6 +146,7 @@ def require_eval(module: nn.Module, mend: bool) -> None:
             f"{_described(module, parts)} {'is' if len(parts) == 1 else 'are'} in training mode: the export would hold "
             "batch statistics or random dropout. "
             "Call .eval() before (it does not reach plain objects: set their training flag to False), or pass --eval"
+            " (eval=True in Python)"
         )
 
 
@@ -185,7 +200,9 @@ def require_eval_graph(program: torch.export.ExportedProgram, mend: bool) -> Non
             part.recompile()
     if nodes:
         names = list(dict.fromkeys(f"{_module_of(node)} ({operator_name(node)})" for node in nodes))
-        advice = "export the program again after model.eval()" + ("" if mend else ", or pass --eval")
+        advice = "export the program again after model.eval()" + (
+            "" if mend else ", or pass --eval (eval=True in Python)"
+        )
         raise TrainingModeError(
             f"the program holds training-mode operators: {listed(names, 8)}. Its outputs would be random or depend on"
             f" the batch: {advice}"

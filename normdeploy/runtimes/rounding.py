@@ -53,6 +53,8 @@ _EXACT = op_names("""
     ne lt le gt ge logical_not
     """)
 _ONE_ROUNDING = op_names("add sub rsub mul div true_divide reciprocal sqrt square leaky_relu prelu threshold")
+# IEEE 754 rounds these correctly: a result that is a number of the type is that number.
+_CORRECTLY_ROUNDED = op_names("add sub rsub mul div true_divide square")
 # absolute accuracy: of these the largest value is 1
 _AS_ONE = op_names("""
     sigmoid hardsigmoid softplus elu selu celu expm1 log1p log_sigmoid log_softmax _log_softmax sin cos erf erfc tanh
@@ -63,6 +65,8 @@ _AS_ONE = op_names("""
 _AS_OPERAND = op_names("silu gelu mish hardswish softplus log_sigmoid sin cos")
 # of equal values the order is anybody's choice, so they are drawn apart
 _ORDERS = op_names("topk sort argsort argmax argmin kthvalue")
+_ALIASES = {"special_expit": "sigmoid", "special_erf": "erf", "special_erfc": "erfc", "special_expm1": "expm1"}
+_ALIASES |= {"special_log1p": "log1p", "special_log_softmax": "log_softmax", "special_softmax": "softmax"}
 _APART = 1e-300  # of zeros; any other number absorbs it
 # Of usual operands these give numbers below the smallest normal one.
 _UNDERFLOWING = op_names("exp exp2 softmax _softmax sigmoid mul div true_divide pow square prod silu gelu erfc")
@@ -72,6 +76,7 @@ _ANTIALIASED = op_names("_upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsampl
 _SUMS = op_names("sum mean adaptive_avg_pool2d adaptive_avg_pool3d")
 _SMALL = 2**16  # elements of a parameter
 FLOAT32 = 2.0**-24  # its unit roundoff
+_NARROW_TYPES = {torch.finfo(kind).eps / 2: kind for kind in (torch.float32, torch.float16, torch.bfloat16)}
 LANES = 8
 
 
@@ -111,6 +116,7 @@ class _Rounded(Widening):
         schema = getattr(n.target, "_schema", None)
         # what writes into its operand has no value of its own
         self._op = "" if schema is None or schema.is_mutable else schema.name.partition("::")[2].removesuffix("_copy")
+        self._op = _ALIASES.get(self._op, self._op)
         value = (
             n.args[0].meta.get("val")
             if self._op in _ORDERS and isinstance(n.args[0], torch.fx.Node)
@@ -182,7 +188,13 @@ class _Rounded(Widening):
         if self._op in _AS_OPERAND | _AS_ONE:
             size = value.abs() + (args[0].abs() if self._op in _AS_OPERAND else 0.0)
             size += 1.0 if self._op in _AS_ONE else 0.0
-        moved = self._lost(size).add_(value)
+        elif self._op == "glu":
+            # The sigmoid inside is as exact as 1, times the other half.
+            size = value.abs() + args[0].chunk(2, args[1] if len(args) > 1 else -1)[0].abs()
+        moved = self._lost(size)
+        if self._op in _CORRECTLY_ROUNDED and self._unit in _NARROW_TYPES:
+            moved.masked_fill_(value == value.to(_NARROW_TYPES[self._unit]).to(value.dtype), 0.0)
+        moved.add_(value)
         if self._op in _UNDERFLOWING:
             round_underflow(moved.detach().numpy(), self._unit, self._rng)
         return moved

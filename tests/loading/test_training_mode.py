@@ -334,3 +334,19 @@ def test_what_is_no_error(module: nn.Module, shape: tuple[int, ...], tmp_path: P
     torch.testing.assert_close(load(_saved(module, shape, tmp_path / "m.pt2")).program.module()(x), module(x))
     if isinstance(module, nn.Dropout):
         load(_saved(module.train(), shape, tmp_path / "t.pt2"))
+
+
+def test_the_module_of_an_exported_program_has_the_mode_of_its_trace() -> None:
+    """Its training flag is set whatever it was exported in, and its eval() raises."""
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)), torch.randn(3, 4)
+    given_back = torch.export.export(net.eval(), (x,)).module()
+    assert given_back.training
+    assert from_module(given_back, (x,))
+    trained = torch.export.export(net.train(), (x,)).module()
+    with pytest.raises(TrainingModeError, match=r"batch_norm.*eval=True in Python"):
+        from_module(trained, (x,))
+
+
+def test_modules_of_a_traced_graph_keep_their_mode() -> None:
+    traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)))
+    assert "1" in [path for path, _ in training_parts(traced)]

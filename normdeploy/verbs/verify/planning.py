@@ -20,7 +20,7 @@ from .cases import LENIENT, SMALL_IN_HALF, Case, Given, given_to, small
 from .names import Map, parse_map
 from .originals import FileModel, Original, outputs_of, rounds_itself, unit_roundoff, unused_inputs
 from .spending import Budget, InnerSizes, affordable, with_usual_sizes
-from .thresholds import at_thresholds, thresholds_of
+from .thresholds import at_thresholds, has_decisions, on_grid, thresholds_of
 
 _THRESHOLDS = 8  # of one input of one file that are tried
 
@@ -78,6 +78,7 @@ def planned(
     if own is None:
         halves = sorted({FLOATS[kind] for s in compared for kind in s.computing.halves})
         more += at_thresholds(usual, opt, seeds, thresholds_of(model), halves)
+        more += on_grid(usual, opt, seeds) if has_decisions(model) else ()
     cases = [case for case in (*plan.cases, *more) if case.kind not in LENIENT or not are_quantized(compared)]
     cases, too_large = affordable(cases, opt, insides, budget)
     return Plan(tuple(_unpromised(model, cases)), plan.left_out, tuple(too_large), plan.most)

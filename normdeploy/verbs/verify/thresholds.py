@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import prod
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
 
-from ...graphs.decisions import JUMPS, decisions_of
+from ...graphs.decisions import JUMPS, decides, decisions_of
 from ...model import InputSpec, Model, Signature
 from ...runtimes.eager import lifted_values
 from ...runtimes.exact import inlined
@@ -28,6 +30,9 @@ _MOVES = op_names("""
     """)
 _COMPARISONS = op_names("eq ne lt le gt ge")
 _BUCKETS = {"bucketize": (0, 1), "searchsorted": (1, 0)}  # places of the values and of the edges
+_REMAINDERS = op_names("remainder fmod frac")
+_STEP, _REACH = 0.125, 24  # of a grid, and its steps to either side of 0
+_GRIDS = 4  # cases, to reach every point with small inputs
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -61,6 +66,55 @@ def at_thresholds(
                     promised=False,
                     sizes=tuple(opt.items()),
                 )
+
+
+def on_grid(model: Signature, opt: Mapping[str, int], seed: int) -> Iterator[Case]:
+    """Random multiples of an eighth in every floating input without a stated range.
+
+    Sums and products by powers of two are exact on them, so a Round or a comparison behind such a one meets its ties:
+    of 4x + 0.5 the floor is not what 4x is rounded to.
+    """
+    free = [spec for spec in model.inputs if is_floating(spec) and spec.range is None]
+    if not free:
+        return
+    points = np.arange(-_REACH, _REACH + 1)
+    fewest = min(prod(spec.sizes(opt)) for spec in free)
+    for number in range(min(_GRIDS, -(-points.size // max(fewest, 1)))):
+        name = f"multiples of {_STEP:g}{f', number {number}' if number else ''}{at_sizes(opt)}"
+        make = partial(_stepped, model, opt, seed, [spec.name for spec in free], points, number)
+        yield Case(name, EXTREME, make, promised=False, sizes=tuple(opt.items()))
+
+
+def _stepped(
+    model: Signature, opt: Mapping[str, int], seed: int, names: Sequence[str], points: np.ndarray, number: int
+) -> dict[str, np.ndarray]:
+    """Lay out the points in random order; small inputs take the next ones in the next case."""
+    rng = np.random.default_rng(seed)
+    feeds = model.samples(seed, opt)
+    for name in names:
+        size = feeds[name].size
+        order = np.concatenate([rng.permutation(points) for _ in range(-(-size * (number + 1) // points.size))])
+        steps = order[size * number : size * (number + 1)].reshape(feeds[name].shape)
+        feeds[name] = (steps * _STEP).astype(feeds[name].dtype)
+    return feeds
+
+
+def has_decisions(model: Original) -> bool:
+    """Return whether a model compares floating numbers or takes them to whole ones, wherever they come from."""
+    if isinstance(model, FileModel):
+        return decides(inlined(model.proto))
+    return any(_decides(node) for node in model.program.graph.nodes)
+
+
+def _decides(node: torch.fx.Node) -> bool:
+    dtype = _dtype(node.args[0]) if node.args else None
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or dtype is None or not dtype.is_floating_point:
+        return False
+    op = schema.name.partition("::")[2].removesuffix("_copy")
+    whole = op in ("to", "_to_copy", "type_as") and _dtype(node) in _INTEGERS
+    divided = op == "floor_divide" or node.kwargs.get("rounding_mode") is not None
+    return op in _COMPARISONS or op in _BUCKETS or op in JUMPS or op in _REMAINDERS or whole or divided
 
 
 def _fits(value: float, spec: InputSpec, types: Sequence[str]) -> bool:

@@ -34,6 +34,15 @@ PAIRS: dict[str, tuple[Decision, Decision]] = {
     ),
     "a view": (lambda x, e: -x.T < 0.3, lambda x, e: -x.T <= 0.3),
     "a tensor": (lambda x, e: (x.unsqueeze(-1) >= e).sum(-1), lambda x, e: (x.unsqueeze(-1) > e).sum(-1)),
+    "a product by a power of two": (
+        lambda x, e: torch.where(2 * x > 1, x, -x),
+        lambda x, e: torch.where(2 * x >= 1, x, -x),
+    ),
+    "halves rounded up": (lambda x, e: torch.round(x * 4) / 4, lambda x, e: torch.floor(x * 4 + 0.5) / 4),
+    "halves rounded away from zero": (
+        lambda x, e: torch.round(x * 2),
+        lambda x, e: x.sign() * torch.floor(x.abs() * 2 + 0.5),
+    ),
     "equality": (lambda x, e: x == 3, lambda x, e: x != x),
 }
 
@@ -87,6 +96,30 @@ def test_an_edge_that_a_rounding_moves_is_not_drawn(tmp_path: Path) -> None:
     comparison = verify(reference, reference, seeds=1)
     assert comparison
     assert not any("x at" in case for case in comparison.cases)
+
+
+@pytest.mark.parametrize(
+    ("model", "file"),
+    [
+        (lambda x, e: torch.round(x * 0.1) * 0.3, lambda x, e: torch.round(x / 10) * 0.3),
+        (lambda x, e: torch.floor(x / 0.1) * 0.1, lambda x, e: torch.floor(x * 10) * 0.1),
+    ],
+    ids=["round", "floor"],
+)
+def test_a_tie_that_a_rounding_makes_or_moves_fails_nothing(model: Decision, file: Decision, tmp_path: Path) -> None:
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    torch.onnx.export(Decides(file).eval(), (x,), tmp_path / "file.onnx", dynamo=False, input_names=["x"])
+    comparison = verify(Decides(model).eval(), tmp_path / "file.onnx", (x,), seeds=1)
+    assert comparison
+    assert any("multiples of 0.125" in case for case in comparison.cases)
+
+
+def test_a_file_beside_a_file_is_tried_at_its_ties(tmp_path: Path) -> None:
+    body = "t = Mul(x, four) OP y = Div(r, four)"
+    reference = saved(tmp_path / "right.onnx", body.replace("OP", "r = Round(t)"), four=4.0)
+    assert verify(reference, reference, seeds=1)
+    other = body.replace("OP", "u = Add(t, half) r = Floor(u)")
+    assert not verify(reference, saved(tmp_path / "wrong.onnx", other, four=4.0, half=0.5), seeds=1)
 
 
 def test_leaves_of_trees_are_tried_at_their_thresholds(tmp_path: Path) -> None:
