@@ -50,7 +50,7 @@ _EXACT = op_names("""
     SplitToSequence ConcatFromSequence SequenceAt SequenceConstruct
     """)
 _ONE_ROUNDING = op_names("Add Sub Mul Div Sqrt Reciprocal LeakyRelu PRelu ThresholdedRelu Cast CastLike")
-# IEEE 754 rounds these correctly: a result that is a number of the type is that number.
+# IEEE 754 rounds these correctly. A result of a dozen bits is what it is then, and none that is so by chance.
 _CORRECTLY_ROUNDED = op_names("Add Sub Mul Div")
 _AS_ONE = op_names("Sigmoid HardSigmoid Softplus Elu Selu Celu LogSoftmax Sin Cos Erf Tanh Atan LSTM GRU RNN")
 _AS_OPERAND = op_names("Gelu FastGelu QuickGelu BiasGelu Swish Mish HardSwish Softplus Sin Cos")
@@ -65,9 +65,7 @@ _ORDERS = op_names("TopK ArgMax ArgMin NonMaxSuppression Unique")
 _SMALL = 2**16  # elements of a parameter that is disturbed, and more than one: an epsilon or exponent is what it is
 # Of float16, by its unit roundoff; the range of wider types is nobody's concern here.
 _SMALLEST_NORMAL = {2.0**-11: 2.0**-14}
-_NARROW_TYPES = {
-    float(ml_dtypes.finfo(kind).eps) / 2: np.dtype(kind) for kind in (np.float32, np.float16, ml_dtypes.bfloat16)
-}
+_SHORT = {FLOAT32: np.dtype(np.float16), 2.0**-11: np.dtype(ml_dtypes.bfloat16)}
 _APART = 1e-300  # of equal values, which any order may take; any other number absorbs it
 
 Change = Callable[[str, Array], Array]
@@ -355,9 +353,9 @@ class _Noise:
         elif node.op_type in _CENTERED and name == node.output[0]:
             value = value + self._off_mean(node, inputs, value, unit)
         moved = np.array(self.lost(value, unit, extra=extra))
-        if node.op_type in _CORRECTLY_ROUNDED and unit in _NARROW_TYPES:
+        if node.op_type in _CORRECTLY_ROUNDED and unit in _SHORT:
             with np.errstate(all="ignore"):
-                kept = value == value.astype(_NARROW_TYPES[unit]).astype(value.dtype)
+                kept = value == value.astype(_SHORT[unit]).astype(value.dtype)
             moved = np.where(kept, value, moved)
         if node.op_type in _UNDERFLOWING:
             round_underflow(moved, unit, self._rng)

@@ -53,7 +53,7 @@ _EXACT = op_names("""
     ne lt le gt ge logical_not
     """)
 _ONE_ROUNDING = op_names("add sub rsub mul div true_divide reciprocal sqrt square leaky_relu prelu threshold")
-# IEEE 754 rounds these correctly: a result that is a number of the type is that number.
+# IEEE 754 rounds these correctly. A result of a dozen bits is what it is then, and none that is so by chance.
 _CORRECTLY_ROUNDED = op_names("add sub rsub mul div true_divide square")
 # absolute accuracy: of these the largest value is 1
 _AS_ONE = op_names("""
@@ -76,7 +76,7 @@ _ANTIALIASED = op_names("_upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsampl
 _SUMS = op_names("sum mean adaptive_avg_pool2d adaptive_avg_pool3d")
 _SMALL = 2**16  # elements of a parameter
 FLOAT32 = 2.0**-24  # its unit roundoff
-_NARROW_TYPES = {torch.finfo(kind).eps / 2: kind for kind in (torch.float32, torch.float16, torch.bfloat16)}
+_SHORT = {FLOAT32: torch.float16, 2.0**-11: torch.bfloat16}
 LANES = 8
 
 
@@ -192,8 +192,10 @@ class _Rounded(Widening):
             # The sigmoid inside is as exact as 1, times the other half.
             size = value.abs() + args[0].chunk(2, args[1] if len(args) > 1 else -1)[0].abs()
         moved = self._lost(size)
-        if self._op in _CORRECTLY_ROUNDED and self._unit in _NARROW_TYPES:
-            moved.masked_fill_(value == value.to(_NARROW_TYPES[self._unit]).to(value.dtype), 0.0)
+        # A factor of 0.1 is rounded itself.
+        exact = all(float(np.float32(a)) == a for a in args if isinstance(a, float))
+        if self._op in _CORRECTLY_ROUNDED and self._unit in _SHORT and exact:
+            moved.masked_fill_(value == value.to(_SHORT[self._unit]).to(value.dtype), 0.0)
         moved.add_(value)
         if self._op in _UNDERFLOWING:
             round_underflow(moved.detach().numpy(), self._unit, self._rng)

@@ -39,7 +39,7 @@ def spread(function, x: np.ndarray, half: torch.dtype | None = None, runs: int =
     return reference, np.max([np.abs(m - reference) for m in moved], axis=0)
 
 
-X = np.linspace(0.5, 2, 64, dtype=np.float32)
+X = np.linspace(0.51, 1.99, 64, dtype=np.float32)
 
 
 def test_one_rounding_moves_a_result_by_a_unit_at_most() -> None:
@@ -47,6 +47,14 @@ def test_one_rounding_moves_a_result_by_a_unit_at_most() -> None:
     assert (moved <= 2.0**-24 * reference).all()
     assert (moved > 2.0**-26 * reference).all()  # 32 draws below a quarter of the unit: 1e-19
     assert (spread(lambda x: x + 1, X, torch.float16)[1] > 2.0**-13 * reference).all()
+
+
+def test_a_short_result_of_a_sum_or_product_is_exact() -> None:
+    """Ties behind them stay ties: 4x + 0.5 of a multiple of 1/8; a tenth of it is rounded."""
+    x = np.arange(1, 17, dtype=np.float32) / 8
+    _, moved = spread(lambda x: torch.cat([4 * x + 0.5, x / 0.1]), x)
+    assert not moved[:16].any()
+    assert (moved[16:] > 0).all()
 
 
 def test_moves_and_choices_round_nothing() -> None:
