@@ -14,12 +14,12 @@ import onnx_graphsurgeon as gs
 
 from ..forms.linear import Linear
 from ..graphs.graph import Graph
-from ..graphs.region import Refusal, compile_region
+from ..graphs.region import Refusal
 from ..proof.lemmas.isometry import inverse
 from ..proof.turns import Share, Turned
 from ..records import Certificate
 from ..rewriting import certify
-from ..rewriting.certify import Memo, Pair, Proved
+from ..rewriting.certify import Memo, Proved, pair_of
 from .streams import Layers, Stream
 
 FLOAT = np.dtype(np.float32)
@@ -140,7 +140,7 @@ class Edits:
         bias = made[1].inputs[1] if len(made) > 1 else made[0].inputs[2] if len(made[0].inputs) > 2 else None
         turn = None if side is None else self._matrix(linear.channels if side == "output" else linear.inputs, side)
         turned = Turned(Share(linear, weight, bias), side, turn, self.map.k)
-        pair = Pair(compile_region(self.graph, linear.out, [linear.data]), made[-1].outputs[0])
+        pair = pair_of(self.graph, linear.out, [linear.data], made[-1].outputs[0])
         proved = certify.decide(self.graph, self.proofs, [pair], expressions=turned)
         if not isinstance(proved, Proved):
             return f"{certify.why(proved)} ({linear.title})"

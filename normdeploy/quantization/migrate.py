@@ -33,7 +33,7 @@ from ..quantized import Migration
 from ..recognition.scales import Affine, measure
 from ..records import Certificate
 from ..rewriting import certify
-from ..rewriting.certify import Memo, Pair, Proved
+from ..rewriting.certify import Memo, Proved, pair_of
 from .linears import SPLIT, Source, linears, source_of
 
 
@@ -214,7 +214,7 @@ def _split(work: _Pass, source: Source, condition: Condition | None) -> bool | s
         return False
     if isinstance(expressions, Refusal):
         return expressions.reason
-    pair = Pair(compile_region(graph, y, [node.inputs[0]]), nodes[-1].outputs[0])
+    pair = pair_of(graph, y, [node.inputs[0]], nodes[-1].outputs[0])
     proved = certify.decide(graph, work.proofs, [pair], expressions=expressions)
     if not isinstance(proved, Proved):
         return certify.why(proved)
@@ -316,7 +316,7 @@ def _written(
     weight = made[0].inputs[linear.weight]
     bias = made[1].inputs[1] if len(made) > 1 else made[0].inputs[2] if len(made[0].inputs) > 2 else None
     share = Share(linear, "input" if vectors[1].any() else "scale", *vectors, weight, bias, bool(nodes))
-    pair = Pair(compile_region(graph, linear.out, [leaf]), made[-1].outputs[0])
+    pair = pair_of(graph, linear.out, [leaf], made[-1].outputs[0])
     proved = certify.decide(graph, work.proofs, [pair], expressions=Expressions(affine.region, shares=(share,)))
     if not isinstance(proved, Proved):
         return certify.why(proved)

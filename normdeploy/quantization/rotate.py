@@ -22,12 +22,11 @@ import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
 from ..graphs.opsets import needs_conversion, renumbered
-from ..graphs.region import compile_region
 from ..quantized import Migration
 from ..recognition.roots import VIEWS
 from ..records import Certificate
 from ..rewriting import certify
-from ..rewriting.certify import Memo, Pair, Proved
+from ..rewriting.certify import Memo, Proved, pair_of
 from ..storage.protos import copied, standard_opset
 from . import migrate
 from .edits import FLOAT, Edit, Edits, Map
@@ -191,7 +190,7 @@ def _without_mean(work: _Work, norm: gs.Node) -> Edit | str:
     axes = graph.constant(f"{y.name}_axes", np.array([-1]), np.int64)
     mean = graph.node("ReduceMean", [x, axes], x, {"keepdims": 1})
     less = graph.node("Sub", [x, mean.outputs[0]], x)
-    pair = Pair(compile_region(graph, y, [x]), written(less.outputs[0])[-1].outputs[0])
+    pair = pair_of(graph, y, [x], written(less.outputs[0])[-1].outputs[0])
     proved = certify.decide(graph, work.proofs, [pair])
     if not isinstance(proved, Proved):
         return certify.why(proved)

@@ -18,9 +18,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
-from ..graphs.region import Refusal, compile_region
+from ..graphs.region import Refusal
 from ..proof.pointwise import Form
-from .certify import Pair, rewrite_of
+from .certify import pair_of, rewrite_of
 from .rounding import Verdict, trial, verdicts
 from .trials import Case
 
@@ -32,7 +32,7 @@ _UNITS = 8
 def is_accurate(graph: Graph, form: Form, x: gs.Tensor, y: gs.Tensor, nodes: Sequence[gs.Node]) -> bool:
     """Whether ``nodes``, an activation of ``x``, may stand for what makes ``y``: by the module's rule, once for each
     kind in a graph; true where onnxruntime can't run the nodes before, which then are no better."""
-    rewrite = rewrite_of(graph, Pair(compile_region(graph, y, [x]), nodes[-1].outputs[0]))
+    rewrite = rewrite_of(graph, pair_of(graph, y, [x], nodes[-1].outputs[0]))
     if isinstance(rewrite, Refusal):
         return False
     key = ("accurate", rewrite.before.template, rewrite.after.template)

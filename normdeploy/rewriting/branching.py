@@ -14,11 +14,11 @@ from ..forms.batch import Fold
 from ..forms.branches import Part, branches_of, merged, weight_of
 from ..forms.linear import Linear
 from ..graphs.graph import Graph
-from ..graphs.region import Refusal, compile_region
+from ..graphs.region import Refusal
 from ..proof.branches import Branch, Branches
 from ..records import Certificate, Finding, both
 from . import certify
-from .certify import Failure, Pair
+from .certify import Failure, pair_of
 from .conditioning import TIMES, ULPS, Costly, Loss, normal, rounded, scaled, summed, worst
 from .folding import fold
 from .ledger import Entry
@@ -43,7 +43,7 @@ def merge(graph: Graph, node: gs.Node, target: Target) -> Proposal | Remark | No
         return _left(norms, form)
     return Proposal(
         Finding("branches", "folded", form.old.name, became=form.became),
-        (Pair(compile_region(graph, form.old, form.leaves), form.nodes[-1].outputs[0]),),
+        (pair_of(graph, form.old, form.leaves, form.nodes[-1].outputs[0]),),
         tuple(Change(old, nodes) for old, nodes in form.edits),
         unproved=lambda failure: _left(norms, failure),
         expressions=form.expressions,

@@ -58,6 +58,11 @@ class Proved:
     certificate: Certificate
 
 
+def pair_of(graph: Graph, old: gs.Tensor, leaves: Sequence[gs.Tensor], new: gs.Tensor) -> Pair:
+    """Return ``old`` as a function of ``leaves``, and ``new``, which shall be the same function of them."""
+    return Pair(compile_region(graph, old, leaves), new)
+
+
 Failure = Refusal | Certificate
 """Why nothing is proved: the sides can't be compared, or the certificate failed."""
 

@@ -8,14 +8,14 @@ import onnx_graphsurgeon as gs
 
 from ..forms import batch
 from ..graphs.graph import Graph
-from ..graphs.region import Kind, Refusal, compile_region
+from ..graphs.region import Kind, Refusal
 from ..recognition import traits
 from ..recognition.roots import VIEWS, is_norm
 from ..recognition.scales import Affine, affines, measure
 from ..records import Finding, Status
 from ..storage.heap import trim
 from . import dequantized
-from .certify import Failure, Pair, unproved
+from .certify import Failure, pair_of, unproved
 from .conditioning import Costly, priced
 from .dequantized import expressible, rounds
 from .proposal import Change, Proposal, Target
@@ -101,7 +101,7 @@ def _carries(graph: Graph, node: gs.Node) -> bool:
 def _proposal(graph: Graph, chain: Affine, form: batch.Fold, why: str, target: Target) -> Proposal:
     return Proposal(
         replace(_finding(graph, chain, target, "folded", reason=why), became=form.became, proved=("identity",)),
-        (Pair(compile_region(graph, form.old, form.leaves), form.nodes[-1].outputs[0]),),
+        (pair_of(graph, form.old, form.leaves, form.nodes[-1].outputs[0]),),
         tuple(Change(old, nodes) for old, nodes in form.edits),
         unproved=lambda failure: _unproved(graph, chain, target, failure),
         expressions=form.expressions,

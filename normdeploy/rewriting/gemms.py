@@ -16,9 +16,8 @@ import onnx_graphsurgeon as gs
 from ..choices import USUAL
 from ..domains import STANDARD
 from ..graphs.graph import Graph
-from ..graphs.region import compile_region
 from ..records import Finding
-from .certify import Pair
+from .certify import pair_of
 from .proposal import Change, Proposal, Target, untold
 from .rounding import fold_trial
 
@@ -46,7 +45,7 @@ def by_rows(graph: Graph, node: gs.Node, target: Target) -> Proposal | None:
     end = graph.node("Reshape", [product.outputs[0], shape], layer.y)
     return Proposal(
         Finding("linear layer", "fused", layer.y.name, graph.module(node), became="Gemm"),
-        (Pair(compile_region(graph, layer.y, [layer.x]), end.outputs[0]),),
+        (pair_of(graph, layer.y, [layer.x], end.outputs[0]),),
         (Change(layer.y, (*flat, *made, product, end)),),
         unproved=untold,
         trial=fold_trial((), np.dtype(np.float32), _OPSET),

@@ -21,13 +21,13 @@ from ..forms.form import written
 from ..graphs.dims import Dims, invented
 from ..graphs.functions import DOMAIN, JOINED, oldest
 from ..graphs.graph import Graph
-from ..graphs.region import Refusal, compile_region
+from ..graphs.region import Refusal
 from ..norms.bodies import lacking
 from ..norms.ops import OURS
 from ..recognition import traits
 from ..records import Certificate, Finding, both
 from . import join_trials
-from .certify import Pair, unproved
+from .certify import pair_of, unproved
 from .join_trials import Grouping
 from .proposal import Change, Proposal, Target
 
@@ -264,9 +264,7 @@ def _known(shape: Dims | None) -> bool:
 
 def _proposal(graph: Graph, found: Join, target: Target) -> Proposal:
     node = graph.node(found.op, found.inputs, found.old[0], found.attrs, DOMAIN, outputs=len(found.old))
-    pairs = [
-        Pair(compile_region(graph, old, found.leaves), new) for old, new in zip(found.old, node.outputs, strict=True)
-    ]
+    pairs = [pair_of(graph, old, found.leaves, new) for old, new in zip(found.old, node.outputs, strict=True)]
     norm = target.entry_of(found.norm.name)
     told = _finding(graph, node, found.norm, target) if norm is None else norm.finding
     scale = graph.known(found.inputs[len(found.leaves)]) if len(found.leaves) < 3 else None

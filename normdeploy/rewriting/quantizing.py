@@ -26,11 +26,11 @@ from ..forms.form import written
 from ..forms.portable import RMS
 from ..graphs.functions import DOMAIN, oldest
 from ..graphs.graph import Graph
-from ..graphs.region import Refusal, compile_region
+from ..graphs.region import Refusal
 from ..norms.bodies import lacking
 from ..norms.ops import OURS, NormOp
 from ..records import Certificate, Finding, both
-from .certify import Failure, Pair
+from .certify import Failure, pair_of
 from .ledger import Entry
 from .proposal import Change, Proposal, Remark, Target
 from .row_scales import Tail, by_row
@@ -67,7 +67,7 @@ def quantize(graph: Graph, node: gs.Node, target: Target) -> Proposal | Remark |
         made = _made(graph, row, spelled, node, tail)
     except _Refused as kept:
         return _kept(told, kept.reason)
-    pairs = () if spelled is norm else (Pair(compile_region(graph, y, [norm.inputs[0]]), spelled.outputs[0]),)
+    pairs = () if spelled is norm else (pair_of(graph, y, [norm.inputs[0]], spelled.outputs[0]),)
     return Proposal(
         told.finding,
         pairs,

@@ -17,9 +17,8 @@ import onnx_graphsurgeon as gs
 from ..domains import is_standard
 from ..forms.norm_forms import best
 from ..graphs.graph import Graph
-from ..graphs.region import compile_region
 from ..records import Certificate, Finding
-from .certify import Pair
+from .certify import pair_of
 from .proposal import Change, Proposal, Target, untold
 from .rounding import fold_trial
 
@@ -40,12 +39,12 @@ def part(graph: Graph, node: gs.Node, target: Target) -> Proposal | None:
         return None
     if best(KIND, target.wanted.forms, dtype.name, ("standard", "sum")) != "sum":
         return None
-    before = compile_region(graph, total, [t for t in add.inputs if not graph.is_constant(t)])
+    summands = [t for t in add.inputs if not graph.is_constant(t)]
     made = graph.node("Sum", list(add.inputs), total)
     norm = target.entry_of(node.outputs[0].name)
     return Proposal(
         Finding("sum", "fused", total.name, graph.module(add), became="Sum"),
-        (Pair(before, made.outputs[0]),),
+        (pair_of(graph, total, summands, made.outputs[0]),),
         (Change(total, (made,)),),
         unproved=untold,
         trial=fold_trial((), dtype),

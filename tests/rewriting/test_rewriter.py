@@ -11,9 +11,8 @@ import pytest
 
 from normdeploy.errors import ExportError
 from normdeploy.graphs.graph import Graph
-from normdeploy.graphs.region import compile_region
 from normdeploy.records import Certificate, Finding
-from normdeploy.rewriting.certify import Failure, Pair
+from normdeploy.rewriting.certify import Failure, pair_of
 from normdeploy.rewriting.ledger import Entry, Step, Wanted
 from normdeploy.rewriting.proposal import Change, Proposal, Remark, Target, Told, untold
 from normdeploy.rewriting.rewriter import Rewriter
@@ -35,7 +34,7 @@ def proposal_of(graph: Graph, node: gs.Node, op: str) -> Proposal | None:
     maker, (y,) = graph.producer(negated), node.outputs
     assert maker is not None
     made = graph.node(op, [a, maker.inputs[0]], y)
-    pair = Pair(compile_region(graph, y, [a, maker.inputs[0]]), made.outputs[0])
+    pair = pair_of(graph, y, [a, maker.inputs[0]], made.outputs[0])
     return Proposal(Finding("sum", "fused", y.name, became=op), (pair,), (Change(y, (made,)),), unproved=untold)
 
 
@@ -159,7 +158,7 @@ def test_what_follows_is_tried_once_a_proposal_is_made() -> None:
         (reader,) = graph.consumers(node.outputs[0])
         (y,) = reader.outputs
         made = graph.node("Mul", [reader.inputs[0], reader.inputs[0]], y)
-        pair = Pair(compile_region(graph, y, [reader.inputs[0]]), made.outputs[0])
+        pair = pair_of(graph, y, [reader.inputs[0]], made.outputs[0])
         told = Finding("square", "fused", y.name, became="Mul")
         then = Proposal(told, (pair,), (Change(y, (made,)),), unproved=untold)
         return replace(proposal, then=lambda: then)
