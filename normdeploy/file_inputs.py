@@ -21,7 +21,7 @@ import onnx
 
 from .errors import GraphError, InputError
 from .graphs.stated import STRING, Stated, stated_inputs
-from .model import Dim, InputSpec
+from .model import DEFAULT_SIZES, Dim, InputSpec
 from .storage.archive import read_npy, read_npz
 from .storage.record import recorded
 
@@ -205,8 +205,6 @@ def _specs(
     valued: Mapping[str, InputValues],
     label: str,
 ) -> FileInputs:
-    from .loading.inputs import DEFAULT
-
     by_name = {wish.name: wish for wish in wishes.inputs}
     stated = {**wishes.single, **{name: wishes.dims[name] for name in wishes.stated}}
     specs, values, sizes = list[InputSpec](), list[str](), dict[str, None]()
@@ -238,7 +236,7 @@ def _specs(
                 raise InputError(
                     f"{label} does not say which shape the input {name!r} has; give --input '{name}:{dtype}[...]'"
                 )
-            shape = tuple(Dim.static(d) if isinstance(d, int) else Dim(d, *DEFAULT) for d in dims)
+            shape = tuple(Dim.static(d) if isinstance(d, int) else Dim(d, *DEFAULT_SIZES) for d in dims)
             sizes |= dict.fromkeys(d.name for d in shape if d.name is not None and d.name not in stated)
             spec = InputSpec(name, dtype, shape)
         if name in valued:

@@ -20,6 +20,8 @@ from .errors import InputError
 if TYPE_CHECKING:
     import torch
 
+DEFAULT_SIZES = (1, 8, 64)  # min, opt and max of a dim of which nothing is said
+
 
 @dataclass(frozen=True)
 class Dim:

@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..errors import InputError
-from ..model import Dim
-from .inputs import DEFAULT, Wish, Wishes
+from ..model import DEFAULT_SIZES, Dim
+from .inputs import Wish, Wishes
 from .signature import dtype_name, match_wishes, renamed
 
 # Annotations of parameters that no tensor is for; their names where annotations are texts.
@@ -331,5 +331,5 @@ def with_example_sizes(wishes: Wishes, call: Call) -> Wishes:
     for leaf, wish in zip(call.tensors(), call.wished(wishes), strict=True):
         for dim, size in zip(wish.shape if wish else (), leaf.shape, strict=False):
             if dim.name and not dim.terms and dim.name not in wishes.stated:
-                dims[dim.name] = Dim(dim.name, 1, size, max(DEFAULT[2], size))
+                dims[dim.name] = Dim(dim.name, 1, size, max(DEFAULT_SIZES[2], size))
     return wishes.with_dims(dims)

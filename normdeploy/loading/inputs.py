@@ -16,10 +16,9 @@ from dataclasses import dataclass, field, replace
 
 from ..dtypes import type_of
 from ..errors import InputError
-from ..model import Dim, InputSpec
+from ..model import DEFAULT_SIZES, Dim, InputSpec
 from .expressions import words
 
-DEFAULT = (1, 8, 64)  # min, opt and max of a dim of which nothing is said
 _MAX_SIZE = 2**31 - 1
 
 _REST = re.compile(r"\s*(:\s*(?P<dtype>\w+)\s*)?\[(?P<shape>[^\]]*)\]\s*(\{(?P<range>[^}]*)\})?\s*")
@@ -86,7 +85,7 @@ def parse(
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(f"the input {twice[0]!r} is given {names.count(twice[0])} times: give each input once")
     used = names_of(drafts)
-    known = {name: Dim(name, *DEFAULT) for name in used} | ranges
+    known = {name: Dim(name, *DEFAULT_SIZES) for name in used} | ranges
     wishes = Wishes(tuple(drafts), {}, frozenset(ranges)).with_dims(known)
     return _with_single_sizes_static(wishes)
 
@@ -171,7 +170,7 @@ def _dim(part: str, text: str, ranges: dict[str, Dim], dim_names: Collection[str
     if (known := next((n for n in dim_names if part == n or part.startswith((f"{n}=", f"{n} ="))), None)) is not None:
         if rest := part[len(known) :].strip().removeprefix("=").strip():
             _state(ranges, _range_of(known, rest, text), text)
-        return Dim(known, *DEFAULT)
+        return Dim(known, *DEFAULT_SIZES)
     name, _, rest = (piece.strip() for piece in part.partition("="))
     if not _NAME.fullmatch(name):
         raise InputError(
@@ -179,7 +178,7 @@ def _dim(part: str, text: str, ranges: dict[str, Dim], dim_names: Collection[str
         )
     if rest:
         _state(ranges, _range_of(name, rest, text), text)
-    return Dim(name, *DEFAULT)
+    return Dim(name, *DEFAULT_SIZES)
 
 
 def _values(body: str, text: str) -> tuple[float, float]:

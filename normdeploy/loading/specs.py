@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from ..errors import InputError
-from ..model import Dim, InputSpec
+from ..model import DEFAULT_SIZES, Dim, InputSpec
 from .expressions import Guard, words
-from .inputs import DEFAULT, Wish, Wishes, describe
+from .inputs import Wish, Wishes, describe
 from .limits import OPEN
 from .masks import attention_masks
 from .ranges import Bound, bounds
@@ -188,8 +188,8 @@ def _ranged(
     if name in wishes.stated:
         wished, source = wishes.dims[name], ""
     else:
-        best = wishes.dims[name].opt if fresh and name in wishes.dims else example or max(low, DEFAULT[1])
-        wished = Dim(name, 1, best, high if high is not None else max(DEFAULT[2], best))
+        best = wishes.dims[name].opt if fresh and name in wishes.dims else example or max(low, DEFAULT_SIZES[1])
+        wished = Dim(name, 1, best, high if high is not None else max(DEFAULT_SIZES[2], best))
         source = source if high is not None else "nothing says more"
     if name in wishes.stated and (wished.min < low or (high is not None and wished.max > high)):
         raise InputError(

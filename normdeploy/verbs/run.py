@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,12 +14,13 @@ import numpy as np
 
 from ..arguments import Onnx, prepared
 from ..choices import PROVIDERS
-from ..errors import GraphError, InputError
+from ..errors import GraphError, InputError, NormdeployError
 from ..file_inputs import file_inputs, input_values
-from ..model import Dim, InputSpec
+from ..model import DEFAULT_SIZES, Dim, InputSpec, Signature
 from ..runtimes.arrays import to_numpy
 from ..runtimes.guests import GuestRunner, required
 from ..runtimes.jit_cache import Wanted
+from ..runtimes.probing import sizes_that_run
 from ..runtimes.session import SessionRunner
 from ..runtimes.trt import is_engine
 from ..shown import Shown
@@ -189,7 +190,13 @@ def run(
         if inputs is None:
             known = recorded_inputs(source)
             described = described_inputs(source, stated_inputs) if stated_inputs else {}
-            feeds, notes = generated(opened.inputs, known | described, seed, profile_index or 0)
+            feeds, notes = generated(
+                opened.inputs,
+                known | described,
+                seed,
+                profile_index or 0,
+                runs=lambda tried: runs_on(opened.infer, tried),
+            )
             feeds |= arrays_of(stated_inputs, [spec.name for spec in opened.inputs])
         else:
             feeds = dict(inputs) if isinstance(inputs, Mapping) else _bfloat16(read_npz(inputs), opened.inputs)
@@ -202,6 +209,15 @@ def run(
         write_npz(output, {name: _host(value) for name, value in outputs.items()})
     seconds = {"load": loaded - start, "run": done - ready}
     return Inference(opened.name, _types_text(feeds), _types_text(outputs), outputs, (*opened.notes, *notes), seconds)
+
+
+def runs_on(infer: Callable[[Mapping[str, Any]], object], feeds: Mapping[str, Any]) -> bool:
+    """Return whether a runner runs on inputs."""
+    try:
+        infer(feeds)
+    except NormdeployError:
+        return False
+    return True
 
 
 def sizes_of(given: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
@@ -271,20 +287,19 @@ def generated(
     seed: int,
     profile: int,
     sizes: Mapping[str, int] | None = None,
+    runs: Callable[[Mapping[str, Any]], bool] = lambda feeds: True,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Random inputs, and a note where nothing says which values they may take.
+    """Random inputs, and notes where nothing says which sizes or values they may take.
 
     Args:
         known: name -> InputSpec, of some.
         profile: the engine's whose usual sizes are taken.
         sizes: of dynamic dims, by name.
-
-    Raises:
-        InputError: nothing says which sizes an input takes.
+        runs: whether the model runs on inputs. Sizes that nothing says are such that it does, the usual ones first.
     """
-    rng, feeds, guessed = np.random.default_rng(seed), {}, []
+    guessed = list[str]()
     recipes: dict[str, InputSpec] = {}
-    unknown: list[TensorSpec] = []
+    unsaid: dict[str, None] = {}
     for spec in specs:
         recipe = known.get(spec.name)
         if recipe is not None and recipe.dtype == spec.dtype and len(recipe.shape) == len(spec.shape):
@@ -295,25 +310,32 @@ def generated(
             if spec.profiles
             else [(sizes or {}).get(d, d) if isinstance(d, str) else d for d in spec.shape]
         )
-        if not all(isinstance(n, int) for n in shape):
-            unknown.append(spec)
-            continue
-        recipes[spec.name] = InputSpec(spec.name, spec.dtype, tuple(Dim.static(int(n or 0)) for n in shape))
+        dims = [
+            Dim.static(n) if isinstance(n, int) else Dim(n or f"{spec.name}.{i}", *DEFAULT_SIZES)
+            for i, n in enumerate(shape)
+        ]
+        unsaid |= dict.fromkeys(dim.name for dim in dims if dim.name is not None)
+        recipes[spec.name] = InputSpec(spec.name, spec.dtype, tuple(dims))
         guessed.append(spec.name)
-    if unknown:
-        sizes_of_first = ",".join(str(n) if isinstance(n, int) else "2" for n in unknown[0].shape)
-        example = f"{unknown[0].name}:{unknown[0].dtype}[{sizes_of_first}]"
-        raise InputError(
-            f"nothing says which sizes the input(s) {', '.join(map(str, unknown))} take, so none can be"
-            f" generated; state them with --input, as '{example}', or give arrays with --inputs"
+
+    def at(taken: Mapping[str, int]) -> dict[str, Any]:
+        rng = np.random.default_rng(seed)
+        return {name: recipe.sample(rng, {**taken, **(sizes or {})}) for name, recipe in recipes.items()}
+
+    taken = dict.fromkeys(unsaid, DEFAULT_SIZES[1])
+    if unsaid:
+        model = Signature(inputs=tuple(recipes.values()), outputs=(), kind="onnx")
+        taken |= sizes_that_run(model, list(unsaid), lambda other: runs(at(other)))
+    notes = []
+    if guessed:
+        notes.append(
+            f"the file does not say which values {', '.join(guessed)} may take: generated are standard normal ones,"
+            " integers 0 and 1"
         )
-    for name, recipe in recipes.items():
-        feeds[name] = recipe.sample(rng, sizes)
-    told = (
-        f"the file does not say which values {', '.join(guessed)} may take: generated are standard normal ones,"
-        " integers 0 and 1"
-    )
-    return feeds, [told] if guessed else []
+    if unsaid:
+        listed = ", ".join(f"{name}={taken[name]}" for name in unsaid)
+        notes.append(f"the file does not say which sizes {', '.join(unsaid)} take: {listed} was taken")
+    return at(taken), notes
 
 
 def _bfloat16(arrays: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> dict[str, Any]:

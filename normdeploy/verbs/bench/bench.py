@@ -42,7 +42,7 @@ from ...runtimes.trt import TITLES, is_engine, missing, runtime_of
 from ...shown import Shown
 from ...storage.files import load_onnx
 from ...types import PathLike, Progress
-from ..run import open_runner
+from ..run import open_runner, runs_on
 from ..verify.candidates import NotRun
 from ..verify.stepped import Expected, expected, of_four_bits, quantized_file
 from .answers import UNITS, disagreement
@@ -159,7 +159,10 @@ def bench(
     with ExitStack() as stack, _torch_threads(threads):
         contestants, not_run = _contestants(model, files, threads, stack, runners)
         if inputs is None:
-            inputs, notes = inputs_of(model, files, contestants[0].specs, sizes or {}, seed)
+            first = contestants[0]
+            inputs, notes = inputs_of(
+                model, files, first.specs, sizes or {}, seed, runs=lambda feeds: runs_on(first.infer, feeds)
+            )
         elif sizes:
             raise InputError(
                 f"sizes are for generated inputs, and inputs were given: {dict(sizes)}; leave one of them out"

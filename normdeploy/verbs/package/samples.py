@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +27,14 @@ import torch
 
 from ...errors import InputError
 from ...graphs.quantized import is_quantized
-from ...model import Dim, InputSpec, Model, Signature
+from ...model import DEFAULT_SIZES, Dim, InputSpec, Model, Signature
 from ...precision.precision import asked
-from ...runtimes import RunResult
+from ...runtimes import Runner, RunResult
 from ...runtimes.eager import HALVES
+from ...runtimes.probing import sizes_that_run
 from ...storage.record import recorded
 from ...types import Progress
+from ..run import runs_on
 from ..verify.candidates import FLOATS, types_of
 from ..verify.cases import Case, Given, generated, given_to
 from ..verify.error import ulp
@@ -144,8 +146,7 @@ def from_file(
         largest: batch of a file without a record; 0: not known.
 
     Raises:
-        InputError: nothing says which sizes an input takes, the file does not run on the inputs, or its outputs are
-            random.
+        InputError: the file does not run on the inputs, or its outputs are random.
         GraphError: onnxruntime refuses the file.
         RuntimeUnavailable: it has no kernel for one of its operators.
     """
@@ -153,7 +154,25 @@ def from_file(
     outputs = tuple(v.name for v in proto.graph.output)
     guessed = [] if inputs else [p.name for p in ports if p.name not in known]
     specs = tuple(known.get(p.name) or (_named(p) if inputs else _guessed(p, batch, largest)) for p in ports)
-    cases, notes = _cases(Signature(inputs=specs, outputs=outputs, kind="onnx"), batch, inputs, {})
+    model = Signature(inputs=specs, outputs=outputs, kind="onnx")
+    stated = {batch} if largest else set()
+    every = [dim for spec in specs if spec.name in guessed for dim in spec.shape]
+    unsaid = list(dict.fromkeys(dim.name for dim in every if dim.name is not None and dim.name not in stated))
+    if unsaid:
+        with ExitStack() as stack:
+            runner = stack.enter_context(reference_runner(path, proto))
+            model = _at_sizes_that_run(model, unsaid, runner)
+    cases, notes = _cases(model, batch, inputs, {})
+    if unsaid:
+        sizes = ", ".join(
+            f"{name}={dim.min}" + (f" to {dim.max}" if dim.max > dim.min else "")
+            for name, dim in model.dims.items()
+            if name in unsaid
+        )
+        notes.append(
+            f"the file does not say which sizes {', '.join(unsaid)} take: samples are made of {sizes}, as far as it"
+            " runs; --inputs FILE.npz gives yours" + (", --max-batch N the largest batch" if batch in unsaid else "")
+        )
     if guessed:
         names = ", ".join(guessed)
         notes.append(
@@ -169,6 +188,9 @@ def from_file(
             if progress is not None:
                 progress("samples", done, len(cases))
             feeds = case.make()
+            if unsaid and not runs_on(runner.infer, feeds):
+                notes.append(f"no sample at {case.name}: the file does not run there")
+                continue
             expected = runner.infer(feeds)
             if done == 0 and not _same(runner.infer(feeds), expected):
                 raise InputError(
@@ -229,18 +251,29 @@ def _named(port: Port) -> InputSpec:
 def _guessed(port: Port, batch: str, largest: int) -> InputSpec:
     """An input that no export described; the range of its batch is 1 to ``largest``."""
 
-    def dim(size: int | str | None) -> Dim:
+    def dim(place: int, size: int | str | None) -> Dim:
         if isinstance(size, int):
             return Dim.static(size)
         if size and size == batch and largest:
             return Dim(batch, 1, min(2, largest), largest)
-        how = " or --max-batch N" if size and size == batch else ""
-        raise InputError(
-            f"nothing says which sizes the input {port} takes, so no sample can be made; give some with --inputs"
-            f" FILE.npz{how}"
-        )
+        return Dim(size or f"{port.name}.{place}", *DEFAULT_SIZES)
 
-    return InputSpec(port.name, port.dtype, tuple(dim(size) for size in port.shape))
+    return InputSpec(port.name, port.dtype, tuple(dim(i, size) for i, size in enumerate(port.shape)))
+
+
+def _at_sizes_that_run(model: Signature, unsaid: Sequence[str], runner: Runner) -> Signature:
+    """Return the model with sizes at which it runs, where the usual ones of dims that nothing describes are none.
+
+    Raises:
+        InputError: none is found.
+    """
+    found = sizes_that_run(model, unsaid, lambda sizes: runs_on(runner.infer, model.samples(0, sizes)))
+    dims = {n: Dim(n, found[n], found[n], found[n]) for n in found}
+    inputs = tuple(replace(spec, shape=tuple(d.among(dims) for d in spec.shape)) for spec in model.inputs)
+    at_them = replace(model, inputs=inputs)
+    # The error of the file itself says what it lacks.
+    runner.infer(at_them.samples(0))
+    return at_them
 
 
 def _keep(samples: list[Sample], sample: Sample, notes: list[str]) -> None:

@@ -27,10 +27,10 @@ from ...runtimes.exact import inlined
 from ...runtimes.fake_quantize import rounds_to_grid
 from ...runtimes.file64 import File64Runner
 from ...runtimes.ort import OrtRunner, run_session
+from ...runtimes.probing import sizes_that_run
 from ...runtimes.rounding import RoundedRunner
 from ...storage.files import load_onnx, opened_model
 from .names import End, ends_of
-from .probing import sizes_that_run
 
 AS_IT_IS = "the reference as it is"  # in the place of eager
 _COMPARING = frozenset({"aten::bucketize", "aten::searchsorted", "aten::logit"})

@@ -223,6 +223,12 @@ def test_torchs_threads_are_put_back(files: Path, net: Net, uncompiled: list[obj
     assert torch.get_num_threads() == before
 
 
+def test_sizes_that_nothing_says_are_taken_and_told(files: Path) -> None:
+    race = normdeploy.bench([files / "free.onnx"], rounds=1)
+    assert race
+    assert any("which sizes N take: N=8 was taken" in note for note in race.notes)
+
+
 @pytest.mark.parametrize(
     ("sources", "options", "kind", "said"),
     [
@@ -231,7 +237,6 @@ def test_torchs_threads_are_put_back(files: Path, net: Net, uncompiled: list[obj
         (["right.onnx"], {"rounds": 0}, InputError, "rounds is 0"),
         (["right.onnx"], {"threads": 10**20}, InputError, "cores; give at most as many"),
         (["right.onnx"], {"dims": ["batch=1:2:4"]}, InputError, "dims: for the model, and none was given"),
-        (["free.onnx"], {}, InputError, "nothing says how large N may be; give sizes with --size, such as N=8"),
         (["text.onnx"], {}, InputError, "onnxruntime (text.onnx): 'x' is tensor(string)"),
         (["right.onnx"], {"sizes": ["batch"]}, InputError, "'batch' can't be read"),
         (["right.onnx"], {"sizes": ["batch=0"]}, InputError, "'batch=0' can't be read"),

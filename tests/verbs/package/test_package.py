@@ -343,6 +343,14 @@ def test_integers_are_free_where_they_hang_on_a_rounding(tmp_path: Path) -> None
     ]
 
 
+def test_a_file_that_states_no_sizes_is_packaged_at_those_that_are_tried(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[n, 4] x) => (float[n, 4] y) { y = Relu (x) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "open.onnx")
+    made = normdeploy.package(tmp_path / "open.onnx", tmp_path / "bundle")
+    assert any("which sizes n take: samples are made of n=1 to 64" in note for note in made.notes)
+    assert parsed(next((tmp_path / "bundle").rglob("config.pbtxt")).read_text()).max_batch_size == 64
+
+
 # ------------------------------------------------------------------ whole or not at all
 
 
@@ -376,13 +384,6 @@ def test_a_bundle_appears_whole_or_not_at_all(bundle: Path, tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (
-            {"feeds": ()},
-            (
-                "nothing says which sizes the input x.* takes, so no sample can be made; give some with --inputs"
-                " FILE.npz or --max-batch N"
-            ),
-        ),
         ({"name": "a/b"}, "the name 'a/b' is none for Triton .*'a_b' would be one"),
         ({"max_batch": 9}, "--max-batch is 9, but the dim 'n' goes from 1 to 3"),
         ({"provider": "tpu"}, "no provider 'tpu'"),

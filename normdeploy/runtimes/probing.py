@@ -7,9 +7,9 @@ an audio net a window of samples. Some files name a batch and run with a batch o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from math import prod
 
-from ...model import Signature
-from .cases import elements
+from ..model import Signature
 
 # Small steps first, then the sizes of images (224), of audio windows (400, 512) and of a second of audio (16,000).
 _SIZES = (16, 32, 64, 128, 224, 256, 400, 512, 1024, 4096, 16_000, 2**15)
@@ -30,9 +30,13 @@ def sizes_that_run(
     if runs(usual):
         return {}
     for others in _others(model, guessed):
-        if elements(model, usual | others) <= _MOST and runs(usual | others):
+        if _elements(model, usual | others) <= _MOST and runs(usual | others):
             return others
     return {}
+
+
+def _elements(model: Signature, sizes: Mapping[str, int]) -> int:
+    return sum(prod(spec.sizes(sizes)) for spec in model.inputs)
 
 
 def _others(model: Signature, guessed: Collection[str]) -> Iterator[dict[str, int]]:
