@@ -29,6 +29,11 @@ from .settled import Settled, find_settled, is_integer, is_settled_constant
 Array = np.ndarray[Any, Any]
 Values = Mapping[str, Array]
 _OF_SHAPES = ("Shape", "Size")
+# What numpy and Python raise where operands do not fit an op: integers for floats, fractions for axes, and the like.
+_UNFIT = (
+    *(ArithmeticError, LookupError, ValueError, TypeError, AssertionError, AttributeError, MemoryError),
+    StopIteration,
+)
 
 
 class NotEvaluated(Exception):
@@ -201,16 +206,7 @@ class Exact:
             )
         except evaluate.Unsupported:
             return self._by_runtime(node, inputs, known)
-        except (
-            ValueError,
-            TypeError,
-            IndexError,
-            ZeroDivisionError,
-            KeyError,
-            AssertionError,
-            MemoryError,
-            AttributeError,
-        ) as error:
+        except _UNFIT as error:
             try:
                 # What ONNX leaves open, such as an axis that is named twice, a runtime may still compute.
                 return self._by_runtime(node, inputs, known)
