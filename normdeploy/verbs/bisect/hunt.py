@@ -107,7 +107,7 @@ class Hunt:
         self._result, self._case, self._output = result, case, result.output
         precision = result.precision
         half = FORMATS[precision].dtype if precision else None
-        self._dtype = np.dtype(np.float32) if half is None else half
+        self._dtype = np.dtype(result.dtype if result.dtype == "float64" else np.float32) if half is None else half
         running = stepwise(proto) if result.runtime == STEPWISE else proto
         optimize, provider = result.runtime in (ON, CUDA[1]), "cuda" if result.runtime in CUDA else "cpu"
         self._bench = Bench(model, running, rounded_inputs(feeds, half), precision, optimize, provider, alone=optimize)
@@ -539,7 +539,7 @@ class Hunt:
         """Whether the output is right when the nodes compute in float32."""
         nodes = [self._exact.nodes[p] for p in places]
         if not {self._exact.types.get(name) for n in nodes for name in (*n.input, *n.output)} & HALVES:
-            return Widened(None, reason="it computes in float32 already")
+            return Widened(None, reason=f"it computes in {self._dtype.name} already")
         proto = self._bench.proto
         try:
             for wide, chosen in bisect_runtime.islands(self._exact, places):

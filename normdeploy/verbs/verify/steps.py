@@ -159,7 +159,8 @@ class StepBudget:
             return False
         enough = statistics.median(run.elements for run in self._random)
         clipped = [run.clipped for run in self._random if run.elements >= enough]
-        every = frozenset[str]().union(*(run.clipped for run in self._random))
+        # Zeros may lie outside too, as a black image does.
+        every = frozenset[str]().union(*(budget.clipped for budget in self._cases.values()))
         if not every or any(all(name in names for names in clipped) for name in every):
             return False
         self.calibrated = every

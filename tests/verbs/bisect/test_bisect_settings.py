@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx.parser
 import pytest
 import torch
-from onnx import helper
+from onnx import helper, numpy_helper
 from torch import nn
 from torch.nn import functional
 
@@ -116,6 +117,25 @@ def test_attribute_left_to_its_default_is_named(tmp_path: Path) -> None:
     fault = first_fault(lambda x: x.softmax(1).exp(), body, tmp_path)
     assert (fault.kind, fault.nodes) == ("axis", ("Softmax n",))
     assert "axis -1, with 1 it is right" in fault.cause
+
+
+def test_small_epsilon_of_a_model_in_doubles_is_named(tmp_path: Path) -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (double[batch, 16] x) => (double[batch, 3] y) {
+      [n] h = LayerNormalization <epsilon = 1e-9> (x, gamma, beta)
+      y = MatMul (h, w)
+    }
+    """
+    for name, epsilon in (("right.onnx", 1e-9), ("wrong.onnx", 1e-8)):
+        model = onnx.parser.parse_model(text)
+        for weight, shape in (("gamma", 16), ("beta", 16), ("w", (16, 3))):
+            value = np.random.default_rng(len(weight)).standard_normal(shape)
+            model.graph.initializer.append(numpy_helper.from_array(value, weight))
+        next(a for a in model.graph.node[0].attribute if a.name == "epsilon").f = epsilon
+        onnx.save(model, tmp_path / name)
+    (fault,) = normdeploy.bisect(tmp_path / "right.onnx", tmp_path / "wrong.onnx", seeds=1).faults
+    assert (fault.kind, fault.nodes) == ("epsilon", ("LayerNormalization n",))
 
 
 def test_attributes_of_a_reference_file_are_named_beside_the_files(tmp_path: Path) -> None:

@@ -554,3 +554,28 @@ def test_integer_weights_that_a_cast_reads_are_told(tmp_path: Path) -> None:
     comparison = normdeploy.verify(wide, narrow, seeds=1)
     assert not comparison
     assert any("integer weights that a Cast reads ('codes')" in note for note in comparison.notes), comparison.notes
+
+
+class Brightness(torch.nn.Module):
+    """Read the mean of a photo: a black one lies far from all others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 8), nn.Linear(8, 2)
+        with torch.no_grad():
+            self.first.weight.abs_()
+            self.first.bias.fill_(-0.25)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(image.float().mean((2, 3)) / 255))
+
+
+def test_zeros_beyond_ranges_that_hold_all_random_inputs_are_no_fault(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = from_module(Brightness().eval(), inputs=["image:uint8[batch=1:2:4,3,8,8]{0:256}"])
+    onnx.save(files.to_onnx(model), tmp_path / "float32.onnx")
+    samples = files.Samples(files.samples(model, 64))
+    quantize_static(tmp_path / "float32.onnx", tmp_path / "int8.onnx", samples, quant_format=QuantFormat.QDQ)
+    comparison = verify(model, tmp_path / "int8.onnx")
+    assert comparison, str(comparison)
+    assert "lie beyond the calibrated ranges" in " ".join(str(comparison).split())
