@@ -9,7 +9,7 @@ of two runs of its k nodes, √(2k)·u of the largest element.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -53,6 +53,8 @@ _ONE_ROUNDING = op_names("Add Sub Mul Div Sqrt Reciprocal LeakyRelu PRelu Thresh
 # IEEE 754 rounds these correctly. A result of a dozen bits is what it is then, and none that is so by chance.
 _CORRECTLY_ROUNDED = op_names("Add Sub Mul Div")
 _AS_ONE = op_names("Sigmoid HardSigmoid Softplus Elu Selu Celu LogSoftmax Sin Cos Erf Tanh Atan LSTM GRU RNN")
+# Which inputs are the states that they begin with: gates are as exact as 1, and multiply these.
+_STATES = {"GRU": (5,), "LSTM": (5, 6)}
 _AS_OPERAND = op_names("Gelu FastGelu QuickGelu BiasGelu Swish Mish HardSwish Softplus Sin Cos")
 _CENTERED = frozenset(
     op for op, row in STANDARD.items() if row.statistics is Statistics.INPUT and row.centered and row.rescaled
@@ -333,6 +335,8 @@ class _Noise:
         if not unit or counted or node.op_type in _ORDERS:  # a size that became a float is whole
             return value
         extra: Any = 1.0 if node.op_type in _AS_ONE else 0.0
+        if node.op_type in _STATES:
+            extra += _largest(inputs[i] for i in _STATES[node.op_type] if i < len(inputs))
         unknown = node.op_type not in _AS_ONE | _AS_OPERAND | _ONE_ROUNDING | _FIRST_ALONE
         if unknown and self._narrow.get(next(filter(None, node.output))) is node and value.size:
             largest = np.abs(np.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0)).max()
@@ -379,6 +383,12 @@ class _Noise:
         drawn = (self._rng.uniform(-1, 1, alike.shape) for _ in range(2))
         off = alike * next(drawn) + (rows - rows.mean(-1, keepdims=True)) * scaled * next(drawn)
         return np.asarray(np.nan_to_num(off, nan=0.0, posinf=0.0, neginf=0.0).reshape(value.shape) * weight)
+
+
+def _largest(values: Iterable[Any]) -> float:
+    """The largest finite element of all."""
+    finite = [np.nan_to_num(np.abs(v), nan=0.0, posinf=0.0, neginf=0.0) for v in values if v is not None and np.size(v)]
+    return max((float(v.max()) for v in finite), default=0.0)
 
 
 def _title(node: onnx.NodeProto) -> str:

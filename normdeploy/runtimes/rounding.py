@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from . import RunResult
 from .eager import Float64Runner, Narrow, Widening
@@ -58,9 +59,10 @@ _CORRECTLY_ROUNDED = op_names("add sub rsub mul div true_divide square")
 # absolute accuracy: of these the largest value is 1
 _AS_ONE = op_names("""
     sigmoid hardsigmoid softplus elu selu celu expm1 log1p log_sigmoid log_softmax _log_softmax sin cos erf erfc tanh
-    atan lstm gru rnn
-    rnn_tanh rnn_relu
+    atan lstm gru rnn lstm_cell gru_cell rnn_tanh rnn_relu
     """)
+# Their gates are as exact as 1, and the state that they let through is multiplied by them.
+_RECURRENT = op_names("lstm gru lstm_cell gru_cell")
 # and of these the operand
 _AS_OPERAND = op_names("silu gelu mish hardswish softplus log_sigmoid sin cos")
 # of equal values the order is anybody's choice, so they are drawn apart
@@ -188,6 +190,7 @@ class _Rounded(Widening):
         if self._op in _AS_OPERAND | _AS_ONE:
             size = value.abs() + (args[0].abs() if self._op in _AS_OPERAND else 0.0)
             size += 1.0 if self._op in _AS_ONE else 0.0
+            size += _largest_state(self._op, args) if self._op in _RECURRENT else 0.0
         elif self._op == "glu":
             # The sigmoid inside is as exact as 1, times the other half.
             size = value.abs() + args[0].chunk(2, args[1] if len(args) > 1 else -1)[0].abs()
@@ -300,6 +303,16 @@ def off_statistics(rows: np.ndarray, epsilon: float, unit: float) -> tuple[np.nd
             away = np.maximum(away, lost_in_lanes(rows) / n)
             more = lost_in_lanes(np.square(rows - mean)) / n / (2 * (variance + epsilon))
         return away / spread, more / spread
+
+
+def _largest_state(op: str, args: Any) -> float:
+    """The largest finite element of the states that a recurrent op begins with.
+
+    They are its second operand: a tensor, or a list of two. `normdeploy.recurrent` has an LSTM that takes two tensors.
+    """
+    states = args[1:3] if op == "lstm" and isinstance(args[2], torch.Tensor) else tree_leaves(args[1])
+    finite = [torch.nan_to_num(s.abs(), 0.0, 0.0, 0.0) for s in states if _floating(s) and s.numel()]
+    return max((float(s.max()) for s in finite), default=0.0)
 
 
 def _floating(value: Any) -> bool:
