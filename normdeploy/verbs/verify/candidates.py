@@ -16,6 +16,7 @@ from ...choices import TENSORRT
 from ...element_types import is_float
 from ...engines.build import Engine
 from ...errors import GraphError, InputError, RuntimeCrash, RuntimeUnavailable
+from ...graphs.handwritten import casts_codes, with_pairs
 from ...graphs.qoperators import sealed
 from ...graphs.quantized import is_quantized, ranges, recorded_ranges, recorded_runtime
 from ...model import Signature
@@ -106,6 +107,7 @@ def subjects(
     own_unit: float = 0.0,
     rounding_model: bool = False,
     unused: Collection[str] = (),
+    stores_codes: bool = False,
 ) -> tuple[list[Subject], list[str]]:
     """The files, each once, and notes on them. ONNX files and engines are told apart by their content.
 
@@ -116,6 +118,7 @@ def subjects(
         own_unit: the unit roundoff of the model's coarsest type.
         rounding_model: the model rounds as a quantized file does, so that no budget of steps is needed.
         unused: inputs of the model that it does not use.
+        stores_codes: the model holds codes of weights itself, so that those of a file are no rounding.
 
     Raises:
         InputError: there is none, one is missing, or has other inputs than the model; or a name is said that no file
@@ -147,6 +150,8 @@ def subjects(
             # The model computes in half itself, and its own roundings say where.
             subject = replace(subject, precision="", computing=replace(subject.computing, lowered=()))
         proto = graphs[subject.label]
+        if casts_codes(proto) and not stores_codes:
+            proto = with_pairs(load_onnx(subject.path))
         if is_quantized(proto) and not rounding_model:
             subject, note = _budgeted(subject, proto)
             notes.append(note)

@@ -19,6 +19,7 @@ import torch
 
 from ...errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
 from ...file_inputs import FileInputs, file_inputs
+from ...graphs.handwritten import MANY, casts_codes
 from ...graphs.maps import without_maps
 from ...model import InputSpec, Model, Signature
 from ...runtimes import Runner, RunResult
@@ -154,6 +155,15 @@ def rounds_itself(model: Original) -> bool:
         return False
     schemas = [getattr(node.target, "_schema", None) for node in model.program.graph.nodes]
     return any(rounds_to_grid(schema.name) for schema in schemas if schema is not None)
+
+
+def stores_codes(model: Original) -> bool:
+    """Return whether a model holds weights in codes itself."""
+    if isinstance(model, FileModel):
+        return casts_codes(model.proto)
+    held = [*model.program.state_dict.values(), *model.program.constants.values()]
+    tensors = [value for value in held if isinstance(value, torch.Tensor)]
+    return any(tensor.dtype in (torch.int8, torch.uint8) and tensor.numel() >= MANY for tensor in tensors)
 
 
 def compares_inside(model: Original) -> bool:

@@ -18,7 +18,7 @@ from .battery import Battery, Integers, battery_of, is_open
 from .candidates import FLOATS, File, Subject, subjects
 from .cases import LENIENT, SMALL_IN_HALF, Case, Given, given_to, small
 from .names import Map, parse_map
-from .originals import FileModel, Original, outputs_of, rounds_itself, unit_roundoff, unused_inputs
+from .originals import FileModel, Original, outputs_of, rounds_itself, stores_codes, unit_roundoff, unused_inputs
 from .spending import Budget, InnerSizes, affordable, with_usual_sizes
 from .thresholds import at_thresholds, has_decisions, on_grid, thresholds_of
 
@@ -51,6 +51,7 @@ def subjects_of(model: Original, files: Iterable[File], names: Map | None) -> tu
         own_unit=unit_roundoff(model),
         rounding_model=rounds_itself(model),
         unused=unused_inputs(model),
+        stores_codes=stores_codes(model),
     )
 
 

@@ -44,6 +44,7 @@ import numpy as np
 import onnx
 
 from ...errors import NormdeployError, RuntimeUnavailable
+from ...graphs.handwritten import with_pairs
 from ...runtimes import RunResult
 from ...runtimes.draws import Draw, Saturation
 from ...storage.files import load_onnx
@@ -102,7 +103,7 @@ class StepBudget:
         if self._runner is None:
             from ...runtimes.steps import StepRunner
 
-            self._runner = StepRunner(load_onnx(self._path))
+            self._runner = StepRunner(with_pairs(load_onnx(self._path)))
         given = {self._theirs.get(n, n): v.astype(self._types.get(n, v.dtype), copy=False) for n, v in feeds.items()}
         return {self._outputs.get(name, name): v for name, v in self._runner.drawn(given, draw).items()}
 

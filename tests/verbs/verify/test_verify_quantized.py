@@ -549,7 +549,7 @@ def test_integer_weights_that_a_cast_reads_are_told(tmp_path: Path) -> None:
     scale = numpy_helper.from_array(np.float32(0.02), "scale")
     weight = (codes + np.random.default_rng(1).uniform(-0.5, 0.5, codes.shape)) * 0.02
     wide = save("wide.onnx", "y = MatMul (x, weight)", numpy_helper.from_array(weight.astype(np.float32), "weight"))
-    body = "wide = Cast <to = 1> (codes)  weight = Mul (wide, scale)  y = MatMul (x, weight)"
+    body = "wide = Cast <to = 1> (codes)  sum = MatMul (x, wide)  y = Mul (sum, scale)"
     narrow = save("codes.onnx", body, numpy_helper.from_array(codes, "codes"), scale)
     comparison = normdeploy.verify(wide, narrow, seeds=1)
     assert not comparison
