@@ -69,6 +69,7 @@ def pairs() -> list[Pair]:
 
 # Combinations that their tool can't make, and why.
 LEFT_OUT = {
+    "BERT with places | module | dynamo, onnxruntime transformers, fp16": "onnxruntime crashes when it opens the file",
     "If (scripted) | file | torchscript, onnxsim": "onnxsim: a failed assertion (eraseOutput)",
     "Loop (scripted) | file | torchscript, onnxsim": "onnxsim: a failed assertion (eraseOutput)",
     "Llama block | .pt2 | torchscript, fixed sizes": "torch: no rms_norm in opset 17",
