@@ -6,6 +6,7 @@ than roundings do, so it is looked up, as weights are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -35,7 +36,8 @@ def foreign_epsilons(model: Original, subjects: Sequence[Subject]) -> list[str]:
     known = sorted(_known(model))
     notes = []
     for subject in (s for s in subjects if not s.runtime):
-        foreign = {node: value for node, value in _stated(load_small_weights(subject.path)) if not _among(value, known)}
+        stated = dict(_stated(load_small_weights(subject.path)))
+        foreign = {n: value for n, value in stated.items() if _is_round(value) and not _among(value, known)}
         if foreign and known:
             some = ", ".join(f"{value:g} of {node!r}" for node, value in [*foreign.items()][:_NAMED])
             more = f" and {len(foreign) - _NAMED} more" if len(foreign) > _NAMED else ""
@@ -45,6 +47,11 @@ def foreign_epsilons(model: Original, subjects: Sequence[Subject]) -> list[str]:
                 " compare it with the model's source"
             )
     return notes
+
+
+def _is_round(value: float) -> bool:
+    """Whether a number is a power of ten, as people write epsilons; one that a scale was folded into is seldom."""
+    return value > 0 and abs(value / 10.0 ** round(math.log10(value)) - 1) <= _SAME
 
 
 def _among(value: float, known: Sequence[float]) -> bool:
