@@ -13,6 +13,7 @@ from ..verify.stored import BatchNorm, norms_of
 
 # Relative to the largest: a fold in float32 takes a few roundings of 2^-24.
 _NEAR = 2.0**-20
+_SAME = 2.0**-14  # relative, of a variance that is solved for: a square, of an element down to an eighth of the largest
 EPSILONS = (1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 
 
@@ -21,7 +22,8 @@ class Fold:
     """A tensor with the BatchNorm ``owner`` folded in: offset + (right - offset) scales with 1 / sqrt(variance +
     epsilon).
 
-    ``offset`` and ``variance`` broadcast to ``right``.
+    ``offset``, ``variance`` and ``gamma`` broadcast to ``right``. ``transposed``: the weight is a ConvTranspose's; None
+    of a bias.
     """
 
     owner: str
@@ -29,6 +31,8 @@ class Fold:
     right: Array
     offset: Array
     variance: Array
+    gamma: Array
+    transposed: bool | None = None
 
     def at(self, epsilon: float) -> Array:
         """Return the tensor as another epsilon folds it."""
@@ -47,6 +51,28 @@ class Fold:
             if _is_near(self.at(epsilon), stored):
                 return epsilon
         return None
+
+    def statistics_of(self, stored: Array) -> str:
+        """Say with which one variance or gamma of all channels a weight was folded, "" if none tells it.
+
+        Fresh BatchNorms have 1, so a file that was made before training, or without its state, shows it here.
+        """
+        if self.offset.any() or stored.size != self.right.size:
+            return ""
+        for laid in _layouts(stored, self.right):
+            large = np.abs(self.right) > np.abs(self.right).max(initial=0) / 8
+            with np.errstate(all="ignore"):
+                ratio = laid / self.right
+                variances = (self.variance + self.epsilon) / np.square(ratio) - self.epsilon
+                gammas = self.gamma * ratio
+            for what, own, solved in (("running_var", self.variance, variances), ("weight", self.gamma, gammas)):
+                value = float(np.median(solved[large])) if large.any() else np.nan
+                if np.isfinite(value) and (np.abs(solved[large] - value) <= _SAME * abs(value)).all():
+                    return (
+                        f"the BatchNorm {self.owner} is folded with a {what} of {value:.4g} in every channel, the"
+                        f" model has {own.min():.4g} to {own.max():.4g}"
+                    )
+        return ""
 
     def _solved(self, stored: Array) -> Iterator[float]:
         for laid in _layouts(stored, self.right):
@@ -78,7 +104,8 @@ def _folds(norm: BatchNorm, variance: Array, parameters: Values) -> dict[str, Fo
         own = parameters.get(name or "")
         return np.full(variance.size, default) if own is None else own.astype(np.float64).reshape(-1)
 
-    scale = vector(norm.weight, 1.0) / np.sqrt(variance + norm.epsilon)
+    gamma = vector(norm.weight, 1.0)
+    scale = gamma / np.sqrt(variance + norm.epsilon)
     mean, shift = vector(norm.mean, 0.0), vector(norm.bias, 0.0)
     folds: dict[str, Fold] = {}
     own = {norm.weight, norm.bias, norm.mean, norm.variance}
@@ -86,16 +113,19 @@ def _folds(norm: BatchNorm, variance: Array, parameters: Values) -> dict[str, Fo
     for name, value in parameters.items():
         if name in own:
             continue
-        if value.ndim > 1 and len(value) == variance.size:
-            column = (-1, *[1] * (value.ndim - 1))
-            folds[f"{name} with the BatchNorm {norm.owner} folded"] = Fold(
-                owner=norm.owner,
-                epsilon=norm.epsilon,
-                right=value * scale.reshape(column),
-                offset=np.zeros(1),
-                variance=variance.reshape(column),
-            )
-        elif value.size == variance.size:
+        for axis, told in ((0, "folded"), (1, "folded as of a ConvTranspose")):
+            if value.ndim > 1 + axis and value.shape[axis] == variance.size:
+                column = [-1 if dim == axis else 1 for dim in range(value.ndim)]
+                folds[f"{name} with the BatchNorm {norm.owner} {told}"] = Fold(
+                    owner=norm.owner,
+                    epsilon=norm.epsilon,
+                    right=value * scale.reshape(column),
+                    offset=np.zeros(1),
+                    variance=variance.reshape(column),
+                    gamma=gamma.reshape(column),
+                    transposed=axis == 1,
+                )
+        if value.size == variance.size:
             biases[name] = value.astype(np.float64).reshape(-1)
     for name, value in biases.items():
         folds[f"{name} with the BatchNorm {norm.owner} folded"] = Fold(
@@ -104,6 +134,7 @@ def _folds(norm: BatchNorm, variance: Array, parameters: Values) -> dict[str, Fo
             right=(value - mean) * scale + shift,
             offset=shift,
             variance=variance,
+            gamma=gamma,
         )
     return folds
 

@@ -8,12 +8,14 @@ from itertools import islice
 
 import ml_dtypes
 import numpy as np
+import onnx
 
 from ...runtimes.exact import Array, Change, Exact, Values
 from .changes import Cause, always, constant, named
 from .folds import Fold
 from .recurrent import GATES, packed
 
+_BIAS = "the bias of the model's BatchNorm at"  # no tensor of a file
 _MOST_PAIRS = 2000  # of weights that are exchanged
 
 
@@ -70,37 +72,73 @@ def all_weights(
 ) -> Iterator[tuple[Cause, Change]]:
     """Take parameters in the place of all weights that are none, where there are several: no single one explains it.
 
+    The nearest parameter may be one without its BatchNorm, though the BatchNorm is folded in from wrong statistics.
+
     Args:
         parameters: those in ``folds`` among them.
     """
+    yield from _all_weights(exact, places, parameters, folds)
+    # Beside a wrong weight a bias of zeros is none of the model's: it is what a mean of 0 makes.
+    strange = [place for place in places if any(_strange(exact, place, parameters))]
+    for transposed in (False, True):
+        rows = [place for place in strange if (exact.nodes[place].op_type == "ConvTranspose") is transposed]
+        pool = {name: fold.right for name, fold in folds.items() if fold.transposed in (None, transposed)}
+        yield from _all_weights(exact, rows, pool, folds)
+
+
+def _all_weights(
+    exact: Exact, places: Sequence[int], parameters: Values, folds: Mapping[str, Fold]
+) -> Iterator[tuple[Cause, Change]]:
     wrong: dict[tuple[int, int], Array] = {}
+    biases: dict[int, Array] = {}
     told = list[str]()
     epsilons = set[tuple[float, float]]()
     for place in places:
-        for i, name in enumerate(exact.nodes[place].input):
-            stored = constant(exact, name)
-            if stored is None or stored.size < 2 or any(_is(stored, value) for value in parameters.values()):
-                continue
+        for i, name, stored in _strange(exact, place, parameters):
             parameter = _nearest(name, stored, parameters)
             if parameter is None:
                 continue
             right = _laid(parameters[parameter], stored)
             wrong[place, i] = right
             fold = folds.get(parameter)
+            bias = None if fold is None else folds.get(f"no bias with the BatchNorm {fold.owner} folded")
+            if bias is not None and list(exact.nodes[place].input) == [exact.nodes[place].input[0], name]:
+                biases[place] = bias.right
             if fold is None or not fold.is_near(stored):
-                told.append(_weight_said(name, stored, parameter, right, None))
+                statistics = "" if fold is None else fold.statistics_of(stored)
+                told.append(statistics or _weight_said(name, stored, parameter, right, None))
                 epsilon = None if fold is None else fold.epsilon_of(stored)
                 epsilons.add((np.nan, np.nan) if fold is None or epsilon is None else (epsilon, fold.epsilon))
     if not wrong:
         return
     first = min(place for place, _ in wrong)
-    changes = {at: always(right) for at, right in wrong.items()}
+    change = Change(
+        inputs={at: always(right) for at, right in wrong.items()},
+        nodes={place: _with_bias(exact.nodes[place], place) for place in biases},
+        given={f"{_BIAS} {place}": bias for place, bias in biases.items()},
+    )
     (own, models), *others = epsilons or {(np.nan, np.nan)}
     if not others and np.isfinite(own):
         text = f"{named(exact, first)} has a BatchNorm folded with epsilon {own:.3g}, the model has {models:.3g}"
-        yield Cause("epsilon", text, first), Change(inputs=changes)
-    elif len(wrong) > 1:
-        yield Cause("weights", f"{named(exact, first)}: {'; '.join(told)}", first), Change(inputs=changes)
+        yield Cause("epsilon", text, first), change
+    elif len(wrong) + len(biases) > 1:
+        told += [f"{named(exact, place)} has no bias, the model's mean or shift makes one" for place in biases]
+        yield Cause("weights", f"{named(exact, first)}: {'; '.join(dict.fromkeys(told))}", first), change
+
+
+def _with_bias(node: onnx.NodeProto, place: int) -> onnx.NodeProto:
+    changed = onnx.NodeProto()
+    changed.CopyFrom(node)
+    changed.input.append(f"{_BIAS} {place}")
+    return changed
+
+
+def _strange(exact: Exact, place: int, parameters: Values) -> Iterator[tuple[int, str, Array]]:
+    """Yield the weights of a node that are none of the parameters: place among the inputs, name, numbers."""
+    for i, name in enumerate(exact.nodes[place].input):
+        stored = constant(exact, name)
+        if stored is not None and stored.size > 1 and not any(_is(stored, value) for value in parameters.values()):
+            yield i, name, stored
 
 
 def _laid(parameter: Array, stored: Array) -> Array:
@@ -156,7 +194,8 @@ def _nearest(name: str, stored: Array, parameters: Values) -> str | None:
 
     def rank(n: str) -> tuple[bool, float, bool]:
         away = float(np.nan_to_num(np.abs(same_size[n] - stored), nan=np.inf).max())
-        return not _is_reversed(stored, same_size[n]), away / 2 if n == name else away, n != name
+        is_named = n == name or n.startswith(f"{name} with ")
+        return not _is_reversed(stored, same_size[n]), away / 2 if is_named else away, not is_named
 
     return min(same_size, key=rank, default=None)
 
