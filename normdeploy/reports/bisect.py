@@ -25,7 +25,7 @@ _MANY = 8  # nodes that are named
 def show_bisection(console: Console, bisection: Bisection) -> None:
     """Each fault, what could not be looked into, and the verdict."""
     for number, fault in enumerate(bisection.faults, 1):
-        module = printable(fault.module) or "module unknown"
+        module = printable(fault.module) or "the model itself"
         console.print(Text(f"{number}. {module}", style="red").append(f"  ({_WRONG[fault.wrong]})", style="default"))
         for name, text in _lines(fault).items():
             console.print(Text(f"   {name:<10}", style="dim").append(printable(text), style="default"))

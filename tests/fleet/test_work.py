@@ -9,7 +9,10 @@ import pytest
 from normdeploy.fleet.work import wrong_of
 
 ROW = {"runtime": "toy", "output": "y", "max_abs_error": 2.0, "allowed": 1.0, "verdict": "fail", "reason": ""}
-VOID = "the steps move it by 0.29 of its size: zeros would lie in the budget; give a metric"
+VOID = (
+    "its quantization steps alone may move this output by 29% of its size, so the default rule can't tell right from"
+    " wrong: give a metric (--metric)"
+)
 ALTERED = {"origin": "altered", "name": "w", "reason": "3 of 8 elements are not those of w"}
 
 

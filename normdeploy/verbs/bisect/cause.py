@@ -47,7 +47,8 @@ def cause_of(exact: Exact, known: Values, spot: Spot, program: Program, held: Va
             right.append((error, cause))
         if afresh.is_spent:
             break
-    if not right and not spot.left_out:
+    # Of a node that the model has too, a number may be wrong: without it a division by 1.01 is right where 1 is meant.
+    if not spot.left_out and all(_is_the_models(exact, cause, program.operator(spot.node)) for _, cause in right):
         numbers = program.numbers(spot.operators)
         right += islice(solved(exact, spot.places, numbers, spot.allowed, afresh.residual), 1)
     if not right and (function := other_function(exact, values, spot)) is not None:
@@ -62,6 +63,13 @@ def cause_of(exact: Exact, known: Values, spot: Spot, program: Program, held: Va
         return _left_out(exact, spot, program)
     inputs = {name: value for name, value in values.items() if name in exact.inputs}
     return of_the_difference(values[spot.end], spot, program, reference, inputs)
+
+
+def _is_the_models(exact: Exact, cause: Cause, operator: str) -> bool:
+    """Return whether a node that is said to be added is of the kind of the model's operator."""
+    if cause.kind != "added" or cause.place is None:
+        return False
+    return exact.nodes[cause.place].op_type.lower() in operator
 
 
 def _behind_hidden_rows(exact: Exact, values: Values, spot: Spot, program: Program, afresh: Afresh) -> Cause | None:

@@ -126,6 +126,6 @@ def _text(name: str, value: Array, other: str, right: Array) -> str:
     differs = _differences(value, right)
     first = tuple(int(i) for i in np.unravel_index(int(differs.argmax()), value.shape))
     return (
-        f"the constant {name!r} is not the model's {other}: {value[first]:.6g} where that is {right[first]:.6g}"
+        f"the constant {name!r} is not the model's {other}: {value[first]:.6g} where the model has {right[first]:.6g}"
         f" ({np.count_nonzero(differs)} of {value.size} elements differ)"
     )

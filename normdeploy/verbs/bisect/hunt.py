@@ -202,7 +202,7 @@ class Hunt:
                 _add(named, self._kept(trace, replace(fault, mended=bool(after), mended_error=error)))
             else:
                 self.notes.append(
-                    f"{fault.tensor!r} of {fault.module or 'module unknown'} is off too ({fault.cause}), which the"
+                    f"{fault.tensor!r} of {fault.module or 'the model itself'} is off too ({fault.cause}), which the"
                     " output does not feel"
                 )
             point = after

@@ -42,6 +42,9 @@ _CHOICES: dict[str, dict[str, tuple[object, ...]]] = {
     "Attention": {"is_causal": (0, 1)},
     "Trilu": {"upper": (0, 1)},
     "Resize": {"antialias": (0, 1)},
+    "Mod": {"fmod": (0, 1)},
+    "SoftmaxCrossEntropyLoss": {"reduction": ("mean", "sum", "none"), "ignore_index": (-100,)},
+    "NegativeLogLikelihoodLoss": {"reduction": ("mean", "sum", "none"), "ignore_index": (-100,)},
     "Gemm": {"transA": (0, 1), "transB": (0, 1)},
 }
 # Op -> attributes that are tried together.
@@ -51,6 +54,10 @@ _RESIZE: dict[str, tuple[object, ...]] = {
     "nearest_mode": ("round_prefer_floor", "floor", "ceil", "round_prefer_ceil"),
     "cubic_coeff_a": (-0.75, -0.5),
 }
+# Op -> what one of its inputs says, and the place of that input.
+_WHOLE = {"CumSum": ("axis", 1), "Trilu": ("diagonal", 1), "TopK": ("k", 1), "Slice": ("axis", 3)}
+_FARTHEST_DIAGONAL = 3
+_MOST_WHOLE = 64
 _ONLY = {"nearest_mode": "nearest", "cubic_coeff_a": "cubic"}  # attribute -> the mode of Resize that reads it
 
 
@@ -83,6 +90,29 @@ def settings(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, 
             yield from _set(exact, _Trial(place=place, attributes=attributes))
     if node.op_type == "Pad":
         yield from _moved_padding(exact, place)
+
+
+def whole_numbers(exact: Exact, place: int, values: Values) -> Iterator[tuple[Cause, Change]]:
+    """Let a node read another whole number: the axis of a CumSum or Slice, the diagonal of a Trilu, the k of a TopK."""
+    node = exact.nodes[place]
+    if not is_standard(node) or node.op_type not in _WHOLE or node.input[0] not in values:
+        return
+    what, i = _WHOLE[node.op_type]
+    own = _integers(exact, node.input[i]) if len(node.input) > i and node.input[i] else None
+    if own is None or own.size != 1:
+        return
+    shape = values[node.input[0]].shape
+    axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
+    sizes = {"CumSum": len(shape), "Slice": len(shape), "TopK": min(shape[axis] + 1, _MOST_WHOLE) if shape else 0}
+    choices = (
+        range(-_FARTHEST_DIAGONAL, _FARTHEST_DIAGONAL + 1) if node.op_type == "Trilu" else range(sizes[node.op_type])
+    )
+    for other in choices:
+        is_axis = node.op_type in ("CumSum", "Slice")
+        if other != (own.item() % len(shape) if is_axis else own.item()):
+            text = f"{named(exact, place)} has {what} {own.item()}, with {other} it is right"
+            kind = "axis" if is_axis else "attribute"
+            yield Cause(kind, text, place), Change(inputs={(place, i): always(np.full_like(own, other))})
 
 
 def as_the_model(

@@ -62,7 +62,7 @@ def _weight_said(name: str, stored: Array, parameter: str, right: Array, turned:
     count = stored.size - int(same.sum())
     whose = "the model's" if name == parameter else repr(parameter)
     return (
-        f"{name!r} is not {whose}: {stored[where]:.6g} where that is {right[where]:.6g} ({count} of {stored.size}"
+        f"{name!r} is not {whose}: {stored[where]:.6g} where the model has {right[where]:.6g} ({count} of {stored.size}"
         " numbers differ)"
     )
 

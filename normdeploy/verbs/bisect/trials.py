@@ -17,7 +17,7 @@ from .folds import EPSILONS
 from .match import Spot
 from .program import Program
 from .recurrent import GATES
-from .settings import as_the_model, integers_of_the_model, regrouped, settings, stated
+from .settings import as_the_model, integers_of_the_model, regrouped, settings, stated, whole_numbers
 from .stored import all_weights, directions_exchanged, exchanged_weights, weights
 from .training import batch_statistics, training
 from .unquantized import is_part
@@ -63,6 +63,7 @@ def trials(exact: Exact, values: Values, spot: Spot, program: Program, held: Val
         yield from hidden_rows(exact, place, values)
         yield from as_the_model(exact, place, program, spot.operators)
         yield from settings(exact, place, values)
+        yield from whole_numbers(exact, place, values)
         yield from regrouped(exact, place, values)
         yield from exchanged(exact, place)
         yield from parts_exchanged(exact, place)
@@ -115,9 +116,8 @@ def _epsilons(exact: Exact, place: int, numbers: Sequence[float]) -> Iterator[tu
                     and stored.item() != epsilon
                 ):
                     was = stored.item()
-                    gone = (
-                        f" (it vanished: {exact.types[name]} can't hold it)" if not was and name in exact.types else ""
-                    )
+                    vanishes = not was and name in exact.types and not np.asarray(epsilon).astype(exact.types[name])
+                    gone = f" (it vanished: {exact.types[name]} can't hold it)" if vanishes else ""
                     text = f"{named(exact, place)} has epsilon {was:.3g}, the model has {epsilon:.3g}{gone}"
                     yield Cause("epsilon", text, place), Change(inputs={(place, i): _filled(epsilon)})
         if node.op_type in _ROOTS:

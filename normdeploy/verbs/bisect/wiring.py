@@ -39,7 +39,11 @@ _ALIKE = (
         *("Softsign", "HardSigmoid", "HardSwish", "Mish", "Erf", "Exp", "Log", "Identity"),
     ),
     ("Softmax", "LogSoftmax"),
-    ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"),
+    (
+        *("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare"),
+        *("ReduceLogSumExp", "ReduceLogSum"),
+    ),
+    ("ArgMax", "ArgMin"),
     ("Add", "Sub", "Mul", "Div"),
     ("Max", "Min"),
     ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal"),

@@ -492,7 +492,8 @@ class Trial:
             return replace(result, verdict="fail", reason="; ".join(filter(None, (result.reason, budget.altered))))
         if result and candidate.name != UNROUNDED and result.steps is not None and result.steps > VOID:
             reason = (
-                f"the steps move it by {result.steps:.2g} of its size: zeros would lie in the budget; give a metric"
+                f"its quantization steps alone may move this output by {result.steps:.0%} of its size, so the default"
+                " rule can't tell right from wrong: give a metric (--metric)"
             )
             return replace(result, verdict="fail", reason=reason)
         if result or not (why := budget.why(candidate.name)):

@@ -95,7 +95,7 @@ def test_a_weight_that_is_nan_is_named(lost: int | None, exported: onnx.ModelPro
     onnx.save(proto, tmp_path / "nan.onnx")
     (fault,) = looked_for(encoder(), tmp_path / "nan.onnx").faults
     assert fault.kind == "weights"
-    assert "nan where that is" in fault.cause
+    assert "nan where the model has" in fault.cause
     assert f"({lost or values.size} of {values.size} numbers differ)" in fault.cause
 
 

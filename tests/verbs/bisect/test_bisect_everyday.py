@@ -101,7 +101,7 @@ def test_a_wrong_constant_is_named_in_the_place_of_its_readers(tmp_path: Path) -
     ).faults
     assert len(fault.nodes) == 1
     assert (fault.kind, fault.mended) == ("constant", True)
-    assert "0.102669 where that is 0.1 (3 of 4 elements differ)" in fault.cause
+    assert "0.102669 where the model has 0.1 (3 of 4 elements differ)" in fault.cause
 
 
 def test_constants_that_are_wrong_together_are_one_fault(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_weight_that_a_body_sees_around_it_is_named(tmp_path: Path) -> None:
     right, wrong = (model_of(LOOP, shift=[0.5, last, 0.25, -1]) for last in (0.25, 0.3))
     fault = only_fault(right, wrong, tmp_path)
     assert (fault.kind, fault.nodes) == ("weights", ("Loop steps",))
-    assert "'shift' is not the model's: 0.3 where that is 0.25" in fault.cause
+    assert "'shift' is not the model's: 0.3 where the model has 0.25" in fault.cause
 
 
 def test_node_that_a_body_has_too_many_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -163,3 +164,41 @@ def test_epsilon_of_a_norm_of_a_reference_file_is_solved_for(tmp_path: Path) -> 
     (fault,) = normdeploy.bisect(right, tmp_path / "wrong.onnx", seeds=1).faults
     assert fault.kind == "epsilon"
     assert fault.cause == "Conv 'conv' has a BatchNorm folded with epsilon 1e-05, the model has 0.001"
+
+
+def of_folded(layer: nn.Module, statistics: dict[str, float], folder: Path) -> tuple[Fault, ...]:
+    """Bisect a file whose BatchNorm, folded into the layer before, has one number in all channels of a statistic."""
+    torch.manual_seed(0)
+    net = nn.Sequential(layer, nn.BatchNorm2d(8)).eval()
+    for name in ("running_var", "running_mean", "weight"):
+        nn.init.uniform_(getattr(net[1], name), 0.3, 2)
+    wrong = copy.deepcopy(net)
+    with torch.no_grad():
+        for name, value in statistics.items():
+            getattr(wrong[1], name).fill_(value)
+    torch.onnx.export(wrong, IMAGE, folder / "wrong.onnx", dynamo=True, verbose=False)
+    assert "BatchNormalization" not in [node.op_type for node in onnx.load(folder / "wrong.onnx").graph.node]
+    return normdeploy.bisect(net, folder / "wrong.onnx", IMAGE, seeds=1).faults
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [lambda: nn.Conv2d(3, 8, 3), lambda: nn.Conv2d(3, 8, 3, bias=False), lambda: nn.ConvTranspose2d(3, 8, 3)],
+    ids=["Conv", "Conv without bias", "ConvTranspose"],
+)
+@pytest.mark.parametrize(
+    ("statistics", "told"),
+    [
+        ({"running_var": 1}, "folded with a running_var of 1 in every channel"),
+        ({"weight": 1}, "folded with a weight of 1 in every channel"),
+        ({"running_var": 1, "running_mean": 0}, "folded with a running_var of 1 in every channel"),
+    ],
+    ids=["variance", "gamma", "fresh"],
+)
+def test_a_norm_folded_from_fresh_statistics_is_named(
+    layer: Callable[[], nn.Module], statistics: dict[str, float], told: str, tmp_path: Path
+) -> None:
+    (fault,) = of_folded(layer(), statistics, tmp_path)
+    assert fault.kind == "weights"
+    assert f"the BatchNorm 1 is {told}" in fault.cause
+    assert fault.mended
