@@ -48,7 +48,8 @@ def cause_of(exact: Exact, known: Values, spot: Spot, program: Program, held: Va
         if afresh.is_spent:
             break
     # Of a node that the model has too, a number may be wrong: without it a division by 1.01 is right where 1 is meant.
-    if not spot.left_out and all(_is_the_models(exact, cause, program.operator(spot.node)) for _, cause in right):
+    operator = program.operator(spot.node) if spot.node else ""
+    if not spot.left_out and all(_is_the_models(exact, cause, operator) for _, cause in right):
         numbers = program.numbers(spot.operators)
         right += islice(solved(exact, spot.places, numbers, spot.allowed, afresh.residual), 1)
     if not right and (function := other_function(exact, values, spot)) is not None:

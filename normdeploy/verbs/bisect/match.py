@@ -192,7 +192,9 @@ class Search:
         names += [n for place in suspects[:_NEAR] for n in self.exact.reads(self.exact.nodes[place]) if n in self.found]
         sizes = {name: self.values[name].size for name in names if self.values[name].dtype.kind == "f"}
         after = list(dict.fromkeys([*firsts, *self._strange()[:_OPERATORS]]))
-        return [(name, node) for name, size in sizes.items() for node in after if self.reference[node].size == size][
+        # What a comparison gives is no tensor of numbers.
+        numbers = [node for node in after if self.reference[node].dtype.kind == "f"]
+        return [(name, node) for name, size in sizes.items() for node in numbers if self.reference[node].size == size][
             :_TRIALS
         ]
 

@@ -120,7 +120,7 @@ def _epsilons(exact: Exact, place: int, numbers: Sequence[float]) -> Iterator[tu
                     gone = f" (it vanished: {exact.types[name]} can't hold it)" if vanishes else ""
                     text = f"{named(exact, place)} has epsilon {was:.3g}, the model has {epsilon:.3g}{gone}"
                     yield Cause("epsilon", text, place), Change(inputs={(place, i): _filled(epsilon)})
-        if node.op_type in _ROOTS:
+        if node.op_type in (*_ROOTS, "Log"):
             text = f"the epsilon {epsilon:.3g} is missing before {named(exact, place)}"
             yield Cause("epsilon", text, place), Change(inputs={(place, 0): _plus(epsilon)})
 

@@ -57,9 +57,34 @@ def only_fault(right: Function, wrong: Function, folder: Path) -> Fault:
         (lambda y: y.prod(-1), lambda y: y.sum(-1), "operator", "should be ReduceProd"),
         (lambda y: y.norm(2, -1), lambda y: y.norm(1, -1), "operator", "should be ReduceL2"),
         (lambda y: y.argmax(-1), lambda y: y.argmin(-1), "operator", "should be ArgMax"),
+        (
+            lambda y: torch.log(torch.sigmoid(y * 100) + 1e-12),
+            lambda y: torch.log(torch.sigmoid(y * 100)),
+            "epsilon",
+            "the epsilon 1e-12 is missing before Log",
+        ),
+        (
+            lambda y: torch.where(y > 0, y, y * 0.5),
+            lambda y: torch.where(y < 0, y, y * 0.5),
+            "order",
+            "Less 'node_lt' reads",
+        ),
         (lambda y: (y / 1.0).softmax(-1), lambda y: (y / 1.01).softmax(-1), "number", "1.01, with 1 it is right"),
     ],
-    ids=["cumsum", "flip", "triu", "topk", "ignored", "summed", "product", "norm", "argmax", "divisor"],
+    ids=[
+        "cumsum",
+        "flip",
+        "triu",
+        "topk",
+        "ignored",
+        "summed",
+        "product",
+        "norm",
+        "argmax",
+        "log",
+        "comparison",
+        "divisor",
+    ],
 )
 def test_the_wrong_number_is_named(right: Function, wrong: Function, kind: str, told: str, tmp_path: Path) -> None:
     fault = only_fault(right, wrong, tmp_path)
