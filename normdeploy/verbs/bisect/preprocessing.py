@@ -26,8 +26,9 @@ _IMAGE = 4  # dims
 _CHANNELS = (1, 3, 4)
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as torchvision has them
 _DRAWS = 3
-# A constant input, or one that a norm makes nothing of, is the same after many transforms.
-_CONFIRMED = 2
+# Sizes of the inputs at which a transform is confirmed. A constant input, or one that a norm makes nothing of, is the
+# same after many transforms; and a large input hides a wrong epsilon, as 255 times any input is.
+_CONFIRMED = (1.0, 1.0, 0.01)
 _NEAR = 1e-2  # of the output's largest element; every transform here changes a model's output by more
 # A transform rounds three times, and each is another draw: numbers no larger than |x| + 1 before they are scaled.
 _UNITS = 12 * 2.0**-24
@@ -93,9 +94,9 @@ def _confirmed(
     model: Original, runner: OrtRunner, transform: Transform, feeds: Mapping[str, Array], name: str, output: str
 ) -> bool:
     """Whether a transform explains the file at inputs beside the given one, where the file is wrong without it."""
-    for seed in range(_CONFIRMED):
+    for seed, size in enumerate(_CONFIRMED):
         x = feeds[name]
-        moved = (x + np.random.default_rng(seed).uniform(-0.5, 0.5, x.shape)).astype(x.dtype)
+        moved = (size * (x + np.random.default_rng(seed).uniform(-0.5, 0.5, x.shape))).astype(x.dtype)
         reference = Reference(model).runner.infer({**feeds, name: moved})[output]
         scale = float(np.abs(reference[np.isfinite(reference)]).max(initial=0))
         right = _error(runner, {**feeds, name: transform.apply(moved)}, output, reference)

@@ -100,6 +100,34 @@ def test_other_preprocessing_is_named_by_what_the_file_takes(change: Change, tex
     assert text in fault.cause
 
 
+def detector(epsilon: float) -> onnx.ModelProto:
+    """Boxes of a convolution behind a norm, chosen by their scores: the indices alone are the output."""
+    proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        net (float[batch, 3, 16, 16] x) => (int64[n, 3] y)
+        <int64[1] most = {{20}}, float[1] overlap = {{0.5}}, float[1] least = {{0.3}}, int64[3] of_boxes = {{0, 4, -1}},
+         int64[3] of_scores = {{0, 3, -1}}, int64[2] parts = {{4, 3}}>
+        {{ f = Conv <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (x, w1, b1)
+           g = InstanceNormalization <epsilon = {epsilon}> (f, gamma, beta) r = Relu(g) h = Conv(r, w2, b2)
+           boxes, scores = Split <axis = 1> (h, parts) rows = Reshape(boxes, of_boxes) s = Reshape(scores, of_scores)
+           q = Sigmoid(s) u = Sigmoid(rows) t = Transpose <perm = [0, 2, 1]> (u)
+           y = NonMaxSuppression(t, q, most, overlap, least) }}""")
+    rng = np.random.default_rng(1)
+    sizes = {"w1": ((8, 3, 3, 3), 0.4), "b1": ((8,), 0.2), "gamma": ((8,), 1.0), "beta": ((8,), 0.3)}
+    sizes |= {"w2": ((7, 8, 1, 1), 0.8), "b2": ((7,), 0.3)}
+    for name, (shape, size) in sizes.items():
+        value = (size * rng.standard_normal(shape)).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(value, name))
+    return proto
+
+
+def test_an_epsilon_that_a_large_input_hides_is_no_preprocessing(tmp_path: Path) -> None:
+    """Of 255 times x the norm hardly knows its epsilon, so that the indices are right then."""
+    for name, epsilon in (("right", 1e-5), ("wrong", 0.05)):
+        onnx.save(detector(epsilon), tmp_path / f"{name}.onnx")
+    found = normdeploy.bisect(tmp_path / "right.onnx", tmp_path / "wrong.onnx", dims=["batch=1:2:4"])
+    assert [fault.kind for fault in found.faults] == ["epsilon"]
+
+
 def test_weights_of_another_state_are_one_fault(tmp_path: Path) -> None:
     def change(graph: onnx.GraphProto) -> None:
         rng = np.random.default_rng(1)
