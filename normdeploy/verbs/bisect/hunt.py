@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import ml_dtypes
 import numpy as np
@@ -31,6 +32,7 @@ from .explain import explanation
 from .insides import pairs_with
 from .lab import Bench, FirstWrong, in_order, output_changed, rounded_inputs, worse
 from .match import Search, Spot
+from .modules import exchanges
 from .program import program_of
 from .reproduce import Reproduction
 from .runtime import HALVES, Units, Widened, Wrong
@@ -40,6 +42,7 @@ from .wiring import exchanged_tensors, of_one_source
 
 CUDA = title("cuda", optimize=False), title("cuda", optimize=True)
 MOST = 5  # faults that are looked for
+_MOST_EXCHANGES = 16  # of modules, each of which is one run
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ class Hunt:
             return [together]
         if all(fault.kind == "unknown" and not fault.mended for fault in named):
             self.notes.clear()
-            return self._likeliest() or named or [self.stretch(point, "no single change explains it")]
+            return named or [self.stretch(point, "no single change explains it")]
         return named
 
     def _together(self, point: Point) -> list[Fault]:
@@ -242,16 +245,11 @@ class Hunt:
         for cause, change in exchanged_tensors(self._exact, of_one_source(self._exact, tensors), tensors):
             error = afresh.error(change)
             if error <= spot.allowed:
-                made = [self._exact.makers[name] for name in cause.held if name in self._exact.makers]
+                made = sorted({self._exact.makers[name] for name in cause.held if name in self._exact.makers})
                 numbers = (at_output.error, at_output.allowed, at_output.scale, at_output.reason)
                 fault = self._told(self._module(made), self._output, made, "file", numbers, cause, at_output)
                 return replace(fault, mended=True, mended_error=error)
         return None
-
-    def _likeliest(self) -> list[Fault]:
-        """The first fault with a cause that, mended alone, leaves the output more wrong."""
-        doubted = [trace for trace in self._doubted if trace.fault.kind != "unknown"]
-        return [self._kept(trace, trace.fault) for trace in doubted[:1]]
 
     def stretch(self, at_output: Point, why: str) -> Fault:
         """The nodes between the last tensors that are right and the first that is not."""
@@ -273,6 +271,12 @@ class Hunt:
         if replacement.cause is not None and (error := self._error_of(replacement.proto)) is not None:
             places = [p for p, node in enumerate(self._exact.nodes) if set(replacement.names) & set(node.input)]
             return self._one(places, replacement.cause, at_output, error)
+        for exchange in islice(exchanges(self._model, self._program, self._bench.proto), _MOST_EXCHANGES):
+            if (error := self._error_of(exchange.proto)) is not None:
+                places = [
+                    next(p for p, n in enumerate(self._exact.nodes) if name in n.input) for name in exchange.names
+                ]
+                return self._one(places, exchange.cause, at_output, error)
         changed, results = in_eval(self._bench.proto, stored_in(self._model))
         if results and (error := self._error_of(changed)) is not None:
             places = [self._exact.makers[name] for name in results]

@@ -61,6 +61,10 @@ class Program(ABC):
         """Return the parameters and buffers that an operator is computed from."""
         return []
 
+    @abstractmethod
+    def places(self) -> dict[str, int]:
+        """Return the place of the first operator that reads each parameter."""
+
     def buffers(self) -> dict[str, Array]:
         """Return the stored tensors that are no parameters, floating ones in float64."""
         return {}
@@ -119,6 +123,11 @@ class TorchProgram(Program):
         targets = {s.arg.name: s.target for s in self._model.program.graph_signature.input_specs}
         every = self._ancestors([name]) if name in self._nodes else set()
         return [target for source, target in targets.items() if source in every and target]
+
+    def places(self) -> dict[str, int]:
+        targets = {s.target: s.arg.name for s in self._model.program.graph_signature.input_specs if s.target}
+        read = {target: [self.order[user.name] for user in self._nodes[n].users] for target, n in targets.items()}
+        return {target: min(places) for target, places in read.items() if places}
 
     def _ancestors(self, names: Iterable[str]) -> set[str]:
         """``names`` and all that they are computed from."""
@@ -247,6 +256,13 @@ class FileProgram(Program):
 
     def end(self, output: str) -> str:
         return output
+
+    def places(self) -> dict[str, int]:
+        places: dict[str, int] = {}
+        for name, place in self.order.items():
+            for read in self._exact.reads(self._node(name)):
+                places.setdefault(read, place)
+        return places
 
     def nodes(self, names: Iterable[str]) -> list[onnx.NodeProto]:
         return [self._node(name) for name in names]

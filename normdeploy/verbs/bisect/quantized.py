@@ -46,7 +46,7 @@ _APART = 16.0  # times, from which on one scale for all channels wastes four bit
 _FLOAT32 = 1e-5  # of an output's largest number: what evaluating in float32 may cost, far below any step
 _USUAL = 4  # random inputs on which ranges are looked at
 _BY_STEPS = ("coarse", "granularity")  # kinds that show in the budget, and not in the error
-_UNEXPLAINED = ("unknown", "left out", "factor", "weights", "added")
+_UNEXPLAINED = ("unknown", "left out", "factor", "weights")
 MOST = 5
 
 

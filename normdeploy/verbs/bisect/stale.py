@@ -44,7 +44,7 @@ def replaced(model: Original, proto: onnx.ModelProto) -> Replacement:
     stored = parameters | {name: fold.right for name, fold in folds.items()}
     kept = {t.name: values(t) for t in proto.graph.initializer}
     kept = {name: v for name, v in kept.items() if v.dtype.kind == "f" and v.size > 1}
-    strange = {name: v for name, v in kept.items() if not any(_is_alike(p, v) for p in stored.values())}
+    strange = {name: v for name, v in kept.items() if not any(is_alike(p, v) for p in stored.values())}
     if len(strange) < _FEWEST or len(strange) <= _MOST * len(kept):
         return Replacement(proto=proto)
     places = dict(_places(strange, stored))
@@ -75,13 +75,18 @@ def _cause(names: Sequence[str], epsilons: Set[float | None], folds: Mapping[str
     )
 
 
-def _is_alike(one: Array, other: Array) -> bool:
+def is_alike(one: Array, other: Array) -> bool:
     """Whether two weights hold the same numbers, in either order of their dims."""
+    return any(is_near(laid, other) for laid in (one, one.T))
+
+
+def is_near(one: Array, other: Array) -> bool:
+    """Whether ``other`` holds the numbers of a parameter in memory's order, as float32 or as it is rounded."""
     if one.size != other.size:
         return False
     a, b = one.astype(np.float64), other.astype(np.float64)
     near = (_NEAR_HALF if _is_half(other) else _NEAR) * np.abs(a).max(initial=0)
-    return any(np.abs(laid.reshape(b.shape) - b).max(initial=0) <= near for laid in (a, a.T))
+    return bool(np.abs(a.reshape(b.shape) - b).max(initial=0) <= near)
 
 
 def _is_half(value: Array) -> bool:

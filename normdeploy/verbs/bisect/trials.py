@@ -42,12 +42,46 @@ _ROOTS = ("Sqrt", "Reciprocal", "Pow")
 
 
 def trials(exact: Exact, values: Values, spot: Spot, program: Program, held: Values) -> Iterator[tuple[Cause, Change]]:
-    """Yield every change of one node of a spot that is tried, with the cause that it would show.
+    """Yield every change of one node of a spot that is tried, and of all that are alike, with the cause that it would
+    show.
 
     Args:
         values: of all that the spot reads and makes, as the file has them.
         held: results of the model's operators that the file has too, float64.
     """
+    tried = list[tuple[Cause, Change]]()
+    for cause, change in _of_one(exact, values, spot, program, held):
+        if len(change.nodes) == 1 and not change.inputs and not change.given:
+            tried.append((cause, change))
+        yield cause, change
+    yield from _of_all_alike(exact, tried)
+
+
+def _of_all_alike(exact: Exact, tried: Sequence[tuple[Cause, Change]]) -> Iterator[tuple[Cause, Change]]:
+    """Change all nodes that are alike in the same way: code that runs several times, as for queries and keys, is wrong
+    each time."""
+    alike: dict[tuple[object, ...], list[tuple[Cause, Change]]] = {}
+    for cause, change in tried:
+        ((place, node),) = change.nodes.items()
+        own = exact.nodes[place]
+        inputs = list(own.input)
+        order = tuple(inputs.index(name) for name in node.input if name in inputs)
+        alike.setdefault((*_operator(own), *_operator(node), order), []).append((cause, change))
+    for group in alike.values():
+        nodes = {place: node for _, change in group for place, node in change.nodes.items()}
+        first, *others = nodes
+        if others and len(nodes) == len(group):
+            cause = group[0][0]
+            text = f"{cause.text}; so it is with {', '.join(named(exact, place) for place in others)}"
+            yield Cause(cause.kind, text, first), Change(nodes=nodes)
+
+
+def _operator(node: onnx.NodeProto) -> tuple[str, ...]:
+    attributes = sorted(node.attribute, key=lambda a: a.name)
+    return (node.op_type, *(str(a.SerializeToString(deterministic=True)) for a in attributes))
+
+
+def _of_one(exact: Exact, values: Values, spot: Spot, program: Program, held: Values) -> Iterator[tuple[Cause, Change]]:
     parameters, numbers = program.parameters(spot.operators), program.numbers(spot.operators)
     folds = program.folds(spot.operators)
     whole = {**parameters, **{name: fold.right for name, fold in folds.items()}}

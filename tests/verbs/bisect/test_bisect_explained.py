@@ -171,11 +171,11 @@ class Gated(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.gate, self.up = nn.Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False)
+        self.gate, self.up = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(3, 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate = self.gate(x)
-        return gate * torch.sigmoid(gate) * self.up(x)
+        gate = nn.functional.linear(x, self.gate)
+        return gate * torch.sigmoid(gate) * nn.functional.linear(x, self.up)
 
 
 GATED = """
@@ -195,7 +195,7 @@ net (float[2, 4] x) => (float[2, 3] y)
 def test_two_weights_in_each_others_place_are_named(tmp_path: Path) -> None:
     """Each is a weight of the model, so only both together are wrong."""
     model = Gated().eval()
-    gate, up = (layer.weight.detach().numpy().T for layer in (model.gate, model.up))
+    gate, up = (weight.detach().numpy().T for weight in (model.gate, model.up))
     fault = only_fault(model, model_of(GATED, one=up, other=gate), tmp_path, torch.randn(2, 4))
     assert fault.kind == "weights"
     assert "'one' and 'other' are in each other's place" in fault.cause

@@ -7,10 +7,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
+from onnx import numpy_helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
+from torch import nn
 
 from normdeploy.exporter import to_onnx
+from normdeploy.loading import from_module
 from normdeploy.model import Model
 from normdeploy.verbs.bisect.bisect import Bisection, bisect
 from normdeploy.verbs.bisect.parameters import wrong_weight
@@ -196,6 +200,38 @@ def test_node_that_is_wrong_is_named_in_a_quantized_file(right: tuple[Model, Pat
     bisection = searched(model, files.edited(path, "epsilon.onnx", wrong))
     assert [f.kind for f in bisection.faults] == ["epsilon"], str(bisection)
     assert bisection.faults[0].nodes[0].startswith("LayerNormalization ")
+
+
+class Sliced(nn.Module):
+    """A weight that is a part of a parameter, which an exporter stores alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.norm = nn.Parameter(torch.randn(32, 16)), nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.norm(x + nn.functional.linear(x, self.weight[:16])))
+
+
+def test_node_added_behind_a_weight_that_is_like_no_parameter_is_named(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Sliced().eval()
+    model = from_module(net, inputs=["x:float32[4,5,16]"])
+    path = tmp_path / "int8.onnx"
+    torch.onnx.export(net, (torch.randn(4, 5, 16),), tmp_path / "float32.onnx", dynamo=True, verbose=False)
+    quantize_static(tmp_path / "float32.onnx", path, files.Samples(files.samples(model)))
+
+    def scaled(proto: onnx.ModelProto) -> None:
+        place = next(i for i, n in enumerate(proto.graph.node) if n.op_type == "LayerNormalization")
+        norm = proto.graph.node[place]
+        end, norm.output[0] = norm.output[0], "before"
+        proto.graph.initializer.append(numpy_helper.from_array(np.float32(1.5), "one_and_a_half"))
+        proto.graph.node.insert(
+            place + 1, onnx.helper.make_node("Mul", ["before", "one_and_a_half"], [end], name="scaled")
+        )
+
+    bisection = searched(model, files.edited(path, "scaled.onnx", scaled))
+    assert ("added", ("Mul scaled",)) in [(f.kind, f.nodes) for f in bisection.faults], str(bisection)
 
 
 def test_weights_of_files_of_dynamic_ranges_and_of_operators_are_named(tmp_path: Path) -> None:
