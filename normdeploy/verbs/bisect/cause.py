@@ -3,6 +3,7 @@ likely one."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from itertools import islice
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from ...runtimes.exact import Array, Change, Exact, NotEvaluated, Values, tensors_of
 from ..verify.drift import distance
-from .changes import Cause, named
+from .changes import Cause, always, named
 from .differences import of_the_difference
 from .functions import other_function
 from .match import Spot
@@ -62,6 +63,8 @@ def cause_of(exact: Exact, known: Values, spot: Spot, program: Program, held: Va
         return behind
     if spot.left_out:
         return _left_out(exact, spot, program)
+    if (inside := _left_out_inside(exact, values, spot, program, reference, afresh)) is not None:
+        return inside
     inputs = {name: value for name, value in values.items() if name in exact.inputs}
     return of_the_difference(values[spot.end], spot, program, reference, inputs)
 
@@ -86,6 +89,25 @@ def _behind_hidden_rows(exact: Exact, values: Values, spot: Spot, program: Progr
                             f"{cause.text}; the rows that the mask hides whole at {named(exact, place)} are wrong too"
                         )
                         return Cause("weights", text, p)
+    return None
+
+
+def _left_out_inside(
+    exact: Exact, values: Values, spot: Spot, program: Program, reference: Values, afresh: Afresh
+) -> Cause | None:
+    """The operator whose result the model has where a node of the spot reads a right tensor."""
+    made = {name for p in spot.places for name in exact.nodes[p].output}
+    for place, operator in itertools.product(spot.places, spot.operators):
+        right = reference.get(operator)
+        for i, name in enumerate(exact.nodes[place].input):
+            is_right = name in values and name not in made and name not in exact.constants
+            if right is None or operator == spot.last or not is_right or values[name].size != right.size:
+                continue
+            change = Change(inputs={(place, i): always(right.reshape(values[name].shape))})
+            if afresh.error(change) <= spot.allowed:
+                module = program.module(operator)
+                source = f"{program.operator(operator)}{f' of {module}' if module else ''}"
+                return Cause("left out", f"{source} is left out: {named(exact, place)} reads {name!r} itself", place)
     return None
 
 

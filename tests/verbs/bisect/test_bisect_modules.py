@@ -174,3 +174,27 @@ def test_interleaved_rotation_is_an_order_with_signs(tmp_path: Path) -> None:
     (fault,) = searched(model, wrong, tmp_path, torch.randn(3, 8)).faults
     assert fault.kind == "order"
     assert "with the slices [-5, 4, -7, 6, 1, -0, 3, -2] of its axis 1" in fault.cause
+
+
+class Rolled(nn.Module):
+    """A branch that is rolled before it is added, and what is computed from the sum."""
+
+    def __init__(self, *, rolls: bool) -> None:
+        super().__init__()
+        self.branch, self.norm, self.last, self.rolls = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 6), rolls
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.branch(x))
+        x = x + (y.roll(1, 1) if self.rolls else y)
+        return x + self.last(self.norm(x))
+
+
+def test_operator_left_out_before_one_input_of_a_node_is_named(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, wrong = Rolled(rolls=True).eval(), Rolled(rolls=False).eval()
+    wrong.load_state_dict(model.state_dict())
+    path, args = tmp_path / "wrong.onnx", (torch.randn(2, 5, 6),)
+    torch.onnx.export(wrong, args, path, dynamo=False, opset_version=17)
+    (fault,) = normdeploy.bisect(model, path, args, seeds=1).faults
+    assert fault.kind == "left out"
+    assert fault.cause == "aten.roll is left out: Add '/Add' reads '/Tanh_output_0' itself"
