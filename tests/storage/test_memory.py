@@ -19,8 +19,9 @@ from normdeploy.exporter import to_light, to_onnx
 from normdeploy.graphs.unrounded import Unrounded
 from normdeploy.loading import from_module
 from normdeploy.proof.errors import NotProved
-from normdeploy.rewriting import rewrite, rounding
+from normdeploy.rewriting import rounding
 from normdeploy.rewriting.rewrite import optimize
+from normdeploy.rewriting.rewriter import Rewriter
 from normdeploy.storage import heap, held
 from normdeploy.storage.files import filled
 from normdeploy.storage.protos import copied
@@ -255,11 +256,12 @@ def test_what_a_refused_proof_evaluated_is_let_go() -> None:
     )
     proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            rewrite,
-            "_rounding",
-            lambda work, real=rewrite._rounding: (seen.extend(work.proofs.values()), real(work))[1],
-        )
+
+        def watched(self: Rewriter, real: Any = Rewriter.judge, **options: bool) -> None:
+            seen.extend(self._proofs.values())
+            real(self, **options)
+
+        patch.setattr(Rewriter, "judge", watched)
         summary = optimize(proto)[1]
     assert [f.status for f in summary.findings] == ["folded"]
     refused = [e for e in seen if isinstance(e, NotProved)]

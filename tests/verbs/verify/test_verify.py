@@ -459,7 +459,8 @@ def test_an_engine_is_run_within_its_profile(
     name = "TensorRT-RTX (m.engine)"
     comparison = verified(net, proto, tmp_path, engines=[tmp_path / "m.engine"])
     assert of(comparison, "logits", name)
-    assert f"{name}: 4 of 35 cases lie outside the engine's profile and were not run" in comparison.notes
+    told = rf"{re.escape(name)}: 4 of \d+ cases lie outside the engine's profile and were not run"
+    assert any(re.fullmatch(told, note) for note in comparison.notes)
 
     monkeypatch.setattr(Engine, "largest", 0)
     comparison = verified(net, proto, tmp_path, engines=[tmp_path / "m.engine"])

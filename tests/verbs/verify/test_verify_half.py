@@ -138,14 +138,16 @@ def test_another_epsilon_of_a_float16_norm_with_a_bias_is_wrong(factor: float, r
 def test_roundings_of_subnormal_numbers_of_float16_have_its_one_spacing() -> None:
     """A mean of squares of 1e-4 is such a number, and its spacing is a part of an epsilon of 1e-6."""
     proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 18]>
-        g (float16[N] x) => (float16[N] y) { y = Add(x, x) }""")
-    x = np.array([0.0, 1e-6, 1e-4, 1.0], np.float16)
+        g (float16[N] x) => (float16[N] y) { y = Mul(x, factor) }""")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1.7, np.float16), "factor"))
+    x = np.array([0.0, 1e-6, 1e-4, 1.3], np.float16)
     runner = File64Runner(proto)
     exact = runner.infer({"x": x})["y"]
     away = np.max([np.abs(runner.rounded({"x": x}, seed)["y"] - exact) for seed in range(30)], axis=0)
     assert away[0] == 0
-    # Half a spacing is 2⁻²⁵ below 2⁻¹⁴, and 2⁻¹¹ of the number above.
-    assert 2.0**-26 < away[1] <= 2.0**-25
+    # Below 2⁻¹⁴ a spacing is 2⁻²⁴: half of one is lost, and the result is rounded up or down to a number of them. Above
+    # half a spacing is 2⁻¹¹ of the number.
+    assert 2.0**-26 < away[1] <= 2.0**-24 + 2.0**-25
     assert 2.0**-12 < away[2] / exact[2] <= 2.0**-11
     assert 2.0**-12 < away[3] / exact[3] <= 2.0**-11
 
