@@ -55,7 +55,7 @@ def merge(graph: Graph, node: gs.Node, target: Target) -> Proposal | Remark | No
 
 
 def _norms(part: Part, target: Target) -> Sequence[Entry]:
-    """What is told of the norms in a branch."""
+    """Return the entries of the norms in a branch."""
     merged_before = target.entries_behind(part.out.name)
     if merged_before:
         return merged_before
@@ -64,7 +64,7 @@ def _norms(part: Part, target: Target) -> Sequence[Entry]:
 
 
 def _merged(finding: Finding, certificate: Certificate | None, became: str) -> Finding:
-    """What is told of a norm in a branch that was merged."""
+    """Return the finding of a norm whose branch was merged."""
     before = finding.became.split(", merged")[0]
     told = became if finding.remains else f"{before}, {became}"
     whole = both(finding.certificate, certificate)

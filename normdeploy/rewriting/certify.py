@@ -95,7 +95,7 @@ def decide(
 
 
 def why(failure: Failure) -> str:
-    """Return the reason that is told."""
+    """Return the reason of a failure, for people."""
     return failure.reason if isinstance(failure, Refusal) else f"it can't be proved: {failure.note}"
 
 

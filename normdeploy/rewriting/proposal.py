@@ -7,7 +7,7 @@ A transform is a function ``propose(graph, node, target)``. It returns one of
     Remark      what is told besides of norms that have a finding
     None        nothing: this is no place for it
 
-It changes neither the graph nor what is told.
+It changes no finding, and the graph in one way alone: sizes that the file states may become constants.
 """
 
 from __future__ import annotations
