@@ -67,14 +67,6 @@ class Bounds:
         """How many s eager needs in this case."""
         return float((self._eager[output] / self.units(output)).max(initial=0.0))
 
-    def spread_loss(self, output: str, eager: np.ndarray) -> None:
-        """Allow each element what ``eager`` is off by anywhere, if it keeps no digit and no rounding does that.
-
-        What overflows inside and ends in 1/Inf is a finite number, and which rows do depends on the kernel.
-        """
-        if self.ratio(output) > MOST_RATIO and is_lost(eager, self._reference[output]):
-            self._eager[output] = np.full_like(self._eager[output], self._eager[output].max(initial=0.0))
-
     def allowed(self, output: str, ratio: float, error: np.ndarray | None = None) -> np.ndarray:
         """The largest error of each element that passes.
 

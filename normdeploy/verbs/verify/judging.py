@@ -175,8 +175,6 @@ class Trial:
             bounds = Bounds(reference, own, rounded, may_draw)
             for name in bounds.outputs if case.kind not in LENIENT else ():
                 self._ratios[name] = max(self._ratios.get(name, 1.0), bounds.ratio(name))
-            for name in bounds.outputs if case.kind == EXTREME else ():
-                bounds.spread_loss(name, eager[name])
         lenient = case.kind in LENIENT or (isinstance(self.model, FileModel) and _undefined(eager, reference))
         self.answers.append(Answer(case, feeds, reference, ties, bounds, eager if lenient else None))
         for name, value in eager.items():
