@@ -1,8 +1,11 @@
-"""Tells floating types from integers, those of ml_dtypes too, which numpy calls "V" alike."""
+"""Tells floating types from integers, those of ml_dtypes too, which numpy calls "V" alike, and their unit roundoff."""
 
 from __future__ import annotations
 
 import numpy as np
+
+# Half of the distance between 1 and the next larger number, by numpy's name of a floating type.
+UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 def is_float(dtype: np.dtype) -> bool:

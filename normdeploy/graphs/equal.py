@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from ..element_types import UNIT_ROUNDOFF
 from ..errors import ExportError
 from ..sessions import open_session
 from ..storage.files import bodies, tensors
@@ -18,16 +19,15 @@ from ..storage.held import SMALLEST, array
 from ..storage.ordering import reads
 from ..storage.weights import detached, refer
 
-_UNIT_ROUNDOFF = {
-    onnx.TensorProto.BFLOAT16: 2.0**-8,
-    onnx.TensorProto.FLOAT16: 2.0**-11,
-    onnx.TensorProto.FLOAT: 2.0**-24,
-    onnx.TensorProto.DOUBLE: 2.0**-53,
-}
-
 _LARGE = SMALLEST  # bytes of a weight that is not copied where that can be avoided
 _FED = {"MatMul", "com.microsoft.FusedMatMul", "Gemm", "Conv", "ConvTranspose", "Gather", "Transpose", "Add", "Mul"}
 
+_FLOATING = {
+    "bfloat16": onnx.TensorProto.BFLOAT16,
+    "float16": onnx.TensorProto.FLOAT16,
+    "float32": onnx.TensorProto.FLOAT,
+    "float64": onnx.TensorProto.DOUBLE,
+}
 _TYPE_ATTRIBUTES = {"to", "dtype"}  # of Cast and of what draws or counts
 
 
@@ -187,9 +187,8 @@ def unit_roundoff(proto: onnx.ModelProto) -> float:
         v.type.tensor_type.elem_type for v in (*proto.graph.input, *proto.graph.output)
     }
     types |= {a.i for body in bodies(proto) for node in body.node for a in node.attribute if a.name in _TYPE_ATTRIBUTES}
-    return max(
-        (u for kind, u in _UNIT_ROUNDOFF.items() if kind in types), default=_UNIT_ROUNDOFF[onnx.TensorProto.FLOAT]
-    )
+    known = (UNIT_ROUNDOFF[name] for name, elem_type in _FLOATING.items() if elem_type in types)
+    return max(known, default=UNIT_ROUNDOFF["float32"])
 
 
 def _difference(old: np.ndarray, new: np.ndarray) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..element_types import UNIT_ROUNDOFF
 from ..evaluate import evaluate
 from ..graphs.file_graph import widen
 from ..graphs.graph import Graph
@@ -33,7 +34,6 @@ _READ = (
 )  # where constants before are roundings in float32: what is measured with them is off by a few of its ulp
 _TERMS = 2.0**-40  # of the sum of the magnitudes of what is added up: float64 loses a few ulp of that for each term
 _SOLVED = 2.0**-40  # of an epsilon, a quotient of differences in float64
-_UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 _LEAST = {
     "float64": 2.0**-1075,
     "float32": 2.0**-150,
@@ -173,7 +173,7 @@ def _rounded_once(stored: np.ndarray, exact: np.ndarray) -> bool:
 
 def _within_half_an_ulp(stored: np.ndarray, exact: np.ndarray, dtype: str, name: str, off: float = 0.0) -> None:
     """``off``: relative error of ``exact`` itself."""
-    unit, least = _UNITS.get(dtype, 2.0**-24), _LEAST.get(dtype, 0.0)
+    unit, least = UNIT_ROUNDOFF.get(dtype, UNIT_ROUNDOFF["float32"]), _LEAST.get(dtype, 0.0)
     with np.errstate(all="ignore"):
         _, exponent = np.frexp(stored)
         half = np.maximum(

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..element_types import UNIT_ROUNDOFF
 from ..evaluate import evaluate
 from ..forms.batch import Fold, Share
 from ..forms.linear import Linear
@@ -315,15 +316,16 @@ def worst(
     valid = np.isfinite(exact) & np.isfinite(before)
     was = np.where(valid, np.abs(before - exact), 0.0).max(axis=0, initial=0.0)
     now = np.where(valid, np.where(np.isfinite(after), np.abs(after - exact), np.inf), 0.0).max(axis=0, initial=0.0)
-    allowed = TIMES * was + ULPS * _epsilon(dtype) * np.where(valid, np.abs(exact), 0.0).max(axis=0, initial=0.0)
+    allowed = TIMES * was + ULPS * 2 * _unit(dtype) * np.where(valid, np.abs(exact), 0.0).max(axis=0, initial=0.0)
     if not (now > allowed).any():
         return None
     c = int(np.argmax(np.where(now > allowed, now / (allowed + 1e-300), 0.0)))
     return Loss(int(channels[c]), float(was[c]), float(now[c]), float(allowed[c]), into)
 
 
-def _epsilon(dtype: np.dtype) -> float:
-    return {"float16": 2.0**-10, "bfloat16": 2.0**-7}.get(dtype.name, 2.0**-23)
+def _unit(dtype: np.dtype) -> float:
+    """Return the unit roundoff; that of float32 for float64, which is rounded to float32 here."""
+    return UNIT_ROUNDOFF["float32" if dtype == np.float64 else dtype.name]
 
 
 _NORMAL = np.random.default_rng(23).standard_normal(_POOL)

@@ -28,6 +28,7 @@ import onnx
 import onnx_graphsurgeon as gs
 import onnxruntime as ort
 
+from ..element_types import UNIT_ROUNDOFF
 from ..evaluate import evaluate
 from ..graphs.calls import attach
 from ..graphs.graph import Graph, value_inputs
@@ -45,7 +46,6 @@ OF_A_KIND = 8  # of norms that differ in gamma and beta only this many are run
 GROSS = 16  # times the error allowed
 ORDINARY = frozenset({"normal", "skewed"})  # patterns of the battery
 _UNITS = 8  # roundings of its largest sum that a fold may be off by
-_UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def trial(
     try:
         with evaluate.quiet():
             reference = case.before.run([v.astype(np.float64) for v in stored])
-            allowed = expected(reference, _UNIT.get(dtype.name, 2.0**-24))
+            allowed = expected(reference, UNIT_ROUNDOFF.get(dtype.name, UNIT_ROUNDOFF["float32"]))
     except EvaluationFailed:
         return None
     sides = [

@@ -19,6 +19,7 @@ import onnx
 import torch
 
 from ..domains import is_standard
+from ..element_types import UNIT_ROUNDOFF
 from ..errors import NormdeployError
 from ..evaluate import evaluate
 from ..evaluate.core import Unsupported
@@ -33,7 +34,7 @@ from .arrays import check_names
 from .eager import Float64Runner
 from .exact import Array, Exact, NotEvaluated, inlined
 from .resampling import off_coordinates
-from .rounding import FLOAT32, lost_along, of_a_sum, off_statistics, op_names
+from .rounding import FLOAT16, FLOAT32, lost_along, of_a_sum, off_statistics, op_names
 from .underflow import round_underflow
 
 _HALVES = {torch.float16: np.dtype(np.float16), torch.bfloat16: np.dtype(ml_dtypes.bfloat16)}
@@ -66,8 +67,8 @@ _UNDERFLOWING = op_names("Exp Softmax Sigmoid Mul Div Pow ReduceProd Gelu FastGe
 _ORDERS = op_names("TopK ArgMax ArgMin NonMaxSuppression Unique")
 _SMALL = 2**16  # elements of a parameter that is disturbed, and more than one: an epsilon or exponent is what it is
 # Of float16, by its unit roundoff; the range of wider types is nobody's concern here.
-_SMALLEST_NORMAL = {2.0**-11: 2.0**-14}
-_SHORT = {FLOAT32: np.dtype(np.float16), 2.0**-11: np.dtype(ml_dtypes.bfloat16)}
+_SMALLEST_NORMAL = {FLOAT16: 2.0**-14}
+_SHORT = {FLOAT32: np.dtype(np.float16), FLOAT16: np.dtype(ml_dtypes.bfloat16)}
 _APART = 1e-300  # of equal values, which any order may take; any other number absorbs it
 
 Change = Callable[[str, Array], Array]
@@ -455,4 +456,4 @@ def _is_floating(kind: np.dtype) -> bool:
 
 
 def _unit(kind: np.dtype) -> float:
-    return float(ml_dtypes.finfo(kind).eps) / 2
+    return UNIT_ROUNDOFF[kind.name]

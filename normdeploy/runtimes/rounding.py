@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ..element_types import UNIT_ROUNDOFF
 from . import RunResult
 from .eager import Float64Runner, Narrow, Widening
 from .fourier import INVERSE_SHORT_TIME, frame_level, transformed
@@ -77,8 +78,8 @@ _RESIZES = op_names("upsample_linear1d upsample_bilinear2d upsample_trilinear3d 
 _ANTIALIASED = op_names("_upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_lanczos2d_aa")
 _SUMS = op_names("sum mean adaptive_avg_pool2d adaptive_avg_pool3d")
 _SMALL = 2**16  # elements of a parameter
-FLOAT32 = 2.0**-24  # its unit roundoff
-_SHORT = {FLOAT32: torch.float16, 2.0**-11: torch.bfloat16}
+FLOAT16, FLOAT32 = UNIT_ROUNDOFF["float16"], UNIT_ROUNDOFF["float32"]
+_SHORT = {FLOAT32: torch.float16, FLOAT16: torch.bfloat16}
 LANES = 8
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..element_types import UNIT_ROUNDOFF
 from ..evaluate.core import Array
 from ..graphs.quantized import DEQUANTIZE, QUANTIZE, recorded_biases
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from .exact import Exact
 
-FLOAT32 = 2.0**-24  # its unit roundoff
+FLOAT32 = UNIT_ROUNDOFF["float32"]
 _LAYERS, _SCALING, _SHIFTING = ("MatMul", "Gemm"), ("Mul", "Div"), ("Add", "Sub")
 _ALGEBRA = {"Mul": np.multiply, "Div": np.divide, "Add": np.add, "Sub": np.subtract}
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..element_types import UNIT_ROUNDOFF
+
 
 @dataclass(frozen=True)
 class _Small:
@@ -21,11 +23,11 @@ class _Small:
     spacings: tuple[float, ...]
 
 
-# By the unit roundoff: float32, float16, bfloat16.
+# By the unit roundoff.
 _SMALL = {
-    2.0**-24: _Small(2.0**-126, (2.0**-149, 2.0**-126)),
-    2.0**-11: _Small(2.0**-14, (2.0**-24,)),
-    2.0**-8: _Small(2.0**-126, (2.0**-133, 2.0**-126)),
+    UNIT_ROUNDOFF["float32"]: _Small(2.0**-126, (2.0**-149, 2.0**-126)),
+    UNIT_ROUNDOFF["float16"]: _Small(2.0**-14, (2.0**-24,)),
+    UNIT_ROUNDOFF["bfloat16"]: _Small(2.0**-126, (2.0**-133, 2.0**-126)),
 }
 
 

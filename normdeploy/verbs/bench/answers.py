@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-
 
 def disagreement(
     answers: Sequence[np.ndarray],

@@ -28,6 +28,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from ...element_types import UNIT_ROUNDOFF
 from ...errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
 from ...model import Model
 from ...precision.precision import asked
@@ -45,7 +46,7 @@ from ...types import PathLike, Progress
 from ..run import open_runner, runs_on
 from ..verify.candidates import NotRun
 from ..verify.stepped import Expected, expected, of_four_bits, quantized_file
-from .answers import UNITS, disagreement
+from .answers import disagreement
 from .given import check_counts, inputs_of
 from .machine import Machine, machine
 from .timing import Timing, race
@@ -276,11 +277,11 @@ def _of(runner: LiveRunner, runtime: str, file: str, coarsest: str) -> Contestan
             spec.name: np.dtype(ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype)
             for spec in runner.inputs
         }
-        floats = {name for name, kind in types.items() if kind.name in UNITS}
-        return {n: v.astype(types[n]) if n in floats and v.dtype.name in UNITS else v for n, v in feeds.items()}
+        floats = {name for name, kind in types.items() if kind.name in UNIT_ROUNDOFF}
+        return {n: v.astype(types[n]) if n in floats and v.dtype.name in UNIT_ROUNDOFF else v for n, v in feeds.items()}
 
     held = _coarsest(spec.dtype for spec in (*runner.inputs, *runner.outputs))
-    worst = max(coarsest, held, key=UNITS.__getitem__)
+    worst = max(coarsest, held, key=UNIT_ROUNDOFF.__getitem__)
     return Contestant(
         runtime,
         file,
@@ -292,7 +293,7 @@ def _of(runner: LiveRunner, runtime: str, file: str, coarsest: str) -> Contestan
 
 
 def _coarsest(types: Iterator[str] | Any) -> str:
-    return max((t for t in types if t in UNITS), key=UNITS.__getitem__, default="float32")
+    return max((t for t in types if t in UNIT_ROUNDOFF), key=UNIT_ROUNDOFF.__getitem__, default="float32")
 
 
 def _asked(file: PathLike) -> str:
@@ -328,22 +329,22 @@ class _Reference:
 def _reference(model: Model | None, contestants: Sequence[Contestant], inputs: Mapping[str, np.ndarray]) -> _Reference:
     if model is not None:
         with Float64Runner(model) as runner:
-            return _Reference([*runner.infer(inputs).values()], runner.name, UNITS["float64"])
+            return _Reference([*runner.infer(inputs).values()], runner.name, UNIT_ROUNDOFF["float64"])
     first = next((c for c in contestants if c.quantized is None), contestants[0])
-    return _Reference([*first.infer(inputs).values()], _title(first), UNITS[first.coarsest])
+    return _Reference([*first.infer(inputs).values()], _title(first), UNIT_ROUNDOFF[first.coarsest])
 
 
 def _check(contestant: Contestant, inputs: Mapping[str, np.ndarray], reference: _Reference) -> None:
     """Run it once, compare, and make it ready; what can't run here, or is wrong, says why."""
     try:
         outputs = [*contestant.infer(inputs).values()]
-        unit, judge = max(reference.unit, UNITS[contestant.coarsest]), reference.judge
+        unit, judge = max(reference.unit, UNIT_ROUNDOFF[contestant.coarsest]), reference.judge
         contestant.error, wrong = disagreement(outputs, reference.outputs, unit)
         own = expected(contestant.quantized, inputs) if contestant.quantized is not None and wrong else None
         if isinstance(own, Expected):
             judge = f"{Path(contestant.file).name} in float64"
             right, more = [*own.outputs.values()], [*own.allowed.values()]
-            wrong = disagreement(outputs, right, UNITS[contestant.coarsest], more)[1]
+            wrong = disagreement(outputs, right, UNIT_ROUNDOFF[contestant.coarsest], more)[1]
         contestant.reason = f"its outputs are not those of {judge}: {wrong}; not timed" if wrong else ""
         contestant.call = contestant.prepare(inputs)
     except RuntimeUnavailable as error:

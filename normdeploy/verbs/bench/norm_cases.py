@@ -24,6 +24,7 @@ import numpy as np
 import onnx
 import onnx.parser
 
+from ...element_types import UNIT_ROUNDOFF
 from ...graphs.functions import reference
 
 FORMS = ("standard", "decomposed", "instance", "layer", "narrow", "sum")
@@ -102,7 +103,7 @@ class NormCase:
         rows = self._rows(x)
         spread = np.square(rows if self.kind == "RMSNorm" else rows - rows.mean(axis=1, keepdims=True)).mean(axis=1)
         steep = float((1 + np.abs(rows).max(axis=1) / np.sqrt(spread + self.epsilon)).max())
-        unit = float(np.finfo(self.dtype).eps) / 2
+        unit = UNIT_ROUNDOFF[self.dtype]
         return 8 * unit * steep * float(np.abs(self.parameters()[0]).max()) + unit * float(
             np.abs(self.reference(x)).max()
         )

@@ -16,6 +16,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ...domains import is_standard
+from ...element_types import UNIT_ROUNDOFF
 from ...engines.build import build
 from ...errors import InputError, NormdeployError, RuntimeUnavailable
 from ...graphs.graph import Graph
@@ -30,7 +31,7 @@ from ...storage.record import recorded
 from ...types import Progress
 from ..run import open_runner
 from ..verify.candidates import NotRun
-from .answers import UNITS, disagreement
+from .answers import disagreement
 from .bench import UNSTEADY, Entry, Race, timed
 from .given import check_counts, known
 from .machine import machine
@@ -200,7 +201,7 @@ def norms_of(
 def _case(graph: Graph, node: gs.Node) -> NormCase | str:
     """The norm that a standard node is, or why it can't be raced."""
     kind, dims, given = graph.dtype(node.inputs[0]), graph.shape(node.inputs[0]), graph.attrs(node)
-    if kind is None or kind.name not in UNITS or kind.name == "bfloat16":
+    if kind is None or kind.name not in UNIT_ROUNDOFF or kind.name == "bfloat16":
         return "its type is not float32, float16 or float64"
     if dims is None or not all(isinstance(d, int) and d > 0 for d in dims):
         return f"its shape is {list(dims) if dims is not None else 'not known'}; give the sizes with --size"
@@ -268,7 +269,7 @@ def _judged(entry: Entry, case: NormCase, runner: LiveRunner) -> Entry:
         feeds = case.feeds(offset)
         (answer,), expected = runner.infer(feeds).values(), case.reference(feeds["x"])
         if not offset:
-            _, wrong = disagreement([answer], [expected], UNITS[case.dtype])
+            _, wrong = disagreement([answer], [expected], UNIT_ROUNDOFF[case.dtype])
             entry = replace(entry, reason=f"it does not compute the norm: {wrong}; not timed" if wrong else "")
         errors.append(float(np.abs(answer.astype(np.float64) - expected).max()))
     return replace(entry, error=errors[0], far_error=errors[1])

@@ -23,19 +23,17 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import torch
 
 from ...errors import InputError
 from ...graphs.quantized import is_quantized
 from ...model import DEFAULT_SIZES, Dim, InputSpec, Model, Signature
 from ...precision.precision import asked
 from ...runtimes import Runner, RunResult
-from ...runtimes.eager import HALVES
 from ...runtimes.probing import sizes_that_run
 from ...storage.record import recorded
 from ...types import Progress
 from ..run import runs_on
-from ..verify.candidates import FLOATS, types_of
+from ..verify.candidates import FLOATS, UNITS, types_of
 from ..verify.cases import Case, Given, generated, given_to
 from ..verify.error import ulp
 from ..verify.judging import Trial
@@ -105,7 +103,7 @@ def from_model(
     for done, _ in enumerate(trial.prepare(cases)):
         if progress is not None:
             progress("samples", done, len(cases))
-    unit = 4 * (torch.finfo(HALVES[precision]).eps / 2 if precision else unit_roundoff(model))
+    unit = 4 * (UNITS[precision] if precision else unit_roundoff(model))
     dtypes = {output: tally.dtype for (output, _), tally in trial.eager.tallies.items()}
     samples: list[Sample] = []
     for answer in trial.answers:

@@ -16,11 +16,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ...element_types import UNIT_ROUNDOFF
+
 Array = np.ndarray[Any, Any]
 
 # Units of roundoff: a product or two, and the roundings of their factors.
 ROUNDINGS = 8
-_HALF_UNIT = 2.0**-11  # of float16, the finer one
+_HALF_UNIT = UNIT_ROUNDOFF["float16"]  # the finer one of the halves
 _NEARLY_ALL = 0.75
 # Elements of a tensor up to which pairs of tensors are tried.
 _MOST_ELEMENTS = 1 << 22

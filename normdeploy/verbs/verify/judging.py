@@ -18,7 +18,7 @@ from ...graphs.quantized import is_quantized
 from ...runtimes import RunResult
 from ...runtimes.eager import HALVES
 from .bounds import Bounds, is_lost
-from .candidates import DYNAMIC_QUANTIZING, FINITE_ALONE, FLOATS, NAN_BLIND, Candidate
+from .candidates import DYNAMIC_QUANTIZING, FINITE_ALONE, FLOATS, NAN_BLIND, UNITS, Candidate
 from .cases import DATASET, EXTREME, LENIENT, NAN, NONFINITE, OWN_KINDS, Case, elements
 from .error import Tally, Ties
 from .measured import Measures, settled
@@ -97,7 +97,7 @@ class Trial:
         self.eager = Candidate(*own_runner(model, half))
         self._half = None if half is None else np.dtype(ml_dtypes.bfloat16 if half == torch.bfloat16 else np.float16)
         self._compares_inside = compares_inside(model)
-        self._unit = 4 * (unit_roundoff(model) if half is None else torch.finfo(half).eps / 2)
+        self._unit = 4 * (unit_roundoff(model) if half is None else UNITS[precision])
 
     def prepare(self, cases: Sequence[Case]) -> Iterator[None]:
         """Run eager and the reference on every case, yielding before each, until half of the time is over.

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import normdeploy
 from normdeploy.cli.app import app
+from normdeploy.element_types import UNIT_ROUNDOFF
 from normdeploy.errors import InputError, NormdeployError, RuntimeUnavailable
 from normdeploy.model import Dim
 from normdeploy.reports.bench import show_race
@@ -26,7 +27,7 @@ from normdeploy.reports.report import Report
 from normdeploy.verbs.bench import given as bench_given
 from normdeploy.verbs.bench import norms as bench_norms
 from normdeploy.verbs.bench import timing as bench_timing
-from normdeploy.verbs.bench.answers import UNITS, disagreement
+from normdeploy.verbs.bench.answers import disagreement
 from normdeploy.verbs.bench.bench import Entry, Race
 from normdeploy.verbs.bench.machine import machine
 from normdeploy.verbs.bench.norm_cases import NormCase
@@ -177,7 +178,7 @@ def test_a_right_file_is_not_blamed_for_a_coarse_reference(files: Path, tmp_path
     assert normdeploy.bench([files / "right.onnx", half], rounds=1)
     raced = normdeploy.bench([half, files / "right.onnx"], rounds=1)
     assert raced
-    assert raced.entries[1].error > UNITS["float32"] ** 0.5
+    assert raced.entries[1].error > UNIT_ROUNDOFF["float32"] ** 0.5
 
 
 @pytest.mark.usefixtures("quick")
