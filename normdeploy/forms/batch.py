@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -27,32 +26,12 @@ import onnx_graphsurgeon as gs
 from ..evaluate import evaluate
 from ..graphs.graph import Graph
 from ..graphs.region import Kind, Refusal
-from ..proof.branches import Branches
-from ..proof.folds import Expressions
 from ..recognition.scales import Affine
 from .channels import input_vector, maker, output_vector, private, readers, views_above, views_below
+from .folds import Expressions, Share
 from .linear import Linear, along, linear_of, representable, with_added_bias
 
 Edit = tuple[gs.Tensor, tuple[gs.Node, ...]]  # a tensor of the graph, and the nodes that shall produce it
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one linear op takes of a scale and shift, and the constants of the op that is written:
-    `normdeploy.proof.folds` proves them, `normdeploy.rewriting.conditioning` asks what they cost in accuracy."""
-
-    linear: Linear
-    side: Literal[
-        "output", "input", "scale"
-    ]  # its output channels, its input channels, or those of its input without the shift
-    scale: np.ndarray  # over these channels
-    shift: np.ndarray
-    weight: gs.Constant
-    bias: gs.Constant | None
-    viewed: bool = False  # views stand between
-    start: int = 0  # its first channel among those of the scale and shift
-    whole: int = 0  # the channels of the scale and shift, where they are more
-    index: int = 0  # which of the parts of a Concat it is
 
 
 @dataclass(frozen=True)
@@ -67,7 +46,7 @@ class Fold:
         tuple[int, ...] | None, ...
     ]  # for each leaf a small shape that shows everything, None where there is none
     edits: tuple[Edit, ...]
-    expressions: Expressions | Branches  # what the new constants are made of
+    expressions: Expressions  # what the new constants are made of
     remains: tuple[str, ...] = ()  # the ops that are left of the scale and shift itself
 
     @property

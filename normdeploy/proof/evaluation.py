@@ -17,7 +17,6 @@ from .degree import ALL, times
 from .errors import NewPrime, NotProved, OtherEpsilon, Redraw, Restart, Why
 from .field import BITS, Field
 from .field import field as field_number
-from .folds import given
 from .machine import DRAWS, Draws, Machine
 from .plan import Atoms, Plan
 from .redraw import redrawn
@@ -184,7 +183,7 @@ def _leaves(m: Machine, sides: Sides) -> list[Value]:
 
     if sides.expressions is not None and sides.graph is not None:
         try:
-            m.given = given(m, sides.graph, sides.expressions)
+            m.given = sides.expressions.values(m, sides.graph)
         except NotProved:
             sides.before(m, drawn())  # which may show how an axis is cut
             raise

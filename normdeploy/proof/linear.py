@@ -208,7 +208,7 @@ def _by_displacement(
     m: Machine, attrs: Attrs, i: int, rank: int, source: Atoms, places: Atoms, kernel: Size, exactly: bool
 ) -> tuple[Array, Array | None, Array | None]:
     """As `_map`, one map of the places for each displacement, the same for all convolutions (the lemma of
-    `normdeploy.proof.branches`)."""
+    `normdeploy.rewriting.branch_constants`)."""
     points, outputs = (int(np.prod([m.plan.count(a) for a in atoms], dtype=int)) for atoms in (source, places))
     stride, dilation, _, begin, *_ = _tap(attrs, i, rank)
     taps = kernel.number

@@ -39,7 +39,7 @@ class Plan:
     cuts: dict[Size, tuple[Size, Size]] = field(default_factory=dict)
     summed: set[Size] = field(default_factory=set)
     joins: dict[Size, tuple[Size, ...]] = field(default_factory=dict)  # what a Concat puts one behind the other
-    displaced: bool = False  # taps of convolutions are told by what they read (`normdeploy.proof.branches`)
+    displaced: bool = False  # taps of convolutions are told by what they read (`normdeploy.proof.linear`)
     together: dict[Size, int] = field(
         default_factory=dict
     )  # along how many axes of one tensor an atom lies, where that is more than one

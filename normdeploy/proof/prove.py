@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from . import nonfinite, readings, stored
-from .branches import Branches
 from .errors import NotProved, Why
 from .evaluation import ASKED, LONGEST, PROMISED, Identity, in_the_field, learn
 from .plan import Plan
@@ -106,7 +105,8 @@ def _symbolic(lengths: Mapping[Size, Size]) -> dict[Size, Size]:
 
 
 def _identity(sides: Sides, lengths: dict[Size, Size], named: dict[int, Size] | None = None) -> Identity:
-    plan = Plan(displaced=isinstance(sides.expressions, Branches), lengths=lengths, named=named or {})
+    displaced = sides.expressions is not None and sides.expressions.displaced
+    plan = Plan(displaced=displaced, lengths=lengths, named=named or {})
     length = learn(sides, plan)
     counts = readings.counts([s.number for s in shape] for shape in sides.shapes)
     read: frozenset[int] = frozenset()

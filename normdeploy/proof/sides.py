@@ -13,17 +13,12 @@ from ..evaluate import evaluate
 from ..graphs.graph import Graph
 from ..graphs.region import EvaluationFailed, Region, concrete
 from .budget import Work
+from .computed import Computed, Side
 from .errors import NotProved, Why
-from .folds import Computed
-from .machine import Machine
 from .plan import Plan
 from .run import run, shape_of
 from .sampler import Held
 from .sizes import Size
-from .turns import Turned
-from .value import Value
-
-Side = Callable[[Machine, Sequence[Value]], list[Value]]
 
 
 @dataclass(frozen=True)
@@ -93,13 +88,9 @@ def of_regions(before: Sequence[Region], after: Sequence[Region], expressions: C
         except (EvaluationFailed, ValueError):
             return None
 
-    if isinstance(expressions, Turned):  # of one op that reads one leaf
-        turned, plain = expressions, side(before)
-
-        def old(m: Machine, leaves: Sequence[Value]) -> list[Value]:
-            return [turned.before(m, graph, leaves[0], lambda x: plain(m, [x])[0])]
-
-        nodes = tuple(after[0].nodes)
-        return Sides(tuple(shapes), old, side(after), first.y.name, graph=graph, nodes=nodes, expressions=expressions)
     nodes = tuple({id(n): n for region in after for n in region.nodes}.values())
-    return Sides(tuple(shapes), side(before), side(after), first.y.name, at, graph, nodes, expressions)
+    plain = side(before)
+    restated = plain if expressions is None else expressions.restated(plain, graph)
+    sides = Sides(tuple(shapes), restated, side(after), first.y.name, graph=graph, nodes=nodes, expressions=expressions)
+    # Nodes whose function is restated compute something else in float64.
+    return sides if restated is not plain else replace(sides, at=at)

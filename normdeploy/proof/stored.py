@@ -18,8 +18,8 @@ from ..element_types import UNIT_ROUNDOFF
 from ..evaluate import evaluate
 from ..graphs.file_graph import widen
 from ..graphs.graph import Graph
+from .computed import Computed
 from .errors import NotProved, Restart, Why
-from .folds import Computed, given
 from .machine import Draws, Held, Machine
 from .nonfinite import Pattern, evaluated
 from .plan import Plan
@@ -104,7 +104,7 @@ def check_expressions(graph: Graph, e: Computed, plan: Plan, held: dict[int, Hel
         m = Machine(full, Draws(random.Random(7), held=held), None)
         try:
             with evaluate.quiet():
-                values = given(m, graph, e)
+                values = e.values(m, graph)
         except Restart:
             continue
         break
@@ -117,7 +117,7 @@ def check_expressions(graph: Graph, e: Computed, plan: Plan, held: dict[int, Hel
         if _near(laid, graph, c, laid):  # whose magnitude is less than the sum of those of its terms
             continue
         with evaluate.quiet():
-            terms = terms or given(m, graph, e, absolute=True)
+            terms = terms or e.values(m, graph, absolute=True)
         if not _near(laid, graph, c, _laid_out(full, terms[id(c)], shape)):
             exact = np.concatenate([part for _, part in graph.exact.each(id(c))])
             worst = int(np.argmax(np.abs(laid - exact)))
@@ -142,8 +142,7 @@ def _lengths(graph: Graph, e: Computed, new: list[gs.Constant]) -> set[Size]:
     """The lengths of all axes along which constants of the fold vary."""
     constants = [t for n in e.nodes for t in n.inputs if not t.is_empty() and graph.is_constant(t)]
     arrays = [v for t in constants if (v := graph.known(t)) is not None]
-    arrays += [s.linear.w for s in e.shares] + [s.linear.c for s in e.shares]
-    return {Size.of(n) for v in (*arrays, *(c.values for c in new)) for n in v.shape}
+    return {Size.of(n) for v in (*arrays, *e.weights, *(c.values for c in new)) for n in v.shape}
 
 
 def check_bytes(sides: Sides) -> None:

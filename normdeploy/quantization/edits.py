@@ -16,11 +16,11 @@ from ..forms.linear import Linear
 from ..graphs.graph import Graph
 from ..graphs.region import Refusal
 from ..proof.lemmas.isometry import inverse
-from ..proof.turns import Share, Turned
 from ..records import Certificate
 from ..rewriting import certify
 from ..rewriting.certify import Memo, Proved, pair_of
 from .streams import Layers, Stream
+from .turns import Turned
 
 FLOAT = np.dtype(np.float32)
 
@@ -139,7 +139,7 @@ class Edits:
         made[0].inputs[linear.weight] = weight = self._weights.setdefault(held, stored)  # one that is shared stays one
         bias = made[1].inputs[1] if len(made) > 1 else made[0].inputs[2] if len(made[0].inputs) > 2 else None
         turn = None if side is None else self._matrix(linear.channels if side == "output" else linear.inputs, side)
-        turned = Turned(Share(linear, weight, bias), side, turn, self.map.k)
+        turned = Turned(linear, weight, bias, side, turn, self.map.k)
         pair = pair_of(self.graph, linear.out, [linear.data], made[-1].outputs[0])
         proved = certify.decide(self.graph, self.proofs, [pair], expressions=turned)
         if not isinstance(proved, Proved):

@@ -23,12 +23,11 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from ..forms.batch import Share
 from ..forms.channels import input_vector
+from ..forms.folds import Expressions, Share
 from ..forms.linear import Linear, linear_of, with_added_bias
 from ..graphs.graph import Graph
 from ..graphs.region import Refusal, compile_region
-from ..proof.folds import Expressions
 from ..quantized import Migration
 from ..recognition.scales import Affine, measure
 from ..records import Certificate

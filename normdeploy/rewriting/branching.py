@@ -1,5 +1,5 @@
 """The step that merges parallel branches of one input into one convolution, where a batch norm is in one of them
-(`forms.branches`)."""
+(`branches`)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..evaluate import evaluate
-from ..forms.batch import Fold
-from ..forms.branches import Part, branches_of, merged, weight_of
 from ..forms.linear import Linear
 from ..graphs.graph import Graph
 from ..graphs.region import Refusal
-from ..proof.branches import Branch, Branches
 from ..records import Certificate, Finding, both
 from . import certify
+from .branch_constants import Branch, Branches
+from .branches import Merged, Part, branches_of, merged, weight_of
 from .certify import Failure, pair_of
 from .conditioning import TIMES, ULPS, Costly, Loss, normal, rounded, scaled, summed, worst
 from .folding import fold
@@ -43,11 +42,11 @@ def merge(graph: Graph, node: gs.Node, target: Target) -> Proposal | Remark | No
         return _left(norms, form)
     return Proposal(
         Finding("branches", "folded", form.old.name, became=form.became),
-        (pair_of(graph, form.old, form.leaves, form.nodes[-1].outputs[0]),),
-        tuple(Change(old, nodes) for old, nodes in form.edits),
+        (pair_of(graph, form.old, [form.data], form.nodes[-1].outputs[0]),),
+        (Change(form.old, form.nodes),),
         unproved=lambda failure: _left(norms, failure),
         expressions=form.expressions,
-        trial=fold_trial(form.windows, graph.dtype(form.old)),
+        trial=fold_trial((form.window,), graph.dtype(form.old)),
         upon=tuple(norms),
         revise=lambda finding, certificate: _merged(finding, certificate, form.became),
         then=lambda: _behind(graph, form.old, target),
@@ -96,7 +95,7 @@ def _behind(graph: Graph, t: gs.Tensor, target: Target) -> Proposal | None:
 # ------------------------------------------------------------------ accuracy
 
 
-def _priced(graph: Graph, parts: tuple[Part, Part], form: Fold) -> Fold | Refusal:
+def _priced(graph: Graph, parts: tuple[Part, Part], form: Merged) -> Merged | Refusal:
     """``form`` where it costs no accuracy by the rule of `conditioning`, on inputs that the scale and shift state, or
     normal ones."""
     with evaluate.quiet():
@@ -110,10 +109,9 @@ def _priced(graph: Graph, parts: tuple[Part, Part], form: Fold) -> Fold | Refusa
     return Costly(reason, form.old.name)
 
 
-def _loss(graph: Graph, parts: tuple[Part, Part], form: Fold) -> Loss | None:
+def _loss(graph: Graph, parts: tuple[Part, Part], form: Merged) -> Loss | None:
     e, dtype = form.expressions, graph.dtype(form.old)
-    assert isinstance(e, Branches)
-    frame: Linear = e.frame
+    frame = e.frame
     w, taps = graph.value(e.weight), int(np.prod(frame.w.shape[2:]))
     bias = np.zeros(frame.channels) if e.bias is None else graph.value(e.bias)
     inputs, per = w.shape[1], frame.channels // frame.groups

@@ -15,9 +15,9 @@ import onnx_graphsurgeon as gs
 from ..graphs.graph import Graph
 from ..graphs.region import Refusal, Region, compile_region
 from ..proof.certificate import NOT_KNOWN, certificate_of
+from ..proof.computed import Computed
 from ..proof.errors import NotProved, Why
 from ..proof.evaluation import Identity
-from ..proof.folds import Computed
 from ..proof.prove import checked, identity, identity_of_any_length
 from ..proof.run import half
 from ..proof.sampler import Held, told_apart
@@ -125,7 +125,7 @@ def certified(
         general = [(sides.named, identity_of_any_length)] if sides.named else []
         for names, show in (*general, ({}, identity)):
             parts = [region.template_of(names) for r in rewrites for region in (r.before, r.after)]
-            key = (*parts, told, () if expressions is None else expressions.told(names), bool(names), numbers)
+            key = (*parts, told, () if expressions is None else expressions.template(names), bool(names), numbers)
             if key not in memo:
                 try:
                     memo[key] = show(sides)

@@ -19,7 +19,7 @@ import onnx_graphsurgeon as gs
 
 from ..graphs.dims import Dims
 from ..graphs.graph import Graph
-from ..proof.folds import Computed
+from ..proof.computed import Computed
 from ..records import Certificate, Finding
 from .certify import Failure, Pair, Rewrite
 from .ledger import Entry, Wanted

@@ -19,101 +19,97 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..forms.folds import bias_of, scale_and_shift
+from ..forms.linear import Linear
 from ..graphs.graph import Graph
 from ..graphs.region import Region
-from .errors import NotProved, Why
-from .machine import Machine
-from .plan import Atoms
-from .run import constant
-from .sizes import Size
-from .value import Array, Value
+from ..proof.computed import Computed
+from ..proof.errors import NotProved, Why
+from ..proof.machine import Machine
+from ..proof.plan import Atoms
+from ..proof.run import constant
+from ..proof.sizes import Size
+from ..proof.value import Array, Value
 
 
 @dataclass(frozen=True)
 class Branch:
-    """``sign`` times a convolution (`normdeploy.forms.linear.Linear`), or times the scale and shift that ``chain`` is
-    of the input.
+    """``sign`` times a convolution, or times the scale and shift that ``chain`` is of the input.
 
     ``at``: the place of its first tap in the kernel that is written, for each axis.
     """
 
     sign: int
-    linear: Any
+    linear: Linear | None
     chain: Region | None
     at: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Branches:
+class Branches(Computed):
     """The constants of a convolution that branches were merged into, and what they are made of; ``frame`` has its
     kernel and attributes."""
 
+    displaced = True
+
     parts: tuple[Branch, ...]
-    frame: Any
+    frame: Linear
     weight: gs.Constant
     bias: gs.Constant | None
 
-    shares: tuple[Any, ...] = ()
-
     def constants(self) -> list[gs.Constant]:
-        """All that was computed."""
         return [self.weight, *([] if self.bias is None else [self.bias])]
 
     @property
-    def chains(self) -> list[Region]:
+    def _chains(self) -> list[Region]:
         return [p.chain for p in self.parts if p.chain is not None]
 
     @property
-    def nodes(self) -> list[gs.Node]:
-        """Whose constants it is made of."""
-        return [n for c in self.chains for n in c.nodes] + [p.linear.node for p in self.parts if p.linear is not None]
+    def nodes(self) -> Sequence[gs.Node]:
+        return [n for c in self._chains for n in c.nodes] + [p.linear.node for p in self.parts if p.linear is not None]
 
     @property
-    def leaves(self) -> list[gs.Tensor]:
-        """What the chains read."""
-        return [t for c in self.chains for t in c.leaves]
+    def leaves(self) -> Sequence[gs.Tensor]:
+        return [t for c in self._chains for t in c.leaves]
 
-    def told(self, names: Mapping[int, object]) -> tuple[object, ...]:
-        """Equal for merges that differ in the elements of larger constants alone. ``names``: as for
-        `Region.template_of`."""
+    def template(self, names: Mapping[int, object]) -> tuple[object, ...]:
         kinds = (
             (p.sign, p.linear is None, p.at, p.chain and p.chain.template_of(names), p.linear and p.linear.biased)
             for p in self.parts
         )
         return ("branches", *kinds, self.bias is None)
 
+    def values(self, m: Machine, graph: Graph, *, absolute: bool = False) -> dict[int, Value]:
+        kernel = [int(k) for k in self.frame.w.shape[2:]]
+        weight = bias = m.number(0)
+        for part in self.parts:
+            w, c = self._part(m, graph, part)
+            if absolute:
+                w.f, c.f = np.abs(w.f), np.abs(c.f)
+            w = _embedded(m, w, kernel, part.at)
+            add = m.add if part.sign > 0 or absolute else m.sub
+            weight, bias = add(weight, w), add(bias, c)
+        values = {id(self.weight): weight}
+        if self.bias is not None:
+            values[id(self.bias)] = bias
+        return values
 
-def given_of(
-    m: Machine, graph: Graph, e: Branches, scale_and_shift: Any, bias_of: Any, absolute: bool
-) -> dict[int, Value]:
-    """The weight and the bias by their ids. ``scale_and_shift``, ``bias_of``: `normdeploy.proof.folds`."""
-    rank, n = e.frame.w.ndim - 2, e.frame.channels
-    kernel = [int(k) for k in e.frame.w.shape[2:]]
-    weight = bias = m.number(0)
-    for part in e.parts:
+    def _part(self, m: Machine, graph: Graph, part: Branch) -> tuple[Value, Value]:
+        """Return weight and bias of one branch as a convolution."""
         if part.linear is not None:
-            w, c = constant(m, graph, part.linear.node.inputs[1]), bias_of(m, graph, part.linear)
-        else:
-            a, c = scale_and_shift(m, graph, part.chain)
-            if a.sized or c.sized:
-                raise NotProved(Why.SIZE, "a scale or shift of it depends on a size")
-            a, c = _channels(m, a, n), _channels(m, c, n)
-            unit = _unit(m, n, int(e.frame.w.shape[1]))
-            w = m.mul(a.moved((*a.axes, (), *((),) * rank)), unit.moved((*unit.axes, *((),) * rank)))
-        if absolute:
-            w.f, c.f = np.abs(w.f), np.abs(c.f)
-        w = _embedded(m, w, kernel, part.at)
-        add = m.add if part.sign > 0 or absolute else m.sub
-        weight, bias = add(weight, w), add(bias, c)
-    values = {id(e.weight): weight}
-    if e.bias is not None:
-        values[id(e.bias)] = bias
-    return values
+            return constant(m, graph, part.linear.node.inputs[1]), bias_of(m, graph, part.linear)
+        assert part.chain is not None
+        a, c = scale_and_shift(m, graph, part.chain)
+        if a.sized or c.sized:
+            raise NotProved(Why.SIZE, "a scale or shift of it depends on a size")
+        taps = ((),) * (self.frame.w.ndim - 2)
+        a, c = _channels(m, a, self.frame.channels), _channels(m, c, self.frame.channels)
+        unit = _unit(m, self.frame.channels, int(self.frame.w.shape[1]))
+        return m.mul(a.moved((*a.axes, (), *taps)), unit.moved((*unit.axes, *taps))), c
 
 
 def _channels(m: Machine, v: Value, n: int) -> Value:

@@ -14,15 +14,13 @@ import torch
 from torch import nn
 
 import normdeploy
-from normdeploy.forms.batch import Fold
-from normdeploy.forms.branches import branches_of, merged
 from normdeploy.forms.infinities import hiding
 from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.region import Refusal, compile_region
-from normdeploy.proof.branches import Branches
 from normdeploy.proof.shapes import complete
 from normdeploy.results import ExportResult
 from normdeploy.rewriting import certify
+from normdeploy.rewriting.branches import Merged, branches_of, merged
 from normdeploy.rewriting.rewrite import optimize
 from tests.recognition.test_scales import norm
 from tests.rewriting.test_constants import graph, of
@@ -199,7 +197,7 @@ def test_a_lookalike_stays(change: str) -> None:
     assert not any("merged" in f.became for f in made.summary.findings)
 
 
-def _beside(large: dict[str, object], small: dict[str, object], k: int) -> Fold | Refusal:
+def _beside(large: dict[str, object], small: dict[str, object], k: int) -> Merged | Refusal:
     """What is said of a convolution of 3×3 and one of k×k beside it."""
     rng = np.random.default_rng(0)
     weights = {
@@ -251,8 +249,7 @@ def test_kernels_that_do_not_line_up_stay(large: dict[str, object], small: dict[
 )
 def test_a_kernel_is_put_where_the_paddings_say(large: list[int], small: list[int], at: int) -> None:
     found = _beside({"pads": large}, {"pads": small}, 1)
-    assert isinstance(found, Fold)
-    assert isinstance(found.expressions, Branches)
+    assert isinstance(found, Merged)
     assert [branch.at for branch in found.expressions.parts] == [(0, 0), (at, at)]
 
 
@@ -427,7 +424,7 @@ def _proved(change: Callable[[np.ndarray], np.ndarray] | None, **attrs: object) 
         made.inputs[1] = stored
         form = replace(form, expressions=replace(form.expressions, weight=stored))
     made.attrs.update(attrs)
-    before = compile_region(opened, form.old, form.leaves)
+    before = compile_region(opened, form.old, [form.data])
     rewrite = certify.rewrite_of(opened, certify.Pair(before, form.nodes[-1].outputs[0]))
     return bool(certify.certified({}, [rewrite], form.expressions))
 
@@ -447,7 +444,7 @@ def test_the_proof_sees_each_planted_error() -> None:
 def test_the_place_of_a_kernel_is_proved_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the rewrite puts the unit matrix beside the middle, in the weight and in what it says of it, the field says
     no."""
-    from normdeploy.forms import branches
+    from normdeploy.rewriting import branches
 
     real = branches._place
     monkeypatch.setattr(branches, "_place", lambda *given: tuple(o - 1 for o in real(*given)))

@@ -6,9 +6,8 @@ takes them as
     output channels   W' = a·W      c' = a·c + b
     input channels    W' = W·a      c' = c + Σ W·b
 
-(`normdeploy.forms.linear`). Here the same is worked out in the field, from the file's own nodes, and put in the place
-of the new constants; the proof that before and after agree then holds for these, and each stored number is compared
-with its own.
+(`normdeploy.forms.linear`). Here the same is worked out in the field, from the file's own nodes, for the prover
+(`normdeploy.proof.computed`).
 """
 
 from __future__ import annotations
@@ -16,91 +15,96 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
 from ..graphs.region import Region
-from . import turns
-from .branches import Branches, given_of
-from .errors import NotProved, Why
-from .linear import merged, split_channels
-from .machine import Machine
-from .plan import Atoms
-from .run import constant, run, shape_of
-from .turns import Turned
-from .value import Value
+from ..proof.computed import Computed
+from ..proof.errors import NotProved, Why
+from ..proof.linear import merged, split_channels
+from ..proof.machine import Machine
+from ..proof.plan import Atoms
+from ..proof.run import constant, run, shape_of
+from ..proof.value import Value
+from .linear import Linear
 
 
 @dataclass(frozen=True)
-class Expressions:
+class Share:
+    """What one linear op takes of a scale and shift, and the constants of the op that is written: `Expressions` proves
+    them, `normdeploy.rewriting.conditioning` asks what they cost in accuracy."""
+
+    linear: Linear
+    side: Literal[
+        "output", "input", "scale"
+    ]  # its output channels, its input channels, or those of its input without the shift
+    scale: np.ndarray  # over these channels
+    shift: np.ndarray
+    weight: gs.Constant
+    bias: gs.Constant | None
+    viewed: bool = False  # views stand between
+    start: int = 0  # its first channel among those of the scale and shift
+    whole: int = 0  # the channels of the scale and shift, where they are more
+    index: int = 0  # which of the parts of a Concat it is
+
+
+@dataclass(frozen=True)
+class Expressions(Computed):
     """What the constants of a fold are made of: the chain's scale a and shift b.
 
     ``chain``: from z to y. ``scale``, ``shift``, ``ratio``: constants that hold a, b and b/a themselves. ``shares``:
-    the linear ops that take them (`normdeploy.forms.batch.Share`).
+    the linear ops that take them.
     """
 
     chain: Region
     scale: tuple[gs.Constant, ...] = ()
     shift: tuple[gs.Constant, ...] = ()
     ratio: tuple[gs.Constant, ...] = ()
-    shares: tuple[Any, ...] = ()
+    shares: tuple[Share, ...] = ()
 
     @property
     def nodes(self) -> Sequence[gs.Node]:
-        """Whose constants the scale and shift are made of."""
         return self.chain.nodes
 
     @property
     def leaves(self) -> Sequence[gs.Tensor]:
-        """What the chain reads: z."""
         return self.chain.leaves
 
-    def told(self, names: Mapping[int, object]) -> tuple[object, ...]:
-        """Equal for folds that differ in the elements of larger constants alone. ``names``: as for
-        `Region.template_of`."""
+    @property
+    def weights(self) -> Sequence[np.ndarray]:
+        return [values for share in self.shares for values in (share.linear.w, share.linear.c)]
+
+    def template(self, names: Mapping[int, object]) -> tuple[object, ...]:
         return (
             self.chain.template_of(names),
             *((s.side, s.linear.node.op, s.start, s.whole, s.bias is None) for s in self.shares),
         )
 
     def constants(self) -> list[gs.Constant]:
-        """All that the fold computed."""
         taken = [c for share in self.shares for c in (share.weight, share.bias) if c is not None]
         return [*self.scale, *self.shift, *self.ratio, *taken]
 
-
-Computed = Expressions | Branches | Turned
-
-
-def given(m: Machine, graph: Graph, e: Computed, absolute: bool = False) -> dict[int, Value]:
-    """The new constants by their ids, as the file's own constants make them.
-
-    ``absolute``: in floats alone, the sums of the magnitudes of their terms instead.
-    """
-    if isinstance(e, Branches):
-        return given_of(m, graph, e, _scale_and_shift, _bias, absolute)
-    if isinstance(e, Turned):
-        return turns.given_of(m, graph, e, _bias, absolute)
-    if e.shares and e.shares[0].whole:  # the parts of a Concat
-        m.plan.join(m.plan.length(e.shares[0].whole), tuple(m.plan.length(share.linear.channels) for share in e.shares))
-    a, b = _scale_and_shift(m, graph, e.chain)
-    if a.sized or b.sized:  # what is stored holds for one size
-        raise NotProved(Why.SIZE, "its scale or shift depends on a size")
-    if absolute:
-        a.f, b.f = np.abs(a.f), np.abs(b.f)
-    values: dict[int, Value] = {}
-    for constants, value in ((e.scale, a), (e.shift, b), (e.ratio, None)):
-        for c in constants:
-            values[id(c)] = _laid(m, m.div(b, a) if value is None else value, c.shape)
-    for share in e.shares:
-        values |= _shared(m, graph, share, a, None if share.side == "scale" else b, absolute)
-    return values
+    def values(self, m: Machine, graph: Graph, *, absolute: bool = False) -> dict[int, Value]:
+        if self.shares and self.shares[0].whole:  # the parts of a Concat
+            channels = tuple(m.plan.length(share.linear.channels) for share in self.shares)
+            m.plan.join(m.plan.length(self.shares[0].whole), channels)
+        a, b = scale_and_shift(m, graph, self.chain)
+        if a.sized or b.sized:  # what is stored holds for one size
+            raise NotProved(Why.SIZE, "its scale or shift depends on a size")
+        if absolute:
+            a.f, b.f = np.abs(a.f), np.abs(b.f)
+        values = {id(c): _laid(m, a, c.shape) for c in self.scale}
+        values |= {id(c): _laid(m, b, c.shape) for c in self.shift}
+        values |= {id(c): _laid(m, m.div(b, a), c.shape) for c in self.ratio}
+        for share in self.shares:
+            values |= _shared(m, graph, share, a, None if share.side == "scale" else b, absolute=absolute)
+        return values
 
 
-def _scale_and_shift(m: Machine, graph: Graph, chain: Region) -> tuple[Value, Value]:
+def scale_and_shift(m: Machine, graph: Graph, chain: Region) -> tuple[Value, Value]:
     """a = (chain(s) − chain(−s))/2s and b = chain(0); a large s, so that floats lose nothing where b is large against
     a."""
     axes = tuple(m.plan.atoms(s) for s in m.plan.stated(shape_of(graph, chain.leaves[0])))
@@ -156,7 +160,7 @@ def _positions(flat: Atoms, atoms: Atoms) -> list[int] | None:
     return positions
 
 
-def _vector(m: Machine, v: Value, n: int, share: Any) -> Value:
+def _vector(m: Machine, v: Value, n: int, share: Share) -> Value:
     """``v`` over the n channels that ``share`` takes."""
     if not share.whole:
         return _laid(m, v, (n,))
@@ -176,10 +180,10 @@ def _vector(m: Machine, v: Value, n: int, share: Any) -> Value:
     )
 
 
-def _shared(m: Machine, graph: Graph, share: Any, a: Value, b: Value | None, absolute: bool) -> dict[int, Value]:
+def _shared(m: Machine, graph: Graph, share: Share, a: Value, b: Value | None, *, absolute: bool) -> dict[int, Value]:
     linear = share.linear
     w = constant(m, graph, linear.node.inputs[linear.weight], narrow=True)  # only multiplied, by scales in float64
-    c = _bias(m, graph, linear)
+    c = bias_of(m, graph, linear)
     alpha = linear.node.attrs.get("alpha", 1.0) if linear.node.op == "Gemm" else 1.0
     w = w if alpha == 1.0 else m.mul(m.number(float(alpha)), w)
     if absolute:
@@ -198,7 +202,7 @@ def _shared(m: Machine, graph: Graph, share: Any, a: Value, b: Value | None, abs
     return values
 
 
-def _bias(m: Machine, graph: Graph, linear: Any) -> Value:
+def bias_of(m: Machine, graph: Graph, linear: Linear) -> Value:
     """The bias before as a vector over the output channels: its own, times beta, or the constant that is added behind a
     MatMul."""
     if linear.biased:
@@ -215,7 +219,7 @@ def _flat(v: Value) -> Value:
     return v.moved((v.atoms,))
 
 
-def _times(m: Machine, linear: Any, w: Value, v: Value, output: bool) -> Value:
+def _times(m: Machine, linear: Linear, w: Value, v: Value, output: bool) -> Value:
     """W·v along its output or its input channels."""
     op, ones = linear.node.op, ((),) * (len(w.axes) - 2)
     if op in ("Conv", "ConvTranspose"):
@@ -228,7 +232,7 @@ def _times(m: Machine, linear: Any, w: Value, v: Value, output: bool) -> Value:
     return m.mul(w, v.moved((*v.axes, ())) if rows else v)
 
 
-def _through(m: Machine, linear: Any, w: Value, b: Value) -> Value:
+def _through(m: Machine, linear: Linear, w: Value, b: Value) -> Value:
     """Σ W·b over input channels (and taps), a vector over the output channels."""
     y = _times(m, linear, w, b, output=False)
     if linear.node.op == "Conv":
@@ -239,7 +243,7 @@ def _through(m: Machine, linear: Any, w: Value, b: Value) -> Value:
     return y.moved((y.axes[-1] if rows else y.axes[-2],))
 
 
-def _rows(linear: Any, output: bool) -> bool:
+def _rows(linear: Linear, output: bool) -> bool:
     """Whether the channels lie along the rows of the weight, the last axis but one."""
     if linear.node.op == "Gemm":
         return bool(linear.transposed) == output

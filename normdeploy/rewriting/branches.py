@@ -17,14 +17,14 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..domains import is_standard
+from ..forms import infinities
+from ..forms.batch import window
+from ..forms.channels import private
+from ..forms.linear import Linear, along, linear_of
 from ..graphs.graph import Graph, value_inputs
 from ..graphs.region import Refusal
-from ..proof.branches import Branch, Branches
 from ..recognition.scales import Affine, measure
-from . import infinities
-from .batch import Fold, window
-from .channels import private
-from .linear import Linear, along, linear_of
+from .branch_constants import Branch, Branches
 
 _LONGEST = 8  # nodes of a scale and shift
 _SCALES = ("BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity")
@@ -40,6 +40,21 @@ class Part:
     chain: Affine | None
     scale: np.ndarray  # of a chain, over the channels
     shift: np.ndarray
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The nodes of the convolution that computes ``old`` from ``data``.
+
+    ``window``: the shape of a small input that shows everything, None where there is none.
+    """
+
+    nodes: tuple[gs.Node, ...]
+    became: str
+    old: gs.Tensor
+    data: gs.Tensor
+    window: tuple[int, ...] | None
+    expressions: Branches
 
 
 def branches_of(graph: Graph, node: gs.Node) -> tuple[Part, Part] | None:
@@ -88,7 +103,7 @@ def _chain(graph: Graph, t: gs.Tensor, x: gs.Tensor) -> Affine | None:
     return None
 
 
-def merged(graph: Graph, node: gs.Node, parts: tuple[Part, Part]) -> Fold | Refusal:
+def merged(graph: Graph, node: gs.Node, parts: tuple[Part, Part]) -> Merged | Refusal:
     """The sum of two branches as one convolution, or why it is none."""
     y, dtype = node.outputs[0], graph.dtype(node.outputs[0])
     for part in parts:
@@ -129,8 +144,7 @@ def merged(graph: Graph, node: gs.Node, parts: tuple[Part, Part]) -> Fold | Refu
         )
         expressions = Branches(told, frame.linear, made[0].inputs[1], bias)
         became = f"merged with its parallel branches into {frame.linear.title}"
-        edits = ((y, tuple(made)),)
-        return Fold(tuple(made), became, y, (frame.linear.data,), (window(frame.linear),), edits, expressions)
+        return Merged(tuple(made), became, y, frame.linear.data, window(frame.linear), expressions)
     return Refusal(reason, y.name)
 
 
