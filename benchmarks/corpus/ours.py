@@ -9,7 +9,7 @@ import onnx
 
 from models.case import NORMS
 from normdeploy.graphs.simplify import simplify
-from normdeploy.rewriting.constants import COMPUTED
+from normdeploy.rewriting.proposal import COMPUTED
 from normdeploy.rewriting.rewrite import optimize
 
 from .entry import Entry, nodes

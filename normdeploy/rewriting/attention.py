@@ -19,7 +19,7 @@ the node. The kernel wants a mask's last two dims in full, as `normdeploy.mends`
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -29,7 +29,7 @@ import onnx_graphsurgeon as gs
 from ..domains import is_standard
 from ..evaluate import evaluate
 from ..graphs.graph import Graph
-from ..graphs.region import Refusal, compile_region
+from ..graphs.region import Refusal, Region, compile_region
 from ..proof.errors import NotProved, Restart
 from ..proof.lemmas.attention import Rounded
 from ..proof.machine import Draws, Machine
@@ -38,7 +38,7 @@ from ..proof.run import run
 from ..records import Finding
 from .certify import Pair
 from .mask_rows import may_be_hidden
-from .proposal import Change, Proposal, Target, untold
+from .proposal import COMPUTED, Change, Proposal, StoredValue, Target, Told, untold
 from .rounding import fold_trial
 
 STAGE = "attention"
@@ -83,7 +83,40 @@ def attend(graph: Graph, node: gs.Node, target: Target) -> Proposal | None:
     found = _Product(q, mask, scale * by, y)
     proposals = _proposals(graph, found, _keys(graph, matmul.inputs[1], product.inputs[1]), target)
     first = next(proposals, None)
-    return None if first is None else replace(first, otherwise=lambda failure: proposals)
+    if first is None:
+        return None
+    scales = _scales_of_sizes(graph, first.pairs[0].before)
+    if scales:
+        return _with_scales_stored(scales, y, lambda: attend(graph, node, target))
+    return replace(first, otherwise=lambda failure: proposals)
+
+
+def _scales_of_sizes(graph: Graph, before: Region | Refusal) -> list[StoredValue]:
+    """Find the scales in an attention that are no constants yet, in the graph's order."""
+    if isinstance(before, Refusal):
+        return []
+    scales: dict[int, StoredValue] = {}
+    for node in before.nodes:
+        if _op(node) not in ("Mul", "Div") or graph.is_shape_valued(node.outputs[0]):
+            continue
+        for t in node.inputs:
+            number = None if id(t) in scales else _of_sizes(graph, t)
+            if number is not None:
+                scales[id(t)] = StoredValue(t, number)
+    return list(scales.values())
+
+
+def _with_scales_stored(scales: Sequence[StoredValue], y: gs.Tensor, then: Callable[[], Told]) -> Proposal:
+    """Propose constants in the place of computed scales; ``then`` proposes the attention that reads them."""
+    return Proposal(
+        Finding("constant", "folded", y.name, became=COMPUTED),
+        pairs=(),
+        changes=(),
+        values=tuple(scales),
+        unproved=untold,
+        only_for_speed=True,
+        then=then,
+    )
 
 
 def _proposals(graph: Graph, found: _Product, every: Iterable[_Keys], target: Target) -> Iterator[Proposal]:
@@ -166,22 +199,18 @@ def _scaled(graph: Graph, t: gs.Tensor) -> tuple[gs.Tensor, Fraction]:
 
 
 def _number(graph: Graph, t: gs.Tensor) -> Fraction | None:
-    """The one number, and not zero, that a constant holds. One that is computed from sizes which the file states
-    becomes a constant."""
-    if not graph.is_constant(t):
-        if not graph.is_shape_valued(t) or graph.dtype(t) != np.float32:
-            return None
-        number = _of_sizes(graph, t)
-        if number is not None:
-            graph.settle(t, number)
-    value = graph.known(t) if graph.is_constant(t) else None
+    """The one number, and not zero, that a constant holds, or that sizes which the file states come to."""
+    value = graph.known(t) if graph.is_constant(t) else _of_sizes(graph, t)
     if value is None or value.size != 1 or not np.isfinite(value).all() or not value.any():
         return None
     return Fraction(float(value.reshape(())))
 
 
 def _of_sizes(graph: Graph, t: gs.Tensor) -> np.ndarray | None:
-    """The number that ``t`` is made of sizes, where it depends on none that is open: the prover's ops say so."""
+    """The float32 number that ``t`` is made of sizes, where it depends on none that is open: the prover's ops say
+    so."""
+    if graph.is_constant(t) or not graph.is_shape_valued(t) or graph.dtype(t) != np.float32:
+        return None
     region = compile_region(graph, t, [])
     if isinstance(region, Refusal):
         return None

@@ -1,5 +1,5 @@
-"""The step that computes once what constants alone feed (`normdeploy.recognition.constant_parts`), and says what became
-of norms in it.
+"""The cleanup that computes once what constants alone feed (`normdeploy.recognition.constant_parts`), and says what
+became of norms in it.
 
 Each result is evaluated in float64 and rounded once to the type that the file gives it; where a part only moves numbers
 they stay bit for bit. The file never grows by it but for a few small constants: what is stored instead is counted
@@ -9,7 +9,7 @@ of these the inputs are asked next.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -18,53 +18,62 @@ from ..evaluate import evaluate
 from ..graphs.graph import Graph
 from ..recognition.constant_parts import ConstantNorm, Part, constant_norms, nbytes, parts
 from ..records import Finding
-from .ledger import Entry, Step
-from .rewriter import Rewriter
+from .proposal import COMPUTED, Proposal, StoredValue, Sweep, Target, Told, untold
 
 STAGE = "constants"
 _SLACK = 2**16  # bytes by which a file may grow in all
 _ROUNDS = 24  # each moves a border of what is computed up by a node
 _TRIES = 2**22  # nodes looked at to choose among the results of one part
 
-COMPUTED = "computed once: constants alone feed it"
+
+def begin(graph: Graph) -> Sweep:
+    """Note the norms of constants before anything is rewritten, as a fold may take one along."""
+    norms = list(constant_norms(graph))
+    return lambda target: _proposals(graph, norms, target)
 
 
-def settle(rewriter: Rewriter, norms: Sequence[ConstantNorm]) -> None:
-    """Store what constants alone feed. ``norms``: those that the file had of constants (`census_of`)."""
-    graph, left = rewriter.graph, _SLACK
-    reasons: dict[int, str] = {}  # of nodes that have to stay
+def _proposals(graph: Graph, norms: Sequence[ConstantNorm], target: Target) -> Iterator[tuple[gs.Node, Told]]:
+    """Propose to store what constants alone feed, then tell of ``norms``."""
+    left = _SLACK
+    # Of nodes that have to stay, by id.
+    reasons: dict[int, str] = {}
     for _ in range(_ROUNDS):
         again = False
         for part in parts(graph, reasons):
-            chosen = _chosen(rewriter, part, left, reasons)
-            values = _values(graph, part, chosen, reasons)
+            first = part.nodes[0]
+            undone = target.wanted.undone_at(STAGE, first)
+            if undone is not None:
+                reasons.update((id(node), undone.reason) for node in part.nodes)
+                again = True
+                continue
+            chosen = _chosen(graph, part, left, reasons)
+            values = _values(graph, chosen, reasons)
             again = again or len(values) < len(part.results)
+            # What would be freed was counted with all of them.
             if len(values) < len(chosen):
-                continue  # what would be freed was counted with all of them
-            left -= max(0, part.growth(graph, {id(t) for t, _ in values}))
-            for t, value in values:
-                rewriter.store(t, value)
+                continue
+            left -= max(0, part.growth(graph, {id(v.tensor) for v in values}))
             if values:
-                _take_down(rewriter, part)
+                yield first, _proposal(graph, part, values)
         if not again:
             break
     for norm in norms:
-        rewriter.ledger.entries.append(Entry(_finding(graph, norm, reasons)))
+        yield norm.node, _finding(graph, norm, reasons)
 
 
-def census_of(graph: Graph) -> list[ConstantNorm]:
-    """The norms of constants before anything is rewritten: a fold may take one along."""
-    return list(constant_norms(graph))
+def _proposal(graph: Graph, part: Part, values: Sequence[StoredValue]) -> Proposal:
+    return Proposal(
+        Finding("constant", "folded", part.results[0].name, graph.module(part.nodes[0]), became=COMPUTED),
+        pairs=(),
+        changes=(),
+        values=tuple(values),
+        unproved=untold,
+        only_for_speed=True,
+    )
 
 
-def _chosen(rewriter: Rewriter, part: Part, left: int, reasons: dict[int, str]) -> list[gs.Tensor]:
-    """The results that are stored; the nodes of those that are not get a reason."""
-    graph = rewriter.graph
-    undone = rewriter.wanted.undone.get(_step(rewriter, part))
-    if undone is not None:
-        for node in part.nodes:
-            reasons[id(node)] = undone.reason
-        return []
+def _chosen(graph: Graph, part: Part, left: int, reasons: dict[int, str]) -> list[gs.Tensor]:
+    """Choose the results that are stored; the nodes of the others get a reason."""
     chosen = {id(t): t for t in part.results}
     growth = whole = part.growth(graph, chosen)
     large = sorted(part.results, key=lambda t: nbytes(graph, t), reverse=True)
@@ -84,12 +93,9 @@ def _chosen(rewriter: Rewriter, part: Part, left: int, reasons: dict[int, str]) 
     return list(chosen.values())
 
 
-def _values(
-    graph: Graph, part: Part, chosen: Sequence[gs.Tensor], reasons: dict[int, str]
-) -> list[tuple[gs.Tensor, np.ndarray]]:
-    """What is stored for each result, in its own type; those that can't be computed are left out and their nodes get a
-    reason."""
-    computed: list[tuple[gs.Tensor, np.ndarray]] = []
+def _values(graph: Graph, chosen: Sequence[gs.Tensor], reasons: dict[int, str]) -> list[StoredValue]:
+    """Evaluate results in their own types; those that can't be are left out, and their nodes get a reason."""
+    computed: list[StoredValue] = []
     for t in chosen:
         node, dtype = graph.producer(t), graph.dtype(t)
         assert node is not None
@@ -106,19 +112,8 @@ def _values(
         if stored is None or not fits or stored.shape != graph.shape(t):
             reasons[id(node)] = "constants alone feed it, but what it computes is not finite, or of no known type"
             continue
-        computed.append((t, stored))
+        computed.append(StoredValue(t, stored))
     return computed
-
-
-def _step(rewriter: Rewriter, part: Part) -> Step:
-    return Step(rewriter.wanted.place, STAGE, part.nodes[0].outputs[0].name)
-
-
-def _take_down(rewriter: Rewriter, part: Part) -> None:
-    """Let the comparison of the whole model take it back."""
-    first = part.results[0]
-    told = Finding("constant", "folded", first.name, rewriter.graph.module(part.nodes[0]), became=COMPUTED)
-    rewriter.ledger.aside.append(Entry(told, [_step(rewriter, part)]))
 
 
 def _finding(graph: Graph, norm: ConstantNorm, reasons: dict[int, str]) -> Finding:

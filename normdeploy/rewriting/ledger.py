@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import onnx_graphsurgeon as gs
+
 from ..choices import ONNXRUNTIME
 from ..forms.norm_forms import best
 from ..graphs.graph import NEWEST
@@ -61,6 +63,10 @@ class Wanted:
     weights: Weights | None = field(default=None, compare=False)
     place: str = ""
     undone: Mapping[Step, Finding] = field(default_factory=dict)
+
+    def undone_at(self, stage: str, node: gs.Node) -> Finding | None:
+        """Return what is told of a step that is not to be taken again; None of others."""
+        return self.undone.get(Step(self.place, stage, node.outputs[0].name))
 
     @property
     def forms(self) -> str:

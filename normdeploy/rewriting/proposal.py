@@ -7,14 +7,15 @@ A transform is a function ``propose(graph, node, target)``. It returns one of
     Remark      what is told besides of norms that have a finding
     None        nothing: this is no place for it
 
-It changes no finding, and the graph in one way alone: sizes that the file states may become constants.
+It changes neither findings nor the graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..graphs.dims import Dims
@@ -24,6 +25,8 @@ from ..records import Certificate, Finding
 from .certify import Failure, Pair, Rewrite
 from .ledger import Entry, Wanted
 from .rounding import Trial
+
+COMPUTED = "computed once: constants alone feed it"
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,14 @@ class Change:
 
 
 @dataclass(frozen=True)
+class StoredValue:
+    """A tensor that is computed once: it becomes an initializer of its name that holds ``value``."""
+
+    tensor: gs.Tensor
+    value: np.ndarray
+
+
+@dataclass(frozen=True)
 class Remark:
     """What is told besides of norms that have a finding."""
 
@@ -75,6 +86,7 @@ class Proposal:
         finding: what is told of it; the certificate is added.
         pairs: what has to be proved; none where the transform compared the nodes themselves.
         changes: what becomes of the graph.
+        values: tensors that become constants, after the changes.
         expressions: what new constants are made of.
         partly_hidden: leaves of which no row is -Inf throughout, as the transform has shown.
         opset: the lowest that has the nodes.
@@ -96,6 +108,7 @@ class Proposal:
     pairs: tuple[Pair, ...]
     changes: tuple[Change, ...]
     unproved: Callable[[Failure], Finding | Remark | None]
+    values: tuple[StoredValue, ...] = ()
     expressions: Computed | None = None
     partly_hidden: tuple[gs.Tensor, ...] = ()
     opset: int = 0
@@ -119,6 +132,8 @@ class Proposal:
 
 Told = Proposal | Finding | Remark | None
 Propose = Callable[[Graph, gs.Node, Target], Told]
+Sweep = Callable[[Target], Iterator[tuple[gs.Node, Told]]]
+"""Proposes for a whole graph: each time the node at which it begins. It goes on once that is decided."""
 
 
 def untold(failure: Failure) -> None:

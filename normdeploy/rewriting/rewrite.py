@@ -40,7 +40,7 @@ from ..storage.ordering import ordered
 from ..storage.protos import copied
 from ..storage.weights import lifted
 from ..types import Progress
-from . import constants, int32_codes, transforms
+from . import int32_codes, transforms
 from .ledger import MADE, Step, Wanted, undone
 from .rewriter import Rewriter
 from .sealed import Seal, require_sealed
@@ -271,19 +271,18 @@ def _inside(work: Done, nested: Nested, taken: Collection[str], wanted: Wanted) 
 
 
 def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> tuple[Graph, Done]:
-    """Apply every transform of the table to one graph, in its order."""
+    """Apply every transform and cleanup of the tables to one graph, in their order."""
     start = time.perf_counter()
     graph = Graph(proto, taken, wanted.weights)
     graph.completer = complete
     graph.take_as_data(repeated_constants(graph))
-    of_constants = constants.census_of(graph)
+    cleanups = [(cleanup.stage, cleanup.begin(graph)) for cleanup in transforms.CLEANUPS]
     rewriter = Rewriter(graph, wanted)
     for transform in transforms.chosen(proto, wanted):
         with transform.around(graph):
             rewriter.apply(transform.stage, transform.propose)
-    began = time.perf_counter()
-    constants.settle(rewriter, of_constants)
-    rewriter.seconds[constants.STAGE] = time.perf_counter() - began
+    for stage, sweep in cleanups:
+        rewriter.clean(stage, sweep)
     seals = rewriter.seals()
     # Another runtime than the one asked for does not decide.
     rewriter.judge(decides=wanted.runtime not in TENSORRT)

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..evaluate import evaluate
@@ -23,7 +22,7 @@ from ..records import Certificate, Finding
 from . import certify, rounding
 from .certify import Failure, Rewrite
 from .ledger import Entry, Ledger, Step, Wanted
-from .proposal import Change, Proposal, Propose, Remark, Target, Told
+from .proposal import Change, Proposal, Propose, Remark, StoredValue, Sweep, Target, Told
 from .sealed import Seal, seals
 
 ROUNDING = "rounding"  # the stage in which onnxruntime runs both sides of each rewrite
@@ -61,21 +60,15 @@ class Rewriter:
                 if progress is not None and i % _EVERY == 0:
                     progress(stage, i, len(nodes))
                 if self.graph.alive(node) and node.outputs:
-                    self._ask(propose, node, Step(self.wanted.place, stage, node.outputs[0].name))
+                    self._ask(propose, node, stage)
             if progress is not None:
                 progress(stage, len(nodes), len(nodes))
 
-    def store(self, t: gs.Tensor, value: np.ndarray) -> None:
-        """Let ``t``, which constants make, be an initializer that holds ``value``.
-
-        What was proved of a node that reads it holds for the number as well: the node is sealed anew.
-        """
-        readers = {id(node) for node in self.graph.every_consumer(t)}
-        self.graph.settle(t, value)
-        sealed: list[tuple[gs.Node, Seal]] = []
-        for node, seal in self._sealed:
-            sealed += seals(self.graph, [node]) if id(node) in readers else [(node, seal)]
-        self._sealed = sealed
+    def clean(self, stage: str, sweep: Sweep) -> None:
+        """Do what a cleanup proposes, one after the other."""
+        with self._timed(stage):
+            for node, told in sweep(self._target):
+                self._tell(self._take(told, Step(self.wanted.place, stage, node.outputs[0].name)))
 
     def judge(self, *, decides: bool) -> None:
         """Run the trials that are left, and complete the certificates by all verdicts."""
@@ -91,18 +84,19 @@ class Rewriter:
         yield
         self.seconds[stage] = time.perf_counter() - began - (self.seconds[ROUNDING] - ran)
 
-    def _ask(self, propose: Propose, node: gs.Node, step: Step) -> None:
-        known = self.wanted.undone.get(step)
+    def _ask(self, propose: Propose, node: gs.Node, stage: str) -> None:
+        known = self.wanted.undone_at(stage, node)
         if known is not None:
             if not any(f.tensor == known.tensor and f.status == "undone" for f in self.ledger.findings):
                 self.ledger.entries.append(Entry(known))
             return
         try:
+            step = Step(self.wanted.place, stage, node.outputs[0].name)
             outcome = self._take(propose(self.graph, node, self._target), step)
         except evaluate.Unsupported as error:  # a constant that would take too long; nothing was edited yet
             module = self.graph.module(node)
             outcome = Finding("unknown", "refused", node.outputs[0].name, module, reason=str(error))
-        self._tell(outcome, step)
+        self._tell(outcome)
         if self.ledger.trials >= rounding.BATCH or self.ledger.waiting_bytes > _WAITING:
             self._run_trials()
 
@@ -153,6 +147,8 @@ class Rewriter:
         self._sealed += seals(self.graph, stored.nodes)
         for change in stored.changes:
             self._change(change)
+        for constant in stored.values:
+            self._store(constant)
         self._shared.update(stored.shared)
         self.opset = max(self.opset, stored.opset)
         revise = stored.revise or _with_certificate
@@ -181,6 +177,18 @@ class Rewriter:
         for output, old in change.also.items():
             self.graph.take_over(old, node, output)
 
+    def _store(self, constant: StoredValue) -> None:
+        """Let a tensor be an initializer.
+
+        What was proved of a node that reads it holds for the number as well: the node is sealed anew.
+        """
+        readers = {id(node) for node in self.graph.every_consumer(constant.tensor)}
+        self.graph.settle(constant.tensor, constant.value)
+        sealed: list[tuple[gs.Node, Seal]] = []
+        for node, seal in self._sealed:
+            sealed += seals(self.graph, [node]) if id(node) in readers else [(node, seal)]
+        self._sealed = sealed
+
     def _follow(self, proposal: Proposal, own: Entry, step: Step) -> Entry:
         """Try what a proposal that was made makes possible."""
         if proposal.then is None:
@@ -193,12 +201,12 @@ class Rewriter:
             own.finding = proposal.joined(first, own.finding)
         return own
 
-    def _tell(self, outcome: Outcome, step: Step) -> None:
+    def _tell(self, outcome: Outcome) -> None:
         if isinstance(outcome, Remark):
             for entry in outcome.upon:
                 entry.finding = outcome.revise(entry.finding)
         if isinstance(outcome, Finding) and not self.ledger.knows(outcome):
-            self.ledger.entries.append(Entry(outcome, [step]))
+            self.ledger.entries.append(Entry(outcome))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""The transforms, in the order in which they are applied to a graph.
+"""The transforms and cleanups, in the order in which they are applied to a graph.
 
 Norms come first; then scales and shifts are folded into their neighbors, and branches merged; then norms are joined
 with what stands around them. A transform is a module with a function that proposes (`proposal`), and a row here.
+Cleanups look at the whole graph behind them.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import onnx
 
 from ..graphs.graph import Graph
 from ..graphs.opsets import needs_conversion
-from . import activations, attention, dequantized
+from . import activations, attention, constants, dequantized
 from .branching import merge
 from .folding import fold
 from .fusing import fuse
 from .gemms import by_rows
 from .joining import join
 from .ledger import Wanted
-from .proposal import Propose
+from .proposal import Propose, Sweep
 from .quantizing import quantize
 from .residuals import part
 
@@ -65,6 +66,19 @@ class Transform:
     around: Callable[[Graph], AbstractContextManager[None]] = _unchanged
 
 
+@dataclass(frozen=True)
+class Cleanup:
+    """One row.
+
+    Args:
+        stage: as times and steps name it.
+        begin: looks at the graph before anything is rewritten; what it returns proposes.
+    """
+
+    stage: str
+    begin: Callable[[Graph], Sweep]
+
+
 TRANSFORMS = (
     Transform("norms", fuse),
     Transform(activations.STAGE, activations.write),
@@ -76,6 +90,8 @@ TRANSFORMS = (
     Transform("linears", by_rows, _is_standard),
     Transform(attention.STAGE, attention.attend, _takes_attentions),
 )
+
+CLEANUPS = (Cleanup(constants.STAGE, constants.begin),)
 
 
 def chosen(proto: onnx.ModelProto, wanted: Wanted) -> list[Transform]:
