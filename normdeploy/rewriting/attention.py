@@ -81,20 +81,13 @@ def attend(graph: Graph, node: gs.Node, target: Target) -> Proposal | None:
         return None
     q, by = _scaled(graph, matmul.inputs[0])
     found = _Product(q, mask, scale * by, y)
-    proposals = _proposals(graph, found, _keys(graph, matmul.inputs[1], product.inputs[1]), target)
+    proposals = _proposals(graph, node, found, _keys(graph, matmul.inputs[1], product.inputs[1]), target)
     first = next(proposals, None)
-    if first is None:
-        return None
-    scales = _scales_of_sizes(graph, first.pairs[0].before)
-    if scales:
-        return _with_scales_stored(scales, y, lambda: attend(graph, node, target))
-    return replace(first, otherwise=lambda failure: proposals)
+    return None if first is None else replace(first, otherwise=lambda failure: proposals)
 
 
-def _scales_of_sizes(graph: Graph, before: Region | Refusal) -> list[StoredValue]:
+def _scales_of_sizes(graph: Graph, before: Region) -> list[StoredValue]:
     """Find the scales in an attention that are no constants yet, in the graph's order."""
-    if isinstance(before, Refusal):
-        return []
     scales: dict[int, StoredValue] = {}
     for node in before.nodes:
         if _op(node) not in ("Mul", "Div") or graph.is_shape_valued(node.outputs[0]):
@@ -119,7 +112,9 @@ def _with_scales_stored(scales: Sequence[StoredValue], y: gs.Tensor, then: Calla
     )
 
 
-def _proposals(graph: Graph, found: _Product, every: Iterable[_Keys], target: Target) -> Iterator[Proposal]:
+def _proposals(
+    graph: Graph, softmax: gs.Node, found: _Product, every: Iterable[_Keys], target: Target
+) -> Iterator[Proposal]:
     """The attention with each of the keys that it may have."""
     for keys in every:
         scale = found.scale * keys.scale
@@ -129,6 +124,10 @@ def _proposals(graph: Graph, found: _Product, every: Iterable[_Keys], target: Ta
         before = compile_region(graph, found.y, leaves)
         if isinstance(before, Refusal):
             continue
+        scales = _scales_of_sizes(graph, before)
+        if scales:
+            yield _with_scales_stored(scales, found.y, lambda: attend(graph, softmax, target))
+            return
         nodes = _written(graph, found, keys, scale, target)
         yield Proposal(
             Finding("Attention", "fused", found.y.name, graph.module(nodes[-1]), became=BECAME),
