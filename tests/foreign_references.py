@@ -1,6 +1,6 @@
 """Float64 references of norm ops that are not standard ONNX, each written from its owner's documentation in numpy.
 
-They know nothing of `normdeploy.proof.contrib`, whose definitions are judged by them.
+They know nothing of `normdeploy.norms.definitions`, which are judged by them.
 
 - onnxruntime's contrib ops: docs/ContribOperators.md (GroupNorm, SkipGroupNorm, EmbedLayerNormalization). Its layer
   norms are in `normdeploy.evaluate.evaluate` already, because a float64 evaluation may meet them anywhere.
@@ -15,7 +15,6 @@ from __future__ import annotations
 import numpy as np
 
 from normdeploy.evaluate.core import Array, Attrs, Inputs, Result, Table, float32, optional
-from normdeploy.evaluate.reductions import standardize
 
 _EPSILON = float32(1e-5)
 GROUPS = 32  # fixed in TensorRT's groupNormPlugin.cpp
@@ -26,6 +25,12 @@ def _channels(parameter: Array, x: Array) -> Array:
     return np.asarray(parameter, dtype=np.float64).reshape(-1, *(1,) * (x.ndim - 2))
 
 
+def _standardized(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
+    deviation = np.sqrt(x.var(axis=axes, keepdims=True) + epsilon)
+    standardized: Array = (x - x.mean(axis=axes, keepdims=True)) / deviation
+    return standardized
+
+
 def _silu(x: Array) -> Array:
     return x / (1.0 + np.exp(-x))
 
@@ -33,7 +38,7 @@ def _silu(x: Array) -> Array:
 def _grouped(x: Array, gamma: Array, beta: Array, groups: int, epsilon: float) -> Array:
     """Group normalization of (N, C, …) with one gamma and beta for each channel."""
     rows = x.reshape(x.shape[0] * groups, -1)
-    y, _, _ = standardize(rows, (1,), epsilon)
+    y = _standardized(rows, (1,), epsilon)
     return y.reshape(x.shape) * _channels(gamma, x) + _channels(beta, x)
 
 
@@ -65,7 +70,7 @@ def _embed_layer_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) ->
     total = words[ids] + (positions[: ids.shape[1]] if place is None else positions[np.broadcast_to(place, ids.shape)])
     if segments is not None:
         total = total + inputs[4][segments]
-    y, _, _ = standardize(total, (-1,), attrs.get("epsilon", float32(1e-12)))
+    y = _standardized(total, (-1,), attrs.get("epsilon", float32(1e-12)))
     count = np.zeros(len(ids), np.int32) if mask is None else (mask == 1).sum(axis=1).astype(np.int32)
     return y * inputs[5] + inputs[6], count, total
 
@@ -87,7 +92,7 @@ def _trt_layer_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> R
     elements."""
     x, axis = inputs[0], attrs.get("axis", -1)
     axes = tuple(range(axis % x.ndim, x.ndim))
-    y, _, _ = standardize(x, axes, attrs.get("epsilon", attrs.get("eps", _EPSILON)))
+    y = _standardized(x, axes, attrs.get("epsilon", attrs.get("eps", _EPSILON)))
     behind = x.shape[axes[0] :]
     return y * inputs[1].reshape(behind) + inputs[2].reshape(behind)
 
@@ -97,7 +102,7 @@ def _trt_instance_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -
     relu."""
     x = inputs[0]
     scale, bias = inputs[1:3] if len(inputs) > 1 else (attrs["scales"], attrs["bias"])
-    y, _, _ = standardize(x, tuple(range(2, x.ndim)), attrs["epsilon"])
+    y = _standardized(x, tuple(range(2, x.ndim)), attrs["epsilon"])
     y = y * _channels(scale, x) + _channels(bias, x)
     return np.where(y < 0, y * attrs.get("alpha", 0.0), y) if attrs.get("relu", 0) else y
 
@@ -110,7 +115,7 @@ def _trt_skip_layer_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int)
     rows = total.reshape(-1, gamma.size) + (
         np.asarray(attrs["bias"], dtype=np.float64).reshape(-1) if "bias" in attrs else 0.0
     )
-    y, _, _ = standardize(rows, (1,), SKIP_EPSILON[attrs.get("type_id", 0)])
+    y = _standardized(rows, (1,), SKIP_EPSILON[attrs.get("type_id", 0)])
     return (y * gamma + beta).reshape(total.shape)
 
 

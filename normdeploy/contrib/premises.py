@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 
 from ..graphs.dims import Dims
+from ..norms.definitions import PLUGIN_GROUPS
 from ..norms.ops import ROWS, Owner
-from ..proof.contrib import GROUPS
 from ..proof.plan import product
 from ..proof.sizes import ONE, Size, dim_size
 from .write import Op, Types
@@ -56,7 +56,7 @@ def shapes(op: Op, node: onnx.NodeProto, attrs: Mapping[str, Any], types: Types,
         for axis, d in _laid(given[summand].dims or (), len(x)):
             _fix(x, axis, d)
     groups = (
-        attrs.get("groups", attrs.get("num_groups", GROUPS if node.op_type == "GroupNorm" else 1))
+        attrs.get("groups", attrs.get("num_groups", PLUGIN_GROUPS if node.op_type == "GroupNorm" else 1))
         if op.kind == "GroupNorm"
         else 1
     )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import onnx
 
 from ..graphs.dims import Dims
 from ..graphs.region import Refused
+from ..norms.definitions import Definition, Interpreter
 from ..norms.ops import NormOp, Owner
 
 Attrs = Mapping[str, Any]
@@ -22,31 +23,39 @@ Types = Mapping[str, tuple[int | None, Dims | None]]  # of each tensor its eleme
 
 _NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _FLOATING = (*_NARROW, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+_KINDS = {"Shape": onnx.TensorProto.INT64, "Equal": onnx.TensorProto.BOOL}  # of results, whatever goes in
+_RANK_KEPT = ("Add", "Transpose")  # whose results have the rank of their first input
+_AXES_AS_INPUT = {"ReduceMean": 18, "ReduceSum": 13}  # since these opsets
 OLDEST = 7  # the first opset in which Add and Mul broadcast by themselves
 
 
-@dataclass(frozen=True)
-class Normalized:
-    """x̂ and the statistics that made it, in the type that they were computed in."""
-
-    value: str
-    mean: str
-    deviation: str  # sqrt(variance + epsilon), or sqrt(mean(x²) + epsilon)
-
-
-class Writer:
+class Writer(Interpreter):
     """Strings nodes together by the names of their tensors; what it wrote is in ``nodes`` and ``initializers``."""
 
     def __init__(self, node: onnx.NodeProto, opset: int, types: Types, taken: set[str]) -> None:
         """``taken``: names that no new tensor may bear; those that are made are added."""
-        self.node, self.opset = node, opset
+        self.node, self.opset, self.outputs = node, opset, len(node.output)
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self.notes: tuple[str, ...] = ()
         self.alike: list[str] = []  # tensors with the shape of the node's first output
         self._types, self._taken = types, taken
         self._kinds: dict[str, int] = {}
+        self._ranks: dict[str, int] = {}
         self._ints: dict[tuple[int, ...], str] = {}
+
+    def write(self, definition: Definition, attrs: Attrs, inputs: Sequence[str] = ()) -> tuple[str | None, ...]:
+        """Write the nodes of a definition, by default of the node's own inputs.
+
+        Returns: the names of its outputs, before those that the node wants bear their names in the file.
+        """
+        names = inputs or [self.input(i) for i in range(len(self.node.input))]
+        results = definition(self, *(name or None for name in names), **attrs)
+        results = results if isinstance(results, tuple) else (results,)
+        for i, name in enumerate(results):
+            if name is not None:
+                self._give(i, name)
+        return results
 
     def input(self, index: int) -> str:
         """The name of an input, "" where it is left out."""
@@ -66,6 +75,10 @@ class Writer:
             )
         return kind
 
+    def learn_kind(self, t: str, *alike: str) -> None:
+        """Take the type of ``t`` from those of ``alike`` where the file does not state it. Raises Refused as `kind`."""
+        self._kinds[t] = self.kind(t, *alike)
+
     @staticmethod
     def wide(kind: int) -> int:
         """The type that statistics of a tensor of type ``kind`` are taken in."""
@@ -81,22 +94,25 @@ class Writer:
             raise Refused(f"the rank of {t!r} is not known")
         return shape
 
-    def from_axis(self, x: str, axis: int) -> list[int]:
-        """The axes of ``x`` from ``axis`` to the last, counted from the end."""
-        return list(range(axis if axis < 0 else axis - len(self.shape(x)), 0))
+    def rank(self, x: str) -> int:
+        """Return the number of axes. Raises Refused as `shape`."""
+        return self._ranks[x] if x in self._ranks else len(self.shape(x))
 
     def length(self, t: str) -> int | None:
         """How many elements a vector has, None where the file does not say."""
         shape = self._types.get(t, (None, None))[1]
         return shape[0] if shape is not None and len(shape) == 1 and isinstance(shape[0], int) else None
 
-    def then(self, op: str, *inputs: str, kind: int | None = None, **attrs: Any) -> str:
-        """One node more; its result is of ``kind``, by default of the type of its first input."""
+    def __call__(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """Write one node; its result has the type of its first input, unless the op says another one."""
         name = self._fresh(op)
-        self.nodes.append(onnx.helper.make_node(op, list(inputs), [name], name=name, **attrs))
-        own = kind or self._kinds.get(inputs[0]) or self._types.get(inputs[0], (None, None))[0]
-        if own:
-            self._kinds[name] = own
+        self.nodes.append(onnx.helper.make_node(op, list(inputs), [name], name=name, **attributes))
+        kind, shape = self._types.get(inputs[0], (None, None))
+        kind = attributes.get("to") or _KINDS.get(op) or self._kinds.get(inputs[0], kind)
+        if kind:
+            self._kinds[name] = kind
+        if op in _RANK_KEPT and (inputs[0] in self._ranks or shape is not None):
+            self._ranks[name] = self.rank(inputs[0])
         return name
 
     def constant(self, values: object, kind: int, hint: str) -> str:
@@ -112,41 +128,63 @@ class Writer:
             self._ints[key] = self.constant(np.array(values, dtype=np.int64), onnx.TensorProto.INT64, hint)
         return self._ints[key]
 
-    def cast(self, t: str, kind: int) -> str:
-        return (
-            t
-            if self._kinds.get(t, self._types.get(t, (None, None))[0]) == kind
-            else self.then("Cast", t, kind=kind, to=kind)
-        )
+    def int32(self, value: int, name: str) -> str:
+        return self.constant(value, onnx.TensorProto.INT32, name)
+
+    def number(self, value: float, like: str) -> str:
+        # attributes are float32
+        return self.constant(np.float64(np.float32(value)), self.kind(like), "epsilon")
+
+    def vector(self, values: Any, like: str, name: str, trailing: int = 0) -> str:
+        array = np.asarray(values, dtype=np.float64).reshape(-1, *(1,) * trailing)
+        return self.constant(array, self.wide(self.kind(like)), name)
+
+    def wants(self, output: int) -> bool:
+        return output < len(self.node.output) and bool(self.node.output[output])
+
+    def refuse(self, reason: str) -> NoReturn:
+        raise Refused(reason)
+
+    def widen(self, x: str) -> str:
+        return self._cast(x, self.wide(self.kind(x)))
+
+    def cast_like(self, x: str, like: str) -> str:
+        return self._cast(x, self.kind(like))
+
+    def _cast(self, t: str, kind: int) -> str:
+        own = self._kinds.get(t, self._types.get(t, (None, None))[0])
+        return t if own == kind else self("Cast", t, to=kind)
+
+    def reduce(self, op: str, x: str, axes: Sequence[int], **attributes: Any) -> str:
+        """A reduction, its axes an attribute before the opset in which they are an input."""
+        if self.opset < _AXES_AS_INPUT[op]:
+            return self(op, x, axes=list(axes), **attributes)
+        return self(op, x, self.ints(axes, "axes"), **attributes)
 
     def reshape(self, t: str, shape: Sequence[int]) -> str:
-        return self.then("Reshape", t, self.ints(shape, "shape"))
+        return self("Reshape", t, self.ints(shape, "shape"))
 
-    def mean(self, t: str, axes: Sequence[int]) -> str:
-        """ReduceMean, its axes an attribute up to opset 17."""
-        if self.opset < 18:
-            return self.then("ReduceMean", t, axes=list(axes))
-        return self.then("ReduceMean", t, self.ints(axes, "axes"))
+    def reshape_like(self, y: str, x: str) -> str:
+        return self("Reshape", y, self("Shape", x))
 
-    def normalized(self, x: str, axes: Sequence[int], epsilon: float, centered: bool = True) -> Normalized:
-        """x̂ = (x − mean)/sqrt(variance + epsilon) over ``axes``, or x/sqrt(mean(x²) + epsilon)."""
-        wide = self.wide(self.kind(x))
-        x = self.cast(x, wide)
-        mean = self.mean(x, axes) if centered else ""
-        d = self.then("Sub", x, mean) if centered else x
-        power = self.mean(self.then("Mul", d, d), axes)
-        stored = np.float64(np.float32(epsilon))  # attributes are float32
-        deviation = self.then("Sqrt", self.then("Add", power, self.constant(stored, wide, "epsilon")))
-        return Normalized(self.then("Div", d, deviation), mean, deviation)
+    def group(self, x: str, groups: int) -> str:
+        return self("Reshape", x, self.ints([0, groups, -1], "groups"))
 
-    def scaled(self, t: str, gamma: str, beta: str, shape: Sequence[int] = ()) -> str:
-        """t · gamma + beta in gamma's type; ``shape``: what the two vectors are reshaped to."""
-        kind = self.kind(gamma)
-        t = self.then("Mul", self.cast(t, kind), self.reshape(gamma, shape) if shape else gamma)
-        if not beta:
-            return t
-        beta = self.cast(beta, kind)
-        return self.then("Add", t, self.reshape(beta, shape) if shape else beta)
+    def per_channel(self, v: str, x: str) -> str:
+        return self.reshape(v, [-1, *(1,) * (self.rank(x) - 2)])
+
+    def per_group(self, v: str, groups: int) -> str:
+        return self.reshape(v, [-1, 1])
+
+    def per_element(self, v: str, x: str, axes: Sequence[int]) -> str:
+        if len(axes) == 1:
+            return v
+        sizes = []
+        for dim in self.shape(x)[axes[0] :]:
+            if not isinstance(dim, int):
+                raise Refused(f"it normalizes over the dynamic size {dim!r}, and gamma has to be laid along it")
+            sizes.append(dim)
+        return self.reshape(v, sizes)
 
     def check_groups(self, x: str, axis: int, groups: int) -> None:
         """
@@ -157,21 +195,9 @@ class Writer:
         if groups < 1 or (isinstance(channels, int) and channels % groups):
             raise Refused(f"{channels} channels can't be divided into {groups} groups")
 
-    def grouped(self, x: str, groups: int, epsilon: float, rank: int, gamma: str = "", beta: str = "") -> str:
-        """Group norm of (N, C, …) in gamma's type; gamma and beta (by default the inputs 1 and 2) have one value for
-        each channel."""
-        view = self.then("Reshape", x, self.ints([0, groups, -1], "groups"))
-        back = self.then(
-            "Reshape", self.normalized(view, [-1], epsilon).value, self.then("Shape", x, kind=onnx.TensorProto.INT64)
-        )
-        return self.scaled(back, gamma or self.input(1), beta or self.input(2), shape=[-1, *(1,) * (rank - 2)])
-
-    def silu(self, y: str) -> str:
-        return self.then("Mul", y, self.then("Sigmoid", y))
-
-    def give(self, index: int, t: str) -> None:
+    def _give(self, index: int, t: str) -> None:
         """Let ``t`` be the output ``index`` of the foreign node, where that is wanted."""
-        if index >= len(self.node.output) or not self.node.output[index]:
+        if not self.wants(index):
             return
         name = self.node.output[index]
         for node in self.nodes:
@@ -200,8 +226,20 @@ class Op:
     optional: tuple[int, ...] = ()  # of the fewest, those that may be left out by an empty name
 
 
-def written_by(row: NormOp, write: Callable[[Writer, Attrs], None], ignored: Collection[str] = ()) -> Op:
-    """The op of a row and what writes it. ``ignored``: attributes that a node may have and that mean nothing."""
+def written_by(row: NormOp, write: Callable[[Writer, Attrs], None] | None = None, ignored: Collection[str] = ()) -> Op:
+    """The op of a row. ``write``: what writes it, where its definition alone does not. ``ignored``: attributes that a
+    node may have and that mean nothing."""
+    definition = row.definition
+    assert definition is not None
+
+    def write_definition(writer: Writer, attrs: Attrs) -> None:
+        writer.write(definition, attrs)
+
     return Op(
-        row.owner, row.kind, write, frozenset((*row.attributes, *ignored)), (row.fewest, len(row.inputs)), row.skippable
+        row.owner,
+        row.kind,
+        write or write_definition,
+        frozenset((*row.attributes, *ignored)),
+        (row.fewest, len(row.inputs)),
+        row.skippable,
     )

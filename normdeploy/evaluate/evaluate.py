@@ -17,13 +17,13 @@ import onnx
 from ..norms import bodies
 from ..norms.guests import own
 from ..norms.op import NormOp
-from . import attention, linear, pointwise, quantize, reductions, shapes
+from . import attention, linear, norms, pointwise, quantize, reductions, shapes
 from .budget import require_room_for
 from .core import Array, Attrs, Inputs, Table, Unsupported
 
 __all__ = ["OPS", "QUANTIZATION", "Unsupported", "apply", "quiet", "supported"]
 
-OPS: Table = pointwise.TABLE | shapes.TABLE | reductions.TABLE | linear.TABLE | attention.TABLE
+OPS: Table = pointwise.TABLE | shapes.TABLE | reductions.TABLE | norms.TABLE | linear.TABLE | attention.TABLE
 QUANTIZATION: Table = quantize.TABLE  # what rounds: computed by `apply`, and nothing else may look through it
 
 

@@ -181,6 +181,9 @@ _BINARY: dict[str, Any] = {
     "Or": np.logical_or,
 }
 
+FUNCTIONS: dict[str, Any] = {**_UNARY, **_BINARY}
+"""Ops without attributes, as functions of their inputs."""
+
 TABLE: Table = {
     **{("", op): _unary(function) for op, function in _UNARY.items()},
     **{("", op): _binary(function) for op, function in _BINARY.items()},

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ..forms.form import Form, OpWriter
     from ..graphs.region import Refusal
     from ..recognition.facts import Norm
+    from .definitions import Definition
 
 DOMAIN = "normdeploy"  # of our own ops
 CONTRIB = "com.microsoft"  # of onnxruntime's
@@ -69,6 +70,8 @@ class NormOp:
     # what it computes, where the file brings it along: nodes in ONNX's textual syntax, or a whole function in bytes
     # (`normdeploy.norms.bodies`)
     body: str | bytes = field(default="", repr=False)
+    # what it computes, of all others (`normdeploy.norms.definitions`); None of those that have no definition
+    definition: Definition | None = field(default=None, repr=False, compare=False)
     package: str = ""  # that brings it; "" of all in the table
     # the norm as this op, or why it is none; None where a module of `normdeploy.forms` writes it
     form: FormOf | None = field(default=None, repr=False, compare=False)

@@ -1,10 +1,9 @@
 """The table of norm ops: the standard's, ours and other tools', a row for each. Whoever needs a property of a norm op
 asks its row.
 
-The rows say what an op takes and gives. What it computes is said where it is computed: in float64
-(`normdeploy.evaluate`) and in the prover's field (`normdeploy.proof.norms`, `normdeploy.proof.contrib`); of our own ops
-(`normdeploy.norms.own`), and of those that installed packages bring (`normdeploy.norms.guests`), the row's body says
-it to all. Sources:
+The rows say what an op takes and gives, and name what it computes: a function of `normdeploy.norms.definitions`; of our
+own ops (`normdeploy.norms.own`), and of those that installed packages bring (`normdeploy.norms.guests`), a body that
+travels in the file. Sources:
 
 - ONNX: its operator schemas (https://onnx.ai/onnx/operators), which the ``onnx`` package holds;
   tests/norms/test_norm_ops.py compares;
@@ -17,7 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import own
+from . import definitions, own
+from .definitions import Definition
 from .op import CONTRIB, DOMAIN, NormOp, Owner, Statistics, Version, row
 
 __all__ = ["CONTRIB", "DEFAULT", "DOMAIN", "OURS", "ROWS", "STANDARD", "NormOp", "Owner", "Statistics", "Version"]
@@ -31,8 +31,8 @@ def _contrib(*words: str, domains: tuple[str, ...] = (CONTRIB,), **more: Any) ->
     return row(Owner.ONNXRUNTIME, *words, domains=domains, **more)
 
 
-def _creator(*words: str) -> NormOp:
-    return row(Owner.TENSORRT, *words, domains=())
+def _creator(op: str, kind: str, inputs: str, attributes: str, definition: Definition) -> NormOp:
+    return row(Owner.TENSORRT, op, kind, inputs, attributes, domains=(), definition=definition)
 
 
 _AXIS, _GROUPS = "axis epsilon stash_type", "epsilon num_groups stash_type"
@@ -60,6 +60,7 @@ ROWS: tuple[NormOp, ...] = (
         plugin="LayerNorm",
         tensorrt=(8, 6),
         layer=True,
+        definition=definitions.layer_norm,
     ),
     _standard(
         "RMSNormalization",
@@ -71,9 +72,18 @@ ROWS: tuple[NormOp, ...] = (
         tensorrt=(10, 15),
         typed_by="scale",
         centered=False,
+        definition=definitions.rms_norm,
     ),
     _standard(
-        "GroupNormalization", "GroupNorm", _AFFINE, _GROUPS, since=21, plugin="GroupNorm", tensorrt=(10, 9), layer=True
+        "GroupNormalization",
+        "GroupNorm",
+        _AFFINE,
+        _GROUPS,
+        since=21,
+        plugin="GroupNorm",
+        tensorrt=(10, 9),
+        layer=True,
+        definition=definitions.group_norm,
     ),
     _standard(
         "InstanceNormalization",
@@ -85,6 +95,7 @@ ROWS: tuple[NormOp, ...] = (
         plugin="InstanceNorm",
         tensorrt=(0,),
         layer=True,
+        definition=definitions.instance_norm,
     ),
     _standard(
         "BatchNormalization",
@@ -98,34 +109,115 @@ ROWS: tuple[NormOp, ...] = (
         tensorrt=(0,),
         layer=True,
         statistics=Statistics.CONSTANT,
+        definition=definitions.batch_norm,
     ),
-    _standard("MeanVarianceNormalization", "StdNorm", "X", "axes", since=9, bfloat16=13),
+    _standard(
+        "MeanVarianceNormalization",
+        "StdNorm",
+        "X",
+        "axes",
+        since=9,
+        bfloat16=13,
+        definition=definitions.mean_variance_norm,
+    ),
     _standard("LpNormalization", "L2Norm", "X", "axis p", bfloat16=22, centered=False),
     _standard("LRN", "LRN", "X", "alpha beta bias size", bfloat16=13, centered=False, statistics=Statistics.WINDOW),
     *own.ROWS,
     # onnxruntime's
-    _contrib("LayerNormalization", "LayerNorm", _MAY_SHIFT, _AXIS, "Y mean inverse_deviation", **_OPEN),
     _contrib(
-        "SimplifiedLayerNormalization", "RMSNorm", "X scale", _AXIS, "Y inverse_deviation", centered=False, **_OPEN
+        "LayerNormalization",
+        "LayerNorm",
+        _MAY_SHIFT,
+        _AXIS,
+        "Y mean inverse_deviation",
+        definition=definitions.layer_norm,
+        **_OPEN,
     ),
-    _contrib("SkipLayerNormalization", "LayerNorm", "X residual scale bias? added?", "epsilon", _SUMMED),
     _contrib(
-        "SkipSimplifiedLayerNormalization", "RMSNorm", "X residual scale added?", "epsilon", _SUMMED, centered=False
+        "SimplifiedLayerNormalization",
+        "RMSNorm",
+        "X scale",
+        _AXIS,
+        "Y inverse_deviation",
+        centered=False,
+        definition=definitions.rms_norm,
+        **_OPEN,
     ),
-    _contrib("EmbedLayerNormalization", "LayerNorm", _EMBEDDED, "mask_index_type epsilon", "Y mask_index sum"),
-    _contrib("GroupNorm", "GroupNorm", _AFFINE, "groups activation channels_last epsilon"),
     _contrib(
-        "SkipGroupNorm", "GroupNorm", "X scale bias residual added?", "groups activation channels_last epsilon", "Y sum"
+        "SkipLayerNormalization",
+        "LayerNorm",
+        "X residual scale bias? added?",
+        "epsilon",
+        _SUMMED,
+        definition=definitions.skip_layer_norm,
+    ),
+    _contrib(
+        "SkipSimplifiedLayerNormalization",
+        "RMSNorm",
+        "X residual scale added?",
+        "epsilon",
+        _SUMMED,
+        centered=False,
+        definition=definitions.skip_rms_norm,
+    ),
+    _contrib(
+        "EmbedLayerNormalization",
+        "LayerNorm",
+        _EMBEDDED,
+        "mask_index_type epsilon",
+        "Y mask_index sum",
+        definition=definitions.embed_layer_norm,
+    ),
+    _contrib(
+        "GroupNorm",
+        "GroupNorm",
+        _AFFINE,
+        "groups activation channels_last epsilon",
+        definition=definitions.ort_group_norm,
+    ),
+    _contrib(
+        "SkipGroupNorm",
+        "GroupNorm",
+        "X scale bias residual added?",
+        "groups activation channels_last epsilon",
+        "Y sum",
+        definition=definitions.skip_group_norm,
     ),
     # TensorRT's plugins
-    _creator("GroupNorm", "GroupNorm", _AFFINE, "epsilon bSwish num_groups"),
-    _creator("GroupNormalizationPlugin", "GroupNorm", _AFFINE, "eps epsilon num_groups"),
-    _creator("LayerNorm", "LayerNorm", _AFFINE, "epsilon eps axis"),
-    _creator("LayerNormPlugin", "LayerNorm", _AFFINE, "epsilon eps axis"),
-    _creator("InstanceNormalization_TRT", "InstanceNorm", "X scale? bias?", "epsilon scales bias relu alpha"),
-    _creator("CustomSkipLayerNormPluginDynamic", "LayerNorm", "X residual", "type_id ld beta gamma bias has_bias"),
+    _creator("GroupNorm", "GroupNorm", _AFFINE, "epsilon bSwish num_groups", definitions.plugin_group_norm),
+    _creator(
+        "GroupNormalizationPlugin",
+        "GroupNorm",
+        _AFFINE,
+        "eps epsilon num_groups",
+        definitions.plugin_group_normalization,
+    ),
+    _creator("LayerNorm", "LayerNorm", _AFFINE, "epsilon eps axis", definitions.plugin_layer_norm),
+    _creator("LayerNormPlugin", "LayerNorm", _AFFINE, "epsilon eps axis", definitions.plugin_layer_norm),
+    _creator(
+        "InstanceNormalization_TRT",
+        "InstanceNorm",
+        "X scale? bias?",
+        "epsilon scales bias relu alpha",
+        definitions.plugin_instance_norm,
+    ),
+    _creator(
+        "CustomSkipLayerNormPluginDynamic",
+        "LayerNorm",
+        "X residual",
+        "type_id ld beta gamma bias has_bias",
+        definitions.plugin_skip_layer_norm,
+    ),
     # of older opsets
-    row(Owner.ONNX_18, "GroupNormalization", "GroupNorm", _AFFINE, "epsilon num_groups", since=18),
+    row(
+        Owner.ONNX_18,
+        "GroupNormalization",
+        "GroupNorm",
+        _AFFINE,
+        "epsilon num_groups",
+        since=18,
+        definition=definitions.group_norm,
+    ),
 )
 
 

@@ -7,7 +7,6 @@ the roots here, each with the premises of the theorem (docs/certificates.md) che
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -71,22 +70,6 @@ class Machine(Arithmetic):
             below=POSITIVE if number < 0 else NEGATIVE,
             nonzero=True,
         )
-
-    def standardized(
-        self, x: Value, axes: Sequence[int], epsilon: float, centered: bool = True
-    ) -> tuple[Value, Value, Value]:
-        """((x − mean)/√(variance + ε), mean, 1/√(variance + ε)); without ``centered`` the mean is left at zero."""
-        mean = self.mean(x, axes)
-        d = self.sub(x, mean) if centered else x
-        v = self.mean(self.mul(d, d), axes)
-        w = self.add(v, self.epsilon(epsilon))
-        w.sign = max(w.sign, NOT_NEGATIVE if epsilon >= 0 else NEGATIVE)
-        inverse = self.inverse(self.root(w))
-        y = self.mul(d, inverse)
-        with np.errstate(all="ignore"):
-            _, ((_, f), (_, g)) = self.over_each_other(d, inverse)
-            y.f = f * g
-        return y, mean, inverse
 
     def epsilon(self, given: float) -> Value:
         """The epsilon of the node that is evaluated: as given, or the exact one that the nodes before were seen to

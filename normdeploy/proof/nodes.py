@@ -94,7 +94,7 @@ def run_protos(
     for node in nodes:
         try:
             inputs = [env[name] if name else None for name in node.input]
-            results = _node(m, node, inputs, opset)
+            results = apply_op(m, node.op_type, inputs, attributes(node), opset, len(node.output))
         except NotProved as e:
             e.culprit = e.culprit or node.output[0]
             raise
@@ -104,15 +104,21 @@ def run_protos(
     return env
 
 
-def _node(m: Machine, node: onnx.NodeProto, inputs: list[Any], opset: int) -> tuple[Any, ...]:
-    op, attrs = node.op_type, attributes(node)
+def apply_op(
+    m: Machine, op: str, inputs: list[Any], attrs: Mapping[str, Any], opset: int, outputs: int
+) -> tuple[Any, ...]:
+    """The outputs of a standard op.
+
+    Raises:
+        NotProved: the op is outside of the language, or a premise does not hold.
+    """
     if op == "Shape" and isinstance(inputs[0], (Indices, Value)):
         return apply(m, op, "", inputs, attrs, opset, 1)
     if any(isinstance(x, (Indices, Table, _Met)) for x in inputs):
         return (_with_whole_numbers(m, op, inputs, attrs),)
     if op in ("Relu", "LeakyRelu"):
         return (leaky(m, inputs[0], float(attrs.get("alpha", 0.01)) if op == "LeakyRelu" else 0.0),)
-    return apply(m, op, "", inputs, attrs, opset, len(node.output))
+    return apply(m, op, "", inputs, attrs, opset, outputs)
 
 
 def _with_whole_numbers(m: Machine, op: str, inputs: list[Any], attrs: Mapping[str, Any]) -> Any:

@@ -1,102 +1,78 @@
-"""The standard's norms, by their definitions (https://onnx.ai/onnx/operators)."""
+"""Norm ops on `Value`s, by their definitions (`normdeploy.norms.definitions`)."""
 
 from __future__ import annotations
 
-from fractions import Fraction
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
-from ..evaluate.core import float32, optional
+import numpy as np
+
+from ..norms.definitions import Definition, Interpreter
+from ..norms.ops import DEFAULT
 from .errors import NotProved, Why
+from .lemmas import congruence
 from .machine import Machine
-from .ops import Attrs, Inputs, Op, axes_of, by_channel, expanded, lifted
+from .ops import TABLE as ALGEBRA
+from .ops import Attrs, Inputs, Op, by_channel, lifted
 from .sizes import Size
-from .value import NOT_NEGATIVE, POSITIVE, Value
-
-EPSILON = float32(1e-5)
-_MVN_EPSILON = float32(1e-9)
+from .value import Value
 
 
-def _affine(m: Machine, y: Value, scale: Any, bias: Any) -> Value:
-    y = m.mul(y, lifted(m, scale))
-    return y if bias is None else m.add(y, lifted(m, bias))
+class Values(Interpreter):
+    """Computes with the prover's values. A Cast between floating types is an identity."""
+
+    def __init__(self, m: Machine, opset: int, outputs: int) -> None:
+        self._m = m
+        self.opset = opset
+        self.outputs = outputs
+
+    def __call__(self, op: str, *inputs: Any, **attributes: Any) -> Any:
+        function = ALGEBRA.get(op) or congruence.TABLE[op]
+        return function(self._m, inputs, attributes, self.opset, 1)
+
+    def reduce(self, op: str, x: Any, axes: Sequence[int], **attributes: Any) -> Any:
+        return self(op, x, axes=list(axes), **attributes)
+
+    def refuse(self, reason: str) -> NoReturn:
+        raise NotProved(Why.OP, reason)
+
+    def rank(self, x: Any) -> int:
+        return len(x.shape)
+
+    def number(self, value: float, like: Value) -> Value:
+        return self._m.number(float(value))
+
+    def epsilon(self, value: float, like: Value) -> Value:
+        return self._m.epsilon(value)
+
+    def vector(self, values: Any, like: Value, name: str, trailing: int = 0) -> Value:
+        v = self._m.constant(np.asarray(values, dtype=np.float64).reshape(-1))
+        return v.moved((*v.axes, *((),) * trailing))
+
+    def group(self, x: Value, groups: int) -> Value:
+        return x.moved(self._m.plan.regrouped(x.atoms, [x.shape[0], Size.of(groups), None]))
+
+    def reshape_like(self, y: Value, x: Value) -> Value:
+        return y.moved(self._m.plan.regrouped(y.atoms, list(x.shape)))
+
+    def per_channel(self, v: Value, x: Value) -> Value:
+        return by_channel(self._m, v, x)
+
+    def per_group(self, v: Value, groups: int) -> Value:
+        if v.shape != (Size.of(groups),):
+            raise NotProved(Why.SIZE, f"GroupNormalization in {groups} groups with a scale of {v.shape}")
+        return v.moved((*v.axes, ()))
+
+    def per_element(self, v: Value, x: Value, axes: Sequence[int]) -> Value:
+        return v.moved(self._m.plan.regrouped(v.atoms, list(x.shape[axes[0] :])))
 
 
-def _from(x: Value, axis: int) -> list[int]:
-    return list(range(axis % len(x.axes), len(x.axes)))
+def _on_values(definition: Definition) -> Op:
+    def run(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
+        values = [None if x is None else lifted(m, x) for x in inputs]
+        return definition(Values(m, opset, outputs), *values, **attrs)
+
+    return run
 
 
-def _layer_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
-    x = lifted(m, inputs[0])
-    y, mean, inverse = m.standardized(x, _from(x, int(attrs.get("axis", -1))), attrs.get("epsilon", EPSILON))
-    return _affine(m, y, inputs[1], optional(inputs, 2)), mean, inverse
-
-
-def _rms_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
-    x = lifted(m, inputs[0])
-    y, _, inverse = m.standardized(
-        x, _from(x, int(attrs.get("axis", -1))), attrs.get("epsilon", EPSILON), centered=False
-    )
-    return m.mul(y, lifted(m, inputs[1])), inverse
-
-
-def _instance_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
-    x = lifted(m, inputs[0])
-    y, _, _ = m.standardized(x, list(range(2, len(x.axes))), attrs.get("epsilon", EPSILON))
-    return m.add(m.mul(y, by_channel(m, inputs[1], x)), by_channel(m, inputs[2], x))
-
-
-def _group_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
-    x, groups = lifted(m, inputs[0]), Size.of(int(attrs["num_groups"]))
-    scale, bias = lifted(m, inputs[1]), lifted(m, inputs[2])
-    if opset < 21:  # one number a group
-        scale, bias = (_by_group(m, v, groups, x) for v in (scale, bias))
-    grouped = x.moved(m.plan.regrouped(x.atoms, [x.shape[0], groups, None]))
-    y, _, _ = m.standardized(grouped, [2], attrs.get("epsilon", EPSILON))
-    y = y.moved(m.plan.regrouped(y.atoms, list(x.shape)))
-    return m.add(m.mul(y, by_channel(m, scale, x)), by_channel(m, bias, x))
-
-
-def _by_group(m: Machine, v: Value, groups: Size, x: Value) -> Value:
-    each = x.shape[1].over(groups)
-    if each is None or v.shape != (groups,):
-        raise NotProved(
-            Why.SIZE, f"GroupNormalization of {x.shape[1]} channels in {groups} groups with a scale of {v.shape}"
-        )
-    spread = expanded(m, v.moved((*v.axes, ())), [groups, each])
-    return spread.moved((spread.atoms,))
-
-
-def _batch_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
-    training = (
-        attrs.get("training_mode", 0) if opset >= 14 else outputs > 1 or (opset < 7 and not attrs.get("is_test", 0))
-    )
-    if training or not attrs.get("spatial", 1):
-        raise NotProved(Why.OP, "BatchNormalization in training mode")
-    x = lifted(m, inputs[0])
-    scale, bias, mean, variance = (by_channel(m, p, x) for p in inputs[1:5])
-    radicand = m.add(variance, m.number(Fraction(float(attrs.get("epsilon", EPSILON)))))
-    return m.add(m.mul(m.div(m.sub(x, mean), m.root(radicand)), scale), bias)
-
-
-def _mean_variance_norm(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
-    """(x − E[x]) / (√(E[x²] − E[x]²) + 1e-9), as the standard's function body computes it."""
-    x = lifted(m, inputs[0])
-    axes = axes_of(x, attrs.get("axes", (0, 2, 3)))
-    mean = m.mean(x, axes)
-    d = m.sub(x, mean)
-    variance = m.sub(m.mean(m.mul(x, x), axes), m.mul(mean, mean))
-    variance.sign = NOT_NEGATIVE  # it is E[(x − E[x])²]
-    below = m.add(m.root(variance), m.number(Fraction(_MVN_EPSILON)))
-    below.sign = POSITIVE
-    return m.div(d, below)
-
-
-TABLE: dict[str, Op] = {
-    "LayerNormalization": _layer_norm,
-    "RMSNormalization": _rms_norm,
-    "SimplifiedLayerNormalization": _rms_norm,
-    "InstanceNormalization": _instance_norm,
-    "GroupNormalization": _group_norm,
-    "BatchNormalization": _batch_norm,
-    "MeanVarianceNormalization": _mean_variance_norm,
-}
+TABLE: dict[str, Op] = {op: _on_values(row.definition) for op, row in DEFAULT.items() if row.definition is not None}

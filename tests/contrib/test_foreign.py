@@ -19,6 +19,7 @@ from normdeploy.contrib import ops as foreign_ops
 from normdeploy.contrib.premises import SKIPS
 from normdeploy.contrib.write import Writer
 from normdeploy.evaluate import evaluate
+from normdeploy.norms import definitions
 from normdeploy.records import Finding
 from normdeploy.rewriting import rewrite
 from normdeploy.storage.strays import is_stray
@@ -521,7 +522,7 @@ def test_embedding_norm_is_a_sum_of_gathers(name: str, opset: int) -> None:
 
 def misread(w: Writer, attrs: dict[str, Any]) -> None:
     """A SkipLayerNormalization whose second summand is forgotten."""
-    w.give(0, w.scaled(w.normalized(w.input(0), [-1], 1e-12).value, w.input(2), w.input(3)))
+    w.write(definitions.layer_norm, {"epsilon": 1e-12}, (w.input(0), w.input(2), w.input(3)))
 
 
 def test_misread_definition_fails_its_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
