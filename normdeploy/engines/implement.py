@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx
@@ -34,14 +35,19 @@ from ..norms.bodies import VERSION, apart_from, body
 from ..norms.guests import own
 from ..norms.ops import DOMAIN, OURS, STANDARD, NormOp, Version
 from ..proof.shapes import complete
+from ..records import Certificate
+from ..rewriting.ledger import Wanted
+from ..rewriting.rewriter import Decided, Rewriter
+from ..rewriting.sealed import require_sealed
 from ..storage.protos import subgraphs
 from . import native_forms
 from .plugin_nodes import Plan, Planner
 from .plugin_plans import op_name, plan, scaled_and_shifted
-from .plugin_proof import proved
+from .plugin_proof import proposal
 
 PLUGINS_SINCE = (10, 9)  # TensorRT's first release with plugins compiled ahead of time (aot_impl)
 _IR_OF_FUNCTIONS = 8
+STAGE = "engine"
 WRITTEN_OUT = "standard nodes"  # the form of a norm of ours whose body takes its place
 
 Writer = Callable[[Planner, gs.Node], Plan]
@@ -135,13 +141,14 @@ def implemented(
     )  # TensorRT's parser takes a function for every node of its name: these keep the names that they get
     graph = Graph(proto)
     graph.completer = complete
-    planner = Planner(graph, ops, sizes or {})
+    build = _Build(Planner(graph, ops, sizes or {}), Rewriter(graph, Wanted()), norm_impl, runtime, known, lacking)
     account = []
     for node in graph.nodes:
-        if graph.alive(node) and (told := _implement(planner, node, norm_impl, runtime, known, lacking)) is not None:
+        if graph.alive(node) and (told := _implement(build, node)) is not None:
             account.append(told)
     account += _elsewhere(proto)
     made = graph.to_proto()
+    require_sealed(made, build.rewriter.seals())
     made = written_out(made, [n for n in made.graph.node if _quantizes(n)])
     return _with_functions(made), tuple(account)
 
@@ -178,34 +185,55 @@ def _kernels(norm_impl: str, runtime: str, version: Version) -> tuple[Mapping[st
     return {}, lacking
 
 
-def _implement(
-    p: Planner, node: gs.Node, norm_impl: str, runtime: str, version: Version, lacking: str
-) -> Implementation | None:
+@dataclass(frozen=True)
+class _Build:
+    """What every norm of a file is implemented for.
+
+    Args:
+        lacking: why there are no kernels, "" where there are.
+    """
+
+    planner: Planner
+    rewriter: Rewriter
+    norm_impl: str
+    runtime: str
+    version: Version
+    lacking: str
+
+
+def _implement(build: _Build, node: gs.Node) -> Implementation | None:
+    norm_impl, graph = build.norm_impl, build.planner.graph
     brought = guests.row(node.domain, node.op)
     op = op_name(node) if brought is None else brought.name
     row = brought or TABLE.get(op)
+    # By the names that it has in the file.
+    told = partial(Implementation, node.name or node.outputs[0].name, graph.module(node))
     if row is None:
-        planned = scaled_and_shifted(p, node) if norm_impl == "plugin" else None
-        return _made(p, planned, node, "Mul and Add") if planned is not None and proved(p.graph, planned) else None
+        planned = scaled_and_shifted(build.planner, node) if norm_impl == "plugin" else None
+        if planned is None or _written(build, planned):
+            return None
+        return told("Mul and Add", planned.became)
     reason = ""
     if norm_impl == "plugin" or (norm_impl == "auto" and not row.layer):
-        planned, reason = _tried(p, node, plan) if not lacking else (None, lacking)
-        if planned is not None:
-            return _made(p, planned, node, op)
+        became, reason = _tried(build, node, plan) if not build.lacking else ("", build.lacking)
+        if became:
+            return told(op, became)
     elif norm_impl == "auto":
         reason = "TensorRT has a layer of its own for it"
-    attributes = p.graph.attrs(node)
+    attributes = graph.attrs(node)
     wrong = (
-        _misread(node.op, p.graph.opset, attributes.get("num_groups", 0), runtime, version) if not node.domain else ""
+        _misread(node.op, graph.opset, attributes.get("num_groups", 0), build.runtime, build.version)
+        if not node.domain
+        else ""
     )
     if wrong:
         writer = native_forms.one_group if attributes.get("num_groups") == 1 else _OLDER.get(op)
-        planned, why = _tried(p, node, writer) if writer is not None else (None, "")
-        if planned is not None:
-            return _made(p, planned, node, op, "; ".join(filter(None, (reason, wrong))))
+        became, why = _tried(build, node, writer) if writer is not None else ("", "")
+        if became:
+            return told(op, became, "; ".join(filter(None, (reason, wrong))))
         reason = "; ".join(filter(None, (reason, wrong, why)))
     form = "function body" if row.body else "native node"
-    return _account(p, node, op, WRITTEN_OUT if row.quantizes else form, reason)
+    return told(op, WRITTEN_OUT if row.quantizes else form, reason)
 
 
 def _misread(op: str, opset: int, groups: int, runtime: str, version: Version) -> str:
@@ -223,31 +251,25 @@ def _misread(op: str, opset: int, groups: int, runtime: str, version: Version) -
     return ""
 
 
-def _tried(p: Planner, node: gs.Node, writer: Writer) -> tuple[Plan | None, str]:
+def _tried(build: _Build, node: gs.Node, writer: Writer) -> tuple[str, str]:
+    """Return the form in which a norm was written, "" where it stays, and then why."""
     try:
-        planned = writer(p, node)
+        planned = writer(build.planner, node)
     except Refused as kept:
-        return None, str(kept)
-    certificate = proved(p.graph, planned)
-    return (
-        (planned, "")
-        if certificate
-        else (None, f"it is not proved to be what the file's nodes compute: {certificate.note}")
-    )
+        return "", str(kept)
+    why = _written(build, planned)
+    return ("", why) if why else (planned.became, "")
 
 
-def _made(p: Planner, planned: Plan, node: gs.Node, op: str, reason: str = "") -> Implementation:
-    """Let the new nodes take the place of the old ones."""
-    told = _account(p, node, op, planned.became, reason)
-    last = planned.new[-1]
-    p.graph.replace(planned.outputs[0], planned.new)
-    for place, t in enumerate(planned.outputs[1:], 1):
-        p.graph.take_over(t, last, place)
-    return told
-
-
-def _account(p: Planner, node: gs.Node, op: str, form: str, reason: str) -> Implementation:
-    return Implementation(node.name or node.outputs[0].name, p.graph.module(node), op, form, reason)
+def _written(build: _Build, planned: Plan) -> str:
+    """Let the new nodes take the place of the old ones; why not, where that is not proved."""
+    wanted = proposal(build.planner.graph, planned)
+    decided = build.rewriter.prove(wanted)
+    if isinstance(decided, Decided):
+        build.rewriter.make(STAGE, wanted, decided)
+        return ""
+    reason = decided.note if isinstance(decided, Certificate) else decided.reason
+    return f"it is not proved to be what the file's nodes compute: {reason}"
 
 
 def _elsewhere(proto: onnx.ModelProto) -> Iterator[Implementation]:

@@ -1,5 +1,5 @@
-"""The proof that stands before each node written for an engine: the file's nodes and the new ones are one function
-(`normdeploy.proof`).
+"""Proposes the nodes that are planned for an engine: the rewriter has to prove that the file's nodes and the new ones
+are one function (`normdeploy.proof`).
 
 A plugin node means what `normdeploy.proof.plugins` says of its kernel, with the attributes as TensorRT's parser will
 read them off the node and the parameters that go with it. One of an installed package is taken to mean what the body of
@@ -8,7 +8,7 @@ its op says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,24 +17,34 @@ import onnx_graphsurgeon as gs
 from ..graphs.functions import DOMAIN
 from ..graphs.graph import Graph
 from ..norms import guests
-from ..proof.certificate import certificate_of
-from ..proof.errors import NotProved
 from ..proof.machine import Machine
 from ..proof.nodes import leaky
 from ..proof.plugins import NONE, TABLE, activated
-from ..proof.prove import prove
 from ..proof.run import apply, run_nodes, shape_of
 from ..proof.sides import Side, Sides
 from ..proof.sizes import Size, dim_size
 from ..proof.value import Value
-from ..records import Certificate, both
+from ..records import Finding
+from ..rewriting.proposal import Change, Proposal, untold
 from .plugin_nodes import Plan
 
 _ACTIVATIONS = frozenset({"Relu", "Sigmoid", "Swish"})
 
 
-def proved(graph: Graph, plan: Plan) -> Certificate:
-    """Whether the new nodes of ``plan`` can take the place of the old ones.
+def proposal(graph: Graph, plan: Plan) -> Proposal:
+    """Propose that the new nodes of ``plan`` take the place of the old ones."""
+    first, *others = plan.outputs
+    return Proposal(
+        Finding("plugin", "fused", first.name, became=plan.became),
+        pairs=(),
+        changes=(Change(first, plan.new, also=dict(enumerate(others, 1))),),
+        sides=lambda: _to_prove(graph, plan),
+        unproved=untold,
+    )
+
+
+def _to_prove(graph: Graph, plan: Plan) -> Iterator[Sides]:
+    """Yield what has to be one function.
 
     ScaleShift holds numbers that were computed and rounded: these are compared with the exact ones before the
     activation behind them, and the activations by themselves.
@@ -42,17 +52,12 @@ def proved(graph: Graph, plan: Plan) -> Certificate:
     split = next(
         (i for i, n in enumerate(plan.old) if n.op in _ACTIVATIONS and plan.new[-1].op == "ScaleShift"), len(plan.old)
     )
-    try:
-        if split == len(plan.old):
-            return certificate_of(prove(_sides(graph, plan, plan.old, plan.outputs)))
-        middle = plan.old[split - 1].outputs[0]
-        first = prove(_sides(graph, plan, plan.old[:split], (middle,), {"activation": NONE}))
-        then = prove(_activations(graph, plan, middle, plan.old[split:]))
-    except NotProved as e:
-        return certificate_of(e)
-    certificate = both(certificate_of(first), certificate_of(then))
-    assert certificate is not None
-    return certificate
+    if split == len(plan.old):
+        yield _sides(graph, plan, plan.old, plan.outputs)
+        return
+    middle = plan.old[split - 1].outputs[0]
+    yield _sides(graph, plan, plan.old[:split], (middle,), {"activation": NONE})
+    yield _activations(graph, plan, middle, plan.old[split:])
 
 
 def _sides(

@@ -7,7 +7,7 @@ at by itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
@@ -18,12 +18,12 @@ from ..proof.certificate import NOT_KNOWN, certificate_of
 from ..proof.computed import Computed
 from ..proof.errors import NotProved, Why
 from ..proof.evaluation import Identity
-from ..proof.prove import checked, identity, identity_of_any_length
+from ..proof.prove import checked, identity, identity_of_any_length, prove
 from ..proof.run import half
 from ..proof.sampler import Held, told_apart
-from ..proof.sides import of_regions
+from ..proof.sides import Sides, of_regions
 from ..proof.sizes import Size, dim_size
-from ..records import Certificate, Finding
+from ..records import Certificate, Finding, both
 from .file_bytes import require_as_in_file
 
 _LONG = 4  # places of an axis whose length may be any
@@ -144,6 +144,23 @@ def certified(
     except OverflowError as e:
         return certificate_of(NotProved(Why.LIMIT, str(e)))
     return certificate_of(proof)
+
+
+def certified_sides(sides: Callable[[], Iterable[Sides]]) -> Certificate:
+    """The certificate of several proofs, one behind the other, or of the first that fails.
+
+    Args:
+        sides: gives what is proved; it may raise NotProved itself.
+    """
+    try:
+        identities = [prove(each) for each in sides()]
+    except NotProved as e:
+        return certificate_of(e)
+    whole: Certificate | None = None
+    for proved in identities:
+        whole = both(whole, certificate_of(proved))
+    assert whole is not None
+    return whole
 
 
 def _bare(error: NotProved) -> NotProved:

@@ -21,6 +21,7 @@ import onnx_graphsurgeon as gs
 from ..graphs.dims import Dims
 from ..graphs.graph import Graph
 from ..proof.computed import Computed
+from ..proof.sides import Sides
 from ..records import Certificate, Finding
 from .certify import Failure, Pair, Rewrite
 from .ledger import Entry, Wanted
@@ -86,6 +87,7 @@ class Proposal:
         finding: what is told of it; the certificate is added.
         pairs: what has to be proved; none where the transform compared the nodes themselves.
         changes: what becomes of the graph.
+        sides: what has to be proved in the place of pairs, of nodes whose meaning no region knows.
         values: tensors that become constants, after the changes.
         expressions: what new constants are made of.
         partly_hidden: leaves of which no row is -Inf throughout, as the transform has shown.
@@ -109,6 +111,7 @@ class Proposal:
     changes: tuple[Change, ...]
     unproved: Callable[[Failure], Finding | Remark | None]
     values: tuple[StoredValue, ...] = ()
+    sides: Callable[[], Iterable[Sides]] | None = None
     expressions: Computed | None = None
     partly_hidden: tuple[gs.Tensor, ...] = ()
     opset: int = 0

@@ -34,6 +34,14 @@ Outcome = Entry | Finding | Remark | None
 """An entry where a proposal was made, else what is told."""
 
 
+@dataclass(frozen=True)
+class Decided:
+    """The rewrites of a proposal that may be made; no certificate where the transform compared the nodes itself."""
+
+    rewrites: Sequence[Rewrite] = ()
+    certificate: Certificate | None = None
+
+
 class Rewriter:
     """One pass of the transforms over one graph."""
 
@@ -69,6 +77,15 @@ class Rewriter:
         with self._timed(stage):
             for node, told in sweep(self._target):
                 self._tell(self._take(told, Step(self.wanted.place, stage, node.outputs[0].name)))
+
+    def make(self, stage: str, proposal: Proposal, decided: Decided) -> Finding:
+        """Make one proposal that was proved, for a caller which goes through the graph by itself.
+
+        Returns:
+            Its finding, with the certificate.
+        """
+        step = Step(self.wanted.place, stage, proposal.finding.tensor)
+        return self._make(proposal, decided, step, None).finding
 
     def judge(self, *, decides: bool) -> None:
         """Run the trials that are left, and complete the certificates by all verdicts."""
@@ -115,8 +132,8 @@ class Rewriter:
         """
         if not isinstance(told, Proposal):
             return told
-        decided = self._prove(told)
-        if isinstance(decided, _Decided):
+        decided = self.prove(told)
+        if isinstance(decided, Decided):
             return self._make(told, decided, step, entry)
         if told.instead is not None:
             return self._take(told.instead(), step, entry)
@@ -126,9 +143,13 @@ class Rewriter:
                 return outcome
         return told.unproved(decided)
 
-    def _prove(self, proposal: Proposal) -> _Decided | Failure:
+    def prove(self, proposal: Proposal) -> Decided | Failure:
+        """Prove what a proposal says, and change nothing."""
+        if proposal.sides is not None:
+            certificate = certify.certified_sides(proposal.sides)
+            return Decided((), certificate) if certificate else certificate
         if not proposal.pairs:
-            return _Decided((), None)
+            return Decided()
         proved = certify.decide(
             self.graph,
             self._proofs,
@@ -136,11 +157,11 @@ class Rewriter:
             expressions=proposal.expressions,
             partly_hidden=proposal.partly_hidden,
         )
-        return _Decided(proved.rewrites, proved.certificate) if isinstance(proved, certify.Proved) else proved
+        return Decided(proved.rewrites, proved.certificate) if isinstance(proved, certify.Proved) else proved
 
     # ------------------------------------------------------------------ doing
 
-    def _make(self, proposal: Proposal, decided: _Decided, step: Step, entry: Entry | None) -> Entry:
+    def _make(self, proposal: Proposal, decided: Decided, step: Step, entry: Entry | None) -> Entry:
         own = entry or Entry(proposal.finding)
         self._plan_trial(proposal, decided.rewrites, own, step)
         stored = proposal if proposal.stored is None else proposal.stored(proposal)
@@ -207,14 +228,6 @@ class Rewriter:
                 entry.finding = outcome.revise(entry.finding)
         if isinstance(outcome, Finding) and not self.ledger.knows(outcome):
             self.ledger.entries.append(Entry(outcome))
-
-
-@dataclass(frozen=True)
-class _Decided:
-    """The rewrites of a proposal that may be made; no certificate where the transform compared the nodes itself."""
-
-    rewrites: Sequence[Rewrite]
-    certificate: Certificate | None
 
 
 def _with_certificate(finding: Finding, certificate: Certificate | None) -> Finding:

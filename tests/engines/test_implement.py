@@ -15,12 +15,15 @@ from normdeploy_plugins.ops import BY_NAME
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from normdeploy.engines import implement, plugin_proof
+from normdeploy.engines import implement
 from normdeploy.engines.implement import TABLE, Implementation, changes, implemented, number
 from normdeploy.engines.plugin_nodes import Planner
 from normdeploy.errors import InputError, RuntimeUnavailable
 from normdeploy.graphs import functions
 from normdeploy.proof.plugins import TABLE as DEFINITIONS
+from normdeploy.rewriting.certify import Failure
+from normdeploy.rewriting.proposal import Proposal
+from normdeploy.rewriting.rewriter import Decided, Rewriter
 
 from ..norm_nodes import DTYPES, MODELS, SIZES, Model, feeds
 from ..support import run_onnxruntime
@@ -328,9 +331,14 @@ PLANS = {name: m for name, m in MODELS.items() if m.plugins}
 @pytest.mark.parametrize("name", PLANS)
 def test_every_plugin_node_is_proved_exactly(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(
-        implement, "proved", lambda graph, found: seen.append(plugin_proof.proved(graph, found)) or seen[-1]
-    )  # type: ignore[func-returns-value]
+    prove = Rewriter.prove
+
+    def noted(rewriter: Rewriter, proposal: Proposal) -> Decided | Failure:
+        decided = prove(rewriter, proposal)
+        seen.append(decided.certificate if isinstance(decided, Decided) else decided)
+        return decided
+
+    monkeypatch.setattr(Rewriter, "prove", noted)
     plugins(PLANS[name].portable(dtype))
     assert seen
     assert all(c and c.method == "exact" and c.bits >= 80 for c in seen)
