@@ -38,7 +38,6 @@ from ..proof.shapes import complete
 from ..records import Certificate
 from ..rewriting.ledger import Wanted
 from ..rewriting.rewriter import Decided, Rewriter
-from ..rewriting.sealed import require_sealed
 from ..storage.protos import subgraphs
 from . import native_forms
 from .plugin_nodes import Plan, Planner
@@ -147,8 +146,7 @@ def implemented(
         if graph.alive(node) and (told := _implement(build, node)) is not None:
             account.append(told)
     account += _elsewhere(proto)
-    made = graph.to_proto()
-    require_sealed(made, build.rewriter.seals())
+    made = build.rewriter.proto()
     made = written_out(made, [n for n in made.graph.node if _quantizes(n)])
     return _with_functions(made), tuple(account)
 
@@ -263,10 +261,9 @@ def _tried(build: _Build, node: gs.Node, writer: Writer) -> tuple[str, str]:
 
 def _written(build: _Build, planned: Plan) -> str:
     """Let the new nodes take the place of the old ones; why not, where that is not proved."""
-    wanted = proposal(build.planner.graph, planned)
-    decided = build.rewriter.prove(wanted)
+    decided = build.rewriter.prove(proposal(build.planner.graph, planned))
     if isinstance(decided, Decided):
-        build.rewriter.make(STAGE, wanted, decided)
+        build.rewriter.make(STAGE, decided)
         return ""
     reason = decided.note if isinstance(decided, Certificate) else decided.reason
     return f"it is not proved to be what the file's nodes compute: {reason}"

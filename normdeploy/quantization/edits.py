@@ -15,13 +15,17 @@ import onnx_graphsurgeon as gs
 from ..forms.linear import Linear
 from ..graphs.graph import Graph
 from ..graphs.region import Refusal
+from ..proof.computed import Computed
 from ..proof.lemmas.isometry import inverse
-from ..records import Certificate
+from ..records import Certificate, Finding
 from ..rewriting import certify
-from ..rewriting.certify import Memo, Proved, pair_of
+from ..rewriting.certify import Pair, pair_of
+from ..rewriting.proposal import Change, Proposal, untold
+from ..rewriting.rewriter import Decided, Rewriter
 from .streams import Layers, Stream
 from .turns import Turned
 
+STAGE = "quantization"
 FLOAT = np.dtype(np.float32)
 
 
@@ -56,35 +60,47 @@ class Map:
         return np.asarray((runs / math.sqrt(self.k)).reshape(values.shape))
 
 
-@dataclass(frozen=True)
-class Edit:
-    """``nodes`` take the place of ``out``; without a certificate they are what stood there, with other constants."""
-
-    out: gs.Tensor
-    nodes: Sequence[gs.Node]
-    certificate: Certificate | None = None
+def proposal(
+    graph: Graph,
+    out: gs.Tensor,
+    nodes: Sequence[gs.Node],
+    pairs: tuple[Pair, ...] = (),
+    expressions: Computed | None = None,
+) -> Proposal:
+    """Propose ``nodes`` in the place of what makes ``out``; without pairs they are what stood there, with other
+    constants that were proved."""
+    return Proposal(
+        Finding("linear layer", "folded", out.name),
+        pairs=pairs,
+        changes=(Change(out, tuple(nodes), shape=graph.shape(out)),),
+        expressions=expressions,
+        unproved=untold,
+    )
 
 
 @dataclass
 class Edits:
     """First all is proved, then all is written: a stream is mapped whole or not at all."""
 
-    graph: Graph
-    proofs: Memo
+    rewriter: Rewriter
     layers: Layers
     stream: Stream
     map: Map
-    edits: list[Edit] = field(default_factory=list)
+    edits: list[Decided] = field(default_factory=list)
     _matrices: dict[tuple[int, str], gs.Node] = field(default_factory=dict)
     _weights: dict[tuple[int, str, bool], gs.Constant] = field(default_factory=dict)
     _tables: dict[int, tuple[np.ndarray, gs.Constant] | str] = field(default_factory=dict)
     _turned: list[Turned] = field(default_factory=list)
     _certificates: list[Certificate] = field(default_factory=list)
 
+    @property
+    def graph(self) -> Graph:
+        return self.rewriter.graph
+
     def prepared(self) -> str:
         """Prove what becomes of each writer and reader; why not, where that fails."""
         side: Literal["output"] | None = None if self.map.run is None else "output"
-        makers: list[Callable[[], Edit | str]] = []
+        makers: list[Callable[[], Decided | str]] = []
         makers += [lambda one=one: self._layer(one, side) for one in self.stream.writers.values()]  # type: ignore[misc]
         makers += [lambda one=one: self._layer(one, "input") for one in self.stream.readers.values()]  # type: ignore[misc]
         makers += [lambda one=one: self._gather(one) for one in self.stream.tables.values()]  # type: ignore[misc]
@@ -112,18 +128,18 @@ class Edits:
             held[turned.side][id(matrix)] = self.graph.value(matrix)
         return inverse(list(held["output"].values()), list(held["input"].values()), len(self.map.run)) == self.map.k
 
-    def made(self, more: Sequence[Edit | str]) -> Certificate | str:
+    def made(self, more: Sequence[Decided | str]) -> Certificate | str:
         """Write what was prepared, and ``more``; the certificate of all together."""
         for edit in more:
             if isinstance(edit, str):
                 return edit
             self.edits.append(edit)
         for edit in self.edits:
-            self.graph.replace(edit.out, edit.nodes, shape=self.graph.shape(edit.out))
-            self.layers.renew(edit.nodes)
+            self.rewriter.make(STAGE, edit)
+            self.layers.renew(edit.proposal.nodes)
         return _together([*self._certificates, *(e.certificate for e in self.edits if e.certificate is not None)])
 
-    def _layer(self, linear: Linear, side: Literal["output", "input"] | None) -> Edit | str:
+    def _layer(self, linear: Linear, side: Literal["output", "input"] | None) -> Decided | str:
         rows = not linear.transposed  # of the weight are the input channels
         w, c = linear.w, linear.c
         if side == "input":
@@ -141,11 +157,11 @@ class Edits:
         turn = None if side is None else self._matrix(linear.channels if side == "output" else linear.inputs, side)
         turned = Turned(linear, weight, bias, side, turn, self.map.k)
         pair = pair_of(self.graph, linear.out, [linear.data], made[-1].outputs[0])
-        proved = certify.decide(self.graph, self.proofs, [pair], expressions=turned)
-        if not isinstance(proved, Proved):
-            return f"{certify.why(proved)} ({linear.title})"
+        decided = self.rewriter.prove(proposal(self.graph, linear.out, made, (pair,), turned))
+        if not isinstance(decided, Decided):
+            return f"{certify.why(decided)} ({linear.title})"
         self._turned.append(turned)
-        return Edit(linear.out, made, proved.certificate)
+        return decided
 
     def _matrix(self, width: int, side: Literal["output", "input"]) -> gs.Node:
         """A node that no file holds: rows times A, or its transpose."""
@@ -156,14 +172,14 @@ class Edits:
             self._matrices[width, side] = self.graph.node("MatMul", [like, stored], like)
         return self._matrices[width, side]
 
-    def _gather(self, node: gs.Node) -> Edit | str:
+    def _gather(self, node: gs.Node) -> Decided | str:
         table = self._table(node.inputs[0])
         if isinstance(table, str):
             return table
         new = self.graph.node("Gather", [table[1], node.inputs[1]], node.outputs[0], dict(node.attrs))
-        return Edit(node.outputs[0], [new])
+        return Decided(proposal(self.graph, node.outputs[0], [new]))
 
-    def _carrier(self, node: gs.Node, constants: Sequence[int]) -> Edit | str:
+    def _carrier(self, node: gs.Node, constants: Sequence[int]) -> Decided | str:
         inputs = list(node.inputs)
         for i in constants:
             table = self._table(node.inputs[i])
@@ -171,7 +187,7 @@ class Edits:
                 return table
             inputs[i] = table[1]
         new = self.graph.node(node.op, inputs, node.outputs[0], dict(node.attrs), outputs=len(node.outputs))
-        return Edit(node.outputs[0], [new])
+        return Decided(proposal(self.graph, node.outputs[0], [new]))
 
     def _table(self, t: gs.Tensor) -> tuple[np.ndarray, gs.Constant] | str:
         """A constant as the stream's rows, mapped: proved as a MatMul of any rows by it, of which a Gather's are rows
@@ -197,7 +213,7 @@ class Edits:
             return edit
         assert edit.certificate is not None
         self._certificates.append(edit.certificate)
-        made = edit.nodes[0].inputs[1]
+        made = edit.proposal.nodes[0].inputs[1]
         if values.ndim == 2:
             return values, made
         return values, graph.constant(t.name, graph.value(made).reshape(values.shape), FLOAT)

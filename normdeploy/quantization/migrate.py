@@ -32,7 +32,10 @@ from ..quantized import Migration
 from ..recognition.scales import Affine, measure
 from ..records import Certificate
 from ..rewriting import certify
-from ..rewriting.certify import Memo, Proved, pair_of
+from ..rewriting.certify import Pair, pair_of
+from ..rewriting.ledger import Wanted
+from ..rewriting.rewriter import Decided, Rewriter
+from .edits import STAGE, proposal
 from .linears import SPLIT, Source, linears, source_of
 
 
@@ -54,11 +57,24 @@ class Condition:
 
 @dataclass
 class _Pass:
-    graph: Graph
+    rewriter: Rewriter
     conditions: Mapping[str, Condition]
-    proofs: Memo = field(default_factory=dict)
     migrations: list[Migration] = field(default_factory=list)
     views: dict[tuple[int, int], gs.Node] = field(default_factory=dict)  # of what, like which: one for all layers
+
+    @property
+    def graph(self) -> Graph:
+        return self.rewriter.graph
+
+    def replaced(
+        self, old: gs.Tensor, nodes: Sequence[gs.Node], pairs: tuple[Pair, ...] = (), made_of: Expressions | None = None
+    ) -> Decided | str:
+        """Let ``nodes`` make ``old`` where that is proved; else say why not."""
+        decided = self.rewriter.prove(proposal(self.graph, old, nodes, pairs, made_of))
+        if not isinstance(decided, Decided):
+            return certify.why(decided)
+        self.rewriter.make(STAGE, decided)
+        return decided
 
 
 def migrated(
@@ -78,17 +94,17 @@ def migrated(
     Raises:
         GraphError: the model can't be read.
     """
-    work = _Pass(Graph(proto), conditions or {})
+    work = _Pass(Rewriter(Graph(proto), Wanted()), conditions or {})
     for y, nodes in _groups(work.graph):
         if not all(_named(work.graph, node) in idle for node in nodes):
             _migrate(work, y, nodes)
-    return work.graph.to_proto(), tuple(work.migrations)
+    return work.rewriter.proto(), tuple(work.migrations)
 
 
-def unscaled(graph: Graph, results: Collection[int], proofs: Memo) -> list[Migration]:
-    """As `migrated`, in the graph itself, of norms alone whose results (by their ids) are named."""
-    work = _Pass(graph, {}, proofs)
-    for y, nodes in _groups(graph):
+def unscaled(rewriter: Rewriter, results: Collection[int]) -> list[Migration]:
+    """As `migrated`, in a graph that is rewritten, of norms alone whose results (by their ids) are named."""
+    work = _Pass(rewriter, {})
+    for y, nodes in _groups(work.graph):
         if id(y) in results:
             _migrate(work, y, nodes)
     return work.migrations
@@ -131,9 +147,9 @@ def _migrate(work: _Pass, y: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
     if whole is not None and all(m.status == "refused" for m in work.migrations[-len(nodes) :]):
         # no layer took anything: one node again, as it stood in the file
         same = graph.node(whole.op, inputs, y, dict(whole.attrs), domain=whole.domain or "")
-        graph.replace(y, [same], shape=graph.shape(y))
+        work.replaced(y, [same])
         return
-    _take_sizes_of(graph, affine.z, y)
+    _take_sizes_of(work, affine.z, y)
 
 
 def _stored(graph: Graph, t: gs.Tensor) -> gs.Tensor:
@@ -143,14 +159,15 @@ def _stored(graph: Graph, t: gs.Tensor) -> gs.Tensor:
     return graph.constant(t.name, value, graph.dtype(t))
 
 
-def _take_sizes_of(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> None:
+def _take_sizes_of(work: _Pass, z: gs.Tensor, y: gs.Tensor) -> None:
     """Let those who ask for the shape of ``y`` ask for that of ``z``, which is the same: nothing is computed for it."""
+    graph = work.graph
     if graph.shape(y) is None or graph.shape(y) != graph.shape(z):
         return
     for node in graph.consumers(y):
         if node.op in ("Shape", "Size"):
             asked = graph.node(node.op, [z], node.outputs[0], dict(node.attrs))
-            graph.replace(node.outputs[0], [asked], shape=graph.shape(node.outputs[0]))
+            work.replaced(node.outputs[0], [asked])
 
 
 def _named(graph: Graph, node: gs.Node) -> str:
@@ -214,11 +231,8 @@ def _split(work: _Pass, source: Source, condition: Condition | None) -> bool | s
     if isinstance(expressions, Refusal):
         return expressions.reason
     pair = pair_of(graph, y, [node.inputs[0]], nodes[-1].outputs[0])
-    proved = certify.decide(graph, work.proofs, [pair], expressions=expressions)
-    if not isinstance(proved, Proved):
-        return certify.why(proved)
-    graph.replace(y, nodes, shape=graph.shape(y))
-    return True
+    done = work.replaced(y, nodes, (pair,), expressions)
+    return done if isinstance(done, str) else True
 
 
 def _quotient(graph: Graph, scaled: gs.Node, gamma: np.ndarray, inverse: gs.Constant) -> Expressions | Refusal:
@@ -316,8 +330,8 @@ def _written(
     bias = made[1].inputs[1] if len(made) > 1 else made[0].inputs[2] if len(made[0].inputs) > 2 else None
     share = Share(linear, "input" if vectors[1].any() else "scale", *vectors, weight, bias, bool(nodes))
     pair = pair_of(graph, linear.out, [leaf], made[-1].outputs[0])
-    proved = certify.decide(graph, work.proofs, [pair], expressions=Expressions(affine.region, shares=(share,)))
-    if not isinstance(proved, Proved):
-        return certify.why(proved)
-    graph.replace(linear.out, [*nodes, *made])
-    return proved.certificate
+    done = work.replaced(linear.out, [*nodes, *made], (pair,), Expressions(affine.region, shares=(share,)))
+    if isinstance(done, str):
+        return done
+    assert done.certificate is not None
+    return done.certificate

@@ -26,10 +26,12 @@ from ..quantized import Migration
 from ..recognition.roots import VIEWS
 from ..records import Certificate
 from ..rewriting import certify
-from ..rewriting.certify import Memo, Proved, pair_of
+from ..rewriting.certify import pair_of
+from ..rewriting.ledger import Wanted
+from ..rewriting.rewriter import Decided, Rewriter
 from ..storage.protos import copied, standard_opset
 from . import migrate
-from .edits import FLOAT, Edit, Edits, Map
+from .edits import FLOAT, Edits, Map, proposal
 from .hadamard import order_for, signed
 from .streams import NORMS, RMS, Layers, Stream, stream_of, titled
 
@@ -39,14 +41,17 @@ _BETWEEN = frozenset({"Cast", "Identity", "Mul", "Where", "Dropout"})  # a Softm
 
 @dataclass
 class _Work:
-    graph: Graph
-    proofs: Memo = field(default_factory=dict)
+    rewriter: Rewriter
     migrations: list[Migration] = field(default_factory=list)
     looked_at: set[int] = field(default_factory=set)  # norms
     turned: set[int] = field(default_factory=set)  # tensors
 
     def __post_init__(self) -> None:
         self.layers = Layers.of(self.graph)
+
+    @property
+    def graph(self) -> Graph:
+        return self.rewriter.graph
 
     def tell(self, kind: str, stream: Stream, done: Certificate | str) -> None:
         """Each refusal once, however many norms come to it."""
@@ -79,7 +84,7 @@ def centered(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[Migration, 
 
 
 def _transformed(proto: onnx.ModelProto, rotate: bool) -> tuple[onnx.ModelProto, tuple[Migration, ...]]:
-    work = _Work(Graph(_with_opset(proto)))
+    work = _Work(Rewriter(Graph(_with_opset(proto)), Wanted()))
     for norm in [n for n in work.graph.nodes if n.op in NORMS and not n.domain]:
         if id(norm) in work.looked_at or not work.graph.alive(norm):
             continue
@@ -91,7 +96,7 @@ def _transformed(proto: onnx.ModelProto, rotate: bool) -> tuple[onnx.ModelProto,
         _rotate(work, values)
     if not any(m.status == "made" for m in work.migrations):
         return proto, tuple(work.migrations)
-    return work.graph.to_proto(), tuple(work.migrations)
+    return work.rewriter.proto(), tuple(work.migrations)
 
 
 def _with_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -114,7 +119,7 @@ def _residual(work: _Work, norm: gs.Node) -> None:
         if one.op not in RMS and graph.alive(one) and not _center(work, one):
             return
     results = {id(t) for t in stream.tensors.values()}
-    work.migrations += migrate.unscaled(graph, results, work.proofs)
+    work.migrations += migrate.unscaled(work.rewriter, results)
     work.layers = Layers.of(graph)
     _rotate(work, seed)
 
@@ -161,13 +166,13 @@ def _center(work: _Work, norm: gs.Node) -> bool:
     elif len(stream.widths) > 1:
         done = f"views cut its channels: {', '.join(map(str, sorted(stream.widths)))}"
     else:
-        edits = Edits(graph, work.proofs, work.layers, stream, Map(None))
+        edits = Edits(work.rewriter, work.layers, stream, Map(None))
         done = edits.prepared() or edits.made([_without_mean(work, one) for one in stream.norms.values()])
     work.tell("center", stream, done)
     return not isinstance(done, str)
 
 
-def _without_mean(work: _Work, norm: gs.Node) -> Edit | str:
+def _without_mean(work: _Work, norm: gs.Node) -> Decided | str:
     """A layer norm as an RMS norm of what has no mean, its gamma and beta as a Mul and an Add."""
     graph, x, y = work.graph, norm.inputs[0], norm.outputs[0]
     known = [graph.known(t) if not t.is_empty() else None for t in (*norm.inputs[1:3], gs.Variable.empty())][:2]
@@ -191,10 +196,8 @@ def _without_mean(work: _Work, norm: gs.Node) -> Edit | str:
     mean = graph.node("ReduceMean", [x, axes], x, {"keepdims": 1})
     less = graph.node("Sub", [x, mean.outputs[0]], x)
     pair = pair_of(graph, y, [x], written(less.outputs[0])[-1].outputs[0])
-    proved = certify.decide(graph, work.proofs, [pair])
-    if not isinstance(proved, Proved):
-        return certify.why(proved)
-    return Edit(y, written(x), proved.certificate)
+    decided = work.rewriter.prove(proposal(graph, y, written(x), (pair,)))
+    return decided if isinstance(decided, Decided) else certify.why(decided)
 
 
 def _rotate(work: _Work, seed: gs.Tensor) -> None:
@@ -207,7 +210,7 @@ def _rotate(work: _Work, seed: gs.Tensor) -> None:
         work.tell("rotate", stream, reason)
         return
     run = signed(order_for(gcd(*stream.widths)))
-    edits = Edits(work.graph, work.proofs, work.layers, stream, Map(run, len(run)))
+    edits = Edits(work.rewriter, work.layers, stream, Map(run, len(run)))
     done = edits.prepared() or edits.made([])
     if not isinstance(done, str):
         work.turned |= stream.tensors.keys()

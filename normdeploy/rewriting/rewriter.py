@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import onnx
 import onnx_graphsurgeon as gs
 
 from ..evaluate import evaluate
@@ -23,7 +24,7 @@ from . import certify, rounding
 from .certify import Failure, Rewrite
 from .ledger import Entry, Ledger, Step, Wanted
 from .proposal import Change, Proposal, Propose, Remark, StoredValue, Sweep, Target, Told
-from .sealed import Seal, seals
+from .sealed import Seal, require_sealed, seals
 
 ROUNDING = "rounding"  # the stage in which onnxruntime runs both sides of each rewrite
 # Bytes that trials may take until they are run: a session for some tens of them costs little more than one for all.
@@ -36,8 +37,9 @@ Outcome = Entry | Finding | Remark | None
 
 @dataclass(frozen=True)
 class Decided:
-    """The rewrites of a proposal that may be made; no certificate where the transform compared the nodes itself."""
+    """A proposal that may be made, and its rewrites; no certificate where the transform compared the nodes itself."""
 
+    proposal: Proposal
     rewrites: Sequence[Rewrite] = ()
     certificate: Certificate | None = None
 
@@ -60,6 +62,16 @@ class Rewriter:
         """Return the seals of the nodes that are left, as they were proved."""
         return [seal for node, seal in self._sealed if self.graph.alive(node)]
 
+    def proto(self) -> onnx.ModelProto:
+        """Return the model as it is now.
+
+        Raises:
+            ExportError: a node is not in it as it was proved.
+        """
+        made = self.graph.to_proto()
+        require_sealed(made, self.seals())
+        return made
+
     def apply(self, stage: str, propose: Propose) -> None:
         """Ask one transform at every node, and do what it proposes."""
         with self._timed(stage):
@@ -78,14 +90,9 @@ class Rewriter:
             for node, told in sweep(self._target):
                 self._tell(self._take(told, Step(self.wanted.place, stage, node.outputs[0].name)))
 
-    def make(self, stage: str, proposal: Proposal, decided: Decided) -> Finding:
-        """Make one proposal that was proved, for a caller which goes through the graph by itself.
-
-        Returns:
-            Its finding, with the certificate.
-        """
-        step = Step(self.wanted.place, stage, proposal.finding.tensor)
-        return self._make(proposal, decided, step, None).finding
+    def make(self, stage: str, decided: Decided) -> None:
+        """Make one proposal that was proved, for a caller which goes through the graph by itself."""
+        self._make(decided, Step(self.wanted.place, stage, decided.proposal.finding.tensor))
 
     def judge(self, *, decides: bool) -> None:
         """Run the trials that are left, and complete the certificates by all verdicts."""
@@ -134,7 +141,7 @@ class Rewriter:
             return told
         decided = self.prove(told)
         if isinstance(decided, Decided):
-            return self._make(told, decided, step, entry)
+            return self._make(decided, step, entry)
         if told.instead is not None:
             return self._take(told.instead(), step, entry)
         for other in told.otherwise(decided) if told.otherwise is not None else ():
@@ -147,9 +154,9 @@ class Rewriter:
         """Prove what a proposal says, and change nothing."""
         if proposal.sides is not None:
             certificate = certify.certified_sides(proposal.sides)
-            return Decided((), certificate) if certificate else certificate
+            return Decided(proposal, (), certificate) if certificate else certificate
         if not proposal.pairs:
-            return Decided()
+            return Decided(proposal)
         proved = certify.decide(
             self.graph,
             self._proofs,
@@ -157,11 +164,12 @@ class Rewriter:
             expressions=proposal.expressions,
             partly_hidden=proposal.partly_hidden,
         )
-        return Decided(proved.rewrites, proved.certificate) if isinstance(proved, certify.Proved) else proved
+        return Decided(proposal, proved.rewrites, proved.certificate) if isinstance(proved, certify.Proved) else proved
 
     # ------------------------------------------------------------------ doing
 
-    def _make(self, proposal: Proposal, decided: Decided, step: Step, entry: Entry | None) -> Entry:
+    def _make(self, decided: Decided, step: Step, entry: Entry | None = None) -> Entry:
+        proposal = decided.proposal
         own = entry or Entry(proposal.finding)
         self._plan_trial(proposal, decided.rewrites, own, step)
         stored = proposal if proposal.stored is None else proposal.stored(proposal)
