@@ -28,13 +28,12 @@ from fractions import Fraction
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ..domains import STANDARD
 from ..graphs.graph import Graph
 from ..graphs.region import EvaluationFailed, Refusal, compile_region
 from ..proof.pointwise import ALGEBRA, ATOMS, ONE, Form, Ratio, S, X, form_of
-from ..records import Finding
 from .acting import is_accurate
-from .proposal import Change, Proposal, Target, untold
+from .proposal import Proposal, Target, for_speed
+from .reading import is_op, maker
 
 STAGE = "activations"
 _NEAR = Fraction(1, 2**22)  # relative: what two or three float32 constants are from an irrational number
@@ -170,11 +169,7 @@ class _Shorter:
 
 def write(graph: Graph, node: gs.Node, target: Target) -> Proposal | None:
     """Propose the activation that ``node`` is the heart of as its standard node."""
-    if (
-        node.op not in (*ATOMS, *_CLAMPS)
-        or (node.domain or "") not in STANDARD
-        or graph.dtype(node.outputs[0]) != np.float32
-    ):
+    if not is_op(node, *ATOMS, *_CLAMPS) or graph.dtype(node.outputs[0]) != np.float32:
         return None
     best: _Shorter | None = None
     for x, y, form in _forms(graph, node):
@@ -191,8 +186,7 @@ def write(graph: Graph, node: gs.Node, target: Target) -> Proposal | None:
             best = _Shorter(saved, y, tuple(nodes), node_form.op)
     if best is None:
         return None
-    told = Finding("activation", "fused", best.y.name, graph.module(best.nodes[-1]), became=best.op)
-    return Proposal(told, (), (Change(best.y, best.nodes),), unproved=untold, only_for_speed=True)
+    return for_speed("activation", best.y, best.nodes, best.op, graph.module(best.nodes[-1]))
 
 
 def _forms(graph: Graph, node: gs.Node) -> Iterator[tuple[gs.Tensor, gs.Tensor, Form]]:
@@ -233,15 +227,14 @@ def _above(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
         if id(t) in inner or graph.is_constant(t):
             continue
         inner[id(t)] = t
-        above = graph.producer(t)
-        if above is not None and above.op in (*ALGEBRA, "Relu") and (above.domain or "") in STANDARD:
-            queue += above.inputs
+        above = maker(graph, t, *ALGEBRA, "Relu")
+        queue += above.inputs if above is not None else ()
     return list(inner.values())
 
 
 def _made_of(graph: Graph, t: gs.Tensor) -> list[gs.Tensor]:
     readers = graph.consumers(t)
-    return [n.outputs[0] for n in readers if n.op in ALGEBRA and (n.domain or "") in STANDARD and len(readers) <= 2]
+    return [n.outputs[0] for n in readers if is_op(n, *ALGEBRA)] if len(readers) <= 2 else []
 
 
 def _vanishes(graph: Graph, form: Form, y: gs.Tensor) -> bool:

@@ -19,7 +19,7 @@ the node. The kernel wants a mask's last two dims in full, as `normdeploy.mends`
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -35,10 +35,9 @@ from ..proof.lemmas.attention import Rounded
 from ..proof.machine import Draws, Machine
 from ..proof.plan import Plan
 from ..proof.run import run
-from ..records import Finding
 from .certify import Pair
 from .mask_rows import may_be_hidden
-from .proposal import COMPUTED, Change, Proposal, StoredValue, Target, Told, untold
+from .proposal import Proposal, StoredValue, Target, for_speed, stored_once
 from .rounding import fold_trial
 
 STAGE = "attention"
@@ -99,19 +98,6 @@ def _scales_of_sizes(graph: Graph, before: Region) -> list[StoredValue]:
     return list(scales.values())
 
 
-def _with_scales_stored(scales: Sequence[StoredValue], y: gs.Tensor, then: Callable[[], Told]) -> Proposal:
-    """Propose constants in the place of computed scales; ``then`` proposes the attention that reads them."""
-    return Proposal(
-        Finding("constant", "folded", y.name, became=COMPUTED),
-        pairs=(),
-        changes=(),
-        values=tuple(scales),
-        unproved=untold,
-        only_for_speed=True,
-        then=then,
-    )
-
-
 def _proposals(
     graph: Graph, softmax: gs.Node, found: _Product, every: Iterable[_Keys], target: Target
 ) -> Iterator[Proposal]:
@@ -126,18 +112,19 @@ def _proposals(
             continue
         scales = _scales_of_sizes(graph, before)
         if scales:
-            yield _with_scales_stored(scales, found.y, lambda: attend(graph, softmax, target))
+            yield stored_once(found.y, "", scales, then=lambda: attend(graph, softmax, target))
             return
         nodes = _written(graph, found, keys, scale, target)
-        yield Proposal(
-            Finding("Attention", "fused", found.y.name, graph.module(nodes[-1]), became=BECAME),
+        yield for_speed(
+            "Attention",
+            found.y,
+            nodes,
+            BECAME,
+            graph.module(nodes[-1]),
             (Pair(before, nodes[-1].outputs[0]),),
-            (Change(found.y, tuple(nodes)),),
-            unproved=untold,
             partly_hidden=() if found.mask is None else (found.mask,),
             opset=OPSET,
             trial=fold_trial((), np.dtype(np.float32), OPSET),
-            only_for_speed=True,
             shared=_full_masks(nodes),
         )
 

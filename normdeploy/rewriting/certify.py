@@ -169,27 +169,18 @@ def _bare(error: NotProved) -> NotProved:
     return error
 
 
-def unproved(finding: Finding, certificate: Certificate) -> Finding:
+def unproved(finding: Finding, failure: Failure) -> Finding:
     """A finding whose rewrite is not made.
 
     It is refused where the nodes before are no algebra, or of unknown sizes: nobody can say what they are at every
     input. Where the two differ it is undone.
     """
-    if certificate.why in NOT_KNOWN:
-        return replace(
-            finding,
-            status="refused",
-            reason=f"it can't be proved: {certificate.note}",
-            became="",
-            certificate=certificate,
-        )
-    return replace(
-        finding,
-        status="undone",
-        reason=f"its certificate failed: {certificate.note}",
-        became="",
-        certificate=certificate,
-    )
+    if isinstance(failure, Refusal):
+        return replace(finding, status="refused", reason=failure.reason, became="")
+    finding = replace(finding, became="", certificate=failure)
+    if failure.why in NOT_KNOWN:
+        return replace(finding, status="refused", reason=f"it can't be proved: {failure.note}")
+    return replace(finding, status="undone", reason=f"its certificate failed: {failure.note}")
 
 
 def _read(graph: Graph, constants: Sequence[tuple[gs.Node, int]]) -> dict[int, Held]:

@@ -18,7 +18,7 @@ from ..evaluate import evaluate
 from ..graphs.graph import Graph
 from ..recognition.constant_parts import ConstantNorm, Part, constant_norms, nbytes, parts
 from ..records import Finding
-from .proposal import COMPUTED, Proposal, StoredValue, Sweep, Target, Told, untold
+from .proposal import COMPUTED, StoredValue, Sweep, Target, Told, stored_once
 
 STAGE = "constants"
 _SLACK = 2**16  # bytes by which a file may grow in all
@@ -54,22 +54,11 @@ def _proposals(graph: Graph, norms: Sequence[ConstantNorm], target: Target) -> I
                 continue
             left -= max(0, part.growth(graph, {id(v.tensor) for v in values}))
             if values:
-                yield first, _proposal(graph, part, values)
+                yield first, stored_once(part.results[0], graph.module(first), values)
         if not again:
             break
     for norm in norms:
         yield norm.node, _finding(graph, norm, reasons)
-
-
-def _proposal(graph: Graph, part: Part, values: Sequence[StoredValue]) -> Proposal:
-    return Proposal(
-        Finding("constant", "folded", part.results[0].name, graph.module(part.nodes[0]), became=COMPUTED),
-        pairs=(),
-        changes=(),
-        values=tuple(values),
-        unproved=untold,
-        only_for_speed=True,
-    )
 
 
 def _chosen(graph: Graph, part: Part, left: int, reasons: dict[int, str]) -> list[gs.Tensor]:

@@ -15,7 +15,7 @@ from ..recognition.scales import Affine, affines, measure
 from ..records import Finding, Status
 from ..storage.heap import trim
 from . import dequantized
-from .certify import Failure, pair_of, unproved
+from .certify import pair_of, unproved
 from .conditioning import Costly, priced
 from .dequantized import expressible, rounds
 from .proposal import Change, Proposal, Target
@@ -103,17 +103,11 @@ def _proposal(graph: Graph, chain: Affine, form: batch.Fold, why: str, target: T
         replace(_finding(graph, chain, target, "folded", reason=why), became=form.became, proved=("identity",)),
         (pair_of(graph, form.old, form.leaves, form.nodes[-1].outputs[0]),),
         tuple(Change(old, nodes) for old, nodes in form.edits),
-        unproved=lambda failure: _unproved(graph, chain, target, failure),
+        unproved=lambda failure: unproved(_finding(graph, chain, target, "undone"), failure),
         expressions=form.expressions,
         trial=fold_trial(form.windows, chain.dtype),
         stored=lambda proposal: _stored(graph, form, proposal, written=target.wanted.census and bool(why)),
     )
-
-
-def _unproved(graph: Graph, chain: Affine, target: Target, failure: Failure) -> Finding:
-    if isinstance(failure, Refusal):
-        return _finding(graph, chain, target, "refused", reason=failure.reason)
-    return unproved(_finding(graph, chain, target, "undone"), failure)
 
 
 def _stored(graph: Graph, form: batch.Fold, proposal: Proposal, *, written: bool) -> Proposal:

@@ -14,11 +14,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..choices import USUAL
-from ..domains import STANDARD
 from ..graphs.graph import Graph
-from ..records import Finding
 from .certify import pair_of
-from .proposal import Change, Proposal, Target, untold
+from .proposal import Proposal, Target, for_speed
+from .reading import is_op, only_reader
 from .rounding import fold_trial
 
 _OPSET = 15  # from which on Shape has a beginning and an end
@@ -43,19 +42,20 @@ def by_rows(graph: Graph, node: gs.Node, target: Target) -> Proposal | None:
     shape, made = _shape(graph, layer, target)
     product = graph.node("Gemm", [rows, layer.weight, layer.bias], layer.y)
     end = graph.node("Reshape", [product.outputs[0], shape], layer.y)
-    return Proposal(
-        Finding("linear layer", "fused", layer.y.name, graph.module(node), became="Gemm"),
+    return for_speed(
+        "linear layer",
+        layer.y,
+        [*flat, *made, product, end],
+        "Gemm",
+        graph.module(node),
         (pair_of(graph, layer.y, [layer.x], end.outputs[0]),),
-        (Change(layer.y, (*flat, *made, product, end)),),
-        unproved=untold,
         trial=fold_trial((), np.dtype(np.float32), _OPSET),
-        only_for_speed=True,
         shared={("rows", layer.x.name): rows} | ({_key(graph, layer): shape} if made else {}),
     )
 
 
 def _layer(graph: Graph, node: gs.Node) -> _Layer | None:
-    if node.op != "MatMul" or (node.domain or "") not in STANDARD:
+    if not is_op(node, "MatMul"):
         return None
     (x, weight), (product,) = node.inputs, node.outputs
     shape, dtype = graph.shape(x), graph.dtype(x)
@@ -67,11 +67,8 @@ def _layer(graph: Graph, node: gs.Node) -> _Layer | None:
         or len(weight.shape) != 2
     ):
         return None
-    readers = graph.consumers(product)
-    if graph.is_constant(x) or graph.is_output(product) or len(readers) != 1:
-        return None
-    (add,) = readers
-    if add.op != "Add" or (add.domain or "") not in STANDARD:
+    add = only_reader(graph, product, "Add")
+    if graph.is_constant(x) or add is None:
         return None
     bias = next((t for t in add.inputs if t is not product), None)
     if not isinstance(bias, gs.Constant) or tuple(bias.shape) != (weight.shape[1],) or bias.dtype != np.float32:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ..domains import is_standard
 from ..forms.form import written
 from ..graphs.dims import Dims, invented
 from ..graphs.functions import DOMAIN, JOINED, oldest
@@ -30,6 +29,7 @@ from . import join_trials
 from .certify import pair_of, unproved
 from .join_trials import Grouping
 from .proposal import Change, Proposal, Target
+from .reading import is_op, maker, number_in, only_reader
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,8 @@ def join(graph: Graph, node: gs.Node, target: Target) -> Proposal | Finding | No
 def _added(graph: Graph, node: gs.Node) -> Join | None:
     """A norm of a sum of two tensors of one shape."""
     row = _row_norm(graph, node)
-    add = graph.producer(node.inputs[0]) if row is not None else None
-    if (
-        row is None
-        or add is None
-        or not _is(add, "Add", "Sum")
-        or not all(graph.is_constant(t) for t in node.inputs[1:])
-    ):
-        return None
-    if len(add.inputs) != 2:
+    add = maker(graph, node.inputs[0], "Add", "Sum") if row is not None else None
+    if row is None or add is None or len(add.inputs) != 2 or not all(map(graph.is_constant, node.inputs[1:])):
         return None
     total = add.outputs[0]
     shapes = [graph.shape(t) for t in (*add.inputs, total)]
@@ -137,9 +130,9 @@ def _modulated(graph: Graph, node: gs.Node) -> Join | None:
 def _activated(graph: Graph, node: gs.Node) -> Join | None:
     """A GroupNormalization by channel that nothing but SiLU reads."""
     if (
-        not _is(node, "GroupNormalization")
+        not is_op(node, "GroupNormalization")
         or graph.is_output(node.outputs[0])
-        or not all(graph.is_constant(t) for t in node.inputs[1:])
+        or not all(map(graph.is_constant, node.inputs[1:]))
     ):
         return None
     x, scale, bias = node.inputs
@@ -176,13 +169,13 @@ def _activated(graph: Graph, node: gs.Node) -> Join | None:
 def _silu(graph: Graph, y: gs.Tensor) -> gs.Tensor | None:
     """The result of y · sigmoid(y), where nothing else reads y."""
     readers = graph.consumers(y)
-    if len(readers) == 1 and _is(readers[0], "Swish") and graph.attrs(readers[0]).get("alpha", 1.0) == 1.0:
+    if len(readers) == 1 and is_op(readers[0], "Swish") and graph.attrs(readers[0]).get("alpha", 1.0) == 1.0:
         return readers[0].outputs[0]
-    gate = next((n.outputs[0] for n in readers if _is(n, "Sigmoid")), None)
-    product = next((n for n in readers if _is(n, "Mul")), None)
+    gate = next((n.outputs[0] for n in readers if is_op(n, "Sigmoid")), None)
+    product = next((n for n in readers if is_op(n, "Mul")), None)
     if len(readers) != 2 or gate is None or product is None or {id(t) for t in product.inputs} != {id(y), id(gate)}:
         return None
-    return product.outputs[0] if not graph.is_output(gate) and len(graph.consumers(gate)) == 1 else None
+    return product.outputs[0] if only_reader(graph, gate) is not None else None
 
 
 @dataclass(frozen=True)
@@ -198,7 +191,7 @@ def _row_norm(graph: Graph, node: gs.Node) -> _Row | None:
     ours = node.domain == DOMAIN and node.op == "RMSNorm"
     if ours and lacking(OURS[node.op], [t.name for t in node.inputs], node.attrs):  # another op of that name
         return None
-    if not ours and not _is(node, "LayerNormalization", "RMSNormalization"):
+    if not ours and not is_op(node, "LayerNormalization", "RMSNormalization"):
         return None
     attrs, shape = graph.attrs(node), graph.shape(node.inputs[0])
     axes = [int(a) for a in attrs["axes"]] if ours else [int(attrs.get("axis", -1))]
@@ -230,16 +223,12 @@ def _less_one(graph: Graph, scale: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor, tup
     """s of a scale 1 + s, as it is and as views of it bring it into the scale's shape, by new nodes."""
     views: list[gs.Node] = []
     node = graph.producer(scale)
-    while node is not None and _is(node, "Unsqueeze", "Reshape") and all(graph.is_constant(t) for t in node.inputs[1:]):
+    while node is not None and is_op(node, "Unsqueeze", "Reshape") and all(map(graph.is_constant, node.inputs[1:])):
         views.append(node)
         node = graph.producer(node.inputs[0])
-    if node is None or not _is(node, "Add"):
+    if node is None or not is_op(node, "Add"):
         return None
-    ones = [
-        t
-        for t in node.inputs
-        if (value := graph.known(t)) is not None and value.size == 1 and float(value.flat[0]) == 1.0
-    ]
+    ones = [t for t in node.inputs if number_in(graph, t) == 1.0]
     others = [t for t in node.inputs if not any(t is one for one in ones)]
     if len(ones) != 1 or graph.shape(others[0]) != graph.shape(node.outputs[0]):
         return None
@@ -249,10 +238,6 @@ def _less_one(graph: Graph, scale: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor, tup
         made.append(graph.node(view.op, [s, *view.inputs[1:]], view.outputs[0], graph.attrs(view)))
         s = made[-1].outputs[0]
     return plain, s, tuple(made)
-
-
-def _is(node: gs.Node, *ops: str) -> bool:
-    return node.op in ops and is_standard(node)
 
 
 def _known(shape: Dims | None) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -131,6 +132,31 @@ class Proposal:
     def nodes(self) -> list[gs.Node]:
         """All that are written."""
         return [node for change in self.changes for node in change.nodes]
+
+
+def for_speed(
+    kind: str,
+    old: gs.Tensor,
+    nodes: Sequence[gs.Node],
+    became: str,
+    module: str,
+    pairs: tuple[Pair, ...] = (),
+    **more: Any,
+) -> Proposal:
+    """Propose ``nodes`` in the place of what makes ``old``, where that is faster and costs no accuracy.
+
+    Args:
+        more: other fields of the proposal.
+    """
+    told = Finding(kind, "fused", old.name, module, became=became)
+    changes = (Change(old, tuple(nodes)),)
+    return Proposal(told, pairs, changes, unproved=untold, only_for_speed=True, **more)
+
+
+def stored_once(old: gs.Tensor, module: str, values: Sequence[StoredValue], **more: Any) -> Proposal:
+    """Propose that tensors become constants. ``old``: that the finding names; ``more``: other fields."""
+    told = Finding("constant", "folded", old.name, module, became=COMPUTED)
+    return Proposal(told, (), (), unproved=untold, values=tuple(values), only_for_speed=True, **more)
 
 
 Told = Proposal | Finding | Remark | None

@@ -14,7 +14,7 @@ alone reads the norm. Where it can't be, the norm's finding says why.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from ..forms.form import written
 from ..forms.portable import RMS
 from ..graphs.functions import DOMAIN, oldest
 from ..graphs.graph import Graph
-from ..graphs.region import Refusal
+from ..graphs.region import Refusal, Refused
 from ..norms.bodies import lacking
 from ..norms.ops import OURS, NormOp
 from ..records import Certificate, Finding, both
@@ -42,11 +42,6 @@ _WRITTEN = {"RMSNormalization": f"{DOMAIN}.RMSNorm"}  # what is spelled as an op
 _KINDS = ("int8", "float8_e4m3fn")
 QUANTIZE = "QuantizeLinear"
 SAME = "the same nodes"  # as reports say where this was seen
-
-
-@dataclass(frozen=True)
-class _Refused(Exception):
-    reason: str
 
 
 def quantize(graph: Graph, node: gs.Node, target: Target) -> Proposal | Remark | None:
@@ -65,8 +60,8 @@ def quantize(graph: Graph, node: gs.Node, target: Target) -> Proposal | Remark |
         _require_alone(graph, row, norm, () if tail is None else tail.readers)
         spelled = _spelled(graph, norm) if _name(norm) in _WRITTEN else norm
         made = _made(graph, row, spelled, node, tail)
-    except _Refused as kept:
-        return _kept(told, kept.reason)
+    except Refused as kept:
+        return _kept(told, str(kept))
     pairs = () if spelled is norm else (pair_of(graph, y, [norm.inputs[0]], spelled.outputs[0]),)
     return Proposal(
         told.finding,
@@ -94,12 +89,12 @@ def _spelled(graph: Graph, norm: gs.Node) -> gs.Node:
     """An RMSNormalization as our RMSNorm, which is not put into the graph.
 
     Raises:
-        _Refused: it can't be one.
+        Refused: it can't be one.
     """
     x, scale, attrs = norm.inputs[0], norm.inputs[1], attributes(norm.op, graph.attrs(norm), max(graph.opset, RMS))
     shape = graph.shape(x)
     if shape is None or graph.dtype(x) != graph.dtype(scale):
-        raise _Refused("the rank of its norm's input is not known, or the norm has the type of its scale")
+        raise Refused("the rank of its norm's input is not known, or the norm has the type of its scale")
     axes = list(range(attrs["axis"] if attrs["axis"] < 0 else attrs["axis"] - len(shape), 0))
     given = {"axes": axes, "epsilon": attrs["epsilon"], "stash_type": attrs["stash_type"]}
     return graph.node("RMSNorm", [x, scale], norm.outputs[0], given, DOMAIN)
@@ -113,26 +108,26 @@ def _name(node: gs.Node) -> str:
 def _require_alone(graph: Graph, row: NormOp, norm: gs.Node, own: Sequence[gs.Node]) -> None:
     """
     Raises:
-        _Refused: another one than QuantizeLinear, or than ``own``, reads the norm, or its statistics.
+        Refused: another one than QuantizeLinear, or than ``own``, reads the norm, or its statistics.
     """
     y = norm.outputs[0]
     if graph.is_output(y) or len(graph.consumers(y)) != max(1, len(own)):
         readers = len(graph.consumers(y)) - max(1, len(own))
         others = "and is an output" if graph.is_output(y) else f"and {readers} other{'s' * (readers > 1)}"
-        raise _Refused(f"it reads the norm's result {others} too, which is no quantized number there")
+        raise Refused(f"it reads the norm's result {others} too, which is no quantized number there")
     if any(graph.is_output(t) or graph.consumers(t) for t in norm.outputs[1:] if not row.outputs[1:]):
-        raise _Refused("the norm's mean or its deviation is read as well")
+        raise Refused("the norm's mean or its deviation is read as well")
 
 
 def _made(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node, tail: Tail | None) -> gs.Node:
     """The node that takes the place of both, or of the norm and what quantizes each row.
 
     Raises:
-        _Refused: they are not what the op's body says.
+        Refused: they are not what the op's body says.
     """
     ours = OURS.get(norm.op) if norm.domain == DOMAIN else None
     if ours is not None and lacking(ours, [t.name for t in norm.inputs], norm.attrs):
-        raise _Refused(f"its {norm.op} is another op of that name")
+        raise Refused(f"its {norm.op} is another op of that name")
     opset = max(graph.opset, row.since)  # that of the nodes that were written so far
     attrs = attributes(norm.op, graph.attrs(norm), opset) if ours is None else dict(graph.attrs(norm))
     inputs, y = _parameters(graph, row, norm), norm.outputs[0]
@@ -143,7 +138,7 @@ def _made(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node, tail: Tail | 
     else:
         _require_last(graph, norm, attrs)
         if tail.cast and not tail.least:
-            raise _Refused(
+            raise Refused(
                 "a row of zeros is 0 / 0, of which a Cast to int8 may make anything; bound its scale from below"
             )
         inputs += [tail.zero(graph)]
@@ -155,19 +150,19 @@ def _made(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node, tail: Tail | 
         types = {"Y": graph.dtype(inputs[-1]), "y_scale": np.dtype(np.float32)}
         t.dtype = types.get(name, graph.dtype(norm.inputs[0]))
     if differs := difference(graph, row, made, (norm, *behind)):
-        raise _Refused(differs)
+        raise Refused(differs)
     return made
 
 
 def _require_last(graph: Graph, norm: gs.Node, attrs: Mapping[str, Any]) -> None:
     """
     Raises:
-        _Refused: the norm is over other axes than the last.
+        Refused: the norm is over other axes than the last.
     """
     rank = len(graph.shape(norm.inputs[0]) or ())
     axes = attrs.get("axes") or [attrs.get("axis", -1)]
     if not rank or [a % rank for a in axes] != [rank - 1]:
-        raise _Refused("its norm is not over the last axis alone")
+        raise Refused("its norm is not over the last axis alone")
 
 
 def _parameters(graph: Graph, row: NormOp, norm: gs.Node) -> list[gs.Tensor]:
@@ -178,11 +173,11 @@ def _parameters(graph: Graph, row: NormOp, norm: gs.Node) -> list[gs.Tensor]:
     if len(inputs) == len(wanted) - 1 and wanted[-1] == "bias":
         shape, dtype = graph.shape(inputs[-1]), graph.dtype(inputs[-1])
         if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
-            raise _Refused("its norm has no bias, and a scale of unknown shape")
+            raise Refused("its norm has no bias, and a scale of unknown shape")
         zeros = np.zeros([n for n in shape if isinstance(n, int)])
         inputs.append(graph.constant(f"{norm.outputs[0].name}_bias", zeros, dtype))
     if len(inputs) != len(wanted):
-        raise _Refused(f"its norm has {len(inputs)} inputs, and {row.op} takes {len(wanted)} of one")
+        raise Refused(f"its norm has {len(inputs)} inputs, and {row.op} takes {len(wanted)} of one")
     return inputs
 
 
@@ -192,9 +187,9 @@ def _scale_and_zero(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, gs.Tensor]:
     scale, attrs = node.inputs[1], graph.attrs(node)
     value = graph.known(scale) if graph.is_constant(scale) else None
     if value is None or value.size != 1:
-        raise _Refused("its scale is computed" if value is None else f"it has {value.size} scales")
+        raise Refused("its scale is computed" if value is None else f"it has {value.size} scales")
     if not 0 < float(value.reshape(())) < float("inf"):
-        raise _Refused(f"its scale is {float(value.reshape(())):g}")
+        raise Refused(f"its scale is {float(value.reshape(())):g}")
     zero = node.inputs[2] if len(node.inputs) > 2 and not node.inputs[2].is_empty() else None
     number = attrs.get("output_dtype", 0)
     if zero is None:
@@ -203,9 +198,9 @@ def _scale_and_zero(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, gs.Tensor]:
         kind = graph.dtype(zero)
         held = graph.known(zero) if graph.is_constant(zero) else None
         if held is None or held.size != 1 or held.any():
-            raise _Refused("its zero point is not 0" if held is not None else "its zero point is computed")
+            raise Refused("its zero point is not 0" if held is not None else "its zero point is computed")
     if kind is None or kind.name not in _KINDS:
-        raise _Refused(f"it quantizes to {'an unknown type' if kind is None else kind.name}, and not to int8 or FP8")
+        raise Refused(f"it quantizes to {'an unknown type' if kind is None else kind.name}, and not to int8 or FP8")
     if not isinstance(scale, gs.Constant):
         scale = graph.constant(f"{node.outputs[0].name}_scale", value, graph.dtype(scale))
     if not isinstance(zero, gs.Constant):

@@ -14,12 +14,12 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from ..domains import is_standard
 from ..forms.norm_forms import best
 from ..graphs.graph import Graph
 from ..records import Certificate, Finding
 from .certify import pair_of
-from .proposal import Change, Proposal, Target, untold
+from .proposal import Proposal, Target, for_speed
+from .reading import is_op, maker, only_reader
 from .rounding import fold_trial
 
 KIND = "ResidualLayerNorm"
@@ -28,27 +28,28 @@ _NOTE = "the sum before it is written as Sum: onnxruntime would join an Add with
 
 def part(graph: Graph, node: gs.Node, target: Target) -> Proposal | None:
     """Propose the Add before the layer norm ``node`` as Sum; a note of the norm's finding tells."""
-    if node.op != "LayerNormalization" or not is_standard(node):
+    if not is_op(node, "LayerNormalization"):
         return None
     total = node.inputs[0]
-    add, dtype = graph.producer(total), graph.dtype(total)
-    if add is None or add.op != "Add" or not is_standard(add) or dtype is None or graph.is_output(total):
+    add, dtype = maker(graph, total, "Add"), graph.dtype(total)
+    if add is None or dtype is None or only_reader(graph, total) is None:
         return None
     shapes = [graph.shape(t) for t in (total, *add.inputs)]
-    if shapes[0] is None or len(shapes[0]) != 3 or shapes != shapes[:1] * 3 or len(graph.consumers(total)) != 1:
+    if shapes[0] is None or len(shapes[0]) != 3 or shapes != shapes[:1] * 3:
         return None
     if best(KIND, target.wanted.forms, dtype.name, ("standard", "sum")) != "sum":
         return None
     summands = [t for t in add.inputs if not graph.is_constant(t)]
     made = graph.node("Sum", list(add.inputs), total)
     norm = target.entry_of(node.outputs[0].name)
-    return Proposal(
-        Finding("sum", "fused", total.name, graph.module(add), became="Sum"),
+    return for_speed(
+        "sum",
+        total,
+        [made],
+        "Sum",
+        graph.module(add),
         (pair_of(graph, total, summands, made.outputs[0]),),
-        (Change(total, (made,)),),
-        unproved=untold,
         trial=fold_trial((), dtype),
-        only_for_speed=True,
         upon=() if norm is None else (norm,),
         revise=None if norm is None else _noted,
     )

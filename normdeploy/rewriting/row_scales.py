@@ -20,8 +20,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import TensorProto
 
-from ..domains import is_standard
 from ..graphs.graph import Graph
+from .reading import is_op, maker, number_in, only_reader
 
 _KINDS = {TensorProto.INT8: ("int8", 127.0), TensorProto.FLOAT8E4M3FN: ("float8_e4m3fn", 448.0)}
 
@@ -76,14 +76,14 @@ def by_row(graph: Graph, node: gs.Node) -> Tail | None:
         return None
     quotient, (name, largest) = ended
     div = _alone(graph, quotient, "Div")
-    bottom = graph.producer(div.inputs[1]) if div is not None else None
-    if div is None or bottom is None or not _is(bottom, "Div") or _number(graph, bottom.inputs[1]) != largest:
+    bottom = maker(graph, div.inputs[1], "Div") if div is not None else None
+    if div is None or bottom is None or number_in(graph, bottom.inputs[1]) != largest:
         return None
     top, least = bottom.inputs[0], 0.0
-    clamp = graph.producer(top)
-    if clamp is not None and _is(clamp, "Max", "Clip"):
-        bound = _number(graph, clamp.inputs[1]) if len(clamp.inputs) == 2 or clamp.inputs[2].is_empty() else None
-        if bound is None or bound < 0 or not _read_once(graph, top):
+    clamp = maker(graph, top, "Max", "Clip")
+    if clamp is not None:
+        bound = number_in(graph, clamp.inputs[1]) if len(clamp.inputs) == 2 or clamp.inputs[2].is_empty() else None
+        if bound is None or bound < 0 or only_reader(graph, top) is None:
             return None
         least, top = bound, clamp.inputs[0]
     reduced = _alone(graph, top, "ReduceMax")
@@ -92,8 +92,8 @@ def by_row(graph: Graph, node: gs.Node) -> Tail | None:
     if magnitude is None or magnitude.inputs[0] is not plain or graph.dtype(plain) != np.float32:
         return None
     y, readers = plain, (magnitude, div)
-    cast = graph.producer(plain)
-    if cast is not None and _is(cast, "Cast"):
+    cast = maker(graph, plain, "Cast")
+    if cast is not None:
         if graph.is_output(plain) or len(graph.consumers(plain)) != 2:
             return None
         y, readers = cast.inputs[0], (cast,)  # type: ignore[assignment]
@@ -103,13 +103,13 @@ def by_row(graph: Graph, node: gs.Node) -> Tail | None:
 
 def _quotient(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, tuple[str, float]] | None:
     """What is rounded and saturated, the type, and its largest number."""
-    if _is(node, "QuantizeLinear"):
+    if is_op(node, "QuantizeLinear"):
         zero = node.inputs[2] if len(node.inputs) > 2 else None
         known = graph.known(zero) if zero is not None and graph.is_constant(zero) else None
         kinds = {name: (name, largest) for name, largest in _KINDS.values()}
         kind = kinds.get(getattr(graph.dtype(zero), "name", "")) if zero is not None else None
         others = {k: v for k, v in graph.attrs(node).items() if (k, v) != ("saturate", 1) and k != "axis"}
-        if kind is None or known is None or known.any() or others or _number(graph, node.inputs[1]) != 1.0:
+        if kind is None or known is None or known.any() or others or number_in(graph, node.inputs[1]) != 1.0:
             return None
         return node.inputs[0], kind
     attrs = graph.attrs(node)
@@ -119,9 +119,7 @@ def _quotient(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, tuple[str, float]
     t, largest = node.inputs[0], kind[1]
     clip = _alone(graph, t, "Clip")
     if clip is not None:
-        low, high = (
-            _number(graph, t) if not t.is_empty() else None for t in (*clip.inputs[1:], gs.Variable.empty())[:2]
-        )
+        low, high = (number_in(graph, t) for t in (*clip.inputs[1:], gs.Variable.empty())[:2])
         if high != largest or low not in (-largest, -largest - (kind[0] == "int8")):
             return None
         t = clip.inputs[0]
@@ -135,18 +133,9 @@ def _dtype(name: str) -> Any:
     return np.int8 if name == "int8" else getattr(ml_dtypes, name)
 
 
-def _is(node: gs.Node, *ops: str) -> bool:
-    return node.op in ops and is_standard(node)
-
-
-def _read_once(graph: Graph, t: gs.Tensor) -> bool:
-    return not graph.is_output(t) and len(graph.consumers(t)) == 1
-
-
 def _alone(graph: Graph, t: gs.Tensor, op: str) -> gs.Node | None:
     """The node of that op that makes ``t``, which one node reads."""
-    node = graph.producer(t)
-    return node if node is not None and _is(node, op) and _read_once(graph, t) else None
+    return maker(graph, t, op) if only_reader(graph, t) is not None else None
 
 
 def _last(graph: Graph, reduced: gs.Node) -> bool:
@@ -156,9 +145,3 @@ def _last(graph: Graph, reduced: gs.Node) -> bool:
     if shape is None or axes is None or graph.attrs(reduced).get("keepdims", 1) != 1:
         return False
     return bool([int(a) % len(shape) for a in axes.reshape(-1)] == [len(shape) - 1])
-
-
-def _number(graph: Graph, t: gs.Tensor) -> float | None:
-    """The one number that a constant holds."""
-    value = graph.known(t) if not t.is_empty() and graph.is_constant(t) else None
-    return float(value.reshape(())) if value is not None and value.size == 1 else None
