@@ -91,6 +91,10 @@ class Planner:
         readers = self.graph.consumers(t)
         return readers[0] if len(readers) == 1 and not self.graph.is_output(t) else None
 
+    def data(self, x: gs.Tensor, parameters: Sequence[gs.Tensor]) -> tuple[gs.Tensor, ...]:
+        """Return ``x`` and those parameters that are no constants."""
+        return (x, *(t for t in parameters if not self.graph.is_constant(t)))
+
     # ------------------------------------------------------------------ parameters
 
     def vectors(

@@ -40,9 +40,8 @@ def _guest(p: Planner, node: gs.Node) -> Plan:
     written = {name: attributes[name] for name in guest.row.attributes} | dict(plugin.attributes)
     parsed = {"plugin_namespace": plugin.namespace, "plugin_version": plugin.version}
     new = p.graph.node(plugin.name, node.inputs, y, written | parsed, node.domain)
-    data = tuple(t for t in node.inputs[1:] if not p.graph.is_constant(t))
     told = f"plugin {plugin.name} of the package {guest.row.package}, taken to compute what the body says"
-    return Plan((node,), (y,), (x, *data), (new,), p.shape(x), (), told)
+    return Plan((node,), (y,), p.data(x, node.inputs[1:]), (new,), p.shape(x), (), told)
 
 
 # ------------------------------------------------------------------ over trailing dims
@@ -54,16 +53,21 @@ def _rows(p: Planner, node: gs.Node, name: str, axis: int, given: Given, **attri
     rank = len(p.shape(x))
     parameters, shape = p.vectors(x, range(rank + axis, rank), given)
     free, y = tuple(range(rank + axis)), node.outputs[0]
-    data = tuple(t for t in parameters if not p.graph.is_constant(t))
     splits = p.splits(shape[:axis], shape[axis:]) if name == "LayerNorm" and not attributes["ddof"] else 0
     if splits:
         first = p.statistics(x, axis, 1, splits, 0)
         second = p.node("LayerNormApply", [x, first.outputs[0], *parameters], y, epsilon=epsilon, axis=axis)
         return Plan(
-            (node,), (y,), (x, *data), (first, second), shape, free, "plugins NormStatistics and LayerNormApply"
+            (node,),
+            (y,),
+            p.data(x, parameters),
+            (first, second),
+            shape,
+            free,
+            "plugins NormStatistics and LayerNormApply",
         )
     new = p.node(name, [x, *parameters], y, epsilon=epsilon, axis=axis, **attributes)
-    return Plan((node,), (y,), (x, *data), (new,), shape, free, f"plugin {name}")
+    return Plan((node,), (y,), p.data(x, parameters), (new,), shape, free, f"plugin {name}")
 
 
 def _affine(node: gs.Node, first: int = 1, biased: bool = True) -> Given:
@@ -127,13 +131,14 @@ def _added(p: Planner, node: gs.Node) -> Plan:
     layer = OURS[node.op].centered
     given = _affine(node, 2) if layer else {"scale": (node.inputs[2], 1.0)}
     parameters, shape = p.vectors(x, [rank - 1], given)
-    data = tuple(t for t in parameters if not p.graph.is_constant(t))
     more = {} if layer else {"offset": 0.0}
     new = p.node(node.op, [x, residual, *parameters], node.outputs[0], epsilon=p.attributes(node)["epsilon"], **more)
     if node.outputs[0].is_empty():
         raise Refused("its sum alone is read")
     outputs = tuple(t for t in node.outputs if not t.is_empty())
-    return Plan((node,), outputs, (x, residual, *data), (new,), shape, tuple(range(rank - 1)), f"plugin {node.op}")
+    return Plan(
+        (node,), outputs, (x, *p.data(residual, parameters)), (new,), shape, tuple(range(rank - 1)), f"plugin {node.op}"
+    )
 
 
 def _quantizing(p: Planner, node: gs.Node) -> Plan:
@@ -173,7 +178,6 @@ def _groups(p: Planner, node: gs.Node, groups: int, given: Given, *, silu: bool,
     x, y, epsilon = node.inputs[0], node.outputs[0], p.attributes(node)["epsilon"]
     p.shape(x, 3)
     parameters, shape = p.vectors(x, [1], given, channels=channels)
-    data = tuple(t for t in parameters if not p.graph.is_constant(t))
     count = shape[1]
     if not isinstance(count, int) or groups < 1 or count % groups:
         raise Refused(f"its {count} channels do not divide into {groups} groups")
@@ -189,9 +193,13 @@ def _groups(p: Planner, node: gs.Node, groups: int, given: Given, *, silu: bool,
         apply = p.node(
             "GroupNormApply", [x, first.outputs[0], *parameters], y, activation="silu" if silu else "none", **common
         )
-        return Plan(old, (y,), (x, *data), (first, apply), shape, free, "plugins NormStatistics and GroupNormApply")
+        return Plan(
+            old, (y,), p.data(x, parameters), (first, apply), shape, free, "plugins NormStatistics and GroupNormApply"
+        )
     name = "GroupNormSiLU" if silu else "GroupNorm"
-    return Plan(old, (y,), (x, *data), (p.node(name, [x, *parameters], y, **common),), shape, free, f"plugin {name}")
+    return Plan(
+        old, (y,), p.data(x, parameters), (p.node(name, [x, *parameters], y, **common),), shape, free, f"plugin {name}"
+    )
 
 
 def _between_transposes(p: Planner, node: gs.Node) -> tuple[gs.Node, ...]:
@@ -217,9 +225,8 @@ def _instance(p: Planner, node: gs.Node) -> Plan:
     x, y = node.inputs[0], node.outputs[0]
     p.shape(x, 3)
     parameters, shape = p.vectors(x, [1], _affine(node), channels=True)
-    data = tuple(t for t in parameters if not p.graph.is_constant(t))
     new = p.node(name, [x, *parameters], y, epsilon=p.attributes(node)["epsilon"])
-    return Plan((node,), (y,), (x, *data), (new,), shape, (0, *range(2, len(shape))), f"plugin {name}")
+    return Plan((node,), (y,), p.data(x, parameters), (new,), shape, (0, *range(2, len(shape))), f"plugin {name}")
 
 
 # ------------------------------------------------------------------ scale and shift

@@ -76,17 +76,28 @@ def ranges(
             progress("calibrate", done, len(parts))
         runner = session(proto, chunk)
         for number, sample in enumerate(samples):
-            try:
+            with failure_named(number):
                 results = runner.run(chunk, dict(sample))
-            except Exception as error:  # onnxruntime's exceptions share no base class
-                raise InputError(
-                    f"the model does not run on calibration sample {number}: {' '.join(str(error).split())[:300]}"
-                ) from error
             for tensor, values in zip(chunk, results, strict=True):
                 seen = _range(values)
                 if seen is not None:
                     measured[tensor] = measured[tensor].joined(seen) if tensor in measured else seen
     return measured
+
+
+@contextmanager
+def failure_named(number: int) -> Iterator[None]:
+    """Name the calibration sample on which the model does not run.
+
+    Raises:
+        InputError: whatever was raised within.
+    """
+    try:
+        yield
+    # onnxruntime's exceptions share no base class.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"the model does not run on calibration sample {number}: {reason}") from error
 
 
 def fed(samples: Samples) -> dict[str, Range]:

@@ -16,8 +16,7 @@ import numpy as np
 import onnx
 from onnxruntime.quantization.calibrate import CalibrationDataReader, EntropyCalibrater, PercentileCalibrater
 
-from ..errors import InputError
-from ..precision.calibrate import Samples
+from ..precision.calibrate import Samples, failure_named
 from ..storage.files import save_onnx
 from ..types import Progress
 
@@ -53,13 +52,8 @@ def calibrated(
         for number, sample in enumerate(samples):
             if progress is not None:
                 progress("calibrate", number, len(samples))
-            try:
-                with _quiet():
-                    calibrator.collect_data(_Reader(sample))
-            except Exception as error:  # onnxruntime's exceptions share no base class
-                raise InputError(
-                    f"the model does not run on calibration sample {number}: {' '.join(str(error).split())[:300]}"
-                ) from error
+            with failure_named(number), _quiet():
+                calibrator.collect_data(_Reader(sample))
         with _quiet():
             computed = calibrator.compute_data()
     ends = {name: computed[name].range_value for name in tensors if name in computed}

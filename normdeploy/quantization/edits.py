@@ -4,7 +4,7 @@ proved by itself (docs/identities.md, "A map of a whole stream")."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Literal
@@ -78,6 +78,13 @@ def proposal(
     )
 
 
+def bias_of(made: Sequence[gs.Node]) -> gs.Tensor | None:
+    """Return the bias of a layer as `Linear.write` writes it: a MatMul's in an Add behind it."""
+    if len(made) > 1:
+        return made[1].inputs[1]
+    return made[0].inputs[2] if len(made[0].inputs) > 2 else None
+
+
 @dataclass
 class Edits:
     """First all is proved, then all is written: a stream is mapped whole or not at all."""
@@ -99,22 +106,26 @@ class Edits:
 
     def prepared(self) -> str:
         """Prove what becomes of each writer and reader; why not, where that fails."""
-        side: Literal["output"] | None = None if self.map.run is None else "output"
-        makers: list[Callable[[], Decided | str]] = []
-        makers += [lambda one=one: self._layer(one, side) for one in self.stream.writers.values()]  # type: ignore[misc]
-        makers += [lambda one=one: self._layer(one, "input") for one in self.stream.readers.values()]  # type: ignore[misc]
-        makers += [lambda one=one: self._gather(one) for one in self.stream.tables.values()]  # type: ignore[misc]
-        makers += [
-            lambda one=one, at=at: self._carrier(one, at)  # type: ignore[misc]
-            for one, at in self.stream.carriers.values()
-            if at
-        ]
-        for make in makers:
-            edit = make()
+        for edit in self._each():
             if isinstance(edit, str):
                 return edit
             self.edits.append(edit)
         return "" if self._closed() else "the matrices of its writers and readers are no inverses of each other"
+
+    @property
+    def _side(self) -> Literal["output"] | None:
+        return None if self.map.run is None else "output"
+
+    def _each(self) -> Iterator[Decided | str]:
+        for layer in self.stream.writers.values():
+            yield self._layer(layer, self._side)
+        for layer in self.stream.readers.values():
+            yield self._layer(layer, "input")
+        for node in self.stream.tables.values():
+            yield self._gather(node)
+        for node, at in self.stream.carriers.values():
+            if at:
+                yield self._carrier(node, at)
 
     def _closed(self) -> bool:
         """Whether the readers take back what the writers do: of the matrices that the proofs speak of."""
@@ -153,7 +164,7 @@ class Edits:
         stored = made[0].inputs[linear.weight]
         held = (id(linear.node.inputs[linear.weight]), side or "", rows)
         made[0].inputs[linear.weight] = weight = self._weights.setdefault(held, stored)  # one that is shared stays one
-        bias = made[1].inputs[1] if len(made) > 1 else made[0].inputs[2] if len(made[0].inputs) > 2 else None
+        bias = bias_of(made)
         turn = None if side is None else self._matrix(linear.channels if side == "output" else linear.inputs, side)
         turned = Turned(linear, weight, bias, side, turn, self.map.k)
         pair = pair_of(self.graph, linear.out, [linear.data], made[-1].outputs[0])
@@ -207,8 +218,7 @@ class Edits:
         like = next(iter(self.stream.tensors.values()))
         node = graph.node("MatMul", [picks, table], like)
         linear = Linear(node, 1, flat, np.zeros(1), False, 1, node.outputs[0], (node,))
-        side: Literal["output"] | None = None if self.map.run is None else "output"
-        edit = self._layer(linear, side)
+        edit = self._layer(linear, self._side)
         if isinstance(edit, str):
             return edit
         assert edit.certificate is not None

@@ -35,7 +35,7 @@ from ..rewriting import certify
 from ..rewriting.certify import Pair, pair_of
 from ..rewriting.ledger import Wanted
 from ..rewriting.rewriter import Decided, Rewriter
-from .edits import STAGE, proposal
+from .edits import STAGE, bias_of, proposal
 from .linears import SPLIT, Source, linears, source_of
 
 
@@ -327,7 +327,7 @@ def _written(
     if isinstance(made, Refusal):
         return made.reason
     weight = made[0].inputs[linear.weight]
-    bias = made[1].inputs[1] if len(made) > 1 else made[0].inputs[2] if len(made[0].inputs) > 2 else None
+    bias = bias_of(made)
     share = Share(linear, "input" if vectors[1].any() else "scale", *vectors, weight, bias, bool(nodes))
     pair = pair_of(graph, linear.out, [leaf], made[-1].outputs[0])
     done = work.replaced(linear.out, [*nodes, *made], (pair,), Expressions(affine.region, shares=(share,)))

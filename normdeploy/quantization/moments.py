@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ..errors import InputError
-from ..precision.calibrate import Samples, chunks, session
+from ..precision.calibrate import Samples, chunks, failure_named, session
 from .observe import rows_of
 from .steps import Step, rounded
 
@@ -126,12 +125,8 @@ def _of(
     held: dict[Reading, Moments] = {}
     runner = session(proto, part)
     for number, sample in enumerate(samples):
-        try:
+        with failure_named(number):
             values = dict(zip(part, runner.run(list(part), dict(sample)), strict=True))
-        except Exception as error:  # onnxruntime's exceptions share no base class
-            raise InputError(
-                f"the model does not run on calibration sample {number}: {' '.join(str(error).split())[:300]}"
-            ) from error
         for reading, offset in wanted.items():
             x = reading.rows(values[reading.tensor], sample, number, len(samples))
             if x.shape[1]:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from ..errors import InputError
-from ..precision.calibrate import Samples, chunks, session
+from ..precision.calibrate import Samples, chunks, failure_named, session
 from ..types import Progress
 
 MASK = "attention_mask"  # Hugging Face's name of the input that says which tokens count
@@ -52,12 +51,8 @@ def observe(
         for number, sample in enumerate(samples):
             if progress is not None:
                 progress("observe", done * len(samples) + number, len(parts) * len(samples))
-            try:
+            with failure_named(number):
                 values = runner.run(part, dict(sample))
-            except Exception as error:  # onnxruntime's exceptions share no base class
-                raise InputError(
-                    f"the model does not run on calibration sample {number}: {' '.join(str(error).split())[:300]}"
-                ) from error
             for name, value in zip(part, values, strict=True):
                 rows = rows_of(value, axes[name], {} if padding else sample)
                 if not rows.size:
