@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar, cast
 
 from onnx import ModelProto
 
@@ -79,6 +79,7 @@ _FLAGS = frozenset(
 _LOADING = frozenset(Loading.__annotations__)
 
 P = ParamSpec("P")
+T = TypeVar("T")
 R = TypeVar("R")
 
 
@@ -104,11 +105,7 @@ def prepared(*, onnx: str = "", runtimes: Sequence[str] = RUNTIMES) -> Callable[
                     f"{verb.__name__}() got an unexpected keyword argument {unknown[0]!r}"
                 )  # as Python has it
             for values in (given, loading):
-                if not isinstance(keywords := values.get("kwargs") or {}, Mapping):
-                    raise InputError(
-                        f"kwargs is {keywords!r}; give a mapping of forward's keyword arguments, and a file to write as"
-                        " output=…"
-                    )
+                _require_keywords(values)
                 for name in values.keys() - {"loading", "kwargs"}:
                     values[name] = _checked(name, values[name], runtimes)
             if isinstance(loading.get("inputs"), str):  # elsewhere inputs are arrays, or a file of them
@@ -125,6 +122,69 @@ def prepared(*, onnx: str = "", runtimes: Sequence[str] = RUNTIMES) -> Callable[
         return call
 
     return wrapped
+
+
+def called_with(
+    call: Callable[P, T], *, onnx: str = "", runtimes: Sequence[str] = RUNTIMES
+) -> Callable[[Callable[[T], R]], Callable[P, R]]:
+    """Turn a function of one record into a verb that takes the record's fields, its arguments checked and in one form.
+
+    Args:
+        call: the record, a dataclass.
+        onnx, runtimes: as for ``prepared``.
+    """
+    signature = inspect.signature(call)
+
+    def wrapped(function: Callable[[T], R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def verb(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                given = signature.bind(*args, **_with_new_names(kwargs, signature)).arguments
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}() {error}") from None
+            _require_keywords(given)
+            for name in given.keys() - {"kwargs"}:
+                given[name] = _checked(name, given[name], runtimes)
+            # Elsewhere inputs are arrays, or a file of them.
+            if isinstance(given.get("inputs"), str) and signature.parameters["inputs"].default == ():
+                given["inputs"] = [given["inputs"]]
+            if onnx and "args" in signature.parameters:
+                loading = {name: given.pop(name) for name in _LOADING & given.keys()}
+                given["loading"] = loading
+                _completed(given, onnx)
+                given |= given.pop("loading")
+            elif "source" in given:
+                given["source"] = onnx_of(given["source"])
+            with ExitStack() as stack:
+                if onnx in given:
+                    given[onnx] = _on_disk(given[onnx], stack)
+                return function(cast("Any", call)(**given))
+
+        returned = inspect.signature(function).return_annotation
+        verb.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
+        return verb
+
+    return wrapped
+
+
+# A keyword that a verb once had -> the one that it has.
+_RENAMED = {"stated_inputs": "inputs"}
+
+
+def _with_new_names(kwargs: Mapping[str, Any], signature: inspect.Signature) -> dict[str, Any]:
+    names = {old: new for old, new in _RENAMED.items() if old not in signature.parameters}
+    return {names.get(name, name): value for name, value in kwargs.items()}
+
+
+def _require_keywords(given: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        InputError: ``kwargs`` is no mapping.
+    """
+    if not isinstance(keywords := given.get("kwargs") or {}, Mapping):
+        raise InputError(
+            f"kwargs is {keywords!r}; give a mapping of forward's keyword arguments, and a file to write as output=…"
+        )
 
 
 def _checked(name: str, value: Any, runtimes: Sequence[str]) -> Any:

@@ -175,9 +175,8 @@ def test_run_array_of_a_file_is_given_as_it_is(rate_file: Path) -> None:
 )
 @pytest.mark.parametrize("verb", [normdeploy.optimize, normdeploy.inspect])
 def test_stated_values_that_fit_nothing_are_refused(verb: Any, rate_file: Path, text: str, message: str) -> None:
-    option = {"stated_inputs": [text]} if verb is normdeploy.optimize else {"inputs": [text]}
     with pytest.raises(InputError, match=message):
-        verb(rate_file, **option)
+        verb(rate_file, inputs=[text])
 
 
 @pytest.mark.parametrize("text", ["sr", "=0:1", "sr:int64"])
@@ -194,11 +193,14 @@ def test_floats_of_a_file_are_no_values_of_an_integer_input(
     monkeypatch.chdir(tmp_path)
     np.save("rate.npy", np.ones(1, np.float32))
     with pytest.raises(InputError, match="'sr' is int64, and the file of its values holds float32"):
-        normdeploy.optimize(rate_file, stated_inputs=["sr=rate.npy"])
+        normdeploy.optimize(rate_file, inputs=["sr=rate.npy"])
 
 
-def test_optimize_values_reach_the_record(rate_file: Path) -> None:
-    result = normdeploy.optimize(rate_file, dims=["n=1:2:4"], stated_inputs=["sr=16000"])
+# "stated_inputs" is what "inputs" was once called.
+@pytest.mark.parametrize("keyword", ["inputs", "stated_inputs"])
+def test_optimize_values_reach_the_record(rate_file: Path, keyword: str) -> None:
+    values: Any = {keyword: ["sr=16000"]}
+    result = normdeploy.optimize(rate_file, dims=["n=1:2:4"], **values)
     inputs = {spec.name: spec for spec in recorded(result.proto)["inputs"]}
     assert inputs["sr"].range == (16000, 16001)
 

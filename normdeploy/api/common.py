@@ -14,16 +14,16 @@ import onnx
 from ..choices import CUDA, ONNXRUNTIME, TENSORRT
 from ..errors import InputError
 from ..log import log
+from ..options import ConversionOptions
 from ..precision.calibrate import given
 from ..records import Finding
 from ..rewriting import rewrite, whole
 from ..rewriting.ledger import Step, Wanted
-from ..types import PathLike, Progress
+from ..types import Progress
 
 if TYPE_CHECKING:
     from ..model import InputSpec
 
-Calibration = Sequence[PathLike | Mapping[str, Any]]
 NOT_MEASURED = "the forms for onnxruntime's CUDA provider were chosen by its documents: they were not measured"
 
 
@@ -45,10 +45,18 @@ class Stages:
         log.info("%s took %.2f s", name, self.seconds[name])
 
 
-def samples_of(calibrate: Calibration, precision: str | None, keep_io: bool) -> Sequence[Mapping[str, Any]] | None:
-    """The user's samples, None where there are none; read before any work, so that a wrong file costs no export."""
-    if precision is None:
-        if calibrate or keep_io:
+def samples_of(options: ConversionOptions) -> Sequence[Mapping[str, Any]] | None:
+    """Read the user's samples for half precision before any work, so that a wrong file costs no export.
+
+    Returns:
+        None where there are none, or where they are for quantization.
+
+    Raises:
+        InputError: they can't be read, or nothing asks for them.
+    """
+    calibrate = options.calibrate if options.quantize is None else ()
+    if options.precision is None:
+        if calibrate or options.keep_io:
             raise InputError(
                 "calibrate is for quantization and half precision, keep_io for half precision alone; ask for either"
                 " with quantize (int8, fp8, int4) or precision (fp16, bf16)"
@@ -56,20 +64,24 @@ def samples_of(calibrate: Calibration, precision: str | None, keep_io: bool) -> 
         return None
     if not calibrate:
         return None
-    return [sample for c in calibrate for sample in ([c] if isinstance(c, Mapping) else given([c]))]
+    samples: list[Mapping[str, Any]] = []
+    for item in calibrate:
+        samples += [item] if isinstance(item, Mapping) else given([item])
+    return samples
 
 
-def target_of(runtime: str, provider: str) -> str:
+def target_of(options: ConversionOptions) -> str:
     """The runtime whose forms are written.
 
     Raises:
         InputError: a provider is chosen of another runtime than onnxruntime.
     """
-    if provider != "cuda":
-        return runtime
-    if runtime not in ONNXRUNTIME:
+    if options.provider != "cuda":
+        return options.runtime
+    if options.runtime not in ONNXRUNTIME:
         raise InputError(
-            f"provider 'cuda' is one of onnxruntime's, and the runtime is {runtime!r}; give runtime onnxruntime with it"
+            f"provider 'cuda' is one of onnxruntime's, and the runtime is {options.runtime!r}; give runtime onnxruntime"
+            " with it"
         )
     return CUDA
 

@@ -5,73 +5,73 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
 
 from .. import runnable
-from ..arguments import Loading, check_output, prepared
-from ..choices import TENSORRT
+from ..arguments import called_with
 from ..drawn import draws_of_program
 from ..exporter import record, to_light
 from ..graphs import simplify
 from ..loading.written import input_notes, state_notes
-from ..log import norms
-from ..precision import precision as half
+from ..model import Model, Signature
+from ..options import ExportOptions, LoadingOptions
 from ..proof.reshapes import resolve_reshapes
 from ..results import ExportResult, Origin
-from ..rewriting import attention, rewrite, whole
-from ..rewriting.ledger import Wanted
+from ..rewriting import attention, whole
 from ..runtimes.eager import EagerRunner
 from ..storage import signing
-from ..storage.files import filled, save_onnx
 from ..storage.record import content_of, recorded, runs_code
 from ..types import PathLike, Progress
 from ..verbs.sources import loaded
 from ..verbs.verify import exported
-from ..verbs.verify.policy import Thresholds
-from .common import NOT_MEASURED, Calibration, Stages, compared, samples_of, target_of
-from .quantizing import calibrating, joined, judged_in_half, quantized_file, wish_of
+from .common import Stages
+from .conversion import (
+    LOWERING,
+    Conversion,
+    Stage,
+    compare_models,
+    count_nodes,
+    fuse_norms,
+    not_measured,
+    require_options,
+    run_stages,
+    write_file,
+)
 
 if TYPE_CHECKING:
     from ..arguments import Example
-    from ..model import Model, Signature
     from ..verbs.sources import Source
 
-_HEAVY = 2**26  # bytes of weights; to look for cycles takes up to half a second, a tenth of the export of a small model
-# the first with a usable GroupNormalization; from 23 on the exporter writes Attention, which TensorRT can't build
+# Bytes of weights. To look for cycles takes up to half a second, a tenth of the export of a small model.
+_HEAVY = 2**26
+# The first with a usable GroupNormalization; from 23 on the exporter writes Attention, which TensorRT can't build.
 OPSET = 21
 
 
-@prepared()
-def export(
-    source: Source,
-    args: Example = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    output: PathLike | None = None,
-    opset: int | None = None,
-    runtime: str = "any",
-    provider: str = "cpu",
-    fuse: str = "standard",
-    strict: bool = False,
-    strict_proof: bool = False,
-    precision: str | None = None,
-    calibrate: Calibration = (),
-    keep_io: bool = False,
-    quantize: str | None = None,
-    calibration: str | None = None,
-    metric: Thresholds | None = None,
-    dynamic: bool = False,
-    rotate: bool = False,
-    keep_float: Sequence[str] = (),
-    compare_limit: int = whole.LIMIT,
-    check: bool = True,
-    custom_translation_table: Mapping[Any, Any] | None = None,
-    progress: Progress | None = None,
-    **loading: Unpack[Loading],
-) -> ExportResult:
+@dataclass(frozen=True)
+class ExportCall(ExportOptions, LoadingOptions):
+    """What ``export`` is called with."""
+
+    source: Source
+    args: Example = ()
+    kwargs: Mapping[str, Any] | None = None
+    _: KW_ONLY
+    output: PathLike | None = None
+    custom_translation_table: Mapping[Any, Any] | None = None
+    progress: Progress | None = None
+
+    def load(self) -> Model:
+        """The model, whose parameters may lie in the memory of the module's."""
+        return loaded(self.source, self.args, self.kwargs, self.loading, shared=True)
+
+
+@called_with(ExportCall)
+def export(call: ExportCall) -> ExportResult:
     """Turn a PyTorch model into ONNX with every normalization fused, folded or named with the reason why not.
 
     Args:
@@ -112,134 +112,187 @@ def export(
         custom_translation_table: operator of torch -> onnxscript function, as ``torch.onnx.export`` takes it
         (`normdeploy.translations`).
         progress: called with (stage, done, total); total is 0 where it is not known.
-        loading: see ``normdeploy.loading.load`` (files) and ``from_module`` (live modules).
+        model, model_args, key, trust, imports, inputs, dims, eval, task, part, dynamic_shapes, code: how the model is
+            loaded; see ``normdeploy.loading.load`` (files) and ``from_module`` (live modules).
 
     Raises:
         NormdeployError: one of ``normdeploy.errors``; the message says what to do.
     """
-    stage, tidy = Stages(progress), partial(simplify.simplify, first=resolve_reshapes)
-    if output is not None:
-        check_output(output, source)
-    signing.check(output)
-    target = target_of(runtime, provider)
-    wish = wish_of(quantize, target, calibration, metric, calibrate, precision, dynamic, rotate, keep_float)
-    samples = samples_of(calibrate if wish is None else (), precision, keep_io)
-    with stage("load"):
-        model = loaded(source, args, kwargs, loading, shared=True)
-    with stage("export"):
-        proto, weights = to_light(
-            model, opset=opset or OPSET, custom_translation_table=custom_translation_table, progress=progress
-        )
-    signature = model.signature
-    with stage("reference"):
-        right = exported.expected(model) if check else exported.Expected(())
-    attentions = precision is None and (opset is None or opset >= attention.OPSET)
-    first = fuse if wish is None else "standard"  # of a quantized file `joined` writes the ops that are joined
-    wanted = Wanted(
-        target,
-        first,
-        attentions=attentions,
-        rows=not dynamic,
-        partial=wish is None or wish.activation is None,
-        progress=progress,
-        weights=weights,
+    conversion = Export(call, call.source, call.output, Stages(call.progress))
+    run_stages(conversion, STAGES)
+    return conversion.result(Origin(call.source, call.args, call.kwargs, call.loading))
+
+
+@dataclass
+class Export(Conversion):
+    """A PyTorch model on its way to a file."""
+
+    options: ExportCall
+    # Until its program is written.
+    model: Model | None = None
+    signature: Signature = field(init=False)
+    # What PyTorch makes of the model at two small sizes.
+    expected: exported.Expected = field(init=False)
+    simplified: simplify.Simplified = field(init=False)
+    # Notes of loading, and the kinds of random numbers that the model draws.
+    of_loading: list[str] = field(default_factory=list)
+    draws: Sequence[str] = ()
+    # Whether the record names code that loading the model may run.
+    brings_code: bool = False
+
+    def examples(self) -> list[dict[str, np.ndarray]]:
+        """Random inputs at the usual and at the smallest sizes."""
+        signature = replace(self.signature, inputs=tuple(self.inputs))
+        smallest = {name: dim.min for name, dim in signature.dims.items()}
+        return [signature.samples(0), signature.samples(1, smallest)]
+
+
+# ------------------------------------------------------------------ the stages, in the order in which they are run
+
+
+def load_model(export: Export) -> None:
+    """Load and trace the model."""
+    export.model = export.options.load()
+
+
+def trace_model(export: Export) -> None:
+    """Write the model's program as ONNX."""
+    call = export.options
+    assert export.model is not None
+    export.proto, weights = to_light(
+        export.model,
+        opset=call.opset or OPSET,
+        custom_translation_table=call.custom_translation_table,
+        progress=call.progress,
     )
-    weight = whole.weight(proto)
-    before = proto if weight <= compare_limit else None
-    draws = draws_of_program(model.program)
-    of_loading = [*model.notes, *state_notes(model.written), *input_notes(model.program)]
-    del model  # in cycles, as torch's graphs are
-    if weight >= _HEAVY and isinstance(source, str | os.PathLike):
+    export.signature = export.model.signature
+    export.inputs = export.signature.inputs
+    opset = call.opset or attention.OPSET
+    export.want(weights, attentions=call.precision is None and opset >= attention.OPSET)
+
+
+def run_reference(export: Export) -> None:
+    """Run the model in PyTorch, for the file to be compared with."""
+    assert export.model is not None
+    export.expected = exported.expected(export.model) if export.options.check else exported.Expected(())
+
+
+def release_model(export: Export) -> None:
+    """Let the memory of the model go, of which nothing more is asked."""
+    model = export.model
+    assert model is not None
+    export.draws = draws_of_program(model.program)
+    export.of_loading = [*model.notes, *state_notes(model.written), *input_notes(model.program)]
+    export.model = None
+    # It is in cycles, as torch's graphs are.
+    del model
+    if whole.weight(export.proto) >= _HEAVY and isinstance(export.options.source, str | os.PathLike):
         gc.collect()
-    with stage("norms"):
-        proto, summary, taken = rewrite.optimized(proto, wanted, strict)
-    with stage("simplify"):
-        simplified = tidy(proto, _samples(signature) if before is None else (), progress=progress)
-    with stage("compare"):
-        made = simplified.proto, summary, taken
-        (proto, summary, _), notes, ran = compared(
-            before, signature.inputs, wanted, made, strict, lambda plain: tidy(plain).proto
+
+
+def clean_up(export: Export) -> None:
+    """Compute constants, and remove what nothing reads."""
+    samples = export.examples() if export.before is None else ()
+    export.simplified = _tidy(export.proto, samples, progress=export.options.progress)
+
+
+def compare(export: Export) -> None:
+    """Compare the whole model before and after.
+
+    Raises:
+        ExportError: onnxruntime does not load or run the file.
+    """
+    export.proto = compare_models(export, lambda plain: _tidy(plain).proto, export.simplified.proto)
+    export.ran = export.ran or export.simplified.ran
+    export.before = None
+    if not export.ran:
+        export.notes += runnable.require(
+            export.proto, export.examples(), export.options.runtime, partial(_why_not_eager, export.options)
         )
-        ran = ran or simplified.ran
-        before = None
-        if not ran:
-            notes += runnable.require(
-                proto, _samples(signature), runtime, lambda feeds: _eager(loaded(source, args, kwargs, loading), feeds)
-            )
-    with stage("check"):
-        again = partial(loaded, source, args, kwargs, loading, shared=True)
-        notes += exported.require_as_expected(right, proto, again, runtime)
-    if strict_proof:
-        rewrite.require_exact(summary.findings)
-    plain, quantization, floats = proto, None, signature.inputs
-    if wish is not None:
-        with stage("quantize"):
-            proto, quantization = quantized_file(filled(proto), wish, calibrate, signature.inputs, progress)
-        if fuse == "portable":
-            with stage("join"):
-                own = Wanted(target, fuse, attentions=False, rows=False, progress=progress)
-                proto, summary, more = joined(proto, summary, signature.inputs, own, strict)
-                notes += more
-        summary = replace(summary, opset=half.opset_of(proto))
-    account = None
-    if precision is not None:
-        if wish is not None and calibrate:
-            samples = calibrating(calibrate, plain, floats)
-        with stage("precision"):
-            proto, account = half.converted(
-                filled(proto), precision, samples, inputs=signature.inputs, keep_io=keep_io, progress=progress
-            )
-            signature = replace(signature, inputs=half.recast(signature.inputs, account))
-            if ran and runtime not in TENSORRT:
-                runnable.require_half(proto, _samples(signature), precision)
-        summary = replace(summary, opset=half.opset_of(proto))
-        if wish is not None and quantization is not None:
-            with stage("judge"):
-                quantization = judged_in_half(proto, filled(plain), quantization, wish, calibrate, floats, progress)
-    flags = {"opset": opset, "runtime": runtime, "fuse": fuse, "strict": strict, "trust": loading.get("trust", False)}
-    record(
-        proto,
-        signature,
-        flags | {n: v for n, v in (("precision", precision), ("quantize", quantize), ("rotate", rotate)) if v},
-    )
+
+
+def compare_with_reference(export: Export) -> None:
+    """Compare the file with what PyTorch made of the model.
+
+    Raises:
+        ExportError: an output differs by more than rounding.
+    """
+    call = export.options
+    export.notes += exported.require_as_expected(export.expected, export.proto, call.load, call.runtime)
+
+
+def add_record(export: Export) -> None:
+    """Write into the file how it was made.
+
+    Raises:
+        GraphError: what is written can't be read again.
+    """
+    call = export.options
+    flags: dict[str, Any] = {name: getattr(call, name) for name in ("opset", "runtime", "fuse", "strict", "trust")}
+    flags |= {name: getattr(call, name) for name in ("precision", "quantize", "rotate") if getattr(call, name)}
+    record(export.proto, replace(export.signature, inputs=tuple(export.inputs)), flags)
     # A record that can't be read again is refused before anything is written.
-    brings_code = runs_code(recorded(proto))
-    if output is not None:
-        with stage("write"):
-            save_onnx(proto, output)
-    if brings_code:
-        signing.sign(content_of(proto), output)
-    notes += [simplified.note] if simplified.note else []
-    notes += of_loading
-    if draws:
-        notes.append(f"the file draws random numbers ({', '.join(draws)}), so it can't be verified")
-    notes += [NOT_MEASURED] if provider == "cuda" else []
-    if signature.taken:
-        taken_from = [
-            f"{d.name}={d.min}:{d.opt}:{d.max} ({signature.taken[n]})"
-            for n, d in signature.dims.items()
-            if n in signature.taken
-        ]
-        notes.append(f"sizes taken where none were stated: {', '.join(taken_from)}; state others with --dim")
-    if opset is not None and summary.opset > opset:
-        notes.append(f"the file has opset {summary.opset}, not {opset}: a node that was written, or its type, needs it")
-    summary = replace(summary, nodes_after=len(proto.graph.node), ops_after=rewrite.op_counts(proto))
-    norms(summary, notes)
-    origin = Origin(source, args, kwargs, loading)
-    kept, path = (filled(proto), None) if output is None else (None, Path(output))
-    return ExportResult(kept, path, summary, tuple(notes), stage.seconds, account, origin, quantization)
+    export.brings_code = runs_code(recorded(export.proto))
 
 
-def _eager(model: Model, feeds: Mapping[str, Any]) -> str:
+def sign(export: Export) -> None:
+    """Sign a file whose record names code."""
+    if export.brings_code:
+        signing.sign(content_of(export.proto), export.output)
+
+
+def note_the_rest(export: Export) -> None:
+    """Add the notes that are of no stage before, and count the nodes."""
+    call, notes = export.options, export.notes
+    notes += [export.simplified.note] if export.simplified.note else []
+    notes += export.of_loading
+    if export.draws:
+        notes.append(f"the file draws random numbers ({', '.join(export.draws)}), so it can't be verified")
+    notes += not_measured(call)
+    taken = export.signature.taken
+    if taken:
+        dims = export.signature.dims.items()
+        sizes = [f"{d.name}={d.min}:{d.opt}:{d.max} ({taken[name]})" for name, d in dims if name in taken]
+        notes.append(f"sizes taken where none were stated: {', '.join(sizes)}; state others with --dim")
+    if call.opset is not None and export.summary.opset > call.opset:
+        notes.append(
+            f"the file has opset {export.summary.opset}, not {call.opset}: a node that was written, or its type, needs"
+            " it"
+        )
+    count_nodes(export)
+
+
+STAGES: tuple[Stage[Export], ...] = (
+    Stage(require_options),
+    Stage(load_model, "load"),
+    Stage(trace_model, "export"),
+    Stage(run_reference, "reference"),
+    Stage(release_model),
+    Stage(fuse_norms, "norms"),
+    Stage(clean_up, "simplify"),
+    Stage(compare, "compare"),
+    Stage(compare_with_reference, "check"),
+    *LOWERING,
+    Stage(add_record),
+    Stage(write_file, "write", Conversion.is_written),
+    Stage(sign),
+    Stage(note_the_rest),
+)
+
+
+def _tidy(
+    proto: onnx.ModelProto, samples: Sequence[Mapping[str, Any]] = (), progress: Progress | None = None
+) -> simplify.Simplified:
+    return simplify.simplify(proto, samples, first=resolve_reshapes, progress=progress)
+
+
+def _why_not_eager(call: ExportCall, feeds: Mapping[str, Any]) -> str:
     """Why PyTorch does not run the model on these inputs, "" where it does."""
+    model = loaded(call.source, call.args, call.kwargs, call.loading)
     try:
         with EagerRunner(model) as runner:
             runner.infer(feeds)
-    except Exception as error:  # whatever torch or the model raises
+    # Whatever torch or the model raises.
+    except Exception as error:
         return str(error) or type(error).__name__
     return ""
-
-
-def _samples(model: Signature) -> list[dict[str, Any]]:
-    """Random inputs at the usual and at the smallest sizes."""
-    return [model.samples(0), model.samples(1, {name: dim.min for name, dim in model.dims.items()})]

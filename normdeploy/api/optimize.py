@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -12,53 +12,61 @@ from typing import cast
 import onnx
 
 from .. import ranges, runnable
-from ..arguments import Onnx, check_output, prepared
+from ..arguments import Onnx, called_with
 from ..choices import TENSORRT
 from ..errors import GraphError
 from ..file_inputs import file_inputs
 from ..graphs import simplify as cleaner
-from ..graphs.inference import drop_contradictions
-from ..log import norms
-from ..precision import precision as half
+from ..graphs.inference import Contradiction, drop_contradictions
+from ..model import InputSpec
+from ..options import OptimizeOptions
 from ..proof.reshapes import resolve_reshapes
 from ..results import ExportResult, Origin
-from ..rewriting import int32_codes, rewrite, whole
-from ..rewriting.ledger import Wanted
+from ..rewriting import int32_codes
 from ..storage import signing
-from ..storage.files import filled, load_onnx, opened_model, save_onnx
+from ..storage.files import load_onnx, opened_model
 from ..storage.record import amend, content_of, recorded, runs_code
 from ..storage.weights import lifted
 from ..types import PathLike, Progress
-from ..verbs.verify.policy import Thresholds
-from .common import NOT_MEASURED, Calibration, Stages, compared, samples_of, target_of
-from .quantizing import calibrating, joined, judged_in_half, quantized_file, wish_of
+from .common import Stages
+from .conversion import (
+    LOWERING,
+    Conversion,
+    Stage,
+    compare_models,
+    count_nodes,
+    fuse_norms,
+    not_measured,
+    require_options,
+    run_stages,
+    write_file,
+)
 
 
-@prepared()
-def optimize(
-    source: Onnx,
-    output: PathLike | None = None,
-    *,
-    runtime: str = "any",
-    provider: str = "cpu",
-    fuse: str = "standard",
-    strict: bool = False,
-    strict_proof: bool = False,
-    precision: str | None = None,
-    calibrate: Calibration = (),
-    keep_io: bool = False,
-    quantize: str | None = None,
-    calibration: str | None = None,
-    metric: Thresholds | None = None,
-    dynamic: bool = False,
-    rotate: bool = False,
-    keep_float: Sequence[str] = (),
-    compare_limit: int = whole.LIMIT,
-    simplify: bool = True,
-    dims: Sequence[str] = (),
-    stated_inputs: Sequence[str] = (),
-    progress: Progress | None = None,
-) -> ExportResult:
+@dataclass(frozen=True)
+class OptimizeCall(OptimizeOptions):
+    """What ``optimize`` is called with."""
+
+    source: Onnx
+    output: PathLike | None = None
+    _: KW_ONLY
+    progress: Progress | None = None
+
+    def read(self) -> onnx.ModelProto:
+        """The model that is given, read anew at each call."""
+        if isinstance(self.source, onnx.ModelProto):
+            return opened_model(self.source)
+        return load_onnx(cast("PathLike", self.source))
+
+    def label(self, proto: onnx.ModelProto) -> str:
+        """Its name in errors."""
+        if isinstance(self.source, str | os.PathLike):
+            return Path(self.source).name
+        return proto.graph.name or "the model"
+
+
+@called_with(OptimizeCall)
+def optimize(call: OptimizeCall) -> ExportResult:
     """Fuse and fold the normalizations of an ONNX model from anywhere, and clean up the rest.
 
     Args:
@@ -79,7 +87,7 @@ def optimize(
         dims: ranges of dynamic dims, ``batch=1:8:64`` (min:opt:max), which the result records for ``run``, ``bench``,
             ``build`` and ``package``; those of the others must be recorded already, or follow from a table that
             positions along them index.
-        stated_inputs: sizes and values of inputs, ``ids:int64[batch,seq]{0:30522}``; or values alone, ``sr=16000``,
+        inputs: sizes and values of inputs, ``ids:int64[batch,seq]{0:30522}``; or values alone, ``sr=16000``,
             ``ids=0:30522`` or ``ids=samples.npy``, whose range is taken. The whole model is compared on them, and
             half precision and quantization generate them.
         progress: called with (stage, done, total); total is 0 where it is not known.
@@ -92,109 +100,130 @@ def optimize(
         CertificateError: with ``strict``, where a certificate failed.
         NormdeployError: ``output`` is ``source``, or can't be written.
     """
-    stage = Stages(progress)
-    if output is not None:
-        check_output(output, source)
-    signing.check(output)
-    target = target_of(runtime, provider)
-    wish = wish_of(quantize, target, calibration, metric, calibrate, precision, dynamic, rotate, keep_float)
-    samples = samples_of(calibrate if wish is None else (), precision, keep_io)
-    with stage("load"):
-        read = (
-            partial(opened_model, source)
-            if isinstance(source, onnx.ModelProto)
-            else partial(load_onnx, cast("PathLike", source))
-        )
-        proto, weights = lifted(read())
-        contradictions = drop_contradictions(proto)
-        first = fuse if wish is None else "standard"  # of a quantized file `joined` writes the ops that are joined
-        wanted = Wanted(
-            target,
-            first,
-            attentions=precision is None,
-            rows=not dynamic,
-            partial=wish is None or wish.activation is None,
-            progress=progress,
-            weights=weights,
-        )
-        signed = _signed(proto, source)
-        try:
-            inputs = recorded(proto).get("inputs", ())
-        except GraphError:  # a stranger's, or a newer version's: it matters to half precision and to ranges alone
-            if precision is not None or dims:
-                raise
-            inputs = ()
-        inputs, hints = ranges.described(proto, inputs, dims)
-        if stated_inputs:
-            label = Path(source).name if isinstance(source, str | os.PathLike) else proto.graph.name or "the model"
-            inputs = file_inputs(proto, stated_inputs, dims, label, inputs).specs
-    codes = int32_codes.count(proto) if runtime in TENSORRT else 0
-    with stage("norms"):
-        before = proto if whole.weight(proto) <= compare_limit else None
-        proto, summary, taken = rewrite.optimized(proto, wanted, strict)
-    with stage("simplify"):
-        tidy = (
-            partial(cleaner.simplify, first=resolve_reshapes) if simplify and before is not None else cleaner.Simplified
-        )
-        tidied = tidy(proto)
-    with stage("compare"):
-        made = (tidied.proto, summary, taken)
-        (tidy_proto, summary, _), notes, ran = compared(
-            before, inputs, wanted, made, strict, lambda plain: tidy(plain).proto
-        )
-        if ran:
-            proto = tidy_proto
-            notes += [tidied.note] if tidied.note else []
-        else:
-            notes += ["the graph was not cleaned up: nothing says that it would stay the same"] if simplify else []
-            runnable.require_optimized(proto, read, runtime, provider, runs=before is not None)
-    summary = replace(summary, nodes_after=len(proto.graph.node), ops_after=rewrite.op_counts(proto))
-    if codes and (written := codes - int32_codes.count(proto)):
-        hints.append(f"{written} constants stored as int32, which TensorRT refuses, are float32 now: the same numbers")
-    hints += [f"the file states what its nodes contradict: {each}" for each in contradictions]
-    notes = [*hints, *notes, *([NOT_MEASURED] if provider == "cuda" else [])]
-    if strict_proof:
-        rewrite.require_exact(summary.findings)
-    plain, quantization, floats = proto, None, inputs
-    if wish is not None:
-        with stage("quantize"):
-            proto, quantization = quantized_file(filled(proto), wish, calibrate, inputs, progress)
-        if fuse == "portable":
-            with stage("join"):
-                own = Wanted(target, fuse, attentions=False, rows=False, progress=progress)
-                proto, summary, more = joined(proto, summary, inputs, own, strict)
-                notes += more
-        ops = rewrite.op_counts(proto)
-        summary = replace(summary, opset=half.opset_of(proto), nodes_after=len(proto.graph.node), ops_after=ops)
-    account = None
-    if precision is not None:
-        if wish is not None and calibrate:
-            samples = calibrating(calibrate, plain, floats)
-        with stage("precision"):
-            proto, account = half.converted(
-                filled(proto), precision, samples, inputs=inputs, keep_io=keep_io, progress=progress
-            )
-            if ran and runtime not in TENSORRT:
-                runnable.require_half(proto, [], precision)
-        inputs = half.recast(inputs, account)
-        ops = rewrite.op_counts(proto)
-        summary = replace(summary, opset=half.opset_of(proto), nodes_after=len(proto.graph.node), ops_after=ops)
-        if wish is not None and quantization is not None:
-            with stage("judge"):
-                quantization = judged_in_half(proto, filled(plain), quantization, wish, calibrate, floats, progress)
-    if dims:
+    conversion = Optimization(call, call.source, call.output, Stages(call.progress))
+    run_stages(conversion, STAGES)
+    return conversion.result(Origin(call.source))
+
+
+@dataclass
+class Optimization(Conversion):
+    """An ONNX file on its way to a better one."""
+
+    options: OptimizeCall
+    # What the file states that its nodes contradict, and its constants in int32.
+    contradictions: Sequence[Contradiction] = ()
+    codes: int = 0
+    # The modules that a signature of the file vouches for, where its record needs one.
+    signed: dict[str, str] | None = None
+    # Notes on the file given.
+    hints: list[str] = field(default_factory=list)
+    tidied: cleaner.Simplified = field(init=False)
+
+    @property
+    def tidy(self) -> Callable[[onnx.ModelProto], cleaner.Simplified]:
+        """What cleans a model up: nothing where the result can't be compared with the model."""
+        if self.options.simplify and self.before is not None:
+            return partial(cleaner.simplify, first=resolve_reshapes)
+        return cleaner.Simplified
+
+
+# ------------------------------------------------------------------ the stages, in the order in which they are run
+
+
+def load_file(optimization: Optimization) -> None:
+    """Read the file, and what it and the user say of its inputs.
+
+    Raises:
+        GraphError: the file is broken, or its record is.
+        InputError: inputs or dims do not fit.
+    """
+    call = optimization.options
+    proto, weights = lifted(call.read())
+    optimization.contradictions = drop_contradictions(proto)
+    optimization.want(weights, attentions=call.precision is None)
+    optimization.signed = _signed(proto, call.source)
+    inputs, optimization.hints = ranges.described(proto, _recorded_inputs(proto, call), call.dims)
+    if call.inputs:
+        inputs = file_inputs(proto, call.inputs, call.dims, call.label(proto), inputs).specs
+    optimization.inputs = inputs
+    if call.runtime in TENSORRT:
+        optimization.codes = int32_codes.count(proto)
+    optimization.proto = proto
+
+
+def clean_up(optimization: Optimization) -> None:
+    """Compute constants, and remove what nothing reads."""
+    optimization.tidied = optimization.tidy(optimization.proto)
+
+
+def compare(optimization: Optimization) -> None:
+    """Compare the whole model before and after.
+
+    Raises:
+        GraphError: onnxruntime does not load or run the result.
+    """
+    call = optimization.options
+    tidy = optimization.tidy
+    is_small = optimization.before is not None
+    proto = compare_models(optimization, lambda plain: tidy(plain).proto, optimization.tidied.proto)
+    optimization.before = None
+    if optimization.ran:
+        optimization.proto = proto
+        optimization.notes += [optimization.tidied.note] if optimization.tidied.note else []
+        return
+    if call.simplify:
+        optimization.notes.append("the graph was not cleaned up: nothing says that it would stay the same")
+    runnable.require_optimized(optimization.proto, call.read, call.runtime, call.provider, runs=is_small)
+
+
+def note_the_file(optimization: Optimization) -> None:
+    """Put the notes on the file given before those on the rewrites, and count the nodes."""
+    notes = [*optimization.hints]
+    written = optimization.codes - int32_codes.count(optimization.proto) if optimization.codes else 0
+    if written:
+        notes.append(f"{written} constants stored as int32, which TensorRT refuses, are float32 now: the same numbers")
+    notes += [f"the file states what its nodes contradict: {each}" for each in optimization.contradictions]
+    optimization.notes = [*notes, *optimization.notes, *not_measured(optimization.options)]
+    count_nodes(optimization)
+
+
+def amend_record(optimization: Optimization) -> None:
+    """Write what is known now of its inputs and its precision into the file's record."""
+    call, proto = optimization.options, optimization.proto
+    if call.dims:
         ranges.name_dims(proto)
-    if dims or (account is not None and recorded(proto)):
-        amend(proto, inputs, {"precision": precision} if precision is not None else None)
-    if output is not None:
-        with stage("write"):
-            save_onnx(proto, output)
-    if signed is not None:
-        signing.sign(content_of(proto), output, signed)
-    norms(summary, notes)
-    origin = Origin(source)
-    kept, path = (filled(proto), None) if output is None else (None, Path(output))
-    return ExportResult(kept, path, summary, tuple(notes), stage.seconds, account, origin, quantization)
+    if call.dims or (optimization.account is not None and recorded(proto)):
+        amend(proto, optimization.inputs, {"precision": call.precision} if call.precision is not None else None)
+
+
+def sign(optimization: Optimization) -> None:
+    """Sign the result where the file given was."""
+    if optimization.signed is not None:
+        signing.sign(content_of(optimization.proto), optimization.output, optimization.signed)
+
+
+STAGES: tuple[Stage[Optimization], ...] = (
+    Stage(require_options),
+    Stage(load_file, "load"),
+    Stage(fuse_norms, "norms"),
+    Stage(clean_up, "simplify"),
+    Stage(compare, "compare"),
+    Stage(note_the_file),
+    *LOWERING,
+    Stage(amend_record),
+    Stage(write_file, "write", Conversion.is_written),
+    Stage(sign),
+)
+
+
+def _recorded_inputs(proto: onnx.ModelProto, call: OptimizeCall) -> Sequence[InputSpec]:
+    try:
+        return recorded(proto).get("inputs", ())
+    except GraphError:
+        # A stranger's record, or a newer version's, matters to half precision and to ranges alone.
+        if call.precision is not None or call.dims:
+            raise
+        return ()
 
 
 def _signed(proto: onnx.ModelProto, source: PathLike | onnx.ModelProto) -> dict[str, str] | None:

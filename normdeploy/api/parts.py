@@ -16,15 +16,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack, cast
 
-from ..arguments import Loading, prepared
+from ..arguments import Loading, called_with, prepared
 from ..errors import InputError, NormdeployError
 from ..loading import load_parts
 from ..loading.hub import resolved
 from ..loading.tasks import ALL_PARTS, PART_FILES
+from ..options import ConversionOptions, ExportOptions, LoadingOptions, options_of
 from ..results import ExportResult, Origin
 from ..shown import Shown
 from ..storage.folder import atomic_folder, require_empty_dir
@@ -60,24 +61,18 @@ class ExportedParts(dict[str, ExportResult], Shown):
     """What ``export_parts`` wrote: file name -> what ``export`` gives of that part."""
 
 
-@prepared()
-def export_parts(
-    source: PathLike,
-    output: PathLike,
-    *,
-    opset: int | None = None,
-    runtime: str = "any",
-    provider: str = "cpu",
-    fuse: str = "standard",
-    strict: bool = False,
-    strict_proof: bool = False,
-    precision: str | None = None,
-    keep_io: bool = False,
-    compare_limit: int | None = None,
-    check: bool = True,
-    progress: Progress | None = None,
-    **loading: Unpack[Loading],
-) -> ExportedParts:
+@dataclass(frozen=True)
+class PartsCall(ExportOptions, LoadingOptions):
+    """What ``export_parts`` is called with."""
+
+    source: PathLike
+    output: PathLike
+    _: KW_ONLY
+    progress: Progress | None = None
+
+
+@called_with(PartsCall)
+def export_parts(call: PartsCall) -> ExportedParts:
     """Turn the encoder, the decoder and the decoder with its past of a Hugging Face model into ONNX files that fit each
     other.
 
@@ -87,9 +82,9 @@ def export_parts(
         source: a folder that ``save_pretrained`` wrote, or a model's name on the Hub.
         output: a new or empty folder; ``normdeploy.api.parts`` says what is in it.
         opset, runtime, provider, fuse, strict, strict_proof, precision, keep_io, compare_limit, check: as for
-        ``export``, for each part.
+        ``export``, for each part. Parts are neither calibrated nor quantized together.
         progress: called with (part and stage, done, total).
-        loading: trust, imports, dims and task, as for ``export``. Each part takes those dims that it has.
+        trust, imports, dims, task: as for ``export``. Each part takes those dims that it has.
 
     Returns:
         File name -> what ``export`` gives of that part.
@@ -98,47 +93,58 @@ def export_parts(
         InputError: the model is no encoder-decoder, or an option is for one file alone.
         NormdeployError: as ``export``; or ``output`` is not empty or can't be written.
     """
-    target = _new_folder(output)
-    stated = cast("Loading", {name: value for name, value in loading.items() if value})
+    _require_one_for_all(call)
+    target = _new_folder(call.output)
+    read = _loading_of_all(call)
+    options = {option: getattr(call, option) for option, _, _ in options_of(ExportOptions)}
+    results: dict[str, ExportResult] = {}
+    with atomic_folder(target) as folder:
+        for part, model in load_parts(os.fspath(call.source), **cast("Any", read)):
+            results[part] = export(
+                cast("Any", model),
+                output=folder / PART_FILES[part],
+                trust=call.trust,
+                progress=_of(part, call.progress),
+                **options,
+            )
+        _copy_config(call.source, folder)
+    written: dict[str, ExportResult] = {}
+    for part, result in results.items():
+        origin = Origin(call.source, loading={**read, "part": part})
+        written[PART_FILES[part]] = replace(result, path=target / PART_FILES[part], origin=origin)
+    return ExportedParts(written)
+
+
+def _require_one_for_all(options: ConversionOptions) -> None:
+    """
+    Raises:
+        InputError: an option is for one part alone.
+    """
+    if options.calibrate:
+        raise InputError(
+            "--calibrate holds the inputs of one part, and all are exported; leave it out, or export that part alone"
+        )
+    if options.quantize is not None:
+        raise InputError("parts are quantized one by one; export that part alone, with --part NAME")
+
+
+def _loading_of_all(call: PartsCall) -> dict[str, Any]:
+    """The options of loading that the parts have in common, without the part.
+
+    Raises:
+        InputError: one is of one part alone.
+    """
+    stated: dict[str, Any] = {name: value for name, value in call.loading.items() if value}
     if foreign := sorted(name for name in stated if name not in _OF_FOLDERS):
         raise InputError(
             f"{foreign[0]} is of one part, and all are exported; leave it out, or export the parts one by one"
         )
-    if stated.get("part", ALL_PARTS) != ALL_PARTS:
+    part = stated.pop("part", ALL_PARTS)
+    if part != ALL_PARTS:
         raise InputError(
-            f"the part {stated['part']!r} alone is one file: `normdeploy export` writes it, from Python"
-            " normdeploy.export"
+            f"the part {part!r} alone is one file: `normdeploy export` writes it, from Python normdeploy.export"
         )
-    options: dict[str, Any] = {
-        **{
-            "opset": opset,
-            "runtime": runtime,
-            "provider": provider,
-            "fuse": fuse,
-            "strict": strict,
-            "strict_proof": strict_proof,
-        },
-        **{"precision": precision, "keep_io": keep_io, "check": check},
-        **({} if compare_limit is None else {"compare_limit": compare_limit}),
-    }
-    read = {name: value for name, value in stated.items() if name != "part"}
-    results: dict[str, ExportResult] = {}
-    with atomic_folder(target) as folder:
-        for part, model in load_parts(os.fspath(source), **cast("Any", read)):
-            tell = _of(part, progress)
-            results[part] = export(
-                cast("Any", model),
-                output=folder / PART_FILES[part],
-                trust=stated.get("trust", False),
-                progress=tell,
-                **options,
-            )
-        _copy_config(source, folder)
-    origins = {part: Origin(source, loading=cast("Loading", {**read, "part": part})) for part in results}
-    whole = {
-        part: replace(result, path=target / PART_FILES[part], origin=origins[part]) for part, result in results.items()
-    }
-    return ExportedParts((PART_FILES[part], result) for part, result in whole.items())
+    return stated
 
 
 @prepared()

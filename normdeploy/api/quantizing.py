@@ -1,81 +1,55 @@
-"""The stage of ``export`` and ``optimize`` that quantizes: what is asked for, and the file that comes of it."""
+"""What ``export`` and ``optimize`` are asked of quantization, and the findings of the two passes over a quantized
+file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-import numpy as np
-import onnx
-
-from ..choices import TENSORRT
-from ..errors import GraphError, InputError
-from ..model import InputSpec
-from ..precision.calibrate import loadable
-from ..quantization.half import judged_again
-from ..quantization.quantize import described, quantized
-from ..quantization.samples import split
+from ..errors import InputError
+from ..options import ConversionOptions
 from ..quantization.wish import Wish, require_half, require_runtime
-from ..quantized import Quantization
-from ..records import Finding, Summary, both
-from ..rewriting import rewrite
-from ..rewriting.ledger import Wanted
-from ..runtimes.survival import require_survival
-from ..sessions import open_session
-from ..types import Progress
-from ..verbs.verify.policy import Thresholds, policy_of
-from .common import compared
-
-if TYPE_CHECKING:
-    from .common import Calibration
+from ..records import Finding, both
+from ..verbs.verify.policy import policy_of
+from .common import target_of
 
 
-def wish_of(
-    quantize: str | None,
-    runtime: str,
-    calibration: str | None,
-    metric: Thresholds | None,
-    calibrate: Calibration,
-    precision: str | None,
-    dynamic: bool = False,
-    rotate: bool = False,
-    keep_float: Sequence[str] = (),
-) -> Wish | None:
+def wish_of(options: ConversionOptions) -> Wish | None:
     """What is asked for, looked at before any work; None where nothing is to be quantized.
 
     Raises:
         InputError: options contradict each other, or the runtime has no kernels.
     """
-    if quantize is None:
-        if metric or calibration or dynamic or rotate or keep_float:
+    runtime = target_of(options)
+    if options.quantize is None:
+        if options.metric or options.calibration or options.dynamic or options.rotate or options.keep_float:
             raise InputError(
                 "metric, calibration, dynamic, rotate and keep_float are for quantization alone; ask for it with"
                 " quantize: int8, fp8 or int4"
             )
         return None
-    if not calibrate and quantize != "int4" and not dynamic:
+    if not options.calibrate and options.quantize != "int4" and not options.dynamic:
         raise InputError(
-            f"{quantize} takes ranges of samples; give some with --calibrate samples.npz (INT4 weights do without, and"
-            " --dynamic in onnxruntime)"
+            f"{options.quantize} takes ranges of samples; give some with --calibrate samples.npz (INT4 weights do"
+            " without, and --dynamic in onnxruntime)"
         )
-    _require_texts(metric)
-    if dynamic and calibration:
+    _require_texts(options.metric)
+    if options.dynamic and options.calibration:
         raise InputError(
-            f"with dynamic, ranges are taken while the model runs, and the calibration {calibration!r} would take them"
-            " of samples; leave one of --dynamic and --calibration out"
+            f"with dynamic, ranges are taken while the model runs, and the calibration {options.calibration!r} would"
+            " take them of samples; leave one of --dynamic and --calibration out"
         )
-    if metric and not calibrate:
+    if options.metric and not options.calibrate:
         raise InputError("a metric is judged on samples; give some with --calibrate samples.npz")
     wish = Wish(
-        quantize,
+        options.quantize,
         runtime,
-        calibration or "minmax",
-        policy_of(None, metric),
-        dynamic,
-        precision or "",
-        rotate,
-        tuple(keep_float),
+        options.calibration or "minmax",
+        policy_of(None, options.metric),
+        options.dynamic,
+        options.precision or "",
+        options.rotate,
+        tuple(options.keep_float),
     )
     require_runtime(wish)
     require_half(wish)
@@ -96,78 +70,7 @@ def _require_texts(metric: object) -> None:
         )
 
 
-def quantized_file(
-    proto: onnx.ModelProto,
-    wish: Wish,
-    calibrate: Calibration,
-    inputs: Sequence[InputSpec],
-    progress: Progress | None,
-) -> tuple[onnx.ModelProto, Quantization]:
-    """
-    Raises:
-        InputError: the samples do not fit, or no choice of layers reaches the metrics.
-        GraphError: onnxruntime does not load the file, which it should.
-    """
-    samples = split(calibrate, described(proto, inputs)) if calibrate else None
-    made, account = quantized(proto, wish, samples, inputs, progress)
-    if wish.runtime not in TENSORRT:
-        try:
-            with loadable(made) as file:
-                require_survival(file)
-                open_session(file, optimize=True)
-        except Exception as error:  # onnxruntime's exceptions share no base class
-            raise GraphError(
-                f"the quantized file would not run, and nothing is written: {' '.join(str(error).split())[:300]}; leave"
-                " --quantize out, and please report it"
-            ) from error
-    return made, account
-
-
-def calibrating(
-    calibrate: Calibration, proto: onnx.ModelProto, inputs: Sequence[InputSpec]
-) -> Sequence[Mapping[str, np.ndarray]]:
-    """The samples that calibrate, for half precision too."""
-    return split(calibrate, described(proto, inputs)).calibrating
-
-
-def judged_in_half(
-    made: onnx.ModelProto,
-    before: onnx.ModelProto,
-    account: Quantization,
-    wish: Wish,
-    calibrate: Calibration,
-    inputs: Sequence[InputSpec],
-    progress: Progress | None,
-) -> Quantization:
-    """The account of ``made``, which is ``before`` quantized and in half precision since.
-
-    Raises:
-        InputError: a metric is missed in half precision.
-    """
-    samples = split(calibrate, described(before, inputs)) if calibrate else None
-    return judged_again(made, before, account, wish, samples, progress)
-
-
-def joined(
-    proto: onnx.ModelProto, summary: Summary, inputs: Sequence[InputSpec], wanted: Wanted, strict: bool
-) -> tuple[onnx.ModelProto, Summary, list[str]]:
-    """A quantized file with the ops of ``--fuse portable``, and the account of both passes.
-
-    They are written last: an Add and a norm that are one op already keep their gamma and beta from the layers behind,
-    and a norm is joined with a QuantizeLinear that stands there only now.
-
-    Args:
-        summary: of the passes before, of which the file was quantized.
-
-    Raises:
-        CertificateError: with ``strict``, where a certificate failed.
-    """
-    made = rewrite.optimized(proto, wanted, strict)
-    (out, more, _), notes, _ = compared(proto, inputs, wanted, made, strict)
-    return out, replace(summary, findings=_merged(summary.findings, more.findings), opset=more.opset), notes
-
-
-def _merged(first: Sequence[Finding], second: Sequence[Finding]) -> tuple[Finding, ...]:
+def merged(first: Sequence[Finding], second: Sequence[Finding]) -> tuple[Finding, ...]:
     """One finding for each norm: what the second pass made of it, with the proof of the first."""
     merged, taken = list(first), set[int]()
     for finding in second:

@@ -9,13 +9,12 @@ import typer
 
 import normdeploy
 
-from .console import bars, check_report, require_run, tell
+from ..options import LoadingOptions
+from .console import bars, require_reports, require_run, tell
 from .options import (
     LOADING,
-    HtmlFile,
-    LoadingOptions,
-    Quiet,
-    ReportFile,
+    REPORTING,
+    Reporting,
     Runners,
 )
 
@@ -29,7 +28,7 @@ def bench(
         list[str] | None,
         typer.Option("--size", metavar="NAME=SIZE", help="Of a dynamic dim in the race, such as batch=8. Repeatable."),
     ] = None,
-    inputs: Annotated[
+    feeds: Annotated[
         Path | None, typer.Option("--inputs", metavar="IN.npz", help="Arrays by name; without it some are generated.")
     ] = None,
     threads: Annotated[int, typer.Option("--threads", min=1, help="Of torch and of onnxruntime on the CPU.")] = 1,
@@ -67,9 +66,7 @@ def bench(
     ] = None,
     runner: Runners = None,
     load: LoadingOptions = LOADING,
-    report: ReportFile = None,
-    html: HtmlFile = None,
-    quiet: Quiet = False,
+    reporting: Reporting = REPORTING,
 ) -> None:
     """Race a model in eager and torch.compile, ONNX files and engines, in turns; exit code 1 where one gives a wrong
     answer, 3 where none does and a file was not run.
@@ -79,12 +76,12 @@ def bench(
     """
     from ..reports.report import Report
 
-    loading = load.keywords()
-    check_report(report, html, (*(sources or ()), *([inputs] if inputs else ())))
-    with bars(quiet) as progress:
+    loading = load.loading
+    require_reports(reporting, (*(sources or ()), *([feeds] if feeds else ())))
+    with bars(reporting.quiet) as progress:
         race = normdeploy.bench(
             sources or (),
-            feeds=inputs,
+            feeds=feeds,
             sizes=size or (),
             threads=threads,
             rounds=rounds,
@@ -97,8 +94,8 @@ def bench(
             **loading,
         )
     files = {f"source {i}" if i > 1 else "source": str(path) for i, path in enumerate(sources or (), 1)}
-    files |= {"inputs": str(inputs)} if inputs is not None else {}
-    tell(Report("bench", files, race=race), report, quiet, html)
+    files |= {"inputs": str(feeds)} if feeds is not None else {}
+    tell(Report("bench", files, race=race), reporting)
     if not race:
         raise typer.Exit(1)
     require_run(race.unrun)

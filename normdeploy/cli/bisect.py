@@ -9,6 +9,7 @@ import typer
 
 import normdeploy
 
+from ..options import LoadingOptions
 from .comparing import (
     AlsoDefault,
     DatasetOption,
@@ -24,14 +25,12 @@ from .comparing import (
     Seeds,
     ToleranceOptions,
 )
-from .console import bars, check_report, require_run, tell
+from .console import bars, require_reports, require_run, tell
 from .options import (
     LOADING,
-    HtmlFile,
-    LoadingOptions,
+    REPORTING,
     OnnxFile,
-    Quiet,
-    ReportFile,
+    Reporting,
     Runners,
 )
 
@@ -65,9 +64,7 @@ def bisect(
     map_: MapOptions = None,
     runner: Runners = None,
     load: LoadingOptions = LOADING,
-    report: ReportFile = None,
-    html: HtmlFile = None,
-    quiet: Quiet = False,
+    reporting: Reporting = REPORTING,
 ) -> None:
     """Find the first tensor that leaves the bound of verify, the node that makes it so, and why; exit code 1 where
     there is one, 3 where there is none and an engine was not run.
@@ -77,10 +74,10 @@ def bisect(
     """
     from ..reports.report import Report
 
-    loading = load.keywords()
+    loading = load.loading
     used = [path for path in (policy, dataset, output) if path is not None]
-    check_report(report, html, (source, onnx, *(engine or ()), *(given or ()), *used))
-    with bars(quiet) as progress:
+    require_reports(reporting, (source, onnx, *(engine or ()), *(given or ()), *used))
+    with bars(reporting.quiet) as progress:
         bisection = normdeploy.bisect(
             source,
             onnx,
@@ -108,7 +105,7 @@ def bisect(
     account = Report(
         "bisect", files, parity=bisection.parity, bisection=bisection, seconds={"bisect": bisection.seconds}
     )
-    tell(account, report, quiet, html)
+    tell(account, reporting)
     if bisection.parity.outcome == "failed":
         raise typer.Exit(1)
     require_run(bisection.parity.unrun)

@@ -12,8 +12,8 @@ from typer.core import TyperCommand
 import normdeploy
 
 from ..choices import EngineRuntime, NormImpl
-from .console import bars, check_report, tell
-from .options import HtmlFile, OnnxFile, Output, Quiet, ReportFile
+from .console import bars, require_reports, tell
+from .options import REPORTING, OnnxFile, Output, Reporting
 
 
 class Spread(TyperCommand):
@@ -120,15 +120,13 @@ def build(
             ),
         ),
     ] = None,
-    report: ReportFile = None,
-    html: HtmlFile = None,
-    quiet: Quiet = False,
+    reporting: Reporting = REPORTING,
 ) -> None:
     """Build a TensorRT-RTX or TensorRT engine; TensorRT-RTX needs no GPU for it."""
     from ..reports.report import Report
 
-    check_report(report, html, (source, output))
-    with bars(quiet) as progress:
+    require_reports(reporting, (source, output))
+    with bars(reporting.quiet) as progress:
         engine = normdeploy.build(
             source,
             output,
@@ -148,4 +146,4 @@ def build(
             progress=progress,
         )
     files = {"source": str(source), "output": str(output)}
-    tell(Report("build", files, engine=engine, seconds={"build": engine.seconds}), report, quiet, html)
+    tell(Report("build", files, engine=engine, seconds={"build": engine.seconds}), reporting)

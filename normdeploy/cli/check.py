@@ -11,13 +11,13 @@ import typer
 import normdeploy
 
 from ..errors import printable_lines
+from ..options import LoadingOptions
 from ..reports.check import text as told
 from ..storage.atomic import write_bytes
 from .console import bars, check_report, require_run
 from .options import (
     LOADING,
     FuseOption,
-    LoadingOptions,
     Quiet,
     RuntimeOption,
 )
@@ -83,7 +83,7 @@ def check(
     from ..verbs.check.check import onnx_files
     from ..verbs.check.sarif import sarif
 
-    loading = load.keywords()
+    loading = load.loading
     check_report(output)
     if output is not None:
         for source in (file for given in sources for file in onnx_files(os.fspath(given))):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import NormdeployError, RuntimeUnavailable, printable
 from ..log import log
@@ -24,15 +24,21 @@ if TYPE_CHECKING:
 
     from ..reports.report import Report
     from ..types import Progress
+    from .options import Reporting
 
 
 # Standard output and standard error, to which C++ writes past Python's streams.
 _PRINTED_TO = (1, 2)
 
 
-def check_report(file: Path | None, html: Path | None = None, used: Iterable[Path] = ()) -> None:
+def require_reports(reporting: Reporting, used: Iterable[Any] = ()) -> None:
     """Before any work: report and page can be written, and replace nothing of ``used``, what the verb reads and writes,
     or in it."""
+    check_report(reporting.report, reporting.html, used)
+
+
+def check_report(file: Path | None, html: Path | None = None, used: Iterable[Any] = ()) -> None:
+    """As `require_reports`."""
     taken = {os.path.realpath(path): path for path in used}
     for path in (file, html):
         if path is None:
@@ -46,12 +52,6 @@ def check_report(file: Path | None, html: Path | None = None, used: Iterable[Pat
         taken[target] = path
     if html is not None:
         require()
-
-
-def of_file(report: Path | None, file: str) -> Path | None:
-    """Where the report of one of several files goes: ``out.json`` is ``out.encoder_model.json`` for
-    encoder_model.onnx."""
-    return None if report is None else report.with_name(f"{report.stem}.{Path(file).stem}{report.suffix}")
 
 
 def require_run(missed: Iterable[object]) -> None:
@@ -69,18 +69,18 @@ def say(text: Text | str = "") -> None:
     _console().print(text)
 
 
-def tell(account: Report, file: Path | None, quiet: bool, html: Path | None = None) -> None:
+def tell(account: Report, reporting: Reporting) -> None:
     """Print the report and write its files."""
-    if file is not None or html is not None:
+    if reporting.report is not None or reporting.html is not None:
         text = replace(account, command=shlex.join(["normdeploy", *sys.argv[1:]])).json()
-        if file is not None:
+        if reporting.report is not None:
             # A name that is no text keeps its bytes as JSON writes them.
-            write_bytes(file, text.encode(errors="backslashreplace"))
-        if html is not None:
+            write_bytes(reporting.report, text.encode(errors="backslashreplace"))
+        if reporting.html is not None:
             from ..reports.page import page
 
-            write_bytes(html, page(json.loads(text)).encode(errors="replace"))
-    if not quiet:
+            write_bytes(reporting.html, page(json.loads(text)).encode(errors="replace"))
+    if not reporting.quiet:
         account.show(_console())
 
 

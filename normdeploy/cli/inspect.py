@@ -9,14 +9,13 @@ import typer
 
 import normdeploy
 
-from .console import bars, check_report, tell
+from ..options import LoadingOptions
+from .console import bars, require_reports, tell
 from .options import (
     LOADING,
+    REPORTING,
     FuseOption,
-    HtmlFile,
-    LoadingOptions,
-    Quiet,
-    ReportFile,
+    Reporting,
     RuntimeOption,
 )
 
@@ -30,16 +29,14 @@ def inspect(
         str | None,
         typer.Option("--explain", metavar="NAME", help="Say why this tensor, node or module path was fused or not."),
     ] = None,
-    report: ReportFile = None,
-    html: HtmlFile = None,
-    quiet: Quiet = False,
+    reporting: Reporting = REPORTING,
 ) -> None:
     """List the normalizations of an ONNX file or a model, what would become of each, and what runtimes make of it;
     changes nothing."""
     from ..reports.report import Report
 
-    loading = load.keywords()
-    check_report(report, html, [source])
-    with bars(quiet) as progress:
+    loading = load.loading
+    require_reports(reporting, [source])
+    with bars(reporting.quiet) as progress:
         summary = normdeploy.inspect(source, runtime=runtime, fuse=fuse, explain=explain, progress=progress, **loading)
-    tell(Report("inspect", {"source": str(source)}, summary, seconds=summary.seconds), report, quiet, html)
+    tell(Report("inspect", {"source": str(source)}, summary, seconds=summary.seconds), reporting)

@@ -9,10 +9,10 @@ import typer
 
 import normdeploy
 
+from ..options import LoadingOptions
 from .console import _console, bars, require_run
 from .options import (
     LOADING,
-    LoadingOptions,
     OnnxFile,
     Quiet,
     SignOption,
@@ -36,7 +36,7 @@ def package(
             help="An engine made of the ONNX file, and its compute capability. Repeatable.",
         ),
     ] = None,
-    inputs: Annotated[
+    feeds: Annotated[
         list[Path] | None,
         typer.Option("--inputs", metavar="IN.npz", help="The samples; without it some are generated. Repeatable."),
     ] = None,
@@ -68,14 +68,14 @@ def package(
     """
     from ..reports.package import show_package
 
-    loading = load.keywords()
+    loading = load.loading
     with bars(quiet) as progress:
         made = normdeploy.package(
             onnx,
             output,
             source=source,
             engines=engine or (),
-            feeds=inputs or (),
+            feeds=feeds or (),
             name=name,
             max_batch=max_batch,
             instances=instances,

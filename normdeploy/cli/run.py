@@ -10,7 +10,7 @@ import typer
 import normdeploy
 
 from .console import check_report, silenced, tell
-from .options import InputValues, Output, Quiet, ReportFile
+from .options import InputValues, Output, Quiet, ReportFile, Reporting
 
 RuntimeCache = Literal["keep", "off"]
 
@@ -83,4 +83,5 @@ def run(
             stated_inputs=input_ or (),
         )
     files = {"source": str(source), "output": str(output)}
-    tell(Report("run", files, inference=done, notes=done.notes, seconds=done.seconds), report, quiet)
+    account = Report("run", files, inference=done, notes=done.notes, seconds=done.seconds)
+    tell(account, Reporting(report=report, quiet=quiet))

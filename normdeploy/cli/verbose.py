@@ -6,12 +6,14 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
 from ..extensions import disabled
 from ..log import watch
+from ..options import options_of
+from .options import parameters_of, values_of
 
 Verbose = Annotated[
     int,
@@ -41,13 +43,13 @@ def logged(verb: Callable[..., None]) -> Callable[..., None]:
     def call(*args: Any, verbose: int = 0, no_extensions: bool = False, **kwargs: Any) -> None:
         watch(verbose)
         for name, group in groups.items():
-            kwargs[name] = group(**{f.name: kwargs.pop(f.name) for f in dataclasses.fields(group)})
+            kwargs[name] = values_of(group, {option: kwargs.pop(option) for option, _, _ in options_of(group)})
         with disabled(no_extensions):
             verb(*args, **kwargs)
 
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
-        parameters += _spelled_out(groups[parameter.name]) if parameter.name in groups else [parameter]
+        parameters += parameters_of(groups[parameter.name]) if parameter.name in groups else [parameter]
     added: dict[str, tuple[Any, Any]] = {"no_extensions": (NoExtensions, False), "verbose": (Verbose, 0)}
     parameters += [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -56,11 +58,3 @@ def logged(verb: Callable[..., None]) -> Callable[..., None]:
     call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {p.name: p.annotation for p in parameters}
     return call
-
-
-def _spelled_out(group: Any) -> list[inspect.Parameter]:
-    kinds = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(f.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=f.default, annotation=kinds[f.name])
-        for f in dataclasses.fields(group)
-    ]

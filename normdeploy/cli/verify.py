@@ -11,6 +11,7 @@ import typer
 import normdeploy
 
 from ..errors import InputError, printable
+from ..options import LoadingOptions
 from .comparing import (
     AlsoDefault,
     DatasetOption,
@@ -26,13 +27,11 @@ from .comparing import (
     Seeds,
     ToleranceOptions,
 )
-from .console import bars, check_report, of_file, require_run, say, tell
+from .console import bars, require_reports, require_run, say, tell
 from .options import (
     LOADING,
-    HtmlFile,
-    LoadingOptions,
-    Quiet,
-    ReportFile,
+    REPORTING,
+    Reporting,
     Runners,
 )
 
@@ -74,9 +73,7 @@ def verify(
         ),
     ] = False,
     load: LoadingOptions = LOADING,
-    report: ReportFile = None,
-    html: HtmlFile = None,
-    quiet: Quiet = False,
+    reporting: Reporting = REPORTING,
 ) -> None:
     """Compare what onnxruntime, and engines on a GPU, make of files with the PyTorch model; exit code 1 where one is
     off by more than rounding explains, 3 where nothing failed but a file was not run.
@@ -87,7 +84,7 @@ def verify(
     """
     from ..reports.report import Report
 
-    loading = load.keywords()
+    loading = load.loading
     rules: dict[str, Any] = {
         **{"seeds": seeds, "drift": drift, "max_elements": max_elements},
         **{"max_seconds": max_seconds, "max_memory": max_memory},
@@ -96,11 +93,11 @@ def verify(
     if any(file.is_dir() for file in files):
         of_one = {"--inputs": given, "--dataset": dataset, "--labels": labels, "--map": map_, "--runner": runner}
         folder = _only_folder(files, [name for name, value in of_one.items() if value])
-        _verify_parts(source, folder, report, html, quiet, rules, loading)
+        _verify_parts(source, folder, reporting, rules, loading)
         return
     used = [path for path in (policy, dataset) if path is not None]
-    check_report(report, html, (source, *files, *(given or ()), *used))
-    with bars(quiet) as progress:
+    require_reports(reporting, (source, *files, *(given or ()), *used))
+    with bars(reporting.quiet) as progress:
         parity = normdeploy.verify(
             source,
             files,
@@ -113,15 +110,13 @@ def verify(
             **rules,
             **loading,
         )
-    tell(
-        Report("verify", _roles(source, files), parity=parity, seconds={"verify": parity.seconds}), report, quiet, html
-    )
+    tell(Report("verify", _roles(source, files), parity=parity, seconds={"verify": parity.seconds}), reporting)
     if parity.outcome == "failed":
-        if quiet:
+        if reporting.quiet:
             _say_failures(parity)
         raise typer.Exit(1)
     if strict and (parity.limits or parity.word or parity.up_to is not None):
-        if quiet:
+        if reporting.quiet:
             _say_verdict(parity)
         raise typer.Exit(1)
     require_run(parity.unrun)
@@ -164,9 +159,7 @@ def _only_folder(files: list[Path], of_one: list[str]) -> Path:
 def _verify_parts(
     source: Path,
     folder: Path,
-    report: Path | None,
-    html: Path | None,
-    quiet: bool,
+    reporting: Reporting,
     rules: dict[str, Any],
     loading: Loading,
 ) -> None:
@@ -177,19 +170,19 @@ def _verify_parts(
 
     used = [path for path in (rules["policy"],) if path is not None]
     for file in PART_FILES.values():
-        check_report(of_file(report, file), of_file(html, file), (source, folder / file, *used))
-    with bars(quiet) as progress:
+        require_reports(reporting.of_file(file), (source, folder / file, *used))
+    with bars(reporting.quiet) as progress:
         verdict = normdeploy.verify_parts(source, folder, progress=progress, **rules, **loading)
     for file, parity in verdict.comparisons.items():
-        if not quiet:
+        if not reporting.quiet:
             say(title(file))
         account = Report("verify", _roles(source, [folder / file]), parity=parity, seconds={"verify": parity.seconds})
-        tell(account, of_file(report, file), quiet, of_file(html, file))
-        if not quiet:
+        tell(account, reporting.of_file(file))
+        if not reporting.quiet:
             say()
         elif not parity:
             _say_failures(parity)
-    if not quiet:
+    if not reporting.quiet:
         say(verdict_on_parts(verdict))
     parts = verdict.comparisons.values()
     if not parts or any(parity.outcome == "failed" for parity in parts):

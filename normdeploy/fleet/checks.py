@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from ..api.common import target_of
 from ..api.quantizing import wish_of
-from ..dtypes import precision_of
 from ..errors import InputError
+from ..options import ConversionOptions, from_table
 from ..verbs.verify.policy import policy_of
 from .description import Fleet
 from .fields import Values
@@ -36,16 +35,5 @@ def check(fleet: Fleet) -> None:
 
 def _check(options: Mapping[str, Values]) -> None:
     export, verify = options["export"], options["verify"]
-    precision = precision_of(export.get("precision"))
-    wish_of(
-        export.get("quantize"),
-        target_of(export.get("runtime", "any"), export.get("provider", "cpu")),
-        export.get("calibration"),
-        as_list(export.get("metric")),
-        as_list(export.get("calibrate")),
-        precision,
-        export.get("dynamic", False),
-        export.get("rotate", False),
-        as_list(export.get("keep_float")),
-    )
+    wish_of(from_table(ConversionOptions, export))
     policy_of(as_list(verify.get("tolerance")) or None, as_list(verify.get("metric")) or None)

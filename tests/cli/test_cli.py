@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,7 +20,9 @@ import typer.testing
 from onnx import TensorProto, helper
 
 from normdeploy.cli import app as cli
-from normdeploy.cli.options import ExportOptions, LoadingOptions
+from normdeploy.cli.verbose import logged
+from normdeploy.errors import InputError
+from normdeploy.options import EveryPartOptions, LoadingOptions, read_arguments
 
 HEAVY = (
     "torch",
@@ -302,21 +305,20 @@ def test_export_build_verify(project: Path, called: Called) -> None:
     assert verdicts["onnxruntime (optimizer off)"] == "fail"
 
 
-@pytest.mark.parametrize("group", [LoadingOptions, ExportOptions])
+@pytest.mark.parametrize("group", [LoadingOptions, EveryPartOptions])
 def test_every_loading_option_reaches_the_python_function(group: type[LoadingOptions]) -> None:
-    given = group(
-        model="m:net",
-        model_arg=["width=8"],
-        key="state",
-        trust=True,
-        import_=["extra"],
-        input_=["x=1x4"],
-        dim=["n=1..8"],
-        eval_mode=True,
-        task="text-generation",
-        part="decoder",
-    )
-    assert given.keywords() == {
+    words = ["--model", "m:net", "--model-arg", "width=8", "--key", "state", "--trust", "--import", "extra"]
+    words += ["--input", "x=1x4", "--dim", "n=1..8", "--eval", "--task", "text-generation", "--part", "decoder"]
+    given: list[LoadingOptions] = []
+
+    def verb(load: Any) -> None:
+        given.append(load)
+
+    verb.__annotations__["load"] = group
+    loaded = typer.Typer()
+    loaded.command()(logged(verb))
+    assert typer.testing.CliRunner().invoke(loaded, words).exit_code == 0
+    assert given[0].loading == {
         "model": "m:net",
         "model_args": {"width": 8},
         "key": "state",
@@ -331,10 +333,8 @@ def test_every_loading_option_reaches_the_python_function(group: type[LoadingOpt
 
 
 def test_factory_arguments_are_literals_or_text(called: Called) -> None:
-    from normdeploy.cli.options import factory_arg
-
     given = ("layers=12", "name=tiny", "sizes=[1, 2]", "flag=True", "path=a=b", "empty=")
-    assert dict(map(factory_arg, given)) == {
+    assert read_arguments(given) == {
         "layers": 12,
         "name": "tiny",
         "sizes": [1, 2],
@@ -344,8 +344,8 @@ def test_factory_arguments_are_literals_or_text(called: Called) -> None:
     }
     assert called("export", "m.pt", "-o", "m.onnx", "--model-arg", "12").returncode == 2
     for text in ("layers", "12=3", "=3"):
-        with pytest.raises(typer.BadParameter, match="NAME=VALUE"):
-            factory_arg(text)
+        with pytest.raises(InputError, match="NAME=VALUE"):
+            read_arguments([text])
 
 
 def on_a_terminal(*args: str | Path) -> str:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from normdeploy.api.quantizing import wish_of
 from normdeploy.errors import InputError
+from normdeploy.options import ConversionOptions
 
 SAMPLES: Any = ["samples.npz"]
+DYNAMIC = ConversionOptions(quantize="int8", runtime="onnxruntime", dynamic=True)
 
 
 @pytest.mark.parametrize("metric", [0.99, {"cosine": 0.99}, {"y": {"cosine": 0.99}}, [0.99], {"y": ["snr>=30", 3]}, 0])
 def test_a_metric_is_a_text(metric: Any) -> None:
     with pytest.raises(InputError, match=r"the metric .* can't be read; give a text such as 'cosine>=0.995'"):
-        wish_of("int8", "any", None, metric, SAMPLES, None)
+        wish_of(ConversionOptions(quantize="int8", metric=metric, calibrate=SAMPLES))
 
 
 @pytest.mark.parametrize("metric", ["cosine>=0.9", ["y=cosine>=0.9"], ("cosine>=0.9",), {"y": ["cosine>=0.9"]}, None])
 def test_texts_and_texts_by_output_are_metrics(metric: Any) -> None:
-    wish = wish_of("int8", "any", None, metric, SAMPLES, None)
+    wish = wish_of(ConversionOptions(quantize="int8", metric=metric, calibrate=SAMPLES))
     assert wish is not None
     assert [str(rule) for rule in wish.policy.of("y")] == (["cosine>=0.9"] if metric else [])
 
@@ -28,5 +31,5 @@ def test_texts_and_texts_by_output_are_metrics(metric: Any) -> None:
 @pytest.mark.parametrize("calibration", ["minmax", "entropy", "percentile"])
 def test_dynamic_ranges_are_of_no_calibration(calibration: str) -> None:
     with pytest.raises(InputError, match=f"the calibration '{calibration}' would take them of samples; leave one of"):
-        wish_of("int8", "onnxruntime", calibration, None, (), None, dynamic=True)
-    assert wish_of("int8", "onnxruntime", None, None, (), None, dynamic=True) is not None
+        wish_of(replace(DYNAMIC, calibration=calibration))
+    assert wish_of(DYNAMIC) is not None
