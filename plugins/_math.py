@@ -54,8 +54,9 @@ def widened(n, ptr, WIDE: tl.constexpr):
     return n // wide * wide if WIDE else n
 
 
-@triton.jit
-def half(SIZE: tl.constexpr):
+# a function of constants alone: what a `triton.jit` function returns is no constant in Triton 3.6
+@triton.constexpr_function
+def half(SIZE):
     """Half of a tile: for rows that are not wide, of whose elements each has an address and a predicate of its own."""
     return SIZE // 2 if SIZE > 1 else SIZE
 

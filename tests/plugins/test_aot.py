@@ -3,6 +3,8 @@ spills nothing."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -155,9 +157,9 @@ REGISTERS = {
     1024: (48, 48),
     2048: (48, 48),
     4096: (48, 48),
-    8192: (40, 56),
-    16384: (48, 48),
-    65_536: (48, 56),
+    8192: (64, 72),
+    16384: (128, 128),
+    65_536: (64, 64),
 }
 
 
@@ -277,3 +279,19 @@ def test_hidden_parameters_are_removed() -> None:
 def test_what_is_not_portable_is_refused(body: str, visible: int, message: str) -> None:
     with pytest.raises(AotError, match=message):
         _aot.portable(ENTRY % body, "k", visible)
+
+
+@pytest.mark.parametrize("module", sorted({op.launch.__module__ for op in OPS} | {"normdeploy_plugins._math"}))
+def test_sizes_of_tiles_come_from_functions_of_constants(module: str) -> None:
+    """What a `triton.jit` function returns is a tensor in Triton 3.6 and can't be the size of a tile: that release
+    compiled no kernel that reads a row piece by piece."""
+    import triton
+
+    source = importlib.import_module(module)
+    for node in ast.walk(ast.parse(Path(str(source.__file__)).read_text())):
+        if not isinstance(node, ast.AnnAssign) or ast.unparse(node.annotation) != "tl.constexpr" or not node.value:
+            continue
+        for call in ast.walk(node.value):
+            if isinstance(call, ast.Call):
+                called = getattr(source, ast.unparse(call.func), None)
+                assert not isinstance(called, triton.JITFunction), ast.unparse(node)
