@@ -126,3 +126,10 @@ def test_an_unknown_part_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_day_ends_within_25_minutes() -> None:
     assert sum(part.seconds for part in PARTS) <= 25 * 60
+
+
+def test_a_part_has_variables_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: None) -> None:
+    code = "import os; print(os.environ['ITS_OWN']); raise SystemExit(1)"
+    monkeypatch.setattr(day, "PARTS", (part("own", code, environment={"ITS_OWN": "and its value"}),))
+    day.main(["--out", str(tmp_path)])
+    assert told(tmp_path)["own"] == ("failed", "and its value; see gpu_day.own.log")

@@ -89,7 +89,14 @@ def run(part: Part, gpu: bool, key: str, folder: Path) -> Outcome:
     except FileNotFoundError as reason:
         return ended(NOT_RUN, str(reason))
     with log.open("w") as file:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **part.environment},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             code = process.wait(part.seconds)
         except BaseException as stopped:  # a limit, or Ctrl-C: nothing of it may go on

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ pytest.importorskip(
     "cuda.bindings.driver", reason="cuda-bindings is not installed: the kernels can't be launched", exc_type=ImportError
 )
 
-from normdeploy_plugins._aot import FP8_SINCE, compile_launch
+from normdeploy_plugins._aot import CAPABILITIES, FP8_SINCE, compile_launch
 from normdeploy_plugins._launch import Tensor, Tile
 from normdeploy_plugins.driver import Kernel
 from normdeploy_plugins.ops import BY_NAME
@@ -36,8 +37,11 @@ from normdeploy.runtimes.trt import TrtRunner
 
 from ..rewriting.test_joining import KERNEL, SHAPES, call
 from .cases import MORE, UNUSUAL, Case, allowed, judge, sweep, unusual
+from .emulated import Unknown
 from .interpreted import GUARD, poisoned, torch_dtype, untouched
+from .test_emulated import DYNAMIC
 from .test_numerics import CASES
+from .usual import USUAL
 
 SEED = int(os.environ.get("SEED") or int.from_bytes(os.urandom(3), "big"))
 CAPABILITY = torch.cuda.get_device_capability()
@@ -53,23 +57,41 @@ def runs(case: Case) -> bool:
     return case.attributes.get("to") != "fp8" or CAPABILITY >= FP8_SINCE
 
 
-def tiles_of(case: Case, arrays: list[np.ndarray]) -> list[Tile]:
+def tensors_of(case: Case, arrays: list[np.ndarray]) -> list[Tensor]:
+    return [Tensor(tuple(a.shape), d) for a, d in zip(arrays, case.dtypes(), strict=True)]
+
+
+def tiles_of(case: Case, tensors: list[Tensor]) -> list[Tile]:
     """The case's own tile, else those of every tactic."""
-    tensors = [Tensor(tuple(a.shape), d) for a, d in zip(arrays, case.dtypes(), strict=True)]
     return [Tile(*case.tile)] if case.tile else BY_NAME[case.op].tiles(tensors, case.attributes)
 
 
-def on_gpu(case: Case, arrays: list[np.ndarray], tile: Tile) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """One tactic of an op: the inputs as they were stored and the outputs, in float64."""
+def on_gpu(
+    case: Case,
+    arrays: list[np.ndarray],
+    tile: Tile,
+    capability: tuple[int, int] = CAPABILITY,
+    *,
+    dynamic: bool = False,
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Launch one tactic of an op, compiled for ``capability``.
+
+    Args:
+        dynamic: compile it with no size known, as for an engine of dynamic sizes.
+
+    Returns:
+        The inputs as they were stored and the outputs, in float64.
+    """
     op = BY_NAME[case.op]
     stored = [
         torch.from_numpy(np.ascontiguousarray(a)).to(torch_dtype(d)).cuda()
         for a, d in zip(arrays, case.dtypes(), strict=True)
     ]
-    tensors = [Tensor(tuple(a.shape), d) for a, d in zip(arrays, case.dtypes(), strict=True)]
+    tensors = tensors_of(case, arrays)
     results = op.output_tensors(tensors, case.attributes)
     launch = op.launch(tensors, case.attributes, tile)
-    compiled = compile_launch(op, launch, tensors, results, CAPABILITY)
+    known = replace(launch, scalars=dict.fromkeys(launch.scalars, Unknown())) if dynamic else launch
+    compiled = compile_launch(op, known, tensors, results, capability)
     kernel = Kernel.load(compiled.name, compiled.ptx.encode(), compiled.warps * 32, compiled.shared)
     buffers = [poisoned(int(np.prod(r.shape)), r.dtype, "cuda") for r in results]
     outputs = [b[GUARD : b.numel() - GUARD].view(r.shape) for b, r in zip(buffers, results, strict=True)]
@@ -97,7 +119,7 @@ LARGE = [
 )
 def test_every_tactic_against_reference(case: Case) -> None:
     arrays = case.arrays(SEED)
-    for tile in tiles_of(case, arrays):
+    for tile in tiles_of(case, tensors_of(case, arrays)):
         judge(case, *on_gpu(case, arrays, tile), f"({tile}, SEED={SEED})")
 
 
@@ -105,16 +127,46 @@ def test_every_tactic_against_reference(case: Case) -> None:
 @pytest.mark.parametrize("looped", [False, True])
 def test_what_is_no_number_stays_in_its_row(op: str, looped: bool) -> None:
     case, arrays = unusual(op, looped, SEED)
-    for tile in tiles_of(case, arrays):
+    for tile in tiles_of(case, tensors_of(case, arrays)):
         judge(case, *on_gpu(case, arrays, tile), f"({tile}, SEED={SEED})")
+
+
+@pytest.mark.parametrize("case", [case for case in DYNAMIC if runs(case)], ids=str)
+def test_sizes_known_when_it_runs_alone(case: Case) -> None:
+    """One kernel for all sizes; empty tensors too, where a division by 0 must do no harm."""
+    arrays = case.arrays(SEED)
+    unknown = [Tensor((Unknown(),) * len(t.shape), t.dtype) for t in tensors_of(case, arrays)]
+    for tile in tiles_of(case, unknown):
+        judge(case, *on_gpu(case, arrays, tile, dynamic=True), f"({tile}, SEED={SEED})")
+
+
+@pytest.mark.parametrize("capability", [c for c in CAPABILITIES if c <= CAPABILITY], ids=str)
+@pytest.mark.parametrize("name", USUAL)
+def test_kernels_of_older_gpus(name: str, capability: tuple[int, int]) -> None:
+    """What is compiled for an older GPU runs here too, as PTX does on every later one."""
+    shape, attributes = USUAL[name]
+    case = Case(name, shape, attributes, "bf16")
+    arrays = case.arrays(SEED)
+    tile = tiles_of(case, tensors_of(case, arrays))[0]
+    judge(case, *on_gpu(case, arrays, tile, capability), f"({tile}, SEED={SEED})")
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "silu"])
+def test_an_activation_keeps_a_nan(activation: str) -> None:
+    case = Case("ScaleShift", (2, 3, 40), {"axis": 1, "activation": activation}, "fp16")
+    arrays = case.arrays(SEED)
+    arrays[0][1, 2, 5] = np.nan
+    for tile in tiles_of(case, tensors_of(case, arrays)):
+        _, (y,) = on_gpu(case, arrays, tile)
+        assert np.argwhere(np.isnan(y)).tolist() == [[1, 2, 5]]
 
 
 def two_launches(first: Case, second: Case) -> None:
     """Statistics by the first kernel, given to the second."""
     arrays = second.arrays(SEED)
-    _, (statistics,) = on_gpu(first, arrays[:1], tiles_of(first, arrays[:1])[0])
+    _, (statistics,) = on_gpu(first, arrays[:1], tiles_of(first, tensors_of(first, arrays[:1]))[0])
     arrays[1] = statistics
-    for tile in tiles_of(second, arrays):
+    for tile in tiles_of(second, tensors_of(second, arrays)):
         judge(second, *on_gpu(second, arrays, tile), f"({tile}, SEED={SEED})")
 
 
