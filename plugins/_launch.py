@@ -197,12 +197,19 @@ def next_power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-# Elements that one program keeps in registers: at 16,384 and 16 or more warps nothing spills in any type
+# Elements that one program keeps in registers: at 16,384 and 8 or more warps nothing spills in any type
 # (tests/plugins/test_aot.py).
 REGISTER_TILE = 16384
+# More warps than 8 wait for each other in every reduction: on an H200 a LayerNorm of 16,384 columns took 109 µs with 16
+# or 32 of them and 75 µs with 8 (benchmarks/results/kernels.md).
+USUAL_WARPS = 8
 # Elements and warps of a program that reads a longer row piece by piece. 8 elements a thread, one access of 16 bytes in
 # half precision, take 40 to 56 registers in most kernels, 16 take 64 and more (benchmarks/results/roofline.md).
 LOOPED = ((4096, 16), (2048, 8), (8192, 16), (1024, 4))
+# The same for rows that are known to be longer than REGISTER_TILE: on an H200 rows of 65,536 took 112 µs by 1024
+# elements at a time, 107 by 4096, 93 by 8192 and 80 by 16,384; groups of 20,480 took 85 by 4096, 92 by 8192 and 108 by
+# 16,384.
+LONG = ((8192, 16), (4096, 16), (16384, 16))
 # From about this many elements a program on, a block has enough loads in flight; smaller rows share a program.
 SMALL_TILE = 2048
 
@@ -211,25 +218,48 @@ def warps_for(elements: int, per_thread: int) -> int:
     return min(32, max(1, elements // (32 * per_thread)))
 
 
-def row_tiles(n: int | None) -> list[Tile]:
+def usual_warps(elements: int) -> int:
+    """16 elements a thread, or more where that would be more warps than USUAL_WARPS."""
+    return min(USUAL_WARPS, warps_for(elements, 16))
+
+
+def row_tiles(n: int | None, *, heavy: bool = False) -> list[Tile]:
     """Tactics for rows of ``n`` contiguous elements, the default first; None is a length known only when the engine
-    runs."""
-    if n is None or next_power_of_2(n) > REGISTER_TILE:
+    runs. What is ``heavy`` computes or reads more for each element than a norm alone: fewer threads, and pieces in
+    place of idle lanes, are then faster."""
+    if n is None:
         return [Tile(1, size, warps, loop=True) for size, warps in LOOPED]
+    if next_power_of_2(n) > REGISTER_TILE:
+        return [Tile(1, size, warps, loop=True) for size, warps in LONG]
     block = next_power_of_2(n)
     tiles = [
-        Tile(max(1, size // block), block, warps_for(max(size, block), 16))
+        Tile(max(1, size // block), block, usual_warps(max(size, block)))
         for size in (SMALL_TILE, SMALL_TILE // 2, 2 * SMALL_TILE)
     ]
-    tiles += [Tile(tiles[0].rows, block, warps) for per in (8, 32) if (warps := warps_for(tiles[0].rows * block, per))]
+    tiles += [Tile(tiles[0].rows, block, warps_for(tiles[0].rows * block, per)) for per in (16, 8, 32)]
+    if heavy:
+        one = max(SMALL_TILE // 2, block)
+        tiles.insert(0, Tile(one // block, block, min(USUAL_WARPS, warps_for(one, 32))))
     if n % 4 and block <= 256:  # of 2 bytes at once: a warp for itself then needs half as many instructions
         tiles.insert(0, Tile(256 // block, block, 1))
+    pieces = in_pieces(n, block)
+    first = heavy and block > SMALL_TILE // 2
+    tiles = [*pieces, *tiles] if first else [*tiles, *pieces]
+    return [t for t in dict.fromkeys(tiles) if t.rows * t.block // (32 * t.warps) <= 64]
+
+
+def in_pieces(n: int, block: int) -> list[Tile]:
+    """The tile that reads a row of ``n`` elements piece by piece though ``block`` elements fit into registers; none
+    where nothing speaks for it."""
     piece = n & -n
-    if 4 * (block - n) >= block and piece >= 256:  # 5120 and 10240: more than a third of the lanes would be idle
-        tiles.append(Tile(max(1, 1024 // piece), piece, warps_for(max(1024, piece), 8), loop=True))
-    elif block == REGISTER_TILE:  # which one block of 32 warps holds, and no other beside it
-        tiles.append(Tile(1, *LOOPED[0], loop=True))
-    return [t for t in dict.fromkeys(tiles) if t.rows * t.block // (32 * t.warps) <= 32]
+    idle = 4 * (block - n) >= block
+    if idle and piece >= 256:  # 5120 and 10240: more than a third of the lanes would be idle
+        return [Tile(max(1, 1024 // piece), piece, warps_for(max(1024, piece), 8), loop=True)]
+    if idle and piece == 128:  # 1152
+        return [Tile(1, 512, 2, loop=True)]
+    if block == REGISTER_TILE:  # which a block holds, and no other beside it
+        return [Tile(1, *LOOPED[0], loop=True)]
+    return []
 
 
 def row_launch(kernel: Any, x: Tensor, axis: int, tile: Tile, constants: dict[str, Any], **scalars: Size) -> Launch:

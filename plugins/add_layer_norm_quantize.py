@@ -71,7 +71,7 @@ OP = Op(
     inputs=("x", "residual", "gamma", "beta", "y_scale"),
     types="TTPPFQT",
     attributes={"epsilon": float, "to": str},
-    tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[-1:])),
+    tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[-1:]), heavy=True),
     launch=lambda inputs, a, tile: row_launch(
         add_layer_norm_quantize_kernel, inputs[0], -1, tile, {"EPSILON": a["epsilon"]}
     ),

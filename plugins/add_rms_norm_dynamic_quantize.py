@@ -63,7 +63,7 @@ OP = Op(
     inputs=("x", "residual", "gamma"),
     types="TTPQFT",
     attributes={"epsilon": float, "least": float, "to": str},
-    tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[-1:])),
+    tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[-1:]), heavy=True),
     launch=lambda inputs, a, tile: row_launch(
         add_rms_norm_dynamic_quantize_kernel, inputs[0], -1, tile, {"EPSILON": a["epsilon"], "LEAST": a["least"]}
     ),

@@ -62,7 +62,7 @@ OP = Op(
     inputs=("x", "residual", "gamma", "y_scale"),
     types="TTPFQT",
     attributes={"epsilon": float, "to": str},
-    tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[-1:])),
+    tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[-1:]), heavy=True),
     launch=lambda inputs, a, tile: row_launch(
         add_rms_norm_quantize_kernel, inputs[0], -1, tile, {"EPSILON": a["epsilon"]}
     ),

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from ._launch import (
     ITEMSIZE,
+    LONG,
     LOOPED,
     REGISTER_TILE,
     Launch,
@@ -31,6 +32,7 @@ from ._launch import (
     product,
     programs,
     row_tiles,
+    usual_warps,
     warps_for,
 )
 from ._math import activate, half, inverse_root, is_wide, load, load_column, merge, row_moments, store, welford, widened
@@ -221,7 +223,8 @@ def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
         more = packed_tiles(inputs[0], attributes["num_groups"], channels, inner)
         if channels is not None and rows is not None and rows * block <= REGISTER_TILE:
             return register_tiles(rows, block) + more
-        return [Tile(max(1, size // block), block, warps, loop=True) for size, warps in LOOPED] + more
+        pieces = LOOPED if channels is None or rows is None else LONG
+        return more + [Tile(max(1, size // block), block, warps, loop=True) for size, warps in pieces]
     flat = []
     wide = 16 // ITEMSIZE[inputs[0].dtype]
     if channels and inner and inner % wide and channels * inner % wide == 0:
@@ -229,7 +232,8 @@ def tiles(inputs: list[Tensor], attributes: dict[str, Any]) -> list[Tile]:
     block = 1024 if inner is None else next_power_of_2(inner)
     if channels is not None and inner is not None and next_power_of_2(channels) * block <= REGISTER_TILE:
         return flat + register_tiles(next_power_of_2(channels), block)
-    looped = [Tile(max(1, size // min(block, size)), min(block, size), warps, loop=True) for size, warps in LOOPED]
+    pieces = LOOPED if channels is None or inner is None else LONG
+    looped = [Tile(max(1, size // min(block, size)), min(block, size), warps, loop=True) for size, warps in pieces]
     return flat + looped
 
 
@@ -246,11 +250,17 @@ def packed_tiles(x: Tensor, groups: int, channels: int | None, inner: int | None
     if inner is not None and next_power_of_2(inner) * block <= REGISTER_TILE // 2:
         size = next_power_of_2(inner) * block
         return [Tile(size // block, block, warps_for(size, 16), pack=pack)]
-    return [Tile(max(1, size // block), block, warps, loop=True, pack=pack) for size, warps in LOOPED[:2]]
+    # the last is for few groups, which are few programs: on an H200 306 µs in place of 457 for 256 groups of 4 channels
+    pieces = (*LOOPED[:2], (8192, 32))
+    return [Tile(max(1, size // block), block, warps, loop=True, pack=pack) for size, warps in pieces]
 
 
 def register_tiles(rows: int, block: int) -> list[Tile]:
-    return list(dict.fromkeys(Tile(rows, block, warps_for(rows * block, per)) for per in (16, 8, 32)))
+    size = rows * block
+    return [
+        Tile(rows, block, warps)
+        for warps in dict.fromkeys((usual_warps(size), *(warps_for(size, p) for p in (16, 8, 32))))
+    ]
 
 
 def launch(inputs: list[Tensor], attributes: dict[str, Any], tile: Tile) -> Launch:

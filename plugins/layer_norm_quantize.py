@@ -67,7 +67,7 @@ OP = Op(
     inputs=("x", "gamma", "beta", "y_scale"),
     types="TPPFQ",
     attributes={"epsilon": float, "axis": int, "to": str},
-    tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[a["axis"] :])),
+    tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[a["axis"] :]), heavy=True),
     launch=lambda inputs, a, tile: row_launch(
         layer_norm_quantize_kernel, inputs[0], a["axis"], tile, {"EPSILON": a["epsilon"]}
     ),

@@ -86,7 +86,7 @@ OP = Op(
     inputs=("x", "scale", "shift"),
     types="TTTT",
     attributes={"epsilon": float},
-    tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[-1:])),
+    tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[-1:]), heavy=True),
     launch=launch,
     reference=reference,
 )

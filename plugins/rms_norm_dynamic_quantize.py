@@ -61,7 +61,7 @@ OP = Op(
     inputs=("x", "gamma"),
     types="TPQF",
     attributes={"epsilon": float, "axis": int, "least": float, "to": str},
-    tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[a["axis"] :])),
+    tiles=lambda inputs, a: row_tiles(constant_product(inputs[0].shape[a["axis"] :]), heavy=True),
     launch=lambda inputs, a, tile: row_launch(
         rms_norm_dynamic_quantize_kernel, inputs[0], a["axis"], tile, {"EPSILON": a["epsilon"], "LEAST": a["least"]}
     ),

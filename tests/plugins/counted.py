@@ -34,6 +34,11 @@ class Kernel:
     tile: Tile
     tensors: list[Tensor]  # inputs, then outputs
 
+    @property
+    def each(self) -> int:
+        """Elements a thread."""
+        return max(1, self.tile.rows * self.tile.block // (32 * self.tile.warps))
+
     def resources(self, capability: tuple[int, int]) -> tuple[int, int, float]:
         """Registers a thread, bytes spilled, and the share of a multiprocessor's warps."""
         made, warps = assemble(self.compiled.ptx, capability), self.compiled.warps

@@ -102,11 +102,12 @@ def test_dynamic_rows_of_16_bytes_are_moved_by_16_bytes(case: Case) -> None:
 
 @pytest.mark.parametrize("case", [c for c in DYNAMIC if c.types[0] == "fp16"], ids=str)
 def test_dynamic_sizes_leave_room_for_other_warps(case: Case) -> None:
-    """No spill, and half of the warps that a multiprocessor can hold: below, too few bytes are under way."""
+    """No spill, and half of the warps that a multiprocessor can hold, of 8 elements a thread, or fewer of more: below,
+    too few bytes are under way."""
     made = counted.kernel(case)
     registers, spilled, share = made.resources((9, 0))
     assert spilled == 0
-    assert share >= 0.5, registers
+    assert share * made.each >= 4, registers
 
 
 # ------------------------------------------------------------------ sizes that had a cost of their own
@@ -182,6 +183,7 @@ FOR_EACH = [
 def test_no_tactic_spills(case: Case, capability: tuple[int, int]) -> None:
     op, inputs, attributes = case.call(unknown=Unknown()) if case.dynamic else case.call(SIZES[0])
     for tactic in range(len(op.tiles(inputs, attributes))):
-        registers, spilled, share = counted.kernel(case, capability, tactic, SIZES[0]).resources(capability)
+        made = counted.kernel(case, capability, tactic, SIZES[0])
+        registers, spilled, share = made.resources(capability)
         assert spilled == 0, tactic
-        assert tactic or share >= 0.45, registers
+        assert tactic or share * made.each >= 3.6, registers
