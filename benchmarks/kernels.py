@@ -6,9 +6,9 @@ For each op, type and size: the time of one call by events around it, the median
 so that nothing is found in the cache (together at least four times the L2); while the GPU works through the calls,
 nothing waits for Python. ``share`` is the bytes that have to be read and written, over the time, over the bandwidth of
 a device-to-device copy measured in the same run. Every tactic of ours is timed: ``default`` is the first, ``best`` what
-TensorRT would choose. All compute the same in one run, outputs compared. Writes ``benchmarks/results/kernels.json``
-and, where matplotlib is at hand, ``kernels.png``. ``--dry-run`` needs no GPU: it compiles every kernel and lists what
-would be run.
+TensorRT would choose. All compute the same in one run, outputs compared. Writes ``benchmarks/results/kernels.json``,
+``kernels.md`` and, where matplotlib is at hand, ``kernels.png``. Without a GPU: ``--dry-run`` compiles every kernel and
+lists what would be run, ``--page`` writes the page and the plot of what ``kernels.json`` holds.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from typing import Any
 
 import torch
 from normdeploy_plugins._aot import compile_launch
-from normdeploy_plugins._launch import ITEMSIZE, Launch, Op, Tensor
+from normdeploy_plugins._launch import ITEMSIZE, Launch, Op, Tensor, Tile
 from normdeploy_plugins.driver import Kernel
 from normdeploy_plugins.ops import BY_NAME
 
 RESULTS = Path(__file__).parent / "results"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+STORED = DTYPES | {"i8": torch.int8, "fp8e4nv": torch.float8_e4m3fn}
+# Of the ops that quantize one of each kind: a given scale, and a scale made of each row.
+QUANTIZING = ("LayerNormQuantize", "RMSNormDynamicQuantize")
 REPEATS = 60
 EPS = 1e-5
-COLUMNS = (1024, 2048, 4096, 8192, 16384)
+COLUMNS = (768, 1024, 2048, 4096, 5120, 8192, 16384)
 Call = Callable[..., Any]
 
 
@@ -90,7 +93,7 @@ def contestants(eager: Call, more: dict[str, Call | None]) -> dict[str, Call]:
 
 
 def trials(ops: list[str], dtypes: list[str], mib: int) -> Iterator[Trial]:
-    """The grid: rows of 1,024 to 16,384 columns, and the group norms of Stable Diffusion, each with at least ``mib``
+    """The grid: rows of 768 to 16,384 columns, and the group norms of Stable Diffusion, each with at least ``mib``
     MiB in x."""
     layer_norm, rms_norm = torch.nn.functional.layer_norm, torch.nn.functional.rms_norm
     liger_ln, liger_rms = (
@@ -109,6 +112,14 @@ def trials(ops: list[str], dtypes: list[str], mib: int) -> Iterator[Trial]:
 
     def modulated(x: Any, scale: Any, shift: Any) -> Any:
         return layer_norm(x, x.shape[-1:], eps=EPS) * (1 + scale) + shift
+
+    def to_int8(x: Any, g: Any, b: Any, scale: Any) -> Any:
+        return (layer_norm(x, g.shape, g, b, EPS).float() / scale).round().clamp(-128, 127).to(torch.int8)
+
+    def to_fp8(x: Any, g: Any) -> Any:
+        y = rms_norm(x, g.shape, g, EPS).float()
+        scale = y.abs().amax(-1, keepdim=True).clamp(min=EPS) / 448
+        return (y / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale
 
     rows: dict[str, tuple[int, dict[str, Any], dict[str, Call]]] = {
         "LayerNorm": (
@@ -147,14 +158,20 @@ def trials(ops: list[str], dtypes: list[str], mib: int) -> Iterator[Trial]:
             {"epsilon": EPS, "axis": -1, "ddof": 1},
             contestants(lambda x, g, b: g * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + EPS) + b, {}),
         ),
+        "LayerNormQuantize": (1, {"epsilon": EPS, "axis": -1, "to": "int8"}, contestants(to_int8, {})),
+        "RMSNormDynamicQuantize": (
+            1,
+            {"epsilon": EPS, "axis": -1, "least": EPS, "to": "fp8"},
+            contestants(to_fp8, {}),
+        ),
     }
     for name in (n for n in ops if n in rows):
         full, attributes, others = rows[name]
         for dtype in dtypes:
             for n in COLUMNS:
                 count = mib * 2**20 // (n * ITEMSIZE[dtype])
-                small = len(BY_NAME[name].inputs) - full
-                yield Trial(name, ((count, n),) * full + ((n,),) * small, dtype, attributes, others)
+                small = tuple((1,) if i == "y_scale" else (n,) for i in BY_NAME[name].inputs[full:])
+                yield Trial(name, ((count, n),) * full + small, dtype, attributes, others)
     if "ModulatedLayerNorm" in ops:
         for dtype in dtypes:
             for d in (1152, 3072):
@@ -199,7 +216,7 @@ def images(ops: list[str], dtypes: list[str], mib: int) -> Iterator[Trial]:
                 yield Trial(name, (shape, (c,), (c,)), dtype, attributes, contestants(eager, {}))
 
 
-def launches(trial: Trial, capability: tuple[int, int]) -> Iterator[tuple[Any, Launch, Any]]:
+def launches(trial: Trial, capability: tuple[int, int]) -> Iterator[tuple[Tile, Launch, Any]]:
     """Every tactic: the tile, the launch, and the compiled kernel."""
     op: Op = BY_NAME[trial.op]
     inputs, outputs = trial.tensors()
@@ -231,22 +248,32 @@ def copy_bandwidth() -> float:
     return 2 * 2**30 / (1e-6 * microseconds(lambda _: target.copy_(source), 1))
 
 
+def tile_name(tile: Tile) -> str:
+    """As the page names a tactic: rows x elements / warps, L where it is looped over."""
+    return f"{tile.rows}x{tile.block}/{tile.warps}" + "L" * tile.loop
+
+
 def measured(trial: Trial, capability: tuple[int, int], bandwidth: float) -> dict[str, Any]:
     inputs, outputs = trial.tensors()
     cache = torch.cuda.get_device_properties(0).L2_cache_size
     rotations = max(2, -(-4 * cache // trial.bytes()))
 
     def filled(t: Tensor, index: int) -> torch.Tensor:
-        return torch.randn(t.shape, device="cuda", dtype=DTYPES[t.dtype]) + (1 if index else 0)
+        if t.shape == (1,):
+            return torch.full(t.shape, 0.02, device="cuda", dtype=STORED[t.dtype])
+        return torch.randn(t.shape, device="cuda", dtype=STORED[t.dtype]) + (1 if index else 0)
+
+    def poisoned(t: Tensor) -> torch.Tensor:
+        return torch.full(t.shape, 85 if t.dtype == "i8" else torch.nan, device="cuda", dtype=STORED[t.dtype])
 
     sets = [[filled(t, i) for i, t in enumerate(inputs)] for _ in range(rotations)]
-    results = [torch.full(t.shape, torch.nan, device="cuda", dtype=DTYPES[t.dtype]) for t in outputs]
+    results = [poisoned(t) for t in outputs]
     stream = torch.cuda.current_stream().cuda_stream
     ours, pointers = {}, [[t.data_ptr() for t in held] for held in sets]
     for tile, launch, compiled in launches(trial, capability):
         kernel = Kernel.load(compiled.name, compiled.ptx.encode(), compiled.warps * 32, compiled.shared)
         extra, out = [launch.scalars[a] for a in compiled.arguments], [t.data_ptr() for t in results]
-        ours[f"{tile.rows}x{tile.block}/{tile.warps}{'L' if tile.loop else ''}"] = microseconds(
+        ours[tile_name(tile)] = microseconds(
             lambda i, k=kernel, g=launch.grid, e=extra, o=out: k.launch(g, pointers[i], e, o, stream), rotations
         )
     times: dict[str, float] = {"default": next(iter(ours.values())), "best": min(ours.values())}
@@ -291,36 +318,131 @@ def plot(rows: list[dict[str, Any]], title: str, file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    names = list(dict.fromkeys((r["op"], r["dtype"]) for r in rows))
-    figure, axes = pyplot.subplots(len(names), 1, figsize=(9, 2.4 * len(names)), squeeze=False)
-    for (op, dtype), axis in zip(names, axes[:, 0], strict=True):
+    ops, dtypes = (list(dict.fromkeys(r[key] for r in rows)) for key in ("op", "dtype"))
+    figure, axes = pyplot.subplots(len(ops), len(dtypes), figsize=(6 * len(dtypes), 1.9 * len(ops)), squeeze=False)
+    for (op, dtype), axis in zip(itertools.product(ops, dtypes), axes.flat, strict=True):
         own = [r for r in rows if (r["op"], r["dtype"]) == (op, dtype)]
         for contestant in dict.fromkeys(name for r in own for name in r["share"]):
-            axis.plot([r["share"].get(contestant) for r in own], marker="o", label=contestant)
-        axis.set_xticks(range(len(own)), [r["size"] for r in own], fontsize=7)
-        axis.set_ylabel("share of the copy's bandwidth", fontsize=7)
-        axis.set_title(f"{op} {dtype}", fontsize=9)
-        axis.set_ylim(0)
-        axis.legend(fontsize=7)
-    figure.suptitle(title, fontsize=9)
-    figure.tight_layout()
-    figure.savefig(file, dpi=120)
+            axis.plot([r["share"].get(contestant) for r in own], marker="o", markersize=3, label=contestant)
+        axis.set_xticks(range(len(own)), [r["size"] for r in own], fontsize=5)
+        axis.set_ylabel("share", fontsize=6)
+        axis.tick_params("y", labelsize=6)
+        axis.set_title(f"{op} {dtype}", fontsize=8)
+        axis.set_ylim(0, 1)
+    axes[0, 0].legend(fontsize=6)
+    figure.suptitle(f"Share of the copy's bandwidth. {title}", fontsize=9)
+    figure.tight_layout(rect=(0, 0, 1, 0.98))
+    figure.savefig(file, dpi=70)
+
+
+def page(found: dict[str, Any]) -> str:
+    """The measured page: what the kernels reach, op by op, then every row."""
+    rows = found["rows"]
+    names = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version != "not installed")
+    missing = [name for name, version in found["versions"].items() if version == "not installed"]
+    lines = [
+        "# The kernels, measured",
+        "",
+        f"On one {found['gpu']}, {found['date']}; {names}; not installed there: {', '.join(missing) or 'none'}.",
+        "`python -m benchmarks.kernels` measures, and writes this page and `kernels.json`; its head says how.",
+        "",
+        "**Kernels ran alone, compiled ahead of time and launched through CUDA's driver; no TensorRT engine did.** A",
+        "share is the bytes that have to be read and written, over the time, over the bandwidth of a copy on the same",
+        f"GPU ({_terabytes(found)} TB/s, bytes read and written together). *default*: our first tactic; *best*: the",
+        "fastest of all, which TensorRT picks by its clock when it builds; *eager* and *compile*: the same formula in",
+        "torch and through `torch.compile`. *Faster*: by 3 % or more.",
+        "",
+        *found.get("notes", []),
+        "![Shares](kernels.png)",
+        "",
+        *_summary(rows),
+        "",
+        "Rows where `torch.compile` is faster than the best of ours: " + "; ".join(_lost(rows)) + ".",
+    ]
+    for op, dtype in dict.fromkeys((r["op"], r["dtype"]) for r in rows):
+        own = [r for r in rows if (r["op"], r["dtype"]) == (op, dtype)]
+        contestants = list(dict.fromkeys(name for r in own for name in r["share"]))
+        lines += ["", f"## {op} {dtype}", "", "| size | MiB | tactic | " + " | ".join(contestants) + " |"]
+        lines += ["|---|---|---|" + "---|" * len(contestants)]
+        for r in own:
+            cells = [_cell(r, name) for name in contestants]
+            size = r["size"] + (" NHWC" if r["channels_last"] else "")
+            best = min(r["tactics"], key=r["tactics"].get)
+            lines.append(f"| {size} | {r['bytes'] / 2**20:.0f} | {best} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _terabytes(found: dict[str, Any]) -> str:
+    return f"{found['copy_bytes_per_second'] / 1e12:.2f}"
+
+
+def _cell(row: dict[str, Any], contestant: str) -> str:
+    if contestant not in row["share"]:
+        return "not run"
+    return f"{row['microseconds'][contestant]:.0f} µs, {row['share'][contestant]:.0%}"
+
+
+def _summary(rows: list[dict[str, Any]]) -> list[str]:
+    """One line an op: the shares' range, and in how many rows torch is faster than ours."""
+    lines = ["| op | rows | default | best | eager | compile | compile faster than default | than best |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    for op, last in dict.fromkeys((r["op"], r["channels_last"]) for r in rows):
+        own = [r for r in rows if (r["op"], r["channels_last"]) == (op, last)]
+        cells = []
+        for name in ("default", "best", "eager", "compile"):
+            shares = [r["share"][name] for r in own if name in r["share"]]
+            cells.append(f"{min(shares):.0%} to {max(shares):.0%}" if shares else "not run")
+        for name in ("default", "best"):
+            cells.append(str(sum(_faster(r, "compile", name) for r in own)))
+        lines.append(f"| {op}{' NHWC' if last else ''} | {len(own)} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _lost(rows: list[dict[str, Any]]) -> list[str]:
+    """The rows where torch.compile is faster than every tactic of ours, with the two shares."""
+    lost = [r for r in rows if _faster(r, "compile", "best")]
+    names = [f"{r['op']} {r['dtype']} {r['size']}" for r in lost]
+    shares = [f" ({r['share']['compile']:.0%}, ours {r['share']['best']:.0%})" for r in lost]
+    return [name + share for name, share in zip(names, shares, strict=True)] or ["none"]
+
+
+def _faster(row: dict[str, Any], one: str, other: str) -> bool:
+    """Whether ``one`` took at least 3 % less time than ``other``; what lies closer is noise."""
+    times = row["microseconds"]
+    return one in times and times[one] < 0.97 * times[other]
+
+
+def publish(results: Path) -> None:
+    """Write the page and, where matplotlib is at hand, the plot of what ``results`` holds."""
+    found = json.loads(results.read_text())
+    results.with_suffix(".md").write_text(page(found))
+    title = f"{found['gpu']}, {found['date']}, copy {_terabytes(found)} TB/s"
+    try:
+        plot(found["rows"], title, results.with_suffix(".png"))
+    except ImportError:
+        print("matplotlib is not installed: no plot")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     without = ("GroupNorm", "NormStatistics", "LayerNormApply", "GroupNormApply")
-    default = [name for name, op in BY_NAME.items() if name not in without and "Q" not in op.types]
+    default = [
+        name for name, op in BY_NAME.items() if name not in without and ("Q" not in op.types or name in QUANTIZING)
+    ]
     parser.add_argument("--ops", nargs="+", choices=default, default=default)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--out", type=Path, default=RESULTS / "kernels.json")
     parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
+    if options.page:
+        publish(options.out)
+        return
     planned = trials(options.ops, options.dtypes, options.mib)
     if options.dry_run:
         for trial in planned:
-            tactics = [f"{t.rows}x{t.block}/{t.warps}" for t, _, _ in launches(trial, (9, 0))]
+            tactics = [tile_name(t) for t, _, _ in launches(trial, (9, 0))]
             size = f"{trial.size:20} {trial.bytes() / 2**20:8.1f} MiB"
             print(f"{trial.op:20} {trial.dtype} {size}  {', '.join(tactics)}  beside {', '.join(trial.others)}")
         return
@@ -346,10 +468,7 @@ def main() -> None:
         torch.cuda.empty_cache()
         torch._dynamo.reset()
         _WIDE.clear()
-    try:
-        plot(rows, f"{head['gpu']}, {head['date']}, copy {bandwidth / 1e12:.2f} TB/s", options.out.with_suffix(".png"))
-    except ImportError:
-        print("matplotlib is not installed: no plot")
+    publish(options.out)
 
 
 if __name__ == "__main__":

@@ -128,8 +128,9 @@ def page(found: list[dict[str, Any]]) -> str:
     lines = [
         "# The kernels' costs, counted",
         "",
-        "**Estimates: nothing here was timed, no kernel ran on a GPU.** `python -m benchmarks.roofline` writes this",
-        "page and `roofline.json`; its head says how. Accesses: of one block's warps, count × bytes a thread; the few",
+        "**Estimates: nothing here was timed.** What the kernels reach on an H200 is [measured](kernels.md), and is",
+        "less: this model knows no wait of a reduction. `python -m benchmarks.roofline` writes this page and",
+        "`roofline.json`; its head says how. Accesses: of one block's warps, count × bytes a thread; the few",
         "loads of 2 or 4 bytes beside those of 16 are each row's first element. Instructions: PTX's, of warps, for 32",
         "elements. Then for each compute capability: registers a thread · occupancy · the share of the bandwidth that",
         f"the roofline allows, with a latency of {LATENCY * 1e9:.0f} ns (assumed) and the data sheets' numbers of",
