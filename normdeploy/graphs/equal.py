@@ -11,6 +11,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from ..compare.elements import distance, largest_finite, misplaced
+from ..compare.perturbation import of_regrouping
 from ..element_types import UNIT_ROUNDOFF
 from ..errors import ExportError
 from ..sessions import open_session
@@ -40,10 +42,9 @@ def check_equal(
     """Run both on each sample in onnxruntime, its own optimizer off, and compare every output.
 
     Cleaning up is meant to be exact, and mostly is, bit for bit. What may differ is the rounding of the nodes that were
-    folded into constants or regrouped, N at most (the nodes before). N roundings of relative size u add up to less than
-    λ·√N·u with a probability of 1 − 2N·exp(−λ²/2) (Higham and Mary, "A new approach to probabilistic rounding error
-    analysis", 2019); with λ = 6 that is 1 − 3e-8·N. So the bound is 6·√N·u·max|before| for each output, u the unit
-    roundoff of the coarsest floating type in the graph. Integers, and the places of NaN and Inf, must be equal.
+    folded into constants or regrouped, N at most (the nodes before). So the bound is 6·√N·u·max|before| for each output
+    (`normdeploy.compare.perturbation.of_regrouping`), u the unit roundoff of the coarsest floating type in the graph.
+    Integers, and the places of NaN and Inf, must be equal.
 
     Args:
         shared: initializer of ``after`` -> large initializer of ``before``, whose data it has; ``after`` holds
@@ -52,7 +53,7 @@ def check_equal(
     Raises:
         ExportError: an output differs by more; the message names it and both values.
     """
-    relative = 6 * math.sqrt(len(before.graph.node)) * unit_roundoff(before)
+    relative = of_regrouping(len(before.graph.node), unit_roundoff(before))
     light, weights = detached(before, fed=True)
     values = _all_held(weights)
     expected = _outputs(light, values, samples)
@@ -62,7 +63,7 @@ def check_equal(
     )
     for (name, old), (_, new) in zip(expected, outputs, strict=True):
         difference = _difference(old, new)
-        bound = relative * float(np.abs(old, where=np.isfinite(old), out=np.zeros(old.shape)).max(initial=0.0))
+        bound = relative * largest_finite(old)
         if difference > bound:
             raise ExportError(
                 f"simplifying changed the output {name!r} by {difference:.3g}, but rounding explains no more than"
@@ -197,9 +198,6 @@ def _difference(old: np.ndarray, new: np.ndarray) -> float:
         return math.inf
     if np.array_equal(old, new, equal_nan=old.dtype.kind == "f"):
         return 0.0
-    if old.dtype.kind != "f":
+    if old.dtype.kind != "f" or misplaced(old, new).any():
         return math.inf
-    finite = np.isfinite(old)
-    if not np.array_equal(old[~finite], new[~finite], equal_nan=True) or not np.isfinite(new[finite]).all():
-        return math.inf
-    return float(np.abs(old[finite].astype(np.float64) - new[finite]).max())
+    return float(distance(old, new).max())

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..compare.rewrites import sum_error
 from ..graphs.graph import Graph
 from ..graphs.region import Refusal
 from ..proof.pointwise import Form
@@ -26,7 +27,6 @@ from .trials import Case
 
 _PLACES = 257
 _CLAMPED, _SMOOTH = (-0.5, 1.5), (-12.0, 12.0)
-_UNITS = 8
 
 
 def is_accurate(graph: Graph, form: Form, x: gs.Tensor, y: gs.Tensor, nodes: Sequence[gs.Node]) -> bool:
@@ -47,7 +47,7 @@ def is_accurate(graph: Graph, form: Form, x: gs.Tensor, y: gs.Tensor, nodes: Seq
             opset=1,
             number=0,
             rows=lambda v: v.reshape(1, -1),
-            expected=lambda y, unit: np.array([_UNITS * unit * float(np.abs(y).max())]),
+            expected=lambda y, unit: np.array([sum_error(float(np.abs(y).max()), unit)]),
         )
         graph.memo[key] = tried is not None and _holds(verdicts([tried])[0])
     return bool(graph.memo[key])

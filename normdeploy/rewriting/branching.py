@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..compare.rewrites import TIMES, ULPS
 from ..evaluate import evaluate
 from ..forms.linear import Linear
 from ..graphs.graph import Graph
@@ -18,7 +19,7 @@ from . import certify
 from .branch_constants import Branch, Branches
 from .branches import Merged, Part, branches_of, merged, weight_of
 from .certify import Failure, pair_of
-from .conditioning import TIMES, ULPS, Costly, Loss, normal, rounded, scaled, summed, worst
+from .conditioning import Costly, Loss, normal, rounded, scaled, summed, worst
 from .folding import fold
 from .ledger import Entry
 from .proposal import Change, Proposal, Remark, Target

@@ -31,6 +31,8 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ..compare.elements import distance
+from ..compare.rewrites import TIMES, ULPS
 from ..element_types import UNIT_ROUNDOFF
 from ..evaluate import evaluate
 from ..forms.batch import Fold, Share
@@ -40,7 +42,6 @@ from ..graphs.region import Refusal
 from ..recognition.scales import Affine
 from .rows import cancelling, chosen_rows, row_of, table_of
 
-TIMES, ULPS = 4, 4
 _DRAWS = 8
 _ROWS = 24  # output channels evaluated
 _WINDOW = 9  # places of a convolution's window
@@ -314,8 +315,7 @@ def worst(
 ) -> Loss | None:
     """The channel that breaks the rule most, None where none does. All are (draws, channels)."""
     valid = np.isfinite(exact) & np.isfinite(before)
-    was = np.where(valid, np.abs(before - exact), 0.0).max(axis=0, initial=0.0)
-    now = np.where(valid, np.where(np.isfinite(after), np.abs(after - exact), np.inf), 0.0).max(axis=0, initial=0.0)
+    was, now = (np.where(valid, distance(y, exact), 0.0).max(axis=0, initial=0.0) for y in (before, after))
     allowed = TIMES * was + ULPS * 2 * _unit(dtype) * np.where(valid, np.abs(exact), 0.0).max(axis=0, initial=0.0)
     if not (now > allowed).any():
         return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..compare.rewrites import norm_error
 from ..graphs.dims import Dims
 from ..graphs.region import EvaluationFailed
 from ..recognition.probe import Fit
@@ -86,7 +87,8 @@ def maker(grouping: Grouping, scale: np.ndarray | None, opset: int) -> Callable[
 
         def expected(reference: np.ndarray, unit: float) -> np.ndarray:
             x = fit.rows(given.leaves[0] + given.leaves[1] if grouping.added else given.leaves[0])
-            return rounding.bound(x, fit.rows(reference), grouping.epsilon, grouping.centered, gain, unit)
+            y = fit.rows(reference)
+            return norm_error(x, y, grouping.epsilon, centered=grouping.centered, gamma=gain, unit=unit)
 
         return rounding.trial(rewrite.before.graph, given, rewrite, dtype, opset, number, fit.rows, expected)
 

@@ -2,11 +2,7 @@
 
 A group's error after the rewrite is expected to stay below
 
-    max(2 · error before, 8u · (1 + max|x|/σ) · max|γ| + u · max|y| + 2⁻²⁵ · ε/(σ² + ε) · max|y|)
-
-u the type's unit roundoff (2⁻⁵³, 2⁻²⁴, 2⁻¹¹, 2⁻⁸): the statistics are accurate to a few u of the largest element, the
-result is rounded once more, and epsilon is a float32 attribute (half an ulp of it changes the root by 2⁻²⁵·ε/(σ² + ε)
-of itself: float64 alone notices).
+    max(2 · error before, what the formula itself rounds: `normdeploy.compare.rewrites`)
 
 The verdict decides where it is gross: where onnxruntime runs the nodes before and has no kernel for those after, or
 where these answer NaN or Inf, or err by more than `GROSS` times what is allowed, at ordinary inputs (`ORDINARY`).
@@ -28,6 +24,8 @@ import onnx
 import onnx_graphsurgeon as gs
 import onnxruntime as ort
 
+from ..compare.elements import distance
+from ..compare.rewrites import norm_error, sum_error
 from ..element_types import UNIT_ROUNDOFF
 from ..evaluate import evaluate
 from ..graphs.calls import attach
@@ -45,7 +43,6 @@ BATCH = 64
 OF_A_KIND = 8  # of norms that differ in gamma and beta only this many are run
 GROSS = 16  # times the error allowed
 ORDINARY = frozenset({"normal", "skewed"})  # patterns of the battery
-_UNITS = 8  # roundings of its largest sum that a fold may be off by
 
 
 @dataclass(frozen=True)
@@ -87,18 +84,6 @@ class Verdict:
     missing: str = ""
 
 
-def bound(x: np.ndarray, y: np.ndarray, epsilon: float, centered: bool, gamma: float, unit: float) -> np.ndarray:
-    """The error that a norm's rounding may make in each row (the module's formula, without the error before).
-
-    ``x``: rows of its input; ``y``: those of its result, in float64; ``gamma``: the largest; ``unit``: the unit
-    roundoff of its type.
-    """
-    spread = np.square(x - x.mean(axis=1, keepdims=True) if centered else x).mean(axis=1)
-    scale = 1 + np.abs(x).max(axis=1) / np.sqrt(spread + epsilon + 1e-300)
-    largest = np.nan_to_num(np.abs(y)).max(axis=1)
-    return 8 * unit * scale * gamma + (unit + 2.0**-25 * epsilon / (spread + epsilon + 1e-300)) * largest
-
-
 def norm_trial(norm: Norm, opset: int) -> Callable[[Sequence[Rewrite], int], Trial | None]:
     """Return what makes the trial of a norm's rewrite, of (the rewrite, the number of the trial); it gives None where
     there is no float64 reference.
@@ -117,7 +102,8 @@ def norm_trial(norm: Norm, opset: int) -> Callable[[Sequence[Rewrite], int], Tri
         gamma = 1.0 if norm.gamma is None or norm.gamma.value is None else float(np.abs(norm.gamma.value).max())
 
         def expected(reference: np.ndarray, unit: float) -> np.ndarray:
-            return bound(x, layout.rows(reference), norm.epsilon, norm.fit.centered, gamma, unit)
+            y = layout.rows(reference)
+            return norm_error(x, y, norm.epsilon, centered=norm.fit.centered, gamma=gamma, unit=unit)
 
         return trial(rewrite.before.graph, case, rewrite, norm.dtype, opset, number, layout.rows, expected)
 
@@ -149,7 +135,7 @@ def fold_trial(
             opset,
             number,
             lambda v: v.reshape(1, -1),
-            lambda _, unit: np.array([_UNITS * unit * terms]),
+            lambda _, unit: np.array([sum_error(terms, unit)]),
         )
 
     return make
@@ -340,11 +326,9 @@ def _judge(t: Trial, before: Any, after: Any) -> Verdict:
     ref = t.rows(t.reference)
 
     def errors(value: Any) -> np.ndarray:
-        difference = t.rows(np.asarray(value, dtype=np.float64)) - ref
-        np.abs(difference, out=difference)
-        difference[np.isnan(difference)] = np.inf
-        difference[~np.isfinite(ref)] = 0.0
-        return difference.max(axis=1)
+        apart = distance(t.rows(np.asarray(value, dtype=np.float64)), ref)
+        apart[~np.isfinite(ref)] = 0.0
+        return apart.max(axis=1)
 
     with evaluate.quiet():
         was, now = errors(before), errors(after)

@@ -26,6 +26,9 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ..compare.elements import distance, largest_finite, row_largest
+from ..compare.perturbation import explained, of_regrouping
+from ..compare.verdict import farthest
 from ..graphs import equal
 from ..graphs.dims import Dims, evaluate_dim
 from ..graphs.edge_inputs import edge_values, special_values
@@ -155,7 +158,7 @@ class Reference:
         self.failed = ""
         self._seen: list[_Seen] = []
         self._unit = equal.unit_roundoff(before)
-        self._relative = 6 * math.sqrt(sum(1 for _ in before.graph.node)) * self._unit
+        self._relative = of_regrouping(len(before.graph.node), self._unit)
         try:
             bare = specs_of(before)
             if {s.name for s in bare} != {s.name for s in specs}:
@@ -314,12 +317,13 @@ class Reference:
             return Difference(message, seen.sizes, True)
         if gains:
             outputs = [_without_gains(old, new) for old, new in zip(seen.outputs, outputs, strict=True)]
+        apart: str | None = None
         for draws in _PERTURBED:
             self._perturb(seen, draws)
-            message = self._compared(seen, outputs)
-            if not message:
+            apart = self._compared(seen, outputs)
+            if apart is None:
                 return None
-        return Difference(f"at {seen.at} {message}", seen.sizes)
+        return Difference(f"at {seen.at} {apart}", seen.sizes)
 
     def _perturb(self, seen: _Seen, draws: int) -> None:
         for number in range(seen.draws, draws):
@@ -327,14 +331,11 @@ class Reference:
             outputs = self._model.run(seen.feeds, rng, _UNITS * self._unit, move_inputs=seen.move_inputs)
             for i, (old, new) in enumerate(zip(seen.outputs, outputs, strict=True)):
                 if (moved := seen.moved[i]) is not None:
-                    seen.moved[i] = (
-                        np.maximum(moved, _apart(old, new))
-                        if old.shape == np.shape(new)
-                        else np.full(old.shape, np.inf)
-                    )
+                    same_shape = old.shape == np.shape(new)
+                    seen.moved[i] = np.maximum(moved, distance(new, old) if same_shape else np.inf)
         seen.draws = max(seen.draws, draws)
 
-    def _compared(self, seen: _Seen, outputs: Sequence[Any]) -> str:
+    def _compared(self, seen: _Seen, outputs: Sequence[Any]) -> str | None:
         for name, old, new, moved in zip(self._model.outputs, seen.outputs, outputs, seen.moved, strict=True):
             if moved is None:
                 continue
@@ -343,26 +344,22 @@ class Reference:
                     f"the output {name!r} is {new.dtype}{list(np.shape(new))}, where the model before makes"
                     f" {old.dtype}{list(old.shape)}"
                 )
-            apart = _apart(old, new)
             floating = old.dtype.kind == "f"
-            bound = (4 if floating else 1) * _row_largest(moved)
             if floating:
-                bound = bound + self._relative * _row_largest(
-                    np.nan_to_num(np.abs(old.astype(np.float64)), nan=0.0, posinf=0.0)
-                )
+                bound = explained(old, moved, self._relative)
                 # Below the normal numbers a rounding is half of the smallest one, whatever the value.
                 bound = bound + self._relative / self._unit * float(np.finfo(old.dtype).smallest_subnormal)
                 # A norm divides such a rounding by √epsilon; and kernels flush float32's subnormal numbers to zero.
                 bound = bound + min(_FLUSHED, float(np.finfo(old.dtype).smallest_normal))
-            beyond = (apart > bound) & np.isfinite(bound)
-            if beyond.any():
-                at = np.unravel_index(int(np.argmax(np.where(beyond, apart, 0.0))), apart.shape) if apart.ndim else ()
-                place = f" at {[int(i) for i in at]}" if at else ""
-                explained = (
-                    f", and rounding explains {float(np.broadcast_to(bound, apart.shape)[at]):.2g}" if floating else ""
-                )
-                return f"the output {name!r} is {new[at]}{place}, where it was {old[at]} before{explained}"
-        return ""
+            else:
+                bound = row_largest(moved)
+            worst = farthest(distance(new, old), bound)
+            if worst is not None:
+                at = worst.place
+                where = f" at {list(at)}" if at else ""
+                room = f", and rounding explains {worst.allowed:.2g}" if floating else ""
+                return f"the output {name!r} is {new[at]}{where}, where it was {old[at]} before{room}"
+        return None
 
 
 def _random(one: Any, other: Any) -> bool:
@@ -371,27 +368,11 @@ def _random(one: Any, other: Any) -> bool:
         return False
     if one.shape != other.shape:
         return True
-    apart = _apart(one, other)
-    largest = np.abs(np.nan_to_num(one.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)).max(initial=0.0)
-    return bool((apart > 1e-3 * largest).any())
+    return bool((distance(one, other) > 1e-3 * largest_finite(one)).any())
 
 
 def _still(value: Any) -> np.ndarray | None:
     return np.zeros(value.shape) if isinstance(value, np.ndarray) else None
-
-
-def _apart(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """|old − new| of each element; infinite where one alone is not finite, or where they are no numbers and not
-    equal."""
-    if old.dtype.kind in "iub":
-        # Integers of 64 bits may be closer than float64 tells, so equal ones are compared as they are.
-        return np.where(old == new, 0.0, np.maximum(np.abs(old.astype(np.float64) - new.astype(np.float64)), 1.0))
-    if old.dtype.kind != "f":
-        return np.where(old == new, 0.0, np.inf)
-    with np.errstate(all="ignore"):
-        a, b = old.astype(np.float64), new.astype(np.float64)
-        one = np.isfinite(a) != np.isfinite(b)
-        return np.where(one, np.inf, np.where(np.isfinite(a), np.abs(a - b), 0.0))
 
 
 def _without_gains(old: Any, new: Any) -> Any:
@@ -399,7 +380,3 @@ def _without_gains(old: Any, new: Any) -> Any:
     if not isinstance(old, np.ndarray) or old.dtype.kind != "f" or old.shape != np.shape(new):
         return new
     return np.where(np.isfinite(old) & ~np.isfinite(new), old, new).astype(new.dtype)
-
-
-def _row_largest(values: np.ndarray) -> np.ndarray:
-    return values.max(axis=-1, keepdims=True) if values.ndim and values.size else values

@@ -8,6 +8,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from normdeploy.compare.rewrites import norm_error
 from normdeploy.errors import CertificateError
 from normdeploy.forms import norm_forms
 from normdeploy.rewriting import rounding
@@ -221,7 +222,9 @@ def test_what_a_norm_may_err_by(x: list[float], epsilon: float, centered: bool, 
     row = np.array([x])
     moved = row - row.mean() if centered else row
     y = gamma * moved / np.sqrt(np.square(moved).mean() + epsilon + 1e-300)
-    np.testing.assert_allclose(rounding.bound(row, y, epsilon, centered, gamma, U), [units * U], rtol=1e-12)
+    np.testing.assert_allclose(
+        norm_error(row, y, epsilon, centered=centered, gamma=gamma, unit=U), [units * U], rtol=1e-12
+    )
 
 
 def test_what_a_fold_may_err_by(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from ...compare.answers import disagreement
 from ...element_types import UNIT_ROUNDOFF
 from ...errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
 from ...model import Model
@@ -46,7 +47,6 @@ from ...types import PathLike, Progress
 from ..run import open_runner, runs_on
 from ..verify.candidates import NotRun
 from ..verify.stepped import Expected, expected, of_four_bits, quantized_file
-from .answers import disagreement
 from .given import check_counts, inputs_of
 from .machine import Machine, machine
 from .timing import Timing, race
@@ -339,12 +339,13 @@ def _check(contestant: Contestant, inputs: Mapping[str, np.ndarray], reference: 
     try:
         outputs = [*contestant.infer(inputs).values()]
         unit, judge = max(reference.unit, UNIT_ROUNDOFF[contestant.coarsest]), reference.judge
-        contestant.error, wrong = disagreement(outputs, reference.outputs, unit)
+        verdict = disagreement(outputs, reference.outputs, unit)
+        contestant.error, wrong = verdict.error, verdict.reason
         own = expected(contestant.quantized, inputs) if contestant.quantized is not None and wrong else None
         if isinstance(own, Expected):
             judge = f"{Path(contestant.file).name} in float64"
             right, more = [*own.outputs.values()], [*own.allowed.values()]
-            wrong = disagreement(outputs, right, UNIT_ROUNDOFF[contestant.coarsest], more)[1]
+            wrong = disagreement(outputs, right, UNIT_ROUNDOFF[contestant.coarsest], more).reason
         contestant.reason = f"its outputs are not those of {judge}: {wrong}; not timed" if wrong else ""
         contestant.call = contestant.prepare(inputs)
     except RuntimeUnavailable as error:

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from ...compare.answers import disagreement
 from ...domains import is_standard
 from ...element_types import UNIT_ROUNDOFF
 from ...engines.build import build
@@ -31,7 +32,6 @@ from ...storage.record import recorded
 from ...types import Progress
 from ..run import open_runner
 from ..verify.candidates import NotRun
-from .answers import disagreement
 from .bench import UNSTEADY, Entry, Race, timed
 from .given import check_counts, known
 from .machine import machine
@@ -269,7 +269,7 @@ def _judged(entry: Entry, case: NormCase, runner: LiveRunner) -> Entry:
         feeds = case.feeds(offset)
         (answer,), expected = runner.infer(feeds).values(), case.reference(feeds["x"])
         if not offset:
-            _, wrong = disagreement([answer], [expected], UNIT_ROUNDOFF[case.dtype])
+            wrong = disagreement([answer], [expected], UNIT_ROUNDOFF[case.dtype]).reason
             entry = replace(entry, reason=f"it does not compute the norm: {wrong}; not timed" if wrong else "")
         errors.append(float(np.abs(answer.astype(np.float64) - expected).max()))
     return replace(entry, error=errors[0], far_error=errors[1])

@@ -9,8 +9,8 @@ from itertools import islice
 
 import numpy as np
 
+from ...compare.elements import difference
 from ...runtimes.exact import Array, Change, Exact, NotEvaluated, Values, tensors_of
-from ..verify.drift import distance
 from .changes import Cause, always, named
 from .differences import of_the_difference
 from .functions import other_function
@@ -133,8 +133,8 @@ class Afresh:
         got = self._got(change)
         if got is None:
             return math.inf
-        error, _, broken = distance(got, self._spot.expected)
-        return math.inf if broken else error
+        found = difference(got, self._spot.expected)
+        return math.inf if found.reason else found.error
 
     def residual(self, change: Change) -> Array | None:
         """Return the error of the spot's end; None if it is not finite, has another shape or can't be computed."""

@@ -11,6 +11,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 
+from ...compare.elements import difference
+from ...compare.spacing import of_eager
 from ...errors import GraphError, InputError, RuntimeUnavailable
 from ...graphs.file_graph import widen
 from ...graphs.protos import module
@@ -20,8 +22,7 @@ from ...runtimes.exact import Array, Exact, NotEvaluated, Values, island, tensor
 from ...runtimes.ort import title
 from ...types import Progress
 from ..verify.candidates import ON, STEPWISE
-from ..verify.drift import Point, distance, rounded_scale
-from ..verify.error import EAGER_MULTIPLE, ULPS, ulp
+from ..verify.drift import Point
 from ..verify.originals import Original
 from ..verify.stored import stored_in
 from ..verify.verify import OutputResult
@@ -384,14 +385,15 @@ class Hunt:
         """The rule of ``verify``, for one tensor."""
         if reference.dtype.kind != "f":
             return 0.0
-        return EAGER_MULTIPLE * distance(eager, reference)[0] + ULPS * ulp(rounded_scale(eager, reference), self._dtype)
+        return of_eager(eager, reference, self._dtype)
 
     def _in_the_file(self, spot: Spot, search: Search, at_output: Point) -> _Trace:
         explained = explanation(self._exact, self._program, self._altered, search, spot)
         spot, cause, known = explained.spot, explained.cause, explained.known
         got = self._exact.run(spot.places, known)[spot.end]
         if got.size == spot.expected.size:
-            error, _, reason = distance(got.reshape(spot.expected.shape), spot.expected)
+            found = difference(got.reshape(spot.expected.shape), spot.expected)
+            error, reason = found.error, found.reason
         else:
             error, reason = 0.0, f"its shape is {list(got.shape)}, the model's is {list(spot.expected.shape)}"
         places = spot.places if cause.place is None else (cause.place,)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import onnx
 
+from ...compare.elements import difference
+from ...compare.tally import Tally
 from ...graphs.protos import forget_dim_names
 from ...precision.calibrate import loadable
 from ...runtimes import RunResult
@@ -15,8 +17,7 @@ from ...runtimes.exact import Array, Exact
 from ...runtimes.ort import OrtRunner
 from ...storage.protos import copied
 from ...types import Progress
-from ..verify.drift import Laboratory, Pair, Point, distance
-from ..verify.error import Tally
+from ..verify.drift import Laboratory, Pair, Point
 from ..verify.originals import Original
 from .insides import insides_of
 
@@ -240,8 +241,8 @@ def output_changed(before: Array | None, after: Array | None, allowed: float) ->
     """Whether the output has changed by more than it may be off by."""
     if before is None or after is None:
         return True
-    error, _, broken = distance(after, before)
-    return bool(broken) or error > allowed
+    found = difference(after, before)
+    return bool(found.reason) or found.error > allowed
 
 
 def worse(after: Point, before: Point) -> bool:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from ...compare.elements import difference, largest_finite
 from ...errors import NormdeployError
 from ...runtimes import Runner
 from ...runtimes.exact import Array
 from ...runtimes.file64 import File64Runner
 from ...runtimes.ort import OrtRunner
-from ..verify.drift import distance
 from ..verify.originals import Original, Reference
 from ..verify.results import OutputResult
 
@@ -98,7 +98,7 @@ def _confirmed(
         x = feeds[name]
         moved = (size * (x + np.random.default_rng(seed).uniform(-0.5, 0.5, x.shape))).astype(x.dtype)
         reference = Reference(model).runner.infer({**feeds, name: moved})[output]
-        scale = float(np.abs(reference[np.isfinite(reference)]).max(initial=0))
+        scale = largest_finite(reference)
         right = _error(runner, {**feeds, name: transform.apply(moved)}, output, reference)
         plain = _error(runner, {**feeds, name: moved}, output, reference)
         if right is None or right > _NEAR * scale or (plain is not None and plain <= 2 * right):
@@ -114,8 +114,8 @@ def _error(runner: Runner, feeds: Mapping[str, Array], output: str, reference: A
         return None
     if got.shape != reference.shape:
         return None
-    error, _, broken = distance(got, reference)
-    return None if broken else error
+    found = difference(got, reference)
+    return None if found.reason else found.error
 
 
 def _allowed(model: Original, feeds: Mapping[str, Array], name: str, result: OutputResult, reference: Array) -> float:
@@ -126,7 +126,7 @@ def _allowed(model: Original, feeds: Mapping[str, Array], name: str, result: Out
         x = feeds[name].astype(np.float64)
         off = _UNITS * np.random.default_rng(seed).uniform(-1, 1, x.shape) * (np.abs(x) + 1)
         shifted = (x + off).astype(feeds[name].dtype)
-        moved = max(moved, distance(runner.infer({**feeds, name: shifted})[result.output], reference)[0])
+        moved = max(moved, difference(runner.infer({**feeds, name: shifted})[result.output], reference).error)
     own = result.allowed if np.isfinite(result.allowed) else 0.0
     return own + moved
 

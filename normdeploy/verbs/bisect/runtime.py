@@ -9,14 +9,14 @@ import ml_dtypes
 import numpy as np
 import onnx
 
+from ...compare.elements import difference, largest_finite
+from ...compare.spacing import of_peer
 from ...element_types import is_float
 from ...errors import GraphError, InputError, RuntimeUnavailable
 from ...graphs.file_graph import widen
 from ...precision.retype import FORMATS
 from ...runtimes.exact import Array, Exact, Values, cut, island
 from ..verify.candidates import ON
-from ..verify.drift import distance
-from ..verify.error import EAGER_MULTIPLE, ULPS, ulp
 from ..verify.verify import OutputResult
 from .changes import Cause
 from .lab import Bench
@@ -87,8 +87,8 @@ class Units:
         if got.size != expected.size:
             reason = f"its shape is {list(got.shape)}, by ONNX's definition it is {list(expected.shape)}"
             return Wrong(tuple(places), end, given, expected, 0.0, allowed, reason)
-        error, _, broken = distance(got.reshape(expected.shape), expected)
-        return Wrong(tuple(places), end, given, expected, error, allowed, broken, lost=bool(broken))
+        found = difference(got.reshape(expected.shape), expected)
+        return Wrong(tuple(places), end, given, expected, found.error, allowed, found.reason, lost=bool(found.reason))
 
     def given(self, places: Sequence[int], right: Values) -> dict[str, Array]:
         """What ``places`` read and do not make, in the types of the file that runs."""
@@ -136,9 +136,9 @@ class Units:
                 for n, v in known.items()
             }
             shifted = self.original.run(places, other)[end]
-            moved = max(moved, distance(shifted, expected)[0] if shifted.shape == expected.shape else 0.0)
-        scale = float(np.abs(expected[np.isfinite(expected)]).max(initial=0))
-        return EAGER_MULTIPLE * moved + ULPS * ulp(scale, dtype)
+            if shifted.shape == expected.shape:
+                moved = max(moved, difference(shifted, expected).error)
+        return of_peer(moved, largest_finite(expected), dtype)
 
     def shrunk(self, places: Sequence[int], end: str, right: Values) -> Wrong | None:
         """The smallest part of a stretch, its front cut off node by node, that is wrong on right inputs; None where all

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
+from ...compare.elements import difference
+from ...compare.spacing import of_eager
 from ...graphs.file_graph import widen
 from ...runtimes.exact import Array, Change, Exact, NotEvaluated, types_in
-from ..verify.drift import distance, rounded_scale
-from ..verify.error import EAGER_MULTIPLE, ULPS, ulp
 from ..verify.originals import Original
 from ..verify.results import OutputResult
 from .changes import Cause, always, named
@@ -103,13 +103,10 @@ def _is_right(
     got = exact.run(exact.before([output]), known, change)[output]
     if got.shape != reference.shape:
         return False
-    error, _, broken = distance(got, reference)
+    found = difference(got, reference)
     if reference.dtype.kind != "f":
-        return not error
-    allowed = EAGER_MULTIPLE * distance(eager, reference)[0] + ULPS * ulp(
-        rounded_scale(eager, reference), np.dtype(np.float32)
-    )
-    return not broken and error <= allowed
+        return not found.error
+    return not found.reason and found.error <= of_eager(eager, reference, np.dtype(np.float32))
 
 
 def _fault(exact: Exact, result: OutputResult, case: str, stop: _Stop, cause: Cause, *, mended: bool) -> Fault:

@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ...compare.elements import distance
+from ...compare.spacing import EAGER_MULTIPLE, ULPS
+from ...compare.tally import Tally
 from ...errors import InputError
 from ...runtimes.eager import Float64Runner
 from ...runtimes.trt import TrtRunner
@@ -18,7 +21,6 @@ from ...storage.files import load_onnx
 from ...types import Progress
 from ..verify.candidates import OFF, ON, Candidate, NotRun, candidates_of, subject_of
 from ..verify.cases import Case
-from ..verify.error import EAGER_MULTIPLE, ULPS, Tally
 from ..verify.results import OutputResult, judged
 from ..verify.verify import Comparison
 from .references import is_floating, reference_runner
@@ -174,9 +176,7 @@ def _differs(
     if not is_floating(alone.dtype):
         same = (alone == together[row]) | (False if free is None else free[row])
         return "" if np.all(same) else f"a row's {name!r} depends on the other rows of the batch"
-    with np.errstate(invalid="ignore"):
-        error = np.abs(alone.astype(np.float64) - together[row].astype(np.float64))
-    worst = float(np.nan_to_num(error, nan=0.0, posinf=np.inf).max(initial=0.0))
+    worst = float(distance(alone, together[row]).max(initial=0.0))
     return (
         f"a row's {name!r} depends on the other rows of the batch: it differs by {worst:.2e}" if worst > bound else ""
     )

@@ -24,6 +24,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from ...compare.elements import distance, largest_finite
+from ...compare.spacing import of_peer, ulp
 from ...errors import InputError
 from ...graphs.quantized import is_quantized
 from ...model import DEFAULT_SIZES, Dim, InputSpec, Model, Signature
@@ -35,7 +37,6 @@ from ...types import Progress
 from ..run import runs_on
 from ..verify.candidates import FLOATS, UNITS, types_of
 from ..verify.cases import Case, Given, generated, given_to
-from ..verify.error import ulp
 from ..verify.judging import Trial
 from ..verify.originals import Reference, unit_roundoff
 from ..verify.stepped import expected as expected_of
@@ -202,10 +203,8 @@ def from_file(
             for output, value in expected.items():
                 allowed = 0.0
                 if is_floating(value.dtype):
-                    allowed = (
-                        steps.get(output, 0.0)
-                        + 4 * max(_distance(other[output], value) for other in moved)
-                        + 4 * ulp(_largest(value), value.dtype)
+                    allowed = steps.get(output, 0.0) + of_peer(
+                        max(_distance(other[output], value) for other in moved), largest_finite(value), value.dtype
                     )
                 bounds[output, case.kind] = max(bounds.get((output, case.kind), 0.0), allowed)
     return Samples(tuple(samples), bounds, "onnxruntime with its optimizer off", tuple(notes))
@@ -297,13 +296,8 @@ def _same(one: RunResult, other: RunResult) -> bool:
     return all(a.shape == other[name].shape and a.tobytes() == other[name].tobytes() for name, a in one.items())
 
 
-def _largest(value: np.ndarray) -> float:
-    wide = np.abs(value.astype(np.float64))
-    return float(wide[np.isfinite(wide)].max(initial=0.0))
-
-
 def _distance(one: np.ndarray, other: np.ndarray) -> float:
+    """Return the largest finite distance, 0 of arrays of different shapes."""
     if one.shape != other.shape:
         return 0.0
-    with np.errstate(invalid="ignore"):
-        return _largest(one.astype(np.float64) - other.astype(np.float64))
+    return float(distance(one, other, one_sided=0.0).max(initial=0.0))

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 
 from ...choices import TENSORRT
+from ...compare.tally import Tally
 from ...element_types import is_float
 from ...engines.build import Engine
 from ...errors import GraphError, InputError, RuntimeCrash, RuntimeUnavailable
@@ -32,7 +33,6 @@ from ...runtimes.trt import TITLES, TrtRunner, is_engine, missing, runtime_of
 from ...storage.files import load_onnx, load_small_weights
 from .cases import Case
 from .computing import Computing, computing
-from .error import Tally
 from .measured import Measures
 from .names import End, Ends, check_used, ends_of, match
 from .policy import Policy

@@ -21,6 +21,8 @@ import numpy as np
 import onnx
 import torch
 
+from ...compare.elements import difference
+from ...compare.spacing import of_peer, rounded_scale
 from ...graphs.protos import captured, forget_dim_names, module, real
 from ...model import Model
 from ...precision.calibrate import loadable
@@ -30,7 +32,6 @@ from ...runtimes.eager import HALVES, EagerRunner, Float64Runner, HalfRunner
 from ...runtimes.ort import OrtRunner
 from ...storage.protos import copied
 from ...types import Progress
-from .error import EAGER_MULTIPLE, ULPS, ulp
 from .spending import Clock
 
 AT_ONCE = 16  # tensors fetched in one run, at least
@@ -279,40 +280,11 @@ class Laboratory:
     def _point(self, pair: Pair, value: np.ndarray, reference: np.ndarray, eager: np.ndarray) -> Point | None:
         if value.dtype.kind in "iub" or value.size != reference.size:
             return None
-        error, scale, broken = distance(value.reshape(reference.shape), reference)
-        base = distance(eager, reference)[0]
+        found = difference(value.reshape(reference.shape), reference)
+        base = difference(eager, reference).error
         dtype = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}.get(self.precision, value.dtype)
-        allowed = EAGER_MULTIPLE * base + ULPS * ulp(rounded_scale(eager, reference), dtype)
-        return Point(pair.module, pair.tensor, pair.where, error, base, allowed, scale, broken)
-
-
-def rounded_scale(eager: np.ndarray, reference: np.ndarray) -> float:
-    """Return the largest finite |reference| of the elements that eager rounds, of all elements where it rounds none.
-
-    The -10000 of a mask is exact, and says nothing of how elements around 1 are rounded.
-    """
-    finite = np.isfinite(reference)
-    magnitude = np.abs(np.where(finite, reference, 0)).astype(np.float64)
-    rounded = finite & (eager.astype(np.float64) != reference)
-    return float(magnitude.max(initial=0, where=rounded if rounded.any() else True))
-
-
-def distance(value: np.ndarray, reference: np.ndarray) -> tuple[float, float, str]:
-    """The largest error and the largest |reference| where both are finite, and what is wrong with the rest."""
-    with np.errstate(all="ignore"):
-        got, expected = value.astype(np.float64), reference.astype(np.float64)
-        finite = np.isfinite(got) & np.isfinite(expected)
-        error = float(np.where(finite, np.abs(got - expected), 0).max(initial=0))
-        scale = float(np.where(np.isfinite(expected), np.abs(expected), 0).max(initial=0))
-        wrong = ~finite & ~(np.isnan(got) & np.isnan(expected)) & (got != expected)
-    if not wrong.any():
-        return error, scale, ""
-    first = tuple(int(i) for i in np.argwhere(wrong)[0])
-    return (
-        error,
-        scale,
-        f"{got[first]} where float64 has {expected[first]:.6g} ({int(wrong.sum())} of {wrong.size} elements)",
-    )
+        allowed = of_peer(base, rounded_scale(eager, reference), dtype)
+        return Point(pair.module, pair.tensor, pair.where, found.error, base, allowed, found.scale, found.reason)
 
 
 def drift(

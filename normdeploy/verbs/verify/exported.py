@@ -6,7 +6,6 @@ shows where its outputs differ. Two runs at small sizes take seconds at most; `v
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,9 @@ import numpy as np
 import onnx
 
 from ...choices import TENSORRT
+from ...compare.elements import distance
+from ...compare.perturbation import explained, explained_choice, of_regrouping
+from ...compare.verdict import farthest
 from ...drawn import draws_of_program
 from ...errors import ExportError, NormdeployError
 from ...graphs.two_pass import ONE_PASS, two_pass
@@ -23,7 +25,6 @@ from ...rewriting import perturbed
 from ...runtimes import RunResult
 from ...runtimes.eager import EagerRunner
 from ...runtimes.rounding import FLOAT32, RoundedRunner
-from .module_trace import DEVIATIONS, FACTOR, apart, row_largest
 from .originals import unit_roundoff
 
 _MOST_PARAMETERS = 2**28
@@ -80,7 +81,7 @@ def expected(model: Model) -> Expected:
                 if len(runs) == 1:
                     return Expected((), reason=f"one run in PyTorch takes {seconds:.1f} s")
                 break
-    relative = DEVIATIONS * math.sqrt(sum(1 for _ in model.program.graph.nodes)) * unit
+    relative = of_regrouping(len(model.program.graph.nodes), unit)
     return Expected(tuple(runs), unit, relative, "" if runs else reason)
 
 
@@ -179,16 +180,16 @@ def _moved(model: Model, run: Ran, unit: float) -> RunResult:
     """How far rounding may move each element of each output."""
     reference = RoundedRunner(model)
     exact = reference.infer(run.feeds)
-    moved = {output: apart(value, run.outputs[output]) for output, value in exact.items()}
+    moved = {output: distance(value, run.outputs[output]) for output, value in exact.items()}
     for seed in range(_DRAWS):
         for drawn in (reference.rounded(run.feeds, seed), reference.perturbed(run.feeds, unit, seed)):
             for output, value in exact.items():
-                moved[output] = np.maximum(moved[output], apart(value, drawn[output]))
+                moved[output] = np.maximum(moved[output], distance(drawn[output], value))
     return moved
 
 
-def _differing(run: Ran, given: Mapping[str, object], relative: float, moved: RunResult) -> str:
-    """Say which output differs by more than rounding explains; "" where none does."""
+def _differing(run: Ran, given: Mapping[str, object], relative: float, moved: RunResult) -> str | None:
+    """Say which output differs by more than rounding explains; None where none does."""
     for output, right in run.outputs.items():
         value = given[output]
         if not isinstance(value, np.ndarray):
@@ -200,22 +201,15 @@ def _differing(run: Ran, given: Mapping[str, object], relative: float, moved: Ru
             )
         if not right.size:
             continue
-        room = row_largest(moved.get(output, np.zeros(right.shape)))
-        if right.dtype.kind in "iub":
-            # A choice that rounding turns over may end anywhere.
-            bound = np.where(room > 0, np.inf, 0.0)
-        else:
-            finite = np.nan_to_num(right.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
-            bound = FACTOR * room + relative * row_largest(np.abs(finite))
-        off = apart(value, right)
-        beyond = off > bound
-        if beyond.any():
-            place = np.unravel_index(int(np.argmax(np.where(beyond, off, -1.0))), off.shape)
-            allowed = float(np.broadcast_to(bound, off.shape)[place])
-            at = f" at {[int(index) for index in place]}" if place else ""
+        room = moved.get(output, np.zeros(right.shape))
+        bound = explained_choice(room) if right.dtype.kind in "iub" else explained(right, room, relative)
+        apart = distance(value, right)
+        worst = farthest(apart, bound)
+        if worst is not None:
+            at = f" at {list(worst.place)}" if worst.place else ""
             return (
-                f"{int(beyond.sum())} of {off.size} elements of output {output!r} differ by more than rounding, most"
-                f"{at}: {value[place]:.6g} in onnxruntime, {right[place]:.6g} in PyTorch, apart {off[place]:.1g} where"
-                f" rounding explains {allowed:.1g}"
+                f"{int((apart > bound).sum())} of {apart.size} elements of output {output!r} differ by more than"
+                f" rounding, most{at}: {value[worst.place]:.6g} in onnxruntime, {right[worst.place]:.6g} in PyTorch,"
+                f" apart {worst.error:.1g} where rounding explains {worst.allowed:.1g}"
             )
-    return ""
+    return None

@@ -12,15 +12,16 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from ...compare.bounds import Bounds, is_lost
+from ...compare.tally import Tally
+from ...compare.ties import Ties
 from ...errors import InputError
 from ...graphs.qoperators import sealed
 from ...graphs.quantized import is_quantized
 from ...runtimes import RunResult
 from ...runtimes.eager import HALVES
-from .bounds import Bounds, is_lost
 from .candidates import DYNAMIC_QUANTIZING, FINITE_ALONE, FLOATS, NAN_BLIND, UNITS, Candidate
 from .cases import DATASET, EXTREME, LENIENT, NAN, NONFINITE, OWN_KINDS, Case, elements
-from .error import Tally, Ties
 from .measured import Measures, settled
 from .open_bounds import OpenBounds
 from .originals import FileModel, Original, Reference, compares_inside, own_runner, run_by, unit_roundoff

@@ -9,6 +9,8 @@ from typing import Literal
 
 import numpy as np
 
+from ...compare.elements import distance, first_place, magnitude, misplaced
+from ...compare.verdict import Verdict, nearest
 from ...errors import InputError
 from .cases import DATASET, HIDDEN, Case
 from .metrics import METRICS
@@ -122,7 +124,7 @@ class Measure:
 class _Within(Measure):
     """A tolerance."""
 
-    _worst: tuple[float, float, float, str] = (-1.0, 0.0, 0.0, "")  # ratio, error, allowed, case
+    _worst: Verdict | None = None
 
     def _take(
         self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None
@@ -133,23 +135,23 @@ class _Within(Measure):
             expected = np.where(
                 np.isinf(reference.astype(dtype).astype(np.float64)), np.sign(expected) * np.inf, expected
             )
-        finite = np.isfinite(got) & np.isfinite(expected)
-        wrong = ~finite & ~(np.isnan(got) & np.isnan(expected)) & (got != expected)
+        wrong = misplaced(got, expected)
         if wrong.any():
-            index = tuple(int(i) for i in np.argwhere(wrong)[0])
+            index = first_place(wrong)
             place = f" at {list(index)}" if index else ""
             self._fails(case, f"{got[index]} where the reference is {expected[index]}{place}")
             return
-        error = np.where(finite, np.abs(got - expected), 0.0)
-        allowed = np.where(finite, self.rule.absolute + self.rule.relative * np.abs(expected), 0.0)
-        ratio = np.where(error > 0, error / allowed, 0.0)
-        worst = np.unravel_index(int(ratio.argmax()), ratio.shape)
-        if float(ratio[worst]) > self._worst[0]:
-            self._worst = (float(ratio[worst]), float(error[worst]), float(allowed[worst]), case)
+        allowed = self.rule.absolute + self.rule.relative * magnitude(expected)
+        worst = nearest(distance(got, expected, one_sided=0.0), allowed)
+        if self._worst is None or worst.ratio > self._worst.ratio:
+            self._worst, self._case = worst, case
 
     def _judged(self) -> Judged:
-        ratio, error, allowed, case = self._worst
-        return Judged(str(self.rule), self.rule.kind, error, allowed, "pass" if ratio <= 1 else "fail", case)
+        worst = self._worst
+        assert worst is not None
+        return Judged(
+            str(self.rule), self.rule.kind, worst.error, worst.allowed, "pass" if worst else "fail", self._case
+        )
 
 
 class _Reaching(Measure):

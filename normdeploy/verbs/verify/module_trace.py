@@ -6,13 +6,15 @@ trace, and a comparison with the trace alone would pass it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from ...compare.elements import distance
+from ...compare.perturbation import explained, of_regrouping
+from ...compare.verdict import farthest
 from ...errors import InputError
 from ...loading.live import unwrapped
 from ...model import Model
@@ -24,15 +26,13 @@ from .originals import unit_roundoff
 from .spending import Clock
 
 _DRAWS = 3  # of roundings, which say how far two correct evaluations may lie apart
-FACTOR = 4  # times the farthest draw: both evaluations round, and three draws are few
-DEVIATIONS = 6  # of a sum of roundings (`graphs.equal`)
 
 
 def trace_difference(module: torch.nn.Module, model: Model, clock: Clock) -> tuple[str, str]:
     """Run ``module`` and its trace on a few inputs: the first whatever it takes, the others while there is time.
 
     Each element may differ by 4 d + 6 √N u y: d is how far drawn roundings move its row, N the nodes of the trace, u
-    the unit roundoff, and y the largest element of the row (`rewriting.side_by_side` has the same bound).
+    the unit roundoff, and y the largest element of the row (`normdeploy.compare.perturbation`).
 
     Returns:
         A sentence on the first difference, "" where there is none; and a note where the module could not be run.
@@ -65,7 +65,7 @@ class _Roundings:
 
     def __init__(self, model: Model) -> None:
         self._model, self._unit = model, unit_roundoff(model)
-        self._relative = DEVIATIONS * math.sqrt(sum(1 for _ in model.program.graph.nodes)) * self._unit
+        self._relative = of_regrouping(len(model.program.graph.nodes), self._unit)
 
     def difference(self, one: RunResult, other: RunResult, feeds: Mapping[str, np.ndarray]) -> _Different | None:
         """Return the first output in which both differ by more; None where there is none."""
@@ -87,7 +87,7 @@ class _Roundings:
         for seed in range(_DRAWS):
             drawn = reference.perturbed(feeds, self._unit, seed)
             for output, value in exact.items():
-                moved[output] = np.maximum(moved[output], apart(value, drawn[output]))
+                moved[output] = np.maximum(moved[output], distance(drawn[output], value))
         return moved
 
 
@@ -102,14 +102,6 @@ def _cases(model: Model) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
         for name, value in model.samples(2).items()
     }
     yield f"inputs around {SMALL:g}", small
-
-
-def apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return |a - b| of each element; infinite where one alone is not finite."""
-    with np.errstate(all="ignore"):
-        x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
-        one = np.isfinite(x) != np.isfinite(y)
-        return np.where(one, np.inf, np.where(np.isfinite(x), np.abs(x - y), 0.0))
 
 
 @dataclass(frozen=True)
@@ -129,16 +121,7 @@ def _difference(
         return _Different(output, f"{one.dtype}{list(one.shape)}", f"{other.dtype}{list(other.shape)}")
     if not one.size:
         return None
-    off = apart(one, other)
-    sizes = np.abs(np.nan_to_num(other.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0))
-    bound = FACTOR * row_largest(moved) + relative * row_largest(sizes)
-    beyond = off > bound
-    if not beyond.any():
+    worst = farthest(distance(one, other), explained(other, moved, relative))
+    if worst is None:
         return None
-    place = np.unravel_index(int(np.argmax(np.where(beyond, off, -1.0))), off.shape)
-    return _Different(output, f"{one[place]:.6g}", f"{other[place]:.6g}")
-
-
-def row_largest(values: np.ndarray) -> np.ndarray:
-    """Return the largest element of each row along the last axis."""
-    return values.max(axis=-1, keepdims=True) if values.ndim else values
+    return _Different(output, f"{one[worst.place]:.6g}", f"{other[worst.place]:.6g}")

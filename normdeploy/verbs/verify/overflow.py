@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ...compare.bounds import is_lost
 from ...errors import NormdeployError
 from ...runtimes import RunResult
 from ...runtimes.file64 import File64Runner
 from ...storage.files import load_onnx
-from .bounds import is_lost
 from .candidates import Candidate
 from .cases import EXTREME, Case
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ...compare.tally import Tally
 from .cases import DATASET, EXTREME, HIDDEN, INFINITE, NAN
-from .error import Tally
 from .measured import Judged
 from .originals import OWN, run_by
 from .steps import AGAINST, BUDGET
@@ -95,8 +95,8 @@ def judged(
     failing = [kind for kind, bad in badness.items() if bad > 1]
     kind = min(failing, key=plainness) if failing else max(badness, key=lambda kind: badness[kind])
     tally = mine[kind]
-    reason, (error, allowed) = tally.broken, tally.shown(eager[kind])
-    relative = max(t.relative for t in mine.values()) if math.isfinite(error) else error
+    reason, verdict = tally.broken, tally.verdict(eager[kind])
+    relative = max(t.relative for t in mine.values()) if math.isfinite(verdict.error) else verdict.error
     if reason and runtime not in OWN and eager[kind].broken:
         reason += (
             f"; {own} fails here too ({eager[kind].broken}): {run_by(own)} itself leaves the range of {tally.dtype}"
@@ -105,9 +105,9 @@ def judged(
         output,
         runtime,
         str(tally.dtype),
-        error,
+        verdict.error,
         relative,
-        allowed,
+        verdict.allowed,
         "fail" if failing else "pass",
         tally.case,
         sum(t.ties for t in mine.values()),

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...compare.elements import distance
+from ...compare.spacing import EAGER_MULTIPLE
 from ...errors import GraphError, NormdeployError
 from ...graphs.qoperators import sealed
 from ...graphs.quantized import everywhere, is_quantized
@@ -19,7 +21,6 @@ from ...runtimes.draws import Draw
 from ...runtimes.steps import StepRunner
 from ...storage.files import load_onnx
 from ...types import PathLike
-from .bounds import MULTIPLE
 
 _DRAWS = 3
 _FLOOR = 0.5  # of the root mean square of what the draws do: three say little of one element
@@ -70,7 +71,6 @@ def expected(file: PathLike, feeds: Mapping[str, np.ndarray], weights: bool = Fa
 def _allowed(value: np.ndarray, draws: Sequence[np.ndarray]) -> np.ndarray:
     if value.dtype.kind != "f" or any(draw.shape != value.shape for draw in draws):
         return np.zeros(value.shape)
-    with np.errstate(all="ignore"):
-        moved = np.max([np.nan_to_num(np.abs(draw - value), nan=0.0, posinf=0.0) for draw in draws], axis=0)
+    moved = np.max([distance(draw, value, one_sided=0.0) for draw in draws], axis=0)
     typical = float(np.sqrt(np.mean(moved**2))) if moved.size else 0.0
-    return np.asarray(MULTIPLE * np.where(moved > 0, np.maximum(moved, _FLOOR * typical), 0.0))
+    return np.asarray(EAGER_MULTIPLE * np.where(moved > 0, np.maximum(moved, _FLOOR * typical), 0.0))

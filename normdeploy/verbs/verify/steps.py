@@ -43,12 +43,13 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import onnx
 
+from ...compare.elements import distance
+from ...compare.spacing import EAGER_MULTIPLE
 from ...errors import NormdeployError, RuntimeUnavailable
 from ...graphs.handwritten import with_pairs
 from ...runtimes import RunResult
 from ...runtimes.draws import Draw, Saturation
 from ...storage.files import load_onnx
-from .bounds import MULTIPLE
 
 if TYPE_CHECKING:
     from ...runtimes.steps import StepRunner
@@ -65,7 +66,7 @@ _FEW = 8  # elements that lie outside, or a hundredth of all, for which more dra
 _HOPELESS = 4.0  # times a bound, which no number of draws makes up: the largest of 48 is some twice that of 3
 _NAMED = 3
 _USUAL = ("random", "given")
-VOID = 1 / MULTIPLE  # of the output, from which on zeros would lie in the budget
+VOID = 1 / EAGER_MULTIPLE  # of the output, from which on zeros would lie in the budget
 
 
 class StepBudget:
@@ -234,7 +235,7 @@ class CaseBudget:
     center: RunResult = field(init=False)
     plain: RunResult = field(init=False)
     spread: dict[str, dict[str, np.ndarray]] = field(init=False)  # source -> output -> the largest of the draws
-    wide: dict[str, dict[str, np.ndarray]] = field(init=False)  # the same of draws of `MULTIPLE` times their width
+    wide: dict[str, dict[str, np.ndarray]] = field(init=False)  # the same of draws 4 times as wide
     _runs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BOTH, 0))
     _wide_runs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BOTH, 0))
 
@@ -259,12 +260,10 @@ class CaseBudget:
     def _more(self, source: str, runs: int, wide: bool = False) -> None:
         spread, made = (self.wide, self._wide_runs) if wide else (self.spread, self._runs)
         for seed in range(made[source], made[source] + runs):
-            run = self._draw(source, seed, MULTIPLE if wide else 1.0)
+            run = self._draw(source, seed, EAGER_MULTIPLE if wide else 1.0)
             for name, widest in spread[source].items():
                 if run[name].shape == widest.shape:
-                    with np.errstate(all="ignore"):
-                        away = np.nan_to_num(np.abs(run[name] - self.center[name]), nan=0.0, posinf=0.0)
-                    np.maximum(widest, away, out=widest)
+                    np.maximum(widest, distance(run[name], self.center[name], one_sided=0.0), out=widest)
         made[source] += runs
 
     def allowed(
@@ -284,7 +283,7 @@ class CaseBudget:
         return bound
 
     def _widely(self, output: str, sources: tuple[str, ...], base: np.ndarray, error: np.ndarray) -> np.ndarray:
-        """What draws of `MULTIPLE` times the width allow; more of them are made while ``error`` is not within."""
+        """What draws of `EAGER_MULTIPLE` times the width allow; more of them are made while ``error`` is not within."""
         while True:
             bound = np.asarray(base + sum(self.wide[source][output].astype(np.float64) for source in sources))
             made, outside = self._wide_runs[sources[0]], int((error > bound).sum())
@@ -301,7 +300,7 @@ class CaseBudget:
             moved = self.spread[source][output].astype(np.float64)
             typical = float(np.sqrt(np.mean(moved**2))) if moved.size else 0.0
             total += np.where(moved > 0, np.maximum(moved, _FLOOR * typical), 0.0)
-        return np.asarray(base + MULTIPLE * total)
+        return np.asarray(base + EAGER_MULTIPLE * total)
 
     def squares(self, output: str) -> tuple[float, float]:
         """Sums over the elements: of what the steps do, and of the output."""

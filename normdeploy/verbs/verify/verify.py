@@ -31,6 +31,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ...compare.bounds import MOST_RATIO, MOST_RUNS
+from ...compare.spacing import EAGER_MULTIPLE
 from ...drawn import draws_of_file, draws_of_program
 from ...engines.build import Engine
 from ...errors import GraphError, InputError
@@ -41,7 +43,6 @@ from ...shown import Shown
 from ...storage.files import load_onnx
 from ...types import Progress
 from .audit import Weight, audit
-from .bounds import MOST_RATIO, MOST_RUNS, MULTIPLE
 from .candidates import FLOATS, OFF, STEPWISE, Candidate, File, NotRun, Subject, candidates_of, subject_of
 from .cases import DATASET, Case, Inputs, read
 from .claims import unseen_sizes
@@ -185,7 +186,12 @@ class Comparison(Shown):
 
     def to_json(self) -> dict[str, Any]:
         """The same as values of JSON."""
-        rule = {"multiple": MULTIPLE, "most_ratio": MOST_RATIO, "most_runs": MOST_RUNS, "reference": Float64Runner.name}
+        rule = {
+            "multiple": EAGER_MULTIPLE,
+            "most_ratio": MOST_RATIO,
+            "most_runs": MOST_RUNS,
+            "reference": Float64Runner.name,
+        }
         results = [asdict(r) | {"decided_by": r.decided_by, "account": r.account} for r in self.results]
         return {"ok": self.ok, "rule": rule, "standard": self.standard, **asdict(self), "results": results}
 

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import normdeploy
 from normdeploy.cli.app import app
+from normdeploy.compare.answers import disagreement
 from normdeploy.element_types import UNIT_ROUNDOFF
 from normdeploy.errors import InputError, NormdeployError, RuntimeUnavailable
 from normdeploy.model import Dim
@@ -27,7 +28,6 @@ from normdeploy.reports.report import Report
 from normdeploy.verbs.bench import given as bench_given
 from normdeploy.verbs.bench import norms as bench_norms
 from normdeploy.verbs.bench import timing as bench_timing
-from normdeploy.verbs.bench.answers import disagreement
 from normdeploy.verbs.bench.bench import Entry, Race
 from normdeploy.verbs.bench.machine import machine
 from normdeploy.verbs.bench.norm_cases import NormCase
@@ -46,9 +46,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rounding_agrees_and_a_wrong_answer_does_not() -> None:
     y = np.linspace(-4, 4, 50)
     unit = 2.0**-24
-    assert disagreement([y * (1 + 1e-6)], [y], unit) == (pytest.approx(1e-6, rel=1e-3), "")
-    assert "differs by 1.0e-03" in disagreement([y * 1.001], [y], unit)[1]
-    assert not disagreement([y * 1.001], [y], 2.0**-11)[1]
+    assert disagreement([y * (1 + 1e-6)], [y], unit)
+    assert disagreement([y * (1 + 1e-6)], [y], unit).error == pytest.approx(1e-6, rel=1e-3)
+    assert "differs by 1.0e-03" in str(disagreement([y * 1.001], [y], unit).reason)
+    assert disagreement([y * 1.001], [y], 2.0**-11)
     holed = y.copy()
     holed[3] = np.nan
     for found, said in (
@@ -56,17 +57,17 @@ def test_rounding_agrees_and_a_wrong_answer_does_not() -> None:
         ([y, y], "2 outputs, 1 expected"),
         ([y[:3]], "has shape [3], [50] expected"),
     ):
-        error, wrong = disagreement(found, [y], unit)
-        assert math.isinf(error)
-        assert said in wrong
-    assert not disagreement([holed], [holed], unit)[1]
+        verdict = disagreement(found, [y], unit)
+        assert math.isinf(verdict.error)
+        assert said in str(verdict.reason)
+    assert disagreement([holed], [holed], unit)
     endless = np.where(np.isnan(holed), np.inf, holed)
-    assert not disagreement([endless], [endless], unit)[1]
+    assert disagreement([endless], [endless], unit)
     for other in (np.where(np.isnan(holed), -np.inf, holed), holed):
-        assert "another infinity" in disagreement([other], [endless], unit)[1]
+        assert "another infinity" in str(disagreement([other], [endless], unit).reason)
     whole = np.arange(5)
-    assert disagreement([whole], [whole], unit) == (0.0, "")
-    assert "1 of 5 integers" in disagreement([np.array([0, 1, 2, 3, 5])], [whole], unit)[1]
+    assert disagreement([whole], [whole], unit).error == 0.0
+    assert "1 of 5 integers" in str(disagreement([np.array([0, 1, 2, 3, 5])], [whole], unit).reason)
 
 
 class Net(torch.nn.Module):

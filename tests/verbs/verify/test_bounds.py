@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 import normdeploy
+from normdeploy.compare.bounds import MOST_RATIO, MOST_RUNS, RUNS, Bounds
+from normdeploy.compare.spacing import EAGER_MULTIPLE, spacing
 from normdeploy.loading import from_module
 from normdeploy.runtimes import RunResult
 from normdeploy.runtimes.eager import EagerRunner
 from normdeploy.runtimes.rounding import LANES, RoundedRunner, lost_in_lanes, off_statistics
-from normdeploy.verbs.verify.bounds import MOST_RATIO, MOST_RUNS, MULTIPLE, RUNS, Bounds, spacing
 
 from ...support import run_onnxruntime
 
@@ -98,7 +99,7 @@ def test_a_constant_row_may_be_off_by_what_onnxruntime_loses(n: int, value: floa
     )
     (found,) = run_onnxruntime(onnx.parser.parse_model(f"{text} {{ {body} }}"), {"x": row})
     away, _ = off_statistics(row.astype(np.float64), 1e-5, 2.0**-24)
-    assert np.abs(found).max() <= MULTIPLE * away.max()
+    assert np.abs(found).max() <= EAGER_MULTIPLE * away.max()
     assert away.max() <= n * 2.0**-24 * value / np.sqrt(1e-5)  # the worst case of any order
 
 
@@ -155,7 +156,7 @@ ULP = np.array([2.0**-23, 2.0**-14])
 
 def test_each_element_has_a_bound_of_its_own() -> None:
     made, asked = bounds([1e-3])
-    np.testing.assert_allclose(made.allowed("y", 1.0), MULTIPLE * (np.array([1e-3, 0]) + ULP), rtol=1e-6)
+    np.testing.assert_allclose(made.allowed("y", 1.0), EAGER_MULTIPLE * (np.array([1e-3, 0]) + ULP), rtol=1e-6)
     assert asked == list(range(RUNS))
 
 
@@ -163,7 +164,7 @@ def test_eager_s_error_counts_where_it_is_and_its_ratio_everywhere_up_to_a_limit
     made, _ = bounds([0.0], eager=1e-3)
     assert made.ratio("y") == pytest.approx(1e-3 / ULP[0], rel=1e-3)
     np.testing.assert_allclose(
-        made.allowed("y", made.ratio("y")), MULTIPLE * np.array([1e-3, MOST_RATIO * ULP[1]]), rtol=1e-3
+        made.allowed("y", made.ratio("y")), EAGER_MULTIPLE * np.array([1e-3, MOST_RATIO * ULP[1]]), rtol=1e-3
     )
 
 

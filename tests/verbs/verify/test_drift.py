@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import nn
 
+from normdeploy.compare.spacing import rounded_scale
 from normdeploy.exporter import to_onnx
 from normdeploy.graphs.protos import module
 from normdeploy.loading import from_module
 from normdeploy.model import Model
 from normdeploy.runtimes.eager import HALVES, HalfRunner
-from normdeploy.verbs.verify.drift import drift, pairs, rounded_scale
+from normdeploy.verbs.verify.drift import drift, pairs
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from normdeploy.compare.spacing import ulp
+from normdeploy.compare.tally import Tally
+from normdeploy.compare.ties import Ties
 from normdeploy.runtimes import RunResult
-from normdeploy.verbs.verify.error import Tally, Ties, ulp
 
 
 @pytest.mark.parametrize(

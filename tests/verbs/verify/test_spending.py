@@ -20,6 +20,8 @@ from onnx import helper, numpy_helper
 from torch import nn
 
 import normdeploy
+from normdeploy.compare.bounds import MOST_RUNS, RUNS, Bounds
+from normdeploy.compare.ties import Ties
 from normdeploy.model import Dim, InputSpec
 from normdeploy.runtimes import RunResult
 from normdeploy.runtimes.draws import Draw
@@ -27,11 +29,9 @@ from normdeploy.runtimes.eager import Float64Runner
 from normdeploy.runtimes.rounding import RoundedRunner
 from normdeploy.verbs.verify import culprit, judging, spending
 from normdeploy.verbs.verify.audit import audit
-from normdeploy.verbs.verify.bounds import MOST_RUNS, RUNS, Bounds
 from normdeploy.verbs.verify.candidates import Candidate
 from normdeploy.verbs.verify.cases import Case
 from normdeploy.verbs.verify.drift import AT_ONCE
-from normdeploy.verbs.verify.error import Ties
 from normdeploy.verbs.verify.originals import open_original
 from normdeploy.verbs.verify.spending import Budget, Clock, InnerSizes, affordable, processor_time
 from normdeploy.verbs.verify.steps import CaseBudget

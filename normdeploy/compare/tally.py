@@ -1,33 +1,15 @@
-"""How far a runtime's output is from the float64 reference, and what a correct one may be off by (the rule:
-``verbs.verify.verify``)."""
+"""How far a runtime's output is from its reference over all cases of one kind, and what a correct one may be off by."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
-import ml_dtypes
 import numpy as np
 
-from ...runtimes import RunResult
-
-EAGER_MULTIPLE = 4.0
-ULPS = 4.0
-
-# runs of the reference; one in four turns a difference of one unit around, so 16 miss one of a hundred
-_DISTURBANCES = 16
-_ANSWERS = 3  # different ones, where the answer is open
-
-
-@dataclass(frozen=True)
-class Worst:
-    """The element of an output that comes nearest to failing: ``ratio`` is its ``error`` over what is ``allowed``
-    there."""
-
-    ratio: float
-    error: float
-    allowed: float
-    case: str
+from .elements import first_place, misplaced
+from .spacing import of_peer
+from .verdict import Verdict, nearest
 
 
 @dataclass
@@ -49,7 +31,7 @@ class Tally:
     ties: int = 0
     broken: str = ""
     lost: float = float("nan")
-    worst: Worst | None = None
+    worst: Verdict | None = None
     failed: list[str] = field(default_factory=list)
 
     def add(
@@ -124,7 +106,7 @@ class Tally:
         if bound is not None and error.size:
             self._take_worst(case, error, bound(error))
         if peer is None:
-            wrong = ~finite & ~(np.isnan(expected) & np.isnan(got)) & (expected != got)
+            wrong = misplaced(got, expected)
         else:
             lost = ~np.isfinite(got)
             wrong = (lost == np.isfinite(expected)) & (lost == np.isfinite(peer.astype(np.float64)))
@@ -134,10 +116,7 @@ class Tally:
             return _first(wrong, got, reference), float(np.abs(got - expected)[wrong][0])
 
     def _take_worst(self, case: str, error: np.ndarray, allowed: np.ndarray) -> None:
-        with np.errstate(all="ignore"):
-            ratios = np.where(error > 0, error / allowed, 0.0)
-        place = np.unravel_index(int(ratios.argmax()), ratios.shape)
-        worst = Worst(float(ratios[place]), float(error[place]), float(allowed[place]), case)
+        worst = nearest(error, allowed)
         if worst.ratio > 1:
             self.failed.append(case)
         before = self.worst
@@ -147,90 +126,31 @@ class Tally:
 
     def badness(self, eager: Tally) -> float:
         """Above 1 it fails."""
-        if self.broken:
-            return float("inf")
-        if self.worst is not None:
-            return self.worst.ratio
-        allowed = self.allowed(eager)
-        return self.absolute / allowed if allowed else float("inf") if self.absolute else 0.0
+        return float("inf") if self.broken else self.verdict(eager).ratio
 
-    def shown(self, eager: Tally) -> tuple[float, float]:
-        """The error that decides and what is allowed there: of the worst element, or the largest of all under one
-        bound.
+    def verdict(self, eager: Tally) -> Verdict:
+        """Return the error that decides and what is allowed there: of the worst element, or the largest of all under
+        one bound.
 
-        Of a floating output that is ``broken`` the first is not finite.
+        The error of a floating output that is ``broken`` is not finite.
         """
-        error, allowed = (
-            (self.absolute, self.allowed(eager)) if self.worst is None else (self.worst.error, self.worst.allowed)
-        )
-        return (self.lost if self.broken and self.dtype.kind not in "iub" else error), allowed
+        verdict = Verdict(self.absolute, self.allowed(eager)) if self.worst is None else self.worst
+        if self.broken and self.dtype.kind not in "iub":
+            return replace(verdict, error=self.lost)
+        return verdict
 
     def allowed(self, eager: Tally) -> float:
         """The largest error that passes under one bound for all elements, ``eager`` being what the model in its own
         type was off by."""
         if self.dtype.kind in "iub":
             return 0.0
-        return EAGER_MULTIPLE * eager.absolute + ULPS * ulp(eager.scale, self.dtype)
-
-
-def ulp(magnitude: float, dtype: np.dtype) -> float:
-    """The distance between the numbers of ``dtype`` around ``magnitude``, at least that of its subnormals."""
-    info = ml_dtypes.finfo(dtype)
-    exponent = int(np.frexp(min(magnitude, float(info.max)))[1]) - 1 if magnitude else info.minexp
-    return float(2.0 ** (max(exponent, info.minexp) - info.nmant))
+        return of_peer(eager.absolute, eager.scale, self.dtype)
 
 
 def _first(wrong: np.ndarray, value: np.ndarray, reference: np.ndarray) -> str:
-    index = tuple(int(i) for i in np.argwhere(wrong)[0])
+    index = first_place(wrong)
     place = f" at {list(index)}" if index else ""
     return (
         f"{value[index]} where the reference is {reference[index]}{place} ({int(wrong.sum())} of {wrong.size} elements"
         " differ)"
     )
-
-
-class Ties:
-    """What else an integer output of one case may be, because its answer hangs on a rounding.
-
-    That is what eager answers, what the reference does when ``perturbed`` (a run of it with everything off by a few
-    units; the argument is a seed) and when ``rounded`` (with each intermediate rounded, and equal values in any order).
-    Runs are made while there is time for more (``may_draw``). Where these give three answers and more, as the order of
-    many equal values does, any integer between the least and the largest in that output will do.
-    """
-
-    def __init__(
-        self,
-        perturbed: Callable[[int], RunResult],
-        reference: RunResult,
-        eager: RunResult,
-        rounded: Callable[[int], RunResult] | None = None,
-        may_draw: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._may_draw = may_draw
-        self._runners = [perturbed] if rounded is None else [perturbed, rounded]
-        self._reference = reference
-        self._others = [eager]
-
-    def explained(self, output: str, value: np.ndarray, *, draws: bool = True) -> np.ndarray:
-        """Which elements of ``value`` are right, or right by a rounding; the reference is run only until all are, and
-        not at all without ``draws``."""
-        right = value == self._reference[output]
-        seen = [self._reference[output]]
-        for other in self._runs() if draws else self._others:
-            if other[output].shape == value.shape:
-                right |= value == other[output]
-                seen.append(other[output])
-            if right.all():
-                return right
-        several = np.sort(np.stack(seen), axis=0)
-        open_ = (several[1:] != several[:-1]).sum(0) >= _ANSWERS - 1
-        return right | (open_ & (value >= several.min()) & (value <= several.max()))
-
-    def _runs(self) -> Iterator[RunResult]:
-        yield from self._others
-        for number in range(len(self._others) - 1, _DISTURBANCES * len(self._runners)):
-            if not self._may_draw():
-                return
-            runner, seed = self._runners[number // _DISTURBANCES], number % _DISTURBANCES
-            self._others.append(runner(seed))
-            yield self._others[-1]

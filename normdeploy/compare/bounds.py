@@ -13,14 +13,15 @@ outside, more are made before it is said to fail (a tie between two choices turn
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-import ml_dtypes
 import numpy as np
 
-from ...runtimes import RunResult
+from .elements import distance, largest_finite
+from .spacing import EAGER_MULTIPLE, spacing
 
-MULTIPLE = 4.0
+Outputs = Mapping[str, np.ndarray]
+
 MOST_RATIO = 8.0
 _LOST = 0.25  # of the largest |reference|
 RUNS, MOST_RUNS = 3, 48  # the latter where something lies outside
@@ -32,9 +33,9 @@ class Bounds:
 
     def __init__(
         self,
-        reference: RunResult,
-        eager: RunResult,
-        rounded: Callable[[int], RunResult],
+        reference: Outputs,
+        eager: Outputs,
+        rounded: Callable[[int], Outputs],
         may_draw: Callable[[], bool] = lambda: True,
     ) -> None:
         self._rounded, self._runs, self._may_draw = rounded, 0, may_draw
@@ -43,8 +44,7 @@ class Bounds:
         # as float32: they are magnitudes, and outputs may be large
         self._spread = {name: np.zeros(value.shape, np.float32) for name, value in self._reference.items()}
         self._dtypes = {name: eager[name].dtype for name in self._reference}
-        with np.errstate(all="ignore"):
-            self._eager = {name: _distance(eager[name], value) for name, value in self._reference.items()}
+        self._eager = {name: _finite_distance(eager[name], value) for name, value in self._reference.items()}
         self._more(1)
         # In float64 a run of a large model may take a minute.
         while self._runs < RUNS and may_draw():
@@ -53,9 +53,8 @@ class Bounds:
     def _more(self, runs: int) -> None:
         for seed in range(self._runs, self._runs + runs if self._reference else 0):
             run = self._rounded(seed)
-            with np.errstate(all="ignore"):
-                for name, reference in self._reference.items():
-                    np.maximum(self._spread[name], _distance(run[name], reference), out=self._spread[name])
+            for name, reference in self._reference.items():
+                np.maximum(self._spread[name], _finite_distance(run[name], reference), out=self._spread[name])
         self._runs += runs
 
     def units(self, output: str) -> np.ndarray:
@@ -87,31 +86,19 @@ class Bounds:
         return bound
 
     def _bound(self, output: str, ratio: float) -> np.ndarray:
-        return MULTIPLE * np.maximum(min(max(ratio, 1.0), MOST_RATIO) * self.units(output), self._eager[output])
+        return EAGER_MULTIPLE * np.maximum(min(max(ratio, 1.0), MOST_RATIO) * self.units(output), self._eager[output])
 
 
 def is_lost(value: np.ndarray, reference: np.ndarray) -> bool:
     """Return whether an output keeps no digit: it is off by a quarter of its largest value and more."""
     finite = np.isfinite(reference)
-    away = np.abs(np.nan_to_num(value.astype(np.float64), nan=np.inf)[finite] - reference[finite])
-    return bool(away.max(initial=0.0) > _LOST * np.abs(reference[finite]).max(initial=0.0))
+    away = distance(value[finite], reference[finite])
+    return bool(away.max(initial=0.0) > _LOST * largest_finite(reference))
 
 
-def _distance(value: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """|value − reference| as float32, 0 where one of them is not finite or the shapes differ."""
+def _finite_distance(value: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Return the distance as float32, 0 where one of them is not finite or the shapes differ."""
     if value.shape != reference.shape:
         return np.zeros(reference.shape, np.float32)
-    away = np.abs(value.astype(np.float64) - reference)
-    return np.where(np.isfinite(away), away, 0.0).astype(np.float32)
-
-
-def spacing(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The distance of the numbers of ``dtype`` around each value."""
-    info = ml_dtypes.finfo(dtype)
-    with np.errstate(all="ignore"):
-        size = np.minimum(
-            np.abs(np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)), float(info.max)
-        )
-        exponent = np.where(size > 0, np.frexp(size)[1] - 1, info.minexp)
-        least = info.minexp - info.nmant if info.minexp > -64 else info.minexp  # float16 has no numbers to spare
-    return np.maximum(np.ldexp(1.0, np.maximum(exponent, info.minexp) - info.nmant), 2.0**least)
+    with np.errstate(over="ignore"):
+        return distance(value, reference, one_sided=0.0).astype(np.float32)

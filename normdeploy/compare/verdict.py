@@ -1,0 +1,61 @@
+"""The result of a comparison: the element that decides, and what it was allowed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether an output passes; true where it does.
+
+    ``error`` and ``allowed`` are of the element at ``place``, which comes nearest to failing or exceeds its bound most.
+    ``reason`` says what is wrong where no error can: another shape, a NaN, another integer.
+    """
+
+    error: float
+    allowed: float
+    place: tuple[int, ...] = ()
+    reason: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.reason is None and self.ratio <= 1
+
+    @property
+    def ratio(self) -> float:
+        """The multiple of the bound that would have been needed."""
+        if not self.error > 0:
+            return 0.0
+        return self.error / self.allowed if self.allowed else math.inf
+
+
+def nearest(error: np.ndarray, allowed: np.ndarray) -> Verdict:
+    """Return the verdict on the element whose error is the largest multiple of what is allowed there.
+
+    Args:
+        error, allowed: of one shape, with an element at least.
+    """
+    with np.errstate(all="ignore"):
+        ratios = np.where(error > 0, error / allowed, 0.0)
+    return _at(int(ratios.argmax()), error, allowed)
+
+
+def farthest(error: np.ndarray, allowed: np.ndarray) -> Verdict | None:
+    """Return the verdict on the element with the largest error of those beyond their bound; None where all are within.
+
+    Args:
+        error: of each element.
+        allowed: broadcasts to it.
+    """
+    beyond = error > allowed
+    if not beyond.any():
+        return None
+    return _at(int(np.argmax(np.where(beyond, error, -1.0))), error, np.broadcast_to(allowed, error.shape))
+
+
+def _at(flat: int, error: np.ndarray, allowed: np.ndarray) -> Verdict:
+    place = tuple(int(i) for i in np.unravel_index(flat, error.shape)) if error.ndim else ()
+    return Verdict(float(error[place]), float(allowed[place]), place)
