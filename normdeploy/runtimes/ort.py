@@ -29,15 +29,19 @@ NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
 
 
 class OrtRunner:
-    """An ONNX file or model in onnxruntime.
+    """An ONNX file or model in onnxruntime: what verify, bench and run judge, time and serve alike.
 
     Args:
         source: a path (needed where the weights are external or above 2 GB), or a model with its weights inside, or its
         bytes.
+        name: of errors and tables; None: by provider and optimizer.
         optimize: onnxruntime's own optimizer: all of it, or none.
-        provider: "cpu" or "cuda"; on CUDA without TF32, whose products have float16's precision.
+        provider: "cpu" or "cuda".
         disabled: names of optimizers that are left out.
         entries: of the session's configuration, besides these.
+        settings: of the provider; None: CUDA without TF32, whose products have float16's precision.
+        threads: of one operator on the CPU; 0: one for each core.
+        spins: whether idle threads wait for the next run at full load, which takes the time of whatever runs between.
         saved: where to write the optimized graph, weights beside it.
 
     Raises:
@@ -51,28 +55,41 @@ class OrtRunner:
         self,
         source: str | os.PathLike[str] | onnx.ModelProto | bytes,
         *,
+        name: str | None = None,
         optimize: bool = True,
         provider: str = "cpu",
         disabled: Sequence[str] = (),
         entries: Mapping[str, str] | None = None,
+        settings: Mapping[str, str] | None = None,
+        threads: int = 0,
+        spins: bool = False,
         saved: Path | None = None,
     ) -> None:
-        if provider == "cuda" and (reason := no_cuda()):
-            raise RuntimeUnavailable(f"onnxruntime's CUDA provider: {reason}")
-        self.name = title(provider, optimize=optimize)
-        entries = {"session.intra_op.allow_spinning": "0", **(entries or {})}  # idle threads would take torch's time
+        if provider == "cuda":
+            require_cuda()
+        self.name = name or title(provider, optimize=optimize)
+        entries = dict(entries or {})
+        if not spins:
+            entries["session.intra_op.allow_spinning"] = "0"
         if disabled:
             entries["optimization.disable_specified_optimizers"] = ";".join(disabled)
         if saved is not None:
             prefix = "session.optimized_model_external_initializers"
             entries |= {f"{prefix}_file_name": f"{saved.name}.data", f"{prefix}_min_size_in_bytes": _ALL_WEIGHTS}
-        settings = {"use_tf32": "0"} if provider == "cuda" else {}
+        if settings is None and provider == "cuda":
+            settings = {"use_tf32": "0"}
         model = _model(source)
         if optimize and provider == "cpu" and not disabled:
             require_survival(model)
         try:
-            self._session = open_session(
-                model, optimize=optimize, provider=provider, settings=settings, entries=entries, saved=saved
+            self.session = open_session(
+                model,
+                optimize=optimize,
+                provider=provider,
+                settings=settings,
+                threads=threads,
+                entries=entries,
+                saved=saved,
             )
         except Exception as error:  # onnxruntime's exceptions share no base class
             kind = RuntimeUnavailable if NOT_IMPLEMENTED in str(error) else GraphError
@@ -83,12 +100,12 @@ class OrtRunner:
         Raises:
             InputError: the feeds do not fit the model's inputs, or it does not run on them.
         """
-        return run_session(self._session, feeds, self.name)
+        return run_session(self.session, feeds, self.name)
 
     @property
     def output_shapes(self) -> dict[str, tuple[int | str | None, ...]]:
         """The outputs' dims as onnxruntime infers them: sizes, names, None where it knows neither."""
-        return {out.name: tuple(out.shape) for out in self._session.get_outputs()}
+        return {out.name: tuple(out.shape) for out in self.session.get_outputs()}
 
     def __enter__(self) -> Self:
         return self
@@ -96,7 +113,7 @@ class OrtRunner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        del self._session
+        del self.session
 
 
 def run_session(session: ort.InferenceSession, feeds: Mapping[str, np.ndarray], name: str) -> RunResult:
@@ -108,6 +125,11 @@ def run_session(session: ort.InferenceSession, feeds: Mapping[str, np.ndarray], 
         InputError: the feeds do not fit the model's inputs, or it does not run on them.
     """
     check_names(name, feeds, [i.name for i in session.get_inputs()])
+    return run_checked(session, feeds, name)
+
+
+def run_checked(session: ort.InferenceSession, feeds: Mapping[str, np.ndarray], name: str) -> RunResult:
+    """Run feeds whose names are those of the inputs, as `run_session`."""
     outputs = session.get_outputs()
     try:
         if any(out.type.startswith(_MAPS) for out in outputs):
@@ -125,6 +147,15 @@ def title(provider: str, *, optimize: bool) -> str:
 
 
 NAMES = frozenset(title(provider, optimize=optimize) for provider in PROVIDERS for optimize in (False, True))
+
+
+def require_cuda() -> None:
+    """
+    Raises:
+        RuntimeUnavailable: onnxruntime can't run on a GPU here.
+    """
+    if reason := no_cuda():
+        raise RuntimeUnavailable(f"onnxruntime's CUDA provider: {reason}")
 
 
 def no_cuda() -> str:
@@ -164,10 +195,11 @@ def _model(source: str | os.PathLike[str] | onnx.ModelProto | bytes) -> str | by
 
 
 def _to_ort(array: np.ndarray) -> ort.OrtValue:
+    """Return a value over the array's own memory, where that is contiguous; onnxruntime writes to no input."""
+    array = np.asarray(array, order="C")
     if array.dtype == ml_dtypes.bfloat16:
-        bits = np.array(array, order="C").view(np.uint16)
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.TensorProto.BFLOAT16)
-    return ort.OrtValue.ortvalue_from_numpy(np.array(array, order="C"))
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
+    return ort.OrtValue.ortvalue_from_numpy(array)
 
 
 def short(error: Exception) -> str:

@@ -11,12 +11,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from ..errors import GraphError, InputError, RuntimeCrash, RuntimeUnavailable
-from ..sessions import FLOAT_OPERANDS, from_ort, open_session, rehearse, rounds_operands
+from ..errors import InputError, RuntimeCrash
+from ..sessions import FLOAT_OPERANDS, rehearse, rounds_operands
 from ..storage.protos import names_nothing
 from .live import LiveRunner
-from .ort import NOT_IMPLEMENTED, no_cuda, short
-from .survival import require_survival
+from .ort import OrtRunner, require_cuda, run_checked, short
 from .tensors import DTYPES, TensorSpec
 
 if TYPE_CHECKING:  # torch takes seconds to import, and numpy arrays on the CPU need none of it
@@ -61,12 +60,12 @@ class SessionRunner(LiveRunner):
     ) -> None:
         super().__init__()
         self.name = f"onnxruntime{' CUDA' if provider == 'cuda' else ''} ({os.path.basename(path)})"
-        if provider == "cuda" and (reason := no_cuda()):
-            raise RuntimeUnavailable(f"onnxruntime's CUDA provider: {reason}")
+        if provider == "cuda":
+            require_cuda()
         self._cuda = _cuda(device, stream) if provider == "cuda" else None
         self._takes_arrays = self._cuda is None
         self._graphs: dict[tuple[torch.Size, ...], _Graph] | None = {} if cuda_graph else None
-        settings: dict[str, str] = {}
+        settings = dict[str, str]()
         if self._cuda is not None:
             settings = {
                 "device_id": str(device),
@@ -75,19 +74,13 @@ class SessionRunner(LiveRunner):
             }
         # between runs threads that spin would take the cores of others
         entries = {"session.force_spinning_stop": "1"} if threads else {}
-        if provider == "cpu":
-            require_survival(path)
-            # `verify` judges such files so.
-            if os.path.isfile(path) and rounds_operands(path):
-                entries |= FLOAT_OPERANDS
-                self.notes = (_FLOATS,)
-        try:
-            self._session = open_session(
-                path, optimize=True, provider=provider, settings=settings, threads=threads, entries=entries
-            )
-        except Exception as error:  # onnxruntime's exceptions share no base class
-            kind = RuntimeUnavailable if NOT_IMPLEMENTED in str(error) else GraphError
-            raise kind(f"{self.name} can't load the model: {short(error)}") from error
+        # `verify` judges such files so.
+        if provider == "cpu" and os.path.isfile(path) and rounds_operands(path):
+            entries |= FLOAT_OPERANDS
+            self.notes = (_FLOATS,)
+        self._session = OrtRunner(
+            path, name=self.name, provider=provider, entries=entries, settings=settings, threads=threads, spins=True
+        ).session
         self.inputs = tuple(self._spec(value) for value in self._session.get_inputs())
         self.outputs = tuple(
             {value.name: self._spec(value) for value in self._session.get_outputs()}.values()
@@ -123,11 +116,7 @@ class SessionRunner(LiveRunner):
             return outputs if stays else {name: tensor.cpu() for name, tensor in outputs.items()}
 
     def _run_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        try:
-            values = self._session.run_with_ort_values(None, {name: _over(array) for name, array in arrays.items()})
-        except Exception as error:
-            raise InputError(f"{self.name} does not run the model on these inputs: {short(error)}") from error
-        return {out.name: from_ort(value) for out, value in zip(self._session.get_outputs(), values, strict=True)}
+        return run_checked(self._session, arrays, self.name)
 
     def _prepared(self, tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
         cuda = self._cuda
@@ -254,13 +243,6 @@ def _bits(tensor: torch.Tensor) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
     return tensor.detach().numpy()
-
-
-def _over(array: np.ndarray) -> ort.OrtValue:
-    """A value over the array's own memory."""
-    if array.dtype == ml_dtypes.bfloat16:
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
-    return ort.OrtValue.ortvalue_from_numpy(array)
 
 
 def _tensor(value: ort.OrtValue, spec: TensorSpec) -> torch.Tensor:
