@@ -22,7 +22,7 @@ from ..graphs.graph import Graph
 from ..graphs.region import Refusal
 from ..proof.pointwise import Form
 from .certify import pair_of, rewrite_of
-from .rounding import Verdict, trial, verdicts
+from .rounding import Verdict, trial, verdicts, whole_input
 from .trials import Case
 
 _PLACES = 257
@@ -39,16 +39,8 @@ def is_accurate(graph: Graph, form: Form, x: gs.Tensor, y: gs.Tensor, nodes: Seq
     if key not in graph.memo:
         sizes = dict.fromkeys((*rewrite.before.symbols, *rewrite.after.symbols), 1)
         case = Case((_inputs(graph, form, x),), ("normal",), rewrite.before.bind(sizes))
-        tried = trial(
-            graph,
-            case,
-            rewrite,
-            np.dtype(np.float32),
-            opset=1,
-            number=0,
-            rows=lambda v: v.reshape(1, -1),
-            expected=lambda y, unit: np.array([sum_error(float(np.abs(y).max()), unit)]),
-        )
+        chosen = whole_input(case, np.dtype(np.float32), lambda y, unit: sum_error(float(np.abs(y).max()), unit))
+        tried = trial(rewrite, chosen, opset=1, number=0)
         graph.memo[key] = tried is not None and _holds(verdicts([tried])[0])
     return bool(graph.memo[key])
 

@@ -3,18 +3,15 @@ expected there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..compare.rewrites import norm_error
 from ..graphs.dims import Dims
 from ..graphs.region import EvaluationFailed
 from ..recognition.probe import Fit
-from . import rounding
 from .certify import Rewrite
-from .rounding import Trial
+from .rounding import Input, MakeTrial, norm_input, trial_of
 from .trials import Case, battery
 
 _FEW = (3, 4, 2, 3)  # sizes of the axes of x that are not normalized over, and of a group norm's places
@@ -68,28 +65,22 @@ def _size(shape: Dims, grouping: Grouping) -> tuple[int, ...]:
     return tuple(size)
 
 
-def maker(grouping: Grouping, scale: np.ndarray | None, opset: int) -> Callable[[Sequence[Rewrite], int], Trial | None]:
-    """Return what makes the trial of the first output's rewrite, of (the rewrites, the number of the trial); what is
-    expected of it is what `normdeploy.rewriting.rounding` expects of a norm.
+def join_trial(grouping: Grouping, scale: np.ndarray | None, opset: int) -> MakeTrial:
+    """Return what makes the trial of the first output's rewrite (`rounding.trial_of`).
 
     Args:
         scale: where it is constant; None: it is 1 + s of the second leaf.
-        opset: the lowest that has the nodes written.
     """
 
-    def make(rewrites: Sequence[Rewrite], number: int) -> Trial | None:
-        rewrite = rewrites[0]
+    def choose(rewrite: Rewrite) -> Input | None:
         given, dtype = case(rewrite, grouping), rewrite.before.graph.dtype(rewrite.before.leaves[0])
         if given is None or dtype is None:
             return None
-        fit = grouping.fit(given.leaves[0].shape)
-        gain = float(np.abs(1 + given.leaves[1] if scale is None else scale).max())
+        x, *others = given.leaves
+        gain = float(np.abs(1 + others[0] if scale is None else scale).max())
+        fit = grouping.fit(x.shape)
+        return norm_input(
+            given, dtype, fit, fit.rows(x + others[0] if grouping.added else x), epsilon=grouping.epsilon, gamma=gain
+        )
 
-        def expected(reference: np.ndarray, unit: float) -> np.ndarray:
-            x = fit.rows(given.leaves[0] + given.leaves[1] if grouping.added else given.leaves[0])
-            y = fit.rows(reference)
-            return norm_error(x, y, grouping.epsilon, centered=grouping.centered, gamma=gain, unit=unit)
-
-        return rounding.trial(rewrite.before.graph, given, rewrite, dtype, opset, number, fit.rows, expected)
-
-    return make
+    return trial_of(choose, opset)

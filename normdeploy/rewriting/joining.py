@@ -25,9 +25,8 @@ from ..norms.bodies import lacking
 from ..norms.ops import OURS
 from ..recognition import traits
 from ..records import Certificate, Finding, both
-from . import join_trials
 from .certify import pair_of, unproved
-from .join_trials import Grouping
+from .join_trials import Grouping, join_trial
 from .proposal import Change, Proposal, Target
 from .reading import is_op, maker, number_in, only_reader
 
@@ -262,7 +261,7 @@ def _proposal(graph: Graph, found: Join, target: Target) -> Proposal:
         ),
         opset=oldest(found.op),
         # Where the norm was certified onnxruntime ran the nodes that the body holds already.
-        trial=None if told.certificate is not None else join_trials.maker(found.grouping, scale, oldest(found.op)),
+        trial=None if told.certificate is not None else join_trial(found.grouping, scale, oldest(found.op)),
         upon=() if norm is None else (norm,),
         revise=lambda finding, certificate: _merged(finding, found, node, certificate, target.wanted.census),
     )

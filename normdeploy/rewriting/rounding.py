@@ -32,6 +32,7 @@ from ..graphs.calls import attach
 from ..graphs.graph import Graph, value_inputs
 from ..graphs.region import EvaluationFailed, Region, concrete
 from ..recognition.facts import Norm
+from ..recognition.probe import Fit
 from ..records import Certificate, Finding
 from ..sessions import open_session
 from ..storage.held import holdable
@@ -84,90 +85,105 @@ class Verdict:
     missing: str = ""
 
 
-def norm_trial(norm: Norm, opset: int) -> Callable[[Sequence[Rewrite], int], Trial | None]:
-    """Return what makes the trial of a norm's rewrite, of (the rewrite, the number of the trial); it gives None where
-    there is no float64 reference.
+@dataclass(frozen=True)
+class Input:
+    """The input on which a rewrite is tried, and what is expected there.
+
+    ``rows`` lays a result out as a matrix: elements of a row are judged together. ``expected`` gives the error that
+    rounding may make in each row, of (the float64 result, unit roundoff of ``dtype``).
+    """
+
+    case: Case
+    dtype: np.dtype
+    rows: Callable[[np.ndarray], np.ndarray]
+    expected: Callable[[np.ndarray, float], np.ndarray]
+
+
+MakeTrial = Callable[[Sequence[Rewrite], int], Trial | None]
+
+
+def trial_of(choose: Callable[[Rewrite], Input | None], opset: int) -> MakeTrial:
+    """Return what makes the trial of a rewrite, of (the rewrites of a proposal, the number of the trial).
+
+    The first rewrite is tried. There is no trial where ``choose`` gives no input, or there is no float64 reference.
 
     Args:
         opset: the lowest that has the nodes written.
     """
 
     def make(rewrites: Sequence[Rewrite], number: int) -> Trial | None:
-        (rewrite,) = rewrites
-        case = trials.norm_case(norm, rewrite)
-        if case is None:
-            return None
-        layout = norm.fit.resized(case.leaves[0].shape)
-        x = layout.rows(case.leaves[0])
-        gamma = 1.0 if norm.gamma is None or norm.gamma.value is None else float(np.abs(norm.gamma.value).max())
-
-        def expected(reference: np.ndarray, unit: float) -> np.ndarray:
-            y = layout.rows(reference)
-            return norm_error(x, y, norm.epsilon, centered=norm.fit.centered, gamma=gamma, unit=unit)
-
-        return trial(rewrite.before.graph, case, rewrite, norm.dtype, opset, number, layout.rows, expected)
+        chosen = choose(rewrites[0])
+        return None if chosen is None else trial(rewrites[0], chosen, opset, number)
 
     return make
 
 
-def fold_trial(
-    windows: Sequence[tuple[int, ...] | None], dtype: np.dtype, opset: int = 1
-) -> Callable[[Sequence[Rewrite], int], Trial | None]:
-    """Return what makes the trial of a fold, as `norm_trial`: 8 roundings of the largest sum of magnitudes that an
-    output adds up are expected.
+def norm_trial(norm: Norm, opset: int) -> MakeTrial:
+    """Return what makes the trial of a norm's rewrite, on the battery (`trial_of`)."""
+
+    def choose(rewrite: Rewrite) -> Input | None:
+        case = trials.norm_case(norm, rewrite)
+        if case is None:
+            return None
+        gamma = 1.0 if norm.gamma is None or norm.gamma.value is None else float(np.abs(norm.gamma.value).max())
+        layout = norm.fit.resized(case.leaves[0].shape)
+        return norm_input(case, norm.dtype, layout, layout.rows(case.leaves[0]), epsilon=norm.epsilon, gamma=gamma)
+
+    return trial_of(choose, opset)
+
+
+def norm_input(case: Case, dtype: np.dtype, fit: Fit, x: np.ndarray, *, epsilon: float, gamma: float) -> Input:
+    """Return a case of a norm, with what its own formula rounds as the expected error.
+
+    Args:
+        x: the rows that are normalized.
+        gamma: the largest.
+    """
+
+    def expected(reference: np.ndarray, unit: float) -> np.ndarray:
+        y = fit.rows(reference)
+        return norm_error(x, y, epsilon, centered=fit.centered, gamma=gamma, unit=unit)
+
+    return Input(case, dtype, fit.rows, expected)
+
+
+def fold_trial(windows: Sequence[tuple[int, ...] | None], dtype: np.dtype, opset: int = 1) -> MakeTrial:
+    """Return what makes the trial of a fold (`trial_of`); what its largest sum rounds is expected.
 
     Args:
         windows: for each leaf a shape that shows everything at less cost; none: the file's own.
-        opset: the lowest that has the nodes written.
     """
 
-    def make(rewrites: Sequence[Rewrite], number: int) -> Trial | None:
-        (rewrite,) = rewrites
+    def choose(rewrite: Rewrite) -> Input | None:
         tried = trials.fold_case(rewrite, windows)
         if tried is None:
             return None
         case, terms = tried
-        return trial(
-            rewrite.before.graph,
-            case,
-            rewrite,
-            dtype,
-            opset,
-            number,
-            lambda v: v.reshape(1, -1),
-            lambda _, unit: np.array([sum_error(terms, unit)]),
-        )
+        return whole_input(case, dtype, lambda y, unit: sum_error(terms, unit))
 
-    return make
+    return trial_of(choose, opset)
 
 
-def trial(
-    graph: Graph,
-    case: Case,
-    rewrite: Rewrite,
-    dtype: np.dtype,
-    opset: int,
-    number: int,
-    rows: Callable[[np.ndarray], np.ndarray],
-    expected: Callable[[np.ndarray, float], np.ndarray],
-) -> Trial | None:
-    """Both sides of a rewrite on one case; ``expected`` gives the error allowed in each row from (reference, unit
-    roundoff)."""
+def whole_input(case: Case, dtype: np.dtype, expected: Callable[[np.ndarray, float], float]) -> Input:
+    """Return a case of which all elements are judged together."""
+    return Input(case, dtype, lambda y: y.reshape(1, -1), lambda y, unit: np.array([expected(y, unit)]))
+
+
+def trial(rewrite: Rewrite, chosen: Input, opset: int, number: int) -> Trial | None:
+    """Return both sides of a rewrite on one input; None where float64 has no result."""
+    graph, case, dtype = rewrite.before.graph, chosen.case, chosen.dtype
     stored = tuple(v.astype(dtype) for v in case.leaves)
     try:
         with evaluate.quiet():
             reference = case.before.run([v.astype(np.float64) for v in stored])
-            allowed = expected(reference, UNIT_ROUNDOFF.get(dtype.name, UNIT_ROUNDOFF["float32"]))
+            expected = chosen.expected(reference, UNIT_ROUNDOFF.get(dtype.name, UNIT_ROUNDOFF["float32"]))
     except EvaluationFailed:
         return None
-    sides = [
-        piece(graph, region, stored, case.before.sizes, version, f"{side}{number}_")
-        for side, region, version in (("b", rewrite.before, graph.opset), ("a", rewrite.after, max(graph.opset, opset)))
-    ]
-    ordinary = np.resize([name in ORDINARY for name in case.names], len(rows(reference)))
-    return Trial(
-        sides[0], sides[1], reference, rows, allowed, ordinary, reference.nbytes + sum(v.nbytes for v in stored)
-    )
+    before = piece(graph, rewrite.before, stored, case.before.sizes, graph.opset, f"b{number}_")
+    after = piece(graph, rewrite.after, stored, case.before.sizes, max(graph.opset, opset), f"a{number}_")
+    ordinary = np.resize([name in ORDINARY for name in case.names], len(chosen.rows(reference)))
+    nbytes = reference.nbytes + sum(v.nbytes for v in stored)
+    return Trial(before, after, reference, chosen.rows, expected, ordinary, nbytes)
 
 
 def piece(

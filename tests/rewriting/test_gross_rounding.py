@@ -3,6 +3,8 @@ always loads."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -236,9 +238,12 @@ def test_what_a_fold_may_err_by(monkeypatch: pytest.MonkeyPatch) -> None:
         <float[3, 1] w = {1, -2, 3}, float[1] s = {4}, float[1] b = {0}, float[1] m = {0}, float[1] v = {1}>
         { h = MatMul(x, w) y = BatchNormalization<epsilon = 0.0>(h, s, b, m, v) }""")
     inputs, real = [], rounding.trial
-    monkeypatch.setattr(
-        rounding, "trial", lambda graph, case, *rest: inputs.append(case.leaves[0]) or real(graph, case, *rest)
-    )
+
+    def watched(rewrite: Any, chosen: rounding.Input, *rest: Any) -> rounding.Trial | None:
+        inputs.append(chosen.case.leaves[0])
+        return real(rewrite, chosen, *rest)
+
+    monkeypatch.setattr(rounding, "trial", watched)
     _, summary = optimize(proto)
     (finding,), (x,) = summary.findings, inputs
     assert finding.certificate is not None
