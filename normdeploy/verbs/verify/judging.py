@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from functools import partial
 
 import ml_dtypes
@@ -20,38 +19,22 @@ from ...graphs.qoperators import sealed
 from ...graphs.quantized import is_quantized
 from ...runtimes import RunResult
 from ...runtimes.eager import HALVES
-from .candidates import DYNAMIC_QUANTIZING, FINITE_ALONE, FLOATS, NAN_BLIND, UNITS, Candidate
-from .cases import DATASET, EXTREME, LENIENT, NAN, NONFINITE, OWN_KINDS, Case, elements
+from .answers import Answer, is_comparable, is_undefined
+from .candidates import UNITS, Candidate
+from .cases import DATASET, LENIENT, NONFINITE, OWN_KINDS, Case, elements
 from .measured import Measures, settled
 from .open_bounds import OpenBounds
 from .originals import FileModel, Original, Reference, compares_inside, own_runner, run_by, unit_roundoff
 from .overflow import Overflows
 from .policy import Policy
-from .results import KINDS, NOT_JUDGED, OutputResult, decided, judged, plainness
+from .results import KINDS, OutputResult, plainness
 from .spending import Clock, processor_time
-from .steps import AGAINST, ROUNDED, UNROUNDED, VOID, CaseBudget, UnroundedReference
-from .where import only_where
+from .steps import AGAINST, ROUNDED, UNROUNDED, CaseBudget, UnroundedReference
+from .verdicts import results_of
 
 _HALF_TYPES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _NARROW = 3  # nodes without a float64 form, named
 _REFUSALS = 3  # sizes that the model does not take, each told with the error
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the reference says of one case, what else an integer of it may be, and what each floating element may be off
-    by.
-
-    ``eager``: its answer where what is not finite is judged by it too. ``feeds`` of a sample of the user's dataset are
-    made when needed.
-    """
-
-    case: Case
-    feeds: dict[str, np.ndarray]
-    reference: RunResult
-    ties: Ties
-    bounds: Bounds | None = None
-    eager: RunResult | None = None
 
 
 class Trial:
@@ -79,13 +62,13 @@ class Trial:
         self.narrow = ""  # the nodes of a reference file that have no float64 form
         self._clock = Clock(float("inf")) if clock is None else clock
         self._quantized_alone = quantized
-        self._policy, self._dataset, self._settled = policy or Policy(), dataset, False
+        self.policy, self._dataset, self._settled = policy or Policy(), dataset, False
         self._each, self._refused = each, list[tuple[str, str]]()
         # Processor seconds for each element of the inputs.
         self._pace = 0.0
         self._ratios: dict[str, float] = {}
-        self._overflows = Overflows(self.notes)
-        self._open_bounds = OpenBounds(self.notes)
+        # Results that stand in for those of a runtime, where these are known not to be the file's fault.
+        self._stand_ins = (Overflows(self.notes).within_range, OpenBounds(self.notes).unclipped)
         self.answers: list[Answer] = []
         self.candidates: list[Candidate] = []
         self._reference = reference
@@ -176,7 +159,7 @@ class Trial:
             bounds = Bounds(reference, own, rounded, may_draw)
             for name in bounds.outputs if case.kind not in LENIENT else ():
                 self._ratios[name] = max(self._ratios.get(name, 1.0), bounds.ratio(name))
-        lenient = case.kind in LENIENT or (isinstance(self.model, FileModel) and _undefined(eager, reference))
+        lenient = case.kind in LENIENT or (isinstance(self.model, FileModel) and is_undefined(eager, reference))
         self.answers.append(Answer(case, feeds, reference, ties, bounds, eager if lenient else None))
         for name, value in eager.items():
             self.eager.tallies.setdefault((name, case.kind), Tally(value.dtype))
@@ -225,18 +208,18 @@ class Trial:
 
     def _settle(self, reference: RunResult) -> None:
         """The rules for each output, once it is known what they are."""
-        if not self._settled and self._policy:
-            self._policy, notes = settled(self._policy, reference)
+        if not self._settled and self.policy:
+            self.policy, notes = settled(self.policy, reference)
             self.notes += notes
-            self.eager.measures = Measures(self._policy, self._dataset)
+            self.eager.measures = Measures(self.policy, self._dataset)
         self._settled = True
 
     @property
     def _ruled(self) -> bool:
         """Whether rules that were given decide on every output, and the default rule on none."""
-        return not self._policy.required and all(self._policy.of(output) for output in self.model.outputs)
+        return not self.policy.required and all(self.policy.of(output) for output in self.model.outputs)
 
-    def _by_rules_alone(self, candidate: Candidate) -> bool:
+    def by_rules_alone(self, candidate: Candidate) -> bool:
         """Whether a file is quantized and rules decide on it: what its steps may do, which takes dozens of runs in
         float64, is then not asked."""
         return self._ruled and candidate.subject is not None and candidate.subject.steps is not None
@@ -244,15 +227,16 @@ class Trial:
     def _rounded(self, feeds: Mapping[str, np.ndarray], seed: int) -> RunResult:
         return self._reference.runner.rounded(feeds, seed, self._half_type)
 
-    def _dtype(self, output: str) -> np.dtype:
+    def dtype_of(self, output: str) -> np.dtype:
+        """Return the type of an output, as eager gives it."""
         # Not by a search: each of many outputs is asked for, on each input.
         return next(tally.dtype for kind in KINDS if (tally := self.eager.tallies.get((output, kind))) is not None)
 
     def take(self, candidate: Candidate) -> None:
         """Run a loaded candidate on every case, and keep it to be judged."""
         self.candidates.append(candidate)
-        candidate.measures = Measures(self._policy, self._dataset)
-        if candidate.name == UNROUNDED and self._by_rules_alone(candidate):
+        candidate.measures = Measures(self.policy, self._dataset)
+        if candidate.name == UNROUNDED and self.by_rules_alone(candidate):
             candidate.unavailable = "the rules given decide on the file as it rounds"
             return
         self._run(candidate, bounded=True)
@@ -266,7 +250,7 @@ class Trial:
         """Run a candidate on every case anew, whose file is judged otherwise now."""
         if candidate.unavailable or candidate.failure:
             return
-        candidate.tallies, candidate.measures, candidate.ran = {}, Measures(self._policy, self._dataset), 0
+        candidate.tallies, candidate.measures, candidate.ran = {}, Measures(self.policy, self._dataset), 0
         with ExitStack() as stack:
             candidate.load(stack)
             self._run(candidate, bounded=True)
@@ -275,7 +259,7 @@ class Trial:
     def passes(self, fresh: Candidate, outputs: Collection[str], names: Sequence[str] = ()) -> bool:
         """Whether a candidate that is not loaded yet is right in ``outputs``, on every case or on those called
         ``names``."""
-        fresh.measures = Measures(self._policy, self._dataset)
+        fresh.measures = Measures(self.policy, self._dataset)
         with ExitStack() as stack:
             fresh.load(stack)
             self._run(fresh, names, deciding=outputs)
@@ -284,17 +268,19 @@ class Trial:
 
     def _fails(self, candidate: Candidate, outputs: Collection[str]) -> bool:
         """Return whether one of ``outputs`` is wrong on an input that was run."""
-        return any(tally.badness(self._own(*key)) > 1 for key, tally in candidate.tallies.items() if key[0] in outputs)
+        return any(
+            tally.badness(self.eager_tally(*key)) > 1 for key, tally in candidate.tallies.items() if key[0] in outputs
+        )
 
     def measured(self, fresh: Candidate, names: Sequence[str]) -> list[OutputResult]:
         """Run a candidate that is not loaded yet on the cases called ``names``, and return what it comes to."""
-        fresh.measures = Measures(self._policy, self._dataset)
+        fresh.measures = Measures(self.policy, self._dataset)
         with ExitStack() as stack:
             fresh.load(stack)
             self._run(fresh, names)
         return self.results(fresh)
 
-    def _own(self, output: str, kind: str) -> Tally:
+    def eager_tally(self, output: str, kind: str) -> Tally:
         """Eager's tally of the kind of cases that a tally is of."""
         return self.eager.tallies[output, kind.removesuffix(AGAINST)]
 
@@ -310,7 +296,7 @@ class Trial:
         for answer in self.answers:
             if self._fails(candidate, deciding):
                 return
-            if (names and answer.case.name not in names) or not _comparable(candidate, answer, self._compares_inside):
+            if (names and answer.case.name not in names) or not is_comparable(candidate, answer, self._compares_inside):
                 continue
             # One input is run whatever it takes, or nothing would be known of the runtime.
             late = bounded and bool(candidate.tallies) and self._clock.is_over()
@@ -324,16 +310,16 @@ class Trial:
             if result is not None:
                 narrow = {n: self._narrow(candidate, n, v) for n, v in result.items()}
                 known = {n: v for n, v in narrow.items() if n in answer.reference}
-                known |= self._overflows.within_range(candidate, answer.case, answer.feeds, answer.reference, known)
-                known |= self._open_bounds.unclipped(candidate, answer.case, answer.feeds, answer.reference, known)
+                for stand_in in self._stand_ins:
+                    known |= stand_in(candidate, answer, known)
                 self._keep(candidate, answer, narrow | known)
 
     def _narrow(self, candidate: Candidate, output: str, value: np.ndarray) -> np.ndarray:
         """Inputs and outputs of a half-precision file may have been kept in float32; float64 is the evaluator's own."""
         if candidate.name in (ROUNDED, UNROUNDED) and output in self.model.outputs and value.dtype == np.float64:
             with np.errstate(over="ignore"):
-                return value.astype(self._dtype(output))
-        own = self._dtype(output) if output in self.model.outputs else None
+                return value.astype(self.dtype_of(output))
+        own = self.dtype_of(output) if output in self.model.outputs else None
         holds_half = candidate.subject is not None and bool(candidate.subject.computing.halves)
         if own not in _HALF_TYPES or not (self._half == own or holds_half):
             return value
@@ -343,21 +329,21 @@ class Trial:
     def _measure(self, candidate: Candidate, answer: Answer, result: RunResult) -> None:
         for output in self.model.outputs:
             candidate.measures.add(
-                output, answer.case, result.get(output), answer.reference[output], self._dtype(output)
+                output, answer.case, result.get(output), answer.reference[output], self.dtype_of(output)
             )
 
     def _keep(self, candidate: Candidate, answer: Answer, result: RunResult) -> None:
         self._measure(candidate, answer, result)
         steps = self._steps(candidate, answer)
         for output in self.model.outputs if answer.case.kind != DATASET else ():
-            dtype = self._dtype(output)
+            dtype = self.dtype_of(output)
             if dtype.kind in "iub" and answer.case.kind in NONFINITE:
                 continue  # what an index or a comparison is there, nothing defines
             tally = candidate.tallies.setdefault((output, answer.case.kind), Tally(dtype))
             if steps is not None and answer.bounds is not None:
                 self._keep_quantized(candidate, answer, output, result.get(output), steps)
                 continue
-            bounds = None if self._by_rules_alone(candidate) else answer.bounds
+            bounds = None if self.by_rules_alone(candidate) else answer.bounds
             open_ = not self._is_settled(candidate, output, answer.case.kind)
             tally.add(
                 answer.case.name,
@@ -375,7 +361,7 @@ class Trial:
         float64 for each input.
         """
         return any(
-            tally.badness(self._own(output, failing)) > 1
+            tally.badness(self.eager_tally(output, failing)) > 1
             for failing in (*KINDS, *(kind + AGAINST for kind in KINDS))
             if plainness(failing) <= plainness(kind) and (tally := candidate.tallies.get((output, failing))) is not None
         )
@@ -387,7 +373,7 @@ class Trial:
         """What the steps of a quantized file allow on this input; None of other files."""
         if candidate.subject is None or candidate.subject.steps is None or answer.case.kind == DATASET:
             return None
-        if self._by_rules_alone(candidate):
+        if self.by_rules_alone(candidate):
             return None
         may_draw = partial(self._may_draw, answer.case.name)
         return candidate.subject.steps.of(answer.case.name, answer.case.kind, answer.feeds, may_draw)
@@ -397,7 +383,7 @@ class Trial:
     ) -> None:
         """Against the reference, and of a runtime against the file's own float64 too."""
         assert answer.bounds is not None
-        case, dtype = answer.case, self._dtype(output)
+        case, dtype = answer.case, self.dtype_of(output)
         floating = dtype.kind not in "iub"
         base = answer.bounds.allowed(output, self._ratios.get(output, 1.0)) if floating else np.zeros(())
         open_ = not self._is_settled(candidate, output, case.kind)
@@ -437,113 +423,5 @@ class Trial:
         return self._unrounded.answer(answer.case.name, answer.feeds, clips)
 
     def results(self, candidate: Candidate) -> list[OutputResult]:
-        """One for each output, none where it was not run."""
-        tallies: dict[str, dict[str, Tally]] = {}
-        for (output, kind), tally in candidate.tallies.items():
-            tallies.setdefault(output, {})[kind] = tally
-        return [
-            result
-            for output in self.model.outputs
-            for result in self._result(candidate, output, tallies.get(output, {}))
-        ]
-
-    def _result(self, candidate: Candidate, output: str, mine: Mapping[str, Tally]) -> Iterator[OutputResult]:
-        eager = {kind: self._own(output, kind) for kind in mine}
-        if candidate.failure:
-            dtype = str(self._dtype(output))
-            nan = float("nan")
-            result = OutputResult(
-                output, candidate.name, dtype, nan, nan, nan, "fail", candidate.where, reason=candidate.failure
-            )
-        elif mine and not candidate.unavailable:
-            default = self._quantized(candidate, judged(output, candidate.name, mine, eager, self.eager.name))
-            result = decided(default, candidate.measures.judged(output), self._policy.required)
-            if self._by_rules_alone(candidate):
-                result = replace(result, allowed=float("nan"), by_default="", default_reason=NOT_JUDGED)
-        else:
-            return
-        if result and (why := _coarser(candidate)):
-            result = replace(result, verdict="fail", reason=why)
-        if not result and candidate.advice:
-            reason = f"{result.reason}; {candidate.advice}" if result.reason else candidate.advice
-            result = replace(result, reason=reason, culprit=candidate.culprit)
-        where = "" if result or candidate.failure else self._only_where(mine.values())
-        if where:
-            result = replace(result, reason="; ".join(filter(None, (result.reason, where))))
-        yield replace(result, file=candidate.file, precision=self.precision)
-
-    def _only_where(self, tallies: Iterable[Tally]) -> str:
-        """Say which integers of an input every case has that fails, and no other."""
-        names = {case.removesuffix(AGAINST) for tally in tallies for case in tally.failed}
-        # Samples of a dataset have rules of their own, and integers drawn from far around surround all others.
-        answers = [answer for answer in self.answers if answer.case.kind != DATASET]
-        failed = [answer.feeds for answer in answers if answer.case.name in names]
-        passed = [a.feeds for a in answers if a.case.name not in names and a.case.kind != EXTREME]
-        return only_where(failed, passed)
-
-    def _quantized(self, candidate: Candidate, result: OutputResult) -> OutputResult:
-        """The verdict on a quantized file: with what its steps do, and why it fails."""
-        budget = None if candidate.subject is None else candidate.subject.steps
-        if budget is None or budget.failure:
-            return result
-        result = replace(result, steps=budget.relative(result.output))
-        if budget.altered and candidate.name == UNROUNDED:
-            return replace(result, verdict="fail", reason="; ".join(filter(None, (result.reason, budget.altered))))
-        if result and candidate.name != UNROUNDED and result.steps is not None and result.steps > VOID:
-            reason = (
-                f"its quantization steps alone may move this output by {result.steps:.0%} of its size, so the default"
-                " rule can't tell right from wrong: give a metric (--metric)"
-            )
-            return replace(result, verdict="fail", reason=reason)
-        if result or not (why := budget.why(candidate.name)):
-            return result
-        return replace(result, reason="; ".join(filter(None, (result.reason, why))))
-
-
-def _coarser(candidate: Candidate) -> str:
-    """Why a file in half precision is not right though its numbers are: it holds a type that is coarser still."""
-    if candidate.subject is None or not candidate.subject.computing.coarser:
-        return ""
-    found = candidate.subject.computing
-    more = f" and {len(found.coarser) - 1} more tensors" if found.coarser[1:] else ""
-    return (
-        f"{found.coarser[0]!r}{more} of the file have a type coarser than {FLOATS[found.precision]}, which it computes"
-        " in; keep them in that type, or give a metric"
-    )
-
-
-def _comparable(candidate: Candidate, answer: Answer, compares_inside: bool) -> bool:
-    """Whether a candidate is judged on this input.
-
-    Engines promise nothing of numbers that are not finite, and ONNX nothing of a NaN in a maximum, an order or a
-    coordinate, given or made inside of an infinity; the ranges of a quantized file are for usual numbers, and so
-    are those that an op takes from its input, where one infinity is the scale of all numbers.
-
-    Args:
-        compares_inside: the model has an operator that compares in its kernel, where a NaN goes either way.
-    """
-    case, subject = answer.case, candidate.subject
-    if subject is not None and case.kind in LENIENT:
-        dynamic = any(op.startswith(DYNAMIC_QUANTIZING) for op in subject.ops)
-        if dynamic or subject.steps is not None:
-            return False
-    if case.kind not in NONFINITE or subject is None:
-        return True
-    has_nan = case.kind == NAN or any(v.dtype.kind == "f" and np.isnan(v).any() for v in answer.reference.values())
-    blind = bool(subject.ops & NAN_BLIND) or compares_inside
-    return not subject.runtime and not (has_nan and blind) and not subject.ops & FINITE_ALONE
-
-
-def _undefined(eager: RunResult, reference: RunResult) -> bool:
-    """Whether a reference file as it runs divides 0 by 0 where float64 does not, or the other way round.
-
-    A kernel may lack the epsilon of the standard (onnxruntime's MeanVarianceNormalization of equal elements), and of a
-    mean of no elements ONNX says nothing.
-    """
-    with np.errstate(invalid="ignore"):
-        return any(
-            value.shape == reference[name].shape
-            and value.dtype.kind == "f"
-            and bool((np.isnan(value) != np.isnan(reference[name])).any())
-            for name, value in eager.items()
-        )
+        """Return one result for each output, none where it was not run."""
+        return results_of(self, candidate)

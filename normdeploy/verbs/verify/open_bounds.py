@@ -7,7 +7,6 @@ such a Clip, so the file is not wrong: it is judged with Max and Min in the plac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -18,8 +17,9 @@ from ...graphs.omitted import with_inner
 from ...runtimes import RunResult
 from ...runtimes.ort import OrtRunner
 from ...storage.files import load_onnx
+from .answers import Answer
 from .candidates import OFF, ON, Candidate
-from .cases import INFINITE, Case
+from .cases import INFINITE
 
 _CLIP = "Clip"
 
@@ -33,22 +33,20 @@ class OpenBounds:
     def unclipped(
         self,
         candidate: Candidate,
-        case: Case,
-        feeds: Mapping[str, np.ndarray],
-        reference: RunResult,
+        answer: Answer,
         result: RunResult,
     ) -> RunResult:
         """Return the result; where it is finite and the reference is not, what the file gives with open bounds."""
-        subject = candidate.subject
+        subject, case = candidate.subject, answer.case
         if case.kind != INFINITE or subject is None or _CLIP not in subject.ops or candidate.name not in (OFF, ON):
             return result
-        if not any(_is_cut(value, reference[name]) for name, value in result.items()):
+        if not any(_is_cut(value, answer.reference[name]) for name, value in result.items()):
             return result
         if (proto := opened(load_onnx(subject.path))) is None:
             return result
         try:
             with OrtRunner(proto, optimize=candidate.optimize, provider=candidate.provider) as runner:
-                open_result = replace(candidate, runner=runner).infer(case, feeds)
+                open_result = replace(candidate, runner=runner).infer(case, answer.feeds)
         except NormdeployError:
             return result
         if open_result is None:

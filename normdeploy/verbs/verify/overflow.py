@@ -7,7 +7,6 @@ in float64. On inputs as the model's user states them, and on random ones, an ov
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +16,9 @@ from ...errors import NormdeployError
 from ...runtimes import RunResult
 from ...runtimes.file64 import File64Runner
 from ...storage.files import load_onnx
+from .answers import Answer
 from .candidates import Candidate
-from .cases import EXTREME, Case
+from .cases import EXTREME
 
 _FLOAT16 = "fp16"
 
@@ -34,13 +34,11 @@ class Overflows:
     def within_range(
         self,
         candidate: Candidate,
-        case: Case,
-        feeds: Mapping[str, np.ndarray],
-        reference: RunResult,
+        answer: Answer,
         result: RunResult,
     ) -> RunResult:
         """Return the result, with the file's in float64 in the place of outputs that an overflow inside loses."""
-        subject = candidate.subject
+        subject, case, reference = candidate.subject, answer.case, answer.reference
         if case.kind != EXTREME or subject is None or subject.runtime or _FLOAT16 not in subject.computing.halves:
             return result
         floats = [n for n, v in result.items() if v.dtype.kind == "f" and v.shape == reference[n].shape]
@@ -50,7 +48,9 @@ class Overflows:
         if subject.path not in self._files:
             self._files[subject.path] = File64Runner(load_onnx(subject.path))
         theirs = {ours: name for name, ours in subject.inputs.items()}
-        given = {theirs.get(n, n): v.astype(subject.types.get(theirs.get(n, n), v.dtype)) for n, v in feeds.items()}
+        given = {
+            theirs.get(n, n): v.astype(subject.types.get(theirs.get(n, n), v.dtype)) for n, v in answer.feeds.items()
+        }
         try:
             wide, beyond = self._files[subject.path].out_of_range(given)
         except NormdeployError:

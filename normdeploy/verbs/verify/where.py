@@ -12,11 +12,11 @@ _MOST_VALUES = 3
 Feeds = Mapping[str, np.ndarray]
 
 
-def only_where(failed: Sequence[Feeds], passed: Sequence[Feeds]) -> str:
-    """Name the input and the integers that every failing case has and that lie outside of those of the others; "" where
+def only_where(failed: Sequence[Feeds], passed: Sequence[Feeds]) -> str | None:
+    """Name the input and the integers that every failing case has and that lie outside of those of the others; None where
     there are none."""
     if not failed or not passed:
-        return ""
+        return None
     for name, first in failed[0].items():
         if first.dtype.kind not in "iu" or not 0 < first.size <= _MOST_ELEMENTS:
             continue
@@ -27,4 +27,4 @@ def only_where(failed: Sequence[Feeds], passed: Sequence[Feeds]) -> str:
         beyond = sorted(value for value in shared if not min(others) <= value <= max(others))
         if 0 < len(beyond) <= _MOST_VALUES:
             return f"only where {name!r} has {' and '.join(map(str, beyond))}, which no input that passes has"
-    return ""
+    return None
