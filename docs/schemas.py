@@ -29,7 +29,7 @@ from normdeploy.verbs.bisect.hunt import Fault
 from normdeploy.verbs.check import check
 from normdeploy.verbs.recheck import recheck
 from normdeploy.verbs.verify.candidates import NotRun
-from normdeploy.verbs.verify.verify import Comparison
+from normdeploy.verbs.verify.comparison import Comparison
 
 from . import fleet_schema
 

@@ -43,7 +43,7 @@ class OfABatch(torch.nn.Module):
 
 
 HOMES = {
-    "Comparison": "normdeploy.verbs.verify.verify",
+    "Comparison": "normdeploy.verbs.verify.comparison",
     "Bisection": "normdeploy.verbs.bisect.bisect",
     "Race": "normdeploy.verbs.bench.bench",
 }

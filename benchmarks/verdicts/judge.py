@@ -19,7 +19,7 @@ import onnx
 import normdeploy
 from normdeploy.errors import NormdeployError
 from normdeploy.verbs.bisect.hunt import Fault
-from normdeploy.verbs.verify.verify import Comparison
+from normdeploy.verbs.verify.comparison import Comparison
 
 from .faults import FAULTS, Planted, Right, kinds_of
 from .observe import Effect, Observer, session

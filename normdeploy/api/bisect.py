@@ -16,9 +16,9 @@ from ..types import PathLike, Progress
 from ..verbs.bisect.bisect import Bisection
 from ..verbs.bisect.bisect import bisect as search
 from ..verbs.sources import original
+from ..verbs.verify.cases import Inputs
 from ..verbs.verify.policy import Thresholds, Tolerances
 from ..verbs.verify.spending import Budget
-from ..verbs.verify.verify import Inputs
 from .common import Stages
 from .comparing import Comparing
 

@@ -9,14 +9,13 @@ from typing import Any, Self
 from ..errors import InputError
 from ..runtimes.guests import required
 from ..types import PathLike
-from ..verbs.verify.cases import Given, read
+from ..verbs.verify.cases import Given, Inputs, read
 from ..verbs.verify.dataset import open_dataset
 from ..verbs.verify.names import pairs_of
 from ..verbs.verify.originals import Original
 from ..verbs.verify.policy import Policy, Thresholds, Tolerances, policy_of
 from ..verbs.verify.policy_file import PolicyFile, read_policy
 from ..verbs.verify.spending import Budget
-from ..verbs.verify.verify import Inputs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,9 +30,9 @@ from ..results import ExportResult, Origin
 from ..shown import Shown
 from ..storage.folder import atomic_folder, require_empty_dir
 from ..types import PathLike, Progress
+from ..verbs.verify.comparison import Comparison
 from ..verbs.verify.policy import Thresholds, Tolerances
 from ..verbs.verify.spending import Budget
-from ..verbs.verify.verify import Comparison
 from .export import export
 from .verify import verify
 

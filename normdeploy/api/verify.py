@@ -13,10 +13,11 @@ from ..model import Model
 from ..types import PathLike, Progress
 from ..verbs.sources import is_live, original
 from ..verbs.verify import verify as compare
+from ..verbs.verify.cases import Inputs
+from ..verbs.verify.comparison import Comparison
 from ..verbs.verify.module_trace import trace_difference
 from ..verbs.verify.policy import Thresholds, Tolerances
 from ..verbs.verify.spending import Budget, processor_time
-from ..verbs.verify.verify import Comparison, Inputs
 from .common import Stages
 from .comparing import Comparing
 

@@ -37,7 +37,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..arguments import Loading
-    from ..verbs.verify.verify import Comparison
+    from ..verbs.verify.comparison import Comparison
 
 
 def verify(

@@ -135,7 +135,7 @@ if TYPE_CHECKING:
     from ..verbs.bench.bench import Race
     from ..verbs.bisect.bisect import Bisection
     from ..verbs.run import Inference
-    from ..verbs.verify.verify import Comparison
+    from ..verbs.verify.comparison import Comparison
 
 SCHEMA = "normdeploy/report/1"
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..engines.ep_context import EpContext
     from ..engines.implement import Implementation
     from ..verbs.run import Inference
-    from ..verbs.verify.verify import Comparison
+    from ..verbs.verify.comparison import Comparison
 
 _ORDER = ("fused", "folded", "reduced", "kept", "refused", "undone")
 _OTHERS = {  # than norms, that the rewrites make nodes of

@@ -12,8 +12,9 @@ import normdeploy
 from normdeploy.api.parts import PartsComparison
 from normdeploy.cli.verify import _verify_parts
 from normdeploy.errors import RuntimeUnavailable
+from normdeploy.verbs.verify.candidates import NotRun
+from normdeploy.verbs.verify.comparison import Comparison
 from normdeploy.verbs.verify.results import OutputResult
-from normdeploy.verbs.verify.verify import Comparison, NotRun
 
 MISSED = Comparison((), (NotRun("cuda", "no GPU", "a.onnx"),), (), (), 0.0)
 WRONG = Comparison(

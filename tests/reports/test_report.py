@@ -16,7 +16,9 @@ from normdeploy.engines.build import Engine
 from normdeploy.records import Certificate, Finding, Half, Parameter, Summary, Support
 from normdeploy.reports.groups import grouped, proof
 from normdeploy.reports.report import SCHEMA, Report
-from normdeploy.verbs.verify.verify import Comparison, NotRun, OutputResult
+from normdeploy.verbs.verify.candidates import NotRun
+from normdeploy.verbs.verify.comparison import Comparison
+from normdeploy.verbs.verify.results import OutputResult
 
 PROOF = Certificate(True, 2e-9, 1e-7, 14, "constant", rounding_before=2e-6, rounding_after=1e-6, rounding_bound=4e-6)
 

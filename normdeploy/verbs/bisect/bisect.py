@@ -36,14 +36,16 @@ from ...shown import Shown
 from ...storage.files import load_onnx
 from ...types import Progress
 from ..verify.candidates import OFF, ON, STEPWISE, NotRun
-from ..verify.cases import Case, read
+from ..verify.cases import Case, Inputs, read
+from ..verify.comparison import Comparison
 from ..verify.names import Map, renamed
 from ..verify.originals import OWN, FileModel, Original
 from ..verify.planning import planned, subjects_of
 from ..verify.policy import Policy
+from ..verify.results import OutputResult
 from ..verify.spending import Budget
 from ..verify.steps import ROUNDED, UNROUNDED
-from ..verify.verify import Comparison, Inputs, OutputResult, verify
+from ..verify.verify import verify
 from .hunt import CUDA, Fault, Hunt
 from .preprocessing import preprocessing
 from .quantized import QuantizedHunt

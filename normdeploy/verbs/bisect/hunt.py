@@ -24,8 +24,8 @@ from ...types import Progress
 from ..verify.candidates import ON, STEPWISE
 from ..verify.drift import Point
 from ..verify.originals import Original
+from ..verify.results import OutputResult
 from ..verify.stored import stored_in
-from ..verify.verify import OutputResult
 from . import runtime as bisect_runtime
 from .cause import Afresh
 from .changes import Cause

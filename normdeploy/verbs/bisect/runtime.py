@@ -17,7 +17,7 @@ from ...graphs.file_graph import widen
 from ...precision.retype import FORMATS
 from ...runtimes.exact import Array, Exact, Values, cut, island
 from ..verify.candidates import ON
-from ..verify.verify import OutputResult
+from ..verify.results import OutputResult
 from .changes import Cause
 from .lab import Bench
 

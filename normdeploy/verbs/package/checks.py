@@ -26,7 +26,7 @@ from .triton import Port, Serving
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from ...arguments import Loading
-    from ..verify.verify import Comparison
+    from ..verify.comparison import Comparison
     from .samples import Samples
 
 _REPORT_BYTES = 2**28

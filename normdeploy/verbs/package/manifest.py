@@ -21,7 +21,7 @@ from .triton import Port
 
 if TYPE_CHECKING:
     from ...records import Finding, Summary
-    from ..verify.verify import Comparison
+    from ..verify.comparison import Comparison
     from .samples import Samples
 
 _PARTS = ("inputs", "expected", "free")

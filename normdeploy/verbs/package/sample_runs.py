@@ -21,8 +21,8 @@ from ...storage.files import load_onnx
 from ...types import Progress
 from ..verify.candidates import OFF, ON, Candidate, NotRun, candidates_of, subject_of
 from ..verify.cases import Case
+from ..verify.comparison import Comparison
 from ..verify.results import OutputResult, judged
-from ..verify.verify import Comparison
 from .references import is_floating, reference_runner
 from .samples import Sample, Samples
 

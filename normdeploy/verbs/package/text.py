@@ -15,7 +15,7 @@ from ...storage.record import recorded
 from .placing import Engine
 
 if TYPE_CHECKING:
-    from ..verify.verify import Comparison
+    from ..verify.comparison import Comparison
     from .checks import Wanted
     from .triton import Serving
 

@@ -13,8 +13,8 @@ Feeds = Mapping[str, np.ndarray]
 
 
 def only_where(failed: Sequence[Feeds], passed: Sequence[Feeds]) -> str | None:
-    """Name the input and the integers that every failing case has and that lie outside of those of the others; None where
-    there are none."""
+    """Name the input and the integers that every failing case has and that lie outside of those of the others; None
+    where there are none."""
     if not failed or not passed:
         return None
     for name, first in failed[0].items():

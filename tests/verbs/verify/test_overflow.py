@@ -13,7 +13,8 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from torch import nn
 
 from normdeploy.loading import from_module
-from normdeploy.verbs.verify.verify import Comparison, verify
+from normdeploy.verbs.verify.comparison import Comparison
+from normdeploy.verbs.verify.verify import verify
 
 INPUT = "x:float32[batch=1:2:4,8,16]"
 TOLD = "half.onnx is not fit for inputs as large as 'times 100"

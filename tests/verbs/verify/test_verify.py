@@ -24,8 +24,10 @@ from normdeploy.model import Dim, InputSpec, Model
 from normdeploy.runtimes import RunResult, trt
 from normdeploy.runtimes.ort import OrtRunner
 from normdeploy.storage.files import save_onnx
-from normdeploy.verbs.verify.candidates import STEPWISE
-from normdeploy.verbs.verify.verify import COLUMNS, Comparison, NotRun, OutputResult, verify
+from normdeploy.verbs.verify.candidates import STEPWISE, NotRun
+from normdeploy.verbs.verify.comparison import Comparison
+from normdeploy.verbs.verify.results import COLUMNS, OutputResult
+from normdeploy.verbs.verify.verify import verify
 
 OFF, ON = "onnxruntime (optimizer off)", "onnxruntime (optimizer on)"
 

@@ -14,9 +14,10 @@ import pytest
 import normdeploy
 from normdeploy.graphs.quantized import RECORD, ranges, recorded_ranges
 from normdeploy.model import Model
+from normdeploy.verbs.verify.comparison import Comparison
 from normdeploy.verbs.verify.policy import policy_of
 from normdeploy.verbs.verify.steps import ROUNDED, UNROUNDED
-from normdeploy.verbs.verify.verify import Comparison, verify
+from normdeploy.verbs.verify.verify import verify
 from tests import quantized_files as files
 from tests.verbs.verify.test_verify_quantized import WRONG, weight_zero_point
 

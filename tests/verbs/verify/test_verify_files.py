@@ -30,9 +30,11 @@ from normdeploy.runtimes import trt
 from normdeploy.runtimes.eager import Float64Runner
 from normdeploy.storage.files import save_onnx
 from normdeploy.storage.record import record
-from normdeploy.verbs.verify.candidates import OFF, ON
+from normdeploy.verbs.verify.candidates import OFF, ON, NotRun
+from normdeploy.verbs.verify.comparison import Comparison
 from normdeploy.verbs.verify.culprit import RULES, _fewest, applied
-from normdeploy.verbs.verify.verify import Comparison, NotRun, OutputResult, verify
+from normdeploy.verbs.verify.results import OutputResult
+from normdeploy.verbs.verify.verify import verify
 
 SPECS = ["x:float32[batch=1:2:4,48]", "y:float32[batch,48]"]
 

@@ -18,7 +18,8 @@ from normdeploy.precision.retype import values
 from normdeploy.runtimes.eager import HalfRunner
 from normdeploy.runtimes.file64 import File64Runner
 from normdeploy.verbs.verify.candidates import OFF, ON, STEPWISE
-from normdeploy.verbs.verify.verify import Comparison, verify
+from normdeploy.verbs.verify.comparison import Comparison
+from normdeploy.verbs.verify.verify import verify
 from tests.support import parsed
 
 HALVES = {"fp16": "float16", "bf16": "bfloat16"}

@@ -19,8 +19,8 @@ from normdeploy.model import Dim, InputSpec, Signature
 from normdeploy.ranges import described
 from normdeploy.runtimes.file64 import File64Runner
 from normdeploy.storage.record import record
+from normdeploy.verbs.verify.comparison import Comparison
 from normdeploy.verbs.verify.originals import AS_IT_IS, Reference, open_original
-from normdeploy.verbs.verify.verify import Comparison
 
 RNG = np.random.default_rng(3)
 W = RNG.standard_normal((16, 12)).astype(np.float32)

@@ -19,7 +19,8 @@ from normdeploy.exporter import to_onnx
 from normdeploy.loading import from_module
 from normdeploy.model import Model
 from normdeploy.verbs.verify.battery import battery
-from normdeploy.verbs.verify.verify import Comparison, verify
+from normdeploy.verbs.verify.comparison import Comparison
+from normdeploy.verbs.verify.verify import verify
 
 HEAD = '<ir_version: 8, opset_import: ["": 20]> planted '
 SPECS = ["x:float32[batch=1:3:8,seq=1:6:40,16]"]

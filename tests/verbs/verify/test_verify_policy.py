@@ -20,8 +20,8 @@ from normdeploy.errors import InputError, NormdeployError
 from normdeploy.model import Dim, InputSpec, Signature
 from normdeploy.reports.page import page
 from normdeploy.reports.shown import html as shown
+from normdeploy.verbs.verify.comparison import Comparison
 from normdeploy.verbs.verify.dataset import open_dataset
-from normdeploy.verbs.verify.verify import Comparison
 
 RNG = np.random.default_rng(1)
 W = RNG.standard_normal((8, 6)).astype(np.float32)

@@ -23,10 +23,11 @@ from normdeploy.runtimes.draws import Draw
 from normdeploy.runtimes.steps import StepRunner
 from normdeploy.verbs.verify import battery
 from normdeploy.verbs.verify.audit import audit
+from normdeploy.verbs.verify.comparison import Comparison
 from normdeploy.verbs.verify.originals import FileModel
 from normdeploy.verbs.verify.policy import policy_of
 from normdeploy.verbs.verify.steps import ROUNDED, UNROUNDED
-from normdeploy.verbs.verify.verify import Comparison, verify
+from normdeploy.verbs.verify.verify import verify
 from tests import quantized_files as files
 from tests.half_graphs import text
 
