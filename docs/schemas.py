@@ -25,7 +25,7 @@ from normdeploy.precision.precision import Account
 from normdeploy.quantized import Quantization
 from normdeploy.records import Certificate, Explanation, Finding, Picture, QuantizedLayer
 from normdeploy.verbs.bench.bench import Race
-from normdeploy.verbs.bisect.hunt import Fault
+from normdeploy.verbs.bisect.tracer import Fault
 from normdeploy.verbs.check import check
 from normdeploy.verbs.recheck import recheck
 from normdeploy.verbs.verify.candidates import NotRun

@@ -18,7 +18,7 @@ import onnx
 
 import normdeploy
 from normdeploy.errors import NormdeployError
-from normdeploy.verbs.bisect.hunt import Fault
+from normdeploy.verbs.bisect.tracer import Fault
 from normdeploy.verbs.verify.comparison import Comparison
 
 from .faults import FAULTS, Planted, Right, kinds_of

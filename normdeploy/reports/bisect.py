@@ -12,7 +12,7 @@ from ..errors import printable
 
 if TYPE_CHECKING:
     from ..verbs.bisect.bisect import Bisection
-    from ..verbs.bisect.hunt import Fault
+    from ..verbs.bisect.tracer import Fault
 
 _WRONG = {
     "file": "the file computes something else than the model",

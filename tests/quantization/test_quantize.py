@@ -26,10 +26,10 @@ from normdeploy.quantization.wish import Wish
 from normdeploy.quantized import Quantization
 from normdeploy.reports.quantization import table
 from normdeploy.runtimes.file64 import File64Runner
-from normdeploy.verbs.verify.audit import Origin, _are_factors, audit
 from normdeploy.verbs.verify.metrics import cosine
 from normdeploy.verbs.verify.originals import FileModel
 from normdeploy.verbs.verify.policy import policy_of
+from normdeploy.verbs.verify.weight_origin import Origin, are_factors, audit
 from tests.half_graphs import text
 from tests.support import run_onnxruntime
 
@@ -422,9 +422,9 @@ def test_verify_knows_a_gamma_that_was_divided(block: onnx.ModelProto) -> None:
 
 
 def test_what_a_norm_is_written_with_has_three_binary_digits() -> None:
-    assert _are_factors(np.array([1.75, 0.5, 640.0], np.float32))
+    assert are_factors(np.array([1.75, 0.5, 640.0], np.float32))
     for none in ([1.0, 1.0], [1.0, np.inf], [1.0, np.nan], [1.0, 0.0], [1.0, -2.0], [1.0, 1.125]):
-        assert not _are_factors(np.array(none, np.float32)), none
+        assert not are_factors(np.array(none, np.float32)), none
 
 
 def test_verify_takes_the_factors_of_the_gammas_own_norm() -> None:

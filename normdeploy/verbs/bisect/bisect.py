@@ -46,12 +46,13 @@ from ..verify.results import OutputResult
 from ..verify.spending import Budget
 from ..verify.steps import ROUNDED, UNROUNDED
 from ..verify.verify import verify
-from .hunt import CUDA, Fault, Hunt
+from .hunt import Hunt
 from .preprocessing import preprocessing
 from .quantized import QuantizedHunt
 from .reproduce import Reproduction
 from .runtime import Widened
 from .stopped import stopped
+from .tracer import CUDA, Fault
 
 _UNNAMED = (
     "the file is quantized, and no weight or range in it explains all of the error: what it was quantized from may"

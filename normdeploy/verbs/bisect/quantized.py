@@ -34,9 +34,10 @@ from ..verify.originals import Original, Reference
 from ..verify.results import OutputResult
 from ..verify.steps import BOTH, UNBOUNDED, UNROUNDED, VOID, CaseBudget
 from .changes import Cause
-from .hunt import Fault, Hunt
+from .hunt import Hunt
 from .parameters import Parameters, QuantizedWeight, apart, wrong_weight
 from .runtime import Widened
+from .tracer import Fault
 from .unquantized import BEFORE_RELU, file_name, unquantized
 
 _HELPS = (2 / 3, 0.97)  # what one fault among several leaves is tried after what one alone would

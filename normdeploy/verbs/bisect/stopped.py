@@ -15,11 +15,11 @@ from ...runtimes.exact import Array, Change, Exact, NotEvaluated, types_in
 from ..verify.originals import Original
 from ..verify.results import OutputResult
 from .changes import Cause, always, named
-from .hunt import Fault
 from .insides import insides_of
 from .program import Program, program_of
 from .runtime import Widened
 from .settings import as_the_model, integers_of_the_model
+from .tracer import Fault
 
 _MOST = 5  # nodes that stop a file
 _MOST_BEFORE = 20  # nodes in front of one that stops it, which may have made the wrong shape

@@ -10,12 +10,12 @@ from ...compare.spacing import EAGER_MULTIPLE
 from ...runtimes.eager import Float64Runner
 from ...runtimes.ort import NAMES
 from ...shown import Shown
-from .audit import Weight
 from .candidates import FLOATS, STEPWISE, NotRun
 from .drift import Point
 from .originals import OWN
 from .results import COLUMNS, OutputResult
 from .steps import ROUNDED, UNROUNDED
+from .weight_origin import Weight
 
 _NAMED = 3  # outputs that the verdict names
 

@@ -10,11 +10,11 @@ from onnx import TensorProto
 from ...runtimes.ort import NAMES
 from ...storage.files import load_onnx
 from ...storage.record import recorded
-from .audit import Origin, Weight
 from .candidates import FLOATS, STEPWISE, Candidate, Subject
 from .judging import Trial
 from .originals import OWN, run_by
 from .results import OutputResult
+from .weight_origin import Origin, Weight
 
 # Types of integer weights, and the elements from which a tensor is one.
 _CODES = frozenset({TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4})

@@ -1,6 +1,6 @@
 """Does what was made of a model give what the model gives? Every runtime's error against float64, next to eager's own.
 
-The rule, for each element of a floating output (``bounds``):
+The rule, for each element of a floating output (``normdeploy.compare.bounds``):
 
     error ≤ 4 · max(ρ · s, eager's own error)        s = how far random roundings of the reference move it, plus an ulp
 

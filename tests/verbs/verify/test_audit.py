@@ -15,10 +15,11 @@ from onnx import helper, numpy_helper
 
 from normdeploy.verbs.verify import audit as verify_audit
 from normdeploy.verbs.verify import derived
-from normdeploy.verbs.verify.audit import Weight, audit
+from normdeploy.verbs.verify.audit import audit
 from normdeploy.verbs.verify.derived import outside
 from normdeploy.verbs.verify.originals import open_original
 from normdeploy.verbs.verify.rows import Rows
+from normdeploy.verbs.verify.weight_origin import Weight
 
 Array = np.ndarray[Any, Any]
 

@@ -1,0 +1,60 @@
+"""Finds the tensors of the model that a weight of a file is, bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .arranged import arrangements
+
+Array = np.ndarray[Any, Any]
+
+
+def cast(parameter: Array, dtype: Any) -> Array:
+    with np.errstate(over="ignore"):
+        return parameter.astype(dtype)
+
+
+_Key = tuple[int, bytes, int]
+
+
+class EqualTensors:
+    """The model's tensors by what no order of their dims changes, so that many weights take no time of their square."""
+
+    def __init__(self, stored: Mapping[str, Array]) -> None:
+        self._stored = stored
+        self._by_key: dict[np.dtype[Any], dict[_Key, list[str]]] = {}
+        self._repeated: dict[tuple[np.dtype[Any], tuple[int, ...], bytes], list[str]] = {}
+
+    def names(self, array: Array) -> list[str]:
+        """Return the tensors that ``array`` is bit for bit, in any order of dims; [the first] for a repeated array."""
+        # The types of ml_dtypes give no buffer of their own.
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        content = array.dtype, array.shape, hashlib.sha256(raw.data).digest()
+        if content in self._repeated:
+            return self._repeated[content][:1]
+        if array.dtype not in self._by_key:
+            index: dict[_Key, list[str]] = {}
+            for name, tensor in self._stored.items():
+                index.setdefault(_key(cast(tensor, array.dtype)), []).append(name)
+            self._by_key[array.dtype] = index
+        alike = self._by_key[array.dtype].get(_key(array), [])
+        found = [
+            n for n in alike if any(_equal(b, array) for b in arrangements(cast(self._stored[n], array.dtype), array))
+        ]
+        self._repeated[content] = found
+        return found
+
+
+def _key(array: Array) -> _Key:
+    """Return the size, the first and last element, and the sum of all bits."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    bits = flat.view(f"u{flat.dtype.itemsize}")
+    return flat.size, flat[[0, -1]].tobytes() if flat.size else b"", int(bits.sum(dtype=np.uint64))
+
+
+def _equal(one: Array, other: Array) -> bool:
+    return np.ascontiguousarray(one).tobytes() == np.ascontiguousarray(other).tobytes()
