@@ -121,8 +121,8 @@ def verify(
     if is_live(source) and isinstance(model, Model):
         clock = budget.clock()
         with stage("trace"):
-            trace, note = trace_difference(cast("Any", source), model, clock)
-        notes += [*filter(None, [note]), *clock.notes()]
+            beside = trace_difference(cast("Any", source), model, clock)
+        notes += [*filter(None, [beside.note]), *clock.notes()]
         limits = dict.fromkeys((*comparison.limits, *clock.limits()))
-        comparison = replace(comparison, trace=trace, limits=tuple(limits))
+        comparison = replace(comparison, trace=beside.difference or "", limits=tuple(limits))
     return replace(comparison, notes=tuple(dict.fromkeys((*notes, *comparison.notes))))

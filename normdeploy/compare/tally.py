@@ -12,6 +12,14 @@ from .spacing import of_peer
 from .verdict import Verdict, nearest
 
 
+@dataclass(frozen=True)
+class _Broken:
+    """What no error can express; ``lost``: the error of a floating output there, NaN or infinite."""
+
+    reason: str
+    lost: float = float("nan")
+
+
 @dataclass
 class Tally:
     """One output of one runtime over all cases of one kind.
@@ -29,7 +37,7 @@ class Tally:
     scale: float = 0.0
     case: str = ""
     ties: int = 0
-    broken: str = ""
+    broken: str | None = None
     lost: float = float("nan")
     worst: Verdict | None = None
     failed: list[str] = field(default_factory=list)
@@ -54,30 +62,32 @@ class Tally:
             peer: eager's answer, where a number that is not finite may stand where it has one too (NaN and infinities
             count alike).
         """
-        broken, lost = "", float("nan")
+        broken: _Broken | None
         if value is None:
-            broken = "there is no such output"
+            broken = _Broken("there is no such output")
         elif value.dtype != self.dtype:
-            broken = f"it is {value.dtype}, the reference is {self.dtype}"
+            broken = _Broken(f"it is {value.dtype}, the reference is {self.dtype}")
         elif value.shape != reference.shape:
-            broken = f"its shape is {list(value.shape)}, the reference's is {list(reference.shape)}"
+            broken = _Broken(f"its shape is {list(value.shape)}, the reference's is {list(reference.shape)}")
         elif self.dtype.kind in "iub":
             broken = self._integers(value, reference, explained)
         else:
-            broken, lost = self._floats(case, value, reference, bound, peer)
-        if broken:
+            broken = self._floats(case, value, reference, bound, peer)
+        if broken is not None:
             self.failed.append(case)
-        if broken and not self.broken:
-            self.broken, self.lost, self.case = broken, lost, case
+            if self.broken is None:
+                self.broken, self.lost, self.case = broken.reason, broken.lost, case
         self.case = self.case or case
 
-    def _integers(self, value: np.ndarray, reference: np.ndarray, explained: Callable[[np.ndarray], np.ndarray]) -> str:
+    def _integers(
+        self, value: np.ndarray, reference: np.ndarray, explained: Callable[[np.ndarray], np.ndarray]
+    ) -> _Broken | None:
         differs = value != reference
         if not differs.any():
-            return ""
+            return None
         wrong = ~explained(value)
         self.ties += int((differs & ~wrong).sum())
-        return f"{_first(wrong, value, reference)}, and no rounding decides there" if wrong.any() else ""
+        return _Broken(f"{_first(wrong, value, reference)}, and no rounding decides there") if wrong.any() else None
 
     def _floats(
         self,
@@ -86,8 +96,8 @@ class Tally:
         reference: np.ndarray,
         bound: Callable[[np.ndarray], np.ndarray] | None,
         peer: np.ndarray | None,
-    ) -> tuple[str, float]:
-        """What is wrong, "" where nothing is but numbers, and the error of the first element where it is."""
+    ) -> _Broken | None:
+        """Take the errors in; say what no error can."""
         with np.errstate(all="ignore"):
             expected = reference.astype(self.dtype).astype(np.float64)  # beyond the type's range it is infinite
             got = value.astype(np.float64)
@@ -111,9 +121,9 @@ class Tally:
             lost = ~np.isfinite(got)
             wrong = (lost == np.isfinite(expected)) & (lost == np.isfinite(peer.astype(np.float64)))
         if not wrong.any():
-            return "", 0.0
+            return None
         with np.errstate(all="ignore"):
-            return _first(wrong, got, reference), float(np.abs(got - expected)[wrong][0])
+            return _Broken(_first(wrong, got, reference), float(np.abs(got - expected)[wrong][0]))
 
     def _take_worst(self, case: str, error: np.ndarray, allowed: np.ndarray) -> None:
         worst = nearest(error, allowed)

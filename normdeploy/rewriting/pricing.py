@@ -13,8 +13,8 @@ from __future__ import annotations
 from . import rounding
 
 
-def costs(verdict: rounding.Verdict) -> str:
-    """Return why a rewrite made for speed can't stay, "" where it can."""
+def costs(verdict: rounding.Verdict) -> str | None:
+    """Return why a rewrite made for speed can't stay, None where it can."""
     if verdict.gross or verdict.after is None or verdict.allowed is None or verdict.after <= verdict.allowed:
         return verdict.gross
     return (

@@ -74,15 +74,15 @@ class Trial:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a trial's worst group came to. ``gross`` says why the rewrite can't stay, "" where it can; ``missing`` why
-    nothing was compared, "" where the three figures are there."""
+    """What a trial's worst group came to. ``gross`` says why the rewrite can't stay, None where it can; ``missing``
+    why nothing was compared, None where the three figures are there."""
 
     before: float | None
     after: float | None
     allowed: float | None
     note: str = ""
-    gross: str = ""
-    missing: str = ""
+    gross: str | None = None
+    missing: str | None = None
 
 
 @dataclass(frozen=True)
@@ -336,7 +336,8 @@ def _stands_in(array: np.ndarray) -> bool:
 
 def _judge(t: Trial, before: Any, after: Any) -> Verdict:
     if isinstance(after, str):
-        return Verdict(None, None, None, after, "" if isinstance(before, str) else f"{after}; it runs the nodes before")
+        gross = None if isinstance(before, str) else f"{after}; it runs the nodes before"
+        return Verdict(None, None, None, after, gross)
     if isinstance(before, str):
         return _not_compared(f"the nodes before: {before}")
     ref = t.rows(t.reference)
@@ -354,7 +355,7 @@ def _judge(t: Trial, before: Any, after: Any) -> Verdict:
         told = np.isfinite(allowed)
         if not told.any():
             return _not_compared("in onnxruntime the nodes before answer NaN or Inf where float64 gives numbers")
-        worst, gross = int(np.argmax(np.where(told, excess, -1.0))), ""
+        worst, gross = int(np.argmax(np.where(told, excess, -1.0))), None
         if (t.ordinary & (excess > GROSS)).any():
             at = int(np.argmax(np.where(t.ordinary, excess, 0.0)))
             gross = (

@@ -149,13 +149,13 @@ def _seconds(paces: Sequence[tuple[int, float]], elements: int) -> float:
 class Reference:
     """The model before, run at each size, and asked how far rounding may carry another that is the same function.
 
-    ``failed``: why it can't be run at all, "" where it can; ``notes``: the sizes that were left out.
+    ``failed``: why it can't be run at all, None where it can; ``notes``: the sizes that were left out.
     """
 
     def __init__(self, before: onnx.ModelProto, specs: Sequence[InputSpec]) -> None:
         self.specs = specs
         self.notes: list[str] = []
-        self.failed = ""
+        self.failed: str | None = None
         self._seen: list[_Seen] = []
         self._unit = equal.unit_roundoff(before)
         self._relative = of_regrouping(len(before.graph.node), self._unit)

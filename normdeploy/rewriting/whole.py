@@ -60,7 +60,7 @@ def settled(
         CertificateError: with ``strict``, where one is.
     """
     reference = Reference(before, specs)
-    if reference.failed:
+    if reference.failed is not None:
         return made, [f"the whole model was not compared: {reference.failed}"], False
     difference = reference.difference(made[0], gains=_gains(made))
     if difference is None:

@@ -71,14 +71,14 @@ def arguments(trt: Any, options: Options, folder: Path) -> dict[str, Any]:
     return keywords | {name: True for option, name in named.items() if options.get(option)}
 
 
-def save_timing_cache(config: Any, options: Options) -> str:
+def save_timing_cache(config: Any, options: Options) -> str | None:
     """Put what this build has timed into the shared file, beside what other builds have put there meanwhile; what kept
-    it from being written, "" where it was.
+    it from being written, None where it was.
 
     The folder is locked while the file is read, merged and replaced whole.
     """
     if "timing_cache" not in options:
-        return ""
+        return None
     path, cache = Path(options["timing_cache"]), config.get_timing_cache()
     with locked(path.parent):
         before = _read(path)
@@ -92,7 +92,7 @@ def save_timing_cache(config: Any, options: Options) -> str:
                 write_bytes(path, bytes(data))
         except NormdeployError as error:  # the engine is built all the same
             return f"the timing cache was not written: {error}"
-    return ""
+    return None
 
 
 # ------------------------------------------------------------------ what the library says to each

@@ -56,10 +56,10 @@ class JitCache:
         self._cache: Any = None
         self._before = b""
 
-    def attach(self, config: Any) -> str:
-        """Give the cache to an IRuntimeConfig; why the file was not used, "" where it was or there is none."""
+    def attach(self, config: Any) -> str | None:
+        """Give the cache to an IRuntimeConfig; why the file was not used, None where it was or there is none."""
         if not self._reads or not (self._writes or self.path.is_file()):
-            return ""
+            return None
         self._cache = config.create_runtime_cache()
         warning = ""
         if self.path.is_file():

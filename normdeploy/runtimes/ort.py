@@ -158,8 +158,8 @@ def require_cuda() -> None:
         raise RuntimeUnavailable(f"onnxruntime's CUDA provider: {reason}")
 
 
-def no_cuda() -> str:
-    """Why onnxruntime can't run on a GPU here, "" where it can."""
+def no_cuda() -> str | None:
+    """Why onnxruntime can't run on a GPU here, None where it can."""
     if PROVIDERS["cuda"] not in ort.get_available_providers():
         return "this onnxruntime has none; install onnxruntime-gpu"
     if reason := no_gpu():
@@ -176,7 +176,7 @@ def no_cuda() -> str:
         ort.set_default_logger_severity(_WARNINGS)
     if PROVIDERS["cuda"] not in made.get_providers():
         return f"onnxruntime {ort.__version__} does not find the CUDA and cuDNN libraries that it was built for"
-    return ""
+    return None
 
 
 def _model(source: str | os.PathLike[str] | onnx.ModelProto | bytes) -> str | bytes:

@@ -59,10 +59,10 @@ def require_survival(model: str | os.PathLike[str] | bytes) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _crash_of_file(path: str, changed: int, size: int) -> str:
-    """Return how the file crashes onnxruntime, "" where it does not; ``changed`` and ``size`` tell its versions
+def _crash_of_file(path: str, changed: int, size: int) -> str | None:
+    """Return how the file crashes onnxruntime, None where it does not; ``changed`` and ``size`` tell its versions
     apart."""
-    return _crash(path, b"") if _is_risky(Path(path).read_bytes()) else ""
+    return _crash(path, b"") if _is_risky(Path(path).read_bytes()) else None
 
 
 def _is_risky(model: bytes) -> bool:
@@ -90,10 +90,10 @@ def _holds_half(proto: onnx.ModelProto) -> bool:
     return False
 
 
-def _crash(path: str, model: bytes) -> str:
+def _crash(path: str, model: bytes) -> str | None:
     code, _ = _opened(path, model, _QUIET)
     if code >= 0:
-        return ""
+        return None
     _, log = _opened(path, model, _VERBOSE)
     begun = _BEGUN.findall(log)
     advice = "set graph_optimization_level to ORT_DISABLE_ALL"

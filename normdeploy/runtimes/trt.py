@@ -197,13 +197,13 @@ def runtime_of(engine: Path) -> str:
     return "tensorrt-rtx" if magic == _RTX_MAGIC else "tensorrt"
 
 
-def missing(runtime: str, *, gpu: bool = True) -> str:
-    """What ``runtime`` lacks on this machine (``gpu``: whether it needs one), with what to do; "" where nothing."""
+def missing(runtime: str, *, gpu: bool = True) -> str | None:
+    """What ``runtime`` lacks on this machine (``gpu``: whether it needs one), with what to do; None where nothing."""
     if importlib.util.find_spec(PACKAGES[runtime]) is None:
         return f"{TITLES[runtime]} is not installed; pip install {PACKAGES[runtime].replace('_', '-')}"
     if importlib.util.find_spec("polygraphy") is None:
         return "Polygraphy is not installed; pip install polygraphy"
-    return no_gpu() if gpu else ""
+    return no_gpu() if gpu else None
 
 
 def version_of(runtime: str) -> str:
@@ -213,8 +213,8 @@ def version_of(runtime: str) -> str:
 
 
 @functools.cache
-def no_gpu() -> str:
-    """Why no NVIDIA GPU can be used here, "" where one can."""
+def no_gpu() -> str | None:
+    """Why no NVIDIA GPU can be used here, None where one can."""
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
@@ -222,7 +222,7 @@ def no_gpu() -> str:
     count = ctypes.c_int(0)
     if code := driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return f"no GPU: the NVIDIA driver does not start (CUDA error {code})"
-    return "" if count.value else "no GPU: the NVIDIA driver finds none"
+    return None if count.value else "no GPU: the NVIDIA driver finds none"
 
 
 def select(runtime: str) -> Any:

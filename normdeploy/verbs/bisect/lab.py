@@ -208,7 +208,7 @@ def _of_integers(pair: Pair, value: Array, reference: Array, eager: Array) -> Po
         eager=0.0,
         allowed=0.0,
         scale=0.0,
-        reason=tally.broken,
+        reason=tally.broken or "",
     )
 
 

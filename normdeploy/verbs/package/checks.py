@@ -208,7 +208,7 @@ def require_loadable(judgement: Comparison, wanted: Wanted, *, optimize: bool) -
         raise InputError(f"Triton would not load {Path(wanted.onnx).name} on the CPU: {reason}; give --provider cuda")
 
 
-def serving_of(batch: str, why: str, wanted: Wanted, sizes: tuple[int, int, int]) -> Serving:
+def serving_of(batch: str, why: str | None, wanted: Wanted, sizes: tuple[int, int, int]) -> Serving:
     """How Triton is to batch, ``sizes`` being the (min, usual, max) of the batch dim.
 
     Raises:

@@ -139,8 +139,8 @@ def _result(output: str, candidate: Candidate, samples: Samples) -> list[OutputR
     return [judged(output, candidate.name, mine, {kind: Tally(dtype) for kind in mine})]
 
 
-def rows_depend(path: Path, samples: Samples) -> str:
-    """Why requests can't be joined in one batch, "" where nothing speaks against it.
+def rows_depend(path: Path, samples: Samples) -> str | None:
+    """Why requests can't be joined in one batch, None where nothing speaks against it.
 
     The first and the last row of a batch are run alone. Each of the two answers may be off by the sample's bound, so
     they may differ by twice that; by more, the answer for a row depends on the others (a normalization over the batch).
@@ -151,7 +151,7 @@ def rows_depend(path: Path, samples: Samples) -> str:
         if s.kind in ("random", "given") and all(a.ndim and len(a) > 1 for a in s.inputs.values())
     ]
     if not batches:
-        return ""
+        return None
     sample = min(batches, key=Sample.nbytes)
     with reference_runner(path, load_onnx(path, external_data=False)) as runner:
         together = runner.infer(sample.inputs)
@@ -165,18 +165,18 @@ def rows_depend(path: Path, samples: Samples) -> str:
                 free = sample.free.get(name)
                 if reason := _differs(name, value, together[name], row, 2 * samples.bounds[name, sample.kind], free):
                     return reason
-    return ""
+    return None
 
 
 def _differs(
     name: str, alone: np.ndarray, together: np.ndarray, row: slice, bound: float, free: np.ndarray | None
-) -> str:
+) -> str | None:
     if together.ndim == 0 or alone.shape != together[row].shape:
         return f"the output {name!r} has the shape {list(together.shape)}, and {list(alone.shape)} for one row"
     if not is_floating(alone.dtype):
         same = (alone == together[row]) | (False if free is None else free[row])
-        return "" if np.all(same) else f"a row's {name!r} depends on the other rows of the batch"
+        return None if np.all(same) else f"a row's {name!r} depends on the other rows of the batch"
     worst = float(distance(alone, together[row]).max(initial=0.0))
     return (
-        f"a row's {name!r} depends on the other rows of the batch: it differs by {worst:.2e}" if worst > bound else ""
+        f"a row's {name!r} depends on the other rows of the batch: it differs by {worst:.2e}" if worst > bound else None
     )

@@ -110,13 +110,13 @@ def outside(array: Array, expected: Array, size: Array, form: Format, roundings:
 
 def derivation(
     array: Array, stored: Mapping[str, Array], form: Format, require_time: Callable[[], None] = lambda: None
-) -> str:
-    """Name the derivation that gives ``array``, float64, from tensors of the model; "" if none does.
+) -> str | None:
+    """Name the derivation that gives ``array``, float64, from tensors of the model; None if none does.
 
     ``require_time`` is called before each tensor, and may raise.
     """
     if array.size > _MOST_ELEMENTS:
-        return ""
+        return None
     same = {n: p.astype(np.float64) for n, p in stored.items() if p.size == array.size and np.isfinite(p).all()}
     array = np.atleast_1d(array)
     few = _Few.of(array)
@@ -130,7 +130,7 @@ def derivation(
         for arranged, magnitudes in zip(_orders(expected, array), _orders(size, array), strict=True):
             if not outside(array, arranged, magnitudes, form).any():
                 return name
-    return ""
+    return None
 
 
 def _is_one_of(values: Array, tensors: Mapping[str, Array]) -> bool:

@@ -196,11 +196,11 @@ class _Reaching(Measure):
         return Judged(str(self.rule), self.rule.kind, self._least, wanted, verdict, self._where)
 
 
-def _not_finite(value: np.ndarray, reference: np.ndarray) -> str:
-    """Which of the two holds a NaN or an infinity, "" where neither does."""
+def _not_finite(value: np.ndarray, reference: np.ndarray) -> str | None:
+    """Which of the two holds a NaN or an infinity, None where neither does."""
     if not np.isfinite(reference).all():
         return "the reference holds a NaN or an infinity"
-    return "" if np.isfinite(value.astype(np.float64)).all() else "it holds a NaN or an infinity"
+    return None if np.isfinite(value.astype(np.float64)).all() else "it holds a NaN or an infinity"
 
 
 class _Dropping(Measure):

@@ -28,14 +28,19 @@ from .spending import Clock
 _DRAWS = 3  # of roundings, which say how far two correct evaluations may lie apart
 
 
-def trace_difference(module: torch.nn.Module, model: Model, clock: Clock) -> tuple[str, str]:
+@dataclass(frozen=True)
+class Beside:
+    """A live module beside its trace: how they differ, or why the module could not be run."""
+
+    difference: str | None = None
+    note: str | None = None
+
+
+def trace_difference(module: torch.nn.Module, model: Model, clock: Clock) -> Beside:
     """Run ``module`` and its trace on a few inputs: the first whatever it takes, the others while there is time.
 
     Each element may differ by 4 d + 6 √N u y: d is how far drawn roundings move its row, N the nodes of the trace, u
     the unit roundoff, and y the largest element of the row (`normdeploy.compare.perturbation`).
-
-    Returns:
-        A sentence on the first difference, "" where there is none; and a note where the module could not be run.
     """
     live, trace, roundings = ModuleRunner(model, unwrapped(module)), EagerRunner(model), _Roundings(model)
     for place, (name, feeds) in enumerate(_cases(model)):
@@ -45,19 +50,19 @@ def trace_difference(module: torch.nn.Module, model: Model, clock: Clock) -> tup
         try:
             (ran, again), traced = live.infer_twice(feeds), trace.infer(feeds)
         except InputError as error:
-            return "", f"the module itself was not run beside its trace at {name}: {error}"
+            return Beside(note=f"the module itself was not run beside its trace at {name}: {error}")
         if different := roundings.difference(ran, traced, feeds):
-            return (
+            return Beside(
                 f"the model as it runs and its trace differ at {name}: the output {different.output!r} is"
                 f" {different.first} in the module and {different.second} in the trace, of which the file was made"
-            ), ""
+            )
         if different := roundings.difference(ran, again, feeds):
-            return (
+            return Beside(
                 "the model keeps state from call to call, and the file does not: on the same inputs the output"
                 f" {different.output!r} is {different.first} at the first call and {different.second} at the second;"
                 " make the state an input and an output"
-            ), ""
-    return "", ""
+            )
+    return Beside()
 
 
 class _Roundings:

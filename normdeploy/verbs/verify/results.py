@@ -95,7 +95,7 @@ def judged(
     failing = [kind for kind, bad in badness.items() if bad > 1]
     kind = min(failing, key=plainness) if failing else max(badness, key=lambda kind: badness[kind])
     tally = mine[kind]
-    reason, verdict = tally.broken, tally.verdict(eager[kind])
+    reason, verdict = tally.broken or "", tally.verdict(eager[kind])
     relative = max(t.relative for t in mine.values()) if math.isfinite(verdict.error) else verdict.error
     if reason and runtime not in OWN and eager[kind].broken:
         reason += (

@@ -172,10 +172,10 @@ class StepBudget:
                 self.cut.append(case)
         return True
 
-    def remark(self, label: str) -> str:
-        """What the calibrated ranges cut off, "" where nothing."""
+    def remark(self, label: str) -> str | None:
+        """What the calibrated ranges cut off, None where nothing."""
         if not self.cut:
-            return ""
+            return None
         reached = sorted(self.saturations(), key=lambda s: -s.beyond)
         named = "; ".join(map(str, reached[:1])) + (f"; {len(reached) - 1} more" if len(reached) > 1 else "")
         return (
@@ -190,7 +190,7 @@ class StepBudget:
     def saturations(self) -> list[Saturation]:
         return [] if self._runner is None else [s for s in self._runner.saturations() if s]
 
-    def why(self, runtime: str) -> str:
+    def why(self, runtime: str) -> str | None:
         """Return what a row that fails is told beside its numbers."""
         altered = "a weight, a scale or a zero point is not the model's (bisect finds which)"
         clipped = sorted(self.saturations(), key=lambda s: -s.beyond)
@@ -199,7 +199,7 @@ class StepBudget:
             more = f"; {len(clipped) - _NAMED} more saturate" if len(clipped) > _NAMED else ""
             advice = "calibrate on inputs like these, or give inputs like those of the calibration"
             return f"{named}{more}; {advice}" + (f"; or {altered}" if runtime == UNROUNDED else "")
-        return f"no rounding of activations is in this: {altered}" if runtime == UNROUNDED else ""
+        return f"no rounding of activations is in this: {altered}" if runtime == UNROUNDED else None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from normdeploy.loading import from_module
 from normdeploy.runtimes.eager import ModuleRunner
 from normdeploy.runtimes.rounding import RoundedRunner
 from normdeploy.verbs.verify.cases import SMALL
-from normdeploy.verbs.verify.module_trace import trace_difference
+from normdeploy.verbs.verify.module_trace import Beside, trace_difference
 from normdeploy.verbs.verify.spending import Clock
 
 
@@ -151,7 +151,7 @@ def test_trace_difference_of_equal_outputs_draws_no_roundings(monkeypatch: pytes
     model, drawn = from_module(net, x), list[int]()
     monkeypatch.setattr(RoundedRunner, "infer", lambda *given: drawn.append(0))
     monkeypatch.setattr(RoundedRunner, "perturbed", lambda *given: drawn.append(1))
-    assert trace_difference(net, model, Clock(60.0)) == ("", "")
+    assert trace_difference(net, model, Clock(60.0)) == Beside()
     assert not drawn
 
 
@@ -165,7 +165,7 @@ def test_trace_difference_out_of_time_runs_one_input(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(ModuleRunner, "infer_twice", counted)
     clock = Clock(1e-9)
-    assert trace_difference(net, model, clock) == ("", "")
+    assert trace_difference(net, model, clock) == Beside()
     assert len(runs) == 1
     assert clock.module == [f"inputs around {SMALL:g}"]
 
