@@ -80,6 +80,14 @@ def from_ort(value: ort.OrtValue) -> np.ndarray:
     return np.frombuffer(data, dtype=ml_dtypes.bfloat16).reshape(value.shape()).copy()
 
 
+def to_ort(array: np.ndarray) -> ort.OrtValue:
+    """Return a value over the array's own memory, where that is contiguous; onnxruntime writes to no input."""
+    array = np.asarray(array, order="C")
+    if array.dtype == ml_dtypes.bfloat16:
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
 def _arrays(feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {name: from_ort(v) if isinstance(v, ort.OrtValue) else np.asarray(v) for name, v in feeds.items()}
 

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-import onnxruntime as ort
 
 from ..compare.elements import distance
 from ..compare.rewrites import norm_error, sum_error
@@ -34,7 +33,7 @@ from ..graphs.region import EvaluationFailed, Region, concrete
 from ..recognition.facts import Norm
 from ..recognition.probe import Fit
 from ..records import Certificate, Finding
-from ..sessions import open_session
+from ..sessions import open_session, to_ort
 from ..storage.held import holdable
 from . import trials
 from .certify import Rewrite
@@ -319,14 +318,7 @@ def _values(feeds: dict[str, np.ndarray]) -> dict[str, Any]:
     elements."""
     room = np.zeros(max((v.nbytes for v in feeds.values() if _stands_in(v)), default=0), np.uint8)
     laid = {k: room[: v.nbytes].view(v.dtype).reshape(v.shape) if _stands_in(v) else v for k, v in feeds.items()}
-    return {
-        k: (
-            ort.OrtValue.ortvalue_from_numpy_with_onnx_type(v.view(np.uint16), onnx.TensorProto.BFLOAT16)
-            if v.dtype.name == "bfloat16"
-            else v
-        )
-        for k, v in laid.items()
-    }
+    return {name: to_ort(array) if array.dtype.name == "bfloat16" else array for name, array in laid.items()}
 
 
 def _stands_in(array: np.ndarray) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -16,7 +15,7 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from ..errors import GraphError, InputError, RuntimeUnavailable
 from ..graphs.maps import array_of_maps
-from ..sessions import PROVIDERS, from_ort, open_session, words_of
+from ..sessions import PROVIDERS, from_ort, open_session, to_ort, words_of
 from . import RunResult
 from .arrays import check_names
 from .survival import require_survival
@@ -135,7 +134,7 @@ def run_checked(session: ort.InferenceSession, feeds: Mapping[str, np.ndarray], 
         if any(out.type.startswith(_MAPS) for out in outputs):
             results = zip(outputs, session.run(None, dict(feeds)), strict=True)
             return {out.name: array_of_maps(r) if out.type.startswith(_MAPS) else r for out, r in results}
-        values = session.run_with_ort_values(None, {given: _to_ort(array) for given, array in feeds.items()})
+        values = session.run_with_ort_values(None, {given: to_ort(array) for given, array in feeds.items()})
         return {out.name: from_ort(value) for out, value in zip(outputs, values, strict=True)}
     except Exception as error:  # of onnxruntime, or of a type that numpy lacks
         raise InputError(f"{name} does not run the model on these inputs: {short(error)}") from error
@@ -192,14 +191,6 @@ def _model(source: str | os.PathLike[str] | onnx.ModelProto | bytes) -> str | by
         raise GraphError(
             "the model is above 2 GB, which onnxruntime takes by path only; save it and give the path"
         ) from error
-
-
-def _to_ort(array: np.ndarray) -> ort.OrtValue:
-    """Return a value over the array's own memory, where that is contiguous; onnxruntime writes to no input."""
-    array = np.asarray(array, order="C")
-    if array.dtype == ml_dtypes.bfloat16:
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
-    return ort.OrtValue.ortvalue_from_numpy(array)
 
 
 def short(error: Exception) -> str:

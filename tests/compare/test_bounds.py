@@ -20,7 +20,7 @@ from normdeploy.runtimes import RunResult
 from normdeploy.runtimes.eager import EagerRunner
 from normdeploy.runtimes.rounding import LANES, RoundedRunner, lost_in_lanes, off_statistics
 
-from ...support import run_onnxruntime
+from ..support import run_onnxruntime
 
 
 class Fn(nn.Module):
