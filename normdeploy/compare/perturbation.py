@@ -18,6 +18,13 @@ _DRAWS_APART = 4  # times the farthest draw: both evaluations round, and few dra
 _DEVIATIONS = 6
 
 
+def perturbed(values: np.ndarray, by: float, rng: np.random.Generator) -> np.ndarray:
+    """Return each element times 1 ± ``by`` at most, rounded to its type."""
+    with np.errstate(all="ignore"):
+        moved = values.astype(np.float64) * (1 + by * rng.uniform(-1, 1, values.shape))
+    return np.asarray(moved).astype(values.dtype)
+
+
 def of_regrouping(nodes: int, unit: float) -> float:
     """Return how far nodes that are folded into constants or regrouped may move a result, relative to its size: 6 √N u.
 

@@ -16,6 +16,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from ..compare.perturbation import perturbed
+from ..element_types import is_float
 from ..graphs import equal
 from ..graphs.turned import as_they_lie
 from ..norms.ops import STANDARD
@@ -86,11 +88,11 @@ class Model:
         """
         given = {name: feeds[name] for name in self._inputs} | self._parameters
         still = self._exact if move_inputs else self._exact.union(self._inputs)
-        values = {
-            name: equal.computable(value if rng is None or name in still else _moved(value, rng, by))
-            for name, value in given.items()
-        }
-        fed = self._fed | {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in values.items()}
+        fed = dict(self._fed)
+        for name, value in given.items():
+            if rng is not None and name not in still and is_float(value.dtype):
+                value = perturbed(value, by, rng)
+            fed[name] = ort.OrtValue.ortvalue_from_numpy(equal.computable(value))
         options = ort.RunOptions()
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")  # two sessions, one of which runs
         watch = threading.Timer(
@@ -174,14 +176,6 @@ def _few_digits(value: np.ndarray) -> bool:
         return False
     number = float(value.reshape(-1)[0])
     return math.isfinite(number) and (math.frexp(number)[0] * 2**_DIGITS).is_integer()
-
-
-def _moved(value: np.ndarray, rng: np.random.Generator, by: float) -> np.ndarray:
-    """Each element times 1 ± by at most; what is no float stays."""
-    if value.dtype.kind in "biuSOU":
-        return value
-    with np.errstate(all="ignore"):
-        return np.asarray(value.astype(np.float64) * (1 + by * rng.uniform(-1, 1, value.shape))).astype(value.dtype)
 
 
 def short(e: Exception) -> str:

@@ -45,14 +45,13 @@ from ...shown import Shown
 from ...storage.files import load_onnx
 from ...types import PathLike, Progress
 from ..run import open_runner, runs_on
-from ..verify.candidates import NotRun
+from ..verify.candidates import FLOATS, NotRun
 from ..verify.stepped import Expected, expected, of_four_bits, quantized_file
 from .given import check_counts, inputs_of
 from .machine import Machine, machine
 from .timing import Timing, race
 
 UNSTEADY = "{}: the times still moved after {} rounds of warm-up; something else keeps the machine busy"
-_HALVES = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -299,7 +298,7 @@ def _coarsest(types: Iterator[str] | Any) -> str:
 def _asked(file: PathLike) -> str:
     """The type that an ONNX file was made to compute in."""
     try:
-        return _HALVES.get(asked(load_onnx(file, external_data=False)), "float64")
+        return FLOATS.get(asked(load_onnx(file, external_data=False)), "float64")
     except GraphError:  # onnxruntime runs files that onnx's checker does not know
         return "float64"
 

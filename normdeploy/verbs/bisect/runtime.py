@@ -10,13 +10,13 @@ import numpy as np
 import onnx
 
 from ...compare.elements import difference, largest_finite
+from ...compare.perturbation import perturbed
 from ...compare.spacing import of_peer
 from ...element_types import is_float
 from ...errors import GraphError, InputError, RuntimeUnavailable
 from ...graphs.file_graph import widen
-from ...precision.retype import FORMATS
 from ...runtimes.exact import Array, Exact, Values, cut, island
-from ..verify.candidates import ON
+from ..verify.candidates import HALF_TYPES, ON
 from ..verify.results import OutputResult
 from .changes import Cause
 from .lab import Bench
@@ -25,7 +25,7 @@ _DRAWS = 3
 _UNITS = 4  # of roundoff, by which inputs are moved to see what rounding may do
 _CUTS = 80  # trials to make a failing region smaller
 _GROWN = 6  # steps by which an island grows around a node
-HALVES = {form.dtype for form in FORMATS.values()}
+HALVES = frozenset(HALF_TYPES)
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,7 @@ class Units:
         for seed in range(_DRAWS):
             rng = np.random.default_rng(seed)
             other = {
-                n: (
-                    v * (1 + _UNITS * unit * rng.uniform(-1, 1, v.shape))
-                    if v.dtype.kind == "f" and n not in self.original.sizes
-                    else v
-                )
+                n: (perturbed(v, _UNITS * unit, rng) if v.dtype.kind == "f" and n not in self.original.sizes else v)
                 for n, v in known.items()
             }
             shifted = self.original.run(places, other)[end]

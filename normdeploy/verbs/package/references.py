@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 
+from ...compare.perturbation import perturbed
 from ...element_types import UNIT_ROUNDOFF
 from ...errors import InputError, RuntimeUnavailable
 from ...precision.precision import asked
@@ -82,7 +83,7 @@ def disturbed(path: Path, proto: onnx.ModelProto, stack: ExitStack) -> tuple[flo
         rng = np.random.default_rng(seed)
         for tensor in other.graph.initializer:
             if len(tensor.dims) > 1 and is_floating(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))):
-                tensor.CopyFrom(onnx.numpy_helper.from_array(_off(values(tensor), unit, rng), tensor.name))
+                tensor.CopyFrom(onnx.numpy_helper.from_array(perturbed(values(tensor), unit, rng), tensor.name))
         try:
             runners.append(stack.enter_context(OrtRunner(other, optimize=False)))
         except RuntimeUnavailable:
@@ -92,12 +93,7 @@ def disturbed(path: Path, proto: onnx.ModelProto, stack: ExitStack) -> tuple[flo
 
 def shaken(feeds: Mapping[str, np.ndarray], unit: float, seed: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    return {name: _off(value, unit, rng) if is_floating(value.dtype) else value for name, value in feeds.items()}
-
-
-def _off(value: np.ndarray, unit: float, rng: np.random.Generator) -> np.ndarray:
-    factor = 1 + unit * (2 * rng.random(value.shape) - 1)
-    return np.asarray((value.astype(np.float64) * factor).astype(value.dtype))
+    return {name: perturbed(value, unit, rng) if is_floating(value.dtype) else value for name, value in feeds.items()}
 
 
 def is_floating(dtype: np.dtype) -> bool:

@@ -30,12 +30,13 @@ from ...errors import InputError
 from ...graphs.quantized import is_quantized
 from ...model import DEFAULT_SIZES, Dim, InputSpec, Model, Signature
 from ...precision.precision import asked
+from ...precision.retype import FORMATS
 from ...runtimes import Runner, RunResult
 from ...runtimes.probing import sizes_that_run
 from ...storage.record import recorded
 from ...types import Progress
 from ..run import runs_on
-from ..verify.candidates import FLOATS, UNITS, types_of
+from ..verify.candidates import HALF_TYPES, types_of
 from ..verify.cases import Case, Given, generated, given_to
 from ..verify.judging import Trial
 from ..verify.originals import Reference, unit_roundoff
@@ -97,14 +98,14 @@ def from_model(
         NormdeployError: an operator of the model does not run in float64.
     """
     precision, types = asked(proto), types_of(proto.graph)
-    halves = {name: {kind} for name, kind in types.items() if kind.name in FLOATS.values()}
+    halves = {name: {kind} for name, kind in types.items() if kind in HALF_TYPES}
     cases, notes = _cases(model, batch, inputs, halves)
     reference = Reference(model)
     trial = Trial(model, reference, precision)
     for done, _ in enumerate(trial.prepare(cases)):
         if progress is not None:
             progress("samples", done, len(cases))
-    unit = 4 * (UNITS[precision] if precision else unit_roundoff(model))
+    unit = 4 * (FORMATS[precision].unit if precision else unit_roundoff(model))
     dtypes = {output: tally.dtype for (output, _), tally in trial.eager.tallies.items()}
     samples: list[Sample] = []
     for answer in trial.answers:

@@ -42,8 +42,8 @@ OFF, ON = title("cpu", optimize=False), title("cpu", optimize=True)
 STEPWISE = (  # a file in half precision as a GPU computes it; the CPU has few half kernels
     "each node in float32, rounded"
 )
-FLOATS = {"fp16": "float16", "bf16": "bfloat16"}
-UNITS = {name: FORMATS[name].unit for name in FLOATS}
+FLOATS = {name: form.dtype.name for name, form in FORMATS.items()}
+HALF_TYPES = tuple(form.dtype for form in FORMATS.values())
 
 # of a NaN in these ONNX says nothing, and onnxruntime drops it (1.31.1: a maximum passes it by, a recurrent net's gates
 # clip it)
@@ -146,7 +146,7 @@ def subjects(
         notes += matched.notes
         subject = replace(subject, inputs=matched.inputs, outputs=matched.outputs, spared=matched.spared)
         subject = replace(subject, types=subject.named(subject.types))
-        if any(own_unit >= UNITS[half] for half in subject.computing.halves):
+        if any(own_unit >= FORMATS[half].unit for half in subject.computing.halves):
             # The model computes in half itself, and its own roundings say where.
             subject = replace(subject, precision="", computing=replace(subject.computing, lowered=()))
         proto = graphs[subject.label]

@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-import ml_dtypes
 import numpy as np
 import onnx
 import torch
@@ -26,6 +25,7 @@ from ...compare.spacing import of_peer, rounded_scale
 from ...graphs.protos import captured, forget_dim_names, module, real
 from ...model import Model
 from ...precision.calibrate import loadable
+from ...precision.retype import FORMATS
 from ...runtimes import RunResult
 from ...runtimes.arrays import to_numpy
 from ...runtimes.eager import HALVES, EagerRunner, Float64Runner, HalfRunner
@@ -282,7 +282,7 @@ class Laboratory:
             return None
         found = difference(value.reshape(reference.shape), reference)
         base = difference(eager, reference).error
-        dtype = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}.get(self.precision, value.dtype)
+        dtype = FORMATS[self.precision].dtype if self.precision else value.dtype
         allowed = of_peer(base, rounded_scale(eager, reference), dtype)
         return Point(pair.module, pair.tensor, pair.where, found.error, base, allowed, found.scale, found.reason)
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import torch
@@ -20,13 +19,12 @@ from ...graphs.edges import constant_of, constants_of, numbers
 from ...runtimes.eager import lifted_values
 from ...runtimes.exact import inlined
 from ...storage.files import load_small_weights
-from .candidates import Subject
+from .candidates import HALF_TYPES, Subject
 from .originals import FileModel, Original
 
 _LARGEST = 0.1  # no epsilon is larger
 _SAME = 1e-6  # relative: a file holds epsilons in float32
 _DEFAULT = 1e-5  # of ONNX's normalizations
-_HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _ROOTS = frozenset({"Sqrt", "Pow"})
 _NAMED = 3
 
@@ -56,7 +54,7 @@ def _is_round(value: float) -> bool:
 
 def _among(value: float, known: Sequence[float]) -> bool:
     with np.errstate(all="ignore"):
-        halves = [float(np.asarray(other).astype(half)) for other in known for half in _HALVES]
+        halves = [float(np.asarray(other).astype(half)) for other in known for half in HALF_TYPES]
     return any(abs(value - other) <= _SAME * other for other in (*known, *halves))
 
 

@@ -17,10 +17,11 @@ from ...compare.ties import Ties
 from ...errors import InputError
 from ...graphs.qoperators import sealed
 from ...graphs.quantized import is_quantized
+from ...precision.retype import FORMATS
 from ...runtimes import RunResult
 from ...runtimes.eager import HALVES
 from .answers import Answer, is_comparable, is_undefined
-from .candidates import UNITS, Candidate
+from .candidates import HALF_TYPES, Candidate
 from .cases import DATASET, LENIENT, NONFINITE, OWN_KINDS, Case, elements
 from .measured import Measures, settled
 from .open_bounds import OpenBounds
@@ -32,7 +33,6 @@ from .spending import Clock, processor_time
 from .steps import AGAINST, ROUNDED, UNROUNDED, CaseBudget, UnroundedReference
 from .verdicts import results_of
 
-_HALF_TYPES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _NARROW = 3  # nodes without a float64 form, named
 _REFUSALS = 3  # sizes that the model does not take, each told with the error
 
@@ -79,9 +79,9 @@ class Trial:
         self._half_type = half
         self._beyond_range = False
         self.eager = Candidate(*own_runner(model, half))
-        self._half = None if half is None else np.dtype(ml_dtypes.bfloat16 if half == torch.bfloat16 else np.float16)
+        self._half = FORMATS[precision].dtype if precision else None
         self._compares_inside = compares_inside(model)
-        self._unit = 4 * (unit_roundoff(model) if half is None else UNITS[precision])
+        self._unit = 4 * (unit_roundoff(model) if half is None else FORMATS[precision].unit)
 
     def prepare(self, cases: Sequence[Case]) -> Iterator[None]:
         """Run eager and the reference on every case, yielding before each, until half of the time is over.
@@ -321,10 +321,10 @@ class Trial:
                 return value.astype(self.dtype_of(output))
         own = self.dtype_of(output) if output in self.model.outputs else None
         holds_half = candidate.subject is not None and bool(candidate.subject.computing.halves)
-        if own not in _HALF_TYPES or not (self._half == own or holds_half):
+        if own not in HALF_TYPES or not (self._half == own or holds_half):
             return value
         with np.errstate(over="ignore"):
-            return value.astype(own) if value.dtype in (np.float32, *_HALF_TYPES) else value
+            return value.astype(own) if value.dtype in (np.float32, *HALF_TYPES) else value
 
     def _measure(self, candidate: Candidate, answer: Answer, result: RunResult) -> None:
         for output in self.model.outputs:

@@ -15,7 +15,7 @@ from ...model import Model
 from ...runtimes.tensors import as_numpy
 from ...storage.files import load_small_weights
 from .battery import Battery, Integers, battery_of, is_open
-from .candidates import FLOATS, File, Subject, subjects
+from .candidates import FLOATS, HALF_TYPES, File, Subject, subjects
 from .cases import LENIENT, SMALL_IN_HALF, Case, Given, given_to, small
 from .names import Map, parse_map
 from .originals import FileModel, Original, outputs_of, rounds_itself, stores_codes, unit_roundoff, unused_inputs
@@ -127,7 +127,7 @@ def _halves(compared: Sequence[Subject]) -> dict[str, set[np.dtype]]:
     """Input -> the half types in which a file takes it."""
     kinds: dict[str, set[np.dtype]] = {}
     for name, kind in (pair for subject in compared for pair in subject.types.items()):
-        if kind.name in FLOATS.values():
+        if kind in HALF_TYPES:
             kinds.setdefault(name, set()).add(kind)
     return kinds
 
