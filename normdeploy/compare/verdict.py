@@ -22,7 +22,7 @@ class Verdict:
     reason: str | None = None
 
     def __bool__(self) -> bool:
-        return self.reason is None and self.ratio <= 1
+        return self.reason is None and not self.error > self.allowed
 
     @property
     def ratio(self) -> float:

@@ -22,7 +22,7 @@ from ..graphs.graph import Graph
 from ..graphs.region import Refusal
 from ..proof.pointwise import Form
 from .certify import pair_of, rewrite_of
-from .rounding import Verdict, trial, verdicts, whole_input
+from .rounding import Outcome, trial, verdicts, whole_input
 from .trials import Case
 
 _PLACES = 257
@@ -45,10 +45,8 @@ def is_accurate(graph: Graph, form: Form, x: gs.Tensor, y: gs.Tensor, nodes: Seq
     return bool(graph.memo[key])
 
 
-def _holds(verdict: Verdict) -> bool:
-    if verdict.after is None or verdict.allowed is None:
-        return not verdict.gross
-    return verdict.after <= verdict.allowed
+def _holds(outcome: Outcome) -> bool:
+    return outcome.gross is None if outcome.after is None else bool(outcome.after)
 
 
 def _inputs(graph: Graph, form: Form, x: gs.Tensor) -> np.ndarray:

@@ -105,7 +105,7 @@ def _priced(graph: Graph, parts: tuple[Part, Part], form: Merged) -> Merged | Re
         return form
     reason = (
         f"merged it would lose accuracy: in channel {loss.channel} the error grows from {loss.before:.2g} to"
-        f" {loss.after:.2g}, and {TIMES} times the error before and {ULPS} ulp are allowed"
+        f" {loss.after.error:.2g}, and {TIMES} times the error before and {ULPS} ulp are allowed"
     )
     return Costly(reason, form.old.name)
 

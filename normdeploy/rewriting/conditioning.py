@@ -33,6 +33,7 @@ import onnx_graphsurgeon as gs
 
 from ..compare.elements import distance
 from ..compare.rewrites import TIMES, ULPS
+from ..compare.verdict import Verdict, nearest
 from ..element_types import UNIT_ROUNDOFF
 from ..evaluate import evaluate
 from ..forms.batch import Fold, Share
@@ -61,14 +62,14 @@ def priced(graph: Graph, chain: Affine, form: Fold | Refusal) -> Fold | Refusal:
         return form
     with evaluate.quiet():
         losses = [_loss(graph, chain, share) for share in form.shares] if form.shares else [_alone(graph, chain)]
-    worst = max((loss for loss in losses if loss is not None), key=lambda loss: loss.ratio, default=None)
+    worst = max((loss for loss in losses if loss is not None), key=lambda loss: loss.after.ratio, default=None)
     if worst is None:
         return form
     into = f"folded into {worst.into}, it" if worst.into else "as one scale and shift, it"
     reason = (
         f"{into} would lose accuracy: in channel {worst.channel} the error in {chain.dtype.name} grows from"
-        f" {worst.before:.2g} to {worst.after:.2g} at the inputs that its statistics state, and {TIMES} times the error"
-        f" before and {ULPS} ulp are allowed"
+        f" {worst.before:.2g} to {worst.after.error:.2g} at the inputs that its statistics state, and {TIMES} times the"
+        f" error before and {ULPS} ulp are allowed"
     )
     return Costly(reason, chain.y.name)
 
@@ -78,14 +79,9 @@ class Loss:
     """The channel in which a fold costs most of what it may not."""
 
     channel: int
-    before: float  # the largest errors against float64
-    after: float
-    allowed: float
+    before: float  # the largest error against float64
+    after: Verdict
     into: str
-
-    @property
-    def ratio(self) -> float:
-        return self.after / (self.allowed + 1e-300)
 
 
 # ------------------------------------------------------------------ the scale and shift
@@ -256,7 +252,7 @@ def _before(chain: Affine, share: Share, stated: _Stated) -> Loss | None:
         if np.count_nonzero(channels == o) > 1:  # several matrices of one MatMul: one at a time
             losses.append(_of(stated, exact, before, after, dtype, share, np.array([o])))
     losses.append(_of(stated, exact, before, after, dtype, share, np.unique(channels)))
-    return max((loss for loss in losses if loss is not None), key=lambda loss: loss.ratio, default=None)
+    return max((loss for loss in losses if loss is not None), key=lambda loss: loss.after.ratio, default=None)
 
 
 def _of(
@@ -317,10 +313,8 @@ def worst(
     valid = np.isfinite(exact) & np.isfinite(before)
     was, now = (np.where(valid, distance(y, exact), 0.0).max(axis=0, initial=0.0) for y in (before, after))
     allowed = TIMES * was + ULPS * 2 * _unit(dtype) * np.where(valid, np.abs(exact), 0.0).max(axis=0, initial=0.0)
-    if not (now > allowed).any():
-        return None
-    c = int(np.argmax(np.where(now > allowed, now / (allowed + 1e-300), 0.0)))
-    return Loss(int(channels[c]), float(was[c]), float(now[c]), float(allowed[c]), into)
+    after = nearest(now, allowed)
+    return None if after else Loss(int(channels[after.place]), float(was[after.place]), after, into)
 
 
 def _unit(dtype: np.dtype) -> float:

@@ -17,7 +17,7 @@ from ..storage.held import Weights
 from ..types import Progress
 from . import rounding
 from .pricing import costs
-from .rounding import Trial, Verdict
+from .rounding import Outcome, Trial
 
 MADE = ("fused", "folded")  # the statuses of rewrites that are in the graph
 
@@ -108,7 +108,7 @@ class Ledger:
         self._kinds: dict[object, list[Entry]] = {}
         # Trials that are not run yet, and the verdicts of the others.
         self._waiting: list[tuple[_Planned, Trial]] = []
-        self._judged: list[tuple[_Planned, Verdict]] = []
+        self._judged: list[tuple[_Planned, Outcome]] = []
         self._behind: dict[str, Sequence[Entry]] = {}
         self._by_tensor: dict[str, Entry] = {}
         self._indexed = 0
@@ -215,7 +215,7 @@ def undone(finding: Finding, reason: str) -> Finding:
     return replace(finding, status="undone", became="", reason=f"it was taken back: {reason}", written=())
 
 
-def _with_verdict(finding: Finding, verdict: Verdict, runtime: str) -> Finding:
+def _with_verdict(finding: Finding, verdict: Outcome, runtime: str) -> Finding:
     """What is told of a norm of which onnxruntime ran both sides."""
     assert finding.certificate is not None
     certificate = rounding.with_rounding(finding.certificate, verdict)

@@ -13,11 +13,12 @@ from __future__ import annotations
 from . import rounding
 
 
-def costs(verdict: rounding.Verdict) -> str | None:
+def costs(outcome: rounding.Outcome) -> str | None:
     """Return why a rewrite made for speed can't stay, None where it can."""
-    if verdict.gross or verdict.after is None or verdict.allowed is None or verdict.after <= verdict.allowed:
-        return verdict.gross
+    after = outcome.after
+    if outcome.gross is not None or after is None or after:
+        return outcome.gross
     return (
-        f"its error in onnxruntime is {verdict.after:.2g}, where that of the nodes before is {verdict.before:.2g} and"
-        f" {verdict.allowed:.2g} are allowed"
+        f"its error in onnxruntime is {after.error:.2g}, where that of the nodes before is {outcome.before:.2g} and"
+        f" {after.allowed:.2g} are allowed"
     )

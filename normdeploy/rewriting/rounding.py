@@ -25,6 +25,7 @@ import onnx_graphsurgeon as gs
 
 from ..compare.elements import distance
 from ..compare.rewrites import norm_error, sum_error
+from ..compare.verdict import Verdict, nearest
 from ..element_types import UNIT_ROUNDOFF
 from ..evaluate import evaluate
 from ..graphs.calls import attach
@@ -72,13 +73,15 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What a trial's worst group came to. ``gross`` says why the rewrite can't stay, None where it can; ``missing``
-    why nothing was compared, None where the three figures are there."""
+class Outcome:
+    """The outcome of a trial.
 
-    before: float | None
-    after: float | None
-    allowed: float | None
+    ``before`` and ``after``: the error of the nodes before, and the verdict on those after, in the worst row; None
+    where nothing was compared, and ``missing`` says why. ``gross`` says why the rewrite can't stay, None where it can.
+    """
+
+    before: float | None = None
+    after: Verdict | None = None
     note: str = ""
     gross: str | None = None
     missing: str | None = None
@@ -263,9 +266,9 @@ def like(finding: Finding, first: Finding) -> Finding:
     return replace(finding, certificate=certificate, notes=notes, proved=proved)
 
 
-def verdicts(trials: Sequence[Trial]) -> list[Verdict]:
+def verdicts(trials: Sequence[Trial]) -> list[Outcome]:
     """Of each trial, in its worst group."""
-    results: list[Verdict] = []
+    results: list[Outcome] = []
     for start in range(0, len(trials), BATCH):
         batch = trials[start : start + BATCH]
         before, after = (_run([getattr(t, side) for t in batch]) for side in ("before", "after"))
@@ -273,13 +276,16 @@ def verdicts(trials: Sequence[Trial]) -> list[Verdict]:
     return results
 
 
-def with_rounding(certificate: Certificate, verdict: Verdict) -> Certificate:
+def with_rounding(certificate: Certificate, outcome: Outcome) -> Certificate:
+    """Return the certificate with what the trial came to."""
+    certificate = replace(certificate, note=_joined(certificate.note, outcome.note))
+    if outcome.after is None:
+        return certificate
     return replace(
         certificate,
-        rounding_before=verdict.before,
-        rounding_after=verdict.after,
-        rounding_bound=verdict.allowed,
-        note=_joined(certificate.note, verdict.note),
+        rounding_before=outcome.before,
+        rounding_after=outcome.after.error,
+        rounding_bound=outcome.after.allowed,
     )
 
 
@@ -326,10 +332,10 @@ def _stands_in(array: np.ndarray) -> bool:
     return array.size > 1 and not any(array.strides)
 
 
-def _judge(t: Trial, before: Any, after: Any) -> Verdict:
+def _judge(t: Trial, before: Any, after: Any) -> Outcome:
     if isinstance(after, str):
         gross = None if isinstance(before, str) else f"{after}; it runs the nodes before"
-        return Verdict(None, None, None, after, gross)
+        return Outcome(note=after, gross=gross)
     if isinstance(before, str):
         return _not_compared(f"the nodes before: {before}")
     ref = t.rows(t.reference)
@@ -339,27 +345,33 @@ def _judge(t: Trial, before: Any, after: Any) -> Verdict:
         apart[~np.isfinite(ref)] = 0.0
         return apart.max(axis=1)
 
-    with evaluate.quiet():
-        was, now = errors(before), errors(after)
-        allowed = np.maximum(2 * was, t.expected)
-        excess = np.where(np.isinf(allowed), 0.0, now / np.maximum(allowed, 1e-300))
-        # A group in which the nodes before answer no number allows any error: it compares nothing.
-        told = np.isfinite(allowed)
-        if not told.any():
-            return _not_compared("in onnxruntime the nodes before answer NaN or Inf where float64 gives numbers")
-        worst, gross = int(np.argmax(np.where(told, excess, -1.0))), None
-        if (t.ordinary & (excess > GROSS)).any():
-            at = int(np.argmax(np.where(t.ordinary, excess, 0.0)))
+    was, now = errors(before), errors(after)
+    allowed = np.maximum(2 * was, t.expected)
+    # A row in which the nodes before answer no number allows any error: it compares nothing.
+    compared = np.flatnonzero(np.isfinite(allowed))
+    if not compared.size:
+        return _not_compared("in onnxruntime the nodes before answer NaN or Inf where float64 gives numbers")
+
+    def worst_of(rows: np.ndarray) -> tuple[float, Verdict]:
+        verdict = nearest(now[rows], allowed[rows])
+        return float(was[rows][verdict.place]), verdict
+
+    error, verdict = worst_of(compared)
+    gross = None
+    ordinary = compared[t.ordinary[compared]]
+    if ordinary.size:
+        own, usual = worst_of(ordinary)
+        if usual.ratio > GROSS:
             gross = (
-                f"its error in onnxruntime is {now[at]:.2g} at ordinary inputs, where that of the nodes before is"
-                f" {was[at]:.2g} and {GROSS} times {allowed[at]:.2g} are allowed"
+                f"its error in onnxruntime is {usual.error:.2g} at ordinary inputs, where that of the nodes before is"
+                f" {own:.2g} and {GROSS} times {usual.allowed:.2g} are allowed"
             )
-    return Verdict(float(was[worst]), float(now[worst]), float(allowed[worst]), gross=gross)
+    return Outcome(error, verdict, gross=gross)
 
 
-def _not_compared(why: str) -> Verdict:
+def _not_compared(why: str) -> Outcome:
     missing = f"the rounding was not compared: {why}"
-    return Verdict(None, None, None, note=missing, missing=missing)
+    return Outcome(note=missing, missing=missing)
 
 
 def _short(e: Exception) -> str:

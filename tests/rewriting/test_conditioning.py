@@ -219,7 +219,7 @@ def test_what_a_fold_makes_no_number_of_is_the_worst_loss(after: float) -> None:
     made[1, 1] = after
     loss = conditioning.worst(exact, exact, made, np.dtype(np.float32), channels, "it")
     assert loss is not None
-    assert (loss.channel, loss.before, loss.after) == (7, 0.0, np.inf)
+    assert (loss.channel, loss.before, loss.after.error) == (7, 0.0, np.inf)
     assert conditioning.worst(exact, made, made, np.dtype(np.float32), channels, "it") is None
 
 

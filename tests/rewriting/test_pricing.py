@@ -9,9 +9,10 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
+from normdeploy.compare.verdict import Verdict
 from normdeploy.rewriting import rewrite, rounding
 from normdeploy.rewriting.pricing import costs
-from normdeploy.rewriting.rounding import Trial, Verdict
+from normdeploy.rewriting.rounding import Outcome, Trial
 
 LAYER = "p = MatMul(x, w) y = Add(p, b)"
 SUM = "s = Add(x, z) y = LayerNormalization(s, g, c)"
@@ -49,9 +50,9 @@ def test_a_rewrite_that_onnxruntime_runs_with_a_larger_error_is_taken_back(
 
     verdicts = rounding.verdicts
 
-    def larger(trials: Sequence[Trial]) -> list[Verdict]:
+    def larger(trials: Sequence[Trial]) -> list[Outcome]:
         ops = [{node.op_type for node in trial.after.nodes} for trial in trials]
-        lossy = Verdict(before=1e-7, after=3e-6, allowed=1e-6)
+        lossy = Outcome(1e-7, Verdict(3e-6, 1e-6))
         return [lossy if written in found else verdict for found, verdict in zip(ops, verdicts(trials), strict=True)]
 
     monkeypatch.setattr(rounding, "verdicts", larger)
@@ -64,11 +65,11 @@ def test_a_rewrite_that_onnxruntime_runs_with_a_larger_error_is_taken_back(
 @pytest.mark.parametrize(
     ("verdict", "stays"),
     [
-        (Verdict(before=1e-7, after=1e-7, allowed=2e-7), True),
-        (Verdict(before=1e-7, after=3e-7, allowed=2e-7), False),
-        (Verdict(before=None, after=None, allowed=None, missing="not compared"), True),
-        (Verdict(before=None, after=None, allowed=None, gross="it can't be run"), False),
+        (Outcome(1e-7, Verdict(1e-7, 2e-7)), True),
+        (Outcome(1e-7, Verdict(3e-7, 2e-7)), False),
+        (Outcome(missing="not compared"), True),
+        (Outcome(gross="it can't be run"), False),
     ],
 )
-def test_what_costs_too_much(verdict: Verdict, stays: bool) -> None:
+def test_what_costs_too_much(verdict: Outcome, stays: bool) -> None:
     assert bool(costs(verdict)) != stays
