@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
-import ml_dtypes
 import numpy as np
 import torch
 
@@ -15,22 +14,21 @@ from ...compare.bounds import Bounds, is_lost
 from ...compare.tally import Tally
 from ...compare.ties import Ties
 from ...errors import InputError
-from ...graphs.qoperators import sealed
-from ...graphs.quantized import is_quantized
 from ...precision.retype import FORMATS
 from ...runtimes import RunResult
 from ...runtimes.eager import HALVES
 from .answers import Answer, is_comparable, is_undefined
 from .candidates import HALF_TYPES, Candidate
-from .cases import DATASET, LENIENT, NONFINITE, OWN_KINDS, Case, elements
+from .cases import DATASET, LENIENT, OWN_KINDS, Case, elements
 from .measured import Measures, settled
 from .open_bounds import OpenBounds
 from .originals import FileModel, Original, Reference, compares_inside, own_runner, run_by, unit_roundoff
 from .overflow import Overflows
 from .policy import Policy
-from .results import KINDS, OutputResult, plainness
+from .results import OutputResult
 from .spending import Clock, processor_time
-from .steps import AGAINST, ROUNDED, UNROUNDED, CaseBudget, UnroundedReference
+from .steps import ROUNDED, UNROUNDED
+from .tallying import Tallying
 from .verdicts import results_of
 
 _NARROW = 3  # nodes without a float64 form, named
@@ -62,23 +60,20 @@ class Trial:
         self.narrow = ""  # the nodes of a reference file that have no float64 form
         self._clock = Clock(float("inf")) if clock is None else clock
         self._quantized_alone = quantized
-        self.policy, self._dataset, self._settled = policy or Policy(), dataset, False
+        self._dataset, self._settled = dataset, False
         self._each, self._refused = each, list[tuple[str, str]]()
         # Processor seconds for each element of the inputs.
         self._pace = 0.0
-        self._ratios: dict[str, float] = {}
         # Results that stand in for those of a runtime, where these are known not to be the file's fault.
         self._stand_ins = (Overflows(self.notes).within_range, OpenBounds(self.notes).unclipped)
         self.answers: list[Answer] = []
         self.candidates: list[Candidate] = []
         self._reference = reference
-        self._unrounded = None
-        if isinstance(model, FileModel) and is_quantized(model.proto) and not sealed(model.proto):
-            self._unrounded = UnroundedReference(model.proto)
         half = HALVES.get(precision)
         self._half_type = half
         self._beyond_range = False
         self.eager = Candidate(*own_runner(model, half))
+        self.tallying = Tallying(model, self.eager, policy or Policy(), self._clock)
         self._half = FORMATS[precision].dtype if precision else None
         self._compares_inside = compares_inside(model)
         self._unit = 4 * (unit_roundoff(model) if half is None else FORMATS[precision].unit)
@@ -137,11 +132,11 @@ class Trial:
             return
         start = processor_time()
         reference = self._reference.runner.infer(feeds)
-        may_draw = partial(self._may_draw, case.name, processor_time() - start)
+        may_draw = partial(self.tallying.may_draw, case.name, processor_time() - start)
         self._settle(reference)
         if case.kind == DATASET:
             self.answers.append(Answer(case, {}, reference, Ties(lambda seed: {}, reference, {})))
-            self._measure(self.eager, self.answers[-1], eager)
+            self.tallying.measure(self.eager, self.answers[-1], eager)
             return
         integers = {name: value for name, value in eager.items() if value.dtype.kind in "iub"}
         ties = Ties(
@@ -152,18 +147,18 @@ class Trial:
             may_draw,
         )
         bounds = None
-        if self._each and not (self._quantized_alone and self._ruled):
+        if self._each and not (self._quantized_alone and self.tallying.rules_decide):
             own, rounded = eager, partial(self._rounded, feeds)
             if (wide := self._in_wide_range(case, feeds, eager, reference)) is not None:
                 own, rounded = wide, partial(self._reference.runner.rounded, feeds, half=torch.bfloat16)
             bounds = Bounds(reference, own, rounded, may_draw)
             for name in bounds.outputs if case.kind not in LENIENT else ():
-                self._ratios[name] = max(self._ratios.get(name, 1.0), bounds.ratio(name))
+                self.tallying.ratios[name] = max(self.tallying.ratios.get(name, 1.0), bounds.ratio(name))
         lenient = case.kind in LENIENT or (isinstance(self.model, FileModel) and is_undefined(eager, reference))
         self.answers.append(Answer(case, feeds, reference, ties, bounds, eager if lenient else None))
         for name, value in eager.items():
             self.eager.tallies.setdefault((name, case.kind), Tally(value.dtype))
-        self._keep(self.eager, self.answers[-1], eager)
+        self.tallying.keep(self.eager, self.answers[-1], eager)
 
     def _in_wide_range(
         self, case: Case, feeds: Mapping[str, np.ndarray], eager: RunResult, reference: RunResult
@@ -190,14 +185,6 @@ class Trial:
         self._beyond_range = True
         return {name: wide[name].astype(value.dtype) for name, value in eager.items()}
 
-    def _may_draw(self, case: str, seconds: float = 0.0) -> bool:
-        """Return whether there is time for more roundings, each of some seconds; where there is none, the case is
-        noted."""
-        if self._clock.has(seconds):
-            return True
-        self._clock.undecided[case] = None
-        return False
-
     def _fed(self, case: Case) -> dict[str, np.ndarray]:
         feeds, half = case.make(), self._half
         if half is None:
@@ -208,35 +195,20 @@ class Trial:
 
     def _settle(self, reference: RunResult) -> None:
         """The rules for each output, once it is known what they are."""
-        if not self._settled and self.policy:
-            self.policy, notes = settled(self.policy, reference)
+        if not self._settled and self.tallying.policy:
+            self.tallying.policy, notes = settled(self.tallying.policy, reference)
             self.notes += notes
-            self.eager.measures = Measures(self.policy, self._dataset)
+            self.eager.measures = Measures(self.tallying.policy, self._dataset)
         self._settled = True
-
-    @property
-    def _ruled(self) -> bool:
-        """Whether rules that were given decide on every output, and the default rule on none."""
-        return not self.policy.required and all(self.policy.of(output) for output in self.model.outputs)
-
-    def by_rules_alone(self, candidate: Candidate) -> bool:
-        """Whether a file is quantized and rules decide on it: what its steps may do, which takes dozens of runs in
-        float64, is then not asked."""
-        return self._ruled and candidate.subject is not None and candidate.subject.steps is not None
 
     def _rounded(self, feeds: Mapping[str, np.ndarray], seed: int) -> RunResult:
         return self._reference.runner.rounded(feeds, seed, self._half_type)
 
-    def dtype_of(self, output: str) -> np.dtype:
-        """Return the type of an output, as eager gives it."""
-        # Not by a search: each of many outputs is asked for, on each input.
-        return next(tally.dtype for kind in KINDS if (tally := self.eager.tallies.get((output, kind))) is not None)
-
     def take(self, candidate: Candidate) -> None:
         """Run a loaded candidate on every case, and keep it to be judged."""
         self.candidates.append(candidate)
-        candidate.measures = Measures(self.policy, self._dataset)
-        if candidate.name == UNROUNDED and self.by_rules_alone(candidate):
+        candidate.measures = Measures(self.tallying.policy, self._dataset)
+        if candidate.name == UNROUNDED and self.tallying.by_rules_alone(candidate):
             candidate.unavailable = "the rules given decide on the file as it rounds"
             return
         self._run(candidate, bounded=True)
@@ -250,7 +222,7 @@ class Trial:
         """Run a candidate on every case anew, whose file is judged otherwise now."""
         if candidate.unavailable or candidate.failure:
             return
-        candidate.tallies, candidate.measures, candidate.ran = {}, Measures(self.policy, self._dataset), 0
+        candidate.tallies, candidate.measures, candidate.ran = {}, Measures(self.tallying.policy, self._dataset), 0
         with ExitStack() as stack:
             candidate.load(stack)
             self._run(candidate, bounded=True)
@@ -259,30 +231,20 @@ class Trial:
     def passes(self, fresh: Candidate, outputs: Collection[str], names: Sequence[str] = ()) -> bool:
         """Whether a candidate that is not loaded yet is right in ``outputs``, on every case or on those called
         ``names``."""
-        fresh.measures = Measures(self.policy, self._dataset)
+        fresh.measures = Measures(self.tallying.policy, self._dataset)
         with ExitStack() as stack:
             fresh.load(stack)
             self._run(fresh, names, deciding=outputs)
         ran = any(output in outputs for output, _ in fresh.tallies)
-        return ran and not fresh.failure and not fresh.unavailable and not self._fails(fresh, outputs)
-
-    def _fails(self, candidate: Candidate, outputs: Collection[str]) -> bool:
-        """Return whether one of ``outputs`` is wrong on an input that was run."""
-        return any(
-            tally.badness(self.eager_tally(*key)) > 1 for key, tally in candidate.tallies.items() if key[0] in outputs
-        )
+        return ran and not fresh.failure and not fresh.unavailable and not self.tallying.fails(fresh, outputs)
 
     def measured(self, fresh: Candidate, names: Sequence[str]) -> list[OutputResult]:
         """Run a candidate that is not loaded yet on the cases called ``names``, and return what it comes to."""
-        fresh.measures = Measures(self.policy, self._dataset)
+        fresh.measures = Measures(self.tallying.policy, self._dataset)
         with ExitStack() as stack:
             fresh.load(stack)
             self._run(fresh, names)
         return self.results(fresh)
-
-    def eager_tally(self, output: str, kind: str) -> Tally:
-        """Eager's tally of the kind of cases that a tally is of."""
-        return self.eager.tallies[output, kind.removesuffix(AGAINST)]
 
     def _run(
         self, candidate: Candidate, names: Sequence[str] = (), *, bounded: bool = False, deciding: Collection[str] = ()
@@ -294,7 +256,7 @@ class Trial:
             deciding: until one of these outputs fails.
         """
         for answer in self.answers:
-            if self._fails(candidate, deciding):
+            if self.tallying.fails(candidate, deciding):
                 return
             if (names and answer.case.name not in names) or not is_comparable(candidate, answer, self._compares_inside):
                 continue
@@ -312,115 +274,19 @@ class Trial:
                 known = {n: v for n, v in narrow.items() if n in answer.reference}
                 for stand_in in self._stand_ins:
                     known |= stand_in(candidate, answer, known)
-                self._keep(candidate, answer, narrow | known)
+                self.tallying.keep(candidate, answer, narrow | known)
 
     def _narrow(self, candidate: Candidate, output: str, value: np.ndarray) -> np.ndarray:
         """Inputs and outputs of a half-precision file may have been kept in float32; float64 is the evaluator's own."""
         if candidate.name in (ROUNDED, UNROUNDED) and output in self.model.outputs and value.dtype == np.float64:
             with np.errstate(over="ignore"):
-                return value.astype(self.dtype_of(output))
-        own = self.dtype_of(output) if output in self.model.outputs else None
+                return value.astype(self.tallying.dtype_of(output))
+        own = self.tallying.dtype_of(output) if output in self.model.outputs else None
         holds_half = candidate.subject is not None and bool(candidate.subject.computing.halves)
         if own not in HALF_TYPES or not (self._half == own or holds_half):
             return value
         with np.errstate(over="ignore"):
             return value.astype(own) if value.dtype in (np.float32, *HALF_TYPES) else value
-
-    def _measure(self, candidate: Candidate, answer: Answer, result: RunResult) -> None:
-        for output in self.model.outputs:
-            candidate.measures.add(
-                output, answer.case, result.get(output), answer.reference[output], self.dtype_of(output)
-            )
-
-    def _keep(self, candidate: Candidate, answer: Answer, result: RunResult) -> None:
-        self._measure(candidate, answer, result)
-        steps = self._steps(candidate, answer)
-        for output in self.model.outputs if answer.case.kind != DATASET else ():
-            dtype = self.dtype_of(output)
-            if dtype.kind in "iub" and answer.case.kind in NONFINITE:
-                continue  # what an index or a comparison is there, nothing defines
-            tally = candidate.tallies.setdefault((output, answer.case.kind), Tally(dtype))
-            if steps is not None and answer.bounds is not None:
-                self._keep_quantized(candidate, answer, output, result.get(output), steps)
-                continue
-            bounds = None if self.by_rules_alone(candidate) else answer.bounds
-            open_ = not self._is_settled(candidate, output, answer.case.kind)
-            tally.add(
-                answer.case.name,
-                result.get(output),
-                answer.reference[output],
-                partial(answer.ties.explained, output, draws=open_),
-                bound=None if bounds is None else partial(self._allowed, bounds, output, draws=open_),
-                peer=None if answer.eager is None else answer.eager[output],
-            )
-
-    def _is_settled(self, candidate: Candidate, output: str, kind: str) -> bool:
-        """Return whether an output fails already on a kind of input that is as plain, and speaks for it.
-
-        Draws of roundings can't change its verdict then. They took most of the time of a wrong file: dozens of runs in
-        float64 for each input.
-        """
-        return any(
-            tally.badness(self.eager_tally(output, failing)) > 1
-            for failing in (*KINDS, *(kind + AGAINST for kind in KINDS))
-            if plainness(failing) <= plainness(kind) and (tally := candidate.tallies.get((output, failing))) is not None
-        )
-
-    def _allowed(self, bounds: Bounds, output: str, error: np.ndarray, *, draws: bool) -> np.ndarray:
-        return bounds.allowed(output, self._ratios.get(output, 1.0), error if draws else None)
-
-    def _steps(self, candidate: Candidate, answer: Answer) -> CaseBudget | None:
-        """What the steps of a quantized file allow on this input; None of other files."""
-        if candidate.subject is None or candidate.subject.steps is None or answer.case.kind == DATASET:
-            return None
-        if self.by_rules_alone(candidate):
-            return None
-        may_draw = partial(self._may_draw, answer.case.name)
-        return candidate.subject.steps.of(answer.case.name, answer.case.kind, answer.feeds, may_draw)
-
-    def _keep_quantized(
-        self, candidate: Candidate, answer: Answer, output: str, value: np.ndarray | None, steps: CaseBudget
-    ) -> None:
-        """Against the reference, and of a runtime against the file's own float64 too."""
-        assert answer.bounds is not None
-        case, dtype = answer.case, self.dtype_of(output)
-        floating = dtype.kind not in "iub"
-        base = answer.bounds.allowed(output, self._ratios.get(output, 1.0)) if floating else np.zeros(())
-        open_ = not self._is_settled(candidate, output, case.kind)
-        if self._unrounded is not None and candidate.name == UNROUNDED and base.size:
-            # Where the rounded reference is 0, this one need not be, and is rounded to the output's type.
-            right = np.abs(self._right(candidate, answer, steps)[output].astype(np.float64))
-            base = np.maximum(base.max(), np.nan_to_num(right, posinf=0.0) * float(ml_dtypes.finfo(dtype).eps))
-        candidate.tallies[output, case.kind].add(
-            case.name,
-            value,
-            self._right(candidate, answer, steps)[output],
-            lambda v: answer.ties.explained(output, v, draws=open_) | (steps.explained(output, v) if open_ else False),
-            bound=(lambda error: steps.allowed(output, candidate.sources, base, error if open_ else None))
-            if floating
-            else None,
-        )
-        if not floating or candidate.name in (ROUNDED, UNROUNDED):
-            return
-        own = candidate.tallies.setdefault((output, case.kind + AGAINST), Tally(dtype))
-        open_against = not self._is_settled(candidate, output, case.kind + AGAINST)
-        own.add(
-            case.name + AGAINST,
-            value,
-            steps.plain[output],
-            lambda v: v == steps.plain[output],
-            bound=lambda error: steps.allowed(output, ("activations",), base, error if open_against else None),
-        )
-
-    def _right(self, candidate: Candidate, answer: Answer, steps: CaseBudget) -> RunResult:
-        """What a quantized file is held against: the reference; where its ranges cut something off, itself with these
-        ends alone. Without rounding, a reference that is quantized itself is not rounded either."""
-        if candidate.name != UNROUNDED:
-            return answer.reference if steps.cut is None else steps.cut
-        if self._unrounded is None:
-            return answer.reference
-        clips = candidate.subject is None or candidate.subject.steps is None or not candidate.subject.steps.calibrated
-        return self._unrounded.answer(answer.case.name, answer.feeds, clips)
 
     def results(self, candidate: Candidate) -> list[OutputResult]:
         """Return one result for each output, none where it was not run."""

@@ -30,17 +30,17 @@ def results_of(trial: Trial, candidate: Candidate) -> list[OutputResult]:
 
 
 def _result(trial: Trial, candidate: Candidate, output: str, mine: Mapping[str, Tally]) -> Iterator[OutputResult]:
-    eager = {kind: trial.eager_tally(output, kind) for kind in mine}
+    eager = {kind: trial.tallying.eager_tally(output, kind) for kind in mine}
     if candidate.failure:
-        dtype = str(trial.dtype_of(output))
+        dtype = str(trial.tallying.dtype_of(output))
         nan = float("nan")
         result = OutputResult(
             output, candidate.name, dtype, nan, nan, nan, "fail", candidate.where, reason=candidate.failure
         )
     elif mine and not candidate.unavailable:
         default = _quantized(candidate, judged(output, candidate.name, mine, eager, trial.eager.name))
-        result = decided(default, candidate.measures.judged(output), trial.policy.required)
-        if trial.by_rules_alone(candidate):
+        result = decided(default, candidate.measures.judged(output), trial.tallying.policy.required)
+        if trial.tallying.by_rules_alone(candidate):
             result = replace(result, allowed=float("nan"), by_default="", default_reason=NOT_JUDGED)
     else:
         return
