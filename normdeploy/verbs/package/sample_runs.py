@@ -22,7 +22,7 @@ from ...types import Progress
 from ..verify.candidates import OFF, ON, Candidate, NotRun, candidates_of, subject_of
 from ..verify.cases import Case
 from ..verify.comparison import Comparison
-from ..verify.results import OutputResult, judged
+from ..verify.results import OutputResult, failed, judged
 from .references import is_floating, reference_runner
 from .samples import Sample, Samples
 
@@ -127,12 +127,7 @@ def _result(output: str, candidate: Candidate, samples: Samples) -> list[OutputR
     """What became of one output in one runtime; nothing where it was not run."""
     dtype = next(s.expected[output] for s in samples.cases if output in s.expected).dtype
     if candidate.failure:
-        nan = float("nan")
-        return [
-            OutputResult(
-                output, candidate.name, str(dtype), nan, nan, nan, "fail", candidate.where, reason=candidate.failure
-            )
-        ]
+        return [failed(output, candidate.name, dtype, candidate.where, candidate.failure)]
     mine = {kind: tally for (name, kind), tally in candidate.tallies.items() if name == output}
     if not mine or candidate.unavailable:
         return []

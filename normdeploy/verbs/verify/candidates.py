@@ -256,8 +256,8 @@ class Candidate:
     provider: str = ""  # of onnxruntime, "cpu" or "cuda"
     optimize: bool = False
     runner: Runner | None = None
-    unavailable: str = ""  # why it can't be run here
-    failure: str = ""  # why it does not run the model, which it should
+    unavailable: str | None = None  # why it can't be run here
+    failure: str | None = None  # why it does not run the model, which it should
     crashes: bool = False  # the process that opens it there ends
     where: str = ""  # the case in which it failed
     skipped: int = 0  # cases outside an engine's profile

@@ -83,7 +83,7 @@ def accuse(trial: Trial, progress: Progress, clock: Clock) -> None:
         if (
             candidate.unavailable
         ):  # the file runs with the optimizer off: what lacks a kernel is what the optimizer made of it
-            candidate.failure, candidate.unavailable = candidate.unavailable, ""
+            candidate.failure, candidate.unavailable = candidate.unavailable, None
         alone, verdicts = trial.results(off), list(trial.results(candidate))
         right = {r.output for r in alone if r.by_default == "pass"}
         # Where the file's own half precision is off, no optimizer is: with all of them off, the CPU provider computes

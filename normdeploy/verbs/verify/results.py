@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from ...compare.tally import Tally
 from .cases import DATASET, EXTREME, HIDDEN, INFINITE, NAN
 from .measured import Judged
@@ -113,6 +115,12 @@ def judged(
         sum(t.ties for t in mine.values()),
         reason,
     )
+
+
+def failed(output: str, runtime: str, dtype: np.dtype, case: str, reason: str) -> OutputResult:
+    """Return the result of a runtime that does not run the model."""
+    nan = float("nan")
+    return OutputResult(output, runtime, str(dtype), nan, nan, nan, "fail", case, reason=reason)
 
 
 def plainness(kind: str) -> tuple[int, bool]:

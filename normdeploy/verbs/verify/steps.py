@@ -90,7 +90,7 @@ class StepBudget:
         self._cases: dict[str, CaseBudget] = {}
         self._sums: dict[str, list[float]] = {}  # output -> squares of what the steps do, of the output
         self._last: tuple[Mapping[str, np.ndarray], Draw, RunResult] | None = None
-        self.failure = ""  # why there is none
+        self.failure: str | None = None  # why there is none
         self.calibrated, self.altered = frozenset(calibrated), altered
         self.cut: list[str] = []  # inputs of which something lies beyond the calibrated ranges
         self._random: list[_RandomRun] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...compare.tally import Tally
 from .candidates import FLOATS, Candidate
 from .cases import DATASET, EXTREME
-from .results import NOT_JUDGED, OutputResult, decided, judged
+from .results import NOT_JUDGED, OutputResult, decided, failed, judged
 from .steps import AGAINST, UNROUNDED, VOID
 from .where import only_where
 
@@ -32,11 +32,8 @@ def results_of(trial: Trial, candidate: Candidate) -> list[OutputResult]:
 def _result(trial: Trial, candidate: Candidate, output: str, mine: Mapping[str, Tally]) -> Iterator[OutputResult]:
     eager = {kind: trial.tallying.eager_tally(output, kind) for kind in mine}
     if candidate.failure:
-        dtype = str(trial.tallying.dtype_of(output))
-        nan = float("nan")
-        result = OutputResult(
-            output, candidate.name, dtype, nan, nan, nan, "fail", candidate.where, reason=candidate.failure
-        )
+        dtype = trial.tallying.dtype_of(output)
+        result = failed(output, candidate.name, dtype, candidate.where, candidate.failure)
     elif mine and not candidate.unavailable:
         default = _quantized(candidate, judged(output, candidate.name, mine, eager, trial.eager.name))
         result = decided(default, candidate.measures.judged(output), trial.tallying.policy.required)
