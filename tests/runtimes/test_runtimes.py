@@ -392,10 +392,10 @@ def test_onnxruntime_s_refusals_are_told_apart(tmp_path: Path) -> None:
 def test_what_tensorrt_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trt, "no_gpu", lambda: "no GPU: none here")
     assert trt.missing("tensorrt-rtx") == "no GPU: none here"
-    assert trt.missing("tensorrt-rtx", gpu=False) == ""
+    assert trt.missing("tensorrt-rtx", gpu=False) is None
     monkeypatch.setattr(trt.importlib.util, "find_spec", lambda name: None)
-    assert "TensorRT is not installed; pip install tensorrt" in trt.missing("tensorrt")
-    assert "pip install tensorrt-rtx" in trt.missing("tensorrt-rtx", gpu=False)
+    assert "TensorRT is not installed; pip install tensorrt" in str(trt.missing("tensorrt"))
+    assert "pip install tensorrt-rtx" in str(trt.missing("tensorrt-rtx", gpu=False))
 
 
 def test_an_engine_is_not_run_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
