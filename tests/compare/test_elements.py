@@ -65,6 +65,7 @@ def test_nearest_goes_by_the_multiple_and_farthest_by_the_error() -> None:
     assert nearest(error, allowed) == Verdict(1.0, 0.1, (0, 0))
     assert farthest(error, allowed) == Verdict(4.0, 3.0, (0, 1))
     assert farthest(error, np.array([[5.0]])) is None
+    assert nearest(np.zeros(0), np.zeros(0))
 
 
 def test_what_perturbations_explain() -> None:

@@ -213,7 +213,7 @@ def test_a_timing_cache_is_read_added_to_and_left_where_it_does_not_fit(
     assert cache.read_bytes() == b"junk"
 
 
-def timed(path: Path, **times: int) -> str:
+def timed(path: Path, **times: int) -> str | None:
     """What a build says that has read the file before any other wrote it, and timed ``times``."""
     config = Config()
     config.cache = TimingCache(b"")
