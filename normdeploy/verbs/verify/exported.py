@@ -51,7 +51,7 @@ class Expected:
     runs: tuple[Ran, ...]
     unit: float = 0.0
     relative: float = 0.0
-    reason: str = ""
+    reason: str | None = None
 
 
 def expected(model: Model) -> Expected:
@@ -65,7 +65,8 @@ def expected(model: Model) -> Expected:
     parameters = sum(value.numel() for value in model.program.state_dict.values())
     if parameters > _MOST_PARAMETERS:
         return Expected((), reason=f"it has {parameters} parameters, and {_MOST_PARAMETERS} at most are run")
-    runs, reason = list[Ran](), ""
+    runs = list[Ran]()
+    reason: str | None = None
     with EagerRunner(model) as runner:
         for at, sizes in _sizes(model):
             start = time.perf_counter()
@@ -82,7 +83,7 @@ def expected(model: Model) -> Expected:
                     return Expected((), reason=f"one run in PyTorch takes {seconds:.1f} s")
                 break
     relative = of_regrouping(len(model.program.graph.nodes), unit)
-    return Expected(tuple(runs), unit, relative, "" if runs else reason)
+    return Expected(tuple(runs), unit, relative, None if runs else reason)
 
 
 def require_as_expected(
@@ -102,7 +103,7 @@ def require_as_expected(
     Raises:
         ExportError: an output differs by more than rounding explains.
     """
-    if wanted.reason:
+    if wanted.reason is not None:
         return [_not_checked(wanted.reason)]
     if not wanted.runs:
         return []
