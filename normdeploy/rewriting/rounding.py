@@ -30,7 +30,7 @@ from ..element_types import UNIT_ROUNDOFF
 from ..evaluate import evaluate
 from ..graphs.calls import attach
 from ..graphs.graph import Graph, value_inputs
-from ..graphs.region import EvaluationFailed, Region, concrete
+from ..graphs.region import EvaluationFailed, Refusal, Region, concrete
 from ..recognition.facts import Norm
 from ..recognition.probe import Fit
 from ..records import Certificate, Finding
@@ -293,14 +293,14 @@ def _joined(*notes: str) -> str:
     return "; ".join(n for n in notes if n)
 
 
-def _run(pieces: Sequence[Piece]) -> list[np.ndarray | str]:
+def _run(pieces: Sequence[Piece]) -> list[np.ndarray | Refusal]:
     """The outputs of the pieces in one session; where that fails, each by itself, and its error where it fails
     again."""
     try:
         return list(_session(pieces))
     except Exception as e:
         if len(pieces) == 1:
-            return [f"onnxruntime could not run it: {_short(e)}"]
+            return [Refusal(f"onnxruntime could not run it: {_short(e)}")]
         return [_run([p])[0] for p in pieces]
 
 
@@ -332,15 +332,15 @@ def _stands_in(array: np.ndarray) -> bool:
     return array.size > 1 and not any(array.strides)
 
 
-def _judge(t: Trial, before: Any, after: Any) -> Outcome:
-    if isinstance(after, str):
-        gross = None if isinstance(before, str) else f"{after}; it runs the nodes before"
-        return Outcome(note=after, gross=gross)
-    if isinstance(before, str):
-        return _not_compared(f"the nodes before: {before}")
+def _judge(t: Trial, before: np.ndarray | Refusal, after: np.ndarray | Refusal) -> Outcome:
+    if isinstance(after, Refusal):
+        gross = None if isinstance(before, Refusal) else f"{after.reason}; it runs the nodes before"
+        return Outcome(note=after.reason, gross=gross)
+    if isinstance(before, Refusal):
+        return _not_compared(f"the nodes before: {before.reason}")
     ref = t.rows(t.reference)
 
-    def errors(value: Any) -> np.ndarray:
+    def errors(value: np.ndarray) -> np.ndarray:
         apart = distance(t.rows(np.asarray(value, dtype=np.float64)), ref)
         apart[~np.isfinite(ref)] = 0.0
         return apart.max(axis=1)

@@ -13,6 +13,7 @@ import pytest
 from normdeploy.compare.rewrites import norm_error
 from normdeploy.errors import CertificateError
 from normdeploy.forms import norm_forms
+from normdeploy.graphs.region import Refusal
 from normdeploy.rewriting import rounding
 from normdeploy.rewriting.rewrite import optimize
 from tests.support import run_onnxruntime
@@ -185,8 +186,8 @@ def test_what_is_gross(value: float, ordinary: bool, gross: bool) -> None:
     assert bool(verdict.gross) is gross
 
 
-@pytest.mark.parametrize("before", ["onnxruntime could not run it: no kernel", np.full((2, 3), np.nan)])
-def test_a_rounding_that_compares_nothing_says_so(before: str | np.ndarray) -> None:
+@pytest.mark.parametrize("before", [Refusal("onnxruntime could not run it: no kernel"), np.full((2, 3), np.nan)])
+def test_a_rounding_that_compares_nothing_says_so(before: Refusal | np.ndarray) -> None:
     """The bound was infinite then, and the report said "5e-08 ≤ inf"."""
     piece = rounding.Piece((), (), (), {}, "y", 21)
     trial = rounding.Trial(piece, piece, np.ones((2, 3)), lambda v: v, np.full(2, 1e-6), np.array([True, True]))

@@ -15,6 +15,7 @@ from ...compare.spacing import of_peer
 from ...element_types import is_float
 from ...errors import GraphError, InputError, RuntimeUnavailable
 from ...graphs.file_graph import widen
+from ...graphs.region import Refusal
 from ...runtimes.exact import Array, Exact, Values, cut, island
 from ..verify.candidates import HALF_TYPES, ON
 from ..verify.results import OutputResult
@@ -82,8 +83,8 @@ class Units:
         dtype = self.original.types.get(end, np.dtype(np.float32))
         allowed = self._allowed(places, known, end, expected, dtype)
         got = self.run(places, end, given)
-        if isinstance(got, str):
-            return Wrong(tuple(places), end, given, expected, 0.0, allowed, got)
+        if isinstance(got, Refusal):
+            return Wrong(tuple(places), end, given, expected, 0.0, allowed, got.reason)
         if got.size != expected.size:
             reason = f"its shape is {list(got.shape)}, by ONNX's definition it is {list(expected.shape)}"
             return Wrong(tuple(places), end, given, expected, 0.0, allowed, reason)
@@ -102,15 +103,15 @@ class Units:
         )
         return {name: self.stored(name, self.original.value(name, right)) for name in read}
 
-    def run(self, places: Sequence[int], end: str, given: Mapping[str, Array]) -> Array | str:
-        """What the runtime makes of them; why it does not."""
+    def run(self, places: Sequence[int], end: str, given: Mapping[str, Array]) -> Array | Refusal:
+        """What the runtime makes of them."""
         model = cut(self.ran, [self.ran.nodes[p] for p in self.running(places)], [end], given)
         inputs = {v.name for v in model.graph.input}
         try:
             with self.bench.runner(model) as runner:
                 return runner.infer({name: value for name, value in given.items() if name in inputs})[end]
         except (GraphError, InputError, RuntimeUnavailable) as error:
-            return str(error)
+            return Refusal(str(error))
 
     def stored(self, name: str, value: Array) -> Array:
         """``value`` as the file holds it: a half number, even where what runs keeps half numbers in float32."""

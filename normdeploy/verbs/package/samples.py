@@ -214,7 +214,7 @@ def from_file(
 def _steps(path: Path, feeds: Mapping[str, np.ndarray], weights: bool = False) -> dict[str, float]:
     """How far each output of a quantized file may be off for other roundings; nothing where float64 can't tell."""
     told = expected_of(path, feeds, weights)
-    return {} if isinstance(told, str) else {name: float(v.max(initial=0.0)) for name, v in told.allowed.items()}
+    return {} if told is None else {name: float(v.max(initial=0.0)) for name, v in told.allowed.items()}
 
 
 def _cases(
