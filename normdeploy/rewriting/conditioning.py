@@ -313,8 +313,8 @@ def worst(
     valid = np.isfinite(exact) & np.isfinite(before)
     was, now = (np.where(valid, distance(y, exact), 0.0).max(axis=0, initial=0.0) for y in (before, after))
     allowed = TIMES * was + ULPS * 2 * _unit(dtype) * np.where(valid, np.abs(exact), 0.0).max(axis=0, initial=0.0)
-    after = nearest(now, allowed)
-    return None if after else Loss(int(channels[after.place]), float(was[after.place]), after, into)
+    verdict = nearest(now, allowed)
+    return None if verdict else Loss(int(channels[verdict.place]), float(was[verdict.place]), verdict, into)
 
 
 def _unit(dtype: np.dtype) -> float:
