@@ -13,8 +13,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from normdeploy.verbs.verify import audit as verify_audit
-from normdeploy.verbs.verify import derived
+from normdeploy.verbs.verify import derived, weight_origin
 from normdeploy.verbs.verify.audit import audit
 from normdeploy.verbs.verify.derived import outside
 from normdeploy.verbs.verify.originals import open_original
@@ -212,7 +211,7 @@ def test_audit_of_a_folded_weight_asks_no_other_parameter_than_that_of_its_name(
         compared.append(1)
         return outside(*args)
 
-    monkeypatch.setattr(verify_audit, "outside", counted)
+    monkeypatch.setattr(weight_origin, "outside", counted)
     assert [weight.parameter for weight in audited(model, file)] == [*model]
     # Four of each: as it is, times one number, and times a number for each channel of each axis. Any other parameter
     # takes four too.
