@@ -12,7 +12,8 @@ import math
 
 import numpy as np
 
-from .elements import magnitude, row_largest
+from .elements import distance, magnitude, row_largest
+from .verdict import Verdict, farthest
 
 _DRAWS_APART = 4  # times the farthest draw: both evaluations round, and few draws are made
 _DEVIATIONS = 6
@@ -48,6 +49,13 @@ def explained(right: np.ndarray, moved: np.ndarray, relative: float) -> np.ndarr
     return _DRAWS_APART * row_largest(moved) + relative * row_largest(magnitude(right))
 
 
-def explained_choice(moved: np.ndarray) -> np.ndarray:
-    """Return what rounding explains in each row of integers: a choice that rounding turns over may end anywhere."""
-    return np.where(row_largest(moved) > 0, np.inf, 0.0)
+def outside(value: np.ndarray, right: np.ndarray, moved: np.ndarray, relative: float) -> Verdict | None:
+    """Return the verdict on the element farthest outside of what rounding explains; None where all are within.
+
+    An integer that perturbed runs move in its row may be any other: a choice that rounding turns over may end anywhere.
+    """
+    if right.dtype.kind in "iub":
+        allowed = np.where(row_largest(moved) > 0, np.inf, 0.0)
+    else:
+        allowed = explained(right, moved, relative)
+    return farthest(distance(value, right), allowed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,13 +13,15 @@ class Verdict:
     """Whether an output passes; true where it does.
 
     ``error`` and ``allowed`` are of the element at ``place``, which comes nearest to failing or exceeds its bound most.
-    ``reason`` says what is wrong where no error can: another shape, a NaN, another integer.
+    ``reason`` says what is wrong where no error can: another shape, a NaN, another integer. ``beyond``: how many
+    elements exceed their bounds, of `farthest`.
     """
 
     error: float
     allowed: float
     place: tuple[int, ...] = ()
     reason: str | None = None
+    beyond: int = 0
 
     def __bool__(self) -> bool:
         return self.reason is None and not self.error > self.allowed
@@ -55,7 +57,8 @@ def farthest(error: np.ndarray, allowed: np.ndarray) -> Verdict | None:
     beyond = error > allowed
     if not beyond.any():
         return None
-    return _at(int(np.argmax(np.where(beyond, error, -1.0))), error, np.broadcast_to(allowed, error.shape))
+    verdict = _at(int(np.argmax(np.where(beyond, error, -1.0))), error, np.broadcast_to(allowed, error.shape))
+    return replace(verdict, beyond=int(beyond.sum()))
 
 
 def _at(flat: int, error: np.ndarray, allowed: np.ndarray) -> Verdict:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from normdeploy.compare.elements import difference, distance, largest_finite, misplaced, row_largest
-from normdeploy.compare.perturbation import explained, explained_choice, of_regrouping
+from normdeploy.compare.perturbation import explained, of_regrouping, outside
 from normdeploy.compare.verdict import Verdict, farthest, nearest
 
 INF, NAN = math.inf, math.nan
@@ -63,7 +63,7 @@ def test_a_verdict_is_true_within_its_bound() -> None:
 def test_nearest_goes_by_the_multiple_and_farthest_by_the_error() -> None:
     error, allowed = np.array([[1.0, 4.0]]), np.array([[0.1, 3.0]])
     assert nearest(error, allowed) == Verdict(1.0, 0.1, (0, 0))
-    assert farthest(error, allowed) == Verdict(4.0, 3.0, (0, 1))
+    assert farthest(error, allowed) == Verdict(4.0, 3.0, (0, 1), beyond=2)
     assert farthest(error, np.array([[5.0]])) is None
     assert nearest(np.zeros(0), np.zeros(0))
 
@@ -71,5 +71,17 @@ def test_nearest_goes_by_the_multiple_and_farthest_by_the_error() -> None:
 def test_what_perturbations_explain() -> None:
     right, moved = np.array([[1.0, -8.0]]), np.array([[0.25, 0.5]])
     assert explained(right, moved, 2.0**-4).tolist() == [[4 * 0.5 + 0.5]]
-    assert explained_choice(np.array([[0.0, 1.0], [0.0, 0.0]])).tolist() == [[INF], [0.0]]
+    assert outside(right + np.array([[2.5, 0.0]]), right, moved, 2.0**-4) is None
+    assert outside(right + np.array([[2.75, 0.0]]), right, moved, 2.0**-4) == Verdict(2.75, 2.5, (0, 0), beyond=1)
+
+
+def test_an_integer_that_perturbations_move_may_be_any_other() -> None:
+    right = np.array([[1, 2], [3, 4]])
+    assert outside(right + np.array([[7, 0], [0, 0]]), right, np.array([[0.0, 1.0], [0.0, 0.0]]), 0.0) is None
+    assert outside(right + np.array([[0, 0], [0, 1]]), right, np.zeros((2, 2)), 0.0) == Verdict(
+        1.0, 0.0, (1, 1), beyond=1
+    )
+
+
+def test_folds_and_regroupings_round_by_the_number_of_nodes() -> None:
     assert of_regrouping(16, 2.0**-24) == pytest.approx(24 * 2.0**-24)

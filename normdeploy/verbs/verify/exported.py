@@ -15,8 +15,7 @@ import onnx
 
 from ...choices import TENSORRT
 from ...compare.elements import distance
-from ...compare.perturbation import explained, explained_choice, of_regrouping
-from ...compare.verdict import farthest
+from ...compare.perturbation import of_regrouping, outside
 from ...drawn import draws_of_program
 from ...errors import ExportError, NormdeployError
 from ...graphs.two_pass import ONE_PASS, two_pass
@@ -203,13 +202,11 @@ def _differing(run: Ran, given: Mapping[str, object], relative: float, moved: Ru
         if not right.size:
             continue
         room = moved.get(output, np.zeros(right.shape))
-        bound = explained_choice(room) if right.dtype.kind in "iub" else explained(right, room, relative)
-        apart = distance(value, right)
-        worst = farthest(apart, bound)
+        worst = outside(value, right, room, relative)
         if worst is not None:
             at = f" at {list(worst.place)}" if worst.place else ""
             return (
-                f"{int((apart > bound).sum())} of {apart.size} elements of output {output!r} differ by more than"
+                f"{worst.beyond} of {right.size} elements of output {output!r} differ by more than"
                 f" rounding, most{at}: {value[worst.place]:.6g} in onnxruntime, {right[worst.place]:.6g} in PyTorch,"
                 f" apart {worst.error:.1g} where rounding explains {worst.allowed:.1g}"
             )

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from ...compare.elements import distance
-from ...compare.perturbation import explained, of_regrouping
-from ...compare.verdict import farthest
+from ...compare.perturbation import of_regrouping, outside
 from ...errors import InputError
 from ...loading.live import unwrapped
 from ...model import Model
@@ -126,7 +125,7 @@ def _difference(
         return _Different(output, f"{one.dtype}{list(one.shape)}", f"{other.dtype}{list(other.shape)}")
     if not one.size:
         return None
-    worst = farthest(distance(one, other), explained(other, moved, relative))
+    worst = outside(one, other, moved, relative)
     if worst is None:
         return None
     return _Different(output, f"{one[worst.place]:.6g}", f"{other[worst.place]:.6g}")
