@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
-# Half of the distance between 1 and the next larger number, by numpy's name of a floating type.
-UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+def unit_roundoff(dtype: np.dtype) -> float:
+    """Return half of the distance between 1 and the next larger number of a floating type."""
+    return float(ml_dtypes.finfo(dtype).eps) / 2
+
+
+# By numpy's names of the types that models compute in.
+UNIT_ROUNDOFF = {name: unit_roundoff(np.dtype(name)) for name in ("float64", "float32", "float16", "bfloat16")}
 
 
 def is_float(dtype: np.dtype) -> bool:

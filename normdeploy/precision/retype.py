@@ -25,7 +25,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from ..domains import is_standard
-from ..element_types import UNIT_ROUNDOFF
+from ..element_types import unit_roundoff
 from ..storage.protos import graphs
 
 _HIDDEN = 4242  # no element type of ONNX
@@ -57,7 +57,7 @@ class Format:
     @property
     def unit(self) -> float:
         """The unit roundoff."""
-        return UNIT_ROUNDOFF[self.dtype.name]
+        return unit_roundoff(self.dtype)
 
     def rounded(self, values: np.ndarray | float) -> np.ndarray:
         with np.errstate(over="ignore"):

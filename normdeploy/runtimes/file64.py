@@ -19,7 +19,7 @@ import onnx
 import torch
 
 from ..domains import is_standard
-from ..element_types import UNIT_ROUNDOFF
+from ..element_types import unit_roundoff
 from ..errors import NormdeployError
 from ..evaluate import evaluate
 from ..evaluate.core import Unsupported
@@ -98,7 +98,7 @@ class File64Runner:
         reads = {p: self._exact.reads(self._exact.nodes[p]) for p in self._places}
         self._last = {name: p for p, names in reads.items() for name in names}
         floats = [t for t in (types.get(n) for n in self._touched(reads.values())) if t is not None and _is_floating(t)]
-        self.unit = max((_unit(t) for t in floats), default=0.0)
+        self.unit = max((unit_roundoff(t) for t in floats), default=0.0)
         # How a body of control flow is run: as the run around it.
         self._inside: Callable[[File64Runner, Mapping[str, np.ndarray]], RunResult] = _plainly
         self._bodies: dict[tuple[str, str], File64Runner] = {}
@@ -319,7 +319,7 @@ class _Noise:
         chooses = node.op_type in ("Resize", "Upsample") and not _interpolates(node)
         if node.op_type in _EXACT or chooses or not _is_floating(own):
             return 0.0
-        return _unit(self._half if self._half is not None and own in (np.float32, np.float64) else own)
+        return unit_roundoff(self._half if self._half is not None and own in (np.float32, np.float64) else own)
 
     def lost(self, value: Any, unit: float, apart: float = 0.0, extra: Any = 0.0) -> Any:
         if not _wide(value):
@@ -453,7 +453,3 @@ def _wide(value: Any) -> bool:
 
 def _is_floating(kind: np.dtype) -> bool:
     return kind.kind == "f" or kind == ml_dtypes.bfloat16
-
-
-def _unit(kind: np.dtype) -> float:
-    return UNIT_ROUNDOFF[kind.name]

@@ -12,7 +12,7 @@ import onnx
 from ...compare.elements import difference, largest_finite
 from ...compare.perturbation import perturbed
 from ...compare.spacing import of_peer
-from ...element_types import is_float
+from ...element_types import is_float, unit_roundoff
 from ...errors import GraphError, InputError, RuntimeUnavailable
 from ...graphs.file_graph import widen
 from ...graphs.region import Refusal
@@ -124,7 +124,7 @@ class Units:
         more."""
         if not is_float(dtype):
             return 0.0
-        unit = float(ml_dtypes.finfo(dtype).eps) / 2
+        unit = unit_roundoff(dtype)
         moved = 0.0
         for seed in range(_DRAWS):
             rng = np.random.default_rng(seed)

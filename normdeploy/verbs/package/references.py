@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from ...compare.perturbation import perturbed
-from ...element_types import UNIT_ROUNDOFF
+from ...element_types import unit_roundoff
 from ...errors import InputError, RuntimeUnavailable
 from ...precision.precision import asked
 from ...precision.retype import values
@@ -71,7 +71,7 @@ def disturbed(path: Path, proto: onnx.ModelProto, stack: ExitStack) -> tuple[flo
     kinds = [t.data_type for t in whole.graph.initializer]
     kinds += [v.type.tensor_type.elem_type for v in (*proto.graph.input, *proto.graph.output)]
     types = [np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind)) for kind in set(kinds)]
-    unit = max((UNIT_ROUNDOFF[t.name] for t in types if is_floating(t)), default=0.0)
+    unit = max((unit_roundoff(t) for t in types if is_floating(t)), default=0.0)
     if whole.ByteSize() > _WEIGHTS:
         raise InputError(
             f"{path.name} is too large to tell from it alone how far a correct runtime may be off; give its PyTorch"
