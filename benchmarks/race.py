@@ -36,7 +36,7 @@ from models.group import GroupNorm
 from models.layer import UnbiasedLayerNorm
 from models.registry import CASES, LOOKALIKES, SMALL, export_args, samples, seeded
 from models.rms import LlamaRMSNorm
-from normdeploy.verbs.bench.answers import disagreement
+from normdeploy.compare.answers import disagreement
 from normdeploy.verbs.bench.machine import Machine, machine
 from normdeploy.verbs.bench.timing import race
 
@@ -86,7 +86,8 @@ def measured(subject: Subject, rounds: int) -> dict[str, Any]:
         for side, path in (("theirs", theirs), ("ours", ours)):
             runner = stack.enter_context(normdeploy.open_runner(path, threads=1))
             feeds = {spec.name: x.numpy() for spec, x in zip(runner.inputs, subject.args, strict=True)}
-            error, wrong = disagreement([*runner.infer(feeds).values()], reference, UNIT)
+            verdict = disagreement([*runner.infer(feeds).values()], reference, UNIT)
+            error, wrong = verdict.error, verdict.reason
             told[side] = {"nodes": len(onnx.load(path).graph.node), "error": error, "wrong": wrong}
             calls.append(runner.prepare(feeds))
         timing = race(calls, rounds=rounds, clock=time.thread_time)
