@@ -132,7 +132,7 @@ def simplify(
     proto: onnx.ModelProto,
     samples: Sequence[Mapping[str, np.ndarray]] = (),
     *,
-    first: Callable[[onnx.ModelProto], None] | None = None,
+    first: Callable[[onnx.ModelProto], bool] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Simplified:
     """Clean up ``proto`` (external data loaded) and check the result on ``samples``.
@@ -145,7 +145,8 @@ def simplify(
     Args:
         proto: not changed.
         samples: inputs for ``check_equal``; empty: not checked.
-        first: changes a copy without large weights before anything else, `proof.reshapes` for instance.
+        first: changes a copy without large weights before anything else, and returns whether it did: `proof.reshapes`
+            for instance.
         progress: called with (stage, done, total).
     """
     try:
@@ -178,10 +179,8 @@ def _read(proto: onnx.TensorProto) -> ir.TensorProtocol:
     return ir.serde.TensorProtoTensor(proto) if array is None else ir.tensor(array, name=proto.name)
 
 
-def _opened(proto: onnx.ModelProto, first: Callable[[onnx.ModelProto], None] | None = None) -> ir.Model:
-    light, tensors = detached(proto)
-    if first is not None:
-        first(light)
+def _opened(light: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto]) -> ir.Model:
+    """Return a model of what `storage.weights.detached` gives; ``light`` is changed."""
     refer(light, dict.fromkeys(tensors, ("the model given", 0, 0)))
     model = ir.serde.deserialize_model(light)
     # The folding pass infers shapes node by node. Without a type it would take any tensor for a shape.
@@ -222,20 +221,13 @@ def _fill(proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> No
 
 def _cleaned(
     proto: onnx.ModelProto,
-    first: Callable[[onnx.ModelProto], None] | None,
+    first: Callable[[onnx.ModelProto], bool] | None,
     progress: Callable[[str, int, int], None] | None,
 ) -> ir.Model | None:
     """Return the cleaned model; None where there was nothing to clean, so that a file keeps its bytes."""
-    changed = False
-
-    def watched(light: onnx.ModelProto) -> None:
-        nonlocal changed
-        if first is not None:
-            before = light.SerializeToString(deterministic=True)
-            first(light)
-            changed = light.SerializeToString(deterministic=True) != before
-
-    model = _opened(proto, watched)
+    light, tensors = detached(proto)
+    changed = first is not None and first(light)
+    model = _opened(light, tensors)
     before = _metadata(model)
     imports = dict(model.opset_imports)
     draws, functions = _draws(model), dict(model.functions)

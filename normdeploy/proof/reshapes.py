@@ -21,11 +21,14 @@ from .sizes import ONE, Size
 _OPS = frozenset({"Reshape", "Expand"})
 
 
-def resolve_reshapes(proto: onnx.ModelProto) -> None:
-    """Give the Reshapes and Expands of the main graph constant operands, where they are worked out; changes
-    ``proto``."""
+def resolve_reshapes(proto: onnx.ModelProto) -> bool:
+    """Give the Reshapes and Expands of the main graph constant operands, where they are worked out.
+
+    Returns:
+        Whether ``proto`` was changed.
+    """
     if not any(node.op_type in _OPS for node in proto.graph.node):
-        return
+        return False
     graph = Graph(proto)
     sizes = sizes_in(graph)
     resolved: dict[str, list[int]] = {}
@@ -68,6 +71,7 @@ def resolve_reshapes(proto: onnx.ModelProto) -> None:
         taken.add(name)
         proto.graph.initializer.append(numpy_helper.from_array(np.array(numbers, dtype=np.int64), name))
         node_proto.input[1] = name
+    return bool(idle or resolved)
 
 
 def _idle(op: str, data: list[Size], asked: list[Size]) -> bool:

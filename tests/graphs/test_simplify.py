@@ -24,6 +24,7 @@ from normdeploy.exporter import CLASS, MODULE, to_onnx
 from normdeploy.graphs.simplify import _closed, _fill, _opened, check_equal, simplify
 from normdeploy.loading import from_module
 from normdeploy.model import Dim, InputSpec, Model
+from normdeploy.storage.weights import detached
 from tests.rewriting.test_rows import specs
 from tests.support import run_onnxruntime
 
@@ -408,7 +409,7 @@ def test_the_rest_of_the_model_is_kept() -> None:
 def test_a_weight_renamed_in_the_copy_keeps_its_name_in_the_model_given() -> None:
     weights = {"w": np.arange(512, dtype=np.float32)}
     proto = one([helper.make_node("Add", ["x", "w"], ["y"])], ("n", 512), weights, ["y"])
-    opened = _opened(proto)
+    opened = _opened(*detached(proto))
     opened.graph.initializers["w"].name = "v"
     closed, untouched = _closed(opened)
     check_equal(
@@ -451,7 +452,9 @@ def test_check_compares_the_places_of_nan() -> None:
 
 def test_a_failed_cleanup_leaves_the_graph_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     proto, sample = scaled(4.0), {"x": np.ones(3, np.float32)}
-    monkeypatch.setattr("normdeploy.graphs.simplify._cleaned", lambda proto, first, progress: _opened(scaled(5.0)))
+    monkeypatch.setattr(
+        "normdeploy.graphs.simplify._cleaned", lambda proto, first, progress: _opened(*detached(scaled(5.0)))
+    )
     result = simplify(proto, [sample])
     assert result.proto is proto
     assert "left unsimplified: simplifying changed the output 'y'" in result.note
