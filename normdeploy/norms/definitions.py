@@ -127,13 +127,17 @@ class Interpreter(ABC):
         """Cast to the type of ``like``."""
         return x
 
+    def mean_square(self, d: Tensor, axes: Sequence[int]) -> Tensor:
+        """Compute mean(d²) over ``axes``: the variance where d is centered."""
+        return self.reduce("ReduceMean", self("Mul", d, d), axes)
+
     def standardize(self, x: Tensor, axes: Sequence[int], epsilon: float, centered: bool = True) -> Normal:
         """Compute (x − mean) / sqrt(variance + epsilon) over ``axes``; without ``centered`` x / sqrt(mean(x²) +
         epsilon)."""
         x = self.widen(x)
         mean = self.reduce("ReduceMean", x, axes) if centered else None
         d = self("Sub", x, mean) if centered else x
-        variance = self.reduce("ReduceMean", self("Mul", d, d), axes)
+        variance = self.mean_square(d, axes)
         deviation = self("Sqrt", self("Add", variance, self.epsilon(epsilon, variance)))
         return Normal(self("Div", d, deviation), mean, deviation)
 
@@ -238,7 +242,7 @@ def batch_norm(
 def mean_variance_norm(o: Interpreter, x: Tensor, *, axes: Sequence[int] = (0, 2, 3), **_: Any) -> Tensor:
     """MeanVarianceNormalization: (x − mean) / (sqrt(variance) + 1e-9)."""
     d = o("Sub", x, o.reduce("ReduceMean", x, axes))
-    deviation = o("Sqrt", o.reduce("ReduceMean", o("Mul", d, d), axes))
+    deviation = o("Sqrt", o.mean_square(d, axes))
     return o("Div", d, o("Add", deviation, o.number(MEAN_VARIANCE_EPSILON, deviation)))
 
 

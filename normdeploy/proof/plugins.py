@@ -1,10 +1,10 @@
 """This project's kernels, each by what it computes, on `Value`s: the file's nodes are proved to be that before a plugin
 takes their place.
 
-The meaning of a kernel is its float64 reference in `normdeploy_plugins`, which its tests judge it by; here it is said
-once more for the field, and tests/proof/test_plugins.py compares the two. A definition gets (machine, inputs,
-attributes) and gives its outputs. Gamma and beta hold one value for each element of a row, or of a channel, in any
-shape.
+The meaning of a kernel is its float64 reference in `normdeploy_plugins`, which its tests judge it by. It is made of the
+definitions of the norms (`normdeploy.norms.definitions`), and tests/proof/test_plugins.py compares the two. A
+definition gets (machine, inputs, attributes) and gives its outputs. Gamma and beta hold one value for each element of a
+row, or of a channel, in any shape.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..norms import definitions
 from .errors import NotProved, Why
 from .lemmas import congruence
 from .machine import Machine
 from .nodes import leaky
+from .norms import Values
 from .ops import Attrs
-from .sizes import Size
 from .value import Value
 
 Definition = Callable[[Machine, Sequence[Any], Attrs], tuple[Any, ...]]
@@ -35,52 +36,54 @@ class Statistics:
     channels_last: bool
 
 
-def _rows(m: Machine, v: Value, x: Value, axis: int) -> Value:
-    """A parameter over the axes of ``x`` from ``axis`` on."""
-    return v.moved(m.plan.regrouped(v.atoms, list(x.shape[axis % len(x.axes) :])))
+class _Kernel(Values):
+    """Computes with the prover's values as a kernel does: with the epsilon of its node and no other, with parameters of
+    any shape, and with the sum of squares by n − ddof."""
+
+    def __init__(self, m: Machine, ddof: int = 0) -> None:
+        super().__init__(m, opset=21, outputs=1)
+        self._ddof = ddof
+
+    def epsilon(self, value: float, like: Value) -> Value:
+        return self.number(value, like)
+
+    def mean_square(self, d: Value, axes: Sequence[int]) -> Value:
+        m = self._m
+        places = [axis % len(d.axes) for axis in axes]
+        return m.div(m.total(m.mul(d, d), places), m.sub(m.count(d, places), m.number(self._ddof)))
+
+    def per_channel(self, v: Value, x: Value) -> Value:
+        return _channels(v, x)
 
 
 def _channels(v: Value, x: Value, axis: int = 1) -> Value:
     return v.moved((v.atoms, *((),) * (len(x.axes) - 1 - axis % len(x.axes))))
 
 
-def _centered(m: Machine, x: Value, axes: Sequence[int], ddof: int) -> tuple[Value, Value]:
-    """x − mean, and the variance: the sum of squares by n − ddof."""
-    d = m.sub(x, m.mean(x, axes))
-    return d, m.div(m.total(m.mul(d, d), axes), m.sub(m.count(x, axes), m.number(ddof)))
-
-
-def _from(x: Value, axis: int) -> list[int]:
-    return list(range(axis % len(x.axes), len(x.axes)))
-
-
-def _by_root(m: Machine, d: Value, variance: Value, epsilon: float) -> Value:
-    return m.div(d, m.root(m.add(variance, m.number(epsilon))))
-
-
 def _layer_norm(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
     """LayerNorm(x, gamma, beta) = d/√(variance + ε)·gamma + beta."""
-    x, gamma, beta = inputs
-    d, variance = _centered(m, x, _from(x, attrs["axis"]), attrs.get("ddof", 0))
-    y = _by_root(m, d, variance, attrs["epsilon"])
-    return (m.add(m.mul(y, _rows(m, gamma, x, attrs["axis"])), _rows(m, beta, x, attrs["axis"])),)
+    o = _Kernel(m, attrs.get("ddof", 0))
+    return (definitions.plugin_layer_norm(o, *inputs, axis=attrs["axis"], epsilon=attrs["epsilon"]),)
 
 
 def _std_norm(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
     """StdNorm(x, gamma, beta) = d/(√variance + ε)·gamma + beta."""
     x, gamma, beta = inputs
-    d, variance = _centered(m, x, _from(x, attrs["axis"]), attrs["ddof"])
-    below = m.root(variance)
+    o = _Kernel(m, attrs["ddof"])
+    axes = definitions.axes_from(o, x, attrs["axis"])
+    d = o("Sub", x, o.reduce("ReduceMean", x, axes))
+    below = o("Sqrt", o.mean_square(d, axes))
     below = m.add(below, m.epsilon(attrs["epsilon"])) if attrs["epsilon"] else below
-    y = m.div(d, below)
-    return (m.add(m.mul(y, _rows(m, gamma, x, attrs["axis"])), _rows(m, beta, x, attrs["axis"])),)
+    return (definitions.affine(o, m.div(d, below), gamma, beta, lambda v: o.per_element(v, x, axes)),)
 
 
 def _rms_norm(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
     """RMSNorm(x, gamma) = x/√(mean x² + ε)·(offset + gamma)."""
     x, gamma = inputs
-    y = _by_root(m, x, m.mean(m.mul(x, x), _from(x, attrs["axis"])), attrs["epsilon"])
-    return (m.mul(y, m.add(m.number(attrs["offset"]), _rows(m, gamma, x, attrs["axis"]))),)
+    o = _Kernel(m)
+    axes = definitions.axes_from(o, x, attrs["axis"])
+    normal = o.standardize(x, axes, attrs["epsilon"], centered=False)
+    return (m.mul(normal.value, m.add(m.number(attrs["offset"]), o.per_element(gamma, x, axes))),)
 
 
 def _add_layer_norm(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
@@ -130,19 +133,20 @@ def _then_quantized_by_row(norm: Definition) -> Definition:
 def _modulated(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
     """ModulatedLayerNorm(x, scale, shift) = d/√(variance + ε)·(1 + scale) + shift over the last axis."""
     x, scale, shift = inputs
-    y = _by_root(m, *_centered(m, x, _from(x, -1), 0), attrs["epsilon"])
-    return (m.add(m.mul(y, m.add(m.number(1), scale)), shift),)
+    normal = _Kernel(m).standardize(x, [-1], attrs["epsilon"])
+    return (m.add(m.mul(normal.value, m.add(m.number(1), scale)), shift),)
 
 
-def _over(axes: Callable[[int], Sequence[int]]) -> Definition:
-    """Over these axes of an input of some rank, gamma and beta of the channels: InstanceNorm and ChannelLayerNorm."""
+def _instance_norm(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+    return (definitions.instance_norm(_Kernel(m), *inputs, epsilon=attrs["epsilon"]),)
 
-    def run(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
-        x, gamma, beta = inputs
-        y = _by_root(m, *_centered(m, x, axes(len(x.axes)), 0), attrs["epsilon"])
-        return (m.add(m.mul(y, _channels(gamma, x)), _channels(beta, x)),)
 
-    return run
+def _channel_layer_norm(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+    """ChannelLayerNorm(x, gamma, beta): over axis 1 alone."""
+    x, gamma, beta = inputs
+    o = _Kernel(m)
+    normal = o.standardize(x, [1], attrs["epsilon"])
+    return (definitions.affine(o, normal.value, gamma, beta, lambda v: o.per_channel(v, x)),)
 
 
 NONE, RELU, SILU = range(3)  # an activation as plugin nodes hold it
@@ -163,20 +167,14 @@ def _grouped(activation: int = NONE) -> Definition:
     def run(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
         x, gamma, beta = inputs
         rank, last = len(x.axes), attrs["channels_last"]
+        o = _Kernel(m)
         if last:
-            x = _transposed(x, [0, rank - 1, *range(1, rank - 1)])
-        groups = x.moved(m.plan.regrouped(x.atoms, [x.shape[0], Size.of(attrs["num_groups"]), None]))
-        y = _by_root(m, *_centered(m, groups, [2], 0), attrs["epsilon"])
-        y = y.moved(m.plan.regrouped(y.atoms, list(x.shape)))
-        y = m.add(m.mul(y, _channels(gamma, x)), _channels(beta, x))
+            x = o("Transpose", x, perm=[0, rank - 1, *range(1, rank - 1)])
+        y = definitions.group_norm_21(o, x, gamma, beta, attrs["num_groups"], attrs["epsilon"])
         y = activated(m, y, activation or attrs.get("activation", NONE))
-        return (_transposed(y, [0, *range(2, rank), 1]) if last else y,)
+        return (o("Transpose", y, perm=[0, *range(2, rank), 1]) if last else y,)
 
     return run
-
-
-def _transposed(x: Value, perm: Sequence[int]) -> Value:
-    return x.moved(tuple(x.axes[i] for i in perm), [0] + [s for i in perm for s in x.slots(i)])
 
 
 def _scale_shift(m: Machine, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
@@ -220,8 +218,8 @@ TABLE: dict[str, Definition] = {
     "AddRMSNorm": _add_rms_norm,
     "ModulatedLayerNorm": _modulated,
     "StdNorm": _std_norm,
-    "ChannelLayerNorm": _over(lambda rank: [1]),
-    "InstanceNorm": _over(lambda rank: range(2, rank)),
+    "ChannelLayerNorm": _channel_layer_norm,
+    "InstanceNorm": _instance_norm,
     "GroupNorm": _grouped(),
     "GroupNormSiLU": _grouped(SILU),
     "ScaleShift": _scale_shift,
