@@ -397,7 +397,7 @@ def test_no_op_bears_a_standard_name() -> None:
     assert not [op for op in functions.OPS if onnx.defs.has(op)]
 
 
-@pytest.mark.skipif(bool(missing("tensorrt-rtx", gpu=False)), reason=missing("tensorrt-rtx", gpu=False))
+@pytest.mark.skipif(bool(missing("tensorrt-rtx", gpu=False)), reason=str(missing("tensorrt-rtx", gpu=False)))
 @pytest.mark.parametrize("name", NETS)
 def test_tensorrt_rtx_builds_the_bodies(name: str, tmp_path: Path) -> None:
     out, _ = optimize(NETS[name], fuse="portable")

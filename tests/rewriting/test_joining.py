@@ -376,7 +376,7 @@ def test_every_op_of_ours_has_a_kernel_of_its_name() -> None:
     assert set(SHAPES) | {"LayerNorm", "RMSNorm", "StdNorm"} == WITH_FLOATS
 
 
-@pytest.mark.skipif(bool(missing("tensorrt-rtx", gpu=False)), reason=missing("tensorrt-rtx", gpu=False))
+@pytest.mark.skipif(bool(missing("tensorrt-rtx", gpu=False)), reason=str(missing("tensorrt-rtx", gpu=False)))
 @pytest.mark.parametrize("dtype", ["float", "float16"])
 def test_tensorrt_rtx_builds_a_model_of_every_op(tmp_path: Path, dtype: str) -> None:
     """All own ops in one file, at dynamic sizes, from their bodies."""
