@@ -1,34 +1,44 @@
-"""The JSON Schema of ``fleet.toml``: its tables, and in them the options of the verbs, read from the command line.
+"""The JSON Schema of ``fleet.toml``: its tables, and in them the options of the verbs (`normdeploy.options`).
 
 ``python -m docs.schemas`` writes it beside the reports' schemas; `normdeploy.fleet.fields` reads it.
 """
 
 from __future__ import annotations
 
-import inspect
 import types
 import typing
 from pathlib import Path
 from typing import Any, Literal
 
-import typer
-
-from normdeploy.cli import bench, build, export, optimize, package, verbose, verify
 from normdeploy.fleet.steps import ENGINES
+from normdeploy.options import (
+    EngineOptions,
+    EveryPartOptions,
+    ExportOptions,
+    LoadingOptions,
+    OptimizeOptions,
+    Option,
+    options_of,
+    type_of,
+)
+from normdeploy.verbs.bench.options import BenchOptions
+from normdeploy.verbs.package.options import PackageOptions
+from normdeploy.verbs.verify.options import StrictOption, VerifyOptions
 
-VERBS = {
-    "export": (export.export, optimize.optimize),
-    "verify": (verify.verify,),
-    "build": (build.build,),
-    "bench": (bench.bench,),
-    "package": (package.package,),
+VERBS: dict[str, tuple[type, ...]] = {
+    "export": (EveryPartOptions, ExportOptions, OptimizeOptions),
+    "verify": (VerifyOptions, StrictOption, LoadingOptions),
+    "build": (EngineOptions,),
+    "bench": (BenchOptions,),
+    "package": (PackageOptions, LoadingOptions),
 }
-_SET = {  # by the fleet itself, or for people alone
-    *("--output", "--report", "--html", "--quiet", "--verbose", "--no-extensions", "--compute-capability", "--engine"),
-    *("--report-from", "--replace", "--source", "--name", "--timing-cache", "--sign"),
+# Those that the fleet itself sets, and those of norms that are raced by themselves.
+_SET = {
+    "export": {"no_simplify"},
+    "build": {"runtime", "compute_capability", "timing_cache"},
+    "bench": {"norms", "norm_impl"},
+    "package": {"engine", "report_from", "replace", "source", "name", "sign"},
 }
-_LOADING = {"--model", "--model-arg", "--key", "--trust", "--import", "--input", "--dim", "--eval", "--task", "--part"}
-_SET_OF = {"build": {"--runtime"}, "export": {"--no-simplify"}, "bench": {"--norms", "--norm-impl", *_LOADING}}
 _NAME = "^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
@@ -83,7 +93,7 @@ def schema(dialect: str) -> dict[str, Any]:
             "models, the variants in which they are made, and the targets that they are made for",
             ["models"],
         ),
-        "$defs": {verb: _options(verb, functions) for verb, functions in VERBS.items()},
+        "$defs": {verb: _options(verb, groups) for verb, groups in VERBS.items()},
     }
 
 
@@ -101,42 +111,28 @@ def _named(table: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "propertyNames": {"pattern": _NAME}, "additionalProperties": table, "minProperties": 1}
 
 
-def _options(verb: str, functions: tuple[Any, ...]) -> dict[str, Any]:
+def _options(verb: str, groups: tuple[type, ...]) -> dict[str, Any]:
     properties: dict[str, Any] = {}
-    for function in functions:
-        for hint in typing.get_type_hints(verbose.logged(function), include_extras=True).values():
-            found = _option(hint)
-            if found is not None and found[0] not in _SET | _SET_OF.get(verb, set()):
-                properties.setdefault(found[0].removeprefix("--").replace("-", "_"), found[1])
+    for group in groups:
+        for name, spelled, _ in options_of(group):
+            if spelled.key not in _SET.get(verb, ()):
+                schema = _of(type_of(group, name), spelled) | {"description": spelled.help}
+                properties.setdefault(spelled.key, schema)
     return _table(dict(sorted(properties.items())), f"options of normdeploy {verb}")
 
 
-def _option(hint: Any) -> tuple[str, dict[str, Any]] | None:
-    """An option's name and the schema of its value; None where it is none."""
-    if typing.get_origin(hint) is not typing.Annotated:
-        return None
-    kind, *marks = typing.get_args(hint)
-    option = next((m for m in marks if isinstance(m, typer.models.OptionInfo)), None)
-    if option is None:
-        return None
-    declared = (option.default, *(option.param_decls or ()))  # typer keeps the first of them as the default
-    name = next((d for d in declared if isinstance(d, str) and d.startswith("--")), "")
-    if not name:
-        return None
-    said = {} if not option.help else {"description": " ".join(inspect.cleandoc(option.help).split())}
-    return name.split("/")[0], _of(kind, option) | said
-
-
-def _of(kind: Any, option: Any) -> dict[str, Any]:
+def _of(kind: Any, spelled: Option) -> dict[str, Any]:
+    """The schema of a value."""
     arguments = [a for a in typing.get_args(kind) if a is not type(None)]
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
-        return _of(arguments[0], option)
+        return _of(arguments[0], spelled)
     if typing.get_origin(kind) is list:
-        return {"type": ["array", "string"], "items": _of(arguments[0], option)}  # one alone needs no list
+        # One alone needs no list.
+        return {"type": ["array", "string"], "items": _of(arguments[0], spelled)}
     if typing.get_origin(kind) is Literal:
         return {"enum": list(arguments)}
     if kind is Path:
         return {"type": "string", "format": "path"}
     simple = {str: "string", int: "integer", float: "number", bool: "boolean"}[kind]
-    least = {} if option.min is None else {"minimum": option.min}
+    least = {} if spelled.minimum is None else {"minimum": spelled.minimum}
     return {"type": simple} | least

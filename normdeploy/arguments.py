@@ -1,8 +1,8 @@
 """What the verbs are called with, looked at before any work: wrong values are refused, and what people write is brought
 to one form.
 
-``prepared`` wraps a verb. One thing may stand where several are taken (``dims="batch=1:8:64"``), a result or an ONNX
-model in memory where a file is, and names of types in every usual spelling.
+``called_with`` makes a verb of a function. One thing may stand where several are taken (``dims="batch=1:8:64"``), a
+result or an ONNX model in memory where a file is, and names of types in every usual spelling.
 """
 
 from __future__ import annotations
@@ -70,58 +70,11 @@ _SEVERAL = frozenset(
     }
 )
 _OPTIONAL = frozenset({"provider", "quantize", "calibration"})
-_FLAGS = frozenset(
-    {
-        *("strict", "strict_proof", "keep_io", "dynamic", "rotate", "drift", "check"),
-        *("trust", "eval", "replace", "also_default"),
-    }
-)
 _LOADING = frozenset(Loading.__annotations__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-def prepared(*, onnx: str = "", runtimes: Sequence[str] = RUNTIMES) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A verb whose arguments are checked and in one form.
-
-    Args:
-        onnx: the parameter that takes ONNX files; models in memory and results are written to a temporary folder for
-            the time of the call. Where the parameter "source" is a result, it stands for what that was made from, with
-            its arguments.
-        runtimes: what the parameter "runtime" may be.
-    """
-
-    def wrapped(verb: Callable[P, R]) -> Callable[P, R]:
-        signature = inspect.signature(verb)
-
-        @functools.wraps(verb)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            bound = signature.bind(*args, **kwargs)
-            given, loading = bound.arguments, bound.arguments.get("loading", {})
-            if unknown := sorted(loading.keys() - _LOADING):
-                raise TypeError(
-                    f"{verb.__name__}() got an unexpected keyword argument {unknown[0]!r}"
-                )  # as Python has it
-            for values in (given, loading):
-                _require_keywords(values)
-                for name in values.keys() - {"loading", "kwargs"}:
-                    values[name] = _checked(name, values[name], runtimes)
-            if isinstance(loading.get("inputs"), str):  # elsewhere inputs are arrays, or a file of them
-                loading["inputs"] = [loading["inputs"]]
-            if onnx and "args" in signature.parameters:
-                _completed(given, onnx)
-            elif "source" in given:
-                given["source"] = onnx_of(given["source"])
-            with ExitStack() as stack:
-                if onnx in given:
-                    given[onnx] = _on_disk(given[onnx], stack)
-                return verb(*bound.args, **bound.kwargs)
-
-        return call
-
-    return wrapped
 
 
 def called_with(
@@ -131,7 +84,10 @@ def called_with(
 
     Args:
         call: the record, a dataclass.
-        onnx, runtimes: as for ``prepared``.
+        onnx: the parameter that takes ONNX files; models in memory and results are written to a temporary folder for
+            the time of the call. Where the parameter "source" is a result, it stands for what that was made from, with
+            its arguments.
+        runtimes: what the parameter "runtime" may be.
     """
     signature = inspect.signature(call)
 
@@ -144,6 +100,8 @@ def called_with(
                 raise TypeError(f"{function.__name__}() {error}") from None
             _require_keywords(given)
             for name in given.keys() - {"kwargs"}:
+                if isinstance(signature.parameters[name].default, bool) and not isinstance(given[name], bool):
+                    raise InputError(f"{name} is {given[name]!r}; it is True or False")
                 given[name] = _checked(name, given[name], runtimes)
             # Elsewhere inputs are arrays, or a file of them.
             if isinstance(given.get("inputs"), str) and signature.parameters["inputs"].default == ():
@@ -213,8 +171,6 @@ def _checked(name: str, value: Any, runtimes: Sequence[str]) -> Any:
         )
     if name in _LEAST and value is not None and (type(value) is not int or value < _LEAST[name]):
         raise InputError(f"{name} is {value!r}; give a whole number of {_LEAST[name]} or more")
-    if name in _FLAGS and not isinstance(value, bool):
-        raise InputError(f"{name} is {value!r}; it is True or False")
     if name == "dims" and isinstance(value, Mapping):
         raise InputError(f"dims is {value!r}; give texts, dims=['batch=1:8:64']")
     if name == "fail_on" and isinstance(value, str):

@@ -9,6 +9,7 @@ Fuse = Literal["standard", "portable"]  # which ops may be written
 EngineRuntime = Literal["tensorrt-rtx", "tensorrt"]  # what an engine is built with
 Quantize = Literal["int8", "fp8", "int4"]  # what linear layers are quantized to
 Calibrator = Literal["minmax", "entropy", "percentile"]  # how ranges are taken of samples
+RuntimeCache = Literal["keep", "off"]  # of what TensorRT-RTX compiles
 NormImpl = Literal["native", "plugin", "auto"]  # the form of the norms in an engine
 
 OPSETS = range(18, 26)  # torch takes others without a word and writes something else

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from .choices import Calibrator, Fuse, Quantize, Runtime
+from .choices import Calibrator, EngineRuntime, Fuse, NormImpl, Quantize, Runtime, RuntimeCache
 from .dtypes import precision_of
 from .errors import InputError
 from .types import PathLike
 
 if TYPE_CHECKING:
     from .arguments import Loading
+    from .runtimes.profiles import Given
     from .verbs.verify.policy import Thresholds
 
 Calibration = Sequence[PathLike | Mapping[str, Any]]
@@ -85,18 +86,23 @@ def options_of(options: type) -> Iterator[tuple[str, Option, Any]]:
             yield each.name, each.metadata["option"], each.default
 
 
+def option_of(options: type, name: str) -> Option:
+    """Return how the command line spells a field."""
+    return next(spelled for field_name, spelled, _ in options_of(options) if field_name == name)
+
+
 def type_of(options: type, name: str) -> Any:
     """Return the type of a field's value on the command line."""
-    spelling = next(spelled for field_name, spelled, _ in options_of(options) if field_name == name)
+    spelling = option_of(options, name)
     if spelling.type is not None:
         return spelling.type
     owner = next(cls for cls in options.__mro__ if name in vars(cls).get("__annotations__", {}))
     return eval(owner.__annotations__[name], vars(sys.modules[owner.__module__]))
 
 
-def keywords(options: Any) -> dict[str, Any]:
-    """Return the fields of frozen options as keyword arguments."""
-    return {each.name: getattr(options, each.name) for each in fields(options)}
+def keywords(options: Any, *groups: type) -> dict[str, Any]:
+    """Return the options of a record as keyword arguments: those of ``groups``, or all."""
+    return {name: getattr(options, name) for group in groups or (type(options),) for name, _, _ in options_of(group)}
 
 
 def from_table(options: type[T], table: Mapping[str, Any]) -> T:
@@ -140,6 +146,10 @@ def read_argument(text: str) -> tuple[str, Any]:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return name, value
+
+
+def _is_kept(mode: str) -> bool:
+    return mode == "keep"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +218,19 @@ class EveryPartOptions(LoadingOptions):
         "--part",
         "Of a Hugging Face encoder-decoder: encoder, decoder or decoder-with-past, or all, a folder of these; else the"
         " whole.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnersOption:
+    """The runtimes that ONNX files are run in besides onnxruntime."""
+
+    runners: Sequence[str] = option(
+        (),
+        "--runner",
+        "Also run ONNX files in an installed package's runtime. Repeatable.",
+        metavar="NAME",
+        type=list[str] | None,
     )
 
 
@@ -328,11 +351,10 @@ class ExportOptions(ConversionOptions, OpsetOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizeOptions(ConversionOptions):
-    """What the file that ``optimize`` writes shall be like."""
+class RunOptions:
+    """How a file is run once."""
 
-    simplify: bool = option(True, "--no-simplify", "Leave all but the norms as it is.", negated=True)
-    inputs: Sequence[str] = option(
+    stated_inputs: Sequence[str] = option(
         (),
         "--input",
         r'An input: NAME=LOW:HIGH, NAME=VALUE or NAME=FILE.npy; "ids:int64\[n,s]{0:999}" states sizes too.'
@@ -340,4 +362,133 @@ class OptimizeOptions(ConversionOptions):
         metavar="SPEC",
         type=list[str] | None,
     )
+    provider: str | None = option(None, "--provider", "cpu or cuda, for an ONNX file; an engine runs on a GPU.")
+    device: int = option(0, "--device", "Which GPU.", minimum=0)
+    profile_index: int | None = option(
+        None,
+        "--profile-index",
+        "Which profile of an engine, from 0 on; without it the first that holds the shapes.",
+        minimum=0,
+    )
+    seed: int = option(0, "--seed", "Of the generated inputs.", minimum=0)
+    runner: str | None = option(
+        None, "--runner", "A runtime that an installed package brings; not onnxruntime.", metavar="NAME"
+    )
+    runtime_cache: Any = option(
+        None,
+        "--runtime-cache",
+        "keep: what TensorRT-RTX compiles for this GPU goes beside FILE; off: nothing is read there; without it that"
+        " is read.",
+        metavar="MODE",
+        type=RuntimeCache | None,
+        read=_is_kept,
+    )
+    weight_budget: int | None = option(
+        None,
+        "--weight-budget",
+        "How much of an engine's streamed weights stays on the GPU.",
+        metavar="BYTES",
+        minimum=0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizeOptions(ConversionOptions):
+    """What the file that ``optimize`` writes shall be like."""
+
+    simplify: bool = option(True, "--no-simplify", "Leave all but the norms as it is.", negated=True)
+    inputs: Sequence[str] = same_option(RunOptions, "stated_inputs")
     dims: Sequence[str] = same_option(LoadingOptions, "dims")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions:
+    """What ``inspect`` is asked."""
+
+    runtime: str = same_option(ConversionOptions, "runtime")
+    fuse: str = same_option(ConversionOptions, "fuse")
+    explain: str | None = option(
+        None, "--explain", "Say why this tensor, node or module path was fused or not.", metavar="NAME"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How an engine is built."""
+
+    # What it is for.
+    runtime: str = option(
+        "tensorrt-rtx",
+        "--runtime",
+        "The library that builds and will run the engine: tensorrt-rtx or tensorrt.",
+        metavar="RUNTIME",
+        type=EngineRuntime,
+    )
+    compute_capabilities: Sequence[str] = option(
+        (),
+        "--compute-capability",
+        "The GPUs to build for (TensorRT-RTX), such as 8.6 8.9 12.0; all where not given.",
+        metavar="X.Y ...",
+        type=list[str] | None,
+    )
+    profiles: Given = option(
+        (),
+        "--profile",
+        "Sizes of a dynamic dim (batch=1:8:64) or input (ids=1x8:4x64:64x512). Repeatable.",
+        metavar="NAME=MIN:OPT:MAX",
+        type=list[str] | None,
+    )
+    norm_impl: str = option(
+        "native",
+        "--norm-impl",
+        "native; plugin: norms in our kernels, held by the engine (tensorrt only); auto: where that helps.",
+        metavar="FORM",
+        type=NormImpl,
+    )
+    more_profiles: Sequence[Given] = option(
+        (),
+        "--add-profile",
+        "A further optimization profile, as --profile; several ranges joined by commas. Repeatable.",
+        metavar="RANGE[,RANGE]",
+        type=list[str] | None,
+    )
+
+    # The build.
+    timing_cache: PathLike | None = option(
+        None,
+        "--timing-cache",
+        "What earlier builds have timed: read, added to, shared by builds side by side (tensorrt only).",
+        metavar="FILE",
+        type=Path | None,
+    )
+    workspace: int | str | None = option(
+        None,
+        "--workspace",
+        "The most memory that a layer may use: bytes, 512M, 2G.",
+        metavar="SIZE",
+        type=str | None,
+    )
+    optimization_level: int | None = option(
+        None, "--optimization-level", "How long the builder looks for faster kernels, 0 to 5.", metavar="N"
+    )
+
+    # What the engine can do.
+    hardware_compatibility: str | None = option(
+        None,
+        "--hardware-compat",
+        "Other GPUs that the engine is to run on: ampere-plus or same-compute-capability (tensorrt only).",
+        metavar="LEVEL",
+    )
+    version_compatible: bool = option(
+        False, "--version-compatible", "Let newer versions of the library load the engine (tensorrt only)."
+    )
+    refit: bool = option(False, "--refit", "Let the engine's weights be replaced; needs a GPU to build.")
+    weight_streaming: bool = option(
+        False, "--weight-streaming", "Let weights stay in host memory while the engine runs."
+    )
+    ep_context: str | None = option(
+        None,
+        "--ep-context",
+        "Write an ONNX file for onnxruntime's TensorRT-RTX provider: embed holds the engine, file has it beside.",
+        metavar="MODE",
+    )

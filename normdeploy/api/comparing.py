@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from ..errors import InputError
 from ..runtimes.guests import required
 from ..types import PathLike
-from ..verbs.verify.cases import Given, Inputs, read
+from ..verbs.verify.cases import Given, read
 from ..verbs.verify.dataset import open_dataset
 from ..verbs.verify.names import pairs_of
+from ..verbs.verify.options import ComparisonOptions
 from ..verbs.verify.originals import Original
-from ..verbs.verify.policy import Policy, Thresholds, Tolerances, policy_of
+from ..verbs.verify.policy import Policy, policy_of
 from ..verbs.verify.policy_file import PolicyFile, read_policy
 from ..verbs.verify.spending import Budget
 
@@ -33,46 +34,32 @@ class Comparing:
     runners: Sequence[str]
 
     @classmethod
-    def of(
-        cls,
-        *,
-        seeds: int,
-        feeds: Inputs | None,
-        max_elements: int | None,
-        budget: Budget,
-        tolerance: Tolerances | None,
-        metric: Thresholds | None,
-        policy: PathLike | None,
-        also_default: bool,
-        dataset: PathLike | None,
-        labels: str | None,
-        map: Sequence[str] | Mapping[str, str],
-        runners: Sequence[str],
-    ) -> Self:
+    def of(cls, options: ComparisonOptions, budget: Budget, runners: Sequence[str] = ()) -> Self:
         """Read files of rules and inputs.
 
         Raises:
             InputError: one can't be read, or labels are given without a dataset.
         """
-        policies = PolicyFile() if policy is None else read_policy(policy)
-        rules = policy_of(tolerance, metric).over(policies.policy).requiring(also_default)
+        policies = PolicyFile() if options.policy is None else read_policy(options.policy)
+        rules = policy_of(options.tolerance, options.metric).over(policies.policy).requiring(options.also_default)
         for name in runners:
             required(name)
-        if labels is not None and dataset is None:
+        if options.labels is not None and options.dataset is None:
             raise InputError(
-                f"the labels {labels!r} are a part of a dataset, and none is given; give it with --dataset, or leave"
-                " them out"
+                f"the labels {options.labels!r} are a part of a dataset, and none is given; give it with --dataset, or"
+                " leave them out"
             )
+        # A file names the labels for whoever asks.
+        labels = policies.labels if options.labels is None and rules.labelled else options.labels
         return cls(
-            seeds=seeds,
-            inputs=None if feeds is None else read(feeds),
-            most=policies.most if max_elements is None else max_elements,
+            seeds=options.seeds,
+            inputs=None if options.feeds is None else read(options.feeds),
+            most=policies.most if options.max_elements is None else options.max_elements,
             budget=budget,
             policy=rules,
-            dataset=dataset,
-            # A file names them for whoever asks.
-            labels=policies.labels if labels is None and rules.labelled else labels,
-            names=[*policies.names.items(), *pairs_of(map)],
+            dataset=options.dataset,
+            labels=labels,
+            names=[*policies.names.items(), *pairs_of(options.map)],
             runners=runners,
         )
 

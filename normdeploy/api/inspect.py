@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from ..arguments import Loading, prepared
+from ..arguments import called_with
 from ..log import norms
+from ..options import InspectOptions, LoadingOptions
 from ..records import Summary
 from ..types import Progress
 from ..verbs.inspect import census
@@ -19,36 +21,44 @@ if TYPE_CHECKING:
     from ..verbs.sources import Source
 
 
-@prepared()
-def inspect(
-    source: Source | onnx.ModelProto,
-    args: Example = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    runtime: str = "any",
-    fuse: str = "standard",
-    explain: str | None = None,
-    custom_translation_table: Mapping[Any, Any] | None = None,
-    progress: Progress | None = None,
-    **loading: Unpack[Loading],
-) -> Summary:
+@dataclass(frozen=True)
+class InspectCall(InspectOptions, LoadingOptions):
+    """What ``inspect`` is called with."""
+
+    source: Source | onnx.ModelProto
+    args: Example = ()
+    kwargs: Mapping[str, Any] | None = None
+    _: KW_ONLY
+    custom_translation_table: Mapping[Any, Any] | None = None
+    progress: Progress | None = None
+
+
+@called_with(InspectCall)
+def inspect(call: InspectCall) -> Summary:
     """What ``export`` or ``optimize`` would make of the normalizations of a model, and the runtimes of that; nothing is
     changed or written.
 
     Args:
         source: an ONNX file or model, or what ``export`` takes.
-        args, kwargs, runtime, fuse, custom_translation_table, progress, loading: as for ``export``.
+        args, kwargs, runtime, fuse, custom_translation_table, progress, and how the model is loaded: as for ``export``.
         explain: a tensor, a node or a module path: why it was fused or not is in the result's ``explanations``.
 
     Raises:
         InputError: nothing in the model is called as ``explain`` says.
         NormdeployError: the model can't be read.
     """
-    table = custom_translation_table
     proto, weights, chains = opened(
-        source, args, kwargs, loading=loading, custom_translation_table=table, progress=progress
+        call.source,
+        call.args,
+        call.kwargs,
+        loading=call.loading,
+        custom_translation_table=call.custom_translation_table,
+        progress=call.progress,
     )
-    summary = census(proto, runtime=runtime, fuse=fuse, explain=explain, progress=progress, chains=chains)
-    del weights  # which had to live until here
+    summary = census(
+        proto, runtime=call.runtime, fuse=call.fuse, explain=call.explain, progress=call.progress, chains=chains
+    )
+    # They had to live until here.
+    del weights
     norms(summary, summary.notes)
     return summary

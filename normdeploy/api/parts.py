@@ -18,21 +18,20 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, cast
 
-from ..arguments import Loading, called_with, prepared
+from ..arguments import Loading, called_with
 from ..errors import InputError, NormdeployError
 from ..loading import load_parts
 from ..loading.hub import resolved
 from ..loading.tasks import ALL_PARTS, PART_FILES
-from ..options import ConversionOptions, ExportOptions, LoadingOptions, options_of
+from ..options import ConversionOptions, ExportOptions, LoadingOptions, keywords
 from ..results import ExportResult, Origin
 from ..shown import Shown
 from ..storage.folder import atomic_folder, require_empty_dir
 from ..types import PathLike, Progress
+from ..verbs.verify import options as verify_options
 from ..verbs.verify.comparison import Comparison
-from ..verbs.verify.policy import Thresholds, Tolerances
-from ..verbs.verify.spending import Budget
 from .export import export
 from .verify import verify
 
@@ -62,7 +61,7 @@ class ExportedParts(dict[str, ExportResult], Shown):
 
 
 @dataclass(frozen=True)
-class PartsCall(ExportOptions, LoadingOptions):
+class ExportPartsCall(ExportOptions, LoadingOptions):
     """What ``export_parts`` is called with."""
 
     source: PathLike
@@ -71,8 +70,8 @@ class PartsCall(ExportOptions, LoadingOptions):
     progress: Progress | None = None
 
 
-@called_with(PartsCall)
-def export_parts(call: PartsCall) -> ExportedParts:
+@called_with(ExportPartsCall)
+def export_parts(call: ExportPartsCall) -> ExportedParts:
     """Turn the encoder, the decoder and the decoder with its past of a Hugging Face model into ONNX files that fit each
     other.
 
@@ -96,7 +95,7 @@ def export_parts(call: PartsCall) -> ExportedParts:
     _require_one_for_all(call)
     target = _new_folder(call.output)
     read = _loading_of_all(call)
-    options = {option: getattr(call, option) for option, _, _ in options_of(ExportOptions)}
+    options = keywords(call, ExportOptions)
     results: dict[str, ExportResult] = {}
     with atomic_folder(target) as folder:
         for part, model in load_parts(os.fspath(call.source), **cast("Any", read)):
@@ -128,7 +127,7 @@ def _require_one_for_all(options: ConversionOptions) -> None:
         raise InputError("parts are quantized one by one; export that part alone, with --part NAME")
 
 
-def _loading_of_all(call: PartsCall) -> dict[str, Any]:
+def _loading_of_all(call: ExportPartsCall) -> dict[str, Any]:
     """The options of loading that the parts have in common, without the part.
 
     Raises:
@@ -147,23 +146,8 @@ def _loading_of_all(call: PartsCall) -> dict[str, Any]:
     return stated
 
 
-@prepared()
-def verify_parts(
-    source: PathLike,
-    folder: PathLike,
-    *,
-    seeds: int = 3,
-    drift: bool = False,
-    max_elements: int | None = None,
-    max_seconds: float = Budget.seconds,
-    max_memory: int = Budget.memory,
-    tolerance: Tolerances | None = None,
-    metric: Thresholds | None = None,
-    policy: PathLike | None = None,
-    also_default: bool = False,
-    progress: Progress | None = None,
-    **loading: Unpack[Loading],
-) -> PartsComparison:
+@called_with(verify_options.VerifyPartsCall)
+def verify_parts(call: verify_options.VerifyPartsCall) -> PartsComparison:
     """Compare each file of a folder that ``export_parts`` wrote with that part of the model (``verify``).
 
     Args:
@@ -172,42 +156,30 @@ def verify_parts(
         seeds, drift, max_elements, max_seconds, max_memory, tolerance, metric, policy, also_default: as for ``verify``,
             for each part. Rules are for all outputs: no output is in every part.
         progress: called with (part and stage, done, total).
-        loading: as for ``verify``; what the files recorded at their export need not be given again.
+        model, model_args, key, trust, ...: how the model is loaded, as for ``verify``; what the files recorded at their
+            export need not be given again.
 
     Raises:
         InputError: a part's file is missing.
         NormdeployError: as ``verify``; the message names the file.
     """
-    place = Path(folder)
+    place = Path(call.folder)
     missing = [name for name in PART_FILES.values() if not (place / name).is_file()]
     if missing:
         raise InputError(
-            f"the folder {os.fspath(folder)!r} has no {', '.join(missing)}, so its parts can't be verified together;"
-            " export them anew with --part all, or give a file in the folder instead of it"
+            f"the folder {os.fspath(call.folder)!r} has no {', '.join(missing)}, so its parts can't be verified"
+            " together; export them anew with --part all, or give a file in the folder instead of it"
         )
-    if loading.get("part") not in (None, ALL_PARTS):
+    if call.part not in (None, ALL_PARTS):
         raise InputError(
-            f"the part {loading['part']!r} was given with a folder of all parts; leave it out, or give that part's file"
+            f"the part {call.part!r} was given with a folder of all parts; leave it out, or give that part's file"
         )
+    options = keywords(call, verify_options.ComparisonOptions, verify_options.DriftOption)
     comparisons: dict[str, Comparison] = {}
     for part, name in PART_FILES.items():
-        own = cast("Loading", {**loading, "part": part})
+        own: Loading = {**call.loading, "part": part}
         try:
-            comparisons[name] = verify(
-                source,
-                place / name,
-                seeds=seeds,
-                drift=drift,
-                max_elements=max_elements,
-                max_seconds=max_seconds,
-                max_memory=max_memory,
-                tolerance=tolerance,
-                metric=metric,
-                policy=policy,
-                also_default=also_default,
-                progress=_of(part, progress),
-                **own,
-            )
+            comparisons[name] = verify(call.source, place / name, progress=_of(part, call.progress), **options, **own)
         except NormdeployError as error:
             raise type(error)(f"{name}: {error}") from error
     others = sorted(path.name for path in place.glob("*.onnx") if path.name not in PART_FILES.values())

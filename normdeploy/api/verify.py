@@ -2,55 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import Any, cast
 
-import onnx
-
-from ..arguments import Loading, Onnx, prepared
+from ..arguments import called_with
 from ..model import Model
-from ..types import PathLike, Progress
+from ..types import PathLike
 from ..verbs.sources import is_live, original
 from ..verbs.verify import verify as compare
-from ..verbs.verify.cases import Inputs
 from ..verbs.verify.comparison import Comparison
 from ..verbs.verify.module_trace import trace_difference
-from ..verbs.verify.policy import Thresholds, Tolerances
+from ..verbs.verify.options import VerifyCall
 from ..verbs.verify.spending import Budget, processor_time
 from .common import Stages
 from .comparing import Comparing
 
-if TYPE_CHECKING:
-    from ..arguments import Example
-    from ..verbs.sources import Source
 
-
-@prepared(onnx="files")
-def verify(
-    source: Source | onnx.ModelProto | Any,
-    files: Onnx | Sequence[Onnx] = (),
-    args: Example = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    engines: Sequence[PathLike] = (),
-    seeds: int = 3,
-    feeds: Inputs | None = None,
-    drift: bool = False,
-    max_elements: int | None = None,
-    max_seconds: float = Budget.seconds,
-    max_memory: int = Budget.memory,
-    tolerance: Tolerances | None = None,
-    metric: Thresholds | None = None,
-    policy: PathLike | None = None,
-    also_default: bool = False,
-    dataset: PathLike | None = None,
-    labels: str | None = None,
-    map: Sequence[str] | Mapping[str, str] = (),
-    runners: Sequence[str] = (),
-    progress: Progress | None = None,
-    **loading: Unpack[Loading],
-) -> Comparison:
+@called_with(VerifyCall, onnx="files")
+def verify(call: VerifyCall) -> Comparison:
     """Compare what the runtimes make of files with a PyTorch model in float64, or an ONNX one (the rule:
     ``normdeploy.verbs.verify.verify``).
 
@@ -90,38 +60,26 @@ def verify(
         runners: runtimes that installed packages bring (`normdeploy.runtimes.guests`), by name, in which ONNX files are
             run too.
         progress: called with (stage, done, total); total is 0 where it is not known.
-        loading: as for ``export``.
+        model, model_args, key, trust, imports, inputs, dims, eval, task, part, dynamic_shapes, code: as for ``export``.
 
     Raises:
         NormdeployError: one of ``normdeploy.errors``. A candidate that is wrong is no error but a result that is false.
     """
     # Loading and tracing a module can take as long as the comparison.
     begun = processor_time()
-    stage = Stages(progress)
-    budget = Budget(max_seconds, max_memory, begun=begun)
-    every = [*cast("Sequence[PathLike]", files), *engines]  # models in memory have become files
-    rules = Comparing.of(
-        seeds=seeds,
-        feeds=feeds,
-        max_elements=max_elements,
-        budget=budget,
-        tolerance=tolerance,
-        metric=metric,
-        policy=policy,
-        also_default=also_default,
-        dataset=dataset,
-        labels=labels,
-        map=map,
-        runners=runners,
-    )
+    stage = Stages(call.progress)
+    budget = Budget(call.max_seconds, call.max_memory, begun=begun)
+    # Models in memory have become files.
+    every = [*cast("Sequence[PathLike]", call.files), *call.engines]
+    rules = Comparing.of(call, budget, call.runners)
     with stage("load"):
-        model, notes = original(source, every, args, kwargs, loading)
+        model, notes = original(call.source, every, call.args, call.kwargs, call.loading)
     with stage("verify"):
-        comparison = compare.verify(model, every, drift=drift, progress=progress, **rules.keywords(model))
-    if is_live(source) and isinstance(model, Model):
+        comparison = compare.verify(model, every, drift=call.drift, progress=call.progress, **rules.keywords(model))
+    if is_live(call.source) and isinstance(model, Model):
         clock = budget.clock()
         with stage("trace"):
-            beside = trace_difference(cast("Any", source), model, clock)
+            beside = trace_difference(cast("Any", call.source), model, clock)
         notes += [*filter(None, [beside.note]), *clock.notes()]
         limits = dict.fromkeys((*comparison.limits, *clock.limits()))
         comparison = replace(comparison, trace=beside.difference or "", limits=tuple(limits))

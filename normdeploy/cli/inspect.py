@@ -9,34 +9,22 @@ import typer
 
 import normdeploy
 
-from ..options import LoadingOptions
+from ..options import InspectOptions, LoadingOptions, keywords
 from .console import bars, require_reports, tell
-from .options import (
-    LOADING,
-    REPORTING,
-    FuseOption,
-    Reporting,
-    RuntimeOption,
-)
+from .options import Reporting
 
 
 def inspect(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="An ONNX file, or what export takes.")],
-    load: LoadingOptions = LOADING,
-    runtime: RuntimeOption = "any",
-    fuse: FuseOption = "standard",
-    explain: Annotated[
-        str | None,
-        typer.Option("--explain", metavar="NAME", help="Say why this tensor, node or module path was fused or not."),
-    ] = None,
-    reporting: Reporting = REPORTING,
+    load: LoadingOptions,
+    options: InspectOptions,
+    reporting: Reporting,
 ) -> None:
     """List the normalizations of an ONNX file or a model, what would become of each, and what runtimes make of it;
     changes nothing."""
     from ..reports.report import Report
 
-    loading = load.loading
     require_reports(reporting, [source])
     with bars(reporting.quiet) as progress:
-        summary = normdeploy.inspect(source, runtime=runtime, fuse=fuse, explain=explain, progress=progress, **loading)
+        summary = normdeploy.inspect(source, progress=progress, **keywords(options), **load.loading)
     tell(Report("inspect", {"source": str(source)}, summary, seconds=summary.seconds), reporting)

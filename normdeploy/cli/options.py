@@ -11,10 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..choices import Fuse, Runtime
-from ..dtypes import precision_of
 from ..errors import InputError
-from ..options import LoadingOptions, Option, option, options_of, type_of
+from ..options import Option, option, options_of, type_of
 
 ModelFile = Annotated[
     Path,
@@ -25,78 +23,49 @@ ModelFile = Annotated[
         ),
     ),
 ]
+Original = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL", help="A model file, a Hugging Face folder, or an ONNX file to compare the others with."
+    ),
+]
 OnnxFile = Annotated[Path, typer.Argument(metavar="ONNX", help="An ONNX file.")]
 Output = Annotated[
     Path, typer.Option("--output", "-o", help="Where to write the result; replaced only when the new file is whole.")
 ]
 
-RuntimeOption = Annotated[
-    Runtime,
-    typer.Option(
-        "--runtime",
-        metavar="RUNTIME",
-        help=(
-            "Choose between equal standard forms for this runtime: any, onnxruntime, onnxruntime-accurate, tensorrt or"
-            " tensorrt-rtx."
-        ),
-    ),
-]
-FuseOption = Annotated[
-    Fuse,
-    typer.Option(
-        "--fuse", help="portable: our own ops, with bodies that run anywhere, for norms that no standard op says."
-    ),
-]
-ReportFile = Annotated[Path | None, typer.Option("--report", metavar="FILE.json", help="Write the report as JSON too.")]
-HtmlFile = Annotated[
-    Path | None,
-    typer.Option("--html", metavar="FILE.html", help="Write the report as a page too: one file that needs no network."),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables and no progress bars; errors are still printed.")]
-
-SignOption = Annotated[
-    Path | None,
-    typer.Option("--sign", metavar="KEY.pem", help="Sign with this private key, and say what it was made of."),
-]
 TrustedKeys = Annotated[
     list[Path] | None,
     typer.Option("--trust", metavar="PUBLIC.pem", help="Believe only what this key has signed. Repeatable."),
 ]
-InputValues = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        metavar="SPEC",
-        help=(
-            r'An input: NAME=LOW:HIGH, NAME=VALUE or NAME=FILE.npy; "ids:int64\[n,s]{0:999}" states sizes too.'
-            " Repeatable."
-        ),
-    ),
-]
-Runners = Annotated[
-    list[str] | None,
-    typer.Option("--runner", metavar="NAME", help="Also run ONNX files in an installed package's runtime. Repeatable."),
-]
-LOADING = LoadingOptions()
-
-
-def precision(text: str) -> str:
-    """A precision in its one spelling; "" for float32, which is no change."""
-    try:
-        return precision_of(text) or ""
-    except InputError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reporting:
-    """Where a verb's report goes."""
+class QuietOption:
+    """What a verb prints."""
+
+    quiet: bool = option(False, "--quiet", "No tables and no progress bars; errors are still printed.", short="-q")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOption:
+    """Where a verb's report goes as JSON."""
 
     report: Path | None = option(None, "--report", "Write the report as JSON too.", metavar="FILE.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HtmlOption:
+    """Where a verb's report goes as a page."""
+
     html: Path | None = option(
         None, "--html", "Write the report as a page too: one file that needs no network.", metavar="FILE.html"
     )
-    quiet: bool = option(False, "--quiet", "No tables and no progress bars; errors are still printed.", short="-q")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporting(QuietOption, HtmlOption, ReportOption):
+    """Where a verb's report goes."""
 
     def of_file(self, file: str) -> Reporting:
         """Where the report of one of several files goes: ``out.json`` is ``out.encoder_model.json`` for
@@ -108,18 +77,15 @@ def _of_file(report: Path | None, file: str) -> Path | None:
     return None if report is None else report.with_name(f"{report.stem}.{Path(file).stem}{report.suffix}")
 
 
-REPORTING = Reporting()
-
-
 def parameters_of(group: Any) -> Iterator[inspect.Parameter]:
     """Return typer's parameters for the options of a dataclass, in the order of its fields."""
     for name, spelled, default in options_of(group):
         if spelled.negated:
             default = not default
-        elif default == ():
+        elif isinstance(default, tuple):
             default = None
         annotation: Any = Annotated[type_of(group, name), _typer_option(spelled)]  # type: ignore[valid-type]
-        yield inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _typer_option(spelled: Option) -> Any:

@@ -12,7 +12,7 @@ import normdeploy
 
 from ..storage.atomic import write_bytes
 from .console import _console, bars, check_report, require_run
-from .options import Quiet, ReportFile, TrustedKeys
+from .options import QuietOption, ReportOption, TrustedKeys
 
 
 def recheck(
@@ -24,20 +24,21 @@ def recheck(
         ),
     ] = None,
     trust: TrustedKeys = None,
-    report: ReportFile = None,
-    quiet: Quiet = False,
+    *,
+    written: ReportOption,
+    shown: QuietOption,
 ) -> None:
     """Compare a bundle with its hashes, run its samples again, and say what changed; exit code 1 where something got
     worse, 3 where nothing did and an engine was not run."""
     from ..reports.package import show_recheck
     from ..reports.report import plain
 
-    check_report(report, used=[bundle, *([onnx] if onnx else ()), *(trust or ())])
-    with bars(quiet) as progress:
+    check_report(written.report, used=[bundle, *([onnx] if onnx else ()), *(trust or ())])
+    with bars(shown.quiet) as progress:
         outcome = normdeploy.recheck(bundle, onnx=onnx, trust=trust or (), progress=progress)
-    if report is not None:
-        write_bytes(report, (json.dumps(plain(outcome.to_json()), indent=2, allow_nan=False) + "\n").encode())
-    if not quiet:
+    if written.report is not None:
+        write_bytes(written.report, (json.dumps(plain(outcome.to_json()), indent=2, allow_nan=False) + "\n").encode())
+    if not shown.quiet:
         show_recheck(_console(), outcome)
     if not outcome:
         raise typer.Exit(1)

@@ -50,6 +50,8 @@ def logged(verb: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
         parameters += parameters_of(groups[parameter.name]) if parameter.name in groups else [parameter]
+    # In typer's order of options, which is that of the parameters, some without a default stand behind others.
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     added: dict[str, tuple[Any, Any]] = {"no_extensions": (NoExtensions, False), "verbose": (Verbose, 0)}
     parameters += [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -4,39 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 import normdeploy
 
 from ..errors import InputError, printable
-from ..options import LoadingOptions
-from .comparing import (
-    AlsoDefault,
-    DatasetOption,
-    GivenInputs,
-    LabelsOption,
-    MapOptions,
-    MaxElements,
-    MaxMemory,
-    MaxSeconds,
-    MetricOptions,
-    Original,
-    PolicyFileOption,
-    Seeds,
-    ToleranceOptions,
-)
+from ..options import LoadingOptions, keywords
+from ..verbs.verify.options import ComparisonOptions, DriftOption, StrictOption, VerifyOptions
 from .console import bars, require_reports, require_run, say, tell
-from .options import (
-    LOADING,
-    REPORTING,
-    Reporting,
-    Runners,
-)
+from .options import Original, Reporting
 
 if TYPE_CHECKING:
-    from ..arguments import Loading
     from ..verbs.verify.comparison import Comparison
 
 
@@ -46,34 +26,10 @@ def verify(
         list[Path],
         typer.Argument(metavar="FILE...", help="ONNX files and engines, or one folder of all parts of a model."),
     ],
-    seeds: Seeds = 3,
-    given: GivenInputs = None,
-    max_elements: MaxElements = None,
-    max_seconds: MaxSeconds = 60.0,
-    max_memory: MaxMemory = 4 * 2**30,
-    tolerance: ToleranceOptions = None,
-    metric: MetricOptions = None,
-    policy: PolicyFileOption = None,
-    also_default: AlsoDefault = False,
-    dataset: DatasetOption = None,
-    labels: LabelsOption = None,
-    map_: MapOptions = None,
-    drift: Annotated[
-        bool,
-        typer.Option(
-            "--drift", help="Also compare inner tensors of ONNX files with the model's: where does the error grow?"
-        ),
-    ] = False,
-    runner: Runners = None,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            help="Exit with 1 where the verdict has a limit: sizes not tried, or inputs by the tested file's word.",
-        ),
-    ] = False,
-    load: LoadingOptions = LOADING,
-    reporting: Reporting = REPORTING,
+    options: VerifyOptions,
+    verdict: StrictOption,
+    load: LoadingOptions,
+    reporting: Reporting,
 ) -> None:
     """Compare what onnxruntime, and engines on a GPU, make of files with the PyTorch model; exit code 1 where one is
     off by more than rounding explains, 3 where nothing failed but a file was not run.
@@ -84,38 +40,20 @@ def verify(
     """
     from ..reports.report import Report
 
-    loading = load.loading
-    rules: dict[str, Any] = {
-        **{"seeds": seeds, "drift": drift, "max_elements": max_elements},
-        **{"max_seconds": max_seconds, "max_memory": max_memory},
-        **{"tolerance": tolerance, "metric": metric, "policy": policy, "also_default": also_default},
-    }
     if any(file.is_dir() for file in files):
-        of_one = {"--inputs": given, "--dataset": dataset, "--labels": labels, "--map": map_, "--runner": runner}
-        folder = _only_folder(files, [name for name, value in of_one.items() if value])
-        _verify_parts(source, folder, reporting, rules, loading)
+        _verify_parts(source, _only_folder(files, options), options, load, reporting)
         return
-    used = [path for path in (policy, dataset) if path is not None]
-    require_reports(reporting, (source, *files, *(given or ()), *used))
+    used = [path for path in (options.policy, options.dataset) if path is not None]
+    given = cast("list[Path]", options.feeds or [])
+    require_reports(reporting, (source, *files, *given, *used))
     with bars(reporting.quiet) as progress:
-        parity = normdeploy.verify(
-            source,
-            files,
-            feeds=given or None,
-            dataset=dataset,
-            labels=labels,
-            map=map_ or (),
-            runners=runner or (),
-            progress=progress,
-            **rules,
-            **loading,
-        )
+        parity = normdeploy.verify(source, files, progress=progress, **keywords(options), **load.loading)
     tell(Report("verify", _roles(source, files), parity=parity, seconds={"verify": parity.seconds}), reporting)
     if parity.outcome == "failed":
         if reporting.quiet:
             _say_failures(parity)
         raise typer.Exit(1)
-    if strict and (parity.limits or parity.word or parity.up_to is not None):
+    if verdict.strict and (parity.limits or parity.word or parity.up_to is not None):
         if reporting.quiet:
             _say_verdict(parity)
         raise typer.Exit(1)
@@ -135,15 +73,15 @@ def _say_failures(parity: Comparison) -> None:
         print(printable(line), file=sys.stderr)
 
 
-def _only_folder(files: list[Path], of_one: list[str]) -> Path:
+def _only_folder(files: list[Path], options: VerifyOptions) -> Path:
     """The one folder that is given.
 
-    Args:
-        of_one: the options given that are for one file alone.
-
     Raises:
-        InputError: there are other files beside it, or such options.
+        InputError: there are other files beside it, or options that are for one file alone.
     """
+    values: dict[str, object] = {"--inputs": options.feeds, "--dataset": options.dataset, "--labels": options.labels}
+    values |= {"--map": options.map, "--runner": options.runners}
+    of_one = [flag for flag, value in values.items() if value]
     folder = next(file for file in files if file.is_dir())
     if len(files) > 1:
         raise InputError(
@@ -157,22 +95,19 @@ def _only_folder(files: list[Path], of_one: list[str]) -> Path:
 
 
 def _verify_parts(
-    source: Path,
-    folder: Path,
-    reporting: Reporting,
-    rules: dict[str, Any],
-    loading: Loading,
+    source: Path, folder: Path, options: VerifyOptions, load: LoadingOptions, reporting: Reporting
 ) -> None:
     """Every part by itself, and one verdict."""
     from ..loading.tasks import PART_FILES
     from ..reports.report import Report
     from ..reports.shown import title, verdict_on_parts
 
-    used = [path for path in (rules["policy"],) if path is not None]
+    used = [path for path in (options.policy,) if path is not None]
     for file in PART_FILES.values():
         require_reports(reporting.of_file(file), (source, folder / file, *used))
+    rules = keywords(options, ComparisonOptions, DriftOption)
     with bars(reporting.quiet) as progress:
-        verdict = normdeploy.verify_parts(source, folder, progress=progress, **rules, **loading)
+        verdict = normdeploy.verify_parts(source, folder, progress=progress, **rules, **load.loading)
     for file, parity in verdict.comparisons.items():
         if not reporting.quiet:
             say(title(file))

@@ -8,12 +8,13 @@ import re
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
-from ..arguments import Onnx, prepared
+from ..arguments import Onnx, called_with
 from ..errors import BuildError, ExtensionError, InputError, RuntimeUnavailable
+from ..options import EngineOptions
 from ..precision import precision
 from ..runtimes.profiles import Given, Shapes, profile
 from ..runtimes.trt import PACKAGES, TITLES, missing, no_gpu, version_of
@@ -61,27 +62,19 @@ class Engine(Shown):
     ep_context: EpContext | None = None
 
 
-@prepared(onnx="onnx_path", runtimes=tuple(PACKAGES))
-def build(
-    onnx_path: Onnx,
-    engine_path: str | os.PathLike[str],
-    *,
-    runtime: str = "tensorrt-rtx",
-    compute_capabilities: Sequence[str] = (),
-    profiles: Given = (),
-    norm_impl: str = "native",
-    more_profiles: Sequence[Given] = (),
-    timing_cache: PathLike | None = None,
-    workspace: int | str | None = None,
-    optimization_level: int | None = None,
-    hardware_compatibility: str | None = None,
-    version_compatible: bool = False,
-    refit: bool = False,
-    weight_streaming: bool = False,
-    ep_context: str | None = None,
-    progress: Progress | None = None,
-    timeout: float | None = None,
-) -> Engine:
+@dataclass(frozen=True)
+class BuildCall(EngineOptions):
+    """What ``build`` is called with."""
+
+    onnx_path: Onnx
+    engine_path: PathLike
+    _: KW_ONLY
+    progress: Progress | None = None
+    timeout: float | None = None
+
+
+@called_with(BuildCall, onnx="onnx_path", runtimes=tuple(PACKAGES))
+def build(call: BuildCall) -> Engine:
     """Build an engine from an ONNX file. TensorRT-RTX needs no GPU for it; TensorRT needs the one that the engine is to
     run on.
 
@@ -118,25 +111,16 @@ def build(
         BuildError: the library refuses the model, or failed; with its reason.
         RuntimeUnavailable: the library, the GPU that it needs, or what the kernels need is not there.
     """
-    implement.check(norm_impl, runtime)
-    source, target = Path(cast(PathLike, onnx_path)), Path(engine_path)  # a model in memory has become a file
-    options = wanted_options.options_of(
-        runtime,
-        timing_cache=timing_cache,
-        workspace=workspace,
-        optimization_level=optimization_level,
-        hardware_compatibility=hardware_compatibility,
-        version_compatible=version_compatible,
-        refit=refit,
-        weight_streaming=weight_streaming,
-        ep_context=ep_context,
-        taken={"the model": source, "the engine": target},
-    )
+    runtime = call.runtime
+    implement.check(call.norm_impl, runtime)
+    # A model in memory has become a file.
+    source, target = Path(cast(PathLike, call.onnx_path)), Path(call.engine_path)
+    options = wanted_options.resolve_options(call, taken={"the model": source, "the engine": target})
     if reason := missing(runtime, gpu=runtime == "tensorrt"):
         raise RuntimeUnavailable(f"{TITLES[runtime]} ({source.name}): {reason}")
     if os.path.realpath(source) == os.path.realpath(target):
         raise InputError(f"the engine {str(target)!r} would replace the model it is built from; give another name")
-    wanted = _capabilities(compute_capabilities, runtime)
+    wanted = _capabilities(call.compute_capabilities, runtime)
     proto = load_onnx(source, external_data=False)
     if not proto.graph.node:
         raise BuildError(
@@ -146,13 +130,14 @@ def build(
     if reason := reasons.without_fp8(proto, source.name, wanted):
         raise InputError(reason)
     shapes, *others = [
-        profile(inputs_of(proto), recorded_inputs(proto), given) for given in (profiles, *map(_ranges, more_profiles))
+        profile(inputs_of(proto), recorded_inputs(proto), given)
+        for given in (call.profiles, *map(_ranges, call.more_profiles))
     ]
     if others and not shapes:
         raise InputError(f"{source.name} has no dynamic input, so {len(others) + 1} profiles would be one; give none")
     writable(target)
     start = time.perf_counter()
-    changed, norms = with_norms(source, proto, norm_impl, runtime, version_of(runtime), shapes, progress)
+    changed, norms = with_norms(source, proto, call.norm_impl, runtime, version_of(runtime), shapes, call.progress)
     if changed is None and any(None in i.dims for i in inputs_of(proto)):
         # The file may call several dims "?", which TensorRT takes for one size; as loaded, they have no name.
         changed = load_onnx(source)
@@ -163,7 +148,7 @@ def build(
         request |= {"packages": implement.packages(proto)}
         request |= {"more_profiles": others, "options": options.request()}
         request |= precision.request(proto)
-        end = worker.run(request, log, progress or (lambda stage, done, total: None), timeout)
+        end = worker.run(request, log, call.progress or (lambda stage, done, total: None), call.timeout)
         built = end.answer.get("built") if end.status == 0 else None
         if built is None:
             if "unknown" in end.answer:
@@ -202,7 +187,7 @@ def build(
         shapes,
         built["layers"],
         seconds,
-        norm_impl,
+        call.norm_impl,
         norms,
         built["types"],
         tuple(others),

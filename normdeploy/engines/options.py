@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..options import EngineOptions, option_of
 from ..runtimes.trt import TITLES
 from ..storage.atomic import writable
-from ..types import PathLike
 
 HARDWARE = {"ampere-plus": "AMPERE_PLUS", "same-compute-capability": "SAME_COMPUTE_CAPABILITY"}
 EP_CONTEXTS = ("embed", "file")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
-_FLAGS = {"hardware_compatibility": "--hardware-compat"}  # where it is shorter than the name in Python
 _WHAT_TO_DO = {
     "timing_cache": "leave --timing-cache out, or name another file",
     "workspace": "leave --workspace out, or give another size",
@@ -83,19 +82,7 @@ class BuildOptions:
         return tuple(text for asked, text in known if asked)
 
 
-def options_of(
-    runtime: str,
-    *,
-    timing_cache: PathLike | None,
-    workspace: int | str | None,
-    optimization_level: int | None,
-    hardware_compatibility: str | None,
-    version_compatible: bool,
-    refit: bool,
-    weight_streaming: bool,
-    ep_context: str | None,
-    taken: dict[str, Path],
-) -> BuildOptions:
+def resolve_options(asked: EngineOptions, taken: dict[str, Path]) -> BuildOptions:
     """
     Args:
         taken: role -> file that the timing cache must not replace.
@@ -104,35 +91,37 @@ def options_of(
         InputError: a value is none that there is, or they exclude each other.
         NormdeployError: the timing cache can't be written.
     """
-    if hardware_compatibility is not None and hardware_compatibility not in HARDWARE:
+    if asked.hardware_compatibility is not None and asked.hardware_compatibility not in HARDWARE:
         raise InputError(
-            f"there is no hardware compatibility {hardware_compatibility!r}; it is one of {', '.join(HARDWARE)}"
+            f"there is no hardware compatibility {asked.hardware_compatibility!r}; it is one of {', '.join(HARDWARE)}"
         )
-    if optimization_level is not None and optimization_level < 0:
-        raise InputError(f"the optimization level is {optimization_level}; levels begin at 0")
-    if ep_context is not None and ep_context not in EP_CONTEXTS:
-        raise InputError(f"an EPContext file is written as one of {', '.join(EP_CONTEXTS)}, not {ep_context!r}")
-    if ep_context is not None and runtime != "tensorrt-rtx":
+    if asked.optimization_level is not None and asked.optimization_level < 0:
+        raise InputError(f"the optimization level is {asked.optimization_level}; levels begin at 0")
+    if asked.ep_context is not None and asked.ep_context not in EP_CONTEXTS:
+        raise InputError(f"an EPContext file is written as one of {', '.join(EP_CONTEXTS)}, not {asked.ep_context!r}")
+    if asked.ep_context is not None and asked.runtime != "tensorrt-rtx":
         raise InputError(
             "an EPContext file is for onnxruntime's TensorRT-RTX provider, and its engine is built with the runtime"
-            f" tensorrt-rtx, not {runtime}"
+            f" tensorrt-rtx, not {asked.runtime}"
         )
     cache = None
-    if timing_cache is not None:
-        cache = os.fspath(timing_cache)
+    if asked.timing_cache is not None:
+        cache = os.fspath(asked.timing_cache)
         for role, path in taken.items():
             if os.fspath(writable(cache)) == os.path.realpath(path):
-                raise InputError(f"the timing cache {str(timing_cache)!r} would replace {role}; give another name")
-    size = None if workspace is None else bytes_of(workspace)
+                raise InputError(
+                    f"the timing cache {str(asked.timing_cache)!r} would replace {role}; give another name"
+                )
+    size = None if asked.workspace is None else bytes_of(asked.workspace)
     return BuildOptions(
         cache,
         size,
-        optimization_level,
-        hardware_compatibility,
-        version_compatible,
-        refit,
-        weight_streaming,
-        ep_context,
+        asked.optimization_level,
+        asked.hardware_compatibility,
+        asked.version_compatible,
+        asked.refit,
+        asked.weight_streaming,
+        asked.ep_context,
     )
 
 
@@ -151,5 +140,5 @@ def bytes_of(size: int | str) -> int:
 def refused(option: str, reason: str, runtime: str) -> str:
     """Why the library does not take an option, and what to do."""
     advice = _WHAT_RTX_DOES.get(option) if runtime == "tensorrt-rtx" else None
-    flag = _FLAGS.get(option, f"--{option.replace('_', '-')}")
+    flag = option_of(EngineOptions, option).flag
     return f"{TITLES[runtime]} takes no {flag}: {reason}; {advice or _WHAT_TO_DO[option]}"

@@ -6,9 +6,11 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..arguments import called_with
 from ..errors import InputError, StoreError
 from ..types import PathLike, Progress
 from . import runs
@@ -21,6 +23,7 @@ from .ends import Cell, FleetRun, StepEnd
 from .hashes import Hashes
 from .keys import Machine, changed
 from .on_ray import Cluster
+from .options import FleetRunOptions
 from .pool import Local
 from .remote import place
 from .sealed import keys_meant, require_signer, store_in
@@ -31,32 +34,22 @@ from .work import sweep
 STORE = "NORMDEPLOY_STORE"  # the environment variable that names a store
 
 
-def run(
-    file: PathLike,
-    *,
-    store: PathLike | None = None,
-    on: str = "local",
-    jobs: int | None = None,
-    only: Sequence[str] = (),
-    wait: float = 0.0,
-    sign: PathLike | None = None,
-    trust: Sequence[PathLike] = (),
-    progress: Progress | None = None,
-) -> FleetRun:
+@dataclass(frozen=True)
+class FleetRunCall(FleetRunOptions):
+    """What ``run`` is called with: ``progress`` with (step, done, total)."""
+
+    file: PathLike
+    _: KW_ONLY
+    progress: Progress | None = None
+
+
+@called_with(FleetRunCall)
+def run(call: FleetRunCall) -> FleetRun:
     """Run what of a fleet is not in the store, and keep an account of the run there.
 
     Args:
         file: fleet.toml (docs/fleet.md).
-        store: a folder or a URL that fsspec reads; None: what the file says, else NORMDEPLOY_STORE, else the folder
-            "store" beside the file.
-        on: "local", or the address of a Ray cluster, such as "ray://head:10001" or "auto".
-        jobs: the most steps at a time on this machine; None: one for each CPU.
-        only: patterns of models or of model/variant; the others are left as they are.
-        wait: seconds that a step waits for a node of the Ray cluster which can run it, before it is "not run"; Ray's
-            autoscaler sees what is waited for.
-        sign: a private key's PEM file, which signs records and bundles; no record is believed then but what this key
-            or one of ``trust`` has signed (docs/evidence.md).
-        trust: PEM files of public keys.
+        store, on, jobs, only, wait, sign, trust: `normdeploy.fleet.options`.
         progress: called with (step, done, total).
 
     Raises:
@@ -65,14 +58,14 @@ def run(
         StoreError: the store can't be reached or written.
         RuntimeUnavailable: a library is missing.
     """
-    sign, trust = keys_meant(sign, trust)
+    sign, trust = keys_meant(call.sign, call.trust)
     require_signer(sign, trust)
-    pool_on = pool_of(on, jobs, wait)
-    fleet = read(file)
-    opened = open_store(fleet, store, sign=sign, trust=trust)
+    pool_on = pool_of(call.on, call.jobs, call.wait)
+    fleet = read(call.file)
+    opened = open_store(fleet, call.store, sign=sign, trust=trust)
     pool = pool_on(opened)
     try:
-        return driven(fleet, opened, pool, only, wait, progress)
+        return driven(fleet, opened, pool, call.only, call.wait, call.progress)
     finally:
         pool.close()
 
@@ -117,7 +110,7 @@ def diff(
     if unknown := [name for name in against or {} if all(m == m.after({name: ""}) for m in updated)]:
         known = ", ".join(sorted(machines[0].facts))
         raise InputError(f"no step here depends on {unknown[0]!r}; what is known is {known}")
-    return driven(fleet, opened, None, only, 0.0, None, updated, explained(opened, last))
+    return driven(fleet, opened, DryRun(updated, explained(opened, last)), only)
 
 
 def read(file: PathLike) -> Fleet:
@@ -179,25 +172,34 @@ def pool_of(on: str, jobs: int | None, wait: float = 0.0) -> Callable[[Store], P
     return lambda store: Cluster(store, on, wait=wait)
 
 
+@dataclass(frozen=True)
+class DryRun:
+    """What stands for a pool where nothing is run: the machines that would run steps, and how a step's end is told of
+    that is not in the store."""
+
+    machines: Sequence[Machine]
+    explain: Callable[[Step, str, dict[str, Any]], StepEnd]
+
+
 def driven(
     fleet: Fleet,
     store: Store,
-    pool: Pool | None,
+    where: Pool | DryRun,
     patterns: Sequence[str] = (),
     wait: float = 0.0,
     progress: Progress | None = None,
-    machines: Sequence[Machine] = (),
-    explain: Callable[[Step, str, dict[str, Any]], StepEnd] | None = None,
 ) -> FleetRun:
-    """A run on a pool, kept in the store; without a pool a plan for ``machines``, of which nothing is written."""
+    """A run on a pool, kept in the store; or a plan, of which nothing is written."""
+    pool = None if isinstance(where, DryRun) else where
+    planned_for = where.machines if isinstance(where, DryRun) else ()
     start = time.monotonic()
     if pool is not None:
         sweep(store)
     hashes = Hashes.of_store(store)
     total = steps_in(_chosen(fleet, patterns)) if progress is not None else 0
-    driver = Driver(store, pool, machines, wait, hashes, progress=progress, total=total)
-    if explain is not None:
-        driver.explain = explain
+    driver = Driver(store, pool, planned_for, wait, hashes, progress=progress, total=total)
+    if isinstance(where, DryRun):
+        driver.explain = where.explain
     writer, cells, ran, cached = runs.Writer(store), list[Cell](), 0, 0
     try:
         with closing(driver.run(_chosen(fleet, patterns))) as ends:  # else what is claimed is kept with a traceback
@@ -217,7 +219,7 @@ def driven(
             cached,
             time.monotonic() - start,
             writer.started,
-            tuple(dict(m.facts) for m in (pool.machines if pool is not None else machines)),
+            tuple(dict(m.facts) for m in where.machines),
             runs.cells_of(store, before["id"]) if before else {},
             (*runs.trend_of(store, fleet.path.name), *([] if pool is None else [runs.point_of(cells)])),
             tuple(dict.fromkeys(driver.notes)),

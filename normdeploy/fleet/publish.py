@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from ..arguments import called_with
 from ..errors import InputError
 from ..evidence.keys import trusted
 from ..storage.files import sha256
@@ -24,6 +25,7 @@ from .description import only as chosen
 from .drive import Driver
 from .ends import Cell, JobEnd
 from .fleet import explained, machines_of, open_store, read
+from .options import PublishOptions
 from .sealed import keys_meant
 from .store import Store, Stored
 from .to_mlflow import Mlflow
@@ -54,16 +56,18 @@ class Published:
         return not any(item.outcome == "refused" for item in self.items)
 
 
-def publish(
-    file: PathLike,
-    to: str,
-    *,
-    store: PathLike | None = None,
-    only: Sequence[str] = (),
-    built: bool = False,
-    trust: Sequence[PathLike] = (),
-    progress: Progress | None = None,
-) -> Published:
+@dataclass(frozen=True)
+class PublishCall(PublishOptions):
+    """What ``publish`` is called with."""
+
+    file: PathLike
+    to: str
+    _: KW_ONLY
+    progress: Progress | None = None
+
+
+@called_with(PublishCall)
+def publish(call: PublishCall) -> Published:
     """Publish the bundles of a fleet's cells that are verified; what is there already is left as it is.
 
     Args:
@@ -80,22 +84,22 @@ def publish(
         PublishError: the place can't be reached, or refuses a bundle; those before it are published.
         RuntimeUnavailable: a library is missing.
     """
-    fleet = read(file)
-    trust = keys_meant(None, trust)[1]
+    fleet = read(call.file)
+    trust = keys_meant(None, call.trust)[1]
     keys = trusted(trust)
-    destination = _destination(to)
-    opened = open_store(fleet, store, make=False, trust=trust)
+    destination = _destination(call.to)
+    opened = open_store(fleet, call.store, make=False, trust=trust)
     last = runs.last_of(opened, fleet.path.name)
     driver = Driver(opened, None, machines_of(last), explain=explained(opened, last))
     items, total = list[Item](), 0
-    if progress is not None:
-        total = sum(len(job.targets) for job in chosen(fleet.jobs(), only))
-    for end in driver.run(chosen(fleet.jobs(), only)):
+    if call.progress is not None:
+        total = sum(len(job.targets) for job in chosen(fleet.jobs(), call.only))
+    for end in driver.run(chosen(fleet.jobs(), call.only)):
         for cell in end.cells():
-            if progress is not None:
-                progress(cell.name, len(items), total)
+            if call.progress is not None:
+                call.progress(cell.name, len(items), total)
             outputs = _outputs(end, cell)
-            if reason := _refused(cell, outputs, built=built):
+            if reason := _refused(cell, outputs, built=call.built):
                 items.append(Item(cell.name, "refused", reason=reason))
                 continue
             with tempfile.TemporaryDirectory(prefix="publish.") as folder:
@@ -104,9 +108,9 @@ def publish(
                     require_signed(bundle.folder, keys)
                 where, new = destination.put(bundle)
             items.append(Item(cell.name, "published" if new else "there", where))
-    if only and not items:
-        raise InputError(f"no model of {fleet.path.name} matches {', '.join(map(repr, only))}")
-    return Published(to, tuple(items), tuple(dict.fromkeys(driver.notes)))
+    if call.only and not items:
+        raise InputError(f"no model of {fleet.path.name} matches {', '.join(map(repr, call.only))}")
+    return Published(call.to, tuple(items), tuple(dict.fromkeys(driver.notes)))
 
 
 def _destination(to: str) -> Destination:

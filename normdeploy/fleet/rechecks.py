@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import KW_ONLY, dataclass
 
+from ..arguments import called_with
 from ..errors import InputError
 from ..types import PathLike, Progress
 from . import runs
@@ -17,6 +19,7 @@ from .drive import Pool
 from .ends import StepEnd
 from .fleet import open_store, pool_of, read
 from .keys import Machine
+from .options import RecheckOptions
 from .sealed import keys_meant, require_signer
 from .steps import Step, steps_of
 from .store import Record, Store
@@ -25,17 +28,17 @@ from .work import StepFailed, StepNotRun
 from .workers import Vanished
 
 
-def recheck(
-    file: PathLike,
-    *,
-    store: PathLike | None = None,
-    on: str = "local",
-    jobs: int | None = None,
-    only: Sequence[str] = (),
-    sign: PathLike | None = None,
-    trust: Sequence[PathLike] = (),
-    progress: Progress | None = None,
-) -> tuple[StepEnd, ...]:
+@dataclass(frozen=True)
+class RecheckCall(RecheckOptions):
+    """What ``recheck`` is called with: ``progress`` with (step, done, total)."""
+
+    file: PathLike
+    _: KW_ONLY
+    progress: Progress | None = None
+
+
+@called_with(RecheckCall)
+def recheck(call: RecheckCall) -> tuple[StepEnd, ...]:
     """How each bundle fares now: "ok" where nothing got worse, "wrong" with what did, "failed", "not run".
 
     Args:
@@ -45,14 +48,14 @@ def recheck(
         InputError: the file is wrong, or its last run made no bundle.
         StoreError, RuntimeUnavailable: as ``run``.
     """
-    sign, trust = keys_meant(sign, trust)
+    sign, trust = keys_meant(call.sign, call.trust)
     require_signer(sign, trust)
-    pool_on = pool_of(on, jobs)
-    fleet = read(file)
-    opened = open_store(fleet, store, make=False, sign=sign, trust=trust)
+    pool_on = pool_of(call.on, call.jobs)
+    fleet = read(call.file)
+    opened = open_store(fleet, call.store, make=False, sign=sign, trust=trust)
     last = runs.last_of(opened, fleet.path.name)
     keys = {t["step"]: t["key"] for t in runs.steps_of_run(opened, last["id"]) if t["outcome"] == "ok"} if last else {}
-    steps = [s for job in chosen(fleet.jobs(), only) for s in steps_of(job) if s.verb == "recheck"]
+    steps = [s for job in chosen(fleet.jobs(), call.only) for s in steps_of(job) if s.verb == "recheck"]
     mine = [s for s in steps if s.after["package"] in keys]
     if not mine:
         raise InputError(
@@ -63,8 +66,8 @@ def recheck(
         ends = {}
         for end in _ends(mine, keys, opened, pool):
             ends[end.step] = end
-            if progress is not None:
-                progress(end.step, len(ends), len(mine))
+            if call.progress is not None:
+                call.progress(end.step, len(ends), len(mine))
         return tuple(ends[s.name] for s in mine)
     finally:
         pool.close()

@@ -10,7 +10,7 @@ read by a relative path, and so its key covers what it depends on.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,18 +84,15 @@ def _steps(job: Job) -> Iterator[Step]:
     code = job.folder if runs else None
     given = _Given(job, code)
     model = given.model
-    yield given.step(made, ("export" if given.torch else "optimize", model, "-o", "out/model.onnx"), options, {})
+    argv: tuple[str, ...] = ("export" if given.torch else "optimize", model, "-o", "out/model.onnx")
+    yield given.complete(Step(made, argv), options)
     export = {"export": made}
     gates: tuple[str, ...] = ()
     if "verify" in job.steps:
         gates = (f"{common}/verify",)
-        yield given.step(
-            gates[0],
-            ("verify", model, "export/model.onnx"),
-            {**runs, **job.options["verify"]},
-            export,
-            needs=Needs("onnxruntime"),
-        )
+        argv = ("verify", model, "export/model.onnx")
+        step = Step(gates[0], argv, after=export, needs=Needs("onnxruntime"))
+        yield given.complete(step, {**runs, **job.options["verify"]})
     for target in job.targets:
         yield from _of_target(job, given, target, runs, export, gates)
 
@@ -111,59 +108,45 @@ def _of_target(
         argv = ["build", "export/model.onnx", "-o", "out/model.engine", "--runtime", target.runtime]
         argv += ["--compute-capability", target.capability] if target.runtime == "tensorrt-rtx" else []
         builder = Needs(target.runtime, target.version, target.capability if target.runtime == "tensorrt" else "")
-        yield given.step(build, argv, options["build"], export, gates=gates, needs=builder, source=False)
+        step = Step(build, tuple(argv), after=export, gates=gates, needs=builder)
+        yield given.complete(step, options["build"], reads_source=False)
         after["build"], engines = build, ["build/model.engine"]
         if "verify" in job.steps:
             name = f"{common}/verify"
-            yield given.step(
-                name,
-                ("verify", model, *engines),
-                {**runs, **options["verify"]},
-                {"build": build},
-                gates=gates,
-                needs=here,
-            )
+            step = Step(name, ("verify", model, *engines), after={"build": build}, gates=gates, needs=here)
+            yield given.complete(step, {**runs, **options["verify"]})
             gates = (*gates, name)
-    elif target.version and "verify" in job.steps:  # the step of all targets runs whatever version there is
+    # The step of all targets runs whatever version there is.
+    elif target.version and "verify" in job.steps:
         name = f"{common}/verify"
-        yield given.step(
-            name, ("verify", model, "export/model.onnx"), {**runs, **options["verify"]}, export, gates=gates, needs=here
-        )
+        step = Step(name, ("verify", model, "export/model.onnx"), after=export, gates=gates, needs=here)
+        yield given.complete(step, {**runs, **options["verify"]})
         gates = (*gates, name)
     if "bench" in job.steps:
-        yield given.step(
-            f"{common}/bench",
-            ("bench", *(engines or ["export/model.onnx"])),
-            options["bench"],
-            {"build": after["build"]} if engines else export,
-            gates=gates,
-            needs=here,
-            source=False,
-        )
+        raced = engines or ["export/model.onnx"]
+        read = {"build": after["build"]} if engines else export
+        step = Step(f"{common}/bench", ("bench", *raced), after=read, gates=gates, needs=here)
+        yield given.complete(step, options["bench"], reads_source=False)
     if "package" in job.steps and target.bundle:
         package = f"{common}/package"
         argv = ["package", "export/model.onnx", "-o", "out/bundle", "--name", _plain(job.model)]
-        argv += ["--source", model] if given.torch else []  # else the answers are onnxruntime's
-        argv += ["--report-from", "export/report.json", *[a for e in engines for a in ("--engine", e)]]
-        yield given.step(
+        # Without the model the expected answers are onnxruntime's.
+        argv += ["--source", model] if given.torch else []
+        argv += ["--report-from", "export/report.json", *[word for engine in engines for word in ("--engine", engine)]]
+        step = Step(
             package,
-            argv,
-            {**runs, **options["package"]},
-            after,
+            tuple(argv),
+            after=after,
             gates=gates,
             needs=Needs("onnxruntime"),
-            source=given.torch,
             evidence="out/bundle/manifest.json",
             reports=True,
         )
-        yield given.step(
-            f"{common}/recheck",
-            ("recheck", "package/bundle"),
-            {},
-            {"package": package},
-            needs=Needs("onnxruntime"),
-            source=False,
+        yield given.complete(step, {**runs, **options["package"]}, reads_source=given.torch)
+        step = Step(
+            f"{common}/recheck", ("recheck", "package/bundle"), after={"package": package}, needs=Needs("onnxruntime")
         )
+        yield given.complete(step, {}, reads_source=False)
 
 
 @dataclass(frozen=True)
@@ -185,36 +168,19 @@ class _Given:
         """Whether the source is a model of PyTorch, and no ONNX file."""
         return self.job.source.suffix != ".onnx"
 
-    def step(
-        self,
-        name: str,
-        argv: tuple[str, ...] | list[str],
-        options: Values,
-        after: Mapping[str, str],
-        *,
-        gates: tuple[str, ...] = (),
-        needs: Needs = Needs(),
-        source: bool = True,
-        evidence: str = REPORT,
-        reports: bool = False,
-    ) -> Step:
-        """The step, with the limits of the job."""
-        files = {self.model: self.job.source} if source else {}
-        words = [*argv, *option_words(options, files)]
-        if evidence == REPORT:
-            words += ["--report", evidence]
-        return Step(
-            name,
-            tuple(words),
-            files,
-            self.code if source else None,
-            after,
-            gates,
-            needs,
-            evidence,
-            reports,
-            self.job.seconds,
-            self.job.memory,
+    def complete(self, step: Step, options: Values, *, reads_source: bool = True) -> Step:
+        """Return the step with the words of its options, the files that it reads and the limits of the job."""
+        files = {self.model: self.job.source} if reads_source else {}
+        words = [*step.argv, *option_words(options, files)]
+        if step.evidence == REPORT:
+            words += ["--report", REPORT]
+        return replace(
+            step,
+            argv=tuple(words),
+            files=files,
+            code=self.code if reads_source else None,
+            seconds=self.job.seconds,
+            memory=self.job.memory,
         )
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import ml_dtypes
 import numpy as np
 
-from ..arguments import Onnx, prepared
+from ..arguments import Onnx, called_with
 from ..choices import PROVIDERS
 from ..errors import GraphError, InputError, NormdeployError
 from ..file_inputs import file_inputs, input_values
 from ..model import DEFAULT_SIZES, Dim, InputSpec, Signature
+from ..options import RunOptions
 from ..runtimes.arrays import to_numpy
 from ..runtimes.guests import GuestRunner, required
 from ..runtimes.jit_cache import Wanted
@@ -50,20 +51,32 @@ class Inference(Shown):
     seconds: dict[str, float]
 
 
-@prepared(onnx="path")
-def open_runner(
-    path: Onnx,
-    *,
-    provider: str | None = None,
-    device: int = 0,
-    profile_index: int | None = None,
-    stream: Any = None,
-    cuda_graph: bool = False,
-    threads: int = 0,
-    runner: str | None = None,
-    runtime_cache: Wanted = None,
-    weight_budget: int | None = None,
-) -> LiveRunner:
+@dataclass(frozen=True)
+class RunnerCall:
+    """What ``open_runner`` is called with."""
+
+    path: Onnx
+    _: KW_ONLY
+    provider: str | None = None
+    device: int = 0
+    profile_index: int | None = None
+    stream: Any = None
+    cuda_graph: bool = False
+    threads: int = 0
+    runner: str | None = None
+    runtime_cache: Wanted = None
+    weight_budget: int | None = None
+
+    @property
+    def only_for_others(self) -> bool:
+        """Whether an option is given that a package's runtime does not take."""
+        is_placed = self.provider is not None or self.stream is not None or self.cuda_graph or self.device
+        is_of_engines = self.runtime_cache is not None or self.weight_budget is not None
+        return bool(is_placed or self.threads or is_of_engines)
+
+
+@called_with(RunnerCall, onnx="path")
+def open_runner(call: RunnerCall) -> LiveRunner:
     """Load an ONNX file or an engine, told apart by their content, ready to run; a context manager.
 
     Args:
@@ -89,44 +102,50 @@ def open_runner(
         RuntimeUnavailable: a package, a GPU or a kernel is not there.
         NormdeployError: the engine is not for this GPU or version.
     """
-    path = cast(PathLike, path)  # a model in memory has become a file
-    if provider not in (None, *PROVIDERS):
-        raise InputError(f"there is no provider {provider!r}; choose one of {', '.join(PROVIDERS)}")
-    if device < 0:
-        raise InputError(f"the device is {device}; GPUs are counted from 0")
-    if runner is not None:
-        elsewhere = provider is not None or stream is not None or cuda_graph or device or threads
-        return _guest(path, runner, elsewhere or runtime_cache is not None or weight_budget is not None)
+    # A model in memory has become a file.
+    path = cast(PathLike, call.path)
+    if call.provider not in (None, *PROVIDERS):
+        raise InputError(f"there is no provider {call.provider!r}; choose one of {', '.join(PROVIDERS)}")
+    if call.device < 0:
+        raise InputError(f"the device is {call.device}; GPUs are counted from 0")
+    if call.runner is not None:
+        return _guest(path, call.runner, call.only_for_others)
     if is_engine(path):
-        if provider == "cpu":
-            raise InputError(
-                f"{os.fspath(path)!r} is an engine, which runs on a GPU and not on the provider 'cpu'; leave the"
-                " provider out"
-            )
-        from ..runtimes.engine import EngineRunner
-
-        return EngineRunner(path, device, stream, profile_index, cuda_graph, runtime_cache, weight_budget)
-    if weight_budget is not None:
+        return _engine(path, call)
+    if call.weight_budget is not None:
         raise InputError(f"{os.fspath(path)!r} is no engine and streams no weights; leave weight_budget out")
-    if runtime_cache:
+    if call.runtime_cache:
         raise InputError(f"{os.fspath(path)!r} is no engine and has no runtime cache; leave runtime_cache out")
-    if profile_index is not None:
+    if call.profile_index is not None:
         raise InputError(
-            f"{os.fspath(path)!r} is no engine and has no profile {profile_index}; leave profile_index out"
+            f"{os.fspath(path)!r} is no engine and has no profile {call.profile_index}; leave profile_index out"
         )
-    if provider != "cuda" and (stream is not None or cuda_graph or device):
+    if call.provider != "cuda" and (call.stream is not None or call.cuda_graph or call.device):
         raise InputError(
             "device, stream and cuda_graph are for a GPU, and an ONNX file runs on the CPU; add provider='cuda'"
         )
     check_end(path)
-    return SessionRunner(path, provider or "cpu", device, stream, cuda_graph, threads)
+    return SessionRunner(path, call.provider or "cpu", call.device, call.stream, call.cuda_graph, call.threads)
 
 
-def _guest(path: PathLike, runner: str, dims: object) -> LiveRunner:
+def _engine(path: PathLike, call: RunnerCall) -> LiveRunner:
+    if call.provider == "cpu":
+        raise InputError(
+            f"{os.fspath(path)!r} is an engine, which runs on a GPU and not on the provider 'cpu'; leave the provider"
+            " out"
+        )
+    from ..runtimes.engine import EngineRunner
+
+    return EngineRunner(
+        path, call.device, call.stream, call.profile_index, call.cuda_graph, call.runtime_cache, call.weight_budget
+    )
+
+
+def _guest(path: PathLike, runner: str, is_elsewhere: bool) -> LiveRunner:
     required(runner)
     if is_engine(path):
         raise InputError(f"{os.fspath(path)!r} is an engine, which TensorRT runs; leave the runner {runner!r} out")
-    if dims:
+    if is_elsewhere:
         raise InputError(
             "provider, device, stream, cuda_graph, threads, runtime_cache and weight_budget are onnxruntime's and"
             f" TensorRT's, and the runner is {runner!r}; leave them out"
@@ -135,21 +154,17 @@ def _guest(path: PathLike, runner: str, dims: object) -> LiveRunner:
     return GuestRunner(runner, path)
 
 
-@prepared(onnx="source")
-def run(
-    source: Onnx,
-    inputs: PathLike | Mapping[str, Any] | None = None,
-    output: PathLike | None = None,
-    *,
-    provider: str | None = None,
-    device: int = 0,
-    profile_index: int | None = None,
-    seed: int = 0,
-    runner: str | None = None,
-    runtime_cache: Wanted = None,
-    weight_budget: int | None = None,
-    stated_inputs: Sequence[str] = (),
-) -> Inference:
+@dataclass(frozen=True)
+class RunCall(RunOptions):
+    """What ``run`` is called with."""
+
+    source: Onnx
+    inputs: PathLike | Mapping[str, Any] | None = None
+    output: PathLike | None = None
+
+
+@called_with(RunCall, onnx="source")
+def run(call: RunCall) -> Inference:
     """Run an ONNX file or an engine once.
 
     Args:
@@ -167,10 +182,10 @@ def run(
         InputError: the inputs do not fit, or can't be generated.
         NormdeployError: as ``open_runner``; or ``output`` can't be written.
     """
-    source = cast(PathLike, source)
-    if stated_inputs and inputs is not None:
+    source, inputs, output = cast(PathLike, call.source), call.inputs, call.output
+    if call.stated_inputs and inputs is not None:
         raise InputError("inputs are given as arrays and described as well; leave one of the two out")
-    if stated_inputs and is_engine(source):
+    if call.stated_inputs and is_engine(source):
         raise InputError(f"{os.fspath(source)!r} is an engine; its inputs can't be described: give arrays")
     beside = None if output is None else Path(output).with_suffix(".inputs.npz")
     for target in [t for t in (output, beside if inputs is None else None) if t is not None]:
@@ -178,26 +193,17 @@ def run(
     start, notes = time.perf_counter(), list[str]()
     opening = open_runner(
         source,
-        provider=provider,
-        device=device,
-        profile_index=profile_index,
-        runner=runner,
-        runtime_cache=runtime_cache,
-        weight_budget=weight_budget,
+        provider=call.provider,
+        device=call.device,
+        profile_index=call.profile_index,
+        runner=call.runner,
+        runtime_cache=call.runtime_cache,
+        weight_budget=call.weight_budget,
     )
     with opening as opened:
         loaded = time.perf_counter()
         if inputs is None:
-            known = recorded_inputs(source)
-            described = described_inputs(source, stated_inputs) if stated_inputs else {}
-            feeds, notes = generated(
-                opened.inputs,
-                known | described,
-                seed,
-                profile_index or 0,
-                runs=lambda tried: runs_on(opened.infer, tried),
-            )
-            feeds |= arrays_of(stated_inputs, [spec.name for spec in opened.inputs])
+            feeds, notes = _generated_for(opened, source, call)
         else:
             feeds = dict(inputs) if isinstance(inputs, Mapping) else _bfloat16(read_npz(inputs), opened.inputs)
         ready = time.perf_counter()
@@ -209,6 +215,17 @@ def run(
         write_npz(output, {name: _host(value) for name, value in outputs.items()})
     seconds = {"load": loaded - start, "run": done - ready}
     return Inference(opened.name, _types_text(feeds), _types_text(outputs), outputs, (*opened.notes, *notes), seconds)
+
+
+def _generated_for(runner: LiveRunner, source: PathLike, call: RunCall) -> tuple[dict[str, Any], list[str]]:
+    """Return inputs as the file's record and the user say them, and notes."""
+    known = recorded_inputs(source)
+    if call.stated_inputs:
+        known |= described_inputs(source, call.stated_inputs)
+    feeds, notes = generated(
+        runner.inputs, known, call.seed, call.profile_index or 0, runs=lambda tried: runs_on(runner.infer, tried)
+    )
+    return feeds | arrays_of(call.stated_inputs, [spec.name for spec in runner.inputs]), notes
 
 
 def runs_on(infer: Callable[[Mapping[str, Any]], object], feeds: Mapping[str, Any]) -> bool:

@@ -42,13 +42,15 @@ from ...runtimes.ort import no_cuda
 from ...runtimes.tensors import TensorSpec
 from ...runtimes.trt import TITLES, is_engine, missing, runtime_of
 from ...shown import Shown
+from ...storage.archive import read_npz
 from ...storage.files import load_onnx
 from ...types import PathLike, Progress
-from ..run import open_runner, runs_on
+from ..run import open_runner, runs_on, sizes_of
 from ..verify.candidates import FLOATS, NotRun
 from ..verify.stepped import expected, of_four_bits, quantized_file
 from .given import check_counts, inputs_of
 from .machine import Machine, machine
+from .options import BenchOptions
 from .timing import Timing, race
 
 UNSTEADY = "{}: the times still moved after {} rounds of warm-up; something else keeps the machine busy"
@@ -122,29 +124,13 @@ class Contestant:
     call: Callable[[], object] = field(default=lambda: None)
 
 
-def bench(
-    model: Model | None,
-    files: Sequence[PathLike],
-    *,
-    inputs: Mapping[str, np.ndarray] | None = None,
-    sizes: Mapping[str, int] | None = None,
-    threads: int = 1,
-    rounds: int = 100,
-    seed: int = 0,
-    runners: Sequence[str] = (),
-    progress: Progress | None = None,
+def race_files(
+    model: Model | None, files: Sequence[PathLike], options: BenchOptions, progress: Progress | None = None
 ) -> Race:
     """Race ``files``, and ``model`` in eager and torch.compile where it is given.
 
     Args:
         files: ONNX files and engines, told apart by their content.
-        inputs: name -> array; None: generated from the model, from what ``export`` recorded in a file, or from a file's
-        shapes.
-        sizes: of dynamic dims, by name, where inputs are generated; the usual ones of the others.
-        threads: of torch and of onnxruntime on the CPU.
-        rounds: that are counted.
-        seed: of the generated inputs and of the order in each round.
-        runners: runtimes that installed packages bring, by name, for ONNX files.
         progress: called with (stage, done, total).
 
     Raises:
@@ -152,12 +138,15 @@ def bench(
         GraphError: onnxruntime refuses a file.
         NormdeployError: the model has no float64 form.
     """
+    threads, rounds, seed = options.threads, options.rounds, options.seed
+    inputs = read_npz(options.feeds) if isinstance(options.feeds, str | os.PathLike) else options.feeds
+    sizes = sizes_of(options.sizes)
     if model is None and not files:
         raise InputError("there is nothing to race; give a model, ONNX files or engines")
     check_counts(threads, rounds)
     before, notes = machine(), list[str]()
     with ExitStack() as stack, _torch_threads(threads):
-        contestants, not_run = _contestants(model, files, threads, stack, runners)
+        contestants, not_run = _contestants(model, files, threads, stack, options.runners)
         if inputs is None:
             first = contestants[0]
             inputs, notes = inputs_of(

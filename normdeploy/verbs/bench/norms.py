@@ -30,12 +30,13 @@ from ...storage.atomic import write_bytes
 from ...storage.files import load_onnx, opened_model
 from ...storage.record import recorded
 from ...types import Progress
-from ..run import open_runner
+from ..run import open_runner, sizes_of
 from ..verify.candidates import NotRun
 from .bench import UNSTEADY, Entry, Race, timed
 from .given import check_counts, known
 from .machine import machine
 from .norm_cases import FORMS, KINDS, NormCase
+from .options import RaceOptions
 from .timing import Timing, race
 
 PLUGIN = "plugin"
@@ -52,15 +53,13 @@ USUAL = {
 }
 _SAID = 3  # norms that can't be raced, of an error that says why
 _RACED = {op: row.kind for op, row in STANDARD.items() if row.kind in KINDS}
+_USUAL_RACE = RaceOptions()
 
 
 def bench_norms(
     cases: Sequence[NormCase],
     implementations: Sequence[str] = (),
-    *,
-    threads: int = 1,
-    rounds: int = 100,
-    seed: int = 0,
+    options: RaceOptions = _USUAL_RACE,
     progress: Progress | None = None,
 ) -> Race:
     """Race the forms of each norm, one norm after the other, in onnxruntime on the CPU and, where it is and a GPU too,
@@ -74,6 +73,7 @@ def bench_norms(
         InputError: there is nothing to race, no such implementation, or it is none of these norms'.
         RuntimeUnavailable: what could be raced can't run here.
     """
+    threads, rounds, seed = options.threads, options.rounds, options.seed
     check_counts(threads, rounds)
     wanted = list(implementations or IMPLEMENTATIONS)
     if unknown := [name for name in wanted if name not in IMPLEMENTATIONS]:
@@ -87,7 +87,7 @@ def bench_norms(
     for done, case in enumerate(cases):
         if progress is not None:
             progress(str(case), done, len(cases))
-        raced, timing = _raced(case, wanted, engines and not absent, threads, rounds, seed, progress)
+        raced, timing = _raced(case, wanted, engines and not absent, options, progress)
         entries += raced
         if timing is not None:
             warmup = max(warmup, timing.warmup)
@@ -116,12 +116,8 @@ def race_norms(
     sources: Sequence[Any],
     implementations: Sequence[str],
     kind: str | None,
-    sizes: Mapping[str, int],
-    *,
-    threads: int,
-    rounds: int,
-    seed: int,
-    progress: Progress | None,
+    options: RaceOptions,
+    progress: Progress | None = None,
 ) -> Race:
     """The norms of one ONNX file, or the usual ones of a kind.
 
@@ -129,6 +125,7 @@ def race_norms(
         InputError: it is not one file, or there is no such kind or implementation.
         GraphError: the file is broken.
     """
+    sizes = sizes_of(options.sizes)
     notes = list[str]()
     if kind is None:
         if len(sources) != 1:
@@ -155,7 +152,7 @@ def race_norms(
     else:
         cases = list(USUAL.values()) if kind == "all" else [USUAL[kind]]
     chosen = [] if list(implementations) == ["all"] else implementations
-    raced = bench_norms(cases, chosen, threads=threads, rounds=rounds, seed=seed, progress=progress)
+    raced = bench_norms(cases, chosen, options, progress)
     return replace(raced, notes=(*notes, *raced.notes))
 
 
@@ -219,9 +216,7 @@ def _raced(
     case: NormCase,
     wanted: Sequence[str],
     engines: bool,
-    threads: int,
-    rounds: int,
-    seed: int,
+    options: RaceOptions,
     progress: Progress | None,
 ) -> tuple[list[Entry], Timing | None]:
     """The entries of one norm, and their times; None where no form could be timed."""
@@ -231,7 +226,7 @@ def _raced(
             entry = Entry(runtime, form=form, norm=str(case))
             try:
                 path = _file(case, form, runtime, Path(folder))
-                runner = stack.enter_context(open_runner(path, threads=0 if runtime == "TensorRT" else threads))
+                runner = stack.enter_context(open_runner(path, threads=0 if runtime == "TensorRT" else options.threads))
                 entry = _judged(entry, case, runner)
                 running += [] if entry.reason else [runner]
             except NormdeployError as error:
@@ -239,7 +234,8 @@ def _raced(
             entries.append(entry)
         if not running:
             return entries, None
-        timing = race([r.prepare(case.feeds()) for r in running], rounds=rounds, seed=seed, progress=progress)
+        calls = [runner.prepare(case.feeds()) for runner in running]
+        timing = race(calls, rounds=options.rounds, seed=options.seed, progress=progress)
         places = iter(range(len(running)))
         return [e if e.reason else timed(e, timing, next(places)) for e in entries], timing
 

@@ -23,9 +23,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, cast
 
-from ...arguments import Loading, Onnx, prepared
+from ...arguments import called_with
 from ...choices import TENSORRT
 from ...errors import ExtensionError, InputError, NormdeployError
 from ...norms.guests import belongs
@@ -33,19 +33,18 @@ from ...runtimes.trt import PACKAGES, TITLES, missing
 from ...shown import Shown
 from ...storage.files import bodies
 from ...storage.protos import nodes_of
-from ...types import PathLike, Progress
+from ...types import PathLike
 from ...version import __version__
 from ..inspect import census
 from ..sources import opened
 from .guests import Brought, brought
+from .options import CheckCall
 from .quantized import quantization
 from .rules import REFUSED_BY_TENSORRT, RULES, Problem, Rule, calls, constants, of_norm, training, unparsed
 
 SCHEMA = "normdeploy/check/1"
 FINGERPRINT = "normdeploy/v1"  # its key in SARIF; another recipe is another key
 _MOST = 2**28  # bytes of a baseline
-
-FAIL_ON = ("decomposed", "train-mode", "eps-lost")
 
 
 @dataclass(frozen=True)
@@ -78,19 +77,8 @@ class Check(Shown):
         return json.dumps(document | {"files": [asdict(f) for f in self.files]}, indent=2, ensure_ascii=False) + "\n"
 
 
-@prepared(onnx="sources")
-def check(
-    sources: Onnx | Sequence[Onnx],
-    *,
-    fail_on: str | Sequence[str] = FAIL_ON,
-    runtime: str = "any",
-    fuse: str = "standard",
-    precision: str | None = None,
-    compute_capability: str | None = None,
-    baseline: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-    **loading: Unpack[Loading],
-) -> Check:
+@called_with(CheckCall, onnx="sources")
+def check(call: CheckCall) -> Check:
     """Judge the norms of each file by ``RULES``; nothing is changed.
 
     Of a model that is yet to be exported what ``export`` would mend is no problem (decomposed, unfolded, wrong-form).
@@ -106,7 +94,7 @@ def check(
         compute_capability: of the oldest GPU that the files are for, "8.6".
         baseline: an earlier result as JSON or SARIF; what it holds does not fail again.
         progress: called with (stage, done, total); total is 0 where it is not known.
-        loading: see ``normdeploy.loading.load``.
+        model, model_args, key, trust, ...: see ``normdeploy.loading.load``.
 
     Raises:
         InputError: there is no such rule or compute capability, or the baseline can't be read. A file that can't be
@@ -116,23 +104,23 @@ def check(
     others = brought()
     rules = (*RULES, *(other.rule for other in others))
     ids = tuple(rule.id for rule in rules)
-    unknown = [name for name in fail_on if name not in (*ids, "all")]
+    unknown = [name for name in call.fail_on if name not in (*ids, "all")]
     if unknown:
         raise InputError(f"there is no rule {unknown[0]!r}; choose from {', '.join(ids)}, or all")
-    capability = _capability(compute_capability)
-    failing = ids if "all" in fail_on else tuple(dict.fromkeys(fail_on))
-    left = _known(baseline)
+    capability = _capability(call.compute_capability)
+    failing = ids if "all" in call.fail_on else tuple(dict.fromkeys(call.fail_on))
+    left = _known(call.baseline)
     files = []
-    for source in dict.fromkeys(f for s in cast("Sequence[PathLike]", sources) for f in onnx_files(os.fspath(s))):
+    for source in dict.fromkeys(f for s in cast("Sequence[PathLike]", call.sources) for f in onnx_files(os.fspath(s))):
         try:
-            problems, notes = _of_file(source, runtime, fuse, precision, capability, progress, loading, others)
+            problems, notes = _of_file(source, call, capability, others)
         except ExtensionError:  # of no file's doing
             raise
         except NormdeployError as error:
             files.append(Checked(source, error=str(error)))
             continue
         files.append(Checked(source, tuple(_judged(source, problems, failing, left, rules)), tuple(notes)))
-    return Check(tuple(files), failing, baseline is not None, rules, _unasked(runtime, failing))
+    return Check(tuple(files), failing, call.baseline is not None, rules, _unasked(call.runtime, failing))
 
 
 def _unasked(runtime: str, failing: Sequence[str]) -> str:
@@ -168,26 +156,20 @@ def onnx_files(source: str) -> list[str]:
 
 
 def _of_file(
-    source: str,
-    runtime: str,
-    fuse: str,
-    precision: str | None,
-    capability: float | None,
-    progress: Progress | None,
-    loading: Loading,
-    others: Sequence[Brought] = (),
+    source: str, call: CheckCall, capability: float | None, others: Sequence[Brought] = ()
 ) -> tuple[list[Problem], Sequence[str]]:
-    proto, weights, deployed = opened(source, loading=loading, progress=progress)
+    runtime, fuse = call.runtime, call.fuse
+    proto, weights, deployed = opened(source, loading=call.loading, progress=call.progress)
     if any(belongs(node.domain, node.op_type) for node, _ in nodes_of(proto)):
         fuse = "portable"  # as such the file was written; without, the bodies of its ops would be taken for norms in it
-    summary = census(proto, runtime=runtime, fuse=fuse, progress=progress, chains=deployed)
+    summary = census(proto, runtime=runtime, fuse=fuse, progress=call.progress, chains=deployed)
     nodes = {name: node for body in bodies(proto) for node in body.node for name in node.output}
     in_training = list(training(proto))
     random = {p.tensor for p in in_training}
     problems = [*in_training]
     for finding in summary.findings:
         if finding.tensor not in random:
-            problems += of_norm(finding, deployed, runtime, precision)
+            problems += of_norm(finding, deployed, runtime, call.precision)
     told = {name for f in summary.findings for h in f.half if h.dtype == "float16" for name in h.overflow}
     problems += constants(proto, told)
     problems += quantization(proto, runtime, capability)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,16 +15,16 @@ from ...ranges import name_dims
 from ...reports.report import SCHEMA
 from ...storage.files import load_onnx
 from ...storage.record import recorded
-from ...types import PathLike, Progress
+from ...types import PathLike
 from ..run import PROVIDERS
 from ..sources import judged
 from ..verify.candidates import OFF, ON
 from ..verify.cases import read
 from . import bundle, triton
+from .options import PackageCall, PackageOptions
 from .triton import Port, Serving
 
 if TYPE_CHECKING:  # torch takes seconds to import
-    from ...arguments import Loading
     from ..verify.comparison import Comparison
     from .samples import Samples
 
@@ -34,28 +33,16 @@ _INSTANCES = 1024
 _LARGEST = 2**31 - 1  # what Triton's int32 holds
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What the user asked for; the arguments of ``normdeploy.verbs.package.package``."""
-
-    onnx: PathLike
-    output: PathLike
-    source: PathLike | None
-    engines: tuple[PathLike, ...]
-    inputs: tuple[PathLike | Mapping[str, Any], ...]
-    name: str | None
-    max_batch: int | None
-    instances: int
-    provider: str
-    report_from: PathLike | None
-    replace: bool
-
-    def __post_init__(self) -> None:
-        if self.provider not in PROVIDERS:
-            raise InputError(f"there is no provider {self.provider!r}; choose one of {', '.join(PROVIDERS)}")
-        if not 1 <= self.instances <= _INSTANCES or (self.max_batch or 0) < 0:
-            sizes = f"instances is {self.instances} and the largest batch {self.max_batch}"
-            raise InputError(f"{sizes}; give 1 to {_INSTANCES} instances, and no negative batch")
+def require_serving(options: PackageOptions) -> None:
+    """
+    Raises:
+        InputError: Triton can't serve what is asked for.
+    """
+    if options.provider not in PROVIDERS:
+        raise InputError(f"there is no provider {options.provider!r}; choose one of {', '.join(PROVIDERS)}")
+    if not 1 <= options.instances <= _INSTANCES or (options.max_batch or 0) < 0:
+        sizes = f"instances is {options.instances} and the largest batch {options.max_batch}"
+        raise InputError(f"{sizes}; give 1 to {_INSTANCES} instances, and no negative batch")
 
 
 @dataclass
@@ -71,19 +58,19 @@ class Job:
     notes: list[str] = field(default_factory=list)
 
 
-def job_of(wanted: Wanted) -> Job:
+def job_of(call: PackageCall) -> Job:
     """
     Raises:
         GraphError, InputError: the file is broken, or has inputs or outputs that Triton can't serve; or the name is
             none.
     """
-    path = Path(os.path.realpath(wanted.onnx))
+    path = Path(os.path.realpath(call.file))
     proto = load_onnx(path, external_data=False)
     # Inference carries the names of the inputs' dims to the outputs.
     name_dims(proto)
     initializers = {t.name for t in proto.graph.initializer}
     inputs = triton.ports([v for v in proto.graph.input if v.name not in initializers])
-    job = Job(path, proto, named(Path(wanted.onnx).stem, wanted.name), inputs, triton.outputs_of(proto))
+    job = Job(path, proto, named(Path(call.file).stem, call.name), inputs, triton.outputs_of(proto))
     if half := [port.name for port in (*inputs, *job.outputs) if port.dtype == "bfloat16"]:
         job.notes.append(
             f"Triton's backend for onnxruntime takes no bfloat16 ({', '.join(half)}) and will not load {job.name}_onnx;"
@@ -92,10 +79,10 @@ def job_of(wanted: Wanted) -> Job:
     return job
 
 
-def free_target(wanted: Wanted) -> Path:
+def free_target(call: PackageCall) -> Path:
     """Where the bundle is to stand; refused where something else would be lost."""
-    target = Path(os.path.realpath(wanted.output))
-    path = repr(os.fspath(wanted.output))
+    target = Path(os.path.realpath(call.output))
+    path = repr(os.fspath(call.output))
     if not target.parent.is_dir():
         raise InputError(f"can't write {path}: there is no folder {target.parent.name!r}; make it first")
     if not target.exists():
@@ -114,7 +101,7 @@ def free_target(wanted: Wanted) -> Path:
         raise InputError(
             f"the bundle {path} holds files that are not its own and would be lost: {strange[:5]}; move them away"
         )
-    if not wanted.replace:
+    if not call.replace:
         raise InputError(f"{path} holds a bundle already; replace it with --replace, or give another folder")
     return target
 
@@ -157,22 +144,28 @@ def certificates_of(report: PathLike | None, proto: onnx.ModelProto) -> list[dic
     return [{"schema": "normdeploy/certificate/1", **norm} for norm in norms]
 
 
-def samples_of(job: Job, wanted: Wanted, loading: Loading, progress: Progress | None) -> tuple[Samples, str, str]:
+def samples_of(job: Job, call: PackageCall) -> tuple[Samples, str, str]:
     """The samples, the batch dim ("" where there is none) and why there is none."""
     from .samples import from_file, from_model
 
     batch, why = triton.batch_dim(job.inputs, job.outputs)
-    if wanted.max_batch and not batch:
-        raise InputError(f"--max-batch is {wanted.max_batch}, but Triton can't batch this file: {why}; leave it out")
-    given = read(wanted.inputs) if wanted.inputs else []
-    if wanted.source is None:
+    if call.max_batch and not batch:
+        raise InputError(f"--max-batch is {call.max_batch}, but Triton can't batch this file: {why}; leave it out")
+    given = read(call.given) if call.given else []
+    if call.source is None:
         made = from_file(
-            job.path, job.proto, job.inputs, batch=batch, largest=wanted.max_batch or 0, inputs=given, progress=progress
+            job.path,
+            job.proto,
+            job.inputs,
+            batch=batch,
+            largest=call.max_batch or 0,
+            inputs=given,
+            progress=call.progress,
         )
         return made, batch, why
-    if progress is not None:
-        progress("load", 0, 0)
-    model, notes = judged(wanted.source, [job.path], (), None, loading)
+    if call.progress is not None:
+        call.progress("load", 0, 0)
+    model, notes = judged(call.source, [job.path], (), None, call.loading)
     job.notes += notes
     if model.word:
         job.notes.append(f"sizes and values of the samples are by {model.word}; the model itself states none")
@@ -183,7 +176,7 @@ def samples_of(job: Job, wanted: Wanted, loading: Loading, progress: Progress | 
             f"{job.path.name} takes the inputs {sorted(ours)}, the model takes {sorted(theirs)}; is it a file of this"
             " model?"
         )
-    return from_model(model, job.path, job.proto, batch=batch, inputs=given, progress=progress), batch, why
+    return from_model(model, job.path, job.proto, batch=batch, inputs=given, progress=call.progress), batch, why
 
 
 def batch_range(job: Job, batch: str, samples: Samples) -> tuple[int, int, int]:
@@ -197,18 +190,18 @@ def batch_range(job: Job, batch: str, samples: Samples) -> tuple[int, int, int]:
     return 1, most, most
 
 
-def require_loadable(judgement: Comparison, wanted: Wanted, *, optimize: bool) -> None:
+def require_loadable(judgement: Comparison, call: PackageCall, *, optimize: bool) -> None:
     """
     Raises:
         InputError: onnxruntime has no kernel where Triton is told to run the ONNX file, which it would then refuse to
             load.
     """
     missed = {m.runtime: m.reason for m in judgement.not_run}
-    if wanted.provider == "cpu" and (reason := missed.get(ON if optimize else OFF)):
-        raise InputError(f"Triton would not load {Path(wanted.onnx).name} on the CPU: {reason}; give --provider cuda")
+    if call.provider == "cpu" and (reason := missed.get(ON if optimize else OFF)):
+        raise InputError(f"Triton would not load {Path(call.file).name} on the CPU: {reason}; give --provider cuda")
 
 
-def serving_of(batch: str, why: str | None, wanted: Wanted, sizes: tuple[int, int, int]) -> Serving:
+def serving_of(batch: str, why: str | None, call: PackageCall, sizes: tuple[int, int, int]) -> Serving:
     """How Triton is to batch, ``sizes`` being the (min, usual, max) of the batch dim.
 
     Raises:
@@ -217,18 +210,17 @@ def serving_of(batch: str, why: str | None, wanted: Wanted, sizes: tuple[int, in
     low, usual, high = sizes
     if not why and low > 1:
         why = f"the dim {batch!r} is {low} at least, and Triton sends single rows too"
-    if wanted.max_batch == 0:
+    if call.max_batch == 0:
         why = "--max-batch is 0"
     if why:
-        if wanted.max_batch:
+        if call.max_batch:
             raise InputError(
-                f"--max-batch is {wanted.max_batch}, but Triton must not batch this file: {why}; leave it out"
+                f"--max-batch is {call.max_batch}, but Triton must not batch this file: {why}; leave it out"
             )
-        return Serving(0, (), wanted.instances, why)
-    if wanted.max_batch is not None and wanted.max_batch > high:
+        return Serving(0, (), call.instances, why)
+    if call.max_batch is not None and call.max_batch > high:
         raise InputError(
-            f"--max-batch is {wanted.max_batch}, but the dim {batch!r} goes from {low} to {high}; give a size within"
-            " that"
+            f"--max-batch is {call.max_batch}, but the dim {batch!r} goes from {low} to {high}; give a size within that"
         )
-    largest = wanted.max_batch or high
-    return Serving(largest, tuple(sorted({n for n in (usual, largest) if 1 < n <= largest})), wanted.instances)
+    largest = call.max_batch or high
+    return Serving(largest, tuple(sorted({n for n in (usual, largest) if 1 < n <= largest})), call.instances)

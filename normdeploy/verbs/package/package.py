@@ -25,9 +25,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any
 
-from ...arguments import prepared
+from ...arguments import called_with
 from ...environment import epoch
 from ...evidence.keys import Signer
 from ...evidence.provenance import Origin
@@ -36,29 +36,28 @@ from ...reports.report import Report
 from ...shown import Shown
 from ...storage.files import load_onnx, sha256
 from ...storage.folder import atomic_folder
-from ...types import PathLike, Progress
 from ..inspect import census
 from . import bundle, manifest, triton
 from . import text as words
 from .attest import attest
 from .checks import (
     Job,
-    Wanted,
     batch_range,
     certificates_of,
     free_target,
     job_of,
     require_loadable,
+    require_serving,
     samples_of,
     serving_of,
 )
+from .options import PackageCall
 from .placing import Engine, engines_of, place_engines, place_onnx
 from .triton import Port, Serving, Warmup
 
 if TYPE_CHECKING:  # torch takes seconds to import
     import numpy as np
 
-    from ...arguments import Loading, Onnx
     from .sample_runs import Judgement
     from .samples import Samples
 
@@ -88,24 +87,8 @@ class Package(Shown):
         return bool(used) and all(used)
 
 
-@prepared(onnx="onnx_path")
-def package(
-    onnx_path: Onnx,
-    output: PathLike,
-    *,
-    source: PathLike | None = None,
-    engines: Sequence[PathLike] = (),
-    feeds: PathLike | Mapping[str, Any] | Sequence[PathLike | Mapping[str, Any]] = (),
-    name: str | None = None,
-    max_batch: int | None = None,
-    instances: int = 1,
-    provider: str = "cpu",
-    report_from: PathLike | None = None,
-    replace: bool = False,
-    sign: PathLike | None = None,
-    progress: Progress | None = None,
-    **loading: Unpack[Loading],
-) -> Package:
+@called_with(PackageCall, onnx="onnx_path")
+def package(call: PackageCall) -> Package:
     """Write an evidence bundle: a repository for Triton, samples with expected outputs, report, certificates, versions
     and hashes.
 
@@ -127,7 +110,8 @@ def package(
         sign: a private key's PEM file: the bundle gets a bill of materials, and a signed statement of what it was made
             of (docs/evidence.md).
         progress: called with (stage, done, total).
-        loading: how to load ``source``, as for ``export``; as ``verify`` takes it from the file's record.
+        model, model_args, key, trust, ...: how to load ``source``, as for ``export``; as ``verify`` takes it from the
+            file's record.
 
     Raises:
         InputError: an argument does not fit the file, or ``output`` is not empty.
@@ -137,39 +121,26 @@ def package(
     from .sample_runs import judge, rows_depend
 
     start, started = time.perf_counter(), datetime.now(UTC)
-    signer = None if sign is None else Signer(sign)
-    given = (feeds,) if isinstance(feeds, Mapping | str | os.PathLike) else tuple(feeds)
-    wanted = Wanted(
-        cast(PathLike, onnx_path),
-        output,
-        source,
-        tuple(engines),
-        given,
-        name,
-        max_batch,
-        instances,
-        provider,
-        report_from,
-        replace,
-    )
-    target = free_target(wanted)
-    job = job_of(wanted)
-    brought = engines_of(engines)
-    certificates = certificates_of(report_from, job.proto)
-    samples, batch, why = samples_of(job, wanted, loading, progress)
-    commands = words.commands(wanted, job.proto, loading)
+    signer = None if call.sign is None else Signer(call.sign)
+    require_serving(call)
+    target = free_target(call)
+    job = job_of(call)
+    brought = engines_of(call.engines)
+    certificates = certificates_of(call.report_from, job.proto)
+    samples, batch, why = samples_of(job, call)
+    commands = words.commands(call, job.proto)
     with atomic_folder(target) as folder:
         repository = folder / words.REPOSITORY
         onnx_file = place_onnx(job.path, job.proto, repository / f"{job.name}_onnx" / "1")
         placed = place_engines(brought, repository / f"{job.name}_trt" / "1", folder / "engines")
         paths = [folder / e.path for e in placed]
-        judgement = judge(onnx_file, paths, samples, runtime_cache=True, progress=progress)
+        judgement = judge(onnx_file, paths, samples, runtime_cache=True, progress=call.progress)
         optimize = not judgement.optimizer_is_wrong
-        require_loadable(judgement, wanted, optimize=optimize)
-        serving = serving_of(batch, why or rows_depend(onnx_file, samples), wanted, batch_range(job, batch, samples))
+        require_loadable(judgement, call, optimize=optimize)
+        serving = serving_of(batch, why or rows_depend(onnx_file, samples), call, batch_range(job, batch, samples))
         outputs = triton.as_run(onnx_file, job.outputs, optimize=optimize)
         configs = _configure(
-            job, outputs, repository, placed, serving, samples, gpu=provider == "cuda", optimize=optimize
+            job, outputs, repository, placed, serving, samples, gpu=call.provider == "cuda", optimize=optimize
         )
         models = tuple(Path(config).parent.name for config in configs)
         notes = words.notes(
@@ -178,9 +149,9 @@ def package(
             placed,
             judgement,
             optimize=optimize,
-            certificates=None if report_from is None else len(certificates),
+            certificates=None if call.report_from is None else len(certificates),
         )
-        summary = census(load_onnx(onnx_file), progress=progress)
+        summary = census(load_onnx(onnx_file), progress=call.progress)
         manifest.write_samples(folder, samples, manifest.keys_of([*job.inputs, *job.outputs]))
         for index, certificate in enumerate(certificates):
             manifest.write_json(folder / "certificates" / f"{index:03}.json", certificate)
@@ -210,23 +181,23 @@ def package(
             "engines": manifest.engine_entries(placed),
             **manifest.evidence(folder, job.inputs, job.outputs, samples, judgement, summary),
             "commands": commands,
-            "files": manifest.hashes(folder, progress),
+            "files": manifest.hashes(folder, call.progress),
         }
         manifest.write_json(folder / bundle.MANIFEST, content)
         if signer is not None:
-            attest(folder, signer, _origin(content, wanted, brought, started))
+            attest(folder, signer, _origin(content, call, brought, started))
     sizes = [told["bytes"] for told in content["files"].values()]
     count = len(sizes) + (1 if signer is None else len(bundle.BESIDE))
     return Package(target, models, serving, judgement, optimize, count, sum(sizes), tuple(notes), seconds)
 
 
-def _origin(content: Mapping[str, Any], wanted: Wanted, engines: Sequence[Engine], started: datetime) -> Origin:
+def _origin(content: Mapping[str, Any], call: PackageCall, engines: Sequence[Engine], started: datetime) -> Origin:
     """What the bundle was made of; times where SOURCE_DATE_EPOCH does not forbid them."""
-    files = [*(e.path for e in engines), *(i for i in wanted.inputs if isinstance(i, str | os.PathLike))]
-    files += [] if wanted.report_from is None else [wanted.report_from]
+    files = [*(e.path for e in engines), *(i for i in call.given if isinstance(i, str | os.PathLike))]
+    files += [] if call.report_from is None else [call.report_from]
     found = [(content["source"]["file"], content["source"]["sha256"]), *((Path(f).name, sha256(f)) for f in files)]
-    if content["model"] is not None and wanted.source is not None:
-        found.append((Path(wanted.source).name, content["model"]["sha256"]))
+    if content["model"] is not None and call.source is not None:
+        found.append((Path(call.source).name, content["model"]["sha256"]))
     made_of = dict[str, str]()
     for index, (name, digest) in enumerate(found):
         made_of[f"{index}/{name}" if made_of.get(name, digest) != digest else name] = digest
@@ -257,18 +228,19 @@ def _configure(
     for name, runtime in models:
         folder = repository / name
         warmups = _warm(folder / "warmup", job, serving, samples)
-        text = triton.config(
-            name,
-            runtime,
-            job.inputs,
-            outputs if runtime == "onnxruntime" else job.outputs,
-            serving,
-            gpu=gpu or runtime == "tensorrt",
-            files=plans if runtime == "tensorrt" else None,
-            optimize=optimize or runtime == "tensorrt",
+        of_engines = runtime == "tensorrt"
+        config = triton.Config(
+            name=name,
+            runtime=runtime,
+            inputs=job.inputs,
+            outputs=job.outputs if of_engines else outputs,
+            serving=serving,
+            gpu=gpu or of_engines,
+            files=plans if of_engines else None,
+            optimize=optimize or of_engines,
             warmups=warmups,
         )
-        (folder / "config.pbtxt").write_text(text, encoding="utf-8")
+        (folder / "config.pbtxt").write_text(config.text(), encoding="utf-8")
         paths.append(f"{words.REPOSITORY}/{name}/config.pbtxt")
     return paths
 

@@ -16,19 +16,16 @@ from .placing import Engine
 
 if TYPE_CHECKING:
     from ..verify.comparison import Comparison
-    from .checks import Wanted
+    from .options import PackageCall
     from .triton import Serving
 
 REPOSITORY = "model_repository"
 _DEFAULTS = {"opset": None, "runtime": "any", "fuse": "standard", "strict": False, "precision": None}
 
 
-def commands(wanted: Wanted, proto: onnx.ModelProto, loading: Mapping[str, Any]) -> list[str]:
+def commands(call: PackageCall, proto: onnx.ModelProto) -> list[str]:
     """The export as the file recorded it, if it did, the packaging, and what serves and checks the bundle; folders are
     left out.
-
-    Args:
-        loading: the options with which ``wanted.source`` was loaded.
     """
     export: list[list[str]] = []
     try:
@@ -48,7 +45,7 @@ def commands(wanted: Wanted, proto: onnx.ModelProto, loading: Mapping[str, Any])
     served = ["tritonserver", f"--model-repository={REPOSITORY}"]
     every = [
         *export,
-        ["normdeploy", "package", *_typed(wanted), *_flags(loading)],
+        ["normdeploy", "package", *_typed(call), *_flags(call.loading)],
         served,
         ["normdeploy", "recheck", "."],
     ]
@@ -60,16 +57,16 @@ def packaging(commands: Sequence[str]) -> str:
     return next(command for command in commands if command.startswith("normdeploy package "))
 
 
-def _typed(wanted: Wanted) -> list[str]:
-    typed = [_name(wanted.onnx), "-o", _name(wanted.output)]
-    paths: list[tuple[str, Any]] = [("--source", wanted.source), ("--report-from", wanted.report_from)]
-    paths += [("--engine", e) for e in wanted.engines]
-    paths += [("--inputs", "FILE.npz" if isinstance(i, Mapping) else i) for i in wanted.inputs]
+def _typed(call: PackageCall) -> list[str]:
+    typed = [_name(call.file), "-o", _name(call.output)]
+    paths: list[tuple[str, Any]] = [("--source", call.source), ("--report-from", call.report_from)]
+    paths += [("--engine", e) for e in call.engines]
+    paths += [("--inputs", "FILE.npz" if isinstance(i, Mapping) else i) for i in call.given]
     typed += [word for flag, value in paths if value is not None for word in (flag, _name(value))]
-    numbers: list[tuple[str, Any, Any]] = [("--name", wanted.name, None), ("--max-batch", wanted.max_batch, None)]
-    numbers += [("--instances", wanted.instances, 1), ("--provider", wanted.provider, "cpu")]
+    numbers: list[tuple[str, Any, Any]] = [("--name", call.name, None), ("--max-batch", call.max_batch, None)]
+    numbers += [("--instances", call.instances, 1), ("--provider", call.provider, "cpu")]
     typed += [word for flag, value, usual in numbers if value != usual for word in (flag, str(value))]
-    return [*typed, "--replace"] if wanted.replace else typed
+    return [*typed, "--replace"] if call.replace else typed
 
 
 def _name(path: str | os.PathLike[str]) -> str:

@@ -229,19 +229,9 @@ def batch_dim(inputs: Sequence[Port], outputs: Sequence[Port]) -> tuple[str, str
     return name, ""
 
 
-def config(
-    name: str,
-    runtime: str,
-    inputs: Sequence[Port],
-    outputs: Sequence[Port],
-    serving: Serving,
-    *,
-    gpu: bool,
-    files: Mapping[str, str] | None = None,
-    optimize: bool = True,
-    warmups: Sequence[Warmup] = (),
-) -> str:
-    """The text of ``config.pbtxt``.
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """How Triton serves one model.
 
     Args:
         name: of the model, which is its folder's name too.
@@ -250,26 +240,41 @@ def config(
         files: compute capability -> file in the version's folder; None: the one file of the default name.
         optimize: onnxruntime's own optimizer.
     """
-    backend, platform = BACKENDS[runtime]
-    fields: dict[str, Any] = {
-        "name": name,
-        "platform": platform,
-        "backend": backend,
-        "max_batch_size": serving.max_batch,
-        "input": [_stated(port, serving.max_batch > 0) for port in inputs],
-        "output": [_stated(port, serving.max_batch > 0) for port in outputs],
-        "instance_group": [{"count": serving.instances, "kind": "KIND_GPU" if gpu else "KIND_CPU"}],
-        "default_model_filename": DEFAULT_FILES[runtime],
-        "model_warmup": [_warmup(w, {p.name: p for p in inputs}) for w in warmups],
-    }
-    if files:
-        fields["default_model_filename"] = next(iter(files.values()))
-        fields["cc_model_filenames"] = [{"key": capability, "value": file} for capability, file in files.items()]
-    if serving.max_batch:
-        fields["dynamic_batching"] = {"preferred_batch_size": serving.preferred}
-    if not optimize:
-        fields["optimization"] = {"graph": {"level": UNOPTIMIZED}}
-    return str(text_format.MessageToString(ModelConfig(**fields)))
+
+    name: str
+    runtime: str
+    inputs: Sequence[Port]
+    outputs: Sequence[Port]
+    serving: Serving
+    gpu: bool
+    files: Mapping[str, str] | None = None
+    optimize: bool = True
+    warmups: Sequence[Warmup] = ()
+
+    def text(self) -> str:
+        """Return the text of ``config.pbtxt``."""
+        backend, platform = BACKENDS[self.runtime]
+        serving = self.serving
+        batches = serving.max_batch > 0
+        fields: dict[str, Any] = {
+            "name": self.name,
+            "platform": platform,
+            "backend": backend,
+            "max_batch_size": serving.max_batch,
+            "input": [_stated(port, batches) for port in self.inputs],
+            "output": [_stated(port, batches) for port in self.outputs],
+            "instance_group": [{"count": serving.instances, "kind": "KIND_GPU" if self.gpu else "KIND_CPU"}],
+            "default_model_filename": DEFAULT_FILES[self.runtime],
+            "model_warmup": [_warmup(w, {p.name: p for p in self.inputs}) for w in self.warmups],
+        }
+        if self.files:
+            fields["default_model_filename"] = next(iter(self.files.values()))
+            fields["cc_model_filenames"] = [{"key": key, "value": file} for key, file in self.files.items()]
+        if serving.max_batch:
+            fields["dynamic_batching"] = {"preferred_batch_size": serving.preferred}
+        if not self.optimize:
+            fields["optimization"] = {"graph": {"level": UNOPTIMIZED}}
+        return str(text_format.MessageToString(ModelConfig(**fields)))
 
 
 def parse(text: str) -> Any:

@@ -32,6 +32,7 @@ from normdeploy.verbs.bench.bench import Entry, Race
 from normdeploy.verbs.bench.machine import machine
 from normdeploy.verbs.bench.norm_cases import NormCase
 from normdeploy.verbs.bench.norms import norms_of
+from normdeploy.verbs.bench.options import RaceOptions
 
 
 @pytest.fixture
@@ -320,7 +321,7 @@ def test_the_norms_of_a_file(files: Path) -> None:
 def test_the_forms_of_a_norm_race(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = NormCase("GroupNorm", (2, 6, 5), groups=3)
     result = bench_norms.bench_norms(
-        [case, NormCase("RMSNorm", (2, 8))], ["instance", "standard", "decomposed"], rounds=2
+        [case, NormCase("RMSNorm", (2, 8))], ["instance", "standard", "decomposed"], RaceOptions(rounds=2)
     )
     assert [(e.form, e.norm) for e in result.entries] == [
         *((form, str(case)) for form in ("standard", "decomposed", "instance")),
@@ -331,11 +332,10 @@ def test_the_forms_of_a_norm_race(files: Path, monkeypatch: pytest.MonkeyPatch) 
     assert max(standard.error, decomposed.error, instance.error) < 1e-5
     assert standard.far_error > 100 * decomposed.far_error  # onnxruntime's GroupNormalization cancels
     assert result.not_run == ()
-    assert "TensorRT" in [
-        missed.runtime for missed in bench_norms.bench_norms([case], ["plugin", "standard"], rounds=1).not_run
-    ]
+    raced = bench_norms.bench_norms([case], ["plugin", "standard"], RaceOptions(rounds=1))
+    assert "TensorRT" in [missed.runtime for missed in raced.not_run]
     monkeypatch.setattr(NormCase, "reference", lambda self, x: np.zeros_like(x))
-    wrong = bench_norms.bench_norms([case], ["standard"], rounds=1)
+    wrong = bench_norms.bench_norms([case], ["standard"], RaceOptions(rounds=1))
     assert not wrong
     assert "does not compute the norm" in wrong.entries[0].reason
 

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +25,8 @@ from normdeploy.storage import folder as atomic_folder
 from normdeploy.storage.files import write_bytes
 from normdeploy.verbs.package import manifest, placing, samples, triton
 from normdeploy.verbs.package import text as package_text
-from normdeploy.verbs.package.checks import Wanted, free_target, serving_of
+from normdeploy.verbs.package.checks import free_target, serving_of
+from normdeploy.verbs.package.options import PackageCall
 from normdeploy.verbs.package.sample_runs import Judgement
 from normdeploy.verbs.package.triton import Port, Serving, Warmup
 from normdeploy.verbs.verify.results import OutputResult
@@ -145,7 +147,7 @@ def test_only_a_model_that_takes_single_rows_is_batched() -> None:
     """Triton joins requests into batches, and sends one that came alone as it is."""
 
     def served(least: int, max_batch: int | None = None) -> Serving:
-        wanted = Wanted("m.onnx", "out", None, (), (), None, max_batch, 1, "cpu", None, False)
+        wanted = PackageCall("m.onnx", "out", max_batch=max_batch)
         return serving_of("n", "", wanted, (least, 4, 8))
 
     assert served(1) == Serving(8, (4, 8), 1)
@@ -159,7 +161,7 @@ def test_only_a_model_that_takes_single_rows_is_batched() -> None:
 )
 def test_a_bundle_with_something_else_in_it_is_not_replaced(bundle: Path, put: Callable[[Path], Any]) -> None:
     """A file, a link and an empty folder of somebody's."""
-    wanted = Wanted("m.onnx", bundle, None, (), (), None, None, 1, "cpu", None, True)
+    wanted = PackageCall("m.onnx", bundle, replace=True)
     assert free_target(wanted) == bundle
     put(bundle / "own")
     with pytest.raises(InputError, match=r"holds files that are not its own and would be lost: \['own"):
@@ -171,8 +173,17 @@ def test_dims_reshapes_types_and_hostile_names() -> None:
     ports = [Port(evil, "bfloat16", ("n", None, 4)), Y]
     warmup = Warmup("w", 1, {evil: "0.bin", "y": "1.bin"}, {evil: (2, 4), "y": ()})
     plans = {"8.6": "a.plan", "12.0": "b.plan"}
-    text = triton.config("m", "tensorrt", ports, [Y], Serving(8, (4, 8), 1), gpu=True, files=plans, warmups=[warmup])
-    config = parsed(text)
+    served = triton.Config(
+        name="m",
+        runtime="tensorrt",
+        inputs=ports,
+        outputs=[Y],
+        serving=Serving(8, (4, 8), 1),
+        gpu=True,
+        files=plans,
+        warmups=[warmup],
+    )
+    config = parsed(served.text())
     assert [(i.name, i.data_type, list(i.dims)) for i in config.input] == [
         (evil, TRITON.TYPE_BF16, [-1, 4]),
         ("y", TRITON.TYPE_INT64, [1]),
@@ -182,9 +193,17 @@ def test_dims_reshapes_types_and_hostile_names() -> None:
     assert not config.input[0].HasField("reshape")
     assert dict(config.cc_model_filenames) == plans
     assert list(config.model_warmup[0].inputs["y"].dims) == [1]
-    alone = parsed(
-        triton.config("m", "onnxruntime", ports, [Port("s", "bool", ())], Serving(0, (), 1), gpu=False, optimize=False)
+    unbatched = replace(
+        served,
+        runtime="onnxruntime",
+        outputs=[Port("s", "bool", ())],
+        serving=Serving(0, (), 1),
+        gpu=False,
+        files=None,
+        optimize=False,
+        warmups=(),
     )
+    alone = parsed(unbatched.text())
     assert [list(i.dims) for i in alone.input] == [[-1, -1, 4], [-1]]
     assert not alone.HasField("dynamic_batching")
     assert alone.optimization.graph.level == 2
