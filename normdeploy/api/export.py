@@ -20,7 +20,6 @@ from ..graphs import simplify
 from ..loading.written import input_notes, state_notes
 from ..model import Model, Signature
 from ..options import ExportOptions, LoadingOptions
-from ..proof.reshapes import resolve_reshapes
 from ..results import ExportResult, Origin
 from ..rewriting import attention, whole
 from ..runtimes.eager import EagerRunner
@@ -283,7 +282,7 @@ STAGES: tuple[Stage[Export], ...] = (
 def _tidy(
     proto: onnx.ModelProto, samples: Sequence[Mapping[str, Any]] = (), progress: Progress | None = None
 ) -> simplify.Simplified:
-    return simplify.simplify(proto, samples, first=resolve_reshapes, progress=progress)
+    return simplify.simplify(proto, samples, resolves=True, progress=progress)
 
 
 def _why_not_eager(call: ExportCall, feeds: Mapping[str, Any]) -> str:

@@ -20,7 +20,6 @@ from ..graphs import simplify as cleaner
 from ..graphs.inference import Contradiction, drop_contradictions
 from ..model import InputSpec
 from ..options import OptimizeOptions
-from ..proof.reshapes import resolve_reshapes
 from ..results import ExportResult, Origin
 from ..rewriting import int32_codes
 from ..storage import signing
@@ -123,7 +122,7 @@ class Optimization(Conversion):
     def tidy(self) -> Callable[[onnx.ModelProto], cleaner.Simplified]:
         """What cleans a model up: nothing where the result can't be compared with the model."""
         if self.options.simplify and self.before is not None:
-            return partial(cleaner.simplify, first=resolve_reshapes)
+            return partial(cleaner.simplify, resolves=True)
         return cleaner.Simplified
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ..graphs.dims import Dims
+from ..graphs.dims import Dims, dim_size
+from ..graphs.sizes import ONE, Size
 from ..norms.definitions import PLUGIN_GROUPS
 from ..norms.ops import ROWS, Owner
 from ..proof.plan import product
-from ..proof.sizes import ONE, Size, dim_size
 from .write import Op, Types
 
 Shape = tuple[Size, ...]

@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 
 from ..evaluate import evaluate
+from ..graphs.sizes import Size
 from ..proof.certificate import certificate_of
 from ..proof.contrib import TABLE
 from ..proof.errors import NotProved, Why
@@ -20,7 +21,6 @@ from ..proof.machine import Machine
 from ..proof.nodes import Indices, Table, attributes, run_protos
 from ..proof.prove import identity
 from ..proof.sides import Sides
-from ..proof.sizes import Size
 from ..proof.value import Value
 from ..records import Certificate
 from .premises import RANKS, Shape, shapes

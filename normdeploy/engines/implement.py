@@ -27,14 +27,13 @@ from ..contrib.shadows import apart
 from ..domains import default_opset, is_standard
 from ..errors import InputError, RuntimeUnavailable
 from ..graphs.calls import written_out
-from ..graphs.graph import Graph
 from ..graphs.protos import module
 from ..graphs.region import Refused
+from ..graphs.shapes import ShapedGraph
 from ..norms import guests
 from ..norms.bodies import VERSION, apart_from, body
 from ..norms.guests import own
 from ..norms.ops import DOMAIN, OURS, STANDARD, NormOp, Version
-from ..proof.shapes import complete
 from ..records import Certificate
 from ..rewriting.ledger import Wanted
 from ..rewriting.rewriter import Decided, Rewriter
@@ -138,8 +137,7 @@ def implemented(
     proto, _ = apart(
         proto
     )  # TensorRT's parser takes a function for every node of its name: these keep the names that they get
-    graph = Graph(proto)
-    graph.completer = complete
+    graph = ShapedGraph(proto)
     build = _Build(Planner(graph, ops, sizes or {}), Rewriter(graph, Wanted()), norm_impl, runtime, known, lacking)
     account = []
     for node in graph.nodes:

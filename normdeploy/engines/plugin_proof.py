@@ -14,15 +14,16 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
+from ..graphs.dims import dim_size
 from ..graphs.functions import DOMAIN
 from ..graphs.graph import Graph
+from ..graphs.sizes import Size
 from ..norms import guests
 from ..proof.machine import Machine
 from ..proof.nodes import leaky
 from ..proof.plugins import NONE, TABLE, activated
 from ..proof.run import apply, run_nodes, shape_of
 from ..proof.sides import Side, Sides
-from ..proof.sizes import Size, dim_size
 from ..proof.value import Value
 from ..records import Finding
 from ..rewriting.proposal import Change, Proposal, untold

@@ -1,6 +1,6 @@
 """Dimensions of ONNX tensors: sizes, symbols, and the arithmetic that torch's exporter writes into them ("2*s16*s82").
 
-An expression is parsed and evaluated over integers; nothing of it is ever executed.
+An expression is parsed and computed by walking its tree; nothing of it is ever executed.
 """
 
 from __future__ import annotations
@@ -9,31 +9,64 @@ import ast
 import operator
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import Any
+
+from .sizes import UNKNOWN, Size
 
 Dims = tuple["int | str | None", ...]
+Operators = Mapping[type[ast.operator | ast.unaryop], Callable[..., Any]]
 
-_ARITHMETIC: dict[type, Callable[[int, int], int]] = {
+# Exact on integers and on polynomials alike.
+_POLYNOMIAL: Operators = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
+    ast.USub: operator.neg,
 }
+_INTEGER: Operators = {**_POLYNOMIAL, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
+_UNREADABLE = (SyntaxError, KeyError, TypeError, ValueError, RecursionError, ArithmeticError)
+
+
+def compute(tree: ast.expr, operators: Operators, leaf: Callable[[ast.expr], Any]) -> Any:
+    """Compute an arithmetic expression by walking its tree.
+
+    Args:
+        operators: what is done to the operands, by the class of the operator.
+        leaf: gives the value of every part that is neither a whole number nor an operation of ``operators``.
+    """
+    match tree:
+        case ast.Constant() if type(tree.value) is int:
+            return tree.value
+        case ast.UnaryOp() if type(tree.op) in operators:
+            return operators[type(tree.op)](compute(tree.operand, operators, leaf))
+        case ast.BinOp() if type(tree.op) in operators:
+            left, right = compute(tree.left, operators, leaf), compute(tree.right, operators, leaf)
+            return operators[type(tree.op)](left, right)
+        case _:
+            return leaf(tree)
 
 
 def evaluate_dim(dim: int | str | None, sizes: Mapping[str, int]) -> int | None:
-    """A dim's size where its symbols take the given sizes ("2*s16*s82", "floor" forms excluded); None where that can't
-    be said."""
-    if isinstance(dim, int):
+    """Return a dim's size where its symbols take the given sizes ("2*s16*s82"), None where it is unknown."""
+    if dim is None or isinstance(dim, int):
         return dim
-    if dim is None:
-        return None
     if dim in sizes:
         return sizes[dim]
     try:
-        return _evaluate(ast.parse(dim, mode="eval").body, sizes)
-    except (SyntaxError, KeyError, ZeroDivisionError, TypeError):
+        return int(_computed(dim, _INTEGER, lambda name: sizes[name]))
+    except _UNREADABLE:
         return None
+
+
+def _computed(dim: str, operators: Operators, value: Callable[[str], Any]) -> Any:
+    """Compute the expression ``dim``. ``value``: of a symbol."""
+
+    def leaf(tree: ast.expr) -> Any:
+        if not isinstance(tree, ast.Name):
+            raise TypeError(ast.dump(tree))
+        return value(tree.id)
+
+    return compute(ast.parse(dim, mode="eval").body, operators, leaf)
 
 
 def invented(dim: int | str | None) -> bool:
@@ -47,22 +80,31 @@ def symbols(dim: int | str | None) -> frozenset[str]:
     """The symbols that a dim speaks of; an expression that can't be read is one symbol by itself."""
     if dim is None or isinstance(dim, int):
         return frozenset()
+    names: set[str] = set()
+
+    def seven(name: str) -> int:
+        names.add(name)
+        return 7
+
     try:
-        tree = ast.parse(dim, mode="eval").body
-        names = frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name))
-        _evaluate(tree, dict.fromkeys(names, 7))
-        return names
-    except (SyntaxError, KeyError, ZeroDivisionError, TypeError):
+        _computed(dim, _INTEGER, seven)
+    except _UNREADABLE:
         return frozenset({dim})
+    return frozenset(names)
 
 
-def _evaluate(tree: ast.AST, sizes: Mapping[str, int]) -> int:
-    if isinstance(tree, ast.Constant) and isinstance(tree.value, int):
-        return tree.value
-    if isinstance(tree, ast.Name):
-        return sizes[tree.id]
-    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
-        return -_evaluate(tree.operand, sizes)
-    if isinstance(tree, ast.BinOp) and type(tree.op) in _ARITHMETIC:
-        return _ARITHMETIC[type(tree.op)](_evaluate(tree.left, sizes), _evaluate(tree.right, sizes))
-    raise TypeError(ast.dump(tree))
+@lru_cache(maxsize=4096)
+def dim_size(dim: int | str | None, name: str) -> Size:
+    """Return the size of a dim as a polynomial; ``name`` says which dim it is where the file does not."""
+    if isinstance(dim, int):
+        return Size.of(dim)
+    if dim is None:
+        return Size.unknown(name)
+    # Python reads names that differ there as one.
+    if dim.startswith(UNKNOWN) or not dim.isascii() or "#" in dim or dim != dim.strip():
+        return Size.unknown("a dim", dim)
+    try:
+        size = Size.of(_computed(dim, _POLYNOMIAL, Size.symbol))
+    except _UNREADABLE:
+        return Size.symbol(dim)
+    return Size.unknown("a dim", dim) if (-size).not_negative else size

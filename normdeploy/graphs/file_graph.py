@@ -71,9 +71,6 @@ class FileGraph(Links):
         self._lonely = lonely(proto.graph)
         self._stated: dict[int, Dims] = {}  # of tensors whose shape is known for good
         self._dtypes: dict[int, int] = {}
-        self.completer: Callable[[Any], None] | None = (
-            None  # called where a shape is wanted that neither knows, once; it may `learn` it
-        )
 
     def is_constant(self, t: gs.Tensor) -> bool:
         """True where the value is fixed by the file: initializers, Constant nodes, and what is computed from these
@@ -244,13 +241,14 @@ class FileGraph(Links):
         if dims is not None and not any(d is None or invented(d) for d in dims):
             self._stated[id(t)] = dims
             return dims
-        if self.completer is not None:
-            completer, self.completer = self.completer, None
-            completer(self)
+        self._work_out_shapes()
         return self._carried(t) if dims is None else self._shapes.get(id(t)) or dims
 
+    def _work_out_shapes(self) -> None:
+        """Learn shapes that neither the file nor inference knows; called where one is wanted. Here there are none."""
+
     def learn(self, t: gs.Tensor, dtype: int | None, dims: Dims) -> None:
-        """Take down what the completer found of ``t``. ``dtype``: an element type of ONNX, None where it was not looked
+        """Take down what was found out of ``t``. ``dtype``: an element type of ONNX, None where it was not looked
         for."""
         self._shapes[id(t)] = dims
         if dtype is not None:

@@ -44,6 +44,7 @@ from .equal import check_equal
 from .inference import inferred
 from .movement import Movement
 from .protos import RANDOM
+from .reshapes import resolve_reshapes
 
 __all__ = ["Simplified", "check_equal", "simplify"]
 
@@ -132,7 +133,7 @@ def simplify(
     proto: onnx.ModelProto,
     samples: Sequence[Mapping[str, np.ndarray]] = (),
     *,
-    first: Callable[[onnx.ModelProto], bool] | None = None,
+    resolves: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Simplified:
     """Clean up ``proto`` (external data loaded) and check the result on ``samples``.
@@ -145,12 +146,11 @@ def simplify(
     Args:
         proto: not changed.
         samples: inputs for ``check_equal``; empty: not checked.
-        first: changes a copy without large weights before anything else, and returns whether it did: `proof.reshapes`
-            for instance.
+        resolves: whether Reshapes and Expands to computed sizes get constant ones first (`graphs.reshapes`).
         progress: called with (stage, done, total).
     """
     try:
-        cleaned = _cleaned(proto, first, progress)
+        cleaned = _cleaned(proto, progress, resolves=resolves)
         if cleaned is None:
             return Simplified(proto)
         after, untouched = _closed(cleaned)
@@ -221,12 +221,13 @@ def _fill(proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> No
 
 def _cleaned(
     proto: onnx.ModelProto,
-    first: Callable[[onnx.ModelProto], bool] | None,
     progress: Callable[[str, int, int], None] | None,
+    *,
+    resolves: bool,
 ) -> ir.Model | None:
     """Return the cleaned model; None where there was nothing to clean, so that a file keeps its bytes."""
     light, tensors = detached(proto)
-    changed = first is not None and first(light)
+    changed = resolves and resolve_reshapes(light)
     model = _opened(light, tensors)
     before = _metadata(model)
     imports = dict(model.opset_imports)

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..graphs.dims import Operators, compute
+
 
 def words(text: str) -> frozenset[str]:
     """A set of names, written in a row."""
@@ -33,7 +35,7 @@ _LENGTH_LIMIT = 10_000  # characters; BERT's longest has 60
 _INTEGER_LIMIT = 2**63
 _EXPONENT_LIMIT = 64
 
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+_BINARY: Operators = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -42,11 +44,12 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
-_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+_UNARY: Operators = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
     ast.Not: operator.not_,
 }
+_OPERATORS: Operators = {**_BINARY, **_UNARY}
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -218,29 +221,30 @@ class Guard:
         if not self.sizes <= sizes.keys():
             return None
         try:
-            return bool(self._value(self._tree, sizes))
+            return bool(_value(self._tree, sizes))
         except (ArithmeticError, TypeError):
             return False
 
-    def _value(self, node: ast.expr, sizes: Mapping[tuple[str, int], int]) -> Any:
+
+def _value(tree: ast.expr, sizes: Mapping[tuple[str, int], int]) -> Any:
+    def value(node: ast.expr) -> Any:
+        return compute(node, _OPERATORS, leaf)
+
+    def leaf(node: ast.expr) -> Any:
         match node:
             case ast.Constant():
                 return node.value
-            case ast.BinOp():
-                return _BINARY[type(node.op)](self._value(node.left, sizes), self._value(node.right, sizes))
-            case ast.UnaryOp():
-                return _UNARY[type(node.op)](self._value(node.operand, sizes))
             case ast.BoolOp():
-                return (all if isinstance(node.op, ast.And) else any)(
-                    self._value(value, sizes) for value in node.values
-                )
+                return (all if isinstance(node.op, ast.And) else any)(map(value, node.values))
             case ast.Compare():
-                values = [self._value(operand, sizes) for operand in (node.left, *node.comparators)]
+                values = [value(operand) for operand in (node.left, *node.comparators)]
                 return all(_COMPARE[type(op)](a, b) for op, a, b in zip(node.ops, values[:-1], values[1:], strict=True))
             case ast.Call(func=ast.Name(id=name)):
-                return _CALLS[name](*(self._value(argument, sizes) for argument in node.args))
+                return _CALLS[name](*map(value, node.args))
             case _:
                 return sizes[_size(node)]
+
+    return value(tree)
 
 
 def _small(node: ast.expr) -> bool:

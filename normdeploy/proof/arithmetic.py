@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from ..graphs.sizes import ONE, Size
 from .degree import Degree, added
 from .errors import NotProved, Redraw, Why
 from .field import Field
 from .plan import Atoms, Axes, Plan, product
 from .products import contracted
 from .sampler import Draws, Sampler, sign_of
-from .sizes import ONE, Size
 from .value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Array, Value, axis_of
 
 

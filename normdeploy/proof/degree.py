@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from .sizes import Size
+from ..graphs.sizes import Size
 
 Pair = tuple[int, int]  # in the numerator and in the denominator
 ALL = None  # the key of the factors, whichever atoms they have places of

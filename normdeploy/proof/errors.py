@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Any
 
-from .sizes import Size
+from ..graphs.sizes import Size
 
 
 class Why(Enum):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..evaluate import evaluate
+from ..graphs.sizes import Size
 from .budget import Work
 from .degree import ALL, times
 from .errors import NewPrime, NotProved, OtherEpsilon, Redraw, Restart, Why
@@ -21,7 +22,6 @@ from .machine import DRAWS, Draws, Machine
 from .plan import Atoms, Plan
 from .redraw import redrawn
 from .sides import Sides
-from .sizes import Size
 from .value import Value
 
 _BEGINNINGS = 500  # evaluations that one proof may begin

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from ..evaluate.core import optional, text
+from ..graphs.sizes import Place, Size
 from .degree import Degree
 from .errors import NotProved, Why
 from .machine import Machine
 from .ops import Attrs, Inputs, Op, by_channel, lifted
 from .plan import Atoms, Axes, product
 from .products import dot
-from .sizes import Place, Size
 from .value import Array, Value, axis_of
 
 _PLACES = "places of a convolution"

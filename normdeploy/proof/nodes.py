@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ..graphs.sizes import Size
 from .errors import NotProved, Why
 from .lemmas.congruence import unknown
 from .machine import Machine
 from .ops import expanded
 from .run import FAILURES, apply
-from .sizes import Size
 from .value import Value
 
 

@@ -18,12 +18,12 @@ from functools import partial
 import numpy as np
 
 from ..evaluate import evaluate
+from ..graphs.sizes import Size
 from .errors import NotProved, Restart, Why
 from .machine import Draws, Held, Machine
 from .places import representatives
 from .plan import Plan
 from .sides import Sides
-from .sizes import Size
 from .value import Array
 
 _SAID = {"nan": "a NaN", "inf": "an Inf", "-inf": "a -Inf"}

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from ..graphs.sizes import Size
 from ..norms.definitions import Definition, Interpreter
 from ..norms.ops import DEFAULT
 from .errors import NotProved, Why
@@ -14,7 +15,6 @@ from .lemmas import congruence
 from .machine import Machine
 from .ops import TABLE as ALGEBRA
 from .ops import Attrs, Inputs, Op, by_channel, lifted
-from .sizes import Size
 from .value import Value
 
 

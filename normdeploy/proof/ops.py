@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from ..evaluate.core import integers, optional
+from ..graphs.sizes import ONE, Size
 from .arithmetic import fixed_axes
 from .degree import Degree
 from .errors import NotProved, Why
 from .machine import Machine
-from .sizes import ONE, Size
 from .value import Logarithm, Magnitude, Value, axis_of
 
 _MANY = 64  # summands; a norm has two or three

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from ..graphs.sizes import Size
 from .plan import Plan
-from .sizes import Size
 from .value import Array
 
 _Mark = tuple[bool, Any, int]  # whether it is a part (which are not alike); of which atom; which point or part

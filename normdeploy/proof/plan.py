@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..graphs.sizes import ONE, Place, Size
 from .degree import ALL, Key, named
 from .errors import NotProved, Restart, Why
-from .sizes import ONE, Place, Size
 
 Atoms = tuple[Size, ...]
 Axes = tuple[Atoms, ...]

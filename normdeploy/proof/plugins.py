@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..graphs.sizes import Size
 from ..norms import definitions
 from .errors import NotProved, Why
 from .lemmas import congruence

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from ..graphs.sizes import ONE, Size
 from . import nonfinite, readings, stored
 from .errors import NotProved, Why
 from .evaluation import ASKED, LONGEST, PROMISED, Identity, in_the_field, learn
 from .plan import Plan
 from .sides import Sides
-from .sizes import ONE, Size
 
 _ALIKE = 8  # places of axes that are worth telling apart
 # Axes of one size along a leaf that are worth it however long they are: k of them take (d + k + 1)^k points, d the

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ..graphs.sizes import Place
 from .errors import Redraw
 from .machine import Draws
-from .sizes import Place
 
 _ROUNDS = 24  # redraws of one kind: each halves the rows that are bad
 

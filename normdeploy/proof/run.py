@@ -13,19 +13,21 @@ import onnx_graphsurgeon as gs
 from ..domains import STANDARD
 from ..element_types import is_float, is_integer
 from ..evaluate import evaluate
+from ..graphs import whole_numbers
+from ..graphs.dims import dim_size
 from ..graphs.file_graph import NEWEST
 from ..graphs.graph import Graph
 from ..graphs.region import Region
+from ..graphs.sizes import NoPolynomial, Size
 from ..norms import bodies
 from ..norms.guests import own
 from ..norms.ops import CONTRIB, DEFAULT, DOMAIN, NormOp, Owner, owned_by
-from . import linear, norms, ops, whole_numbers
+from . import linear, norms, ops
 from .errors import NotProved, Why
 from .lemmas import TABLE as LEMMAS
 from .lemmas.casts import to_type
 from .lemmas.congruence import quantized_by_row
 from .machine import Held, Machine
-from .sizes import Size, dim_size
 from .value import Value
 
 FAILURES = (
@@ -186,10 +188,11 @@ def apply(
         (array,) = evaluate.apply(op, inputs, attrs, opset=opset)
         return (array if array is None or array.dtype.kind in "iub" else m.constant(array),)
     if inputs and all(whole_numbers.is_whole(x) for x in inputs) and op not in ("Cast", "ConstantOfShape"):
-        return tuple(
-            x if whole_numbers.is_whole(x) else m.constant(np.asarray(x))
-            for x in whole_numbers.apply(op, inputs, attrs, opset, outputs)
-        )
+        try:
+            results = whole_numbers.apply(op, inputs, attrs, opset, outputs)
+        except NoPolynomial as e:
+            raise NotProved(Why.SIZE, str(e), e.op) from e
+        return tuple(x if whole_numbers.is_whole(x) else m.constant(np.asarray(x)) for x in results)
     function = ops.TABLE.get(op) or norms.TABLE.get(op) or linear.TABLE.get(op) or LEMMAS.get(op)
     if function is None:
         raise NotProved(Why.OP, f"{op} is no algebra", op)

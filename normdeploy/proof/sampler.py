@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..graphs.sizes import Place, Size
 from ..graphs.unrounded import pieces
 from .budget import Work
 from .characters import Characters
@@ -22,7 +23,6 @@ from .degree import Degree
 from .errors import NotProved, Why
 from .field import BITS, Field
 from .plan import Axes, Plan
-from .sizes import Place, Size
 from .value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Array, Value
 
 _LARGE = 2**12  # elements of a constant whose digest takes longer than what is done with it

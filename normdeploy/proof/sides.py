@@ -12,13 +12,13 @@ import onnx_graphsurgeon as gs
 from ..evaluate import evaluate
 from ..graphs.graph import Graph
 from ..graphs.region import EvaluationFailed, Region, concrete
+from ..graphs.sizes import Size
 from .budget import Work
 from .computed import Computed, Side
 from .errors import NotProved, Why
 from .plan import Plan
 from .run import run, shape_of
 from .sampler import Held
-from .sizes import Size
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from ..element_types import UNIT_ROUNDOFF
 from ..evaluate import evaluate
 from ..graphs.file_graph import widen
 from ..graphs.graph import Graph
+from ..graphs.sizes import Size
 from .computed import Computed
 from .errors import NotProved, Restart, Why
 from .machine import Draws, Held, Machine
 from .nonfinite import Pattern, evaluated
 from .plan import Plan
 from .sides import Sides
-from .sizes import Size
 from .value import Value
 
 _CLOSE = 2.0**-34  # of float64's evaluation of both sides; a half ulp of float32 is 2^-25 or more

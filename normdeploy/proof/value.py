@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..graphs.sizes import Place, Size
 from .degree import ZERO, Degree
 from .plan import Atoms, Axes, product
-from .sizes import Place, Size
 
 Array = np.ndarray[Any, Any]
 

@@ -27,12 +27,12 @@ from ..forms.folds import bias_of, scale_and_shift
 from ..forms.linear import Linear
 from ..graphs.graph import Graph
 from ..graphs.region import Region
+from ..graphs.sizes import Size
 from ..proof.computed import Computed
 from ..proof.errors import NotProved, Why
 from ..proof.machine import Machine
 from ..proof.plan import Atoms
 from ..proof.run import constant
-from ..proof.sizes import Size
 from ..proof.value import Array, Value
 
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
 
+from ..graphs.dims import dim_size
 from ..graphs.graph import Graph
 from ..graphs.region import Refusal, Region, compile_region
+from ..graphs.sizes import Size
 from ..proof.certificate import NOT_KNOWN, certificate_of
 from ..proof.computed import Computed
 from ..proof.errors import NotProved, Why
@@ -22,7 +24,6 @@ from ..proof.prove import checked, identity, identity_of_any_length, prove
 from ..proof.run import half
 from ..proof.sampler import Held, told_apart
 from ..proof.sides import Sides, of_regions
-from ..proof.sizes import Size, dim_size
 from ..records import Certificate, Finding, both
 from .file_bytes import require_as_in_file
 

@@ -29,8 +29,8 @@ from ..graphs.nested_functions import functions
 from ..graphs.omitted import without_omitted
 from ..graphs.opsets import converted, needs_conversion, renumbered
 from ..graphs.protos import names, without_unused
+from ..graphs.shapes import ShapedGraph
 from ..graphs.type_opsets import opset_for_types
-from ..proof.shapes import complete
 from ..recognition.constant_parts import repeated_constants
 from ..recognition.unopened import closed_norms
 from ..records import Finding, Summary
@@ -273,8 +273,7 @@ def _inside(work: Done, nested: Nested, taken: Collection[str], wanted: Wanted) 
 def _passes(proto: onnx.ModelProto, taken: Collection[str], wanted: Wanted) -> tuple[Graph, Done]:
     """Apply every transform and cleanup of the tables to one graph, in their order."""
     start = time.perf_counter()
-    graph = Graph(proto, taken, wanted.weights)
-    graph.completer = complete
+    graph = ShapedGraph(proto, taken, wanted.weights)
     graph.take_as_data(repeated_constants(graph))
     cleanups = [(cleanup.stage, cleanup.begin(graph)) for cleanup in transforms.CLEANUPS]
     rewriter = Rewriter(graph, wanted)

@@ -19,9 +19,9 @@ from normdeploy.contrib.shapes import types_of
 from normdeploy.contrib.standardize import standardized
 from normdeploy.contrib.write import Op, Writer
 from normdeploy.evaluate import evaluate
+from normdeploy.graphs.sizes import Size
 from normdeploy.proof.contrib import TABLE
 from normdeploy.proof.nodes import Indices, Table, attributes
-from normdeploy.proof.sizes import Size
 from normdeploy.rewriting import rewrite
 from tests.contrib.test_foreign import CASES, EMBEDDING, EMBEDDINGS, SHWC, VECTOR, Case, H, built, file
 from tests.foreign_references import TABLE as REFERENCES

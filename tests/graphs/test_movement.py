@@ -14,8 +14,8 @@ from onnx import parser
 from torch import nn
 
 import normdeploy
+from normdeploy.graphs.reshapes import resolve_reshapes
 from normdeploy.graphs.simplify import simplify
-from normdeploy.proof.reshapes import resolve_reshapes
 from tests.support import run_onnxruntime
 
 CONSTANTS = """int64[1] a0 = {0}, int64[1] a1 = {1}, int64[1] last = {-1}, int64[2] a02 = {0, 2}, int64 i0 = {0}, int64
@@ -33,7 +33,7 @@ def left(text: str, x: np.ndarray) -> Counter[str]:
     proto = parser.parse_model(text)
     for output in proto.graph.output:
         output.type.tensor_type.ClearField("shape")
-    done = simplify(proto, first=resolve_reshapes)
+    done = simplify(proto, resolves=True)
     assert not done.note
     onnx.checker.check_model(done.proto, full_check=True)
     before, after = run_onnxruntime(proto, {"x": x}), run_onnxruntime(done.proto, {"x": x})

@@ -10,8 +10,8 @@ import pytest
 from onnx import parser
 
 import normdeploy
+from normdeploy.graphs.reshapes import resolve_reshapes
 from normdeploy.graphs.simplify import Simplified, simplify
-from normdeploy.proof.reshapes import resolve_reshapes
 from tests.support import run_onnxruntime
 
 CONSTANTS = """int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3}, int64[1] four = {4},
@@ -85,7 +85,7 @@ def test_what_computed_the_sizes_goes_away() -> None:
         f"{k} t = Transpose<perm=[0,2,1,3]>(z) u = Shape(t) l = Slice(u, zero, one) f = Concat<axis=0>(l, rest) y ="
         " Reshape(t, f)"
     )
-    cleaned = simplify(proto, [{"x": np.ones((2, 5, 6), np.float32)}], first=resolve_reshapes)
+    cleaned = simplify(proto, [{"x": np.ones((2, 5, 6), np.float32)}], resolves=True)
     assert not cleaned.note
     assert sorted(n.op_type for n in cleaned.proto.graph.node) == ["Reshape", "Reshape", "Transpose"]
 
@@ -115,7 +115,7 @@ def test_a_default_that_may_be_overridden_is_no_constant() -> None:
             z = Add(x, c) d = Add(c, c) y = Mul(z, d)
         }"""
     )
-    cleaned = simplify(proto, first=resolve_reshapes)
+    cleaned = simplify(proto, resolves=True)
     assert not cleaned.note
     session = ort.InferenceSession(cleaned.proto.SerializeToString(), providers=["CPUExecutionProvider"])
     x = np.arange(3, dtype=np.float32)
@@ -137,7 +137,7 @@ def test_old_files_are_cleaned_without_rules(opset: int) -> None:
     """Constants are computed and dead ends removed; no op is written that the opset does not have."""
     body = "c = Add(one, two) d = Add(six, c) e = Cast<to=1>(c) y = Mul(x, e)"
     proto = net(body, opset=opset)
-    cleaned = simplify(proto, first=resolve_reshapes)
+    cleaned = simplify(proto, resolves=True)
     assert not cleaned.note
     onnx.checker.check_model(cleaned.proto, full_check=True)
     assert [n.op_type for n in cleaned.proto.graph.node] == ["Mul"]

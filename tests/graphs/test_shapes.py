@@ -10,7 +10,7 @@ from onnx import parser
 
 from normdeploy.graphs.dims import evaluate_dim, invented
 from normdeploy.graphs.graph import Graph
-from normdeploy.proof.shapes import _better, complete
+from normdeploy.graphs.shapes import ShapedGraph, _better
 from normdeploy.rewriting.rewrite import optimize
 from tests.support import run_onnxruntime
 
@@ -44,8 +44,7 @@ def agree(proto: onnx.ModelProto, out: onnx.ModelProto, *sizes: tuple[int, ...])
 
 def test_a_reshape_to_a_computed_shape() -> None:
     proto = net(f"{FLATTENED} {NORM}", "float[N,6,H,W] i", "float[N,L,6] y")
-    graph = Graph(proto)
-    complete(graph)
+    graph = ShapedGraph(proto)
     tensors = graph.gs.tensors()
     assert graph.shape(tensors["f"]) == ("N", 6, "H*W")
     assert graph.shape(tensors["x"]) == ("N", "H*W", 6)
@@ -58,8 +57,7 @@ def test_a_reshape_to_a_computed_shape() -> None:
 def dims_of(proto: onnx.ModelProto, name: str) -> tuple[int | str | None, ...]:
     for value in proto.graph.output:
         value.type.tensor_type.ClearField("shape")
-    graph = Graph(proto)
-    complete(graph)
+    graph = ShapedGraph(proto)
     return graph.shape(graph.gs.tensors()[name]) or (None,)
 
 
@@ -182,8 +180,7 @@ def test_a_view_that_could_be_the_image_is_not_taken_for_it() -> None:
 def test_names_that_an_output_alone_bears_say_nothing() -> None:
     """TorchScript's exporter calls an output's batch ``Add76_dim_0``: it was taken for another size than the
     input's."""
-    graph = Graph(parser.parse_model(GROUPED))
-    graph.completer = complete
+    graph = ShapedGraph(parser.parse_model(GROUPED))
     assert graph.shape(graph.gs.outputs[0]) == ("batch", 8, "height", "width")
     assert graph.shape(next(n for n in graph.nodes if n.op == "Sub").outputs[0]) == ("batch", 8, 1, "height*width")
 

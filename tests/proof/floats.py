@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from normdeploy.evaluate import evaluate
+from normdeploy.graphs.sizes import Size
 from normdeploy.proof.errors import Restart
 from normdeploy.proof.machine import Draws, Machine
 from normdeploy.proof.plan import Plan
-from normdeploy.proof.sizes import Size
 from normdeploy.proof.value import Value
 
 

@@ -6,12 +6,13 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 
+from normdeploy.graphs.dims import dim_size
 from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.region import Region, compile_region
+from normdeploy.graphs.sizes import Size
 from normdeploy.proof.errors import Why
 from normdeploy.proof.places import classes, representatives
 from normdeploy.proof.plan import Plan
-from normdeploy.proof.sizes import Size, dim_size
 from normdeploy.rewriting.certify import Memo, Rewrite, certified
 from normdeploy.rewriting.rewrite import optimize
 from tests.support import run_onnxruntime

@@ -10,7 +10,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 import normdeploy
-from normdeploy.proof.sizes import Size, dim_size
+from normdeploy.graphs.dims import dim_size
+from normdeploy.graphs.sizes import Size
 
 
 def root_mean_square(dims: list[str | int], gamma: bool = False, axis: int = -1) -> onnx.ModelProto:

@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from normdeploy.graphs.sizes import Place, Size
 from normdeploy.proof.degree import ALL, ZERO, Degree, added, named, times
 from normdeploy.proof.errors import Why
 from normdeploy.proof.plan import Plan, Restart
-from normdeploy.proof.sizes import Place, Size
 
 from .support import proved, refused
 

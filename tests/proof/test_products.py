@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 import normdeploy
+from normdeploy.graphs.sizes import Size
 from normdeploy.proof import products
 from normdeploy.proof.field import field
 from normdeploy.proof.machine import Draws, Machine
 from normdeploy.proof.plan import Plan
 from normdeploy.proof.products import contracted, dot
-from normdeploy.proof.sizes import Size
 from normdeploy.proof.value import Value
 
 

@@ -9,11 +9,11 @@ from onnx import parser
 
 from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.region import Refusal, compile_region
+from normdeploy.graphs.sizes import Size
 from normdeploy.proof.degree import ALL, Degree
 from normdeploy.proof.errors import NotProved, Why
 from normdeploy.proof.prove import prove
 from normdeploy.proof.sides import of_regions
-from normdeploy.proof.sizes import Size
 
 from .support import graph_of, regions
 

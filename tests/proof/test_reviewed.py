@@ -9,11 +9,12 @@ import pytest
 
 from normdeploy.evaluate import evaluate
 from normdeploy.forms.linear import Linear
+from normdeploy.graphs.dims import dim_size
 from normdeploy.graphs.graph import Graph
+from normdeploy.graphs.sizes import Size
 from normdeploy.proof.errors import NotProved, Why
 from normdeploy.proof.prove import prove
 from normdeploy.proof.sides import of_regions
-from normdeploy.proof.sizes import Size, dim_size
 from normdeploy.rewriting.rewrite import optimize
 
 from .support import graph_of, refused, regions

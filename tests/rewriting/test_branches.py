@@ -17,7 +17,7 @@ import normdeploy
 from normdeploy.forms.infinities import hiding
 from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.region import Refusal, compile_region
-from normdeploy.proof.shapes import complete
+from normdeploy.graphs.shapes import ShapedGraph
 from normdeploy.results import ExportResult
 from normdeploy.rewriting import certify
 from normdeploy.rewriting.branches import Merged, branches_of, merged
@@ -204,14 +204,13 @@ def _beside(large: dict[str, object], small: dict[str, object], k: int) -> Merge
         "w": rng.standard_normal((C, C, 3, 3)).astype(np.float32),
         "v": rng.standard_normal((C, C, k, k)).astype(np.float32),
     }
-    opened = Graph(
+    opened = ShapedGraph(
         graph(
             [of("Conv", "x w", "p", **large), of("Conv", "x v", "q", **small), of("Add", "p q", "y")],
             weights,
             (1, C, 6, 6),
         )
     )
-    opened.completer = complete
     parts = branches_of(opened, opened.nodes[-1])
     assert parts is not None
     return merged(opened, opened.nodes[-1], parts)
@@ -407,8 +406,7 @@ def _small() -> tuple[Graph, gs.Node]:
         of("BatchNormalization", "x g b m s", "r"),
         of("Add", "p r", "y"),
     ]
-    opened = Graph(graph(nodes, weights, (2, C, 6, 6)))
-    opened.completer = complete
+    opened = ShapedGraph(graph(nodes, weights, (2, C, 6, 6)))
     return opened, opened.nodes[-1]
 
 

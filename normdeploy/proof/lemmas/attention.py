@@ -23,12 +23,12 @@ from fractions import Fraction
 import numpy as np
 
 from ...evaluate.core import optional
+from ...graphs.sizes import ONE, Size
 from ..degree import times
 from ..errors import NotProved, Why
 from ..machine import Machine
 from ..ops import TABLE as OPS
 from ..ops import Attrs, Inputs, Op, lifted
-from ..sizes import ONE, Size
 from ..value import Array, Value
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from ...graphs.sizes import Size
 from ..errors import NotProved, Why
 from ..machine import Machine
 from ..ops import Attrs, Inputs, Op, lifted
-from ..sizes import Size
 from ..value import Logarithm, Magnitude, Value
 
 _FLOATS = frozenset({1, 10, 11, 16, "FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16"})

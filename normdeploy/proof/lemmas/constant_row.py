@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from ...graphs.sizes import Size
 from ..errors import NotProved, Why
 from ..machine import Machine
 from ..ops import Attrs, Inputs, Op, axes_of, expanded, lifted
-from ..sizes import Size
 from ..value import Array, Value
 
 Row = tuple[Value, tuple[int, ...]]

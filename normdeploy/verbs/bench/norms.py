@@ -21,8 +21,8 @@ from ...element_types import UNIT_ROUNDOFF
 from ...engines.build import build
 from ...errors import InputError, NormdeployError, RuntimeUnavailable
 from ...graphs.graph import Graph
+from ...graphs.shapes import ShapedGraph
 from ...norms.ops import STANDARD
-from ...proof.shapes import complete
 from ...rewriting import rewrite
 from ...runtimes.live import LiveRunner
 from ...runtimes.trt import missing
@@ -182,8 +182,7 @@ def norms_of(
                 dim.dim_value = size
     for value in fixed.graph.output:
         value.type.tensor_type.ClearField("shape")
-    graph, cases, notes = Graph(fixed), dict[str, NormCase](), list[str]()
-    graph.completer = complete
+    graph, cases, notes = ShapedGraph(fixed), dict[str, NormCase](), list[str]()
     for node in graph.nodes:
         if node.op not in _RACED or not is_standard(node):
             continue

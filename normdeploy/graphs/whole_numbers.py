@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..evaluate import evaluate
-from .errors import NotProved, Why
-from .ops import Attrs, Inputs
-from .sizes import Size
+from ..evaluate.core import Attrs, Inputs
+from .sizes import NoPolynomial, Size
 
 _MOVES = frozenset(
     {
@@ -43,9 +42,7 @@ def apply(op: str, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> tu
     """The outputs of an op all of whose inputs are whole numbers."""
     arrays = [_plain(x) for x in inputs]
     if op in ("Expand", "Tile") and arrays[1].dtype == object:
-        raise NotProved(
-            Why.SIZE, f"{op} of whole numbers to {', '.join(map(str, arrays[1].reshape(-1).tolist()))} places", op
-        )
+        raise NoPolynomial(f"{op} of whole numbers to {', '.join(map(str, arrays[1].reshape(-1).tolist()))} places", op)
     if not any(isinstance(x, np.ndarray) and x.dtype == object for x in arrays) or op in _MOVES:
         return tuple(_plain(x) for x in evaluate.apply(op, arrays, attrs, opset=opset, outputs=outputs))
     if op in _ARITHMETIC:
@@ -56,7 +53,7 @@ def apply(op: str, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> tu
     if op in ("ReduceProd", "ReduceSum"):
         axes = None if len(inputs) < 2 else inputs[1]
         if inputs[0].ndim != 1 and axes is not None:
-            raise NotProved(Why.SIZE, f"{op} of sizes over some axes", op)
+            raise NoPolynomial(f"{op} of sizes over some axes", op)
         start: Any = Size.of(1 if op == "ReduceProd" else 0)
         for n in arrays[0].reshape(-1).tolist():
             start = start * n if op == "ReduceProd" else start + n
@@ -67,7 +64,7 @@ def apply(op: str, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> tu
         return (np.asarray(np.frompyfunc(_equal, 2, 1)(*arrays)).astype(bool),)
     if op == "Where" and arrays[0].dtype == bool:
         return (_plain(np.where(arrays[0], *arrays[1:])),)
-    raise NotProved(Why.SIZE, f"{op} of sizes: what it gives changes from size to size", op)
+    raise NoPolynomial(f"{op} of sizes: what it gives changes from size to size", op)
 
 
 def _plain(x: Any) -> Any:
@@ -83,7 +80,7 @@ def _plain(x: Any) -> Any:
 def _quotient(a: Any, b: Any) -> Size:
     made = Size.of(a).over(Size.of(b))
     if made is None:
-        raise NotProved(Why.SIZE, f"{a} divided by {b} leaves a rest at some sizes", "Div")
+        raise NoPolynomial(f"{a} divided by {b} leaves a rest at some sizes", "Div")
     return made
 
 
@@ -94,7 +91,7 @@ def _equal(a: Any, b: Any) -> bool:
         return True
     if difference.positive or (-difference).positive:
         return False
-    raise NotProved(Why.SIZE, f"whether {a} is {b} changes from size to size", "Equal")
+    raise NoPolynomial(f"whether {a} is {b} changes from size to size", "Equal")
 
 
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {

@@ -7,9 +7,7 @@ with strides: no name that a file may write is the symbol of one. Every symbol s
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 Monomial = tuple[str, ...]  # symbols in order, repeated for powers
@@ -195,32 +193,9 @@ class Place(Size):
 ONE = Size.of(1)
 
 
-@lru_cache(maxsize=4096)
-def dim_size(dim: int | str | None, name: str) -> Size:
-    """The size of a dim as a file states it; ``name`` says which one it is where the file does not."""
-    if isinstance(dim, int):
-        return Size.of(dim)
-    if dim is None:
-        return Size.unknown(name)
-    if (
-        dim.startswith(UNKNOWN) or not dim.isascii() or "#" in dim or dim != dim.strip()
-    ):  # Python reads names that differ there as one
-        return Size.unknown("a dim", dim)
-    try:
-        size = _parsed(ast.parse(dim, mode="eval").body)
-    except (SyntaxError, TypeError, ValueError, RecursionError, OverflowError):
-        return Size.symbol(dim)
-    return Size.unknown("a dim", dim) if (-size).not_negative else size
+class NoPolynomial(Exception):
+    """What an op makes of sizes changes from size to size; ``op`` names it. The text is the reason."""
 
-
-def _parsed(tree: ast.AST) -> Size:
-    if isinstance(tree, ast.Constant) and type(tree.value) is int:
-        return Size.of(tree.value)
-    if isinstance(tree, ast.Name):
-        return Size.symbol(tree.id)
-    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
-        return -_parsed(tree.operand)
-    if isinstance(tree, ast.BinOp) and isinstance(tree.op, (ast.Add, ast.Sub, ast.Mult)):
-        a, b = _parsed(tree.left), _parsed(tree.right)
-        return a + b if isinstance(tree.op, ast.Add) else a - b if isinstance(tree.op, ast.Sub) else a * b
-    raise TypeError(ast.dump(tree))
+    def __init__(self, reason: str, op: str) -> None:
+        super().__init__(reason)
+        self.op = op

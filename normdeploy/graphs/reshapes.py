@@ -4,7 +4,7 @@ to the shape that its input has is an Identity.
 Of a Reshape's operand each size that is the data's own at that place is 0 ("as it is"), or one other open size is -1
 ("the rest", which is what remains where the operand is right); not both, for of an empty batch nothing tells the rest.
 Of an Expand's operand a size that is the data's own is 1. All of it holds at every size, by the polynomials of
-`normdeploy.proof.shapes`.
+`normdeploy.graphs.shapes`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import onnx
 from onnx import numpy_helper
 
 from ..domains import is_standard
-from ..graphs.graph import Graph
+from .graph import Graph
 from .shapes import shape_of, sizes_in
 from .sizes import ONE, Size
 

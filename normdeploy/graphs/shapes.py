@@ -18,26 +18,36 @@ import onnx_graphsurgeon as gs
 from onnx import numpy_helper
 
 from ..domains import is_standard
-from ..graphs.dims import Dims, invented
-from ..graphs.graph import Graph
 from . import whole_numbers
-from .errors import NotProved
-from .sizes import ONE, UNKNOWN, Size, dim_size
+from .dims import Dims, dim_size, invented
+from .graph import Graph
+from .sizes import ONE, UNKNOWN, NoPolynomial, Size
 
 _OPERAND = 64  # elements of whole numbers that may say something of a shape
 _END = 2**31 - 1  # exporters write this, or the largest of int64, for "to the end"
-_FAILURES = (NotProved, ValueError, TypeError, IndexError, KeyError, AttributeError, ArithmeticError)
+_FAILURES = (NoPolynomial, ValueError, TypeError, IndexError, KeyError, AttributeError, ArithmeticError)
 
 Shape = list["Size | None"]
 
 
-def complete(graph: Graph) -> None:
-    """Let ``graph`` know the shapes that can be found, in the graph's order, so that one leads to the next."""
-    sizes_in(graph)
+class ShapedGraph(Graph):
+    """A graph that also knows the shapes worked out here, from the first time that the file does not state one."""
+
+    _worked_out = False
+
+    def _work_out_shapes(self) -> None:
+        if not self._worked_out:
+            self._worked_out = True
+            sizes_in(self)
 
 
 def sizes_in(graph: Graph) -> Mapping[int, np.ndarray]:
-    """As `complete`; and what the graph computes of sizes, by the ids of the tensors: arrays of integers and `Size`."""
+    """Work out sizes and let ``graph`` know the shapes that can be found, in its own order, so that one leads to the
+    next.
+
+    Returns:
+        what the graph computes of sizes, by the ids of the tensors: arrays of integers and `Size`.
+    """
     known: dict[int, np.ndarray] = {}
     for node in graph.nodes:
         if not is_standard(node):
