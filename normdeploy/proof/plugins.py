@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..graphs.sizes import Size
 from ..norms import definitions
 from .errors import NotProved, Why
 from .lemmas import congruence
