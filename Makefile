@@ -90,7 +90,7 @@ $(PUBLISH)/.installed: $(STAMP) tests/fleet/publish-requirements.txt
 
 # bundles of a fleet in a registry and in MLflow, whose servers are started for it; a minute or two
 test-publish: $(PUBLISH)/.installed
-	OMP_NUM_THREADS=1 $(PUBLISH)/bin/python -m pytest -m "publish or not publish" tests/fleet/test_publish.py
+	OMP_NUM_THREADS=1 $(PUBLISH)/bin/python -m pytest -m "publish or not publish" tests/fleet/test_publishing.py
 
 # 200 kills of what runs a fleet, at random moments; half an hour
 fleet-kills: $(CLUSTERS)/.installed

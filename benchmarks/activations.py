@@ -1,5 +1,5 @@
 """Activations spelled out by hand and the standard nodes that they become, in onnxruntime on the CPU: the ground on
-which `normdeploy.rewriting.activations` writes a node, or leaves one out.
+which `normdeploy.rewriting.activation_fusion` writes a node, or leaves one out.
 
 ``python -m benchmarks.activations`` writes ``benchmarks/results/activations.md``. Each is a module as people write it,
 exported by torch (opset 21), and the same file after `normdeploy.optimize`; both in five sessions, all in turns in
@@ -28,8 +28,8 @@ import torch
 from torch import nn
 
 import normdeploy
-from normdeploy.verbs.bench.machine import machine
-from normdeploy.verbs.bench.timing import race
+from normdeploy.verbs.bench.machine_info import describe_machine
+from normdeploy.verbs.bench.timing import race_calls
 
 RESULTS = Path(__file__).with_name("results") / "activations.md"
 SESSIONS = 5  # two of one file differ by some per cent, for as long as they live
@@ -87,7 +87,7 @@ def row(name: str, function: Function, other: Function | None, shape: tuple[int,
     after = normdeploy.optimize(before).proto if other is None else exported(other, x)
     sessions = [session(proto) for proto in (before, after) for _ in range(SESSIONS)]
     feeds = {sessions[0].get_inputs()[0].name: x.numpy()}
-    timing = race([partial(s.run, None, feeds) for s in sessions], rounds=ROUNDS, clock=time.process_time)
+    timing = race_calls([partial(s.run, None, feeds) for s in sessions], rounds=ROUNDS, clock=time.process_time)
     by_hand, node = np.median(np.array(timing.turns), axis=1).reshape(2, SESSIONS)
     ratio, low, high = (float(r) for r in (f(node) / by_hand.mean() for f in (np.mean, np.min, np.max)))
     exact = function(x.double()).numpy()
@@ -123,7 +123,8 @@ def main() -> None:
             lines.append(line)
             all_faster = all_faster and faster
     told = (
-        f"{datetime.date.today().isoformat()}, {ROUNDS} rounds; {machine()}; onnxruntime {ort.__version__}, torch"
+        f"{datetime.date.today().isoformat()}, {ROUNDS} rounds; {describe_machine()}; onnxruntime "
+        f"{ort.__version__}, torch"
         f" {torch.__version__}"
     )
     RESULTS.write_text("# Activations\n\n" + "\n\n".join([(__doc__ or "").strip(), told, "\n".join(lines)]) + "\n")

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from models.minilm import MiniLM
-from normdeploy.verbs.bench.machine import machine
+from normdeploy.verbs.bench.machine_info import describe_machine
 
 from .whole_models.subjects import LIBRARIES, SUBJECTS, Subject, image, pictured
 
@@ -126,7 +126,7 @@ def table(rows: list[dict[str, Any]], pairs: int) -> str:
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "onnx", "onnxscript"))
     lines = [
         *("# Export, beside torch's own", "", (__doc__ or "").split("\n\n", 2)[2].strip(), ""),
-        *(f"{pairs} runs of each; {machine()}; {libraries}", ""),
+        *(f"{pairs} runs of each; {describe_machine()}; {libraries}", ""),
         (
             "| model | torch, s | normdeploy, s | ratio | at most | torch, MiB | normdeploy, MiB | ratio | norms |"
             " whole model compared |"

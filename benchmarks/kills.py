@@ -92,7 +92,7 @@ def readable(verb: str, output: Path) -> bool:
         return output.stat().st_size > SIZE and output.read_bytes()[1:4] == b"trt"
     if verb == "package":
         return any(output.rglob("config.pbtxt"))
-    from normdeploy.storage.files import load_onnx
+    from normdeploy.storage.onnx_files import load_onnx
 
     return bool(load_onnx(output).graph.node)
 

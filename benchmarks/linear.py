@@ -83,9 +83,9 @@ def surgeon(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def normdeploy(proto: onnx.ModelProto) -> onnx.ModelProto:
-    from normdeploy.rewriting.rewrite import optimize
+    from normdeploy.rewriting.norm_optimizer import optimize_norms
 
-    return optimize(proto)[0]
+    return optimize_norms(proto)[0]
 
 
 def slim(proto: onnx.ModelProto) -> onnx.ModelProto:

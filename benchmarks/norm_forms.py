@@ -2,7 +2,8 @@
 onnxruntime``.
 
 ``python -m benchmarks.norm_forms`` writes ``normdeploy/forms/norm_forms.json``, which the package reads
-(`normdeploy.forms.norm_forms` says how it chooses), and ``benchmarks/results/norm_forms.md`` and ``.json`` with each
+(`normdeploy.forms.measured_forms` says how it chooses), and ``benchmarks/results/norm_forms.md`` and ``.json`` with
+each
 size. Times are medians of one thread, all forms of a norm in turns in random order; errors are the largest absolute
 differences from float64 of standard normal inputs around an offset, and of constant ones (0.3, as a zero image is
 behind a convolution with a bias). "allowed" is twice the error of the decomposed form, or what statistics with a few
@@ -25,11 +26,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from normdeploy.forms.norm_forms import Row, best
-from normdeploy.runtimes.ort import short
-from normdeploy.verbs.bench.machine import machine
+from normdeploy.forms.measured_forms import MeasuredForm, best_form
+from normdeploy.runtimes.ort_runner import shorten_ort_error
+from normdeploy.verbs.bench.machine_info import describe_machine
 from normdeploy.verbs.bench.norm_cases import FORMS, KINDS, NormCase
-from normdeploy.verbs.bench.timing import race
+from normdeploy.verbs.bench.timing import race_calls
 
 RESULTS = Path(__file__).with_name("results")
 TABLE = Path(__file__).resolve().parents[1] / "normdeploy" / "forms" / "norm_forms.json"
@@ -82,27 +83,27 @@ def session(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> tuple[ort.I
 def measured(case: NormCase, rounds: int) -> dict[str, Any]:
     """Times in microseconds, errors by offset, and what is allowed there."""
     runs, refused = {}, {}
-    for form in case.forms:
+    for form in case.distinct_forms:
         try:
-            runs[form] = session(case.model(form), case.feeds())
+            runs[form] = session(case.make_model(form), case.feeds())
             runs[form][1]()
         except Exception as error:  # onnxruntime's exceptions share no base class
             runs.pop(form, None)
-            refused[form] = short(error)
-    timing = race([call for _, call in runs.values()], rounds=rounds)
+            refused[form] = shorten_ort_error(error)
+    timing = race_calls([call for _, call in runs.values()], rounds=rounds)
     errors: dict[str, list[float]] = {form: [] for form in runs}
     allowed = []
     constant = {"x": np.full(case.shape, CONSTANT, case.dtype)}
     for feeds in (*map(case.feeds, OFFSETS), constant):
-        expected = case.reference(feeds["x"])
+        expected = case.evaluate_float64(feeds["x"])
         for form, (made, _) in runs.items():
             error = np.abs(made.run(None, feeds)[0] - expected).max()
             errors[form].append(float(error) if np.isfinite(error) else float("inf"))
-        allowed.append(max(2 * errors["decomposed"][-1], case.allowed(feeds["x"])))
+        allowed.append(max(2 * errors["decomposed"][-1], case.allowed_error(feeds["x"])))
     base = list(runs).index("decomposed")
     forms = {}
     for i, form in enumerate(runs):
-        ratio, low, high = timing.ratio(i, base)
+        ratio, low, high = timing.round_ratio(i, base)
         excess = max(e / a for e, a in zip(errors[form], allowed, strict=True))
         forms[form] = {
             "microseconds": 1e6 * timing.percentile(i, 50),
@@ -121,7 +122,7 @@ def measured(case: NormCase, rounds: int) -> dict[str, Any]:
     }
 
 
-def rows(results: list[dict[str, Any]]) -> list[Row]:
+def rows(results: list[dict[str, Any]]) -> list[MeasuredForm]:
     """The package's table: one row for each kind and form, all sizes together."""
     found = []
     for kind, dtype in product(KINDS, ("float32", "float16", "float64")):
@@ -129,11 +130,11 @@ def rows(results: list[dict[str, Any]]) -> list[Row]:
         for form in own[0]:
             time = statistics.geometric_mean(f[form]["ratio"] for f in own)
             excess = max(f[form]["excess"] for f in own)
-            found.append(Row(RUNTIME, kind, dtype, form, round(time, 3), min(1e9, round(excess, 3))))
+            found.append(MeasuredForm(RUNTIME, kind, dtype, form, round(time, 3), min(1e9, round(excess, 3))))
     return found
 
 
-def table(results: list[dict[str, Any]], chosen: list[Row]) -> str:
+def table(results: list[dict[str, Any]], chosen: list[MeasuredForm]) -> str:
     lines = [
         "| norm | form | µs | time, of decomposed | " + " | ".join(LOOKED) + " |",
         "| --- | --- | --- | --- |" + " --- |" * len(LOOKED),
@@ -155,7 +156,7 @@ def table(results: list[dict[str, Any]], chosen: list[Row]) -> str:
     for row in chosen:
         mark = (
             "best"
-            if row.form == best(row.kind, RUNTIME, row.dtype, FORMS, chosen)
+            if row.form == best_form(row.kind, RUNTIME, row.dtype, FORMS, chosen)
             else "too inaccurate"
             if row.excess > 1
             else ""
@@ -168,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=100)
     rounds = parser.parse_args().rounds
-    before = machine()
+    before = describe_machine()
     results = []
     for case in CASES:
         results.append(measured(case, rounds))
@@ -177,7 +178,7 @@ def main() -> None:
             {form: round(told["ratio"], 2) for form, told in results[-1]["forms"].items()},
             flush=True,
         )
-    after, date = machine(), datetime.date.today().isoformat()
+    after, date = describe_machine(), datetime.date.today().isoformat()
     chosen = rows(results)
     told = f"{date}, {rounds} rounds; {before}; load {after.load:.1f} at the end"
     TABLE.write_text(json.dumps({"measured": told, "rows": [asdict(row) for row in chosen]}, indent=1) + "\n")

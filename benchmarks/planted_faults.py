@@ -24,8 +24,8 @@ from onnx import numpy_helper
 from torch import nn
 
 import normdeploy
-from normdeploy.graphs.protos import module as module_of
-from normdeploy.precision.precision import converted
+from normdeploy.graphs.proto_queries import module_path as module_of
+from normdeploy.precision.half_conversion import convert_to_half
 
 RESULTS = Path(__file__).with_name("results") / "planted_faults.md"
 LAYER = 5
@@ -164,7 +164,7 @@ def _overflow(proto: onnx.ModelProto, layer: int) -> onnx.ModelProto:
     (weight,) = (t for t in calm.graph.initializer if t.name == up)
     large = numpy_helper.to_array(weight)
     weight.CopyFrom(numpy_helper.from_array(large * np.float32(1e-5), up))
-    half, _ = converted(calm, "fp16", [{"ids": np.zeros((1, 4), np.int64)}])
+    half, _ = convert_to_half(calm, "fp16", [{"ids": np.zeros((1, 4), np.int64)}])
     (weight,) = (t for t in half.graph.initializer if t.name == up)
     weight.CopyFrom(numpy_helper.from_array(large.astype(numpy_helper.to_array(weight).dtype), up))
     return half

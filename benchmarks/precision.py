@@ -29,11 +29,11 @@ import normdeploy
 from models import minilm
 from models.demo import SENTENCES
 from models.registry import CASES, LOOKALIKES, SMALL, samples
-from normdeploy.precision.precision import converted, request
-from normdeploy.precision.retype import FORMATS
-from normdeploy.precision.stepwise import stepwise
-from normdeploy.runtimes.ort import OrtRunner
-from normdeploy.runtimes.types import check
+from normdeploy.precision.emulated_half import emulate_half
+from normdeploy.precision.half_conversion import builder_request, convert_to_half
+from normdeploy.precision.type_conversion import FORMATS
+from normdeploy.runtimes.network_types import check_network_types
+from normdeploy.runtimes.ort_runner import OrtRunner
 
 RESULTS = Path(__file__).with_name("results") / "precision.md"
 TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -74,7 +74,9 @@ def measured(subject: Subject) -> Iterator[tuple[list[str], bool]]:
     wide = normdeploy.export(subject.module, subject.inputs[0], inputs=list(subject.specs)).proto
     for to in ("fp16", "bf16"):
         try:
-            proto, account = converted(wide, to, None if subject.specs else [numpied(wide, x) for x in subject.inputs])
+            proto, account = convert_to_half(
+                wide, to, None if subject.specs else [numpied(wide, x) for x in subject.inputs]
+            )
         except normdeploy.errors.InputError as error:
             yield [subject.name, to, f"refused: {error}", *[""] * (len(COLUMNS) - 3)], True
             continue
@@ -87,14 +89,14 @@ def measured(subject: Subject) -> Iterator[tuple[list[str], bool]]:
 
 def compared(subject: Subject, proto: onnx.ModelProto, to: str) -> tuple[dict[str, float], float, float]:
     """Errors by runtime, eager's error, and what is allowed."""
-    runners: dict[str, Any] = {"stepwise": OrtRunner(stepwise(proto), optimize=False)}
+    runners: dict[str, Any] = {"stepwise": OrtRunner(emulate_half(proto), optimize=False)}
     if to == "fp16":
         runners |= {"off": OrtRunner(proto, optimize=False), "on": OrtRunner(proto)}
     errors, eager, rounding = dict.fromkeys(runners, 0.0), 0.0, 0.0
     for drawn in subject.inputs:
         inputs = tuple(x.to(TORCH[to]).float() if x.is_floating_point() else x for x in drawn)
         reference = run(subject.module, inputs, torch.float64)
-        rounding = max(rounding, FORMATS[to].unit * max(float(np.abs(v).max()) for v in reference))
+        rounding = max(rounding, FORMATS[to].unit_roundoff * max(float(np.abs(v).max()) for v in reference))
         eager = max(eager, worst(run(subject.module, inputs, TORCH[to]), reference))
         for name, runner in runners.items():
             feeds = numpied(proto, inputs, np.float32 if name == "stepwise" else None)
@@ -113,8 +115,8 @@ def network(proto: onnx.ModelProto) -> tuple[str, bool]:
     parser = trt.OnnxParser(parsed, logger)
     if not parser.parse(proto.SerializeToString()):
         return "refused: " + "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))[:120], False
-    wanted = request(proto)
-    found = check(trt, parsed, wanted["precision"], wanted["types"])
+    wanted = builder_request(proto)
+    found = check_network_types(trt, parsed, wanted["precision"], wanted["types"])
     return ", ".join(f"{n} {kind}" for kind, n in sorted(found.layers.items())) + "".join(
         f"; {w}" for w in found.wrong[:1]
     ), bool(found)

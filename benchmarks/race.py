@@ -36,9 +36,9 @@ from models.group import GroupNorm
 from models.layer import UnbiasedLayerNorm
 from models.registry import CASES, LOOKALIKES, SMALL, export_args, samples, seeded
 from models.rms import LlamaRMSNorm
-from normdeploy.compare.answers import disagreement
-from normdeploy.verbs.bench.machine import Machine, machine
-from normdeploy.verbs.bench.timing import race
+from normdeploy.compare.runtime_agreement import find_disagreement
+from normdeploy.verbs.bench.machine_info import MachineInfo, describe_machine
+from normdeploy.verbs.bench.timing import race_calls
 
 RESULTS = Path(__file__).with_name("results")
 SLOWEST = 0.97  # of any model of the list
@@ -86,15 +86,15 @@ def measured(subject: Subject, rounds: int) -> dict[str, Any]:
         for side, path in (("theirs", theirs), ("ours", ours)):
             runner = stack.enter_context(normdeploy.open_runner(path, threads=1))
             feeds = {spec.name: x.numpy() for spec, x in zip(runner.inputs, subject.args, strict=True)}
-            verdict = disagreement([*runner.infer(feeds).values()], reference, UNIT)
+            verdict = find_disagreement([*runner.infer(feeds).values()], reference, UNIT)
             error, wrong = verdict.error, verdict.reason
             told[side] = {"nodes": len(onnx.load(path).graph.node), "error": error, "wrong": wrong}
             calls.append(runner.prepare(feeds))
-        timing = race(calls, rounds=rounds, clock=time.thread_time)
+        timing = race_calls(calls, rounds=rounds, clock=time.thread_time)
         for i, side in enumerate(("theirs", "ours")):
             told[side]["microseconds"] = 1e6 * timing.percentile(i, 50)
-        told["faster"], *told["interval"] = timing.ratio(0, 1)
-        told["load"] = machine().load
+        told["faster"], *told["interval"] = timing.round_ratio(0, 1)
+        told["load"] = describe_machine().load
     return told
 
 
@@ -176,7 +176,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    before, results = machine(), []
+    before, results = describe_machine(), []
     for subject in subjects():
         if given.only and subject.name not in given.only:
             continue
@@ -188,7 +188,7 @@ def main() -> None:
     write(results, given.rounds, before)
 
 
-def write(results: list[dict[str, Any]], rounds: int, before: Machine) -> None:
+def write(results: list[dict[str, Any]], rounds: int, before: MachineInfo) -> None:
     """What was measured now, beside what stands in the file of other models."""
     held = json.loads((RESULTS / "race.json").read_text())["models"] if (RESULTS / "race.json").exists() else []
     every = {r["model"]: r for r in (*held, *results)}

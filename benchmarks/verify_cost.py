@@ -38,7 +38,7 @@ import torch
 from torch import nn
 
 import normdeploy
-from normdeploy.verbs.bench.machine import machine
+from normdeploy.verbs.bench.machine_info import describe_machine
 
 from .architectures.catalogue import ARCHITECTURES, Architecture, declare_torchvision, made
 
@@ -194,7 +194,7 @@ def table(rows: Sequence[Cost]) -> str:
     lines = [
         *("# What verify costs", "", (__doc__ or "").split("\n\n", 2)[2].strip(), ""),
         f"{len(costs)} of {len(ARCHITECTURES)} architectures, {sum(c.name in sampled for c in costs)} of the"
-        f" {len(sampled)} in the sample; {machine()}; {libraries}",
+        f" {len(sampled)} in the sample; {describe_machine()}; {libraries}",
         "",
     ]
     if costs:

@@ -1,6 +1,6 @@
-"""The JSON Schema of ``fleet.toml``: its tables, and in them the options of the verbs (`normdeploy.options`).
+"""The JSON Schema of ``fleet.toml``: its tables, and in them the options of the verbs (`normdeploy.verb_options`).
 
-``python -m docs.schemas`` writes it beside the reports' schemas; `normdeploy.fleet.fields` reads it.
+``python -m docs.schemas`` writes it beside the reports' schemas; `normdeploy.fleet.fleet_schema` reads it.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from normdeploy.fleet.steps import ENGINES
-from normdeploy.options import (
+from normdeploy.fleet.job_steps import ENGINES
+from normdeploy.verb_options import (
     EngineOptions,
     EveryPartOptions,
     ExportOptions,
     LoadingOptions,
     OptimizeOptions,
     Option,
-    options_of,
-    type_of,
+    command_line_type,
+    iter_options,
 )
-from normdeploy.verbs.bench.options import BenchOptions
-from normdeploy.verbs.package.options import PackageOptions
-from normdeploy.verbs.verify.options import StrictOption, VerifyOptions
+from normdeploy.verbs.bench.bench_options import BenchOptions
+from normdeploy.verbs.package.package_options import PackageOptions
+from normdeploy.verbs.verify.verify_options import StrictOption, VerifyOptions
 
 VERBS: dict[str, tuple[type, ...]] = {
     "export": (EveryPartOptions, ExportOptions, OptimizeOptions),
@@ -114,10 +114,10 @@ def _named(table: dict[str, Any]) -> dict[str, Any]:
 def _options(verb: str, groups: tuple[type, ...]) -> dict[str, Any]:
     properties: dict[str, Any] = {}
     for group in groups:
-        for name, spelled, _ in options_of(group):
-            if spelled.key not in _SET.get(verb, ()):
-                schema = _of(type_of(group, name), spelled) | {"description": spelled.help}
-                properties.setdefault(spelled.key, schema)
+        for name, spelled, _ in iter_options(group):
+            if spelled.toml_key not in _SET.get(verb, ()):
+                schema = _of(command_line_type(group, name), spelled) | {"description": spelled.help}
+                properties.setdefault(spelled.toml_key, schema)
     return _table(dict(sorted(properties.items())), f"options of normdeploy {verb}")
 
 

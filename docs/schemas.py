@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import normdeploy
-from normdeploy.engines.build import Engine
-from normdeploy.precision.precision import Account
-from normdeploy.quantized import Quantization
-from normdeploy.records import Certificate, Explanation, Finding, Picture, QuantizedLayer
-from normdeploy.verbs.bench.bench import Race
-from normdeploy.verbs.bisect.tracer import Fault
-from normdeploy.verbs.check import check
-from normdeploy.verbs.recheck import recheck
-from normdeploy.verbs.verify.candidates import NotRun
-from normdeploy.verbs.verify.comparison import Comparison
+from normdeploy.engines.engine_build import Engine
+from normdeploy.findings.quantization_report import QuantizationReport
+from normdeploy.findings.records import Certificate, Explanation, Finding, NormDiagram, QuantizedLayer
+from normdeploy.precision.half_conversion import PrecisionReport
+from normdeploy.verbs.bench.model_benchmark import Race
+from normdeploy.verbs.bisect.fault_tracing import Fault
+from normdeploy.verbs.check import check_files
+from normdeploy.verbs.recheck import bundle_recheck
+from normdeploy.verbs.verify.comparison_result import Comparison
+from normdeploy.verbs.verify.runtime_candidates import NotRun
 
 from . import fleet_schema
 
@@ -77,11 +77,11 @@ class Report(TypedDict):
     ops: _Ops | None
     norms: list[Finding]
     explanations: list[Explanation]
-    pictures: list[Picture]
+    pictures: list[NormDiagram]
     layers: list[QuantizedLayer]
     engine: Engine | None
-    precision: Account | None
-    quantization: Quantization | None
+    precision: PrecisionReport | None
+    quantization: QuantizationReport | None
     parity: Comparison | None
     bisection: _Bisection | None
     race: Race | None
@@ -92,24 +92,24 @@ class Report(TypedDict):
 
 
 class Check(TypedDict):
-    """What `check --format json` writes; the keys are described in `normdeploy/verbs/check/check.py`."""
+    """What `check --format json` writes; the keys are described in `normdeploy/verbs/check/check_files.py`."""
 
     schema: Literal["normdeploy/check/1"]
     normdeploy: str
     ok: bool
     fail_on: list[str]
-    files: list[check.Checked]
+    files: list[check_files.CheckedFile]
 
 
 class Recheck(TypedDict):
-    """What `recheck --report` writes; the keys are described in `normdeploy/verbs/recheck/recheck.py`."""
+    """What `recheck --report` writes; the keys are described in `normdeploy/verbs/recheck/bundle_recheck.py`."""
 
     schema: Literal["normdeploy/recheck/1"]
     ok: bool
     name: str
     made: str
     files: int
-    changes: list[recheck.Change]
+    changes: list[bundle_recheck.BundleChange]
     parity: Comparison | None
     notes: list[str]
     seconds: float
@@ -180,7 +180,8 @@ class _File(TypedDict):
 
 
 class Package(TypedDict):
-    """`manifest.json` of what `package` writes; the keys are described in `normdeploy/verbs/package/bundle.py`."""
+    """`manifest.json` of what `package` writes; the keys are described in
+    `normdeploy/verbs/package/evidence_bundle.py`."""
 
     schema: Literal["normdeploy/package/1"]
     normdeploy: str

@@ -11,7 +11,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .shown import render_with
+from .findings.rendering import set_renderers
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from .api.optimize import optimize
     from .api.parts import export_parts, verify_parts
     from .api.verify import verify
-    from .engines.build import build
-    from .verbs.check.check import check
-    from .verbs.package.package import package
-    from .verbs.recheck.recheck import recheck
+    from .engines.engine_build import build
+    from .verbs.check.check_files import check
+    from .verbs.package.bundle_writer import package
+    from .verbs.recheck.bundle_recheck import recheck
     from .verbs.run import open_runner, run
 
 __all__ = [
@@ -55,31 +55,31 @@ _HOMES = {
     **{
         "export_parts": "api.parts",
         "verify_parts": "api.parts",
-        "build": "engines.build",
-        "check": "verbs.check.check",
+        "build": "engines.engine_build",
+        "check": "verbs.check.check_files",
     },
     **{
         "open_runner": "verbs.run",
         "run": "verbs.run",
-        "package": "verbs.package.package",
-        "recheck": "verbs.recheck.recheck",
+        "package": "verbs.package.bundle_writer",
+        "recheck": "verbs.recheck.bundle_recheck",
     },
 }
 
 
-def _text(result: Any) -> str:
-    from .reports.shown import text
+def _render_text(result: Any) -> str:
+    from .reports.result_display import render_text
 
-    return text(result)
-
-
-def _html(result: Any) -> str:
-    from .reports.shown import html
-
-    return html(result)
+    return render_text(result)
 
 
-render_with(_text, _html)
+def _render_html(result: Any) -> str:
+    from .reports.result_display import render_html
+
+    return render_html(result)
+
+
+set_renderers(_render_text, _render_html)
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,9 @@ function."""
 
 from __future__ import annotations
 
+import ml_dtypes
+import numpy as np
+
 from .errors import InputError
 
 _NAMES = {
@@ -17,12 +20,12 @@ _TYPE_OF = {alias: name for name, aliases in _NAMES.items() for alias in (name, 
 """What a file can be made to compute in, besides the float32 that it is exported in."""
 
 
-def type_of(name: str) -> str | None:
+def normalize_dtype(name: str) -> str | None:
     """numpy's name of a floating type ("bfloat16" too), "float32" for "FP32"; None where ``name`` is none."""
     return _TYPE_OF.get(name.lower())
 
 
-def precision_of(name: str | None) -> str | None:
+def half_precision_of(name: str | None) -> str | None:
     """What ``--precision`` means: "fp16" or "bf16"; None for float32, which is no change.
 
     Raises:
@@ -30,10 +33,33 @@ def precision_of(name: str | None) -> str | None:
     """
     if name is None:
         return None
-    kind = type_of(name) if isinstance(name, str) else None
+    kind = normalize_dtype(name) if isinstance(name, str) else None
     if kind not in _PRECISIONS:
         raise InputError(
             f"there is no precision {name!r}; choose one of fp16 (float16, half), bf16 (bfloat16) or fp32, which is no"
             " change"
         )
     return _PRECISIONS[kind]
+
+
+def unit_roundoff(dtype: np.dtype) -> float:
+    """Return half of the distance between 1 and the next larger number of a floating type."""
+    return float(ml_dtypes.finfo(dtype).eps) / 2
+
+
+# By numpy's names of the types that models compute in.
+UNIT_ROUNDOFF = {name: unit_roundoff(np.dtype(name)) for name in ("float64", "float32", "float16", "bfloat16")}
+
+
+def is_float_dtype(dtype: np.dtype) -> bool:
+    """Whether it is a floating type."""
+    return dtype.kind == "f" or (dtype.kind == "V" and not _is_narrow_integer_dtype(dtype))
+
+
+def is_integer_dtype(dtype: np.dtype) -> bool:
+    """Whether it is an integer type, of 2 and 4 bits too."""
+    return dtype.kind in "iu" or (dtype.kind == "V" and _is_narrow_integer_dtype(dtype))
+
+
+def _is_narrow_integer_dtype(dtype: np.dtype) -> bool:
+    return dtype.name.startswith(("int", "uint"))

@@ -30,7 +30,7 @@ LIBRARIES = (
 )
 
 
-def environment() -> dict[str, str]:
+def describe_environment() -> dict[str, str]:
     """What -> its version or name: libraries, "python", "system", "cpu", "driver", "gpu 0", ...; no library is
     imported."""
     versions = {}
@@ -40,24 +40,24 @@ def environment() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
-    return versions | {"python": platform.python_version(), "system": system, "cpu": _cpu()} | _gpus()
+    return versions | {"python": platform.python_version(), "system": system, "cpu": _cpu_name()} | _gpu_names()
 
 
-def epoch() -> int | None:
+def source_date_epoch() -> int | None:
     """The seconds since 1970 that SOURCE_DATE_EPOCH states in the place of now (reproducible-builds.org); None where it
     states none. What is written then says neither when nor how fast it was made."""
     text = os.environ.get("SOURCE_DATE_EPOCH", "")
     return int(text) if text.isdecimal() else None
 
 
-def _cpu() -> str:
+def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else platform.processor() or platform.machine()
 
 
-def _gpus() -> dict[str, str]:
+def _gpu_names() -> dict[str, str]:
     """The driver and the GPUs with their compute capabilities, as NVIDIA's management library names them; {} where
     there is none."""
     try:

@@ -90,7 +90,7 @@ _REPLACED = "\N{REPLACEMENT CHARACTER}"
 _LONGEST = 2000
 
 
-def printable(text: str) -> str:
+def escape_line(text: str) -> str:
     """``text`` on one line, without control characters: names come from files, and a terminal would obey them.
 
     A line feed would begin a line that looks like one of ours, and a line ``::error::`` is an order to a CI server,
@@ -107,6 +107,6 @@ def printable(text: str) -> str:
 _OUR_LINE = re.compile(r"\n(?=  |If you trust |Check the factory|Nothing was built)")
 
 
-def printable_lines(text: str) -> str:
+def escape_lines(text: str) -> str:
     """A message as `printable` makes it, with the line feeds that are ours: a name in it may bring others."""
-    return "\n".join(map(printable, _OUR_LINE.split(text)))
+    return "\n".join(map(escape_line, _OUR_LINE.split(text)))

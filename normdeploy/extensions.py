@@ -1,9 +1,9 @@
 """What installed packages bring: entry points, found when a verb needs them and not before.
 
     group                     what it brings                                 its contract
-    normdeploy.norms          norm ops of a domain of the package's own      `normdeploy.norms.guests`
-    normdeploy.runtimes       a runtime, by name                             `normdeploy.runtimes.guests`
-    normdeploy.rules          rules for ``check``                            `normdeploy.verbs.check.guests`
+    normdeploy.norms          norm ops of a domain of the package's own      `normdeploy.norms.third_party`
+    normdeploy.runtimes       a runtime, by name                             `normdeploy.runtimes.third_party_runner`
+    normdeploy.rules          rules for ``check``                            `normdeploy.verbs.check.third_party_rules`
     normdeploy.translations   operators of torch in ONNX                     `normdeploy.translations`
 
 An entry point is code that whoever installed the package has put into this Python: nothing here makes it safer or less
@@ -70,9 +70,9 @@ class Extension:
         except ExtensionError:
             raise
         except (Exception, SystemExit) as error:  # the package's own code; its exit is no verdict of ours
-            raise self.error(f"{what}: {type(error).__name__}: {error}") from error
+            raise self.make_error(f"{what}: {type(error).__name__}: {error}") from error
 
-    def error(self, what: str) -> ExtensionError:
+    def make_error(self, what: str) -> ExtensionError:
         """An error that names the package."""
         return ExtensionError(
             f"the package {self.package!r} brings {self.value!r} for {self.group} {self.name!r}, and it {what}; mend or"
@@ -80,18 +80,18 @@ class Extension:
         )
 
 
-def installed(group: str) -> tuple[Extension, ...]:
+def installed_extensions(group: str) -> tuple[Extension, ...]:
     """The entry points of a group in the order of their names, none of them imported; none where extensions are off."""
-    return () if _OFF.get() or os.environ.get(VARIABLE) else _on_path(group, tuple(sys.path))
+    return () if _OFF.get() or os.environ.get(VARIABLE) else _scan_entry_points(group, tuple(sys.path))
 
 
-def named(group: str, name: str) -> Extension | None:
+def find_extension(group: str, name: str) -> Extension | None:
     """The one that is called so; None where there is none.
 
     Raises:
         ExtensionError: two packages bring one of this name.
     """
-    matching = [e for e in installed(group) if e.name == name]
+    matching = [e for e in installed_extensions(group) if e.name == name]
     if len(matching) > 1:
         raise ExtensionError(
             f"the packages {matching[0].package!r} and {matching[1].package!r} both bring {group} {name!r}; remove one"
@@ -111,7 +111,7 @@ def disabled(off: bool = True) -> Iterator[None]:
 
 
 @lru_cache(maxsize=16)
-def _on_path(group: str, path: tuple[str, ...]) -> tuple[Extension, ...]:
+def _scan_entry_points(group: str, path: tuple[str, ...]) -> tuple[Extension, ...]:
     """``path``: where they are looked for, ``sys.path``; another one is looked through anew."""
     brought = []
     for point in entry_points(group=group):

@@ -12,13 +12,13 @@ import sys
 import time
 from collections.abc import Iterable
 
-from .errors import printable
-from .records import Summary
+from .errors import escape_line
+from .findings.records import Summary
 
 log = logging.getLogger("normdeploy")
 
 
-class _Lines(logging.Formatter):
+class _LineFormatter(logging.Formatter):
     """Seconds since the start, and the message without what a terminal would obey."""
 
     def __init__(self) -> None:
@@ -26,24 +26,24 @@ class _Lines(logging.Formatter):
         self._start = time.time()
 
     def format(self, record: logging.LogRecord) -> str:
-        return f"[{record.created - self._start:8.2f} s] {printable(record.getMessage())}"
+        return f"[{record.created - self._start:8.2f} s] {escape_line(record.getMessage())}"
 
 
-def watch(verbosity: int) -> None:
+def start_logging(verbosity: int) -> None:
     """From now on the log goes to standard error: stages and results for 1, each attempt too for more, nothing for 0.
 
     What an earlier call asked for ends with this one; handlers that a program added itself stay.
     """
-    log.handlers[:] = [handler for handler in log.handlers if not isinstance(handler.formatter, _Lines)]
+    log.handlers[:] = [handler for handler in log.handlers if not isinstance(handler.formatter, _LineFormatter)]
     log.setLevel({0: logging.NOTSET, 1: logging.INFO}.get(verbosity, logging.DEBUG))
     log.propagate = not verbosity
     if verbosity:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(_Lines())
+        handler.setFormatter(_LineFormatter())
         log.addHandler(handler)
 
 
-def norms(summary: Summary, notes: Iterable[str] = ()) -> None:
+def log_norms(summary: Summary, notes: Iterable[str] = ()) -> None:
     """Log what became of each norm, and why; for debugging what else was tried and in how many seconds."""
     if not log.isEnabledFor(logging.INFO):
         return

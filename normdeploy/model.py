@@ -38,19 +38,19 @@ class Dim:
     terms: tuple[Dim, ...] = ()
 
     @property
-    def dynamic(self) -> bool:
+    def is_dynamic(self) -> bool:
         return self.name is not None
 
     @classmethod
-    def static(cls, size: int) -> Dim:
+    def from_size(cls, size: int) -> Dim:
         return cls(None, size, size, size)
 
     @classmethod
-    def sum(cls, terms: tuple[Dim, ...]) -> Dim:
+    def sum_of(cls, terms: tuple[Dim, ...]) -> Dim:
         """The dim that is as long as ``terms`` together; its name tells them, "past + seq"."""
         low, best, high = (sum(getattr(term, which) for term in terms) for which in ("min", "opt", "max"))
-        if not any(term.dynamic for term in terms):
-            return cls.static(best)
+        if not any(term.is_dynamic for term in terms):
+            return cls.from_size(best)
         return cls(" + ".join(term.name or str(term.opt) for term in terms), low, best, high, terms)
 
     def size(self, sizes: Mapping[str, int]) -> int:
@@ -59,15 +59,21 @@ class Dim:
             return sum(term.size(sizes) for term in self.terms)
         return self.opt if self.name is None else sizes.get(self.name, self.opt)
 
-    def among(self, dims: Mapping[str, Dim]) -> Dim:
+    def with_ranges_of(self, dims: Mapping[str, Dim]) -> Dim:
         """This dim with its range, or those of its terms, as ``dims`` have it by name."""
         if self.terms:
-            return Dim.sum(tuple(term.among(dims) for term in self.terms))
+            return Dim.sum_of(tuple(term.with_ranges_of(dims) for term in self.terms))
         return self if self.name is None else dims.get(self.name, self)
 
-    def named(self) -> tuple[Dim, ...]:
+    def named_dims(self) -> tuple[Dim, ...]:
         """The dynamic dims that decide its size: itself, or those of its terms."""
-        return tuple(d for term in self.terms for d in term.named()) if self.terms else (self,) if self.dynamic else ()
+        return (
+            tuple(d for term in self.terms for d in term.named_dims())
+            if self.terms
+            else (self,)
+            if self.is_dynamic
+            else ()
+        )
 
 
 MOST = 2**30  # random values of one input: 8 GiB while they are drawn
@@ -89,7 +95,7 @@ class InputSpec:
     range: tuple[float, float] | None = None
     mask: bool = False
 
-    def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
+    def concrete_shape(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         """The concrete shape where each named dim takes its value from ``dims``, or its opt size."""
         return tuple(d.size(dims) for d in self.shape)
 
@@ -99,14 +105,14 @@ class InputSpec:
         Raises:
             InputError: an integer range is empty, or there are too many values.
         """
-        shape = self.sizes(dims or {})
+        shape = self.concrete_shape(dims or {})
         if min(shape, default=0) < 0 or len(shape) > 64 or math.prod(shape) > MOST:  # 64: numpy's
             raise InputError(
                 f"input {self.name!r} has the shape {list(shape)}, of which no values are generated: sizes are not"
                 f" negative, and at most {MOST} elements are made; give smaller sizes"
             )
         if self.dtype == "bool":
-            return self._seeing(rng.integers(0, 2, shape), rng).astype(bool)
+            return self._unmask_each_row(rng.integers(0, 2, shape), rng).astype(bool)
         kind = np.dtype("float32" if self.dtype == "bfloat16" else self.dtype)
         if kind.kind in "iu":
             low, high = self.range or (0, 2)
@@ -115,13 +121,15 @@ class InputSpec:
                     f"input {self.name!r} takes values from {low} up to but not including {high}: there is none; "
                     "give a range such as {0:2}"
                 )
-            return self._seeing(self._drawn(rng.integers, int(low), int(high), shape), rng).astype(kind)
-        values = rng.standard_normal(shape) if self.range is None else self._drawn(rng.uniform, *self.range, shape)
+            return self._unmask_each_row(self._draw_values(rng.integers, int(low), int(high), shape), rng).astype(kind)
+        values = (
+            rng.standard_normal(shape) if self.range is None else self._draw_values(rng.uniform, *self.range, shape)
+        )
         if self.dtype == "bfloat16":
             return values.astype(ml_dtypes.bfloat16)
         return values.astype(kind)
 
-    def _drawn(self, draw: Callable[..., Any], low: float, high: float, shape: Sequence[int]) -> np.ndarray:
+    def _draw_values(self, draw: Callable[..., Any], low: float, high: float, shape: Sequence[int]) -> np.ndarray:
         try:
             return np.asarray(draw(low, high, shape))
         except (ValueError, OverflowError) as error:
@@ -130,7 +138,7 @@ class InputSpec:
                 " narrower range"
             ) from error
 
-    def _seeing(self, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def _unmask_each_row(self, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Of a mask: each row with at least one 1, at a place of its own; nobody sends a text of padding alone."""
         if self.mask and values.size:
             rows = values.reshape(-1, values.shape[-1])
@@ -140,7 +148,7 @@ class InputSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Signature:
+class ModelSignature:
     """What is known of a model besides what it computes.
 
     ``outputs`` names the flattened outputs. ``sha256`` is of the file, "" for a live module. ``recorded`` holds the
@@ -160,9 +168,9 @@ class Signature:
     word: str = ""
 
     @property
-    def dims(self) -> dict[str, Dim]:
+    def named_dims(self) -> dict[str, Dim]:
         """Every named dynamic dim of the inputs; of a sum its terms."""
-        return {d.name: d for spec in self.inputs for dim in spec.shape for d in dim.named() if d.name is not None}
+        return {d.name: d for spec in self.inputs for dim in spec.shape for d in dim.named_dims() if d.name is not None}
 
     def samples(self, seed: int = 0, dims: Mapping[str, int] | None = None) -> dict[str, np.ndarray]:
         """One random input for each name, at the given sizes (opt where none is given)."""
@@ -171,7 +179,7 @@ class Signature:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model(Signature):
+class LoadedModel(ModelSignature):
     """A PyTorch model in eval mode; ``program`` takes its tensors in the order of ``inputs`` (the flattened leaves of
     args and kwargs). ``written``: the paths of the buffers that forward writes. ``notes``: what a user should know of
     its loading."""
@@ -181,6 +189,6 @@ class Model(Signature):
     notes: tuple[str, ...] = ()
 
     @property
-    def signature(self) -> Signature:
+    def as_signature(self) -> ModelSignature:
         """The same without the program and its weights."""
-        return Signature(**{f.name: getattr(self, f.name) for f in fields(Signature)})
+        return ModelSignature(**{f.name: getattr(self, f.name) for f in fields(ModelSignature)})

@@ -76,15 +76,15 @@ def own_log() -> Iterator[None]:
     """What a test's ``-v`` asked for ends with it: the stream that it wrote to is closed by then."""
     yield
     if "normdeploy.log" in sys.modules:
-        sys.modules["normdeploy.log"].watch(0)
+        sys.modules["normdeploy.log"].start_logging(0)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def own_signals() -> Iterator[None]:
     """A test may call the command line in this process, whose signals are pytest's."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("normdeploy.stopping.watch", lambda: None)
-        patch.setattr("normdeploy.stopping.ended", lambda: None)
+        patch.setattr("normdeploy.cli.signals.watch_signals", lambda: None)
+        patch.setattr("normdeploy.cli.signals.restore_default_sigint", lambda: None)
         yield
 
 

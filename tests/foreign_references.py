@@ -3,20 +3,20 @@
 They know nothing of `normdeploy.norms.definitions`, which are judged by them.
 
 - onnxruntime's contrib ops: docs/ContribOperators.md (GroupNorm, SkipGroupNorm, EmbedLayerNormalization). Its layer
-  norms are in `normdeploy.evaluate.evaluate` already, because a float64 evaluation may meet them anywhere.
+  norms are in `normdeploy.evaluate.evaluator` already, because a float64 evaluation may meet them anywhere.
 - TensorRT's plugins, by the README and the plugin creator (which holds the defaults) in each folder of TensorRT's
   plugin/: groupNormPlugin, groupNormalizationPlugin, layerNormPlugin, instanceNormalizationPlugin, skipLayerNormPlugin.
 
-Functions are as in `normdeploy.evaluate.core`. The keys are (owner, op).
+Functions are as in `normdeploy.evaluate.evaluator_core`. The keys are (owner, op).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from normdeploy.evaluate.core import Array, Attrs, Inputs, Result, Table, float32, optional
+from normdeploy.evaluate.evaluator_core import Array, Attrs, Inputs, Result, Table, optional_input, round_to_float32
 
-_EPSILON = float32(1e-5)
+_EPSILON = round_to_float32(1e-5)
 GROUPS = 32  # fixed in TensorRT's groupNormPlugin.cpp
 SKIP_EPSILON = {0: 2.0**-23, 1: 2.0**-10}  # type_id -> std::numeric_limits<float or half>::epsilon()
 
@@ -56,7 +56,7 @@ def _group_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Resul
 def _skip_group_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     """GroupNorm of X + skip + bias, and that sum; skip of X's shape, (N, 1, 1, C) or (N, C), bias of (C,)."""
     x, gamma, beta, skip = inputs[:4]
-    bias = optional(inputs, 4)
+    bias = optional_input(inputs, 4)
     total = x + (skip.reshape(skip.shape[0], 1, 1, -1) if skip.ndim == 2 else skip)
     total = total if bias is None else total + bias
     return _ort_group_norm(total, gamma, beta, attrs), total
@@ -66,11 +66,11 @@ def _embed_layer_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) ->
     """Layer norm of word + position + segment embeddings; the number of ones in each row of the mask (0 without one);
     the sum."""
     ids, segments, words, positions = inputs[:4]
-    mask, place = optional(inputs, 7), optional(inputs, 8)
+    mask, place = optional_input(inputs, 7), optional_input(inputs, 8)
     total = words[ids] + (positions[: ids.shape[1]] if place is None else positions[np.broadcast_to(place, ids.shape)])
     if segments is not None:
         total = total + inputs[4][segments]
-    y = _standardized(total, (-1,), attrs.get("epsilon", float32(1e-12)))
+    y = _standardized(total, (-1,), attrs.get("epsilon", round_to_float32(1e-12)))
     count = np.zeros(len(ids), np.int32) if mask is None else (mask == 1).sum(axis=1).astype(np.int32)
     return y * inputs[5] + inputs[6], count, total
 

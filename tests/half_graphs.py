@@ -10,8 +10,8 @@ import onnx
 import onnx.parser
 from onnx import numpy_helper
 
-from normdeploy.precision.precision import Account
-from normdeploy.precision.stepwise import stepwise
+from normdeploy.precision.emulated_half import emulate_half
+from normdeploy.precision.half_conversion import PrecisionReport
 from tests.support import run_onnxruntime
 
 
@@ -46,14 +46,14 @@ def node(proto: onnx.ModelProto, op: str) -> onnx.NodeProto:
     return next(n for n in proto.graph.node if n.op_type == op)
 
 
-def reasons(account: Account) -> dict[str, str]:
+def reasons(account: PrecisionReport) -> dict[str, str]:
     """Op -> kind of its island."""
     return {island.op: island.kind for island in account.islands}
 
 
 def runs(proto: onnx.ModelProto, to: str, feeds: Mapping[str, np.ndarray]) -> dict[str, list[np.ndarray]]:
     """The outputs by runtime; ``feeds`` are float32."""
-    found = {"stepwise": run_onnxruntime(stepwise(proto), feeds)}
+    found = {"stepwise": run_onnxruntime(emulate_half(proto), feeds)}
     if to == "fp16":
         half = {k: v.astype(np.float16) if v.dtype == np.float32 else v for k, v in feeds.items()}
         found |= {f"onnxruntime, optimizer {on}": run_onnxruntime(proto, half, optimized=on) for on in (False, True)}

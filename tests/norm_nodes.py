@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from normdeploy.rewriting import rewrite
+from normdeploy.rewriting import norm_optimizer
 
 DTYPES: dict[str, Any] = {
     "float": np.float32,
@@ -55,7 +55,7 @@ class Model:
         return proto
 
     def portable(self, dtype: str = "float", *, static: bool = False) -> onnx.ModelProto:
-        return rewrite.optimize(self.proto(dtype, static=static), runtime="tensorrt", fuse="portable")[0]
+        return norm_optimizer.optimize_norms(self.proto(dtype, static=static), runtime="tensorrt", fuse="portable")[0]
 
 
 def feeds(proto: onnx.ModelProto, seed: int = 0, sizes: dict[str, int] | None = None) -> dict[str, np.ndarray]:

@@ -13,9 +13,9 @@ from onnx import numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 from torch import nn
 
-from normdeploy.exporter import to_onnx
+from normdeploy.exporting.exporter import export_to_proto
 from normdeploy.loading import from_module
-from normdeploy.model import Model
+from normdeploy.model import LoadedModel
 
 
 class Net(nn.Module):
@@ -48,11 +48,11 @@ class Conv(nn.Module):
         return self.last(x.mean((2, 3)))
 
 
-def net() -> Model:
+def net() -> LoadedModel:
     return from_module(Net().eval(), inputs=["x:float32[batch=1:4:8,6,32]"])
 
 
-def conv() -> Model:
+def conv() -> LoadedModel:
     return from_module(Conv().eval(), inputs=["x:float32[batch=1:2:4,3,12,12]"])
 
 
@@ -64,12 +64,12 @@ class Samples(CalibrationDataReader):
         return next(self._left, None)
 
 
-def samples(model: Model, count: int = 12, seed: int = 100) -> list[dict[str, np.ndarray]]:
+def samples(model: LoadedModel, count: int = 12, seed: int = 100) -> list[dict[str, np.ndarray]]:
     return [model.samples(seed + i) for i in range(count)]
 
 
 def quantized(
-    model: Model,
+    model: LoadedModel,
     folder: Path,
     name: str = "int8.onnx",
     *,
@@ -81,7 +81,7 @@ def quantized(
     """Calibrated by the least and the largest value of the model's own samples, these ``margin`` times as large so
     that other draws fit in."""
     float32 = folder / "float32.onnx"
-    onnx.save(to_onnx(model), float32)
+    onnx.save(export_to_proto(model), float32)
     wide = [{n: v * np.float32(margin) for n, v in feeds.items()} for feeds in samples(model)]
     quantize_static(
         float32,
@@ -96,9 +96,9 @@ def quantized(
     return folder / name
 
 
-def dynamic(model: Model, folder: Path) -> Path:
+def dynamic(model: LoadedModel, folder: Path) -> Path:
     """Activations quantized when they are seen: DynamicQuantizeLinear and MatMulInteger."""
-    onnx.save(to_onnx(model), folder / "float32.onnx")
+    onnx.save(export_to_proto(model), folder / "float32.onnx")
     # Weights of 7 bits: without VNNI and with its optimizer off, onnxruntime saturates sums of two products at 16 bits.
     quantize_dynamic(
         folder / "float32.onnx",
@@ -110,9 +110,9 @@ def dynamic(model: Model, folder: Path) -> Path:
     return folder / "dynamic.onnx"
 
 
-def weights_alone(model: Model, folder: Path) -> Path:
+def weights_alone(model: LoadedModel, folder: Path) -> Path:
     """The first product's weight in int8, with one scale for all of it, and nothing else quantized."""
-    proto = to_onnx(model)
+    proto = export_to_proto(model)
     node = next(n for n in proto.graph.node if n.op_type in ("MatMul", "Gemm"))
     turned = next((n for n in proto.graph.node if n.output[0] == node.input[1]), None)
     weight = constant(proto, node.input[1]) if turned is None else constant(proto, turned.input[0]).T

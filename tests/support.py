@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from normdeploy.sessions import EXACT_INTEGERS
+from normdeploy.ort_sessions.session import EXACT_INTEGERS
 
 LAYER_NORM = """g (float[2, 4] x) => (float[2, 4] y) <int64[1] axes = {-1}, float e = {1e-5}> {
     m = ReduceMean<keepdims = 1>(x, axes)  d = Sub(x, m)  s = Mul(d, d)  v = ReduceMean<keepdims = 1>(s, axes)

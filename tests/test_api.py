@@ -20,9 +20,9 @@ import torch
 
 import normdeploy
 from models.layer import Norm
-from normdeploy import processes
 from normdeploy.errors import InputError, NormdeployError, TrustError
-from normdeploy.storage.record import recorded
+from normdeploy.ort_sessions import child_process
+from normdeploy.storage.export_record import read_record
 from tests.cli.test_cli import HEAVY, layer_norm_by_hand
 
 
@@ -54,7 +54,7 @@ def test_a_child_process_finds_this_very_package(tmp_path: Path) -> None:
     """Also where nothing is installed: -S leaves out what the environment of Python brings."""
     command = [sys.executable, "-S", "-P", "-c", "import normdeploy; print(normdeploy.__file__)"]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=True, cwd=tmp_path, env=processes.environment()
+        command, capture_output=True, text=True, check=True, cwd=tmp_path, env=child_process.child_environment()
     )
     assert done.stdout.strip() == normdeploy.__file__
 
@@ -113,7 +113,7 @@ def test_export_of_a_live_module(block: Block, tmp_path: Path) -> None:
 
 def test_file_says_how_it_was_made(block: Block) -> None:
     proto = normdeploy.export(block, (torch.randn(2, 8),), runtime="onnxruntime").proto
-    assert recorded(proto)["export"] == {
+    assert read_record(proto)["export"] == {
         "opset": None,
         "runtime": "onnxruntime",
         "fuse": "standard",

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 
 import normdeploy
-from normdeploy.drawn import draws_of_file
 from normdeploy.errors import InputError, TrainingModeError
+from normdeploy.verbs.verify.random_draws import random_nodes_of_file
 
 
 class Draws(torch.nn.Module):
@@ -59,7 +59,7 @@ def test_draws_of_file_dropout_only_in_training(training):
     value = onnx.helper.make_tensor_value_info("x", 1, [2])
     on = onnx.numpy_helper.from_array(np.array(training), "on")
     graph = onnx.helper.make_graph([drop], "g", [value], [], [on])
-    assert draws_of_file(onnx.helper.make_model(graph)) == (("Dropout 'drop'",) if training else ())
+    assert random_nodes_of_file(onnx.helper.make_model(graph)) == (("Dropout 'drop'",) if training else ())
 
 
 def test_verify_draw_not_used_verified(tmp_path):

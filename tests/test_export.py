@@ -21,10 +21,10 @@ from torch.export import Dim as TorchDim
 
 import normdeploy
 from normdeploy.errors import ExportError, InputError
-from normdeploy.exporter import CLASS, MODULE, to_onnx
-from normdeploy.graphs.simplify import simplify
+from normdeploy.exporting.exporter import CLASS, MODULE, export_to_proto
+from normdeploy.graphs.simplification import simplify
 from normdeploy.loading import from_module
-from normdeploy.model import Dim, InputSpec, Model
+from normdeploy.model import Dim, InputSpec, LoadedModel
 
 BATCH, SEQ = Dim("batch", 1, 2, 8), Dim("seq", 2, 5, 16)
 
@@ -33,14 +33,16 @@ def spec(name: str, *shape: int | Dim, dtype: str = "float32") -> InputSpec:
     return InputSpec(
         name,
         dtype,
-        tuple(d if isinstance(d, Dim) else Dim.static(d) for d in shape),
+        tuple(d if isinstance(d, Dim) else Dim.from_size(d) for d in shape),
         (0, 2) if dtype == "int64" else None,
     )
 
 
-def model(module: nn.Module, *inputs: InputSpec, outputs: tuple[str, ...] = ("out",), auto: bool = False) -> Model:
+def model(
+    module: nn.Module, *inputs: InputSpec, outputs: tuple[str, ...] = ("out",), auto: bool = False
+) -> LoadedModel:
     """Exported with the specs' dims; with ``auto`` torch decides what stays dynamic."""
-    args = tuple(torch.ones(i.sizes({}), dtype=getattr(torch, i.dtype)) for i in inputs)
+    args = tuple(torch.ones(i.concrete_shape({}), dtype=getattr(torch, i.dtype)) for i in inputs)
     dims = {
         d.name: TorchDim.AUTO if auto else TorchDim(d.name, min=d.min, max=d.max)
         for i in inputs
@@ -49,7 +51,7 @@ def model(module: nn.Module, *inputs: InputSpec, outputs: tuple[str, ...] = ("ou
     }
     shapes = tuple({axis: dims[d.name] for axis, d in enumerate(i.shape) if d.name} for i in inputs)
     program = torch.export.export(module.eval(), args, dynamic_shapes=shapes)
-    return Model(program=program, inputs=inputs, outputs=outputs, kind="module", sha256="12ab")
+    return LoadedModel(program=program, inputs=inputs, outputs=outputs, kind="module", sha256="12ab")
 
 
 def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -57,7 +59,7 @@ def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray
     return ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
 
 
-def agrees(proto: onnx.ModelProto, made: Model, **dims: int) -> None:
+def agrees(proto: onnx.ModelProto, made: LoadedModel, **dims: int) -> None:
     samples = made.samples(0, dims)
     expected = made.program.module()(*(torch.from_numpy(v) for v in samples.values()))
     expected = expected if isinstance(expected, tuple) else (expected,)
@@ -100,7 +102,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize("opset", [18, 21, 23, 25])
 def test_opset(opset: int) -> None:
     made = model(nn.Sequential(nn.Linear(8, 8), nn.GroupNorm(2, 8)), spec("x", BATCH, 8))
-    proto = to_onnx(made, opset=opset)
+    proto = export_to_proto(made, opset=opset)
     assert [(o.domain, o.version) for o in proto.opset_import] == [("", opset)]
     assert proto.ir_version >= onnx.helper.find_min_ir_version_for(proto.opset_import)
     assert proto.producer_name == "normdeploy"
@@ -109,9 +111,9 @@ def test_opset(opset: int) -> None:
 
 @pytest.mark.parametrize("opset", [17, 26, 0, -1, "21", 21.0, None])
 def test_opset_out_of_range(opset: object) -> None:
-    made = Model(program=None, inputs=(), outputs=(), kind="module")  # type: ignore[arg-type]  # refused before anything is touched
+    made = LoadedModel(program=None, inputs=(), outputs=(), kind="module")  # type: ignore[arg-type]  # refused before anything is touched
     with pytest.raises(ExportError, match=rf"opset {opset!r} can't be exported; .* 18 to 25"):
-        to_onnx(made, opset=opset)  # type: ignore[arg-type]
+        export_to_proto(made, opset=opset)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------ names and dims
@@ -122,10 +124,10 @@ def test_names_and_dims_are_the_users(tmp_path: Path, loaded: bool) -> None:
     made = model(Net(), spec("hidden states", BATCH, SEQ, 8), outputs=("result",))
     if loaded:
         torch.export.save(made.program, tmp_path / "m.pt2")
-        made = Model(
+        made = LoadedModel(
             program=torch.export.load(tmp_path / "m.pt2"), inputs=made.inputs, outputs=made.outputs, kind=made.kind
         )
-    proto = to_onnx(made)
+    proto = export_to_proto(made)
     assert [i.name for i in proto.graph.input] == ["hidden states"]
     assert [o.name for o in proto.graph.output] == ["result"]
     assert {"batch", "seq", "2*seq"} <= symbols(proto)
@@ -141,13 +143,13 @@ class TwoAxes(nn.Module):
 def test_dim_names_may_be_torchs_own_swapped() -> None:
     program = model(TwoAxes(), spec("x", BATCH, SEQ)).program
     first, second = (str(s) for s in next(n for n in program.graph.nodes if n.name == "x").meta["val"].shape)
-    made = Model(
+    made = LoadedModel(
         program=program,
         inputs=(spec("x", Dim(second, 1, 2, 8), Dim(first, 2, 5, 16)),),
         outputs=("out",),
         kind="module",
     )
-    proto = to_onnx(made)
+    proto = export_to_proto(made)
     assert [d.dim_param for d in proto.graph.input[0].type.tensor_type.shape.dim] == [second, first]
     concat = next(n for n in proto.graph.node if n.op_type == "Concat" and n.input[0] == "x")
     shape = next(v for v in proto.graph.value_info if v.name == concat.output[0]).type.tensor_type.shape
@@ -168,14 +170,14 @@ def test_a_dim_that_came_out_fixed_is_an_error() -> None:
     with pytest.raises(
         InputError, match=r"dim 'seq' \(axis 1 of input 'x'\) was to range from 2 to 16, but the model fixes it at 5"
     ):
-        to_onnx(made)
+        export_to_proto(made)
 
 
 def test_a_dim_with_one_size_is_static() -> None:
     five = Dim("seq", 5, 5, 5)
     made = model(ChannelsByPosition(), spec("x", BATCH, 5, 8), auto=True)
-    proto = to_onnx(
-        Model(program=made.program, inputs=(spec("x", BATCH, five, 8),), outputs=made.outputs, kind=made.kind)
+    proto = export_to_proto(
+        LoadedModel(program=made.program, inputs=(spec("x", BATCH, five, 8),), outputs=made.outputs, kind=made.kind)
     )
     assert symbols(proto) == {"batch"}
 
@@ -188,7 +190,7 @@ class Sum(nn.Module):
 def test_two_names_for_one_size_is_an_error() -> None:
     made = model(Sum(), spec("x", Dim("rows", 2, 3, 8)), spec("y", Dim("lines", 2, 3, 8)), auto=True)
     with pytest.raises(InputError, match=r"dims 'rows' and 'lines' \(axis 0 of input 'y'\) have two names"):
-        to_onnx(made)
+        export_to_proto(made)
 
 
 class Passes(nn.Module):
@@ -199,7 +201,7 @@ class Passes(nn.Module):
 
 def test_outputs_that_are_inputs_or_each_other() -> None:
     made = model(Passes(), spec("a", BATCH, 4), spec("b", 4, 4), outputs=("first", "second", "third"))
-    proto = to_onnx(made)
+    proto = export_to_proto(made)
     for result in (proto, simplify(proto, [made.samples()]).proto):
         assert [i.name for i in result.graph.input] == ["a", "b"]
         assert [o.name for o in result.graph.output] == ["first", "second", "third"]
@@ -213,20 +215,22 @@ def test_an_output_of_an_input_s_name() -> None:
 
     made = from_module(Denoiser().eval(), (torch.ones(3),))
     assert made.outputs == ("output_sample",)
-    assert [o.name for o in to_onnx(made).graph.output] == ["output_sample"]
+    assert [o.name for o in export_to_proto(made).graph.output] == ["output_sample"]
 
 
 def test_names_that_the_exporter_uses_itself() -> None:
     made = model(Net(), spec("val_0", BATCH, SEQ, 8), outputs=("layers.0.up.weight",))
-    taken = to_onnx(Model(program=made.program, inputs=(spec("x", BATCH, SEQ, 8),), outputs=("y",), kind="module"))
+    taken = export_to_proto(
+        LoadedModel(program=made.program, inputs=(spec("x", BATCH, SEQ, 8),), outputs=("y",), kind="module")
+    )
     inside = next(o for n in taken.graph.node for o in n.output)
-    proto = to_onnx(
-        Model(program=made.program, inputs=(spec(inside, BATCH, SEQ, 8),), outputs=made.outputs, kind="module")
+    proto = export_to_proto(
+        LoadedModel(program=made.program, inputs=(spec(inside, BATCH, SEQ, 8),), outputs=made.outputs, kind="module")
     )
     assert [i.name for i in proto.graph.input] == [inside]
     agrees(
         proto,
-        Model(program=made.program, inputs=(spec(inside, BATCH, SEQ, 8),), outputs=made.outputs, kind="module"),
+        LoadedModel(program=made.program, inputs=(spec(inside, BATCH, SEQ, 8),), outputs=made.outputs, kind="module"),
         batch=2,
     )
 
@@ -254,7 +258,7 @@ def test_module_paths_are_kept_and_file_paths_are_not(tmp_path: Path) -> None:
     loader.loader.exec_module(module)
     made = model(nn.Sequential(nn.Linear(8, 8), module.Planted()), spec("x", BATCH, 8))
     assert str(tmp_path) in "".join(n.meta.get("stack_trace", "") for n in made.program.graph.nodes)  # the trap is set
-    proto = to_onnx(made)
+    proto = export_to_proto(made)
     found = {n.op_type: metadata(n) for n in proto.graph.node}
     assert found["LayerNormalization"] == {MODULE: "1.norm", CLASS: "torch.nn.modules.normalization.LayerNorm"}
     assert found["Relu"] == {MODULE: "1", CLASS: "planted.Planted"}
@@ -298,7 +302,9 @@ def test_functions_are_inlined_with_their_defaults(monkeypatch: pytest.MonkeyPat
     onnx.helper.set_model_props(calls.graph.node[0], scopes)  # type: ignore[arg-type]
     program = torch.export.export(nn.Identity(), (torch.zeros(2, 4),))
     monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: SimpleNamespace(model=ir.from_proto(calls)))
-    proto = to_onnx(Model(program=program, inputs=(spec("x", BATCH, 4),), outputs=("out",), kind="module"))
+    proto = export_to_proto(
+        LoadedModel(program=program, inputs=(spec("x", BATCH, 4),), outputs=("out",), kind="module")
+    )
     assert not proto.functions
     assert [o.domain for o in proto.opset_import] == [""]
     assert [metadata(n) for n in proto.graph.node] == [{MODULE: "act", CLASS: "pkg.Act"}] * 2
@@ -307,7 +313,7 @@ def test_functions_are_inlined_with_their_defaults(monkeypatch: pytest.MonkeyPat
 
 def test_branches_are_kept() -> None:
     made = model(Branch(), spec("x", BATCH, 4))
-    proto = to_onnx(made)
+    proto = export_to_proto(made)
     assert "If" in {n.op_type for n in proto.graph.node}
     for sign in (1, -1):
         x = np.full((3, 4), sign, np.float32)
@@ -326,10 +332,10 @@ class Tied(nn.Module):
 
 
 def test_weights_are_stored_once_and_the_way_they_are_read() -> None:
-    linear = to_onnx(model(nn.Linear(8, 12), spec("x", BATCH, 8)))
+    linear = export_to_proto(model(nn.Linear(8, 12), spec("x", BATCH, 8)))
     assert "Transpose" not in {n.op_type for n in linear.graph.node}
     made = model(Tied(), spec("ids", BATCH, SEQ, dtype="int64"))
-    proto = to_onnx(made)
+    proto = export_to_proto(made)
     assert Counter(t.name for t in proto.graph.initializer if 50 in t.dims) == {"word.weight": 1}
     agrees(proto, made, batch=3, seq=4)
 
@@ -339,7 +345,7 @@ def test_epsilons_are_kept() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x / torch.sqrt(x * x + 1e-12)
 
-    proto = to_onnx(model(Root(), spec("x", BATCH, 8)))
+    proto = export_to_proto(model(Root(), spec("x", BATCH, 8)))
     np.testing.assert_array_equal(run(proto, {"x": np.zeros((2, 8), np.float32)})[0], np.zeros((2, 8)))
 
 
@@ -350,14 +356,14 @@ def test_nothing_is_printed_and_nothing_changed(capfd: pytest.CaptureFixture[str
     seen: list[tuple[str, int, int]] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        first = to_onnx(made, progress=lambda *step: seen.append(step))
+        first = export_to_proto(made, progress=lambda *step: seen.append(step))
     assert not caught
     assert capfd.readouterr() == ("", "")
     assert seen[0][1:] == (0, 2)
     assert seen[-1][1:] == (2, 2)
     assert str(made.program.graph) == graph
     assert all(torch.equal(v, state[k]) for k, v in made.program.state_dict.items())
-    assert to_onnx(made).SerializeToString(deterministic=True) == first.SerializeToString(deterministic=True)
+    assert export_to_proto(made).SerializeToString(deterministic=True) == first.SerializeToString(deterministic=True)
 
 
 class Biased(nn.Module):
@@ -400,7 +406,7 @@ class Bessel(nn.Module):
 def test_an_operator_without_onnx_form_is_named() -> None:
     made = model(nn.Sequential(nn.Linear(4, 4), Bessel()), spec("x", BATCH, 4))
     with pytest.raises(ExportError, match=r"no form of the operator \w+\.bessel_j0.*in module '1'") as error:
-        to_onnx(made)
+        export_to_proto(made)
     assert "\n" not in str(error.value)
 
 

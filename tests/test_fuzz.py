@@ -23,10 +23,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from onnx import helper, parser
 
-from normdeploy import kernels
 from normdeploy.errors import NormdeployError
-from normdeploy.rewriting.rewrite import optimize
-from normdeploy.storage.files import load_onnx, save_onnx
+from normdeploy.rewriting.norm_optimizer import optimize_norms
+from normdeploy.runtimes import kernel_support
+from normdeploy.storage.onnx_files import load_onnx, save_onnx
 from normdeploy.verbs import inspect as census
 from tests.verbs.test_inspect import AFTER, BIASED, model
 
@@ -192,7 +192,7 @@ def limited(seconds: int) -> Iterator[None]:
 @pytest.fixture
 def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The census without asking the runtimes, which takes most of its time."""
-    monkeypatch.setattr(kernels, "ask", lambda models: ([], []))
+    monkeypatch.setattr(kernel_support, "query_runtimes", lambda models: ([], []))
 
 
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -204,8 +204,8 @@ def test_damaged_files_are_read_or_refused(unasked: None, tmp_path: Path, name: 
     with limited(SECONDS):
         try:
             proto = load_onnx(path)
-            census.census(proto)
-            result, _ = optimize(proto)
+            census.take_census(proto)
+            result, _ = optimize_norms(proto)
         except NormdeployError:
             return
         save_onnx(result, out)
@@ -215,7 +215,7 @@ def test_damaged_files_are_read_or_refused(unasked: None, tmp_path: Path, name: 
 def test_the_files_are_whole_before_they_are_damaged(tmp_path: Path) -> None:
     for make in FILES.values():
         save_onnx(make(), tmp_path / "m.onnx")
-        _, summary = optimize(load_onnx(tmp_path / "m.onnx"))
+        _, summary = optimize_norms(load_onnx(tmp_path / "m.onnx"))
         assert summary.findings
 
 

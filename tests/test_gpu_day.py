@@ -22,7 +22,7 @@ def part(name: str, code: str, **more: object) -> Part:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were one."""
-    monkeypatch.setattr(day, "no_gpu", lambda: "")
+    monkeypatch.setattr(day, "explain_missing_gpu", lambda: "")
 
 
 def told(folder: Path) -> dict[str, tuple[str, str]]:
@@ -81,7 +81,7 @@ def test_what_passed_is_kept_on_the_same_code_and_machine(
 
 
 def test_nothing_passes_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(day, "no_gpu", lambda: "no GPU: this machine has no NVIDIA driver")
+    monkeypatch.setattr(day, "explain_missing_gpu", lambda: "no GPU: this machine has no NVIDIA driver")
     monkeypatch.setattr(
         day, "PARTS", (part("good", "import sys; sys.exit('--dry' not in sys.argv)", alone=("--dry",)),)
     )

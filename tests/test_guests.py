@@ -24,14 +24,14 @@ from onnx.reference.op_run import OpRun
 import normdeploy
 from normdeploy import extensions
 from normdeploy.cli import app as cli
-from normdeploy.engines.implement import implemented, packages
+from normdeploy.engines.norm_implementations import implement_norms, list_plugin_packages
 from normdeploy.errors import ExtensionError, InputError
-from normdeploy.evaluate import evaluate
+from normdeploy.evaluate import evaluator
 from normdeploy.graphs.graph import Graph
-from normdeploy.norms import bodies, guests
-from normdeploy.norms.ops import OURS, ROWS, Owner
-from normdeploy.storage.protos import nodes_of
-from normdeploy.verbs.check.sarif import sarif
+from normdeploy.norms import function_bodies, third_party
+from normdeploy.norms.norm_table import OURS, ROWS, OpOwner
+from normdeploy.storage.proto_traversal import nodes_with_opsets
+from normdeploy.verbs.check.sarif import to_sarif
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "tests" / "guests" / "clamped_scale_norm"
@@ -172,8 +172,8 @@ def test_without_extensions_it_is_as_though_nothing_were_installed(plain: Path, 
     assert ops(first.proto) == ops(second.proto) == NODES
     assert [op for domain, op in ops(without.proto) if domain] == ["L2Norm"] * 2
     with extensions.disabled():
-        assert guests.every() == ()
-        assert not evaluate.supported("guests", "ClampedScaleNorm")
+        assert third_party.all_third_party_norms() == ()
+        assert not evaluator.is_supported("guests", "ClampedScaleNorm")
 
 
 def test_a_file_of_the_packages_is_a_strangers_without_it(written: tuple[Path, Any], tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ Standin.__name__ = "ClampedScaleNorm"
 def test_the_packages_plugin_takes_its_place_in_tensorrt(
     norm_impl: str, written: tuple[Path, Any], package: Path
 ) -> None:
-    model, account = implemented(onnx.load(written[0]), norm_impl=norm_impl, runtime="tensorrt", version="10.15")
+    model, account = implement_norms(onnx.load(written[0]), norm_impl=norm_impl, runtime="tensorrt", version="10.15")
     assert not model.functions
     nodes = [n for n in model.graph.node if n.domain == "guests"]
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in nodes[0].attribute}
@@ -268,7 +268,7 @@ def test_the_packages_plugin_takes_its_place_in_tensorrt(
     }
     said = "plugin ClampedScaleNorm of the package clamped-scale-norm, taken to compute what the body says"
     assert [(i.op, i.form) for i in account] == [("guests.ClampedScaleNorm", said)] * 2
-    assert packages(model) == [("guests", "ClampedScaleNorm")]
+    assert list_plugin_packages(model) == [("guests", "ClampedScaleNorm")]
     run = onnx.reference.ReferenceEvaluator(model, new_ops=[Standin])
     (got,) = run.run(None, {"x": X.numpy()})
     want = Net().eval().double()(X.double()).detach().numpy()
@@ -277,7 +277,7 @@ def test_the_packages_plugin_takes_its_place_in_tensorrt(
 
 @pytest.mark.parametrize(("norm_impl", "runtime"), [("native", "tensorrt"), ("auto", "tensorrt-rtx")])
 def test_else_its_body_runs(norm_impl: str, runtime: str, written: tuple[Path, Any], package: Path) -> None:
-    model, account = implemented(onnx.load(written[0]), norm_impl=norm_impl, runtime=runtime, version="10.15")
+    model, account = implement_norms(onnx.load(written[0]), norm_impl=norm_impl, runtime=runtime, version="10.15")
     assert [f.name for f in model.functions] == ["ClampedScaleNorm"]
     assert {i.form for i in account} == {"function body"}
 
@@ -295,7 +295,7 @@ def test_its_rule_judges_files(
     assert problem.node == f"{problem.tensor}_ClampedScaleNorm"
     assert found
     assert not normdeploy.check(written[0], fail_on=rule)
-    document = json.loads(sarif(found))["runs"][0]
+    document = json.loads(to_sarif(found))["runs"][0]
     ids = [r["id"] for r in document["tool"]["driver"]["rules"]]
     assert [ids[r["ruleIndex"]] for r in document["results"] if r["ruleId"] == rule] == [rule]
     assert rule in found.json()
@@ -524,31 +524,34 @@ def test_importing_normdeploy_asks_for_no_entry_point(package: Path) -> None:
 
 def test_a_whole_function_may_be_the_body(package: Path) -> None:
     """The same row by an onnx.FunctionProto: the same function at every opset."""
-    norm = guests.every()[0].norm
-    row = guests.every()[0].row
-    function = bodies.body(row, 18)
-    extension = extensions.named(extensions.NORMS, "guests")
+    norm = third_party.all_third_party_norms()[0].norm
+    row = third_party.all_third_party_norms()[0].row
+    function = function_bodies.norm_function_body(row, 18)
+    extension = extensions.find_extension(extensions.NORMS, "guests")
     assert extension is not None
-    whole = guests._row(extension, guests.GuestNorm(**{**vars(norm), "body": function}))
+    whole = third_party.build_row(extension, third_party.GuestNorm(**{**vars(norm), "body": function}))
     for opset in (18, 21, 23):
-        assert bodies.body(whole, opset).SerializeToString() == bodies.body(row, opset).SerializeToString()
+        assert (
+            function_bodies.norm_function_body(whole, opset).SerializeToString()
+            == function_bodies.norm_function_body(row, opset).SerializeToString()
+        )
 
 
 def test_the_row_of_a_package_is_none_of_the_table(package: Path) -> None:
-    assert not [row for row in ROWS if row.owner is Owner.GUEST]
-    row = guests.own("guests", "ClampedScaleNorm")
+    assert not [row for row in ROWS if row.owner is OpOwner.GUEST]
+    row = third_party.function_op_row("guests", "ClampedScaleNorm")
     assert row is not None
     assert row.package == "clamped-scale-norm"
-    assert guests.own("normdeploy", "L2Norm") is OURS["L2Norm"]
-    assert guests.own("", "LayerNormalization") is None
-    assert guests.row("other", "ClampedScaleNorm") is None
+    assert third_party.function_op_row("normdeploy", "L2Norm") is OURS["L2Norm"]
+    assert third_party.function_op_row("", "LayerNormalization") is None
+    assert third_party.third_party_row("other", "ClampedScaleNorm") is None
 
 
 def test_its_function_is_written_anew_and_no_node_of_the_files_own(written: tuple[Path, Any], package: Path) -> None:
     model = onnx.load(written[0])
-    assert [n.op_type for n, _ in nodes_of(model)] == [op for _, op in NODES]
+    assert [n.op_type for n, _ in nodes_with_opsets(model)] == [op for _, op in NODES]
     with extensions.disabled():
-        assert len(nodes_of(model)) > len(NODES)
+        assert len(nodes_with_opsets(model)) > len(NODES)
 
 
 def test_its_row_tells_shape_and_type_where_inference_stops(package: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from normdeploy.verbs.bisect.reproduce import SCRIPT
+from normdeploy.verbs.bisect.reproduction import SCRIPT
 from tests.forked import ROOT
 from tests.support import LAYER_NORM, parsed
 

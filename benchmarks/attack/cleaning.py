@@ -25,7 +25,7 @@ import onnxruntime as ort
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from normdeploy.graphs.simplify import simplify
+from normdeploy.graphs.simplification import simplify
 
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 6.0, np.inf, -np.inf, np.nan, 1e-12, -3e38, 0.5)
 WHOLE = (0, 1, -1, 3, 5, 9, 2**31 - 1, -(2**31), 2**40)

@@ -4,7 +4,8 @@
 which of them became another function, and writes those to ``--output``.
 
 Each graph is one node, sometimes in a body of If or in a local function, at an opset from 7 on; it is raised to a newer
-one as `normdeploy.graphs.opsets` raises a file. onnxruntime (optimizer off) runs both, and the outputs are compared.
+one as `normdeploy.graphs.opset_conversion` raises a file. onnxruntime (optimizer off) runs both, and the outputs are
+compared.
 They must be the same bits if the op does not round. If onnxruntime can't run one of the two opsets, onnx's reference
 evaluator runs both. A node is "lost" if it was only given a new number and neither of the two runs it; such raises
 `normdeploy.optimize` takes back.
@@ -24,7 +25,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from normdeploy.graphs import opsets
+from normdeploy.graphs import opset_conversion
 
 from .nodes import OPS, draw_node
 
@@ -183,9 +184,9 @@ def raised(proto: onnx.ModelProto, target: int) -> onnx.ModelProto | str:
     """Raise a copy as `normdeploy.rewriting` raises a file; or return why it can't be."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
-    if opsets.needs_conversion(copy, target):
-        return opsets.converted(copy, target)
-    return opsets.renumbered(copy, target)
+    if opset_conversion.ops_needing_conversion(copy, target):
+        return opset_conversion.convert_opset(copy, target)
+    return opset_conversion.raise_opset_number(copy, target)
 
 
 def judge(case: Case) -> Verdict:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import onnx
 
 from models.case import NORMS
-from normdeploy.graphs.simplify import simplify
-from normdeploy.rewriting.proposal import COMPUTED
-from normdeploy.rewriting.rewrite import optimize
+from normdeploy.graphs.simplification import simplify
+from normdeploy.rewriting.norm_optimizer import optimize_norms
+from normdeploy.rewriting.proposals import COMPUTED
 
 from .entry import Entry, nodes
 from .judge import Truth, fits, ops, valid
@@ -35,10 +35,11 @@ class Row:
 
 
 def measured(entry: Entry, original: onnx.ModelProto, reference: onnx.ModelProto | None = None) -> Row:
-    """``normdeploy.rewriting.rewrite.optimize`` on the file, then ``simplify``, with everything that is promised of
+    """``normdeploy.rewriting.norm_optimizer.optimize`` on the file, then ``simplify``, with everything that is
+    promised of
     them."""
     start = time.perf_counter()
-    result, summary = optimize(original)
+    result, summary = optimize_norms(original)
     seconds = time.perf_counter() - start
     faults: list[str] = []
     was, fused = fits(entry, original), fits(entry, result, original)
@@ -54,7 +55,7 @@ def measured(entry: Entry, original: onnx.ModelProto, reference: onnx.ModelProto
         faults.append(f"the checker refuses it: {refusal}")
     if any(n.domain == "normdeploy" for n in result.graph.node):
         faults.append("a node of our own")
-    again = optimize(result)[0]
+    again = optimize_norms(result)[0]
     if again.SerializeToString(deterministic=True) != result.SerializeToString(deterministic=True):
         faults.append("another result the second time")
     final = simplify(result).proto

@@ -27,14 +27,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from normdeploy.fleet import fleet
-from normdeploy.fleet.description import read
-from normdeploy.fleet.keys import Machine
-from normdeploy.fleet.pool import Local
-from normdeploy.fleet.steps import Step
-from normdeploy.fleet.store import Record, Store
-from normdeploy.fleet.tasks import Task
-from normdeploy.fleet.workers import Warm
+from normdeploy.fleet import fleet_commands
+from normdeploy.fleet.fleet_file import read_fleet
+from normdeploy.fleet.fork_client import ForkClient
+from normdeploy.fleet.job_steps import JobStep
+from normdeploy.fleet.local_pool import LocalPool
+from normdeploy.fleet.step_inputs import StepTask
+from normdeploy.fleet.step_keys import FleetMachine
+from normdeploy.fleet.step_store import StepRecord, StepStore
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "fleet.md"
@@ -81,30 +81,30 @@ class Simulated:
             do; 0: one after the other in the driver's thread, which reads files.
     """
 
-    def __init__(self, store: Store, folder: Path, nodes: int = 0) -> None:
-        self.machines: Sequence[Machine] = (Machine.here(),)
+    def __init__(self, store: StepStore, folder: Path, nodes: int = 0) -> None:
+        self.machines: Sequence[FleetMachine] = (FleetMachine.this_machine(),)
         self.size, self.shares_files = nodes or 2, not nodes
         self._store, self._folder = store, folder
         self._threads = ThreadPoolExecutor(nodes) if nodes else None
 
-    def submit(self, task: Task, machine: Machine) -> Future[Record]:
+    def submit(self, task: StepTask, machine: FleetMachine) -> Future[StepRecord]:
         if self._threads is not None:
             return self._threads.submit(self._record, task, machine)
-        future: Future[Record] = Future()
+        future: Future[StepRecord] = Future()
         future.set_result(self._record(task, machine))
         return future
 
-    def _record(self, task: Task, machine: Machine) -> Record:
-        key, depends = task.key(machine)
+    def _record(self, task: StepTask, machine: FleetMachine) -> StepRecord:
+        key, depends = task.key_on(machine)
         made = self._folder / f"{key}.made"
         made.write_text(key)
         stored = self._store.put(made)
         made.unlink()
         names = {"export": "model.onnx", "build": "model.engine"}
         outputs = {names.get(task.step.verb, "report.json"): stored}
-        return self._store.commit(Record(key, task.step.name, "ok", depends, outputs, stored))
+        return self._store.commit(StepRecord(key, task.step.name, "ok", depends, outputs, stored))
 
-    def want(self, steps: Sequence[Step]) -> None:
+    def want(self, steps: Sequence[JobStep]) -> None:
         """Nothing waits."""
 
     def close(self) -> None:
@@ -122,12 +122,16 @@ def _write(folder: Path, models: int, steps: str) -> Path:
 
 def _run(file: Path, simulated: bool, place: str | None, nodes: int = 0) -> dict[str, Any]:
     """One run in this process: seconds, CPU seconds of the driver, steps, peak memory."""
-    told = read(file)
-    store = fleet.open_store(told, place)
-    pool = Simulated(store, file.parent, nodes) if simulated or nodes else Local(store, 2, Warm("tests.fleet.toy", ()))
+    told = read_fleet(file)
+    store = fleet_commands.open_fleet_store(told, place)
+    pool = (
+        Simulated(store, file.parent, nodes)
+        if simulated or nodes
+        else LocalPool(store, 2, ForkClient("tests.fleet.toy", ()))
+    )
     start, cpu = time.monotonic(), time.process_time()
     try:
-        found = fleet.driven(told, store, pool)
+        found = fleet_commands.schedule_fleet(told, store, pool)
     finally:
         pool.close()
     return {

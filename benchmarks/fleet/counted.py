@@ -34,20 +34,20 @@ def main(argv: list[str]) -> int:
 def drive(argv: list[str]) -> None:
     """The command line, with this stand-in in the place of the verbs."""
     from normdeploy.cli.app import main as command
-    from normdeploy.fleet import fleet
-    from normdeploy.fleet.on_ray import Cluster
-    from normdeploy.fleet.pool import Local
-    from normdeploy.fleet.ray_node import Worker
-    from normdeploy.fleet.workers import Warm
+    from normdeploy.fleet import fleet_commands
+    from normdeploy.fleet.fork_client import ForkClient
+    from normdeploy.fleet.local_pool import LocalPool
+    from normdeploy.fleet.ray_node import WorkerSettings
+    from normdeploy.fleet.ray_pool import RayPool
 
     module = "benchmarks.fleet.counted"
 
     def pool(on: str, jobs: int | None, wait: float = 0.0):  # type: ignore[no-untyped-def]
         if on == "local":
-            return lambda store: Local(store, jobs or 2, Warm(module, ()))
-        return lambda store: Cluster(store, on, Worker(module, ()))
+            return lambda store: LocalPool(store, jobs or 2, ForkClient(module, ()))
+        return lambda store: RayPool(store, on, WorkerSettings(module, ()))
 
-    fleet.pool_of = pool
+    fleet_commands.pool_factory = pool
     (Path(argv[2]).parent / READY).touch()
     sys.argv = ["normdeploy", *argv]
     command()

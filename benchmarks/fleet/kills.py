@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normdeploy.fleet.places import Folder
-from normdeploy.fleet.runs import runs_of
-from normdeploy.fleet.store import Store
+from normdeploy.fleet.run_history import list_runs
+from normdeploy.fleet.step_store import StepStore
+from normdeploy.fleet.store_backends import FolderBackend
 from tests.fleet.clusters import add_node, nodes
 
 from .counted import READY, RUNS
@@ -123,24 +123,24 @@ class Driven:
 
     def manifest(self) -> bytes:
         """Of the last run that ended; b"" where none has."""
-        store = Store(Folder(self.store))
-        ended = runs_of(store)
+        store = StepStore(FolderBackend(self.store))
+        ended = list_runs(store)
         return (store.place.read(f"runs/{ended[-1]['id']}/manifest.jsonl") or b"") if ended else b""
 
 
 def faults(driven: Driven) -> list[str]:
     """What must not be, whatever was killed."""
-    store, found = Store(Folder(driven.store)), []
+    store, found = StepStore(FolderBackend(driven.store)), []
     for path in (driven.store / "objects").glob("*/*"):
         if hashlib.sha256(path.read_bytes()).hexdigest() != path.name:
             found.append(f"the object {path.name} is not what its name says")
     written: dict[str, float] = {}
     for path in (driven.store / "steps").glob("*/*"):
-        record = store.record(path.name)  # raises where it is malformed
-        if record is None or not store.complete(record):
+        record = store.read_record(path.name)  # raises where it is malformed
+        if record is None or not store.has_all_outputs(record):
             found.append(f"the record {path.name} names objects that are not there")
             continue
-        log = store.bytes_of(record.log).decode()
+        log = store.read_bytes(record.log).decode()
         written[next(line.split()[1] for line in log.splitlines() if line.startswith("digest "))] = path.stat().st_mtime
     for line in driven.noted.read_text().splitlines() if driven.noted.exists() else ():
         begun, digest = line.split()

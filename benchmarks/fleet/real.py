@@ -28,8 +28,8 @@ from torch import nn
 
 from models import demo
 from models.registry import CASES, SPELLINGS, Case, export_args, samples
-from normdeploy.fleet import fleet
-from normdeploy.fleet.ends import Cell, FleetRun
+from normdeploy.fleet import fleet_commands
+from normdeploy.fleet.outcomes import CellOutcome, FleetRun
 
 RESULTS = Path(__file__).parents[1] / "results" / "fleet_real.md"
 _CAPABILITIES = ("8.6", "8.9", "12.0")
@@ -120,28 +120,28 @@ def _by_hand(folder: Path, model: str, variant: str, log: Path, engines: dict[st
 
 def _engines(file: Path) -> dict[str, str]:
     """Cell -> the hash of its engine in the store."""
-    from normdeploy.fleet.runs import last_of, steps_of_run
+    from normdeploy.fleet.run_history import find_last_run, iter_run_steps
 
-    store = fleet.open_store(fleet.read(file), None)
-    last = last_of(store, file.name)
+    store = fleet_commands.open_fleet_store(fleet_commands.read_fleet_file(file), None)
+    last = find_last_run(store, file.name)
     assert last is not None
     return {
         told["step"].removesuffix("/build"): told["outputs"]["model.engine"][0]
-        for told in steps_of_run(store, last["id"])
+        for told in iter_run_steps(store, last["id"])
         if told["step"].endswith("/build") and told["outcome"] == "ok"
     }
 
 
-def _capability(cell: Cell) -> str:
+def _capability(cell: CellOutcome) -> str:
     return next(c for c in _CAPABILITIES if cell.target == f"cc{c.replace('.', '')}")
 
 
-def _word(cell: Cell, engines: dict[str, str]) -> str:
+def _word(cell: CellOutcome, engines: dict[str, str]) -> str:
     return f"built {engines[cell.name]}" if cell.status == "built" else cell.status
 
 
 def _table(run: FleetRun, wrong: list[str], repeated: list[str], seconds: tuple[float, float, float]) -> str:
-    from normdeploy.reports.fleet import markdown
+    from normdeploy.reports.fleet_tables import run_to_markdown
 
     first, again, hand = seconds
     lines = [
@@ -154,7 +154,7 @@ def _table(run: FleetRun, wrong: list[str], repeated: list[str], seconds: tuple[
         *(f"- {text}" for text in wrong),
         f"Built more than once by hand until the same engine came out: {', '.join(repeated) or 'none'}.",
         "",
-        markdown(run),
+        run_to_markdown(run),
     ]
     return "\n".join(lines)
 
@@ -167,10 +167,10 @@ def main() -> None:
         folder = Path(name)
         file = _write(folder, given.models)
         start = time.monotonic()
-        run = fleet.run(file)
+        run = fleet_commands.run_fleet(file)
         first = time.monotonic() - start
         start = time.monotonic()
-        again = fleet.run(file)
+        again = fleet_commands.run_fleet(file)
         seconds = time.monotonic() - start
         assert again.ran == sum(c.status == "failed" for c in {(c.model, c.variant): c for c in run.cells}.values())
         engines = _engines(file)

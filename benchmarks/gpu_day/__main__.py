@@ -25,8 +25,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normdeploy.environment import environment
-from normdeploy.runtimes.trt import no_gpu
+from normdeploy.environment import describe_environment
+from normdeploy.runtimes.trt_runner import explain_missing_gpu
 
 from .engines import MISSING
 from .parts import PARTS, Part
@@ -175,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.parts if name not in {part.name for part in PARTS}]:
         parser.error(f"there is no part {unknown[0]!r}; there are {', '.join(part.name for part in PARTS)}")
-    facts, reason = environment(), no_gpu()
+    facts, reason = describe_environment(), explain_missing_gpu()
     key = key_of(facts)
     if reason:
         print(f"{reason}: each part runs up to its first call of CUDA, and none counts as passed", flush=True)

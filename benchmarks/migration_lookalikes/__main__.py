@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.migration_lookalikes [--count 10000] [--first 0] [--seed N …]`` draws graphs that look as if a
 norm's γ and β could move into the linear layers behind it (a tenth of them are plain, so that it is seen that anything
-is moved at all), lets ``normdeploy.quantization.migrate.migrated`` move what it will, and compares both graphs in
+is moved at all), lets ``normdeploy.quantization.scale_migration.migrated`` move what it will, and compares both
+graphs in
 float64 by onnx's reference evaluator, on inputs of several sizes and kinds (see ``judge``). Of every second graph the
 inputs of linear layers are conditioned besides, by random powers of two and shifts, or by factors whose inverses have
 three binary digits. What is judged is the promise, not how it is kept: the graphs were written without a look at the
@@ -29,8 +30,8 @@ import onnx
 from onnx import numpy_helper
 
 from normdeploy.errors import NormdeployError
-from normdeploy.quantization.migrate import Condition, migrated
-from normdeploy.verbs.bench.machine import machine
+from normdeploy.quantization.scale_migration import InputCondition, migrate_scales
+from normdeploy.verbs.bench.machine_info import describe_machine
 
 from . import planted
 from .graphs import Drawn, drawn
@@ -54,7 +55,7 @@ class Tally:
     crashed: list[tuple[int, str]] = field(default_factory=list)  # an exception that is none of normdeploy's errors
 
 
-def conditions(proto: onnx.ModelProto, rng: np.random.Generator) -> dict[str, Condition]:
+def conditions(proto: onnx.ModelProto, rng: np.random.Generator) -> dict[str, InputCondition]:
     """Random conditions of what MatMul, Gemm and Conv read, by the widths of their stored weights."""
     weights = {t.name: t.dims for t in proto.graph.initializer}
     made = {}
@@ -70,7 +71,7 @@ def conditions(proto: onnx.ModelProto, rng: np.random.Generator) -> dict[str, Co
         shift = rng.integers(-4, 5, width) / 4 if rng.random() < 0.4 else None
         if shift is None:  # W·s is rounded, which no rounding of W explains where a shift is all that meets it
             scale = scale * 8 / rng.integers(4, 9, width)
-        made[node.input[0]] = Condition(scale, shift)
+        made[node.input[0]] = InputCondition(scale, shift)
     return made
 
 
@@ -79,7 +80,7 @@ def judged(seed: int, graph: Drawn, tally: Tally) -> None:
     conditioned = conditions(graph.proto, rng) if seed % 2 and not graph.plain else {}
     before = graph.proto.SerializeToString()
     try:
-        after, moves = migrated(graph.proto, conditioned)
+        after, moves = migrate_scales(graph.proto, conditioned)
     except NormdeployError as error:
         tally.rejected[" ".join(str(error).split())[:90]] += 1
         return
@@ -143,7 +144,7 @@ def write(tally: Tally, unseen: Sequence[str], seconds: float) -> str:
     verdict = "\n".join(
         (
             f"- {tally.graphs} graphs judged ({tally.invalid} more were drawn that no input fits), {seconds:.0f} s;"
-            f" {machine()}; {datetime.date.today().isoformat()}",
+            f" {describe_machine()}; {datetime.date.today().isoformat()}",
             f"- something was moved in {tally.migrated} of them, {tally.moves} moves in all; false: {len(tally.false)};"
             f" crashed: {len(tally.crashed)}",
             f"- plain graphs: {tally.plain}, of which {tally.plain_left or 'none'} not migrated",

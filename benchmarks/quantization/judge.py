@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from normdeploy.verbs.bench.timing import Timing, race
+from normdeploy.verbs.bench.timing import Timing, race_calls
 
 from .subjects import Feeds, Subject, batched
 
@@ -66,7 +66,7 @@ def speeds(
     told: dict[str, dict[int, Ratio]] = {name: {} for name in files}
     for batch in BATCHES:
         feeds = _first(subject.judged_inputs(), batch)
-        timing = race(
+        timing = race_calls(
             [partial(made.run, None, feeds) for made in sessions],
             rounds=rounds,
             clock=time.process_time,

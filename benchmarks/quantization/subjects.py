@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from models import minilm
-from normdeploy.verbs.verify.metrics import cosine, nearest, top
+from normdeploy.verbs.verify.metrics import cosine, nearest_neighbor_agreement, top_agreement
 
 from . import data, decoder, efficientnet, vision
 
@@ -82,7 +82,7 @@ def _tokens(sentences: tuple[str, ...]) -> Feeds:
 
 def _of_vectors(output: np.ndarray, reference: np.ndarray, judged: Feeds) -> dict[str, float]:
     cosines = _cosines(output, reference)
-    kept = float(nearest(output, reference).mean())
+    kept = float(nearest_neighbor_agreement(output, reference).mean())
     return {"nearest kept": kept, "worst cosine": float(cosines.min()), "mean cosine": float(cosines.mean())}
 
 
@@ -91,14 +91,14 @@ def _of_vectors(output: np.ndarray, reference: np.ndarray, judged: Feeds) -> dic
 
 def _of_classes(output: np.ndarray, reference: np.ndarray, judged: Feeds) -> dict[str, float]:
     return {
-        "top-1 agreement": float(top(1)(output, reference).mean()),
+        "top-1 agreement": float(top_agreement(1)(output, reference).mean()),
         "accuracy": float((output.argmax(-1) == judged["labels"]).mean()),
         "worst cosine": float(_cosines(output, reference).min()),
     }
 
 
 def _of_scores(output: np.ndarray, reference: np.ndarray, judged: Feeds) -> dict[str, float]:
-    kept = top(1)(output, reference)
+    kept = top_agreement(1)(output, reference)
     return {
         "top-1 agreement": float(kept.mean()),
         f"of those with p >= {efficientnet.SURE}": float(kept[efficientnet.sure(reference)].mean()),
@@ -117,7 +117,7 @@ def _of_tokens(output: np.ndarray, reference: np.ndarray, judged: Feeds) -> dict
     ids = judged["ids"]
     nats, exact = (decoder.loss(scores, ids).mean() for scores in (output, reference))
     inside = np.arange(ids.shape[1]) <= (ids[:, 1:] != decoder.END).sum(-1)[:, None]
-    agreement = float(top(1)(output[inside], reference[inside]).mean())
+    agreement = float(top_agreement(1)(output[inside], reference[inside]).mean())
     return {"loss, nats": float(nats), "loss, % more": float(100 * (nats / exact - 1)), "top-1 agreement": agreement}
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from normdeploy.verbs.bench.machine import machine
+from normdeploy.verbs.bench.machine_info import describe_machine
 
 from .subjects import SUBJECTS
 
@@ -34,7 +34,7 @@ def read() -> dict[str, Any]:
 
 
 def write(results: dict[str, Any]) -> None:
-    results["machine"] = str(machine())
+    results["machine"] = str(describe_machine())
     FILE.write_text(json.dumps(results, indent=1) + "\n")
     about = (RESULTS.parent / "quantization" / "__main__.py").read_text().split('"""')[1]
     parts = [f"# Quantized files\n\n{about.strip()}", f"{results['machine']}; {results.get('versions', {})}"]

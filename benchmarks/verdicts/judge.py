@@ -18,8 +18,8 @@ import onnx
 
 import normdeploy
 from normdeploy.errors import NormdeployError
-from normdeploy.verbs.bisect.tracer import Fault
-from normdeploy.verbs.verify.comparison import Comparison
+from normdeploy.verbs.bisect.fault_tracing import Fault
+from normdeploy.verbs.verify.comparison_result import Comparison
 
 from .faults import FAULTS, Planted, Right, kinds_of
 from .observe import Effect, Observer, session

@@ -42,9 +42,9 @@ import onnxruntime as ort
 import torch
 
 import normdeploy
-from normdeploy.verbs.bench.machine import machine
-from normdeploy.verbs.bench.peers import onnxsim, onnxslim
-from normdeploy.verbs.bench.timing import Timing, race
+from normdeploy.verbs.bench.machine_info import describe_machine
+from normdeploy.verbs.bench.peer_optimizers import optimize_with_onnxsim, optimize_with_onnxslim
+from normdeploy.verbs.bench.timing import Timing, race_calls
 
 from .peers import PEERS, versions
 from .subjects import BATCHES, LIBRARIES, SUBJECTS, Subject
@@ -118,7 +118,7 @@ def least_left(path: Path) -> int:
     """How many nodes the better of onnxslim and onnxsim leaves of a file."""
     proto = onnx.load(path)
     found = [len(proto.graph.node)]
-    for tool in (onnxslim, onnxsim):
+    for tool in (optimize_with_onnxslim, optimize_with_onnxsim):
         with contextlib.suppress(Exception):  # what it can't do is a row of its own, of the plain export
             found.append(len(tool(proto).graph.node))
     return min(found)
@@ -131,7 +131,7 @@ def timings(subject: Subject, sessions: Mapping[str, list[ort.InferenceSession]]
         args = subject.args(batch)
         runs = [partial(made.run, None, fed(made, args)) for own in sessions.values() for made in own]
         small = batch == 1
-        timing = race(
+        timing = race_calls(
             runs,
             rounds=rounds if small else max(4, rounds // 4),
             clock=time.process_time,
@@ -252,7 +252,7 @@ def main() -> None:
     rounds = 0 if given.errors else given.rounds
     warnings.simplefilter("ignore")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    on, rows, faults = machine(), known() if given.only or given.errors else {}, []
+    on, rows, faults = describe_machine(), known() if given.only or given.errors else {}, []
     subjects = (*SUBJECTS, *LIBRARIES)
     for subject in subjects:
         if given.only.lower() not in subject.name.lower():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-from normdeploy.verbs.bench.peers import onnxsim, onnxslim
+from normdeploy.verbs.bench.peer_optimizers import optimize_with_onnxsim, optimize_with_onnxslim
 
 from .subjects import Subject
 
@@ -30,8 +30,8 @@ def ort_transformers(plain: Path, out: Path, subject: Subject) -> None:
 
 
 PEERS: dict[str, Callable[[Path, Path, Subject], None]] = {
-    "onnxslim": _by(onnxslim),
-    "onnxsim": _by(onnxsim),
+    "onnxslim": _by(optimize_with_onnxslim),
+    "onnxsim": _by(optimize_with_onnxsim),
     "onnxruntime.transformers": ort_transformers,
 }
 

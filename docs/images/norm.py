@@ -15,11 +15,11 @@ import torch
 
 import normdeploy
 from models.layer import Norm
-from normdeploy.exporter import to_onnx
+from normdeploy.exporting.exporter import export_to_proto
 from normdeploy.loading import from_module
-from normdeploy.reports.graph import Layout
+from normdeploy.reports.diagram_svg import DiagramLayout
 
-LAYOUT = Layout(wide=128, high=28, across=150, down=48, gap=4)
+LAYOUT = DiagramLayout(wide=128, high=28, across=150, down=48, gap=4)
 STYLE = """
     svg { --ground: #ffffff; --line: #57606a; --text: #1f2328; --box: #f6f8fa; --norm: #ddf4ff; --edge: #0969da }
     @media (prefers-color-scheme: dark) {
@@ -58,7 +58,7 @@ def drawn(graph: onnx.GraphProto, left: float, top: float, columns: int) -> list
     edges = [
         (name, to) for to, node in maker.items() if to in place for name in dict.fromkeys(node.input) if name in place
     ]
-    lines = [LAYOUT.arrow(place[name], place[to], center, "head") for name, to in edges]
+    lines = [LAYOUT.draw_arrow(place[name], place[to], center, "head") for name, to in edges]
     return lines + [
         box(maker[name].op_type if name in maker else name, *at, name in maker) for name, at in place.items()
     ]
@@ -112,7 +112,7 @@ def graphs() -> tuple[onnx.GraphProto, onnx.GraphProto, str]:
     model = from_module(
         Norm(24).eval(), (torch.randn(2, 5, 24),), {}, inputs=["x[batch,seq,24]"], dims=["batch=1:2:8", "seq=1:5:16"]
     )
-    raw = to_onnx(model)
+    raw = export_to_proto(model)
     result = normdeploy.optimize(raw)
     (finding,) = result.summary.findings
     proof = finding.certificate

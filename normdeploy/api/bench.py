@@ -9,25 +9,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ..arguments import Loading, called_with
 from ..errors import InputError
-from ..results import several
-from ..runtimes.trt import is_engine
+from ..interface.argument_validation import LoadKeywords, take_fields_as_arguments
+from ..interface.export_result import as_sequence
+from ..runtimes.trt_runner import is_engine
 from ..types import PathLike
-from ..verbs.bench.bench import Race, race_files
-from ..verbs.bench.norms import race_norms
-from ..verbs.bench.options import BenchCall
-from ..verbs.bench.peers import check_peers, written
-from ..verbs.sources import is_onnx, loaded_as_recorded, remembered
-from .common import Stages
+from ..verbs.bench.bench_options import BenchCall
+from ..verbs.bench.model_benchmark import Race, race_files
+from ..verbs.bench.norm_benchmark import race_norms
+from ..verbs.bench.peer_optimizers import check_peers, write_peer_files
+from ..verbs.sources import is_onnx_file, load_as_recorded, recall_loading
+from .common import StageTimer
 
 if TYPE_CHECKING:
     from ..verbs.sources import Source
 
 
-@called_with(BenchCall, onnx="sources")
+@take_fields_as_arguments(BenchCall, onnx="sources")
 def bench(call: BenchCall) -> Race:
-    """Race a model in eager and torch.compile, ONNX files and engines, in turns (``normdeploy.verbs.bench.bench``), or
+    """Race a model in eager and torch.compile, ONNX files and engines, in turns
+    (``normdeploy.verbs.bench.model_benchmark``), or
     the forms of norms.
 
     Args:
@@ -39,12 +40,14 @@ def bench(call: BenchCall) -> Race:
         threads: of torch and of onnxruntime on the CPU.
         rounds: in each every contestant has its turn.
         seed: of generated inputs, and of the order in each round.
-        norm_impl: race the norms of the one ONNX file given, each in these forms (``normdeploy.verbs.bench.norms``);
+        norm_impl: race the norms of the one ONNX file given, each in these forms
+        (``normdeploy.verbs.bench.norm_benchmark``);
         ["all"]: in all.
         norms: race usual norms of this kind, or "all"; no file is needed then.
         against: what others write of the same model, raced too: "plain", "onnxslim", "onnxsim", "ort-transformers"
         (``verbs.bench.peers``).
-        runners: runtimes that installed packages bring (`normdeploy.runtimes.guests`), by name, in which ONNX files are
+        runners: runtimes that installed packages bring (`normdeploy.runtimes.third_party_runner`), by name, in which
+        ONNX files are
             run too.
         progress: called with (stage, done, total); total is 0 where it is not known.
         model, model_args, key, trust, imports, inputs, dims, eval, task, part, dynamic_shapes, code: as for ``export``.
@@ -52,7 +55,7 @@ def bench(call: BenchCall) -> Race:
     Raises:
         NormdeployError: one of ``normdeploy.errors``. A wrong answer is no error but a result that is false.
     """
-    peers = several(call.against)
+    peers = as_sequence(call.against)
     check_peers(peers)
     if call.norm_impl or call.norms is not None:
         return _race_norms(call, peers)
@@ -71,9 +74,9 @@ def _race_norms(call: BenchCall, peers: Sequence[str]) -> Race:
         raise InputError("norms are raced by themselves, in onnxruntime; leave --runner out")
     if call.feeds is not None:
         raise InputError("norms are raced on inputs of their own, and inputs were given; leave one of them out")
-    _require_no_loading(call.loading)
+    _require_no_loading(call.load_keywords)
     return race_norms(
-        cast("Sequence[PathLike]", call.sources), several(call.norm_impl), call.norms, call, call.progress
+        cast("Sequence[PathLike]", call.sources), as_sequence(call.norm_impl), call.norms, call, call.progress
     )
 
 
@@ -81,29 +84,29 @@ def _race_files(call: BenchCall, peers: Sequence[str]) -> Race:
     """Race a model, files and what others write of them."""
     contestants = cast("Sequence[Source]", call.sources)
     paths = [s for s in contestants if isinstance(s, str | os.PathLike)]
-    files = [p for p in paths if is_onnx(p) or (os.path.isfile(p) and is_engine(p))]
+    files = [p for p in paths if is_onnx_file(p) or (os.path.isfile(p) and is_engine(p))]
     models = [s for s in contestants if s not in files]
     if len(models) > 1:
         raise InputError(
             f"{len(models)} of {len(contestants)} sources are models; give one, and the others as ONNX files"
         )
-    onnx_files = [file for file in files if is_onnx(file)]
+    onnx_files = [file for file in files if is_onnx_file(file)]
     model, notes = None, list[str]()
     if models:
-        with Stages(call.progress)("load"):
-            followed = call.loading
+        with StageTimer(call.progress)("load"):
+            followed = call.load_keywords
             if onnx_files:
-                followed, notes = remembered(models[0], onnx_files[0], call.loading)
-            model = loaded_as_recorded(models[0], call.args, call.kwargs, followed, call.loading)
+                followed, notes = recall_loading(models[0], onnx_files[0], call.load_keywords)
+            model = load_as_recorded(models[0], call.args, call.kwargs, followed, call.load_keywords)
     else:
-        _require_no_loading(call.loading)
+        _require_no_loading(call.load_keywords)
     with tempfile.TemporaryDirectory() as folder:
-        theirs, failed = written(peers, model, onnx_files, Path(folder)) if peers else ([], [])
+        theirs, failed = write_peer_files(peers, model, onnx_files, Path(folder)) if peers else ([], [])
         race = race_files(model, [*files, *theirs], call, call.progress)
     return replace(race, not_run=(*failed, *race.not_run), notes=(*notes, *race.notes))
 
 
-def _require_no_loading(loading: Loading) -> None:
+def _require_no_loading(loading: LoadKeywords) -> None:
     """
     Raises:
         InputError: options say how a model is loaded, and there is none.

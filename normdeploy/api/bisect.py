@@ -6,20 +6,20 @@ import os
 from dataclasses import replace
 from typing import cast
 
-from ..arguments import called_with
 from ..errors import InputError
-from ..storage.folder import require_empty_dir
+from ..interface.argument_validation import take_fields_as_arguments
+from ..storage.folder_replacement import require_empty_dir
 from ..types import PathLike
-from ..verbs.bisect.bisect import Bisection
-from ..verbs.bisect.bisect import bisect as search
-from ..verbs.bisect.options import BisectCall
-from ..verbs.sources import original
-from ..verbs.verify.spending import Budget
-from .common import Stages
-from .comparing import Comparing
+from ..verbs.bisect.bisect_options import BisectCall
+from ..verbs.bisect.file_bisection import Bisection
+from ..verbs.bisect.file_bisection import search_faults as search
+from ..verbs.sources import load_original
+from ..verbs.verify.compute_budget import ComparisonBudget
+from .common import StageTimer
+from .comparing import ComparisonSettings
 
 
-@called_with(BisectCall, onnx="onnx_path")
+@take_fields_as_arguments(BisectCall, onnx="onnx_path")
 def bisect(call: BisectCall) -> Bisection:
     """Find the first tensor of a file that leaves the bound of ``verify``, the node that makes it so, and why
     (``verbs.bisect.bisect``).
@@ -35,17 +35,17 @@ def bisect(call: BisectCall) -> Bisection:
     Raises:
         NormdeployError: one of ``normdeploy.errors``. A fault is no error but a result that is false.
     """
-    stage = Stages(call.progress)
+    stage = StageTimer(call.progress)
     if call.output is not None:
         require_empty_dir(call.output)
     file = cast("PathLike", call.onnx_path)
     if not file:
         raise InputError("no ONNX file was given to look into; give it behind the model")
-    rules = Comparing.of(call, Budget(call.max_seconds, call.max_memory), call.runners)
+    rules = ComparisonSettings.from_options(call, ComparisonBudget(call.max_seconds, call.max_memory), call.runners)
     with stage("load"):
-        model, notes = original(call.source, [file], call.args, call.kwargs, call.loading)
+        model, notes = load_original(call.source, [file], call.args, call.kwargs, call.load_keywords)
     with stage("bisect"):
-        bisection = search(model, file, engines=call.engines, progress=call.progress, **rules.keywords(model))
+        bisection = search(model, file, engines=call.engines, progress=call.progress, **rules.as_keywords(model))
     if call.output is not None:
         with stage("write"):
             if bisection.write(call.output) is None and not bisection:

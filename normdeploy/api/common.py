@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from ..choices import CUDA, ONNXRUNTIME, TENSORRT
 from ..errors import InputError
+from ..findings.records import Finding
 from ..log import log
-from ..options import ConversionOptions
-from ..precision.calibrate import given
-from ..records import Finding
-from ..rewriting import rewrite, whole
-from ..rewriting.ledger import Step, Wanted
+from ..option_values import CUDA, ONNXRUNTIME, TENSORRT
+from ..precision.tensor_ranges import load_samples
+from ..rewriting import norm_optimizer, rewrite_rollback
+from ..rewriting.rewrite_ledger import RewriteOptions, RewriteStep
 from ..types import Progress
+from ..verb_options import ConversionOptions
 
 if TYPE_CHECKING:
     from ..model import InputSpec
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 NOT_MEASURED = "the forms for onnxruntime's CUDA provider were chosen by its documents: they were not measured"
 
 
-class Stages:
+class StageTimer:
     """Names and times the stages of a verb, and tells the progress bar which one runs."""
 
     def __init__(self, progress: Progress | None) -> None:
@@ -45,7 +45,7 @@ class Stages:
         log.info("%s took %.2f s", name, self.seconds[name])
 
 
-def samples_of(options: ConversionOptions) -> Sequence[Mapping[str, Any]] | None:
+def read_calibration_samples(options: ConversionOptions) -> Sequence[Mapping[str, Any]] | None:
     """Read the user's samples for half precision before any work, so that a wrong file costs no export.
 
     Returns:
@@ -66,11 +66,11 @@ def samples_of(options: ConversionOptions) -> Sequence[Mapping[str, Any]] | None
         return None
     samples: list[Mapping[str, Any]] = []
     for item in calibrate:
-        samples += [item] if isinstance(item, Mapping) else given([item])
+        samples += [item] if isinstance(item, Mapping) else load_samples([item])
     return samples
 
 
-def target_of(options: ConversionOptions) -> str:
+def select_target(options: ConversionOptions) -> str:
     """The runtime whose forms are written.
 
     Raises:
@@ -86,14 +86,14 @@ def target_of(options: ConversionOptions) -> str:
     return CUDA
 
 
-def compared(
+def compare_with_original(
     before: onnx.ModelProto | None,
     inputs: Sequence[InputSpec],
-    wanted: Wanted,
-    made: whole.Made,
+    wanted: RewriteOptions,
+    made: rewrite_rollback.Made,
     strict: bool,
     tidy: Callable[[onnx.ModelProto], onnx.ModelProto] | None = None,
-) -> tuple[whole.Made, list[str], bool]:
+) -> tuple[rewrite_rollback.Made, list[str], bool]:
     """As `whole.settled`; ``before`` is None where it is too large to be held."""
     if before is None:
         return (
@@ -103,7 +103,9 @@ def compared(
         )
     model = before
 
-    def make(undone: Mapping[Step, Finding]) -> whole.Made:
-        return rewrite.optimized(model, replace(wanted, progress=None, undone=undone))
+    def optimize_without_undone(undone: Mapping[RewriteStep, Finding]) -> rewrite_rollback.Made:
+        return norm_optimizer.optimize_with_steps(model, replace(wanted, progress=None, undone=undone))
 
-    return whole.settled(model, inputs, make, made, tidy, strict=strict, loads=wanted.runtime not in TENSORRT)
+    return rewrite_rollback.roll_back_differences(
+        model, inputs, optimize_without_undone, made, tidy, strict=strict, loads=wanted.runtime not in TENSORRT
+    )

@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ..errors import InputError
-from ..runtimes.guests import required
+from ..runtimes.third_party_runner import require_runtime
 from ..types import PathLike
-from ..verbs.verify.cases import Given, read
+from ..verbs.verify.compute_budget import ComparisonBudget
 from ..verbs.verify.dataset import open_dataset
-from ..verbs.verify.names import pairs_of
-from ..verbs.verify.options import ComparisonOptions
-from ..verbs.verify.originals import Original
-from ..verbs.verify.policy import Policy, policy_of
+from ..verbs.verify.input_cases import NamedInputs, read_inputs
+from ..verbs.verify.io_matching import list_pairs
+from ..verbs.verify.policy import Policy, parse_policy
 from ..verbs.verify.policy_file import PolicyFile, read_policy
-from ..verbs.verify.spending import Budget
+from ..verbs.verify.reference_models import Original
+from ..verbs.verify.verify_options import ComparisonOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparing:
+class ComparisonSettings:
     """The arguments of ``verify`` (``api.verify``), a file of rules read and completed by what was given beside it."""
 
     seeds: int
-    inputs: list[Given] | None
+    inputs: list[NamedInputs] | None
     most: int | None
-    budget: Budget
+    budget: ComparisonBudget
     policy: Policy
     dataset: PathLike | None
     labels: str | None
@@ -34,36 +34,40 @@ class Comparing:
     runners: Sequence[str]
 
     @classmethod
-    def of(cls, options: ComparisonOptions, budget: Budget, runners: Sequence[str] = ()) -> Self:
+    def from_options(cls, options: ComparisonOptions, budget: ComparisonBudget, runners: Sequence[str] = ()) -> Self:
         """Read files of rules and inputs.
 
         Raises:
             InputError: one can't be read, or labels are given without a dataset.
         """
         policies = PolicyFile() if options.policy is None else read_policy(options.policy)
-        rules = policy_of(options.tolerance, options.metric).over(policies.policy).requiring(options.also_default)
+        rules = (
+            parse_policy(options.tolerance, options.metric)
+            .merge_under(policies.policy)
+            .require_default(options.also_default)
+        )
         for name in runners:
-            required(name)
+            require_runtime(name)
         if options.labels is not None and options.dataset is None:
             raise InputError(
                 f"the labels {options.labels!r} are a part of a dataset, and none is given; give it with --dataset, or"
                 " leave them out"
             )
         # A file names the labels for whoever asks.
-        labels = policies.labels if options.labels is None and rules.labelled else options.labels
+        labels = policies.labels if options.labels is None and rules.labeled_metrics else options.labels
         return cls(
             seeds=options.seeds,
-            inputs=None if options.feeds is None else read(options.feeds),
+            inputs=None if options.feeds is None else read_inputs(options.feeds),
             most=policies.most if options.max_elements is None else options.max_elements,
             budget=budget,
             policy=rules,
             dataset=options.dataset,
             labels=labels,
-            names=[*policies.names.items(), *pairs_of(options.map)],
+            names=[*policies.names.items(), *list_pairs(options.map)],
             runners=runners,
         )
 
-    def keywords(self, model: Original) -> dict[str, Any]:
+    def as_keywords(self, model: Original) -> dict[str, Any]:
         """Return the keywords of ``verbs.verify.verify`` and of ``verbs.bisect.bisect``, the dataset opened."""
         dataset = () if self.dataset is None else open_dataset(self.dataset, model, self.labels)
         return {

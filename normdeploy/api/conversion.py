@@ -10,32 +10,32 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import onnx
 
-from .. import runnable
-from ..arguments import check_output
-from ..choices import TENSORRT
 from ..errors import GraphError
-from ..log import norms
+from ..findings.quantization_report import QuantizationReport
+from ..findings.records import Summary
+from ..interface.argument_validation import require_writable_output
+from ..interface.export_result import ExportResult, ModelOrigin
+from ..log import log_norms
 from ..model import InputSpec
-from ..options import ConversionOptions
-from ..precision import precision as half
-from ..precision.calibrate import loadable
-from ..quantization.half import judged_again
-from ..quantization.quantize import described, quantized
-from ..quantization.samples import Split, split
-from ..quantization.wish import Wish
-from ..quantized import Quantization
-from ..records import Summary
-from ..results import ExportResult, Origin
-from ..rewriting import rewrite, whole
-from ..rewriting.ledger import Wanted
-from ..runtimes.survival import require_survival
-from ..sessions import open_session
-from ..storage import signing
-from ..storage.files import filled, save_onnx
-from ..storage.held import Weights
+from ..option_values import TENSORRT
+from ..ort_sessions.session import open_session
+from ..precision import half_conversion as half
+from ..precision.tensor_ranges import serialize_for_session
+from ..quantization.half_evaluation import judge_half_file
+from ..quantization.quantization_request import QuantizationRequest
+from ..quantization.quantizer import quantize_model, recorded_or_declared_inputs
+from ..quantization.sample_split import SampleSplit, split_samples
+from ..rewriting import norm_optimizer, rewrite_rollback
+from ..rewriting.rewrite_ledger import RewriteOptions
+from ..runtimes import ort_loadability
+from ..runtimes.crash_check import require_no_crash
+from ..storage import record_signing
+from ..storage.onnx_files import fill_shared_weights, save_onnx
+from ..storage.shared_weights import Weights
 from ..types import PathLike
-from .common import NOT_MEASURED, Stages, compared, samples_of, target_of
-from .quantizing import merged, wish_of
+from ..verb_options import ConversionOptions
+from .common import NOT_MEASURED, StageTimer, compare_with_original, read_calibration_samples, select_target
+from .quantizing import merge_findings, parse_quantization_request
 
 
 @dataclass
@@ -48,26 +48,26 @@ class Conversion:
     options: ConversionOptions
     source: Any
     output: PathLike | None
-    stages: Stages
+    stages: StageTimer
     target: str = field(init=False)
-    wish: Wish | None = field(init=False)
+    wish: QuantizationRequest | None = field(init=False)
     # What half precision is calibrated on: the user's samples, None for generated ones.
     samples: Sequence[Mapping[str, Any]] | None = field(init=False)
     proto: onnx.ModelProto = field(init=False)
     inputs: Sequence[InputSpec] = field(init=False)
-    wanted: Wanted = field(init=False)
+    wanted: RewriteOptions = field(init=False)
     # The model as it was before the rewrites; None where it is too large to be held, and once it was compared.
     before: onnx.ModelProto | None = field(init=False)
-    rewritten: whole.Made = field(init=False)
+    rewritten: rewrite_rollback.Made = field(init=False)
     summary: Summary = field(init=False)
     # Whether onnxruntime ran the model.
     ran: bool = False
     notes: list[str] = field(default_factory=list)
     # The model that is quantized, and the samples for it.
     plain: onnx.ModelProto | None = None
-    split: Split | None = None
-    quantization: Quantization | None = None
-    account: half.Account | None = None
+    split: SampleSplit | None = None
+    quantization: QuantizationReport | None = None
+    account: half.PrecisionReport | None = None
 
     def is_quantized(self) -> bool:
         return self.wish is not None
@@ -85,27 +85,27 @@ class Conversion:
     def is_written(self) -> bool:
         return self.output is not None
 
-    def examples(self) -> Sequence[dict[str, np.ndarray]]:
+    def example_feeds(self) -> Sequence[dict[str, np.ndarray]]:
         """Inputs on which the file must run."""
         return []
 
-    def want(self, weights: Weights, *, attentions: bool) -> None:
+    def set_wanted(self, weights: Weights, *, attentions: bool) -> None:
         """Say what the rewrites shall make of the model, whose large weights ``weights`` holds."""
-        self.wanted = Wanted(
+        self.wanted = RewriteOptions(
             self.target,
             # The ops of a quantized file are joined when it is quantized.
             "standard" if self.wish is not None else self.options.fuse,
             attentions=attentions,
             rows=not self.options.dynamic,
-            partial=self.wish is None or self.wish.activation is None,
+            partial=self.wish is None or self.wish.activation_format is None,
             progress=self.stages.progress,
             weights=weights,
         )
 
-    def result(self, origin: Origin) -> ExportResult:
+    def make_result(self, origin: ModelOrigin) -> ExportResult:
         """What the verb returns."""
-        norms(self.summary, self.notes)
-        proto = filled(self.proto) if self.output is None else None
+        log_norms(self.summary, self.notes)
+        proto = fill_shared_weights(self.proto) if self.output is None else None
         path = None if self.output is None else Path(self.output)
         return ExportResult(
             proto,
@@ -125,7 +125,7 @@ D = TypeVar("D", bound=Conversion)
 
 
 @dataclass(frozen=True)
-class Stage(Generic[C]):
+class ConversionStage(Generic[C]):
     """One step of a conversion.
 
     ``name`` is what the progress bar shows and the seconds are kept by, "" of a step that takes none. ``when`` says
@@ -137,7 +137,7 @@ class Stage(Generic[C]):
     when: Callable[[C], bool] = lambda conversion: True
 
 
-def run_stages(conversion: D, stages: Iterable[Stage[D]]) -> None:
+def run_stages(conversion: D, stages: Iterable[ConversionStage[D]]) -> None:
     """Run the stages in their order."""
     for stage in stages:
         if not stage.when(conversion):
@@ -161,18 +161,20 @@ def require_options(conversion: Conversion) -> None:
     """
     options = conversion.options
     if conversion.output is not None:
-        check_output(conversion.output, conversion.source)
-    signing.check(conversion.output)
-    conversion.target = target_of(options)
-    conversion.wish = wish_of(options)
-    conversion.samples = samples_of(options)
+        require_writable_output(conversion.output, conversion.source)
+    record_signing.require_usable_team_key(conversion.output)
+    conversion.target = select_target(options)
+    conversion.wish = parse_quantization_request(options)
+    conversion.samples = read_calibration_samples(options)
 
 
 def fuse_norms(conversion: Conversion) -> None:
     """Rewrite the model, and keep the one before where it is small enough to be compared."""
-    is_compared = whole.weight(conversion.proto) <= conversion.options.compare_limit
+    is_compared = rewrite_rollback.total_weight_bytes(conversion.proto) <= conversion.options.compare_limit
     conversion.before = conversion.proto if is_compared else None
-    conversion.rewritten = rewrite.optimized(conversion.proto, conversion.wanted, conversion.options.strict)
+    conversion.rewritten = norm_optimizer.optimize_with_steps(
+        conversion.proto, conversion.wanted, conversion.options.strict
+    )
     conversion.proto, conversion.summary, _ = conversion.rewritten
 
 
@@ -190,7 +192,7 @@ def compare_models(
     """
     _, summary, taken = conversion.rewritten
     made = (tidied, summary, taken)
-    (proto, conversion.summary, _), notes, conversion.ran = compared(
+    (proto, conversion.summary, _), notes, conversion.ran = compare_with_original(
         conversion.before, conversion.inputs, conversion.wanted, made, conversion.options.strict, tidy
     )
     conversion.notes += notes
@@ -204,10 +206,10 @@ def require_proofs(conversion: Conversion) -> None:
         CertificateError: a certificate is not exact.
     """
     if conversion.options.strict_proof:
-        rewrite.require_exact(conversion.summary.findings)
+        norm_optimizer.require_exact(conversion.summary.findings)
 
 
-def quantize(conversion: Conversion) -> None:
+def apply_quantization(conversion: Conversion) -> None:
     """Quantize the model, on the samples that are given.
 
     Raises:
@@ -216,16 +218,18 @@ def quantize(conversion: Conversion) -> None:
     """
     assert conversion.wish is not None
     conversion.plain = conversion.proto
-    plain = filled(conversion.proto)
+    plain = fill_shared_weights(conversion.proto)
     if conversion.options.calibrate:
-        conversion.split = split(conversion.options.calibrate, described(plain, conversion.inputs))
-    made, conversion.quantization = quantized(
+        conversion.split = split_samples(
+            conversion.options.calibrate, recorded_or_declared_inputs(plain, conversion.inputs)
+        )
+    made, conversion.quantization = quantize_model(
         plain, conversion.wish, conversion.split, conversion.inputs, conversion.stages.progress
     )
     if conversion.wish.runtime not in TENSORRT:
         try:
-            with loadable(made) as file:
-                require_survival(file)
+            with serialize_for_session(made) as file:
+                require_no_crash(file)
                 open_session(file, optimize=True)
         # onnxruntime's exceptions share no base class.
         except Exception as error:
@@ -234,7 +238,7 @@ def quantize(conversion: Conversion) -> None:
                 " --quantize out, and please report it"
             ) from error
     conversion.proto = made
-    recount(conversion)
+    update_summary(conversion)
 
 
 def join_ops(conversion: Conversion) -> None:
@@ -247,13 +251,19 @@ def join_ops(conversion: Conversion) -> None:
         CertificateError: with ``strict``, where a certificate failed.
     """
     options = conversion.options
-    wanted = Wanted(conversion.target, options.fuse, attentions=False, rows=False, progress=conversion.stages.progress)
-    made = rewrite.optimized(conversion.proto, wanted, options.strict)
-    (proto, summary, _), notes, _ = compared(conversion.proto, conversion.inputs, wanted, made, options.strict)
-    conversion.summary = replace(conversion.summary, findings=merged(conversion.summary.findings, summary.findings))
+    wanted = RewriteOptions(
+        conversion.target, options.fuse, attentions=False, rows=False, progress=conversion.stages.progress
+    )
+    made = norm_optimizer.optimize_with_steps(conversion.proto, wanted, options.strict)
+    (proto, summary, _), notes, _ = compare_with_original(
+        conversion.proto, conversion.inputs, wanted, made, options.strict
+    )
+    conversion.summary = replace(
+        conversion.summary, findings=merge_findings(conversion.summary.findings, summary.findings)
+    )
     conversion.proto = proto
     conversion.notes += notes
-    recount(conversion)
+    update_summary(conversion)
 
 
 def lower_precision(conversion: Conversion) -> None:
@@ -265,18 +275,18 @@ def lower_precision(conversion: Conversion) -> None:
     """
     options = conversion.options
     assert options.precision is not None
-    conversion.proto, conversion.account = half.converted(
-        filled(conversion.proto),
+    conversion.proto, conversion.account = half.convert_to_half(
+        fill_shared_weights(conversion.proto),
         options.precision,
         conversion.samples if conversion.split is None else conversion.split.calibrating,
         inputs=conversion.inputs,
         keep_io=options.keep_io,
         progress=conversion.stages.progress,
     )
-    conversion.inputs = half.recast(conversion.inputs, conversion.account)
+    conversion.inputs = half.recast_inputs(conversion.inputs, conversion.account)
     if conversion.ran and options.runtime not in TENSORRT:
-        runnable.require_half(conversion.proto, conversion.examples(), options.precision)
-    recount(conversion)
+        ort_loadability.require_runnable_half(conversion.proto, conversion.example_feeds(), options.precision)
+    update_summary(conversion)
 
 
 def judge_half(conversion: Conversion) -> None:
@@ -288,9 +298,9 @@ def judge_half(conversion: Conversion) -> None:
     assert conversion.plain is not None
     assert conversion.wish is not None
     assert conversion.quantization is not None
-    conversion.quantization = judged_again(
+    conversion.quantization = judge_half_file(
         conversion.proto,
-        filled(conversion.plain),
+        fill_shared_weights(conversion.plain),
         conversion.quantization,
         conversion.wish,
         conversion.split,
@@ -304,9 +314,9 @@ def write_file(conversion: Conversion) -> None:
     save_onnx(conversion.proto, conversion.output)
 
 
-def recount(conversion: Conversion) -> None:
+def update_summary(conversion: Conversion) -> None:
     """Let the summary say which opset and which nodes the file has now."""
-    conversion.summary = replace(conversion.summary, opset=half.opset_of(conversion.proto))
+    conversion.summary = replace(conversion.summary, opset=half.file_opset(conversion.proto))
     count_nodes(conversion)
 
 
@@ -314,20 +324,20 @@ def count_nodes(conversion: Conversion) -> None:
     """Let the summary say which nodes the file has now."""
     proto = conversion.proto
     conversion.summary = replace(
-        conversion.summary, nodes_after=len(proto.graph.node), ops_after=rewrite.op_counts(proto)
+        conversion.summary, nodes_after=len(proto.graph.node), ops_after=norm_optimizer.count_ops(proto)
     )
 
 
-def not_measured(options: ConversionOptions) -> list[str]:
+def unmeasured_forms_note(options: ConversionOptions) -> list[str]:
     """The note on forms that were not measured."""
     return [NOT_MEASURED] if options.provider == "cuda" else []
 
 
-LOWERING: tuple[Stage[Conversion], ...] = (
-    Stage(require_proofs),
-    Stage(quantize, "quantize", Conversion.is_quantized),
-    Stage(join_ops, "join", Conversion.is_joined),
-    Stage(lower_precision, "precision", Conversion.is_half),
-    Stage(judge_half, "judge", Conversion.is_quantized_half),
+LOWERING: tuple[ConversionStage[Conversion], ...] = (
+    ConversionStage(require_proofs),
+    ConversionStage(apply_quantization, "quantize", Conversion.is_quantized),
+    ConversionStage(join_ops, "join", Conversion.is_joined),
+    ConversionStage(lower_precision, "precision", Conversion.is_half),
+    ConversionStage(judge_half, "judge", Conversion.is_quantized_half),
 )
 """From the float32 file that was compared with its model to the one that was asked for."""

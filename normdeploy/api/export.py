@@ -12,38 +12,38 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from .. import runnable
-from ..arguments import called_with
-from ..drawn import draws_of_program
-from ..exporter import record, to_light
-from ..graphs import simplify
-from ..loading.written import input_notes, state_notes
-from ..model import Model, Signature
-from ..options import ExportOptions, LoadingOptions
-from ..results import ExportResult, Origin
-from ..rewriting import attention, whole
-from ..runtimes.eager import EagerRunner
-from ..storage import signing
-from ..storage.record import content_of, recorded, runs_code
+from ..exporting.exporter import export_without_weights, write_record
+from ..graphs import simplification
+from ..interface.argument_validation import take_fields_as_arguments
+from ..interface.export_result import ExportResult, ModelOrigin
+from ..loading.in_place_writes import buffer_write_notes, input_write_notes
+from ..model import LoadedModel, ModelSignature
+from ..rewriting import attention_fusion, rewrite_rollback
+from ..runtimes import ort_loadability
+from ..runtimes.torch_runners import EagerRunner
+from ..storage import record_signing
+from ..storage.export_record import raw_record, read_record, runs_code
 from ..types import PathLike, Progress
-from ..verbs.sources import loaded
-from ..verbs.verify import exported
-from .common import Stages
+from ..verb_options import ExportOptions, LoadingOptions
+from ..verbs.sources import load_source
+from ..verbs.verify import export_check
+from ..verbs.verify.random_draws import random_ops_of_program
+from .common import StageTimer
 from .conversion import (
     LOWERING,
     Conversion,
-    Stage,
+    ConversionStage,
     compare_models,
     count_nodes,
     fuse_norms,
-    not_measured,
     require_options,
     run_stages,
+    unmeasured_forms_note,
     write_file,
 )
 
 if TYPE_CHECKING:
-    from ..arguments import Example
+    from ..interface.argument_validation import Example
     from ..verbs.sources import Source
 
 # Bytes of weights. To look for cycles takes up to half a second, a tenth of the export of a small model.
@@ -64,12 +64,12 @@ class ExportCall(ExportOptions, LoadingOptions):
     custom_translation_table: Mapping[Any, Any] | None = None
     progress: Progress | None = None
 
-    def load(self) -> Model:
+    def load_source(self) -> LoadedModel:
         """The model, whose parameters may lie in the memory of the module's."""
-        return loaded(self.source, self.args, self.kwargs, self.loading, shared=True)
+        return load_source(self.source, self.args, self.kwargs, self.load_keywords, shared=True)
 
 
-@called_with(ExportCall)
+@take_fields_as_arguments(ExportCall)
 def export(call: ExportCall) -> ExportResult:
     """Turn a PyTorch model into ONNX with every normalization fused, folded or named with the reason why not.
 
@@ -89,19 +89,19 @@ def export(call: ExportCall) -> ExportResult:
         strict_proof: a rewrite is an error whose certificate is not exact, or that makes NaN of a number at an infinite
         input.
         precision: "fp16" or "bf16": the file computes in it, but for what it can't hold
-        (``normdeploy.precision.precision``).
+        (``normdeploy.precision.half_conversion``).
         calibrate: inputs to see that on: .npz files, or mappings name -> array; empty: some are generated. For
             ``quantize`` samples, along the first axis of each array; every second batch of them calibrates, the others
             judge.
         keep_io: inputs and outputs of a half-precision file stay float32.
         quantize: "int8", "fp8" or "int4": linear layers and convolutions compute in it, or hold their weights in it
-            (``normdeploy.quantization.quantize``).
+            (``normdeploy.quantization.quantizer``).
         calibration: how ranges are taken of the samples: "minmax", "entropy" or "percentile".
         metric: what the quantized file has to reach on samples that do not calibrate, such as "cosine>=0.995", or
             output -> such texts; layers are left in float until it does.
         dynamic: the ranges of activations are taken while the model runs, for int8 in onnxruntime; no samples needed.
         rotate: with ``quantize``, the residual stream and the values of attentions are rotated by Hadamard matrices
-            first, where that is proved to change nothing (``normdeploy.quantization.rotate``).
+            first, where that is proved to change nothing (``normdeploy.quantization.stream_rotation``).
         keep_float: with ``quantize``, layers that stay float, by their modules or results, such as "head" or
             "layers.0.*".
         compare_limit: bytes of weights up to which the whole model before and after the rewrites is compared
@@ -117,110 +117,114 @@ def export(call: ExportCall) -> ExportResult:
     Raises:
         NormdeployError: one of ``normdeploy.errors``; the message says what to do.
     """
-    conversion = Export(call, call.source, call.output, Stages(call.progress))
+    conversion = ExportConversion(call, call.source, call.output, StageTimer(call.progress))
     run_stages(conversion, STAGES)
-    return conversion.result(Origin(call.source, call.args, call.kwargs, call.loading))
+    return conversion.make_result(ModelOrigin(call.source, call.args, call.kwargs, call.load_keywords))
 
 
 @dataclass
-class Export(Conversion):
+class ExportConversion(Conversion):
     """A PyTorch model on its way to a file."""
 
     options: ExportCall
     # Until its program is written.
-    model: Model | None = None
-    signature: Signature = field(init=False)
+    model: LoadedModel | None = None
+    signature: ModelSignature = field(init=False)
     # What PyTorch makes of the model at two small sizes.
-    expected: exported.Expected = field(init=False)
-    simplified: simplify.Simplified = field(init=False)
+    expected: export_check.ExpectedOutputs = field(init=False)
+    simplified: simplification.SimplifiedModel = field(init=False)
     # Notes of loading, and the kinds of random numbers that the model draws.
     of_loading: list[str] = field(default_factory=list)
     draws: Sequence[str] = ()
     # Whether the record names code that loading the model may run.
     brings_code: bool = False
 
-    def examples(self) -> list[dict[str, np.ndarray]]:
+    def example_feeds(self) -> list[dict[str, np.ndarray]]:
         """Random inputs at the usual and at the smallest sizes."""
         signature = replace(self.signature, inputs=tuple(self.inputs))
-        smallest = {name: dim.min for name, dim in signature.dims.items()}
+        smallest = {name: dim.min for name, dim in signature.named_dims.items()}
         return [signature.samples(0), signature.samples(1, smallest)]
 
 
 # ------------------------------------------------------------------ the stages, in the order in which they are run
 
 
-def load_model(export: Export) -> None:
+def load_model(export: ExportConversion) -> None:
     """Load and trace the model."""
-    export.model = export.options.load()
+    export.model = export.options.load_source()
 
 
-def trace_model(export: Export) -> None:
+def trace_model(export: ExportConversion) -> None:
     """Write the model's program as ONNX."""
     call = export.options
     assert export.model is not None
-    export.proto, weights = to_light(
+    export.proto, weights = export_without_weights(
         export.model,
         opset=call.opset or OPSET,
         custom_translation_table=call.custom_translation_table,
         progress=call.progress,
     )
-    export.signature = export.model.signature
+    export.signature = export.model.as_signature
     export.inputs = export.signature.inputs
-    opset = call.opset or attention.OPSET
-    export.want(weights, attentions=call.precision is None and opset >= attention.OPSET)
+    opset = call.opset or attention_fusion.OPSET
+    export.set_wanted(weights, attentions=call.precision is None and opset >= attention_fusion.OPSET)
 
 
-def run_reference(export: Export) -> None:
+def run_reference(export: ExportConversion) -> None:
     """Run the model in PyTorch, for the file to be compared with."""
     assert export.model is not None
-    export.expected = exported.expected(export.model) if export.options.check else exported.Expected(())
+    export.expected = (
+        export_check.run_expected(export.model) if export.options.check else export_check.ExpectedOutputs(())
+    )
 
 
-def release_model(export: Export) -> None:
+def release_model(export: ExportConversion) -> None:
     """Let the memory of the model go, of which nothing more is asked."""
     model = export.model
     assert model is not None
-    export.draws = draws_of_program(model.program)
-    export.of_loading = [*model.notes, *state_notes(model.written), *input_notes(model.program)]
+    export.draws = random_ops_of_program(model.program)
+    export.of_loading = [*model.notes, *buffer_write_notes(model.written), *input_write_notes(model.program)]
     export.model = None
     # It is in cycles, as torch's graphs are.
     del model
-    if whole.weight(export.proto) >= _HEAVY and isinstance(export.options.source, str | os.PathLike):
+    if rewrite_rollback.total_weight_bytes(export.proto) >= _HEAVY and isinstance(
+        export.options.source, str | os.PathLike
+    ):
         gc.collect()
 
 
-def clean_up(export: Export) -> None:
+def clean_up(export: ExportConversion) -> None:
     """Compute constants, and remove what nothing reads."""
-    samples = export.examples() if export.before is None else ()
-    export.simplified = _tidy(export.proto, samples, progress=export.options.progress)
+    samples = export.example_feeds() if export.before is None else ()
+    export.simplified = _simplify_model(export.proto, samples, progress=export.options.progress)
 
 
-def compare(export: Export) -> None:
+def compare_rewritten(export: ExportConversion) -> None:
     """Compare the whole model before and after.
 
     Raises:
         ExportError: onnxruntime does not load or run the file.
     """
-    export.proto = compare_models(export, lambda plain: _tidy(plain).proto, export.simplified.proto)
+    export.proto = compare_models(export, lambda plain: _simplify_model(plain).proto, export.simplified.proto)
     export.ran = export.ran or export.simplified.ran
     export.before = None
     if not export.ran:
-        export.notes += runnable.require(
-            export.proto, export.examples(), export.options.runtime, partial(_why_not_eager, export.options)
+        export.notes += ort_loadability.require_runnable(
+            export.proto, export.example_feeds(), export.options.runtime, partial(_why_not_eager, export.options)
         )
 
 
-def compare_with_reference(export: Export) -> None:
+def compare_with_reference(export: ExportConversion) -> None:
     """Compare the file with what PyTorch made of the model.
 
     Raises:
         ExportError: an output differs by more than rounding.
     """
     call = export.options
-    export.notes += exported.require_as_expected(export.expected, export.proto, call.load, call.runtime)
+    export.notes += export_check.require_expected_outputs(export.expected, export.proto, call.load_source, call.runtime)
 
 
-def add_record(export: Export) -> None:
+def add_record(export: ExportConversion) -> None:
     """Write into the file how it was made.
 
     Raises:
@@ -229,28 +233,28 @@ def add_record(export: Export) -> None:
     call = export.options
     flags: dict[str, Any] = {name: getattr(call, name) for name in ("opset", "runtime", "fuse", "strict", "trust")}
     flags |= {name: getattr(call, name) for name in ("precision", "quantize", "rotate") if getattr(call, name)}
-    record(export.proto, replace(export.signature, inputs=tuple(export.inputs)), flags)
+    write_record(export.proto, replace(export.signature, inputs=tuple(export.inputs)), flags)
     # A record that can't be read again is refused before anything is written.
-    export.brings_code = runs_code(recorded(export.proto))
+    export.brings_code = runs_code(read_record(export.proto))
 
 
-def sign(export: Export) -> None:
+def sign_file(export: ExportConversion) -> None:
     """Sign a file whose record names code."""
     if export.brings_code:
-        signing.sign(content_of(export.proto), export.output)
+        record_signing.sign_record(raw_record(export.proto), export.output)
 
 
-def note_the_rest(export: Export) -> None:
+def note_the_rest(export: ExportConversion) -> None:
     """Add the notes that are of no stage before, and count the nodes."""
     call, notes = export.options, export.notes
     notes += [export.simplified.note] if export.simplified.note else []
     notes += export.of_loading
     if export.draws:
         notes.append(f"the file draws random numbers ({', '.join(export.draws)}), so it can't be verified")
-    notes += not_measured(call)
+    notes += unmeasured_forms_note(call)
     taken = export.signature.taken
     if taken:
-        dims = export.signature.dims.items()
+        dims = export.signature.named_dims.items()
         sizes = [f"{d.name}={d.min}:{d.opt}:{d.max} ({taken[name]})" for name, d in dims if name in taken]
         notes.append(f"sizes taken where none were stated: {', '.join(sizes)}; state others with --dim")
     if call.opset is not None and export.summary.opset > call.opset:
@@ -261,33 +265,33 @@ def note_the_rest(export: Export) -> None:
     count_nodes(export)
 
 
-STAGES: tuple[Stage[Export], ...] = (
-    Stage(require_options),
-    Stage(load_model, "load"),
-    Stage(trace_model, "export"),
-    Stage(run_reference, "reference"),
-    Stage(release_model),
-    Stage(fuse_norms, "norms"),
-    Stage(clean_up, "simplify"),
-    Stage(compare, "compare"),
-    Stage(compare_with_reference, "check"),
+STAGES: tuple[ConversionStage[ExportConversion], ...] = (
+    ConversionStage(require_options),
+    ConversionStage(load_model, "load"),
+    ConversionStage(trace_model, "export"),
+    ConversionStage(run_reference, "reference"),
+    ConversionStage(release_model),
+    ConversionStage(fuse_norms, "norms"),
+    ConversionStage(clean_up, "simplify"),
+    ConversionStage(compare_rewritten, "compare"),
+    ConversionStage(compare_with_reference, "check"),
     *LOWERING,
-    Stage(add_record),
-    Stage(write_file, "write", Conversion.is_written),
-    Stage(sign),
-    Stage(note_the_rest),
+    ConversionStage(add_record),
+    ConversionStage(write_file, "write", Conversion.is_written),
+    ConversionStage(sign_file),
+    ConversionStage(note_the_rest),
 )
 
 
-def _tidy(
+def _simplify_model(
     proto: onnx.ModelProto, samples: Sequence[Mapping[str, Any]] = (), progress: Progress | None = None
-) -> simplify.Simplified:
-    return simplify.simplify(proto, samples, resolves=True, progress=progress)
+) -> simplification.SimplifiedModel:
+    return simplification.simplify(proto, samples, resolves=True, progress=progress)
 
 
 def _why_not_eager(call: ExportCall, feeds: Mapping[str, Any]) -> str:
     """Why PyTorch does not run the model on these inputs, "" where it does."""
-    model = loaded(call.source, call.args, call.kwargs, call.loading)
+    model = load_source(call.source, call.args, call.kwargs, call.load_keywords)
     try:
         with EagerRunner(model) as runner:
             runner.infer(feeds)

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from ..arguments import called_with
-from ..log import norms
-from ..options import InspectOptions, LoadingOptions
-from ..records import Summary
+from ..findings.records import Summary
+from ..interface.argument_validation import take_fields_as_arguments
+from ..log import log_norms
 from ..types import Progress
-from ..verbs.inspect import census
-from ..verbs.sources import opened
+from ..verb_options import InspectOptions, LoadingOptions
+from ..verbs.inspect import take_census
+from ..verbs.sources import open_onnx_source
 
 if TYPE_CHECKING:
-    from ..arguments import Example
+    from ..interface.argument_validation import Example
     from ..verbs.sources import Source
 
 
@@ -33,7 +33,7 @@ class InspectCall(InspectOptions, LoadingOptions):
     progress: Progress | None = None
 
 
-@called_with(InspectCall)
+@take_fields_as_arguments(InspectCall)
 def inspect(call: InspectCall) -> Summary:
     """What ``export`` or ``optimize`` would make of the normalizations of a model, and the runtimes of that; nothing is
     changed or written.
@@ -47,18 +47,18 @@ def inspect(call: InspectCall) -> Summary:
         InputError: nothing in the model is called as ``explain`` says.
         NormdeployError: the model can't be read.
     """
-    proto, weights, chains = opened(
+    proto, weights, chains = open_onnx_source(
         call.source,
         call.args,
         call.kwargs,
-        loading=call.loading,
+        loading=call.load_keywords,
         custom_translation_table=call.custom_translation_table,
         progress=call.progress,
     )
-    summary = census(
+    summary = take_census(
         proto, runtime=call.runtime, fuse=call.fuse, explain=call.explain, progress=call.progress, chains=chains
     )
     # They had to live until here.
     del weights
-    norms(summary, summary.notes)
+    log_norms(summary, summary.notes)
     return summary

@@ -11,33 +11,34 @@ from typing import cast
 
 import onnx
 
-from .. import ranges, runnable
-from ..arguments import Onnx, called_with
-from ..choices import TENSORRT
 from ..errors import GraphError
-from ..file_inputs import file_inputs
-from ..graphs import simplify as cleaner
-from ..graphs.inference import Contradiction, drop_contradictions
+from ..graphs import simplification as cleaner
+from ..graphs.shape_inference import ShapeContradiction, drop_contradictions
+from ..inputs import input_ranges
+from ..inputs.file_inputs import describe_file_inputs
+from ..interface.argument_validation import Onnx, take_fields_as_arguments
+from ..interface.export_result import ExportResult, ModelOrigin
 from ..model import InputSpec
-from ..options import OptimizeOptions
-from ..results import ExportResult, Origin
+from ..option_values import TENSORRT
 from ..rewriting import int32_codes
-from ..storage import signing
-from ..storage.files import load_onnx, opened_model
-from ..storage.record import amend, content_of, recorded, runs_code
-from ..storage.weights import lifted
+from ..runtimes import ort_loadability
+from ..storage import record_signing
+from ..storage.export_record import raw_record, read_record, runs_code, update_record
+from ..storage.onnx_files import load_onnx, normalize_model
+from ..storage.weight_serialization import share_large_weights
 from ..types import PathLike, Progress
-from .common import Stages
+from ..verb_options import OptimizeOptions
+from .common import StageTimer
 from .conversion import (
     LOWERING,
     Conversion,
-    Stage,
+    ConversionStage,
     compare_models,
     count_nodes,
     fuse_norms,
-    not_measured,
     require_options,
     run_stages,
+    unmeasured_forms_note,
     write_file,
 )
 
@@ -51,20 +52,20 @@ class OptimizeCall(OptimizeOptions):
     _: KW_ONLY
     progress: Progress | None = None
 
-    def read(self) -> onnx.ModelProto:
+    def read_model(self) -> onnx.ModelProto:
         """The model that is given, read anew at each call."""
         if isinstance(self.source, onnx.ModelProto):
-            return opened_model(self.source)
+            return normalize_model(self.source)
         return load_onnx(cast("PathLike", self.source))
 
-    def label(self, proto: onnx.ModelProto) -> str:
+    def error_label(self, proto: onnx.ModelProto) -> str:
         """Its name in errors."""
         if isinstance(self.source, str | os.PathLike):
             return Path(self.source).name
         return proto.graph.name or "the model"
 
 
-@called_with(OptimizeCall)
+@take_fields_as_arguments(OptimizeCall)
 def optimize(call: OptimizeCall) -> ExportResult:
     """Fuse and fold the normalizations of an ONNX model from anywhere, and clean up the rest.
 
@@ -81,7 +82,7 @@ def optimize(call: OptimizeCall) -> ExportResult:
         precision, calibrate, keep_io, quantize, calibration, metric, dynamic, rotate, keep_float, compare_limit: as
             for ``export``. Inputs are generated from what ``export`` recorded in the file, if it did.
         simplify: constants are computed, duplicates and dead ends removed, shapes resolved
-            (`normdeploy.graphs.simplify`), where the result can be compared with the model; else norms alone are
+            (`normdeploy.graphs.simplification`), where the result can be compared with the model; else norms alone are
             touched.
         dims: ranges of dynamic dims, ``batch=1:8:64`` (min:opt:max), which the result records for ``run``, ``bench``,
             ``build`` and ``package``; those of the others must be recorded already, or follow from a table that
@@ -99,37 +100,37 @@ def optimize(call: OptimizeCall) -> ExportResult:
         CertificateError: with ``strict``, where a certificate failed.
         NormdeployError: ``output`` is ``source``, or can't be written.
     """
-    conversion = Optimization(call, call.source, call.output, Stages(call.progress))
+    conversion = OptimizeConversion(call, call.source, call.output, StageTimer(call.progress))
     run_stages(conversion, STAGES)
-    return conversion.result(Origin(call.source))
+    return conversion.make_result(ModelOrigin(call.source))
 
 
 @dataclass
-class Optimization(Conversion):
+class OptimizeConversion(Conversion):
     """An ONNX file on its way to a better one."""
 
     options: OptimizeCall
     # What the file states that its nodes contradict, and its constants in int32.
-    contradictions: Sequence[Contradiction] = ()
+    contradictions: Sequence[ShapeContradiction] = ()
     codes: int = 0
     # The modules that a signature of the file vouches for, where its record needs one.
     signed: dict[str, str] | None = None
     # Notes on the file given.
     hints: list[str] = field(default_factory=list)
-    tidied: cleaner.Simplified = field(init=False)
+    tidied: cleaner.SimplifiedModel = field(init=False)
 
     @property
-    def tidy(self) -> Callable[[onnx.ModelProto], cleaner.Simplified]:
+    def model_cleaner(self) -> Callable[[onnx.ModelProto], cleaner.SimplifiedModel]:
         """What cleans a model up: nothing where the result can't be compared with the model."""
         if self.options.simplify and self.before is not None:
             return partial(cleaner.simplify, resolves=True)
-        return cleaner.Simplified
+        return cleaner.SimplifiedModel
 
 
 # ------------------------------------------------------------------ the stages, in the order in which they are run
 
 
-def load_file(optimization: Optimization) -> None:
+def load_file(optimization: OptimizeConversion) -> None:
     """Read the file, and what it and the user say of its inputs.
 
     Raises:
@@ -137,32 +138,32 @@ def load_file(optimization: Optimization) -> None:
         InputError: inputs or dims do not fit.
     """
     call = optimization.options
-    proto, weights = lifted(call.read())
+    proto, weights = share_large_weights(call.read_model())
     optimization.contradictions = drop_contradictions(proto)
-    optimization.want(weights, attentions=call.precision is None)
-    optimization.signed = _signed(proto, call.source)
-    inputs, optimization.hints = ranges.described(proto, _recorded_inputs(proto, call), call.dims)
+    optimization.set_wanted(weights, attentions=call.precision is None)
+    optimization.signed = _find_vouched_modules(proto, call.source)
+    inputs, optimization.hints = input_ranges.resolve_input_ranges(proto, _read_recorded_inputs(proto, call), call.dims)
     if call.inputs:
-        inputs = file_inputs(proto, call.inputs, call.dims, call.label(proto), inputs).specs
+        inputs = describe_file_inputs(proto, call.inputs, call.dims, call.error_label(proto), inputs).specs
     optimization.inputs = inputs
     if call.runtime in TENSORRT:
-        optimization.codes = int32_codes.count(proto)
+        optimization.codes = int32_codes.count_int32_dequantizers(proto)
     optimization.proto = proto
 
 
-def clean_up(optimization: Optimization) -> None:
+def clean_up(optimization: OptimizeConversion) -> None:
     """Compute constants, and remove what nothing reads."""
-    optimization.tidied = optimization.tidy(optimization.proto)
+    optimization.tidied = optimization.model_cleaner(optimization.proto)
 
 
-def compare(optimization: Optimization) -> None:
+def compare_rewritten(optimization: OptimizeConversion) -> None:
     """Compare the whole model before and after.
 
     Raises:
         GraphError: onnxruntime does not load or run the result.
     """
     call = optimization.options
-    tidy = optimization.tidy
+    tidy = optimization.model_cleaner
     is_small = optimization.before is not None
     proto = compare_models(optimization, lambda plain: tidy(plain).proto, optimization.tidied.proto)
     optimization.before = None
@@ -172,52 +173,54 @@ def compare(optimization: Optimization) -> None:
         return
     if call.simplify:
         optimization.notes.append("the graph was not cleaned up: nothing says that it would stay the same")
-    runnable.require_optimized(optimization.proto, call.read, call.runtime, call.provider, runs=is_small)
+    ort_loadability.require_runnable_optimized(
+        optimization.proto, call.read_model, call.runtime, call.provider, runs=is_small
+    )
 
 
-def note_the_file(optimization: Optimization) -> None:
+def add_file_notes(optimization: OptimizeConversion) -> None:
     """Put the notes on the file given before those on the rewrites, and count the nodes."""
     notes = [*optimization.hints]
-    written = optimization.codes - int32_codes.count(optimization.proto) if optimization.codes else 0
+    written = optimization.codes - int32_codes.count_int32_dequantizers(optimization.proto) if optimization.codes else 0
     if written:
         notes.append(f"{written} constants stored as int32, which TensorRT refuses, are float32 now: the same numbers")
     notes += [f"the file states what its nodes contradict: {each}" for each in optimization.contradictions]
-    optimization.notes = [*notes, *optimization.notes, *not_measured(optimization.options)]
+    optimization.notes = [*notes, *optimization.notes, *unmeasured_forms_note(optimization.options)]
     count_nodes(optimization)
 
 
-def amend_record(optimization: Optimization) -> None:
+def amend_record(optimization: OptimizeConversion) -> None:
     """Write what is known now of its inputs and its precision into the file's record."""
     call, proto = optimization.options, optimization.proto
     if call.dims:
-        ranges.name_dims(proto)
-    if call.dims or (optimization.account is not None and recorded(proto)):
-        amend(proto, optimization.inputs, {"precision": call.precision} if call.precision is not None else None)
+        input_ranges.name_dynamic_dims(proto)
+    if call.dims or (optimization.account is not None and read_record(proto)):
+        update_record(proto, optimization.inputs, {"precision": call.precision} if call.precision is not None else None)
 
 
-def sign(optimization: Optimization) -> None:
+def sign_result(optimization: OptimizeConversion) -> None:
     """Sign the result where the file given was."""
     if optimization.signed is not None:
-        signing.sign(content_of(optimization.proto), optimization.output, optimization.signed)
+        record_signing.sign_record(raw_record(optimization.proto), optimization.output, optimization.signed)
 
 
-STAGES: tuple[Stage[Optimization], ...] = (
-    Stage(require_options),
-    Stage(load_file, "load"),
-    Stage(fuse_norms, "norms"),
-    Stage(clean_up, "simplify"),
-    Stage(compare, "compare"),
-    Stage(note_the_file),
+STAGES: tuple[ConversionStage[OptimizeConversion], ...] = (
+    ConversionStage(require_options),
+    ConversionStage(load_file, "load"),
+    ConversionStage(fuse_norms, "norms"),
+    ConversionStage(clean_up, "simplify"),
+    ConversionStage(compare_rewritten, "compare"),
+    ConversionStage(add_file_notes),
     *LOWERING,
-    Stage(amend_record),
-    Stage(write_file, "write", Conversion.is_written),
-    Stage(sign),
+    ConversionStage(amend_record),
+    ConversionStage(write_file, "write", Conversion.is_written),
+    ConversionStage(sign_result),
 )
 
 
-def _recorded_inputs(proto: onnx.ModelProto, call: OptimizeCall) -> Sequence[InputSpec]:
+def _read_recorded_inputs(proto: onnx.ModelProto, call: OptimizeCall) -> Sequence[InputSpec]:
     try:
-        return recorded(proto).get("inputs", ())
+        return read_record(proto).get("inputs", ())
     except GraphError:
         # A stranger's record, or a newer version's, matters to half precision and to ranges alone.
         if call.precision is not None or call.dims:
@@ -225,12 +228,14 @@ def _recorded_inputs(proto: onnx.ModelProto, call: OptimizeCall) -> Sequence[Inp
         return ()
 
 
-def _signed(proto: onnx.ModelProto, source: PathLike | onnx.ModelProto) -> dict[str, str] | None:
+def _find_vouched_modules(proto: onnx.ModelProto, source: PathLike | onnx.ModelProto) -> dict[str, str] | None:
     """The modules that a signature of the file vouches for, where its record needs one and this user or team has signed
     it."""
     try:
-        if not runs_code(recorded(proto)):
+        if not runs_code(read_record(proto)):
             return None
     except GraphError:  # it has no record, or one that can't be read
         return None
-    return signing.vouched(content_of(proto), None if isinstance(source, onnx.ModelProto) else source)[0]
+    return record_signing.find_signed_modules(
+        raw_record(proto), None if isinstance(source, onnx.ModelProto) else source
+    )[0]

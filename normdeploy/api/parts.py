@@ -20,18 +20,18 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from ..arguments import Loading, called_with
 from ..errors import InputError, NormdeployError
+from ..findings.rendering import Renderable
+from ..interface.argument_validation import LoadKeywords, take_fields_as_arguments
+from ..interface.export_result import ExportResult, ModelOrigin
 from ..loading import load_parts
-from ..loading.hub import resolved
-from ..loading.tasks import ALL_PARTS, PART_FILES
-from ..options import ConversionOptions, ExportOptions, LoadingOptions, keywords
-from ..results import ExportResult, Origin
-from ..shown import Shown
-from ..storage.folder import atomic_folder, require_empty_dir
+from ..loading.hub import resolve_model_path
+from ..loading.huggingface_tasks import ALL_PARTS, PART_FILES
+from ..storage.folder_replacement import replace_folder_atomically, require_empty_dir
 from ..types import PathLike, Progress
-from ..verbs.verify import options as verify_options
-from ..verbs.verify.comparison import Comparison
+from ..verb_options import ConversionOptions, ExportOptions, LoadingOptions, as_keywords
+from ..verbs.verify import verify_options
+from ..verbs.verify.comparison_result import Comparison
 from .export import export
 from .verify import verify
 
@@ -46,7 +46,7 @@ _OF_FOLDERS = frozenset({"trust", "imports", "dims", "task", "part"})
 
 
 @dataclass(frozen=True)
-class PartsComparison(Shown):
+class PartsComparison(Renderable):
     """What ``verify_parts`` found: file name -> its comparison. True where all pass."""
 
     comparisons: Mapping[str, Comparison]
@@ -56,7 +56,7 @@ class PartsComparison(Shown):
         return bool(self.comparisons) and all(self.comparisons.values())
 
 
-class ExportedParts(dict[str, ExportResult], Shown):
+class ExportedParts(dict[str, ExportResult], Renderable):
     """What ``export_parts`` wrote: file name -> what ``export`` gives of that part."""
 
 
@@ -70,7 +70,7 @@ class ExportPartsCall(ExportOptions, LoadingOptions):
     progress: Progress | None = None
 
 
-@called_with(ExportPartsCall)
+@take_fields_as_arguments(ExportPartsCall)
 def export_parts(call: ExportPartsCall) -> ExportedParts:
     """Turn the encoder, the decoder and the decoder with its past of a Hugging Face model into ONNX files that fit each
     other.
@@ -93,23 +93,23 @@ def export_parts(call: ExportPartsCall) -> ExportedParts:
         NormdeployError: as ``export``; or ``output`` is not empty or can't be written.
     """
     _require_one_for_all(call)
-    target = _new_folder(call.output)
+    target = _require_new_folder(call.output)
     read = _loading_of_all(call)
-    options = keywords(call, ExportOptions)
+    options = as_keywords(call, ExportOptions)
     results: dict[str, ExportResult] = {}
-    with atomic_folder(target) as folder:
+    with replace_folder_atomically(target) as folder:
         for part, model in load_parts(os.fspath(call.source), **cast("Any", read)):
             results[part] = export(
                 cast("Any", model),
                 output=folder / PART_FILES[part],
                 trust=call.trust,
-                progress=_of(part, call.progress),
+                progress=_prefix_progress(part, call.progress),
                 **options,
             )
         _copy_config(call.source, folder)
     written: dict[str, ExportResult] = {}
     for part, result in results.items():
-        origin = Origin(call.source, loading={**read, "part": part})
+        origin = ModelOrigin(call.source, loading={**read, "part": part})
         written[PART_FILES[part]] = replace(result, path=target / PART_FILES[part], origin=origin)
     return ExportedParts(written)
 
@@ -133,7 +133,7 @@ def _loading_of_all(call: ExportPartsCall) -> dict[str, Any]:
     Raises:
         InputError: one is of one part alone.
     """
-    stated: dict[str, Any] = {name: value for name, value in call.loading.items() if value}
+    stated: dict[str, Any] = {name: value for name, value in call.load_keywords.items() if value}
     if foreign := sorted(name for name in stated if name not in _OF_FOLDERS):
         raise InputError(
             f"{foreign[0]} is of one part, and all are exported; leave it out, or export the parts one by one"
@@ -146,7 +146,7 @@ def _loading_of_all(call: ExportPartsCall) -> dict[str, Any]:
     return stated
 
 
-@called_with(verify_options.VerifyPartsCall)
+@take_fields_as_arguments(verify_options.VerifyPartsCall)
 def verify_parts(call: verify_options.VerifyPartsCall) -> PartsComparison:
     """Compare each file of a folder that ``export_parts`` wrote with that part of the model (``verify``).
 
@@ -174,12 +174,14 @@ def verify_parts(call: verify_options.VerifyPartsCall) -> PartsComparison:
         raise InputError(
             f"the part {call.part!r} was given with a folder of all parts; leave it out, or give that part's file"
         )
-    options = keywords(call, verify_options.ComparisonOptions, verify_options.DriftOption)
+    options = as_keywords(call, verify_options.ComparisonOptions, verify_options.DriftOption)
     comparisons: dict[str, Comparison] = {}
     for part, name in PART_FILES.items():
-        own: Loading = {**call.loading, "part": part}
+        own: LoadKeywords = {**call.load_keywords, "part": part}
         try:
-            comparisons[name] = verify(call.source, place / name, progress=_of(part, call.progress), **options, **own)
+            comparisons[name] = verify(
+                call.source, place / name, progress=_prefix_progress(part, call.progress), **options, **own
+            )
         except NormdeployError as error:
             raise type(error)(f"{name}: {error}") from error
     others = sorted(path.name for path in place.glob("*.onnx") if path.name not in PART_FILES.values())
@@ -188,7 +190,7 @@ def verify_parts(call: verify_options.VerifyPartsCall) -> PartsComparison:
     )
 
 
-def _new_folder(output: PathLike) -> Path:
+def _require_new_folder(output: PathLike) -> Path:
     """Where the folder is to stand.
 
     Raises:
@@ -205,12 +207,12 @@ def _new_folder(output: PathLike) -> Path:
     return require_empty_dir(output)
 
 
-def _of(part: str, progress: Progress | None) -> Progress | None:
+def _prefix_progress(part: str, progress: Progress | None) -> Progress | None:
     return None if progress is None else lambda stage, done, total: progress(f"{part}: {stage}", done, total)
 
 
 def _copy_config(source: PathLike, folder: Path) -> None:
-    model = resolved(os.fspath(source))
+    model = resolve_model_path(os.fspath(source))
     for name in COPIED:
         if (model / name).is_file():
             shutil.copyfile(model / name, folder / name)

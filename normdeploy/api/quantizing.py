@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..errors import InputError
-from ..options import ConversionOptions
-from ..quantization.wish import Wish, require_half, require_runtime
-from ..records import Finding, both
-from ..verbs.verify.policy import policy_of
-from .common import target_of
+from ..findings.records import Finding, combine_certificates
+from ..quantization.quantization_request import QuantizationRequest, require_half_support, require_runtime_kernels
+from ..verb_options import ConversionOptions
+from ..verbs.verify.policy import parse_policy
+from .common import select_target
 
 
-def wish_of(options: ConversionOptions) -> Wish | None:
+def parse_quantization_request(options: ConversionOptions) -> QuantizationRequest | None:
     """What is asked for, looked at before any work; None where nothing is to be quantized.
 
     Raises:
         InputError: options contradict each other, or the runtime has no kernels.
     """
-    runtime = target_of(options)
+    runtime = select_target(options)
     if options.quantize is None:
         if options.metric or options.calibration or options.dynamic or options.rotate or options.keep_float:
             raise InputError(
@@ -33,7 +33,7 @@ def wish_of(options: ConversionOptions) -> Wish | None:
             f"{options.quantize} takes ranges of samples; give some with --calibrate samples.npz (INT4 weights do"
             " without, and --dynamic in onnxruntime)"
         )
-    _require_texts(options.metric)
+    _require_metric_texts(options.metric)
     if options.dynamic and options.calibration:
         raise InputError(
             f"with dynamic, ranges are taken while the model runs, and the calibration {options.calibration!r} would"
@@ -41,22 +41,22 @@ def wish_of(options: ConversionOptions) -> Wish | None:
         )
     if options.metric and not options.calibrate:
         raise InputError("a metric is judged on samples; give some with --calibrate samples.npz")
-    wish = Wish(
+    wish = QuantizationRequest(
         options.quantize,
         runtime,
         options.calibration or "minmax",
-        policy_of(None, options.metric),
+        parse_policy(None, options.metric),
         options.dynamic,
         options.precision or "",
         options.rotate,
         tuple(options.keep_float),
     )
-    require_runtime(wish)
-    require_half(wish)
+    require_runtime_kernels(wish)
+    require_half_support(wish)
     return wish
 
 
-def _require_texts(metric: object) -> None:
+def _require_metric_texts(metric: object) -> None:
     """
     Raises:
         InputError: it is not what ``Thresholds`` says, which Python lets pass.
@@ -70,25 +70,28 @@ def _require_texts(metric: object) -> None:
         )
 
 
-def merged(first: Sequence[Finding], second: Sequence[Finding]) -> tuple[Finding, ...]:
+def merge_findings(first: Sequence[Finding], second: Sequence[Finding]) -> tuple[Finding, ...]:
     """One finding for each norm: what the second pass made of it, with the proof of the first."""
     merged, taken = list(first), set[int]()
     for finding in second:
-        place = _place(finding, [(i, f) for i, f in enumerate(first) if i not in taken])
+        place = _find_same_norm(finding, [(i, f) for i, f in enumerate(first) if i not in taken])
         if place is None:
             merged.append(finding)
             continue
         taken.add(place)
         before = first[place]
         if finding.status == "fused":
-            certificate, proved = both(before.certificate, finding.certificate), (*before.proved, *finding.proved)
+            certificate, proved = (
+                combine_certificates(before.certificate, finding.certificate),
+                (*before.proved, *finding.proved),
+            )
             merged[place] = replace(finding, certificate=certificate, proved=tuple(dict.fromkeys(proved)))
         else:
             merged[place] = replace(before, notes=tuple(dict.fromkeys((*before.notes, *finding.notes))))
     return tuple(merged)
 
 
-def _place(finding: Finding, before: Sequence[tuple[int, Finding]]) -> int | None:
+def _find_same_norm(finding: Finding, before: Sequence[tuple[int, Finding]]) -> int | None:
     """Which finding is of the same norm: its result has that name, or it is the module's only one, or the name was
     made of that name when the norm was split and quantized."""
     alike = [(i, f) for i, f in before if (f.kind, f.place) == (finding.kind, finding.place)]

@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from ..arguments import called_with
-from ..model import Model
+from ..interface.argument_validation import take_fields_as_arguments
+from ..model import LoadedModel
 from ..types import PathLike
-from ..verbs.sources import is_live, original
-from ..verbs.verify import verify as compare
-from ..verbs.verify.comparison import Comparison
-from ..verbs.verify.module_trace import trace_difference
-from ..verbs.verify.options import VerifyCall
-from ..verbs.verify.spending import Budget, processor_time
-from .common import Stages
-from .comparing import Comparing
+from ..verbs.sources import is_live_module, load_original
+from ..verbs.verify import file_comparison as compare
+from ..verbs.verify.comparison_result import Comparison
+from ..verbs.verify.compute_budget import ComparisonBudget, processor_time
+from ..verbs.verify.trace_check import compare_with_trace
+from ..verbs.verify.verify_options import VerifyCall
+from .common import StageTimer
+from .comparing import ComparisonSettings
 
 
-@called_with(VerifyCall, onnx="files")
+@take_fields_as_arguments(VerifyCall, onnx="files")
 def verify(call: VerifyCall) -> Comparison:
     """Compare what the runtimes make of files with a PyTorch model in float64, or an ONNX one (the rule:
-    ``normdeploy.verbs.verify.verify``).
+    ``normdeploy.verbs.verify.file_comparison``).
 
     How the model is to be loaded need not be said again where ``export`` recorded it; what may run code, only where
     this user or a team signed it for this very model file (docs/teams.md).
@@ -57,7 +57,8 @@ def verify(call: VerifyCall) -> Comparison:
         labels: the dataset's array or column of right classes, whole numbers [samples], for "accuracy_drop<=0.01" and
         "accuracy5_drop".
         map: an input or output of a file -> the model's, where names differ and their order does not tell.
-        runners: runtimes that installed packages bring (`normdeploy.runtimes.guests`), by name, in which ONNX files are
+        runners: runtimes that installed packages bring (`normdeploy.runtimes.third_party_runner`), by name, in which
+        ONNX files are
             run too.
         progress: called with (stage, done, total); total is 0 where it is not known.
         model, model_args, key, trust, imports, inputs, dims, eval, task, part, dynamic_shapes, code: as for ``export``.
@@ -67,20 +68,22 @@ def verify(call: VerifyCall) -> Comparison:
     """
     # Loading and tracing a module can take as long as the comparison.
     begun = processor_time()
-    stage = Stages(call.progress)
-    budget = Budget(call.max_seconds, call.max_memory, begun=begun)
+    stage = StageTimer(call.progress)
+    budget = ComparisonBudget(call.max_seconds, call.max_memory, begun=begun)
     # Models in memory have become files.
     every = [*cast("Sequence[PathLike]", call.files), *call.engines]
-    rules = Comparing.of(call, budget, call.runners)
+    rules = ComparisonSettings.from_options(call, budget, call.runners)
     with stage("load"):
-        model, notes = original(call.source, every, call.args, call.kwargs, call.loading)
+        model, notes = load_original(call.source, every, call.args, call.kwargs, call.load_keywords)
     with stage("verify"):
-        comparison = compare.verify(model, every, drift=call.drift, progress=call.progress, **rules.keywords(model))
-    if is_live(call.source) and isinstance(model, Model):
-        clock = budget.clock()
+        comparison = compare.compare_files(
+            model, every, drift=call.drift, progress=call.progress, **rules.as_keywords(model)
+        )
+    if is_live_module(call.source) and isinstance(model, LoadedModel):
+        clock = budget.start_clock()
         with stage("trace"):
-            beside = trace_difference(cast("Any", call.source), model, clock)
-        notes += [*filter(None, [beside.note]), *clock.notes()]
-        limits = dict.fromkeys((*comparison.limits, *clock.limits()))
+            beside = compare_with_trace(cast("Any", call.source), model, clock)
+        notes += [*filter(None, [beside.note]), *clock.describe_left_out()]
+        limits = dict.fromkeys((*comparison.limits, *clock.describe_limits()))
         comparison = replace(comparison, trace=beside.difference or "", limits=tuple(limits))
     return replace(comparison, notes=tuple(dict.fromkeys((*notes, *comparison.notes))))

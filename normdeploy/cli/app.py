@@ -13,15 +13,15 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from .. import __version__, stopping
-from ..errors import NEITHER, NOT_RUN, NormdeployError, RuntimeUnavailable, printable_lines
-from . import bench, bisect, build, check, export, fleet, inspect, optimize, package, recheck, run, verify
-from .stored import kept
-from .supervised import supervise
-from .verbose import logged
+from .. import __version__
+from ..errors import NEITHER, NOT_RUN, NormdeployError, RuntimeUnavailable, escape_lines
+from . import bench, bisect, build, check, export, fleet, inspect, optimize, package, recheck, run, signals, verify
+from .stored import add_store_option
+from .supervised import supervise_in_child
+from .verbose import add_common_options
 
 
-class _Bare:
+class _BareFlagHelp:
     """Help that shows a flag as one: typer writes <bool> behind it, as though it took a value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -32,20 +32,20 @@ class _Bare:
         return params
 
 
-class _Group(_Bare, TyperGroup):
+class _VerbGroup(_BareFlagHelp, TyperGroup):
     pass
 
 
-class _Verb(_Bare, TyperCommand):
+class _VerbCommand(_BareFlagHelp, TyperCommand):
     pass
 
 
-class _Build(_Bare, build.Spread):
+class _BuildCommand(_BareFlagHelp, build.RepeatedValuesCommand):
     pass
 
 
 app = typer.Typer(
-    cls=_Group,
+    cls=_VerbGroup,
     help="PyTorch models in onnxruntime and TensorRT, every normalization fused or folded, and proved.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -53,36 +53,36 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"normdeploy {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def _root(
+def _root_options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
 
 
-app.command(cls=_Verb)(kept(logged(export.export)))
-app.command(cls=_Build)(kept(logged(build.build)))
-app.command(cls=_Verb)(kept(logged(verify.verify)))
-app.command(cls=_Verb)(logged(bisect.bisect))
-app.command(cls=_Verb)(logged(inspect.inspect))
-app.command(cls=_Verb)(kept(logged(optimize.optimize)))
-app.command(cls=_Verb)(logged(run.run))
-app.command(cls=_Verb)(logged(check.check))
-app.command(cls=_Verb)(logged(bench.bench))
-app.command(cls=_Verb)(logged(package.package))
-app.command(cls=_Verb)(logged(recheck.recheck))
+app.command(cls=_VerbCommand)(add_store_option(add_common_options(export.export)))
+app.command(cls=_BuildCommand)(add_store_option(add_common_options(build.build)))
+app.command(cls=_VerbCommand)(add_store_option(add_common_options(verify.verify)))
+app.command(cls=_VerbCommand)(add_common_options(bisect.bisect))
+app.command(cls=_VerbCommand)(add_common_options(inspect.inspect))
+app.command(cls=_VerbCommand)(add_store_option(add_common_options(optimize.optimize)))
+app.command(cls=_VerbCommand)(add_common_options(run.run))
+app.command(cls=_VerbCommand)(add_common_options(check.check))
+app.command(cls=_VerbCommand)(add_common_options(bench.bench))
+app.command(cls=_VerbCommand)(add_common_options(package.package))
+app.command(cls=_VerbCommand)(add_common_options(recheck.recheck))
 
-of_fleets = typer.Typer(cls=_Group, no_args_is_help=True, help="Many models, many targets: run what has changed.")
+of_fleets = typer.Typer(cls=_VerbGroup, no_args_is_help=True, help="Many models, many targets: run what has changed.")
 for _verb in (fleet.run, fleet.status, fleet.diff, fleet.recheck, fleet.show, fleet.publish, fleet.gc):
-    of_fleets.command(cls=_Verb)(logged(_verb))
+    of_fleets.command(cls=_VerbCommand)(add_common_options(_verb))
 app.add_typer(of_fleets, name="fleet")
 
 
@@ -91,7 +91,7 @@ def main() -> None:
 
     A package or a GPU that is missing is exit code 3, in every verb.
     """
-    supervise()
+    supervise_in_child()
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # the libraries' own remarks; what the user should know is in the report
     # What libraries log without a handler would go to the terminal as it is, with a file's names in it.
@@ -101,31 +101,31 @@ def main() -> None:
         # A terminal may not know the letters of a name, or our own dashes.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    stopping.watch()
+    signals.watch_signals()
     try:
         app()
     except RuntimeUnavailable as error:
         # Nothing was found wrong, and nothing was found right.
-        _refuse(str(error), NOT_RUN)
+        _exit_with_error(str(error), NOT_RUN)
     except NormdeployError as error:
-        _refuse(str(error))
+        _exit_with_error(str(error))
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            _refuse(f"the name {str(error.filename)!r} is too long for the file system; give a shorter one")
+            _exit_with_error(f"the name {str(error.filename)!r} is too long for the file system; give a shorter one")
         if (
             error.errno == errno.ENOSPC and error.filename is None
         ):  # files are written by storage.atomic, which tells it itself
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would be written at the exit
-            _refuse(f"can't write to standard output: {error.strerror}; make room")
+            _exit_with_error(f"can't write to standard output: {error.strerror}; make room")
         raise
     except MemoryError as error:
-        _refuse(
+        _exit_with_error(
             f"there is not enough memory here: {error or 'none is left'}; give smaller sizes, or take a larger machine"
         )
     finally:
-        stopping.ended()
+        signals.restore_default_sigint()
 
 
-def _refuse(message: str, code: int = 1) -> NoReturn:
-    print(f"{NEITHER if code == NOT_RUN else 'error'}: {printable_lines(message)}", file=sys.stderr)
+def _exit_with_error(message: str, code: int = 1) -> NoReturn:
+    print(f"{NEITHER if code == NOT_RUN else 'error'}: {escape_lines(message)}", file=sys.stderr)
     sys.exit(code)

@@ -9,10 +9,10 @@ import typer
 
 import normdeploy
 
-from ..options import LoadingOptions, keywords
-from ..verbs.bench.options import BenchOptions
-from .console import bars, require_reports, require_run, tell
-from .options import Reporting
+from ..verb_options import LoadingOptions, as_keywords
+from ..verbs.bench.bench_options import BenchOptions
+from .console import print_report, require_all_run, require_reports, show_progress
+from .options import ReportingOptions
 
 
 def bench(
@@ -23,7 +23,7 @@ def bench(
     *,
     options: BenchOptions,
     load: LoadingOptions,
-    reporting: Reporting,
+    reporting: ReportingOptions,
 ) -> None:
     """Race a model in eager and torch.compile, ONNX files and engines, in turns; exit code 1 where one gives a wrong
     answer, 3 where none does and a file was not run.
@@ -35,12 +35,12 @@ def bench(
 
     given = () if options.feeds is None else (options.feeds,)
     require_reports(reporting, (*(sources or ()), *given))
-    with bars(reporting.quiet) as progress:
-        race = normdeploy.bench(sources or (), progress=progress, **keywords(options), **load.loading)
+    with show_progress(reporting.quiet) as progress:
+        race = normdeploy.bench(sources or (), progress=progress, **as_keywords(options), **load.load_keywords)
     files = {f"source {i}" if i > 1 else "source": str(path) for i, path in enumerate(sources or (), 1)}
     if options.feeds is not None:
         files["inputs"] = str(options.feeds)
-    tell(Report("bench", files, race=race), reporting)
+    print_report(Report("bench", files, race=race), reporting)
     if not race:
         raise typer.Exit(1)
-    require_run(race.unrun)
+    require_all_run(race.unrun)

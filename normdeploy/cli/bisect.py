@@ -9,14 +9,14 @@ import typer
 
 import normdeploy
 
-from ..options import LoadingOptions, keywords
-from ..verbs.bisect.options import BisectOptions
-from .console import bars, require_reports, require_run, tell
-from .options import OnnxFile, Original, Reporting
+from ..verb_options import LoadingOptions, as_keywords
+from ..verbs.bisect.bisect_options import BisectOptions
+from .console import print_report, require_all_run, require_reports, show_progress
+from .options import OnnxFile, Original, ReportingOptions
 
 
 def bisect(
-    source: Original, onnx: OnnxFile, options: BisectOptions, load: LoadingOptions, reporting: Reporting
+    source: Original, onnx: OnnxFile, options: BisectOptions, load: LoadingOptions, reporting: ReportingOptions
 ) -> None:
     """Find the first tensor that leaves the bound of verify, the node that makes it so, and why; exit code 1 where
     there is one, 3 where there is none and an engine was not run.
@@ -30,8 +30,8 @@ def bisect(
     used = [path for path in (options.policy, options.dataset, output) if path is not None]
     given = cast("list[Path]", options.feeds or [])
     require_reports(reporting, (source, onnx, *options.engines, *given, *used))
-    with bars(reporting.quiet) as progress:
-        bisection = normdeploy.bisect(source, onnx, progress=progress, **keywords(options), **load.loading)
+    with show_progress(reporting.quiet) as progress:
+        bisection = normdeploy.bisect(source, onnx, progress=progress, **as_keywords(options), **load.load_keywords)
     files = {"model": str(source), "onnx": str(onnx)}
     if options.engines:
         files["engines"] = ", ".join(map(str, options.engines))
@@ -40,7 +40,7 @@ def bisect(
     account = Report(
         "bisect", files, parity=bisection.parity, bisection=bisection, seconds={"bisect": bisection.seconds}
     )
-    tell(account, reporting)
+    print_report(account, reporting)
     if bisection.parity.outcome == "failed":
         raise typer.Exit(1)
-    require_run(bisection.parity.unrun)
+    require_all_run(bisection.parity.unrun)

@@ -9,12 +9,12 @@ from typer.core import TyperCommand
 
 import normdeploy
 
-from ..options import EngineOptions, keywords
-from .console import bars, require_reports, tell
-from .options import OnnxFile, Output, Reporting
+from ..verb_options import EngineOptions, as_keywords
+from .console import print_report, require_reports, show_progress
+from .options import OnnxFile, Output, ReportingOptions
 
 
-class Spread(TyperCommand):
+class RepeatedValuesCommand(TyperCommand):
     """Lets one option take several values, as in ``--compute-capability 8.6 8.9 12.0``, by repeating it."""
 
     option = "--compute-capability"
@@ -28,12 +28,12 @@ class Spread(TyperCommand):
         return super().parse_args(ctx, spread)
 
 
-def build(source: OnnxFile, output: Output, options: EngineOptions, reporting: Reporting) -> None:
+def build(source: OnnxFile, output: Output, options: EngineOptions, reporting: ReportingOptions) -> None:
     """Build a TensorRT-RTX or TensorRT engine; TensorRT-RTX needs no GPU for it."""
     from ..reports.report import Report
 
     require_reports(reporting, (source, output))
-    with bars(reporting.quiet) as progress:
-        engine = normdeploy.build(source, output, progress=progress, **keywords(options))
+    with show_progress(reporting.quiet) as progress:
+        engine = normdeploy.build(source, output, progress=progress, **as_keywords(options))
     files = {"source": str(source), "output": str(output)}
-    tell(Report("build", files, engine=engine, seconds={"build": engine.seconds}), reporting)
+    print_report(Report("build", files, engine=engine, seconds={"build": engine.seconds}), reporting)

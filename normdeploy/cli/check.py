@@ -11,12 +11,12 @@ import typer
 
 import normdeploy
 
-from ..errors import printable_lines
-from ..options import LoadingOptions, keywords, option
-from ..reports.check import text as told
-from ..storage.atomic import write_bytes
-from ..verbs.check.options import FailOption, JudgingOptions
-from .console import bars, check_report, require_run
+from ..errors import escape_lines
+from ..reports.check_text import render_check as told
+from ..storage.file_replacement import write_bytes
+from ..verb_options import LoadingOptions, as_keywords, option_field
+from ..verbs.check.check_options import FailOption, JudgingOptions
+from .console import require_all_run, require_writable_report, show_progress
 from .options import QuietOption
 
 Format = Literal["text", "json", "sarif"]
@@ -26,8 +26,8 @@ Format = Literal["text", "json", "sarif"]
 class FindingsOptions:
     """How findings are written."""
 
-    form: Format = option("text", "--format", "Of the file, or of what is printed where none is given.")
-    output: Path | None = option(None, "--output", "Write the findings to this file.", short="-o")
+    form: Format = option_field("text", "--format", "Of the file, or of what is printed where none is given.")
+    output: Path | None = option_field(None, "--output", "Write the findings to this file.", short="-o")
 
 
 def check(
@@ -42,18 +42,20 @@ def check(
 ) -> None:
     """Judge the normalizations of files for CI; exit code 1 where something of --fail-on is found or a file can't be
     read, 3 where nothing is and a runtime that a rule asks is not here."""
-    from ..arguments import check_output
-    from ..verbs.check.check import onnx_files
-    from ..verbs.check.sarif import sarif
+    from ..interface.argument_validation import require_writable_output
+    from ..verbs.check.check_files import find_onnx_files
+    from ..verbs.check.sarif import to_sarif
 
     output, form = written.output, written.form
-    check_report(output)
+    require_writable_report(output)
     if output is not None:
-        for source in (file for given in sources for file in onnx_files(os.fspath(given))):
-            check_output(output, source)
-    with bars(shown.quiet) as progress:
-        result = normdeploy.check(sources, progress=progress, **keywords(failing), **keywords(judging), **load.loading)
-    text = {"text": told, "json": lambda r: r.json(), "sarif": sarif}[form](result)
+        for source in (file for given in sources for file in find_onnx_files(os.fspath(given))):
+            require_writable_output(output, source)
+    with show_progress(shown.quiet) as progress:
+        result = normdeploy.check(
+            sources, progress=progress, **as_keywords(failing), **as_keywords(judging), **load.load_keywords
+        )
+    text = {"text": told, "json": lambda r: r.json(), "sarif": to_sarif}[form](result)
     text = text.encode(errors="replace").decode()  # a file's name may be no text
     if output is not None:
         write_bytes(output, text.encode())
@@ -63,7 +65,7 @@ def check(
         typer.echo(told(result), nl=False)
     for file in result.files:
         if file.error:
-            typer.echo(f"error: {printable_lines(file.error)}", err=True)
+            typer.echo(f"error: {escape_lines(file.error)}", err=True)
     if not result:
         raise typer.Exit(1)
-    require_run(filter(None, [result.unasked]))
+    require_all_run(filter(None, [result.unasked]))

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import NormdeployError, RuntimeUnavailable, printable
+from ..errors import NormdeployError, RuntimeUnavailable, escape_line
 from ..log import log
-from ..reports.html import require
-from ..storage.atomic import writable, write_bytes
+from ..reports.page_templates import require_page_libraries
+from ..storage.file_replacement import resolve_writable_path, write_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
     from ..reports.report import Report
     from ..types import Progress
-    from .options import Reporting
+    from .options import ReportingOptions
 
 
 # Standard output and standard error, to which C++ writes past Python's streams.
 _PRINTED_TO = (1, 2)
 
 
-def require_reports(reporting: Reporting, used: Iterable[Any] = ()) -> None:
+def require_reports(reporting: ReportingOptions, used: Iterable[Any] = ()) -> None:
     """Before any work: report and page can be written, and replace nothing of ``used``, what the verb reads and writes,
     or in it."""
-    check_report(reporting.report, reporting.html, used)
+    require_writable_report(reporting.report, reporting.html, used)
 
 
-def check_report(file: Path | None, html: Path | None = None, used: Iterable[Any] = ()) -> None:
+def require_writable_report(file: Path | None, html: Path | None = None, used: Iterable[Any] = ()) -> None:
     """As `require_reports`."""
     taken = {os.path.realpath(path): path for path in used}
     for path in (file, html):
         if path is None:
             continue
-        target = os.fspath(writable(path))
+        target = os.fspath(resolve_writable_path(path))
         replaced = taken.get(target) or (
             path if os.path.exists(target) and any(target.startswith(f"{t}{os.sep}") for t in taken) else None
         )
@@ -51,10 +51,10 @@ def check_report(file: Path | None, html: Path | None = None, used: Iterable[Any
             raise NormdeployError(f"the report {str(path)!r} would replace {str(replaced)!r}; give it another name")
         taken[target] = path
     if html is not None:
-        require()
+        require_page_libraries()
 
 
-def require_run(missed: Iterable[object]) -> None:
+def require_all_run(missed: Iterable[object]) -> None:
     """End a verb that found nothing wrong with the exit code of what was not run.
 
     Raises:
@@ -64,27 +64,27 @@ def require_run(missed: Iterable[object]) -> None:
         raise RuntimeUnavailable(told)
 
 
-def say(text: Text | str = "") -> None:
+def print_line(text: Text | str = "") -> None:
     """Print a line beside the tables."""
-    _console().print(text)
+    _make_console().print(text)
 
 
-def tell(account: Report, reporting: Reporting) -> None:
+def print_report(account: Report, reporting: ReportingOptions) -> None:
     """Print the report and write its files."""
     if reporting.report is not None or reporting.html is not None:
-        text = replace(account, command=shlex.join(["normdeploy", *sys.argv[1:]])).json()
+        text = replace(account, command=shlex.join(["normdeploy", *sys.argv[1:]])).to_json()
         if reporting.report is not None:
             # A name that is no text keeps its bytes as JSON writes them.
             write_bytes(reporting.report, text.encode(errors="backslashreplace"))
         if reporting.html is not None:
-            from ..reports.page import page
+            from ..reports.report_page import render_page
 
-            write_bytes(reporting.html, page(json.loads(text)).encode(errors="replace"))
+            write_bytes(reporting.html, render_page(json.loads(text)).encode(errors="replace"))
     if not reporting.quiet:
-        account.show(_console())
+        account.show(_make_console())
 
 
-def _console() -> Console:
+def _make_console() -> Console:
     """Standard output; wide enough for the tables where it is a file or a pipe."""
     from rich.console import Console
 
@@ -93,7 +93,7 @@ def _console() -> Console:
 
 
 @contextmanager
-def silenced(*, quiet: bool) -> Iterator[None]:
+def silence_output(*, quiet: bool) -> Iterator[None]:
     """Drop what libraries print while a verb works, where the user wants nothing: they write past Python's streams.
 
     The log of ``-v`` is wanted, so nothing is dropped then.
@@ -104,16 +104,16 @@ def silenced(*, quiet: bool) -> Iterator[None]:
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     kept = [os.dup(descriptor) for descriptor in _PRINTED_TO]
-    _point_to([nowhere, nowhere])
+    _redirect_output([nowhere, nowhere])
     try:
         yield
     finally:
-        _point_to(kept)
+        _redirect_output(kept)
         for descriptor in (nowhere, *kept):
             os.close(descriptor)
 
 
-def _point_to(targets: Iterable[int]) -> None:
+def _redirect_output(targets: Iterable[int]) -> None:
     """Let standard output and error go there; what the streams hold back goes where it was written to."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -122,7 +122,7 @@ def _point_to(targets: Iterable[int]) -> None:
 
 
 @contextmanager
-def bars(quiet: bool) -> Iterator[Progress | None]:
+def show_progress(quiet: bool) -> Iterator[Progress | None]:
     """A progress bar on standard error that is gone afterwards; none where nobody would see it.
 
     A quiet verb has none, and what libraries print is dropped.
@@ -132,7 +132,7 @@ def bars(quiet: bool) -> Iterator[Progress | None]:
 
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
-        with silenced(quiet=quiet):
+        with silence_output(quiet=quiet):
             yield None
         return
     with Progress(
@@ -144,7 +144,7 @@ def bars(quiet: bool) -> Iterator[Progress | None]:
     ) as shown:
         task = shown.add_task("")
 
-        def show(stage: str, done: int, total: int) -> None:
-            shown.update(task, description=printable(stage), completed=done, total=total or None)
+        def update_bar(stage: str, done: int, total: int) -> None:
+            shown.update(task, description=escape_line(stage), completed=done, total=total or None)
 
-        yield show
+        yield update_bar

@@ -7,48 +7,52 @@ from typing import TYPE_CHECKING
 
 import normdeploy
 
-from ..options import EveryPartOptions, ExportOptions, keywords
-from .console import bars, require_reports, say, tell
-from .options import ModelFile, Output, Reporting
+from ..verb_options import EveryPartOptions, ExportOptions, as_keywords
+from .console import print_line, print_report, require_reports, show_progress
+from .options import ModelFile, Output, ReportingOptions
 
 if TYPE_CHECKING:
+    from ..interface.export_result import ExportResult
     from ..reports.report import Report
-    from ..results import ExportResult
 
 
 def export(
-    source: ModelFile, output: Output, load: EveryPartOptions, options: ExportOptions, reporting: Reporting
+    source: ModelFile, output: Output, load: EveryPartOptions, options: ExportOptions, reporting: ReportingOptions
 ) -> None:
     """Turn a PyTorch model into ONNX, every normalization fused or folded with proof."""
     if load.part == "all":
         _export_parts(source, output, load, options, reporting)
         return
     require_reports(reporting, (source, output, *options.calibrate))
-    with bars(reporting.quiet) as progress:
-        result = normdeploy.export(source, output=output, progress=progress, **keywords(options), **load.loading)
-    tell(_account(source, output, result), reporting)
+    with show_progress(reporting.quiet) as progress:
+        result = normdeploy.export(
+            source, output=output, progress=progress, **as_keywords(options), **load.load_keywords
+        )
+    print_report(_build_report(source, output, result), reporting)
 
 
 def _export_parts(
-    source: Path, output: Path, load: EveryPartOptions, options: ExportOptions, reporting: Reporting
+    source: Path, output: Path, load: EveryPartOptions, options: ExportOptions, reporting: ReportingOptions
 ) -> None:
     """A folder of all parts; tables, report and page of each by itself."""
-    from ..loading.tasks import PART_FILES
-    from ..reports.shown import title
+    from ..loading.huggingface_tasks import PART_FILES
+    from ..reports.result_display import file_title
 
     for file in PART_FILES.values():
-        require_reports(reporting.of_file(file), (source, output))
-    with bars(reporting.quiet) as progress:
-        results = normdeploy.export_parts(source, output, progress=progress, **keywords(options), **load.loading)
+        require_reports(reporting.for_file(file), (source, output))
+    with show_progress(reporting.quiet) as progress:
+        results = normdeploy.export_parts(
+            source, output, progress=progress, **as_keywords(options), **load.load_keywords
+        )
     for file, result in results.items():
         if not reporting.quiet:
-            say(title(file))
-        tell(_account(source, output / file, result), reporting.of_file(file))
+            print_line(file_title(file))
+        print_report(_build_report(source, output / file, result), reporting.for_file(file))
         if not reporting.quiet:
-            say()
+            print_line()
 
 
-def _account(source: Path, output: Path, result: ExportResult) -> Report:
+def _build_report(source: Path, output: Path, result: ExportResult) -> Report:
     from ..reports.report import Report
 
     files = {"source": str(source), "output": str(output)}

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import InputError, printable
-from ..fleet.options import FleetOptions, FleetRunOptions, PublishOptions, RecheckOptions
-from ..options import keywords, option, same_option
-from ..storage.atomic import write_bytes
-from .console import _console, check_report, require_run, say, silenced
+from ..errors import InputError, escape_line
+from ..fleet.fleet_options import FleetOptions, FleetRunOptions, PublishOptions, RecheckOptions
+from ..storage.file_replacement import write_bytes
+from ..verb_options import as_keywords, option_field, repeat_option_field
+from .console import _make_console, print_line, require_all_run, require_writable_report, silence_output
 from .options import QuietOption
 
 if TYPE_CHECKING:
-    from ..fleet.ends import FleetRun
+    from ..fleet.outcomes import FleetRun
     from ..types import Progress
 
 FleetFile = Annotated[Path, typer.Argument(metavar="FLEET.toml", help="The models, variants and targets.")]
@@ -28,52 +28,52 @@ FleetFile = Annotated[Path, typer.Argument(metavar="FLEET.toml", help="The model
 class TablesOptions:
     """Where the cells of a run are written."""
 
-    html: Path | None = option(None, "--html", "Write the page.", metavar="FILE.html")
-    markdown: Path | None = option(None, "--markdown", "Write the tables for a pull request.", metavar="FILE.md")
-    report: Path | None = option(None, "--report", "Write the cells as JSON.", metavar="FILE.json")
-    quiet: bool = same_option(QuietOption, "quiet")
+    html: Path | None = option_field(None, "--html", "Write the page.", metavar="FILE.html")
+    markdown: Path | None = option_field(None, "--markdown", "Write the tables for a pull request.", metavar="FILE.md")
+    report: Path | None = option_field(None, "--report", "Write the cells as JSON.", metavar="FILE.json")
+    quiet: bool = repeat_option_field(QuietOption, "quiet")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredOptions:
     """As `FleetOptions`, of one cell."""
 
-    store: str | None = same_option(FleetOptions, "store")
-    trust: list[Path] = same_option(FleetOptions, "trust")
+    store: str | None = repeat_option_field(FleetOptions, "store")
+    trust: list[Path] = repeat_option_field(FleetOptions, "trust")
 
 
 def run(file: FleetFile, options: FleetRunOptions, tables: TablesOptions) -> None:
     """Run what is not in the store; exit code 1 where a cell is wrong or failed, 3 where one was not run."""
-    from ..fleet import fleet
+    from ..fleet import fleet_commands
 
-    _check(tables, file)
-    with _bars(tables.quiet) as progress:
-        done = fleet.run(file, progress=progress, **keywords(options))
-    _tell(done, tables)
+    _require_writable_reports(tables, file)
+    with _show_step_progress(tables.quiet) as progress:
+        done = fleet_commands.run_fleet(file, progress=progress, **as_keywords(options))
+    _report_run(done, tables)
 
 
 def recheck(file: FleetFile, options: RecheckOptions, shown: QuietOption) -> None:
     """Run the last run's bundles again with what is installed now; exit code 1 where something got worse, 3
     where a bundle was not run."""
-    from ..fleet.rechecks import recheck as rechecked
-    from ..reports.fleet import by_reason, show_rechecks
+    from ..fleet.fleet_recheck import recheck_fleet as rechecked
+    from ..reports.fleet_tables import group_names_by_reason, show_rechecks
 
-    with _bars(shown.quiet) as progress:
-        ends = rechecked(file, progress=progress, **keywords(options))
+    with _show_step_progress(shown.quiet) as progress:
+        ends = rechecked(file, progress=progress, **as_keywords(options))
     if not shown.quiet:
-        show_rechecks(_console(), ends)
+        show_rechecks(_make_console(), ends)
     if any(end.outcome in ("wrong", "failed") for end in ends):
         raise typer.Exit(1)
     unrun = {end.step.removesuffix("/recheck"): end.reason for end in ends if end.outcome == "not run"}
-    require_run(by_reason(unrun))
+    require_all_run(group_names_by_reason(unrun))
 
 
 def status(file: FleetFile, options: FleetOptions, tables: TablesOptions) -> None:
     """Show what is in the store; nothing is run."""
-    from ..fleet import fleet
+    from ..fleet import fleet_commands
 
-    _check(tables, file)
-    _tell(fleet.status(file, **keywords(options)), tables)
+    _require_writable_reports(tables, file)
+    _report_run(fleet_commands.fleet_status(file, **as_keywords(options)), tables)
 
 
 def diff(
@@ -91,16 +91,16 @@ def diff(
     tables: TablesOptions,
 ) -> None:
     """Show what an update would make stale; nothing is run."""
-    from ..fleet import fleet
+    from ..fleet import fleet_commands
 
-    _check(tables, file)
+    _require_writable_reports(tables, file)
     versions = dict[str, str]()
     for text in against or ():
         name, equals, version = text.partition("=")
         if not (name and equals and version):
             raise InputError(f"--against is {text!r}; give a library and a version, such as onnxruntime=1.32.0")
         versions[name] = version
-    _tell(fleet.diff(file, against=versions, **keywords(options)), tables)
+    _report_run(fleet_commands.preview_update(file, against=versions, **as_keywords(options)), tables)
 
 
 def show(
@@ -114,13 +114,13 @@ def show(
     ] = None,
 ) -> None:
     """Show the steps of a cell in the last run: commands, what they depended on and made, logs."""
-    from ..fleet import shown
-    from ..reports.fleet import show_steps
+    from ..fleet import step_details
+    from ..reports.fleet_tables import show_steps
 
-    found = shown.steps(file, name, **keywords(options))
-    show_steps(_console(), found, None if not log else shown.log_of)
+    found = step_details.find_steps(file, name, **as_keywords(options))
+    show_steps(_make_console(), found, None if not log else step_details.read_log)
     if output is not None:
-        shown.copied(found, output)
+        step_details.copy_outputs(found, output)
 
 
 def publish(
@@ -135,13 +135,13 @@ def publish(
     shown: QuietOption,
 ) -> None:
     """Publish the bundles of verified cells; exit code 1 where one is refused."""
-    from ..fleet import publish as publishing
-    from ..reports.fleet import show_published
+    from ..fleet import publishing
+    from ..reports.fleet_tables import show_published
 
-    with _bars(shown.quiet) as progress:
-        done = publishing.publish(file, to, progress=progress, **keywords(options))
+    with _show_step_progress(shown.quiet) as progress:
+        done = publishing.publish_bundles(file, to, progress=progress, **as_keywords(options))
     if not shown.quiet:
-        show_published(_console(), done)
+        show_published(_make_console(), done)
     if not done:
         raise typer.Exit(1)
 
@@ -154,42 +154,44 @@ def gc(
     yes: Annotated[bool, typer.Option("--yes", help="Remove it; without it only say what would go.")] = False,
 ) -> None:
     """Say what may go from a store, or remove it."""
-    from ..fleet import collect
+    from ..fleet import garbage_collection
 
-    found = collect.collect(store, days=older, remove=yes)
+    found = garbage_collection.collect_garbage(store, days=older, remove=yes)
     done = "removed" if yes else "would be removed; --yes does it"
-    say(
+    print_line(
         f"{found.runs} runs, {found.steps} steps and {found.objects} objects of {found.objects + found.kept},"
         f" {found.bytes / 1e6:.1f} MB: {done}"
     )
 
 
-def _check(tables: TablesOptions, file: Path) -> None:
-    check_report(tables.report, tables.html, [file])
-    check_report(tables.markdown, None, [file, *(p for p in (tables.report, tables.html) if p is not None)])
+def _require_writable_reports(tables: TablesOptions, file: Path) -> None:
+    require_writable_report(tables.report, tables.html, [file])
+    require_writable_report(tables.markdown, None, [file, *(p for p in (tables.report, tables.html) if p is not None)])
 
 
-def _tell(done: FleetRun, tables: TablesOptions) -> None:
-    from ..reports import fleet as reports
+def _report_run(done: FleetRun, tables: TablesOptions) -> None:
+    from ..reports import fleet_tables as reports
 
     if tables.report is not None:
-        write_bytes(tables.report, reports.as_json(done).encode(errors="backslashreplace"))
+        write_bytes(tables.report, reports.run_to_json(done).encode(errors="backslashreplace"))
     if tables.markdown is not None:
-        write_bytes(tables.markdown, reports.markdown(done).encode())
+        write_bytes(tables.markdown, reports.run_to_markdown(done).encode())
     if tables.html is not None:
-        from ..fleet.shown import logs
-        from ..reports.fleet_page import page
+        from ..fleet.step_details import log_readers
+        from ..reports.fleet_page import render_fleet_page
 
-        write_bytes(tables.html, page(done, *logs(done.store, tables.html)).encode(errors="replace"))
+        write_bytes(
+            tables.html, render_fleet_page(done, *log_readers(done.store, tables.html)).encode(errors="replace")
+        )
     if not tables.quiet:
-        reports.show(_console(), done)
+        reports.show_fleet_run(_make_console(), done)
     if not done:
         raise typer.Exit(1)
-    require_run(reports.by_reason({cell.name: cell.reason for cell in done.unrun}))
+    require_all_run(reports.group_names_by_reason({cell.name: cell.reason for cell in done.cells_not_run}))
 
 
 @contextmanager
-def _bars(quiet: bool) -> Iterator[Progress | None]:
+def _show_step_progress(quiet: bool) -> Iterator[Progress | None]:
     """Steps done of all, with an estimate of the rest; none where nobody would see it."""
     from rich.console import Console
     from rich.progress import (
@@ -203,14 +205,14 @@ def _bars(quiet: bool) -> Iterator[Progress | None]:
 
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
-        with silenced(quiet=quiet):
+        with silence_output(quiet=quiet):
             yield None
         return
     columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.description}", markup=False), console=console, transient=True) as shown:
         task = shown.add_task("", total=None)
 
-        def tell(step: str, done: int, total: int) -> None:
-            shown.update(task, description=printable(step), completed=done, total=total or None)
+        def update_bar(step: str, done: int, total: int) -> None:
+            shown.update(task, description=escape_line(step), completed=done, total=total or None)
 
-        yield tell
+        yield update_bar

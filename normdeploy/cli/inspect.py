@@ -9,22 +9,22 @@ import typer
 
 import normdeploy
 
-from ..options import InspectOptions, LoadingOptions, keywords
-from .console import bars, require_reports, tell
-from .options import Reporting
+from ..verb_options import InspectOptions, LoadingOptions, as_keywords
+from .console import print_report, require_reports, show_progress
+from .options import ReportingOptions
 
 
 def inspect(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="An ONNX file, or what export takes.")],
     load: LoadingOptions,
     options: InspectOptions,
-    reporting: Reporting,
+    reporting: ReportingOptions,
 ) -> None:
     """List the normalizations of an ONNX file or a model, what would become of each, and what runtimes make of it;
     changes nothing."""
     from ..reports.report import Report
 
     require_reports(reporting, [source])
-    with bars(reporting.quiet) as progress:
-        summary = normdeploy.inspect(source, progress=progress, **keywords(options), **load.loading)
-    tell(Report("inspect", {"source": str(source)}, summary, seconds=summary.seconds), reporting)
+    with show_progress(reporting.quiet) as progress:
+        summary = normdeploy.inspect(source, progress=progress, **as_keywords(options), **load.load_keywords)
+    print_report(Report("inspect", {"source": str(source)}, summary, seconds=summary.seconds), reporting)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import normdeploy
 
-from ..options import OptimizeOptions, keywords
-from .console import bars, require_reports, tell
-from .options import OnnxFile, Output, Reporting
+from ..verb_options import OptimizeOptions, as_keywords
+from .console import print_report, require_reports, show_progress
+from .options import OnnxFile, Output, ReportingOptions
 
 
-def optimize(source: OnnxFile, output: Output, options: OptimizeOptions, reporting: Reporting) -> None:
+def optimize(source: OnnxFile, output: Output, options: OptimizeOptions, reporting: ReportingOptions) -> None:
     """Fuse and fold the normalizations of an ONNX file from anywhere, and clean up the rest."""
     from ..reports.report import Report
 
     require_reports(reporting, (source, output, *options.calibrate))
-    with bars(reporting.quiet) as progress:
-        result = normdeploy.optimize(source, output, progress=progress, **keywords(options))
+    with show_progress(reporting.quiet) as progress:
+        result = normdeploy.optimize(source, output, progress=progress, **as_keywords(options))
     files = {"source": str(source), "output": str(output)}
     account = Report(
         "optimize",
@@ -26,4 +26,4 @@ def optimize(source: OnnxFile, output: Output, options: OptimizeOptions, reporti
         notes=result.notes,
         seconds=result.seconds,
     )
-    tell(account, reporting)
+    print_report(account, reporting)

@@ -1,5 +1,5 @@
 """Arguments and options of the command line: those that more than one verb takes, and those made of the fields of
-frozen options (`normdeploy.options`)."""
+frozen options (`normdeploy.verb_options`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import InputError
-from ..options import Option, option, options_of, type_of
+from ..verb_options import Option, command_line_type, iter_options, option_field
 
 ModelFile = Annotated[
     Path,
@@ -44,52 +44,54 @@ TrustedKeys = Annotated[
 class QuietOption:
     """What a verb prints."""
 
-    quiet: bool = option(False, "--quiet", "No tables and no progress bars; errors are still printed.", short="-q")
+    quiet: bool = option_field(
+        False, "--quiet", "No tables and no progress bars; errors are still printed.", short="-q"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOption:
     """Where a verb's report goes as JSON."""
 
-    report: Path | None = option(None, "--report", "Write the report as JSON too.", metavar="FILE.json")
+    report: Path | None = option_field(None, "--report", "Write the report as JSON too.", metavar="FILE.json")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HtmlOption:
     """Where a verb's report goes as a page."""
 
-    html: Path | None = option(
+    html: Path | None = option_field(
         None, "--html", "Write the report as a page too: one file that needs no network.", metavar="FILE.html"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reporting(QuietOption, HtmlOption, ReportOption):
+class ReportingOptions(QuietOption, HtmlOption, ReportOption):
     """Where a verb's report goes."""
 
-    def of_file(self, file: str) -> Reporting:
+    def for_file(self, file: str) -> ReportingOptions:
         """Where the report of one of several files goes: ``out.json`` is ``out.encoder_model.json`` for
         encoder_model.onnx."""
-        return replace(self, report=_of_file(self.report, file), html=_of_file(self.html, file))
+        return replace(self, report=_path_for_file(self.report, file), html=_path_for_file(self.html, file))
 
 
-def _of_file(report: Path | None, file: str) -> Path | None:
+def _path_for_file(report: Path | None, file: str) -> Path | None:
     return None if report is None else report.with_name(f"{report.stem}.{Path(file).stem}{report.suffix}")
 
 
-def parameters_of(group: Any) -> Iterator[inspect.Parameter]:
+def typer_parameters(group: Any) -> Iterator[inspect.Parameter]:
     """Return typer's parameters for the options of a dataclass, in the order of its fields."""
-    for name, spelled, default in options_of(group):
+    for name, spelled, default in iter_options(group):
         if spelled.negated:
             default = not default
         elif isinstance(default, tuple):
             default = None
-        annotation: Any = Annotated[type_of(group, name), _typer_option(spelled)]  # type: ignore[valid-type]
+        annotation: Any = Annotated[command_line_type(group, name), _make_typer_option(spelled)]  # type: ignore[valid-type]
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _typer_option(spelled: Option) -> Any:
-    parser = None if spelled.parse is None else _refusing(spelled.parse)
+def _make_typer_option(spelled: Option) -> Any:
+    parser = None if spelled.parse is None else _parse_or_refuse(spelled.parse)
     flags = (spelled.flag, spelled.short) if spelled.short else (spelled.flag,)
     return typer.Option(
         *flags,
@@ -101,26 +103,26 @@ def _typer_option(spelled: Option) -> Any:
     )
 
 
-def _refusing(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+def _parse_or_refuse(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     """``parse``, whose errors are those of the command line."""
 
-    def call(text: str) -> Any:
+    def parse_text(text: str) -> Any:
         try:
             return parse(text)
         except InputError as error:
             raise typer.BadParameter(str(error)) from error
 
-    return call
+    return parse_text
 
 
-def values_of(group: Any, arguments: Mapping[str, Any]) -> Any:
+def options_from_arguments(group: Any, arguments: Mapping[str, Any]) -> Any:
     """Return the options of a dataclass for typer's arguments.
 
     Raises:
         BadParameter: texts can't be read.
     """
     values: dict[str, Any] = {}
-    for name, spelled, default in options_of(group):
+    for name, spelled, default in iter_options(group):
         try:
             values[name] = spelled.value_of(arguments[name], default)
         except InputError as error:

@@ -10,8 +10,8 @@ import typer
 
 import normdeploy
 
-from ..storage.atomic import write_bytes
-from .console import _console, bars, check_report, require_run
+from ..storage.file_replacement import write_bytes
+from .console import _make_console, require_all_run, require_writable_report, show_progress
 from .options import QuietOption, ReportOption, TrustedKeys
 
 
@@ -30,16 +30,18 @@ def recheck(
 ) -> None:
     """Compare a bundle with its hashes, run its samples again, and say what changed; exit code 1 where something got
     worse, 3 where nothing did and an engine was not run."""
-    from ..reports.package import show_recheck
-    from ..reports.report import plain
+    from ..reports.package_tables import show_recheck
+    from ..reports.report import to_plain
 
-    check_report(written.report, used=[bundle, *([onnx] if onnx else ()), *(trust or ())])
-    with bars(shown.quiet) as progress:
+    require_writable_report(written.report, used=[bundle, *([onnx] if onnx else ()), *(trust or ())])
+    with show_progress(shown.quiet) as progress:
         outcome = normdeploy.recheck(bundle, onnx=onnx, trust=trust or (), progress=progress)
     if written.report is not None:
-        write_bytes(written.report, (json.dumps(plain(outcome.to_json()), indent=2, allow_nan=False) + "\n").encode())
+        write_bytes(
+            written.report, (json.dumps(to_plain(outcome.to_json()), indent=2, allow_nan=False) + "\n").encode()
+        )
     if not shown.quiet:
-        show_recheck(_console(), outcome)
+        show_recheck(_make_console(), outcome)
     if not outcome:
         raise typer.Exit(1)
-    require_run(outcome.judgement.unrun if outcome.judgement is not None else ())
+    require_all_run(outcome.judgement.unrun if outcome.judgement is not None else ())

@@ -9,9 +9,9 @@ import typer
 
 import normdeploy
 
-from ..options import RunOptions, keywords
-from .console import require_reports, silenced, tell
-from .options import Output, QuietOption, Reporting, ReportOption
+from ..verb_options import RunOptions, as_keywords
+from .console import print_report, require_reports, silence_output
+from .options import Output, QuietOption, ReportingOptions, ReportOption
 
 
 def run(
@@ -30,9 +30,9 @@ def run(
     """Run an ONNX file or an engine once; outputs, and inputs that were generated, go to .npz files."""
     from ..reports.report import Report
 
-    reporting = Reporting(report=written.report, quiet=shown.quiet)
+    reporting = ReportingOptions(report=written.report, quiet=shown.quiet)
     require_reports(reporting, [source, output, *([inputs] if inputs else ())])
-    with silenced(quiet=shown.quiet):
-        done = normdeploy.run(source, inputs, output, **keywords(options))
+    with silence_output(quiet=shown.quiet):
+        done = normdeploy.run(source, inputs, output, **as_keywords(options))
     files = {"source": str(source), "output": str(output)}
-    tell(Report("run", files, inference=done, notes=done.notes, seconds=done.seconds), reporting)
+    print_report(Report("run", files, inference=done, notes=done.notes, seconds=done.seconds), reporting)

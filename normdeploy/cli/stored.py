@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import InputError, printable
-from ..storage.atomic import write_bytes
-from .console import check_report, silenced
+from ..errors import InputError, escape_line
+from ..storage.file_replacement import write_bytes
+from .console import require_writable_report, silence_output
 
-_PLACE = "NORMDEPLOY_STORE"  # as `normdeploy.fleet.fleet.STORE`, which brings onnx along
+_PLACE = "NORMDEPLOY_STORE"  # as `normdeploy.fleet.fleet_commands.STORE`, which brings onnx along
 StoreOption = Annotated[
     str | None,
     typer.Option(
@@ -29,27 +29,27 @@ StoreOption = Annotated[
 ]
 
 
-def kept(verb: Callable[..., None]) -> Callable[..., None]:
+def add_store_option(verb: Callable[..., None]) -> Callable[..., None]:
     """The verb with ``--store``. What it is given says which file is read and which written: arguments and options of
     the type Path are files, ``output`` is written."""
     signature = inspect.signature(verb)
 
     @functools.wraps(verb)
-    def call(*, store: str | None = None, **kwargs: Any) -> None:
+    def run_with_store(*, store: str | None = None, **kwargs: Any) -> None:
         place = store or os.environ.get(_PLACE, "")
         if not place:
             verb(**kwargs)
             return
-        _from_store(verb.__name__, signature, place, kwargs)
+        _take_from_store(verb.__name__, signature, place, kwargs)
 
     option = inspect.Parameter("store", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=StoreOption)
-    call.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
-    call.__annotations__ = {**verb.__annotations__, "store": StoreOption}
-    return call
+    run_with_store.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
+    run_with_store.__annotations__ = {**verb.__annotations__, "store": StoreOption}
+    return run_with_store
 
 
-def _from_store(verb: str, signature: inspect.Signature, place: str, given: dict[str, Any]) -> None:
-    from ..fleet.single import kept as made
+def _take_from_store(verb: str, signature: inspect.Signature, place: str, given: dict[str, Any]) -> None:
+    from ..fleet.cached_call import call_with_cache as made
 
     output, report, html = (given.pop(name, None) for name in ("output", "report", "html"))
     quiet = given.pop("quiet", False)
@@ -58,35 +58,35 @@ def _from_store(verb: str, signature: inspect.Signature, place: str, given: dict
     options: dict[str, Any] = {}
     for name, value in given.items():
         parameter = signature.parameters[name]
-        flag = _flag(parameter.annotation)
+        flag = _option_name(parameter.annotation)
         if flag is None:
             for path in value if isinstance(value, list) else [value]:
-                _add(sources, path)
+                _add_source(sources, path)
         elif value is not None and value != parameter.default:
             options[flag] = value
-    check_report(report, html, [*sources.values(), *([output] if output is not None else [])])
-    with silenced(quiet=quiet):
+    require_writable_report(report, html, [*sources.values(), *([output] if output is not None else [])])
+    with silence_output(quiet=quiet):
         result = made(verb, sources, options, place, output)
     if not quiet:
         for note in result.notes:
-            print(printable(f"note: {note}"), file=sys.stderr)
+            print(escape_line(f"note: {note}"), file=sys.stderr)
     if report is not None:
         write_bytes(report, result.report)
     if html is not None:
-        from ..reports.page import page
+        from ..reports.report_page import render_page
 
-        write_bytes(html, page(json.loads(result.report)).encode())
+        write_bytes(html, render_page(json.loads(result.report)).encode())
     if not quiet:
         # Whoever writes into the store may write its logs, too.
         for line in io.StringIO(result.log):
-            print(printable(line.removesuffix("\n")))
+            print(escape_line(line.removesuffix("\n")))
         if result.cached:
-            print(printable(f"from the store: made {result.record.started} in {result.record.seconds:.1f} s"))
+            print(escape_line(f"from the store: made {result.record.started} in {result.record.seconds:.1f} s"))
     if result.record.outcome != "ok":
         raise typer.Exit(1)
 
 
-def _add(sources: dict[str, Path], path: Path) -> None:
+def _add_source(sources: dict[str, Path], path: Path) -> None:
     if not path.exists():
         raise InputError(f"there is no {str(path)!r}; give a file or a folder")
     if sources.setdefault(path.name, path) != path:
@@ -96,7 +96,7 @@ def _add(sources: dict[str, Path], path: Path) -> None:
         )
 
 
-def _flag(annotation: Any) -> str | None:
+def _option_name(annotation: Any) -> str | None:
     """The name of an option, "keep_io"; None for an argument."""
     marks = getattr(annotation, "__metadata__", ())
     option = next((m for m in marks if isinstance(m, typer.models.OptionInfo)), None)

@@ -1,6 +1,7 @@
 """Runs the command line in a child process: where a library crashes, the run ends with a message and exit code 1.
 
-onnxruntime, torch and onnx are C++, and a file can make them end their process. `normdeploy.crashing` foresees some
+onnxruntime, torch and onnx are C++, and a file can make them end their process.
+`normdeploy.ort_sessions.crash_risks` foresees some
 nodes at which they do. A run that crashes elsewhere is repeated with every session of onnxruntime in a child of its
 own, which names the node.
 """
@@ -18,8 +19,8 @@ import threading
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ..errors import printable
-from ..processes import REHEARSE_ALL
+from ..errors import escape_line
+from ..ort_sessions.child_process import REHEARSE_ALL
 
 # What the operating system sends a process that does what it may not, and one that takes too much memory.
 _CRASHES = frozenset({"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSYS", "SIGTRAP"})
@@ -32,40 +33,40 @@ _INNERMOST = re.compile(r'File "([^"]*)", line \d+ in (\S+)')
 
 
 @dataclass(frozen=True)
-class _End:
+class _ChildExit:
     """How the child ended: its status for `os.waitstatus_to_exitcode`, and what faulthandler wrote."""
 
     status: int
     trace: str
 
     @property
-    def crash(self) -> str:
+    def crash_signal(self) -> str:
         """The name of the signal, or "" if the child ended otherwise."""
         code = os.waitstatus_to_exitcode(self.status)
         name = signal.Signals(-code).name if code < 0 else ""
         return name if name in _CRASHES else ""
 
 
-def supervise() -> None:
+def supervise_in_child() -> None:
     """Return in a child process that does the work. The process that called waits, and exits as the child does.
 
     Does nothing where a process can't be forked safely.
     """
     if sys.platform != "linux" or threading.active_count() > 1 or any(name in sys.modules for name in _LIBRARIES):
         return
-    end = _forked()
+    end = _fork_and_wait()
     if end is None:
         return
     # A process that was killed asks for too much memory again.
-    if end.crash and end.crash != "SIGKILL" and REHEARSE_ALL not in os.environ:
+    if end.crash_signal and end.crash_signal != "SIGKILL" and REHEARSE_ALL not in os.environ:
         os.environ[REHEARSE_ALL] = "1"
-        end = _forked()
+        end = _fork_and_wait()
         if end is None:
             return
-    _leave(end)
+    _exit_like_child(end)
 
 
-def _forked() -> _End | None:
+def _fork_and_wait() -> _ChildExit | None:
     """Fork, and wait for the child. Returns None in the child."""
     trace = os.memfd_create("trace")
     numbers = {signal.Signals[name] for name in (*_PASSED_ON, "SIGCHLD")}
@@ -96,20 +97,21 @@ def _forked() -> _End | None:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     written = os.pread(trace, 1 << 16, 0).decode(errors="replace")
     os.close(trace)
-    return _End(status, written)
+    return _ChildExit(status, written)
 
 
-def _leave(end: _End) -> NoReturn:
+def _exit_like_child(end: _ChildExit) -> NoReturn:
     """Exit as the child did, or with a message and exit code 1 if it crashed."""
     code = os.waitstatus_to_exitcode(end.status)
-    if end.crash == "SIGKILL":
-        _refuse(
+    if end.crash_signal == "SIGKILL":
+        _exit_with_message(
             "the system killed the run (SIGKILL), most likely because memory ran out; give smaller sizes, or use a"
             " larger machine"
         )
-    if end.crash:
-        _refuse(
-            f"a library crashed ({end.crash}){_place(end.trace)}; nothing is written. Check the file with"
+    if end.crash_signal:
+        _exit_with_message(
+            f"a library crashed ({end.crash_signal}){_crash_location(end.trace)}; nothing is written. Check the "
+            "file with"
             " onnx.checker or the tool that made it, and leave out what it names"
         )
     if code < 0:
@@ -118,7 +120,7 @@ def _leave(end: _End) -> NoReturn:
     os._exit(code)
 
 
-def _place(trace: str) -> str:
+def _crash_location(trace: str) -> str:
     """Name the library's function in which it crashed, as far as faulthandler wrote it."""
     innermost = _INNERMOST.search(trace)
     if innermost is None:
@@ -127,7 +129,7 @@ def _place(trace: str) -> str:
     return f" in {function} of {os.path.join(os.path.basename(os.path.dirname(file)), os.path.basename(file))}"
 
 
-def _refuse(message: str) -> NoReturn:
-    sys.stderr.write(f"error: {printable(message)}\n")
+def _exit_with_message(message: str) -> NoReturn:
+    sys.stderr.write(f"error: {escape_line(message)}\n")
     sys.stderr.flush()
     os._exit(1)

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from ..extensions import disabled
-from ..log import watch
-from ..options import options_of
-from .options import parameters_of, values_of
+from ..log import start_logging
+from ..verb_options import iter_options
+from .options import options_from_arguments, typer_parameters
 
 Verbose = Annotated[
     int,
@@ -32,7 +32,7 @@ NoExtensions = Annotated[
 ]
 
 
-def logged(verb: Callable[..., None]) -> Callable[..., None]:
+def add_common_options(verb: Callable[..., None]) -> Callable[..., None]:
     """The verb with these options, and with each parameter that is a group of options (a dataclass) spelled out."""
     signature = inspect.signature(verb, eval_str=True)
     groups: dict[str, Any] = {
@@ -40,16 +40,18 @@ def logged(verb: Callable[..., None]) -> Callable[..., None]:
     }
 
     @functools.wraps(verb)
-    def call(*args: Any, verbose: int = 0, no_extensions: bool = False, **kwargs: Any) -> None:
-        watch(verbose)
+    def run_with_common_options(*args: Any, verbose: int = 0, no_extensions: bool = False, **kwargs: Any) -> None:
+        start_logging(verbose)
         for name, group in groups.items():
-            kwargs[name] = values_of(group, {option: kwargs.pop(option) for option, _, _ in options_of(group)})
+            kwargs[name] = options_from_arguments(
+                group, {option: kwargs.pop(option) for option, _, _ in iter_options(group)}
+            )
         with disabled(no_extensions):
             verb(*args, **kwargs)
 
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
-        parameters += parameters_of(groups[parameter.name]) if parameter.name in groups else [parameter]
+        parameters += typer_parameters(groups[parameter.name]) if parameter.name in groups else [parameter]
     # In typer's order of options, which is that of the parameters, some without a default stand behind others.
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     added: dict[str, tuple[Any, Any]] = {"no_extensions": (NoExtensions, False), "verbose": (Verbose, 0)}
@@ -57,6 +59,6 @@ def logged(verb: Callable[..., None]) -> Callable[..., None]:
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         for name, (annotation, default) in added.items()
     ]
-    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {p.name: p.annotation for p in parameters}
-    return call
+    run_with_common_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run_with_common_options.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run_with_common_options

@@ -10,14 +10,14 @@ import typer
 
 import normdeploy
 
-from ..errors import InputError, printable
-from ..options import LoadingOptions, keywords
-from ..verbs.verify.options import ComparisonOptions, DriftOption, StrictOption, VerifyOptions
-from .console import bars, require_reports, require_run, say, tell
-from .options import Original, Reporting
+from ..errors import InputError, escape_line
+from ..verb_options import LoadingOptions, as_keywords
+from ..verbs.verify.verify_options import ComparisonOptions, DriftOption, StrictOption, VerifyOptions
+from .console import print_line, print_report, require_all_run, require_reports, show_progress
+from .options import Original, ReportingOptions
 
 if TYPE_CHECKING:
-    from ..verbs.verify.comparison import Comparison
+    from ..verbs.verify.comparison_result import Comparison
 
 
 def verify(
@@ -29,7 +29,7 @@ def verify(
     options: VerifyOptions,
     verdict: StrictOption,
     load: LoadingOptions,
-    reporting: Reporting,
+    reporting: ReportingOptions,
 ) -> None:
     """Compare what onnxruntime, and engines on a GPU, make of files with the PyTorch model; exit code 1 where one is
     off by more than rounding explains, 3 where nothing failed but a file was not run.
@@ -41,39 +41,42 @@ def verify(
     from ..reports.report import Report
 
     if any(file.is_dir() for file in files):
-        _verify_parts(source, _only_folder(files, options), options, load, reporting)
+        verify_parts(source, _require_only_folder(files, options), options, load, reporting)
         return
     used = [path for path in (options.policy, options.dataset) if path is not None]
     given = cast("list[Path]", options.feeds or [])
     require_reports(reporting, (source, *files, *given, *used))
-    with bars(reporting.quiet) as progress:
-        parity = normdeploy.verify(source, files, progress=progress, **keywords(options), **load.loading)
-    tell(Report("verify", _roles(source, files), parity=parity, seconds={"verify": parity.seconds}), reporting)
+    with show_progress(reporting.quiet) as progress:
+        parity = normdeploy.verify(source, files, progress=progress, **as_keywords(options), **load.load_keywords)
+    print_report(
+        Report("verify", _number_files_by_role(source, files), parity=parity, seconds={"verify": parity.seconds}),
+        reporting,
+    )
     if parity.outcome == "failed":
         if reporting.quiet:
-            _say_failures(parity)
+            _print_failures(parity)
         raise typer.Exit(1)
     if verdict.strict and (parity.limits or parity.word or parity.up_to is not None):
         if reporting.quiet:
-            _say_verdict(parity)
+            _print_verdict(parity)
         raise typer.Exit(1)
-    require_run(parity.unrun)
+    require_all_run(parity.unrun)
 
 
-def _say_verdict(parity: Comparison) -> None:
-    from ..reports.tables import verdict
+def _print_verdict(parity: Comparison) -> None:
+    from ..reports.verb_tables import describe_verdict
 
-    print(printable(verdict(parity)), file=sys.stderr)
-
-
-def _say_failures(parity: Comparison) -> None:
-    from ..reports.tables import failures
-
-    for line in failures(parity):
-        print(printable(line), file=sys.stderr)
+    print(escape_line(describe_verdict(parity)), file=sys.stderr)
 
 
-def _only_folder(files: list[Path], options: VerifyOptions) -> Path:
+def _print_failures(parity: Comparison) -> None:
+    from ..reports.verb_tables import failure_lines
+
+    for line in failure_lines(parity):
+        print(escape_line(line), file=sys.stderr)
+
+
+def _require_only_folder(files: list[Path], options: VerifyOptions) -> Path:
     """The one folder that is given.
 
     Raises:
@@ -94,40 +97,42 @@ def _only_folder(files: list[Path], options: VerifyOptions) -> Path:
     return folder
 
 
-def _verify_parts(
-    source: Path, folder: Path, options: VerifyOptions, load: LoadingOptions, reporting: Reporting
+def verify_parts(
+    source: Path, folder: Path, options: VerifyOptions, load: LoadingOptions, reporting: ReportingOptions
 ) -> None:
     """Every part by itself, and one verdict."""
-    from ..loading.tasks import PART_FILES
+    from ..loading.huggingface_tasks import PART_FILES
     from ..reports.report import Report
-    from ..reports.shown import title, verdict_on_parts
+    from ..reports.result_display import file_title, parts_verdict
 
     used = [path for path in (options.policy,) if path is not None]
     for file in PART_FILES.values():
-        require_reports(reporting.of_file(file), (source, folder / file, *used))
-    rules = keywords(options, ComparisonOptions, DriftOption)
-    with bars(reporting.quiet) as progress:
-        verdict = normdeploy.verify_parts(source, folder, progress=progress, **rules, **load.loading)
+        require_reports(reporting.for_file(file), (source, folder / file, *used))
+    rules = as_keywords(options, ComparisonOptions, DriftOption)
+    with show_progress(reporting.quiet) as progress:
+        verdict = normdeploy.verify_parts(source, folder, progress=progress, **rules, **load.load_keywords)
     for file, parity in verdict.comparisons.items():
         if not reporting.quiet:
-            say(title(file))
-        account = Report("verify", _roles(source, [folder / file]), parity=parity, seconds={"verify": parity.seconds})
-        tell(account, reporting.of_file(file))
+            print_line(file_title(file))
+        account = Report(
+            "verify", _number_files_by_role(source, [folder / file]), parity=parity, seconds={"verify": parity.seconds}
+        )
+        print_report(account, reporting.for_file(file))
         if not reporting.quiet:
-            say()
+            print_line()
         elif not parity:
-            _say_failures(parity)
+            _print_failures(parity)
     if not reporting.quiet:
-        say(verdict_on_parts(verdict))
+        print_line(parts_verdict(verdict))
     parts = verdict.comparisons.values()
     if not parts or any(parity.outcome == "failed" for parity in parts):
         raise typer.Exit(1)
-    require_run([missed for parity in parts for missed in parity.unrun])
+    require_all_run([missed for parity in parts for missed in parity.unrun])
 
 
-def _roles(source: Path, files: list[Path]) -> dict[str, str]:
+def _number_files_by_role(source: Path, files: list[Path]) -> dict[str, str]:
     """Each file under its kind, from the second of a kind on with its number: "onnx", "onnx 2", "engine"."""
-    from ..runtimes.trt import is_engine
+    from ..runtimes.trt_runner import is_engine
 
     roles = {"model": str(source)}
     kinds = ["engine" if is_engine(file) else "onnx" for file in files]

@@ -12,21 +12,21 @@ import math
 
 import numpy as np
 
-from .elements import distance, magnitude, row_largest
-from .verdict import Verdict, farthest
+from .element_errors import absolute_difference, finite_magnitude, largest_of_rows
+from .verdict import Verdict, farthest_beyond_bound
 
 _DRAWS_APART = 4  # times the farthest draw: both evaluations round, and few draws are made
 _DEVIATIONS = 6
 
 
-def perturbed(values: np.ndarray, by: float, rng: np.random.Generator) -> np.ndarray:
+def perturb_array(values: np.ndarray, by: float, rng: np.random.Generator) -> np.ndarray:
     """Return each element times 1 ± ``by`` at most, rounded to its type."""
     with np.errstate(all="ignore"):
         moved = values.astype(np.float64) * (1 + by * rng.uniform(-1, 1, values.shape))
     return np.asarray(moved).astype(values.dtype)
 
 
-def of_regrouping(nodes: int, unit: float) -> float:
+def regrouping_error(nodes: int, unit: float) -> float:
     """Return how far nodes that are folded into constants or regrouped may move a result, relative to its size: 6 √N u.
 
     N roundings of relative size u add up to less than λ·√N·u with a probability of 1 − 2N·exp(−λ²/2) (Higham and Mary,
@@ -35,7 +35,7 @@ def of_regrouping(nodes: int, unit: float) -> float:
     return _DEVIATIONS * math.sqrt(nodes) * unit
 
 
-def explained(right: np.ndarray, moved: np.ndarray, relative: float) -> np.ndarray:
+def explained_error(right: np.ndarray, moved: np.ndarray, relative: float) -> np.ndarray:
     """Return what rounding explains in each row of floating numbers, by the module's formula.
 
     Args:
@@ -46,16 +46,16 @@ def explained(right: np.ndarray, moved: np.ndarray, relative: float) -> np.ndarr
     Returns:
         Of the shape of ``right``, with a last axis of size 1.
     """
-    return _DRAWS_APART * row_largest(moved) + relative * row_largest(magnitude(right))
+    return _DRAWS_APART * largest_of_rows(moved) + relative * largest_of_rows(finite_magnitude(right))
 
 
-def outside(value: np.ndarray, right: np.ndarray, moved: np.ndarray, relative: float) -> Verdict | None:
+def find_unexplained(value: np.ndarray, right: np.ndarray, moved: np.ndarray, relative: float) -> Verdict | None:
     """Return the verdict on the element farthest outside of what rounding explains; None where all are within.
 
     An integer that perturbed runs move in its row may be any other: a choice that rounding turns over may end anywhere.
     """
     if right.dtype.kind in "iub":
-        allowed = np.where(row_largest(moved) > 0, np.inf, 0.0)
+        allowed = np.where(largest_of_rows(moved) > 0, np.inf, 0.0)
     else:
-        allowed = explained(right, moved, relative)
-    return farthest(distance(value, right), allowed)
+        allowed = explained_error(right, moved, relative)
+    return farthest_beyond_bound(absolute_difference(value, right), allowed)

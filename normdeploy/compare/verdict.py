@@ -27,14 +27,14 @@ class Verdict:
         return self.reason is None and not self.error > self.allowed
 
     @property
-    def ratio(self) -> float:
+    def bound_ratio(self) -> float:
         """The multiple of the bound that would have been needed."""
         if not self.error > 0:
             return 0.0
         return self.error / self.allowed if self.allowed else math.inf
 
 
-def nearest(error: np.ndarray, allowed: np.ndarray) -> Verdict:
+def nearest_to_bound(error: np.ndarray, allowed: np.ndarray) -> Verdict:
     """Return the verdict on the element whose error is the largest multiple of what is allowed there.
 
     Args:
@@ -44,10 +44,10 @@ def nearest(error: np.ndarray, allowed: np.ndarray) -> Verdict:
         return Verdict(0.0, 0.0)
     with np.errstate(all="ignore"):
         ratios = np.where(error > 0, error / allowed, 0.0)
-    return _at(int(ratios.argmax()), error, allowed)
+    return _verdict_at(int(ratios.argmax()), error, allowed)
 
 
-def farthest(error: np.ndarray, allowed: np.ndarray) -> Verdict | None:
+def farthest_beyond_bound(error: np.ndarray, allowed: np.ndarray) -> Verdict | None:
     """Return the verdict on the element with the largest error of those beyond their bound; None where all are within.
 
     Args:
@@ -57,10 +57,10 @@ def farthest(error: np.ndarray, allowed: np.ndarray) -> Verdict | None:
     beyond = error > allowed
     if not beyond.any():
         return None
-    verdict = _at(int(np.argmax(np.where(beyond, error, -1.0))), error, np.broadcast_to(allowed, error.shape))
+    verdict = _verdict_at(int(np.argmax(np.where(beyond, error, -1.0))), error, np.broadcast_to(allowed, error.shape))
     return replace(verdict, beyond=int(beyond.sum()))
 
 
-def _at(flat: int, error: np.ndarray, allowed: np.ndarray) -> Verdict:
+def _verdict_at(flat: int, error: np.ndarray, allowed: np.ndarray) -> Verdict:
     place = tuple(int(i) for i in np.unravel_index(flat, error.shape)) if error.ndim else ()
     return Verdict(float(error[place]), float(allowed[place]), place)

@@ -28,10 +28,10 @@ import onnx
 from onnx import helper
 
 from ..errors import BuildError
-from ..storage import files
-from ..storage.atomic import locked, siblings
-from ..storage.compiled import DOMAIN, OP, PROVIDER
-from ..storage.files import write_bytes
+from ..storage import onnx_files
+from ..storage.compiled_models import DOMAIN, OP, PROVIDER
+from ..storage.file_replacement import lock_folder, matching_siblings
+from ..storage.onnx_files import write_bytes
 
 COMPATIBILITY = f"ep_compatibility_info.{PROVIDER}"
 HEADER = 64  # bytes of an engine that the provider compares (kTensorRTEngineHeaderSize)
@@ -48,7 +48,7 @@ class EpContext:
     sdk_version: str
 
 
-def pack(
+def write_ep_context(
     written: Path, target: Path, proto: onnx.ModelProto, source: str, mode: str, targets: Sequence[str], version: str
 ) -> EpContext:
     """Put the engine that stands in ``written`` into an ONNX file there, or beside ``target``, whose name it has then.
@@ -68,10 +68,11 @@ def pack(
     context = EpContext(
         mode, file, f"{PROVIDER}_{stem}_{digest}", ",".join(c.replace(".", "") for c in targets), version
     )
-    model = _model(proto, context, engine, source)
-    if model.ByteSize() > files.PROTOBUF_LIMIT:
+    model = _make_ep_context_model(proto, context, engine, source)
+    if model.ByteSize() > onnx_files.PROTOBUF_LIMIT:
         raise BuildError(
-            f"the engine has {len(engine)} bytes, and an ONNX file ends at {files.PROTOBUF_LIMIT}; write it beside the"
+            f"the engine has {len(engine)} bytes, and an ONNX file ends at {onnx_files.PROTOBUF_LIMIT}; write "
+            "it beside the"
             " file with --ep-context file"
         )
     if file:
@@ -80,15 +81,15 @@ def pack(
     return context
 
 
-def clear(target: Path, keep: str) -> None:
+def remove_stale_engines(target: Path, keep: str) -> None:
     """Remove engines that no ONNX file at ``target`` refers to any more."""
-    with locked(target.parent):
-        for old in siblings(target, rf"{re.escape(target.name)}\.[0-9a-f]{{16}}\.engine"):
+    with lock_folder(target.parent):
+        for old in matching_siblings(target, rf"{re.escape(target.name)}\.[0-9a-f]{{16}}\.engine"):
             if old.name != keep:
                 old.unlink(missing_ok=True)
 
 
-def _model(proto: onnx.ModelProto, context: EpContext, engine: bytes, source: str) -> onnx.ModelProto:
+def _make_ep_context_model(proto: onnx.ModelProto, context: EpContext, engine: bytes, source: str) -> onnx.ModelProto:
     initializers = {t.name for t in proto.graph.initializer}
     inputs = [v for v in proto.graph.input if v.name not in initializers]
     node = helper.make_node(

@@ -9,54 +9,54 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ..graphs.dims import Dims
-from ..graphs.functions import DOMAIN, OLDEST
 from ..graphs.graph import Graph
-from ..graphs.region import Refused
-from .plugin_nodes import Plan, Planner
+from ..graphs.own_op_functions import DOMAIN, OLDEST
+from ..graphs.region import RefusedError
+from .plugin_nodes import PluginPlan, PluginPlanner
 
 _HALVES = ("float16", "bfloat16")
 
 
-def own_rms_norm(p: Planner, node: gs.Node) -> Plan:
+def to_own_rms_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     """RMSNormalization as our op, whose function body every TensorRT from 9.0 on reads."""
     graph, attributes = p.graph, p.graph.attrs(node)
     x, scale = node.inputs
-    axis, shape = int(attributes.get("axis", -1)), p.shape(x)
+    axis, shape = int(attributes.get("axis", -1)), p.known_shape(x)
     axis -= len(shape) if axis >= 0 else 0
     if graph.opset < OLDEST or graph.dtype(x) != graph.dtype(scale):
-        raise Refused("its result has the type of its scale, not that of its input")
+        raise RefusedError("its result has the type of its scale, not that of its input")
     stash, epsilon = attributes.get("stash_type", 1), attributes.get("epsilon", 1e-5)
-    new = graph.node(
+    new = graph.make_node(
         "RMSNorm",
         [x, scale],
         node.outputs[0],
         {"axes": [*range(axis, 0)], "epsilon": epsilon, "stash_type": stash},
         DOMAIN,
     )
-    filled = _filled(shape, p.shape(scale, 0))
+    filled = _fill_shape(shape, p.known_shape(scale, 0))
     data = () if graph.is_constant(scale) else (scale,)
     free = tuple(range(len(shape) + axis))
-    return Plan((node,), (node.outputs[0],), (x, *data), (new,), filled, free, "function body of RMSNorm")
+    return PluginPlan((node,), (node.outputs[0],), (x, *data), (new,), filled, free, "function body of RMSNorm")
 
 
-def _filled(shape: Dims, own: Dims) -> Dims:
+def _fill_shape(shape: Dims, own: Dims) -> Dims:
     """``shape`` with the sizes that a parameter tells which broadcasts to it."""
     own = ((1,) * len(shape) + own)[-len(shape) :]
     return tuple(b if isinstance(b, int) and b != 1 else a for a, b in zip(shape, own, strict=True))
 
 
-def one_group(p: Planner, node: gs.Node) -> Plan:
+def to_layer_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     """GroupNormalization of one group as LayerNormalization over everything behind the batch, scale and bias of shape
     (C, 1, ...)."""
     graph, x, y = p.graph, node.inputs[0], node.outputs[0]
-    shape, attributes = p.shape(x, 3), graph.attrs(node)
-    parameters, before, shape = _per_channel(p, node, shape)
+    shape, attributes = p.known_shape(x, 3), graph.attrs(node)
+    parameters, before, shape = _reshape_parameters(p, node, shape)
     given = {name: attributes[name] for name in ("epsilon", "stash_type") if name in attributes}
-    new = graph.node("LayerNormalization", [x, *parameters], y, {"axis": 1} | given)
-    return Plan(
+    new = graph.make_node("LayerNormalization", [x, *parameters], y, {"axis": 1} | given)
+    return PluginPlan(
         (node,),
         (y,),
-        (x, *_data(graph, node)),
+        (x, *_data_parameters(graph, node)),
         (*before, new),
         shape,
         (0, *range(2, len(shape))),
@@ -64,35 +64,35 @@ def one_group(p: Planner, node: gs.Node) -> Plan:
     )
 
 
-def by_instances(p: Planner, node: gs.Node) -> Plan:
+def to_instance_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     """GroupNormalization 21 as InstanceNormalization of (N, groups, ...), in float32 where ``stash_type`` says so, then
     Mul and Add."""
     graph, x, y = p.graph, node.inputs[0], node.outputs[0]
-    shape, attributes, dtype = p.shape(x, 3), graph.attrs(node), p.dtype(x)
+    shape, attributes, dtype = p.known_shape(x, 3), graph.attrs(node), p.dtype(x)
     groups = int(attributes["num_groups"])
-    parameters, before, shape = _per_channel(p, node, shape)
+    parameters, before, shape = _reshape_parameters(p, node, shape)
     wide = dtype.name in _HALVES and attributes.get("stash_type", 1) == onnx.TensorProto.FLOAT
     kind = np.dtype(np.float32) if wide else dtype
     nodes = list(before)
 
-    def then(op: str, *inputs: gs.Tensor, **attrs: int | float) -> gs.Tensor:
-        nodes.append(graph.node(op, inputs, y, attrs))
+    def append_node(op: str, *inputs: gs.Tensor, **attrs: int | float) -> gs.Tensor:
+        nodes.append(graph.make_node(op, inputs, y, attrs))
         return nodes[-1].outputs[0]
 
-    t = then("Cast", x, to=onnx.TensorProto.FLOAT) if wide else x
-    t = then("Reshape", t, graph.constant(f"{y.name}_groups", np.array([0, groups, -1]), np.int64))
+    t = append_node("Cast", x, to=onnx.TensorProto.FLOAT) if wide else x
+    t = append_node("Reshape", t, graph.add_constant(f"{y.name}_groups", np.array([0, groups, -1]), np.int64))
     unit, zero = (
-        graph.constant(f"{y.name}_{name}", np.full(groups, v), kind) for name, v in (("unit", 1.0), ("zero", 0.0))
+        graph.add_constant(f"{y.name}_{name}", np.full(groups, v), kind) for name, v in (("unit", 1.0), ("zero", 0.0))
     )
-    t = then("InstanceNormalization", t, unit, zero, epsilon=attributes.get("epsilon", 1e-5))
-    t = then("Reshape", t, then("Shape", x))
-    t = then("Cast", t, to=onnx.helper.np_dtype_to_tensor_dtype(dtype)) if wide else t
-    then("Add", then("Mul", t, parameters[0]), parameters[1])
+    t = append_node("InstanceNormalization", t, unit, zero, epsilon=attributes.get("epsilon", 1e-5))
+    t = append_node("Reshape", t, append_node("Shape", x))
+    t = append_node("Cast", t, to=onnx.helper.np_dtype_to_tensor_dtype(dtype)) if wide else t
+    append_node("Add", append_node("Mul", t, parameters[0]), parameters[1])
     free = (0, *range(2, len(shape)))
-    return Plan(
+    return PluginPlan(
         (node,),
         (y,),
-        (x, *_data(graph, node)),
+        (x, *_data_parameters(graph, node)),
         tuple(nodes),
         shape,
         free,
@@ -100,23 +100,23 @@ def by_instances(p: Planner, node: gs.Node) -> Plan:
     )
 
 
-def _data(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
+def _data_parameters(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
     return [t for t in node.inputs[1:3] if not graph.is_constant(t)]
 
 
-def _per_channel(p: Planner, node: gs.Node, shape: Dims) -> tuple[list[gs.Tensor], list[gs.Node], Dims]:
+def _reshape_parameters(p: PluginPlanner, node: gs.Node, shape: Dims) -> tuple[list[gs.Tensor], list[gs.Node], Dims]:
     """Scale and bias in the shape (C, 1, ...), the nodes that make them so where they are data, and x's shape with
     C."""
     vectors, nodes = [], []
     laid = (-1, *(1,) * (len(shape) - 2))
     for name, t in zip(("scale", "bias"), node.inputs[1:3], strict=True):
-        value, own = p.graph.known(t), p.shape(t, 0)
+        value, own = p.graph.known_value(t), p.known_shape(t, 0)
         if value is None:
-            target = p.graph.constant(f"{node.outputs[0].name}_{name}_shape", np.array(laid), np.int64)
-            nodes.append(p.graph.node("Reshape", [t, target], t))
+            target = p.graph.add_constant(f"{node.outputs[0].name}_{name}_shape", np.array(laid), np.int64)
+            nodes.append(p.graph.make_node("Reshape", [t, target], t))
             vectors.append(nodes[-1].outputs[0])
         else:
-            vectors.append(p.constant(node.outputs[0], name, value.reshape(laid), p.graph.dtype(t)))
+            vectors.append(p.make_constant(node.outputs[0], name, value.reshape(laid), p.graph.dtype(t)))
         size = math.prod(n for n in own if isinstance(n, int)) if all(isinstance(n, int) for n in own) else 1
-        shape = _filled(shape, (size, *(1,) * (len(shape) - 2)))
+        shape = _fill_shape(shape, (size, *(1,) * (len(shape) - 2)))
     return vectors, nodes, shape

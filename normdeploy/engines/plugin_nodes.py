@@ -15,9 +15,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..graphs.dims import Dims, evaluate_dim
-from ..graphs.functions import DOMAIN
 from ..graphs.graph import Graph
-from ..graphs.region import Refused
+from ..graphs.own_op_functions import DOMAIN
+from ..graphs.region import RefusedError
 
 Given = dict[
     str, tuple[gs.Tensor | None, float]
@@ -36,7 +36,7 @@ _PART = 8192  # elements that are worth a program of their own
 
 
 @dataclass(frozen=True)
-class Plan:
+class PluginPlan:
     """Nodes of the graph and the ``new`` ones that shall take their place; both are functions of ``leaves``, the
     normalized tensor first.
 
@@ -53,7 +53,7 @@ class Plan:
     became: str
 
 
-class Planner:
+class PluginPlanner:
     """Writes plans for the nodes of one graph. ``ops``: the kernels by name; ``sizes``: usual sizes of the graph's
     dynamic dims."""
 
@@ -62,18 +62,18 @@ class Planner:
 
     # ------------------------------------------------------------------ what is known
 
-    def shape(self, t: gs.Tensor, least: int = 1) -> Dims:
+    def known_shape(self, t: gs.Tensor, least: int = 1) -> Dims:
         shape = self.graph.shape(t)
         if shape is None:
-            raise Refused(f"the rank of {t.name!r} is not known")
+            raise RefusedError(f"the rank of {t.name!r} is not known")
         if len(shape) < least:
-            raise Refused(f"its input has rank {len(shape)}; the kernel takes {least} and more")
+            raise RefusedError(f"its input has rank {len(shape)}; the kernel takes {least} and more")
         return shape
 
     def dtype(self, t: gs.Tensor) -> Any:
         dtype = self.graph.dtype(t)
         if dtype is None or dtype.name not in TYPES:
-            raise Refused(
+            raise RefusedError(
                 f"its type is {'not known' if dtype is None else dtype.name}: the kernels take {', '.join(TYPES)}"
             )
         return dtype
@@ -81,23 +81,23 @@ class Planner:
     def attributes(self, node: gs.Node) -> dict[str, Any]:
         attributes = self.graph.attrs(node)
         if attributes.get("stash_type", 1) not in _STASHES:
-            raise Refused("its statistics are in float64: the kernels take them in float32")
+            raise RefusedError("its statistics are in float64: the kernels take them in float32")
         return {"epsilon": _EPSILON} | attributes
 
-    def read(self, t: gs.Tensor) -> bool:
+    def is_read(self, t: gs.Tensor) -> bool:
         return not t.is_empty() and (self.graph.is_output(t) or bool(self.graph.consumers(t)))
 
     def only_reader(self, t: gs.Tensor) -> gs.Node | None:
         readers = self.graph.consumers(t)
         return readers[0] if len(readers) == 1 and not self.graph.is_output(t) else None
 
-    def data(self, x: gs.Tensor, parameters: Sequence[gs.Tensor]) -> tuple[gs.Tensor, ...]:
+    def data_inputs(self, x: gs.Tensor, parameters: Sequence[gs.Tensor]) -> tuple[gs.Tensor, ...]:
         """Return ``x`` and those parameters that are no constants."""
         return (x, *(t for t in parameters if not self.graph.is_constant(t)))
 
     # ------------------------------------------------------------------ parameters
 
-    def vectors(
+    def expand_parameters(
         self,
         x: gs.Tensor,
         axes: Sequence[int],
@@ -110,20 +110,20 @@ class Planner:
         ``given``: name -> (tensor, what stands for it where there is none). They broadcast to x; ``channels``: they are
         vectors along the one axis.
         """
-        shape, dtype = list(self.shape(x)), self.dtype(x)
+        shape, dtype = list(self.known_shape(x)), self.dtype(x)
         tensors = {name: t for name, (t, _) in given.items() if t is not None and not t.is_empty()}
-        values = {name: self.graph.known(t) for name, t in tensors.items()}
+        values = {name: self.graph.known_value(t) for name, t in tensors.items()}
         layouts: dict[str, Dims] = {}
         for name, t in tensors.items():
             value = values[name]
-            own: Dims = tuple(value.shape) if value is not None else self.shape(t, 0)
+            own: Dims = tuple(value.shape) if value is not None else self.known_shape(t, 0)
             if channels and own:
                 own = (*own, *(1,) * (len(shape) - 1 - axes[0]))
             if len(own) > len(shape) and set(own[: len(own) - len(shape)]) != {1}:
-                raise Refused(f"its {name} has more dims than its input")
+                raise RefusedError(f"its {name} has more dims than its input")
             layouts[name] = own = ((1,) * len(shape) + own)[-len(shape) :]
             if any(own[a] != 1 for a in range(len(shape)) if a not in axes):
-                raise Refused(
+                raise RefusedError(
                     f"its {name} varies from row to row"
                     if not channels
                     else f"its {name} is no vector along its channels"
@@ -133,7 +133,7 @@ class Planner:
                     shape[a] = own[a] if isinstance(own[a], int) and own[a] != 1 else shape[a]
         row = [n for n in (shape[a] for a in axes) if isinstance(n, int)]
         if len(row) < len(axes):
-            raise Refused("the size of its rows is not known, so its parameters can't be written out")
+            raise RefusedError("the size of its rows is not known, so its parameters can't be written out")
         kinds = {name: self.graph.dtype(t) for name, t in tensors.items()}
         kind = dtype if all(k == dtype for k in kinds.values()) else np.dtype(np.float32)
         written = []
@@ -142,7 +142,7 @@ class Planner:
             value = values.get(name)
             if name in tensors and value is None:
                 if kinds[name] != kind or list(layouts[name]) != full:
-                    raise Refused(f"its {name} is data of another type or size than the kernel takes")
+                    raise RefusedError(f"its {name} is data of another type or size than the kernel takes")
                 written.append(tensors[name])
             elif name in tensors and value is not None:
                 source = tensors[name]
@@ -150,34 +150,36 @@ class Planner:
                     written.append(source)
                     continue
                 if not np.array_equal(value, value.astype(kind).astype(np.float64), equal_nan=True):
-                    raise Refused(f"its {name} is {kinds[name]} and would be rounded")
+                    raise RefusedError(f"its {name} is {kinds[name]} and would be rounded")
                 laid = value.reshape([n for n in layouts[name] if isinstance(n, int)])
                 written.append(
-                    self.constant(
+                    self.make_constant(
                         x, name, np.broadcast_to(laid, [n for n in full if isinstance(n, int)]).reshape(-1), kind
                     )
                 )
             else:
-                written.append(self.constant(x, name, np.full(math.prod(row), neutral), kind))
+                written.append(self.make_constant(x, name, np.full(math.prod(row), neutral), kind))
         return written, tuple(shape)
 
-    def constant(self, like: gs.Tensor, name: str, value: np.ndarray, kind: Any) -> gs.Tensor:
-        return self.graph.constant(f"{like.name}_{name}", value, kind)
+    def make_constant(self, like: gs.Tensor, name: str, value: np.ndarray, kind: Any) -> gs.Tensor:
+        return self.graph.add_constant(f"{like.name}_{name}", value, kind)
 
     # ------------------------------------------------------------------ plugin nodes
 
-    def node(self, name: str, inputs: Sequence[gs.Tensor], like: gs.Tensor, **attributes: Any) -> gs.Node:
+    def make_plugin_node(self, name: str, inputs: Sequence[gs.Tensor], like: gs.Tensor, **attributes: Any) -> gs.Node:
         """One plugin node, with every attribute in the order and type that the kernel registers; texts are numbers."""
         op = self.ops[name]
         for key, allowed in op.required.items():
             if attributes[key] not in allowed:
-                raise Refused(f"its {key} is {attributes[key]!r}; the kernel takes {', '.join(map(repr, allowed))}")
+                raise RefusedError(
+                    f"its {key} is {attributes[key]!r}; the kernel takes {', '.join(map(repr, allowed))}"
+                )
         written = op.encoded(attributes)
         # the parser takes the version from "1" as well; it is written so that nothing depends on defaults
         parsed = {"plugin_namespace": DOMAIN, "plugin_version": "1", "aot": 1}
-        return self.graph.node(name, inputs, like, written | parsed, DOMAIN, len(op.outputs))
+        return self.graph.make_node(name, inputs, like, written | parsed, DOMAIN, len(op.outputs))
 
-    def splits(self, rows: Sequence[int | str | None], row: Sequence[int | str | None]) -> int:
+    def row_splits(self, rows: Sequence[int | str | None], row: Sequence[int | str | None]) -> int:
         """Into how many parts to split each of few long rows; 0 where one launch is better, or the sizes are not
         known."""
         sizes = [[evaluate_dim(n, self.sizes) for n in part] for part in (rows, row)]
@@ -188,7 +190,9 @@ class Planner:
             return 0
         return min(-(-MULTIPROCESSORS // count), -(-length // _PART), 64)
 
-    def statistics(self, x: gs.Tensor, axis: int, groups: int, splits: int, last: int) -> gs.Node:
-        node = self.node("NormStatistics", [x], x, axis=axis, groups=groups, splits=splits, channels_last=last)
+    def make_statistics_node(self, x: gs.Tensor, axis: int, groups: int, splits: int, last: int) -> gs.Node:
+        node = self.make_plugin_node(
+            "NormStatistics", [x], x, axis=axis, groups=groups, splits=splits, channels_last=last
+        )
         node.outputs[0].dtype = np.dtype(np.float32)
         return node

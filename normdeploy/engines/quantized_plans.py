@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ..graphs.region import Refused
-from ..norms.ops import OURS
-from .plugin_nodes import Given, Plan, Planner
+from ..graphs.region import RefusedError
+from ..norms.norm_table import OURS
+from .plugin_nodes import Given, PluginPlan, PluginPlanner
 
 _TO = {"int8": "int8", "float8_e4m3fn": "fp8"}  # the types that a kernel quantizes to, as it calls them
 _LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}  # what the largest of a row becomes
 
 
-def quantized(p: Planner, node: gs.Node, axis: int, given: Given) -> Plan:
+def plan_quantized_norm(p: PluginPlanner, node: gs.Node, axis: int, given: Given) -> PluginPlan:
     """A norm over the dims from ``axis`` (negative) on, or a residual add and a norm, then QuantizeLinear with zero
     point 0 by one constant scale or one of each row. ``given``: gamma and beta.
 
@@ -22,40 +22,42 @@ def quantized(p: Planner, node: gs.Node, axis: int, given: Given) -> Plan:
     """
     row = OURS[node.op]
     x, *others, zero = node.inputs
-    kind, held = p.graph.dtype(zero), p.graph.known(zero)
+    kind, held = p.graph.dtype(zero), p.graph.known_value(zero)
     if held is None or held.any():
-        raise Refused("its zero point is not 0")
+        raise RefusedError("its zero point is not 0")
     if kind is None or kind.name not in _TO:
-        raise Refused(f"it quantizes to {kind}; the kernels write {' and '.join(_TO.values())}")
+        raise RefusedError(f"it quantizes to {kind}; the kernels write {' and '.join(_TO.values())}")
     if _TO[kind.name] == "fp8":
         from normdeploy_plugins import qdp
 
         if lacking := qdp.without_fp8():
-            raise Refused(lacking)
+            raise RefusedError(lacking)
     added = "residual" in row.inputs
-    if added and (p.shape(x) != p.shape(others[0]) or None in p.shape(x) or p.dtype(x) != p.dtype(others[0])):
-        raise Refused("its two inputs are not known to have one shape and type")
+    if added and (
+        p.known_shape(x) != p.known_shape(others[0]) or None in p.known_shape(x) or p.dtype(x) != p.dtype(others[0])
+    ):
+        raise RefusedError("its two inputs are not known to have one shape and type")
     if any(t.is_empty() for t in node.outputs[:-1]):
-        raise Refused("not all of its results are read")
-    rank, data = len(p.shape(x)), tuple(others[:1]) if added else ()
-    parameters, shape = p.vectors(x, range(rank + axis, rank), given)
+        raise RefusedError("not all of its results are read")
+    rank, data = len(p.known_shape(x)), tuple(others[:1]) if added else ()
+    parameters, shape = p.expand_parameters(x, range(rank + axis, rank), given)
     given_attributes = p.attributes(node)
     attributes = {"epsilon": given_attributes["epsilon"], "to": _TO[kind.name]} | ({} if added else {"axis": axis})
     inputs = [x, *data, *parameters]
-    if row.by_row:
+    if row.is_quantized_by_row:
         if given_attributes["largest"] != _LARGEST[kind.name]:
-            raise Refused(
+            raise RefusedError(
                 f"its scales are of {given_attributes['largest']:g}, and of {kind.name} {_LARGEST[kind.name]:g}"
             )
         attributes["least"] = given_attributes["least"]
     else:
-        value = p.graph.known(others[-1])
+        value = p.graph.known_value(others[-1])
         if value is None or value.size != 1:
-            raise Refused("its scale is not one constant")
-        inputs.append(p.constant(x, "y_scale", value.reshape(1), np.float32))
-    new = p.node(node.op, inputs, node.outputs[0], **attributes)
+            raise RefusedError("its scale is not one constant")
+        inputs.append(p.make_constant(x, "y_scale", value.reshape(1), np.float32))
+    new = p.make_plugin_node(node.op, inputs, node.outputs[0], **attributes)
     for name, t in zip(row.outputs[1:], new.outputs[1:], strict=True):
         t.dtype = np.dtype(np.float32) if name == "y_scale" else p.dtype(x)
     outputs = tuple(t for t in node.outputs if not t.is_empty())
     leaves = (x, *data, *(t for t in parameters if not p.graph.is_constant(t)))
-    return Plan((node,), outputs, leaves, (new,), shape, tuple(range(rank + axis)), f"plugin {node.op}")
+    return PluginPlan((node,), outputs, leaves, (new,), shape, tuple(range(rank + axis)), f"plugin {node.op}")

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from .core import Array, Attrs, Function, Inputs, Result, Table, integers
-from .pointwise import divide
+from .elementwise_ops import divide
+from .evaluator_core import Array, Attrs, Function, Inputs, Result, Table, integers_from
 
 Axes = tuple[int, ...] | None
 
@@ -18,7 +18,7 @@ _maximum: Any = np.maximum.reduce
 _minimum: Any = np.minimum.reduce
 
 
-def _count(x: Array, axes: Axes) -> int:
+def _element_count(x: Array, axes: Axes) -> int:
     return x.size if axes is None else math.prod([x.shape[axis] for axis in axes])
 
 
@@ -26,7 +26,7 @@ def mean(x: Array, axes: Axes, keepdims: bool = True) -> Array:
     """Mean over ``axes`` (None: all) in x's type; several times faster than numpy's on small arrays. Integers truncate
     toward zero."""
     total = _add(x, axis=axes, keepdims=keepdims, dtype=x.dtype)
-    n = _count(x, axes)
+    n = _element_count(x, axes)
     return total / n if x.dtype.kind == "f" else divide(total, np.array(n, x.dtype))
 
 
@@ -38,23 +38,23 @@ def _product(x: Array, axes: Axes, keepdims: bool) -> Array:
     return _multiply(x, axis=axes, keepdims=keepdims, dtype=x.dtype)
 
 
-def _lowest(dtype: np.dtype[Any]) -> Any:
+def _lowest_value(dtype: np.dtype[Any]) -> Any:
     return -math.inf if dtype.kind == "f" else False if dtype.kind == "b" else np.iinfo(dtype).min
 
 
-def _highest(dtype: np.dtype[Any]) -> Any:
+def _highest_value(dtype: np.dtype[Any]) -> Any:
     return math.inf if dtype.kind == "f" else True if dtype.kind == "b" else np.iinfo(dtype).max
 
 
 def _max(x: Array, axes: Axes, keepdims: bool) -> Array:
-    return _maximum(x, axis=axes, keepdims=keepdims, initial=_lowest(x.dtype))
+    return _maximum(x, axis=axes, keepdims=keepdims, initial=_lowest_value(x.dtype))
 
 
 def _min(x: Array, axes: Axes, keepdims: bool) -> Array:
-    return _minimum(x, axis=axes, keepdims=keepdims, initial=_highest(x.dtype))
+    return _minimum(x, axis=axes, keepdims=keepdims, initial=_highest_value(x.dtype))
 
 
-def _l2(x: Array, axes: Axes, keepdims: bool) -> Array:
+def _l2_norm(x: Array, axes: Axes, keepdims: bool) -> Array:
     root = np.sqrt(_sum(x * x, axes, keepdims))
     return root if x.dtype.kind == "f" else root.astype(x.dtype)
 
@@ -66,11 +66,11 @@ def _log_sum_exp(x: Array, axes: Axes, keepdims: bool) -> Array:
     return log if keepdims else log.squeeze(axes)
 
 
-def _reduction(reduce: Any) -> Function:
+def _reduction_op(reduce: Any) -> Function:
     """A reduction over axes from the attribute (up to opset 17; ReduceSum 12) or from the second input."""
 
     def evaluate(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-        axes = integers(inputs, 1, attrs, "axes")
+        axes = integers_from(inputs, 1, attrs, "axes")
         keepdims = bool(attrs.get("keepdims", 1))
         if axes:
             return reduce(inputs[0], tuple(axes), keepdims)
@@ -82,12 +82,12 @@ def _reduction(reduce: Any) -> Function:
 def _softmax(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     """Softmax along one axis; below opset 13 over all dims from ``axis`` on (default 1)."""
     x: Array = inputs[0]
-    axes = (attrs.get("axis", -1),) if opset >= 13 else _from_axis(attrs.get("axis", 1), x.ndim)
+    axes = (attrs.get("axis", -1),) if opset >= 13 else _axes_from(attrs.get("axis", 1), x.ndim)
     e = np.exp(x - _maximum(x, axis=axes, keepdims=True, initial=-math.inf))
     return e / _add(e, axis=axes, keepdims=True)
 
 
-def _from_axis(axis: int, rank: int) -> tuple[int, ...]:
+def _axes_from(axis: int, rank: int) -> tuple[int, ...]:
     if not -rank <= axis < rank:
         raise ValueError(f"axis {axis} of a tensor of rank {rank}: it must lie between {-rank} and {rank - 1}")
     return tuple(range(axis % rank, rank))
@@ -111,14 +111,14 @@ _REDUCTIONS: dict[str, Any] = {
     "ReduceMin": _min,
     "ReduceProd": _product,
     "ReduceL1": lambda x, axes, keepdims: _sum(np.absolute(x), axes, keepdims),
-    "ReduceL2": _l2,
+    "ReduceL2": _l2_norm,
     "ReduceSumSquare": lambda x, axes, keepdims: _sum(x * x, axes, keepdims),
     "ReduceLogSum": lambda x, axes, keepdims: np.log(_sum(x, axes, keepdims)),
     "ReduceLogSumExp": _log_sum_exp,
 }
 
 TABLE: Table = {
-    **{("", op): _reduction(reduce) for op, reduce in _REDUCTIONS.items()},
+    **{("", op): _reduction_op(reduce) for op, reduce in _REDUCTIONS.items()},
     ("", "Softmax"): _softmax,
     ("", "LpNormalization"): _lp_norm,
 }

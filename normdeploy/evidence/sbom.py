@@ -20,7 +20,7 @@ _NAMESPACE = uuid.UUID("b9a3a5a2-7d5c-5c0e-9a57-64a6f8f1c3d1")  # of the serial 
 
 
 @dataclass(frozen=True)
-class Model:
+class SbomSubject:
     """What the bill is of: ``files`` are path -> SHA-256 of what is deployed."""
 
     name: str
@@ -31,7 +31,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Library:
+class InstalledLibrary:
     """An installed distribution: ``needs`` are those that it requires and that are installed."""
 
     name: str
@@ -40,7 +40,7 @@ class Library:
     hashes: Mapping[str, str]  # algorithm -> of the archive that it was installed from, where pip has recorded it
 
 
-def bill(model: Model) -> bytes:
+def make_sbom(model: SbomSubject) -> bytes:
     """The bill as JSON, the same for the same model and libraries.
 
     Raises:
@@ -59,19 +59,21 @@ def bill(model: Model) -> bytes:
 
     algorithms = {algorithm.value.replace("-", "").lower(): algorithm for algorithm in HashAlgorithm}
 
-    def hashed(hashes: Mapping[str, str]) -> list[HashType]:
+    def make_hashes(hashes: Mapping[str, str]) -> list[HashType]:
         known = {algorithms[name]: value for name, value in hashes.items() if name in algorithms}
         return [HashType(alg=algorithm, content=value) for algorithm, value in known.items()]
 
-    def file(path: str, digest: str) -> Component:
-        return Component(name=path, type=ComponentType.FILE, bom_ref=f"file:{path}", hashes=hashed({"sha256": digest}))
+    def file_component(path: str, digest: str) -> Component:
+        return Component(
+            name=path, type=ComponentType.FILE, bom_ref=f"file:{path}", hashes=make_hashes({"sha256": digest})
+        )
 
     whole = Component(
         name=model.name,
         type=ComponentType.MACHINE_LEARNING_MODEL,
         bom_ref=f"model:{model.name}",
-        hashes=hashed({"sha256": model.sha256}),
-        components=[file(path, digest) for path, digest in model.files.items()],
+        hashes=make_hashes({"sha256": model.sha256}),
+        components=[file_component(path, digest) for path, digest in model.files.items()],
     )
     libraries = {
         library.name: Component(
@@ -79,11 +81,11 @@ def bill(model: Model) -> bytes:
             version=library.version,
             bom_ref=f"{library.name}=={library.version}",
             purl=PackageURL("pypi", None, library.name, library.version),
-            hashes=hashed(library.hashes),
+            hashes=make_hashes(library.hashes),
         )
-        for library in libraries_of(model.facts).values()
+        for library in find_libraries(model.facts).values()
     }
-    facts = {name: value for name, value in model.facts.items() if _plain(name) not in libraries}
+    facts = {name: value for name, value in model.facts.items() if _normalize_name(name) not in libraries}
     python = facts.pop("python", "")
     interpreter = Component(name="python", version=python, type=ComponentType.PLATFORM, bom_ref="python")
     bom = Bom(
@@ -91,37 +93,37 @@ def bill(model: Model) -> bytes:
         serial_number=uuid.uuid5(_NAMESPACE, json.dumps([model.sha256, sorted(model.facts.items())])),
         metadata=BomMetaData(
             component=whole,
-            timestamp=_time(model.made),
+            timestamp=_parse_time(model.made),
             properties=[Property(name=f"normdeploy:{name}", value=value) for name, value in facts.items()],
         ),
     )
-    for name, library in libraries_of(model.facts).items():
+    for name, library in find_libraries(model.facts).items():
         bom.register_dependency(libraries[name], [libraries[need] for need in library.needs])
-    bom.register_dependency(whole, [libraries[n] for n in map(_plain, model.facts) if n in libraries])
+    bom.register_dependency(whole, [libraries[n] for n in map(_normalize_name, model.facts) if n in libraries])
     told: dict[str, Any] = json.loads(JsonV1Dot6(bom).output_as_string())
     return (json.dumps(told, sort_keys=True, indent=1) + "\n").encode()
 
 
-def libraries_of(facts: Mapping[str, str]) -> dict[str, Library]:
+def find_libraries(facts: Mapping[str, str]) -> dict[str, InstalledLibrary]:
     """The libraries among some facts, as they are installed here, and what they need, without extras."""
-    installed = {_plain(d.name): d for d in reversed(list(importlib.metadata.distributions())) if d.name}
-    found: dict[str, Library] = {}
-    stack = [name for name in map(_plain, facts) if name in installed]
+    installed = {_normalize_name(d.name): d for d in reversed(list(importlib.metadata.distributions())) if d.name}
+    found: dict[str, InstalledLibrary] = {}
+    stack = [name for name in map(_normalize_name, facts) if name in installed]
     while stack:
         name = stack.pop()
         if name not in found:
-            needs = tuple(sorted(n for n in _needs(installed[name]) if n in installed and n != name))
-            found[name] = Library(name, installed[name].version, needs, _archive(installed[name]))
+            needs = tuple(sorted(n for n in _required_names(installed[name]) if n in installed and n != name))
+            found[name] = InstalledLibrary(name, installed[name].version, needs, _archive_hashes(installed[name]))
             stack += needs
     return dict(sorted(found.items()))
 
 
-def _needs(distribution: importlib.metadata.Distribution) -> set[str]:
+def _required_names(distribution: importlib.metadata.Distribution) -> set[str]:
     texts = [text for text in distribution.requires or () if not re.search(r";.*\bextra\b", text)]
-    return {_plain(match[0]) for text in texts if (match := re.match(r"[A-Za-z0-9._-]+", text))}
+    return {_normalize_name(match[0]) for text in texts if (match := re.match(r"[A-Za-z0-9._-]+", text))}
 
 
-def _archive(distribution: importlib.metadata.Distribution) -> dict[str, str]:
+def _archive_hashes(distribution: importlib.metadata.Distribution) -> dict[str, str]:
     """The hashes of the archive that it came from, as PEP 610 has it recorded."""
     try:
         hashes = json.loads(distribution.read_text("direct_url.json") or "{}")["archive_info"]["hashes"]
@@ -130,12 +132,12 @@ def _archive(distribution: importlib.metadata.Distribution) -> dict[str, str]:
         return {}
 
 
-def _plain(name: str) -> str:
+def _normalize_name(name: str) -> str:
     """A distribution's name as PEP 503 writes it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _time(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError:

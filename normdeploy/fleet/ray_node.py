@@ -1,4 +1,4 @@
-"""What the processes of a Ray node do (`normdeploy.fleet.on_ray`): say what machine it is, and run steps there."""
+"""What the processes of a Ray node do (`normdeploy.fleet.ray_pool`): say what machine it is, and run steps there."""
 
 from __future__ import annotations
 
@@ -9,63 +9,65 @@ from dataclasses import dataclass
 from functools import cache
 
 from ..errors import NormdeployError, StoreError
-from .keys import Machine
-from .store import Record, Store
-from .tasks import Task
-from .work import perform
-from .workers import PRELOADED, Warm
+from .fork_client import PRELOADED, ForkClient
+from .step_execution import execute_step
+from .step_inputs import StepTask
+from .step_keys import FleetMachine
+from .step_store import StepRecord, StepStore
 
 
 @dataclass(frozen=True)
-class Moved:
+class MachineChanged:
     """The answer of a node that is not the machine any more which it was when it was probed."""
 
-    machine: Machine
+    machine: FleetMachine
     node: str
 
 
 @dataclass(frozen=True)
-class Refused:
+class StepRefused:
     """The answer of a step that came to no record. An exception as such would be raised by Ray, with more around it."""
 
     error: NormdeployError
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerSettings:
     """What a node's processes use: the module that a step runs, what is imported before, and how a machine is read."""
 
     module: str = "normdeploy"
     preloaded: tuple[str, ...] = PRELOADED
-    machine: Callable[[], Machine] = Machine.here
+    machine: Callable[[], FleetMachine] = FleetMachine.this_machine
 
 
-def probe(store: bytes, worker: Worker, seen: str) -> tuple[Machine, bool] | Refused:
+def probe_node(store: bytes, worker: WorkerSettings, seen: str) -> tuple[FleetMachine, bool] | StepRefused:
     """On a node: what it is, and whether it sees what the driver wrote into the store (pickled: `opened`)."""
     try:
-        return _here(worker.machine), opened(store).place.read(seen) is not None
+        return _current_machine(worker.machine), open_node_store(store).place.read(seen) is not None
     except StoreError:
-        return _here(worker.machine), False
+        return _current_machine(worker.machine), False
     except NormdeployError as error:
-        return Refused(error)
+        return StepRefused(error)
 
 
-def run(task: Task, packed: bytes, worker: Worker, key: str) -> Record | Moved | Refused:
+def run_on_node(
+    task: StepTask, packed: bytes, worker: WorkerSettings, key: str
+) -> StepRecord | MachineChanged | StepRefused:
     """On a node: a step that has this key."""
     import ray
 
     try:
-        store = opened(packed)
-        machine = _here(worker.machine)
-        if machine.lacks(task.step.needs) or task.key(machine)[0] != key:
-            return Moved(machine, ray.get_runtime_context().get_node_id())
-        return perform(task, store, _warm(worker, os.environ.get("CUDA_VISIBLE_DEVICES")), machine)
+        store = open_node_store(packed)
+        machine = _current_machine(worker.machine)
+        if machine.describe_missing(task.step.needs) or task.key_on(machine)[0] != key:
+            return MachineChanged(machine, ray.get_runtime_context().get_node_id())
+        return execute_step(task, store, _node_process(worker, os.environ.get("CUDA_VISIBLE_DEVICES")), machine)
     except NormdeployError as error:
-        return Refused(error)
+        return StepRefused(error)
 
 
 @cache
-def opened(store: bytes) -> Store:
+def open_node_store(store: bytes) -> StepStore:
     """The driver's store, once in a process. Ray would open it by itself, for each step anew, and where that fails, for
     want of a key's file or of a library, as an error of its own; with Ray Client in the cluster's head too.
 
@@ -75,23 +77,23 @@ def opened(store: bytes) -> Store:
         StoreError: it can't be used.
     """
     found = pickle.loads(store)
-    assert isinstance(found, Store)
+    assert isinstance(found, StepStore)
     return found
 
 
 @cache
-def _here(machine: Callable[[], Machine]) -> Machine:
+def _current_machine(machine: Callable[[], FleetMachine]) -> FleetMachine:
     """Read once in a process, whose libraries stay what they were when it began."""
     return machine()
 
 
-_warmed: dict[tuple[Worker, str | None], Warm] = {}
+_warmed: dict[tuple[WorkerSettings, str | None], ForkClient] = {}
 
 
-def _warm(worker: Worker, devices: str | None) -> Warm:
+def _node_process(worker: WorkerSettings, devices: str | None) -> ForkClient:
     """This process's warm one. The GPU that Ray gives to a step is in its environment from the start."""
     if (worker, devices) not in _warmed:
         while _warmed:
             _warmed.popitem()[1].close()
-        _warmed[worker, devices] = Warm(worker.module, worker.preloaded)
+        _warmed[worker, devices] = ForkClient(worker.module, worker.preloaded)
     return _warmed[worker, devices]

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..graphs.functions import DOMAIN
 from ..graphs.graph import Graph
-from ..graphs.region import Kind, Refusal
-from ..recognition.facts import Norm
-from ..recognition.parameters import held_epsilon
-from ..recognition.probe import CLAMPED
-from . import group, guests, instance, layer, mean_variance, portable
-from .form import Form
+from ..graphs.own_op_functions import DOMAIN
+from ..graphs.region import Refusal, RefusalKind
+from ..recognition.fit_measurement import CLAMPED
+from ..recognition.norm_facts import Norm
+from ..recognition.norm_parameters import stored_epsilon
+from . import group_norm, instance_norm, layer_norm, mean_variance_norm, portable_norms, third_party_forms
+from .norm_writer import NormForm
 
 _HALF_ULP = 2.0**-24  # of a float32 number that is not subnormal, relative to it
 
@@ -23,10 +23,10 @@ _UNBIASED = (
     " normalization"
 )
 
-FORMS = (instance.form, group.form, layer.form)
+FORMS = (instance_norm.write_instance_norm, group_norm.write_group_norm, layer_norm.write_layer_norm)
 
 
-def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> Form | Refusal:
+def write_norm(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> NormForm | Refusal:
     """The first form that can hold the norm, or why the last one could not. ``fuse``: "portable" allows the ops of
     installed packages, which are asked first, and this project's own.
 
@@ -37,37 +37,41 @@ def write(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> For
         return Refusal(
             f"its epsilon ({norm.epsilon:.3g}) can't be written: an attribute is a float32 number", norm.y.name
         )
-    by_row = portable.by_row(graph, norm)
-    own = portable.op_of(graph, norm) if by_row is None else by_row.core
+    by_row = portable_norms.write_by_row(graph, norm)
+    own = portable_norms.portable_op_of(graph, norm) if by_row is None else by_row.core
     if (
         norm.fit.clamped
-        and (exact := held_epsilon(graph, norm.region, norm.epsilon)) is not None
+        and (exact := stored_epsilon(graph, norm.region, norm.epsilon)) is not None
         and exact != float(np.float32(exact))
     ):
         return Refusal(
             f"the number {exact!r} that clamps it can't be written: an attribute is a float32 number", norm.y.name
         )
-    if fuse == "portable" and (brought := guests.form(graph, norm)) is not None:
+    if fuse == "portable" and (brought := third_party_forms.write_third_party_norm(graph, norm)) is not None:
         return brought
     if norm.fit.clamped and (not own or fuse != "portable"):
         return Refusal(f"{CLAMPED}{f'; --fuse portable writes it as {DOMAIN}.{own}' if own else ''}", norm.y.name)
     if fuse == "portable" and by_row is not None:
         return by_row
     if fuse == "portable" and own in ("RMSNorm", "ChannelLayerNorm"):
-        return portable.form(graph, norm)
+        return portable_norms.write_portable_norm(graph, norm)
     if norm.ddof or norm.fit.outside:
-        made = mean_variance.form(graph, norm, runtime) if norm.fit.outside else Refusal(_UNBIASED, norm.y.name)
-        if isinstance(made, Form) or not own:
+        made = (
+            mean_variance_norm.write_mean_variance_norm(graph, norm, runtime)
+            if norm.fit.outside
+            else Refusal(_UNBIASED, norm.y.name)
+        )
+        if isinstance(made, NormForm) or not own:
             return made
-        portably = portable.form(graph, norm) if by_row is None else by_row
-        if fuse == "portable" or not isinstance(portably, Form):
+        portably = portable_norms.write_portable_norm(graph, norm) if by_row is None else by_row
+        if fuse == "portable" or not isinstance(portably, NormForm):
             return portably
         return replace(made, reason=f"{made.reason}; --fuse portable writes it as {DOMAIN}.{own}")
     refusal = Refusal("", norm.y.name)
     for form in FORMS:
         made = form(graph, norm, runtime)
-        if isinstance(made, Form):
+        if isinstance(made, NormForm):
             return made
-        if made.kind is not Kind.OTHER_NORM:
+        if made.kind is not RefusalKind.OTHER_NORM:
             refusal = made
     return refusal

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from .sizes import UNKNOWN, Size
+from .symbolic_sizes import UNKNOWN, Size
 
 Dims = tuple["int | str | None", ...]
 Operators = Mapping[type[ast.operator | ast.unaryop], Callable[..., Any]]
@@ -27,7 +27,7 @@ _INTEGER: Operators = {**_POLYNOMIAL, ast.FloorDiv: operator.floordiv, ast.Mod: 
 _UNREADABLE = (SyntaxError, KeyError, TypeError, ValueError, RecursionError, ArithmeticError)
 
 
-def compute(tree: ast.expr, operators: Operators, leaf: Callable[[ast.expr], Any]) -> Any:
+def compute_expression(tree: ast.expr, operators: Operators, leaf: Callable[[ast.expr], Any]) -> Any:
     """Compute an arithmetic expression by walking its tree.
 
     Args:
@@ -38,9 +38,12 @@ def compute(tree: ast.expr, operators: Operators, leaf: Callable[[ast.expr], Any
         case ast.Constant() if type(tree.value) is int:
             return tree.value
         case ast.UnaryOp() if type(tree.op) in operators:
-            return operators[type(tree.op)](compute(tree.operand, operators, leaf))
+            return operators[type(tree.op)](compute_expression(tree.operand, operators, leaf))
         case ast.BinOp() if type(tree.op) in operators:
-            left, right = compute(tree.left, operators, leaf), compute(tree.right, operators, leaf)
+            left, right = (
+                compute_expression(tree.left, operators, leaf),
+                compute_expression(tree.right, operators, leaf),
+            )
             return operators[type(tree.op)](left, right)
         case _:
             return leaf(tree)
@@ -53,41 +56,41 @@ def evaluate_dim(dim: int | str | None, sizes: Mapping[str, int]) -> int | None:
     if dim in sizes:
         return sizes[dim]
     try:
-        return int(_computed(dim, _INTEGER, lambda name: sizes[name]))
+        return int(_evaluate_dim(dim, _INTEGER, lambda name: sizes[name]))
     except _UNREADABLE:
         return None
 
 
-def _computed(dim: str, operators: Operators, value: Callable[[str], Any]) -> Any:
+def _evaluate_dim(dim: str, operators: Operators, value: Callable[[str], Any]) -> Any:
     """Compute the expression ``dim``. ``value``: of a symbol."""
 
-    def leaf(tree: ast.expr) -> Any:
+    def evaluate_leaf(tree: ast.expr) -> Any:
         if not isinstance(tree, ast.Name):
             raise TypeError(ast.dump(tree))
         return value(tree.id)
 
-    return compute(ast.parse(dim, mode="eval").body, operators, leaf)
+    return compute_expression(ast.parse(dim, mode="eval").body, operators, evaluate_leaf)
 
 
-def invented(dim: int | str | None) -> bool:
+def is_invented_name(dim: int | str | None) -> bool:
     """Whether onnx's inference made up the name, for a size that it could not follow: the size may be named elsewhere,
     too."""
     return isinstance(dim, str) and dim.startswith("unk__")
 
 
 @lru_cache(maxsize=4096)
-def symbols(dim: int | str | None) -> frozenset[str]:
+def dim_symbols(dim: int | str | None) -> frozenset[str]:
     """The symbols that a dim speaks of; an expression that can't be read is one symbol by itself."""
     if dim is None or isinstance(dim, int):
         return frozenset()
     names: set[str] = set()
 
-    def seven(name: str) -> int:
+    def note_symbol(name: str) -> int:
         names.add(name)
         return 7
 
     try:
-        _computed(dim, _INTEGER, seven)
+        _evaluate_dim(dim, _INTEGER, note_symbol)
     except _UNREADABLE:
         return frozenset({dim})
     return frozenset(names)
@@ -97,14 +100,14 @@ def symbols(dim: int | str | None) -> frozenset[str]:
 def dim_size(dim: int | str | None, name: str) -> Size:
     """Return the size of a dim as a polynomial; ``name`` says which dim it is where the file does not."""
     if isinstance(dim, int):
-        return Size.of(dim)
+        return Size.from_int(dim)
     if dim is None:
-        return Size.unknown(name)
+        return Size.opaque(name)
     # Python reads names that differ there as one.
     if dim.startswith(UNKNOWN) or not dim.isascii() or "#" in dim or dim != dim.strip():
-        return Size.unknown("a dim", dim)
+        return Size.opaque("a dim", dim)
     try:
-        size = Size.of(_computed(dim, _POLYNOMIAL, Size.symbol))
+        size = Size.from_int(_evaluate_dim(dim, _POLYNOMIAL, Size.symbol))
     except _UNREADABLE:
         return Size.symbol(dim)
-    return Size.unknown("a dim", dim) if (-size).not_negative else size
+    return Size.opaque("a dim", dim) if (-size).is_nonnegative else size

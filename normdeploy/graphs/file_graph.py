@@ -11,17 +11,17 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from ..domains import default_opset
-from ..evaluate import budget, evaluate
-from ..evaluate.core import is_quantized_type
-from ..norms import guests
-from ..norms.op import NormOp
-from ..norms.ops import DEFAULT, DOMAIN, OURS, STANDARD
-from .dims import Dims, invented
-from .inference import inferred
-from .links import Links
-from .protos import lonely
-from .unrounded import Unrounded
+from ..evaluate import evaluation_budget, evaluator
+from ..evaluate.evaluator_core import is_quantized_type
+from ..norms import third_party
+from ..norms.norm_op import NormOp
+from ..norms.norm_table import DEFAULT, DOMAIN, OURS, STANDARD
+from ..storage.onnx_domains import default_domain_opset
+from .dims import Dims, is_invented_name
+from .exact_constants import ExactConstants
+from .linked_graph import LinkedGraph
+from .proto_queries import single_use_symbols
+from .shape_inference import infer_types
 
 # Ops whose result has the shape of its largest input (or broadcasts to it), and the type of its first.
 _ELEMENTWISE = frozenset(
@@ -50,7 +50,7 @@ NEWEST = max(row.since for row in STANDARD.values())  # the highest opset whose 
 _LARGE = 2**12  # bytes of a constant
 
 
-class FileGraph(Links):
+class FileGraph(LinkedGraph):
     """An ONNX model opened for reading: links, and the values, shapes and types of tensors."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
@@ -59,16 +59,16 @@ class FileGraph(Links):
             GraphError: the nodes stand in no valid order, or a name is written twice.
         """
         super().__init__(proto)
-        self.opset = default_opset(proto)
+        self.opset = default_domain_opset(proto)
         self._new: set[int] = set()  # nodes written by us: they mean what the newest opset says
         self._evaluators: dict[int, Callable[[Sequence[np.ndarray | None]], tuple[Any, ...]]] = {}
         self._constant: dict[int, bool] = {}
-        self._budget = budget.Budget()  # of computed constants
+        self._budget = evaluation_budget.EvaluationBudget()  # of computed constants
         self._shape_valued: dict[int, bool] = {}
         self._taken: dict[int, np.ndarray] = {}  # values of tensors that `constants_taken` takes for constants
-        self.exact = Unrounded()  # what a rewrite computed
+        self.exact = ExactConstants()  # what a rewrite computed
         self._shapes: dict[int, Dims | None] = {}  # of tensors that neither the file nor inference knows
-        self._lonely = lonely(proto.graph)
+        self._lonely = single_use_symbols(proto.graph)
         self._stated: dict[int, Dims] = {}  # of tensors whose shape is known for good
         self._dtypes: dict[int, int] = {}
 
@@ -76,24 +76,24 @@ class FileGraph(Links):
         """True where the value is fixed by the file: initializers, Constant nodes, and what is computed from these
         alone."""
         known = self._constant.get(id(t))
-        return self._derived(t, self._constant, seed=lambda _node: False) if known is None else known
+        return self._is_derived_from(t, self._constant, seed=lambda _node: False) if known is None else known
 
     def is_shape_valued(self, t: gs.Tensor) -> bool:
         """True for constants and for what is computed from shapes and constants alone, never from a tensor's values."""
         known = self._shape_valued.get(id(t))
         return (
-            self._derived(t, self._shape_valued, seed=lambda node: node.op in ("Shape", "Size"))
+            self._is_derived_from(t, self._shape_valued, seed=lambda node: node.op in ("Shape", "Size"))
             if known is None
             else known
         )
 
-    def take_as_data(self, tensors: Sequence[gs.Tensor]) -> None:
+    def treat_as_data(self, tensors: Sequence[gs.Tensor]) -> None:
         """Let tensors that are made of constants and sizes count as data, and what is computed from them too."""
         if tensors:
             self._shape_valued = {id(t): False for t in tensors}
 
     @contextmanager
-    def constants_taken(self) -> Iterator[None]:
+    def allow_temporary_constants(self) -> Iterator[None]:
         """Within it `take_as_constant` may be called; behind it nothing is left of that."""
         constant, shape_valued = dict(self._constant), dict(self._shape_valued)
         try:
@@ -101,12 +101,12 @@ class FileGraph(Links):
         finally:
             self._constant, self._shape_valued, self._taken = constant, shape_valued, {}
 
-    def take_as_constant(self, t: gs.Tensor, value: np.ndarray) -> None:
+    def treat_as_constant(self, t: gs.Tensor, value: np.ndarray) -> None:
         """Let ``t``, which a node makes that nothing else looks through, count as a constant of this float64 value."""
         self._constant[id(t)] = self._shape_valued[id(t)] = True
         self._taken[id(t)] = value
 
-    def _derived(self, t: gs.Tensor, memo: dict[int, bool], seed: Callable[[gs.Node], bool]) -> bool:
+    def _is_derived_from(self, t: gs.Tensor, memo: dict[int, bool], seed: Callable[[gs.Node], bool]) -> bool:
         stack = [t]
         while stack:
             top = stack[-1]
@@ -116,7 +116,7 @@ class FileGraph(Links):
             node = self.producer(top)
             if isinstance(top, gs.Constant) or top.is_empty():
                 memo[id(top)] = True
-            elif node is None or not evaluate.supported(node.domain or "", node.op):
+            elif node is None or not evaluator.is_supported(node.domain or "", node.op):
                 memo[id(top)] = False
             elif seed(node):
                 memo[id(top)] = True
@@ -143,11 +143,11 @@ class FileGraph(Links):
         while id(t) not in known:
             top = stack.pop()
             kept = self._taken.get(id(top), self._budget.values.get(id(top)))
-            numbers = self.exact.get(id(top), kept)
+            numbers = self.exact.exact_value(id(top), kept)
             if numbers is not None:
                 known[id(top)] = numbers
             elif isinstance(top, gs.Constant):
-                known[id(top)] = widen(stored(top))
+                known[id(top)] = widen_to_float64(stored_array(top))
             elif id(top) not in known:
                 node = self.producer(top)
                 assert node is not None, f"{top.name!r} is no constant"
@@ -155,56 +155,58 @@ class FileGraph(Links):
                 if missing:
                     stack.extend((top, *missing))
                     continue
-                inputs = [known.get(id(i)) for i in node.inputs[: _value_count(node)]]
-                self._budget.take(node.op, inputs)
-                results = self._evaluated(node, inputs)
+                inputs = [known.get(id(i)) for i in node.inputs[: _value_input_count(node)]]
+                self._budget.charge_node(node.op, inputs)
+                results = self.evaluate_node(node, inputs)
                 known.update((id(o), v) for o, v in zip(node.outputs, results, strict=False))
                 if known.get(id(top)) is None:
-                    raise evaluate.Unsupported(f"{node.op} gives no {top.name!r}")
-                made += self._budget.taken(node.op, results)
-                if made > budget.AT_ONCE:
-                    raise evaluate.Unsupported(
-                        f"{t.name!r} is computed from {made} elements; at most {budget.AT_ONCE} are"
+                    raise evaluator.UnsupportedOp(f"{node.op} gives no {top.name!r}")
+                made += self._budget.charge_results(node.op, results)
+                if made > evaluation_budget.AT_ONCE:
+                    raise evaluator.UnsupportedOp(
+                        f"{t.name!r} is computed from {made} elements; at most {evaluation_budget.AT_ONCE} are"
                     )
-                self._budget.keep({id(o): v for o, v in zip(node.outputs, results, strict=False) if v is not None})
+                self._budget.keep_results(
+                    {id(o): v for o, v in zip(node.outputs, results, strict=False) if v is not None}
+                )
         return known[id(t)]
 
-    def known(self, t: gs.Tensor) -> np.ndarray | None:
+    def known_value(self, t: gs.Tensor) -> np.ndarray | None:
         """The value of ``t``; None where it is no constant or left out, or none that can be evaluated."""
         if t.is_empty():
             return None
         try:
-            with evaluate.quiet():
+            with evaluator.silence_numpy():
                 return self.value(t) if self.is_constant(t) else None
-        except evaluate.Unsupported:
+        except evaluator.UnsupportedOp:
             return None
 
-    def parts(self, t: gs.Tensor) -> tuple[np.ndarray, np.ndarray | None] | None:
+    def value_and_remainder(self, t: gs.Tensor) -> tuple[np.ndarray, np.ndarray | None] | None:
         """A value and a rest, whose sum in float64 is the constant ``t``: float32 is given without a copy, other types
         as by `known`."""
-        kept = self.exact.parts(id(t))
+        kept = self.exact.rounded_and_remainder(id(t))
         if kept is not None:
             return kept
         if isinstance(t, gs.Constant) and not t.is_empty() and t.dtype == np.float32 and id(t) not in self.exact:
-            return stored(t), None
-        value = self.known(t)
+            return stored_array(t), None
+        value = self.known_value(t)
         return None if value is None else (value, None)
 
-    def _evaluated(self, node: gs.Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    def evaluate_node(self, node: gs.Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
         try:
-            return self.apply(node, inputs)
+            return self.evaluate(node, inputs)
         except (ValueError, TypeError, IndexError, ArithmeticError, KeyError, AssertionError, MemoryError) as e:
-            raise evaluate.Unsupported(f"{node.op} {node.name!r}: {type(e).__name__}: {e}") from e
+            raise evaluator.UnsupportedOp(f"{node.op} {node.name!r}: {type(e).__name__}: {e}") from e
 
-    def apply(self, node: gs.Node, inputs: Sequence[np.ndarray | None]) -> tuple[Any, ...]:
+    def evaluate(self, node: gs.Node, inputs: Sequence[np.ndarray | None]) -> tuple[Any, ...]:
         """Evaluate one node in float64.
 
         Raises:
             evaluate.Unsupported: the evaluator does not know this op or this form of it.
         """
-        return self.evaluator(node)(inputs)
+        return self.node_evaluator(node)(inputs)
 
-    def evaluator(self, node: gs.Node) -> Callable[[Sequence[np.ndarray | None]], tuple[Any, ...]]:
+    def node_evaluator(self, node: gs.Node) -> Callable[[Sequence[np.ndarray | None]], tuple[Any, ...]]:
         """The node as a function in float64. CastLike is a Cast to the type of its second input, whose value is not
         asked for."""
         evaluation = self._evaluators.get(id(node))
@@ -212,11 +214,11 @@ class FileGraph(Links):
             if node.op == "CastLike":
                 target = self.dtype(node.inputs[1])
                 kind = target if target is not None and target.kind in "iub" else np.dtype(np.float64)
-                evaluation = partial(_cast, kind)
+                evaluation = partial(_cast_like, kind)
             else:
                 opset = max(self.opset, NEWEST) if id(node) in self._new else self.opset
                 evaluation = partial(
-                    evaluate.apply,
+                    evaluator.evaluate_node,
                     node.op,
                     attrs=self.attrs(node),
                     opset=opset,
@@ -234,53 +236,55 @@ class FileGraph(Links):
         if id(t) in self._stated:
             return self._stated[id(t)]
         known = t.shape if t.shape is not None else None
-        if known is None or any(_unsaid(d) or d in self._lonely for d in known):
-            inferred = self._inferred.get(t.name)
+        if known is None or any(_is_open_dim(d) or d in self._lonely for d in known):
+            inferred = self._inferred_types.get(t.name)
             known = inferred[1] if inferred is not None and inferred[1] is not None else known
-        dims = None if known is None else tuple(None if _unsaid(d) else d for d in known)
-        if dims is not None and not any(d is None or invented(d) for d in dims):
+        dims = None if known is None else tuple(None if _is_open_dim(d) else d for d in known)
+        if dims is not None and not any(d is None or is_invented_name(d) for d in dims):
             self._stated[id(t)] = dims
             return dims
         self._work_out_shapes()
-        return self._carried(t) if dims is None else self._shapes.get(id(t)) or dims
+        return self._carried_shape(t) if dims is None else self._shapes.get(id(t)) or dims
 
     def _work_out_shapes(self) -> None:
         """Learn shapes that neither the file nor inference knows; called where one is wanted. Here there are none."""
 
-    def learn(self, t: gs.Tensor, dtype: int | None, dims: Dims) -> None:
+    def record_type(self, t: gs.Tensor, dtype: int | None, dims: Dims) -> None:
         """Take down what was found out of ``t``. ``dtype``: an element type of ONNX, None where it was not looked
         for."""
         self._shapes[id(t)] = dims
         if dtype is not None:
             self._dtypes[id(t)] = dtype
 
-    def _carried(self, t: gs.Tensor) -> Dims | None:
+    def _carried_shape(self, t: gs.Tensor) -> Dims | None:
         """The shape that elementwise nodes carry on from where it was last known: inference stops at the first op it
         can't follow."""
         way: list[gs.Tensor] = []
         while id(t) not in self._shapes:
             node = self.producer(t)
-            if node is None or not _keeps_shape(node, t) or len(way) > 64:
+            if node is None or not _keeps_input_shape(node, t) or len(way) > 64:
                 self._shapes[id(t)] = None
                 break
             way.append(t)
             sources = [i for i in node.inputs if not i.is_empty() and not self.is_constant(i)]
-            source = max(sources, key=self._rank, default=None)
-            if source is None or self._rank(source) >= 0:
-                self._shapes[id(t)] = self._broadcast([i for i in sources if self._rank(i) == self._rank(source)])
+            source = max(sources, key=self._known_rank, default=None)
+            if source is None or self._known_rank(source) >= 0:
+                self._shapes[id(t)] = self._broadcast_shape(
+                    [i for i in sources if self._known_rank(i) == self._known_rank(source)]
+                )
                 break
             t = source
         for step in way:
             self._shapes[id(step)] = self._shapes[id(t)]
         return self._shapes[id(t)]
 
-    def _broadcast(self, tensors: Sequence[gs.Tensor]) -> Dims | None:
+    def _broadcast_shape(self, tensors: Sequence[gs.Tensor]) -> Dims | None:
         """The shape to which tensors of one rank broadcast, each dim from the first that is not 1."""
         shapes = [s for s in map(self.shape, tensors) if s is not None]
         return tuple(next((d for d in dims if d != 1), 1) for dims in zip(*shapes, strict=True)) if shapes else None
 
-    def _rank(self, t: gs.Tensor) -> int:
-        inferred = self._inferred.get(t.name)
+    def _known_rank(self, t: gs.Tensor) -> int:
+        inferred = self._inferred_types.get(t.name)
         known = (
             t.shape
             if t.shape is not None
@@ -292,11 +296,11 @@ class FileGraph(Links):
         """numpy dtype (ml_dtypes for bfloat16), or None where unknown."""
         known = t.dtype
         if known is None:
-            inferred = self._inferred.get(t.name)
+            inferred = self._inferred_types.get(t.name)
             known = inferred[0] if inferred is not None else self._dtypes.get(id(t))
         if known is None:
             node = self.producer(t)
-            typed_by = _typed_by(node, t) if node is not None else None
+            typed_by = _type_source(node, t) if node is not None else None
             return None if typed_by is None else self.dtype(typed_by)
         try:
             return onnx.helper.tensor_dtype_to_np_dtype(known) if isinstance(known, int) else np.dtype(known)
@@ -304,58 +308,60 @@ class FileGraph(Links):
             return None
 
     @cached_property
-    def _inferred(self) -> dict[str, tuple[int | None, Dims | None]]:
+    def _inferred_types(self) -> dict[str, tuple[int | None, Dims | None]]:
         """onnx's own shape inference over a copy without the weights."""
-        return inferred(self.proto)
+        return infer_types(self.proto)
 
 
-def stored(t: gs.Constant) -> np.ndarray:
+def stored_array(t: gs.Constant) -> np.ndarray:
     """The elements as the file holds them. Those of large ones are read again each time: graphsurgeon would keep a copy
     of every weight."""
     values = t._values
     return values.load() if isinstance(values, gs.ir.tensor.LazyValues) and values.nbytes > _LARGE else t.values
 
 
-def widen(values: np.ndarray) -> np.ndarray:
+def widen_to_float64(values: np.ndarray) -> np.ndarray:
     """Floating types (bfloat16 included) as float64, others as they are, those that are quantized too."""
     if values.dtype.kind in "biu?" or is_quantized_type(values.dtype):
         return values
     return values.astype(np.float64)
 
 
-def _unsaid(dim: int | str | None) -> bool:
+def _is_open_dim(dim: int | str | None) -> bool:
     """Whether a file leaves a dim open; PaddlePaddle's older writers put -1 there."""
     return dim is None or dim == "" or (isinstance(dim, int) and dim < 0)
 
 
-def _keeps_shape(node: gs.Node, t: gs.Tensor) -> bool:
+def _keeps_input_shape(node: gs.Node, t: gs.Tensor) -> bool:
     """Whether ``t``, a result of ``node``, has its largest input's shape. In a domain of somebody else the ops' names
     mean nothing."""
-    norm = _norm(node)
+    norm = _norm_op_row(node)
     if norm is None and (node.domain or "") not in ("", "ai.onnx", DOMAIN):
         return False
     return (
-        node.op in _ELEMENTWISE if norm is None else any(i in norm.alike for i, o in enumerate(node.outputs) if o is t)
+        node.op in _ELEMENTWISE
+        if norm is None
+        else any(i in norm.x_shaped_outputs for i, o in enumerate(node.outputs) if o is t)
     )
 
 
-def _norm(node: gs.Node) -> NormOp | None:
+def _norm_op_row(node: gs.Node) -> NormOp | None:
     """The row of a norm's node, None of others."""
     here = (node.domain or "") in ("", "ai.onnx", DOMAIN)
-    return _NORMS.get(node.op) if here else guests.row(node.domain, node.op)
+    return _NORMS.get(node.op) if here else third_party.third_party_row(node.domain, node.op)
 
 
-def _typed_by(node: gs.Node, t: gs.Tensor) -> gs.Tensor | None:
+def _type_source(node: gs.Node, t: gs.Tensor) -> gs.Tensor | None:
     """The input whose type ``t``, a result of ``node``, has; None where nobody knows."""
-    if node.op in ("Cast", "CastLike") or not _keeps_shape(node, t):
+    if node.op in ("Cast", "CastLike") or not _keeps_input_shape(node, t):
         return None
-    norm = _norm(node)
+    norm = _norm_op_row(node)
     own = norm is not None and any(t is o and name == "Y" for o, name in zip(node.outputs, norm.outputs, strict=False))
     place = norm.inputs.index(norm.typed_by) if norm is not None and own else 0
     return node.inputs[place] if place < len(node.inputs) else None
 
 
-def _cast(kind: np.dtype, inputs: Sequence[Any]) -> tuple[np.ndarray]:
+def _cast_like(kind: np.dtype, inputs: Sequence[Any]) -> tuple[np.ndarray]:
     return (inputs[0].astype(kind),)
 
 
@@ -365,5 +371,5 @@ def value_inputs(node: gs.Node) -> list[gs.Tensor]:
     return [t for t in inputs if not t.is_empty()]
 
 
-def _value_count(node: gs.Node) -> int:
+def _value_input_count(node: gs.Node) -> int:
     return 1 if node.op == "CastLike" else len(node.inputs)

@@ -15,13 +15,13 @@ import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
 from ..errors import GraphError
-from ..evaluate.core import is_quantized_type
-from ..storage.held import Weights, holdable, refer
-from ..storage.protos import copy_field
+from ..evaluate.evaluator_core import is_quantized_type
+from ..storage.proto_traversal import copy_field
+from ..storage.shared_weights import Weights, is_shareable_weight, share_array
 from .dims import Dims
 from .file_graph import NEWEST, FileGraph, value_inputs
-from .links import with_subgraphs
-from .protos import IR_OF_CONSTANTS, names
+from .linked_graph import nodes_with_subgraphs
+from .proto_queries import IR_OF_CONSTANTS, all_names
 
 __all__ = ["NEWEST", "Graph", "value_inputs"]
 
@@ -34,7 +34,8 @@ class Graph(FileGraph):
 
         Args:
             taken: names that no new tensor may bear.
-            weights: keeps new large constants, to which the model written refers (`normdeploy.storage.held`); None: it
+            weights: keeps new large constants, to which the model written refers
+            (`normdeploy.storage.shared_weights`); None: it
             holds them.
 
         Raises:
@@ -46,7 +47,7 @@ class Graph(FileGraph):
         self._dead: set[int] = set()
         self._weights = weights
         self._referring: dict[int, onnx.TensorProto] = {}  # by id of a new large constant
-        self._names = {*taken, *names(proto.graph)}
+        self._names = {*taken, *all_names(proto.graph)}
         self._settled: dict[
             int, gs.Constant
         ] = {}  # id of a Constant node of ours -> the initializer that is written for it
@@ -57,20 +58,20 @@ class Graph(FileGraph):
         """Live nodes in topological order, new ones included."""
         return [node for node in self._sequence if id(node) not in self._dead]
 
-    def alive(self, node: gs.Node) -> bool:
+    def is_alive(self, node: gs.Node) -> bool:
         return id(node) not in self._dead
 
     # ------------------------------------------------------------------ editing
 
-    def constant(self, name: str, exact: np.ndarray, dtype: Any) -> gs.Constant:
+    def add_constant(self, name: str, exact: np.ndarray, dtype: Any) -> gs.Constant:
         """A new initializer of the given type that remembers its float64 value."""
-        stored = gs.Constant(self._fresh(name), np.asarray(exact).astype(dtype, order="C"))
+        stored = gs.Constant(self._fresh_name(name), np.asarray(exact).astype(dtype, order="C"))
         self._keep.append(stored)
         if np.issubdtype(np.asarray(exact).dtype, np.floating):
-            self.exact.put(stored, exact)
+            self.exact.store_exact(stored, exact)
         return stored
 
-    def node(
+    def make_node(
         self,
         op: str,
         inputs: Sequence[gs.Tensor],
@@ -85,7 +86,7 @@ class Graph(FileGraph):
         """
         attributes = {k: float(np.float32(v)) if isinstance(v, float) else v for k, v in (attrs or {}).items()}
         dtype = like.dtype if like.dtype is not None else self.dtype(like)
-        outs = [gs.Variable(self._fresh(f"{like.name}_{op}"), dtype=dtype) for _ in range(outputs)]
+        outs = [gs.Variable(self._fresh_name(f"{like.name}_{op}"), dtype=dtype) for _ in range(outputs)]
         made = gs.Node(
             op, name=outs[0].name, attrs=attributes, inputs=list(inputs), outputs=outs, domain=domain or None
         )
@@ -110,7 +111,8 @@ class Graph(FileGraph):
         before = self.producer(old)
         assert before is not None, f"{old.name!r} has no producer"
         told = next(
-            (self._metadata[t.name] for t in self._copied(origin or before).outputs if t.name in self._metadata), None
+            (self._metadata[t.name] for t in self._copied_node(origin or before).outputs if t.name in self._metadata),
+            None,
         )
         if told is not None:
             self._metadata.update((t.name, told) for t in (old, *(t for n in new_nodes for t in n.outputs)))
@@ -121,24 +123,24 @@ class Graph(FileGraph):
             end = self._inserted[id(end)]
         for node in new_nodes:
             self._sequence.insert(node, end)
-            self._link(node)
+            self._link_node(node)
             end = node
         self._inserted[id(before)] = end
-        self.take_over(old, new_nodes[-1], place)
+        self.redirect_readers(old, new_nodes[-1], place)
 
-    def take_over(self, old: gs.Tensor, node: gs.Node, place: int) -> None:
+    def redirect_readers(self, old: gs.Tensor, node: gs.Node, place: int) -> None:
         """Let output number ``place`` of ``node``, which is in the graph, be ``old``, and drop what nobody uses any
         more."""
         before = self.producer(old)
         assert before is not None, f"{old.name!r} has no producer"
-        before.outputs[_index(before.outputs, old)] = gs.Variable(
-            self._fresh(f"{old.name}_replaced"), dtype=old.dtype, shape=old.shape
+        before.outputs[_index_of(before.outputs, old)] = gs.Variable(
+            self._fresh_name(f"{old.name}_replaced"), dtype=old.dtype, shape=old.shape
         )
         self._keep.append(node.outputs[place])  # asked about already: no tensor made later may bear its id
         node.outputs[place] = old
         self.drop_if_unused(before)
 
-    def settle(self, t: gs.Tensor, value: np.ndarray) -> None:
+    def freeze_tensor(self, t: gs.Tensor, value: np.ndarray) -> None:
         """Let ``t``, which constants or sizes that the file states make, be an initializer of its name that holds
         ``value``, and drop what nobody uses any more."""
         node = gs.Node(
@@ -163,13 +165,13 @@ class Graph(FileGraph):
             if id(top) in self._dead or any(self.is_output(o) or self._consumers.get(id(o)) for o in top.outputs):
                 continue
             self._dead.add(id(top))
-            for t in self._reads(top):
+            for t in self._read_tensors(top):
                 self._consumers.get(id(t), {}).pop(id(top), None)
                 above = self.producer(t)
                 if above is not None:
                     stack.append(above)
 
-    def _fresh(self, name: str) -> str:
+    def _fresh_name(self, name: str) -> str:
         candidate, n = name, 1
         while candidate in self._names:
             n += 1
@@ -202,7 +204,7 @@ class Graph(FileGraph):
         graph.node.extend(self.node_proto(n) for n in nodes)
         made = {t.name for n in nodes for t in n.outputs}
         used = {id(t): t for n in nodes for t in n.inputs if isinstance(t, gs.Constant)}
-        inner = (t for n in with_subgraphs(nodes) for t in n.inputs if isinstance(t, gs.Constant))
+        inner = (t for n in nodes_with_subgraphs(nodes) for t in n.inputs if isinstance(t, gs.Constant))
         used |= {id(t): t for t in inner if t.name in self._initializers}  # the others are the bodies' own
         used |= {id(t): t for t in self.gs.outputs if isinstance(t, gs.Constant)}
         used |= {id(t): t for t in settled}
@@ -238,7 +240,7 @@ class Graph(FileGraph):
             proto.doc_string = origin.doc_string
         return proto
 
-    def file_tensor(self, t: gs.Tensor) -> onnx.TensorProto | None:
+    def file_initializer(self, t: gs.Tensor) -> onnx.TensorProto | None:
         """The initializer of the file that ``t`` is, None of what is computed or new.
 
         Raises:
@@ -259,14 +261,14 @@ class Graph(FileGraph):
         if (
             self._weights is None
             or not isinstance(t.values, np.ndarray)
-            or not holdable(t.values.dtype, t.values.shape)
+            or not is_shareable_weight(t.values.dtype, t.values.shape)
         ):
             return OnnxExporter.export_tensor_proto(t)
         kind = onnx.helper.np_dtype_to_tensor_dtype(t.values.dtype)
         made = self._referring[id(t)] = onnx.TensorProto(name=t.name, data_type=kind, dims=t.values.shape)
-        refer(made, t.values, self._weights)
+        share_array(made, t.values, self._weights)
         return made
 
 
-def _index(tensors: Sequence[gs.Tensor], t: gs.Tensor) -> int:
+def _index_of(tensors: Sequence[gs.Tensor], t: gs.Tensor) -> int:
     return next(i for i, other in enumerate(tensors) if other is t)

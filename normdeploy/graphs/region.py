@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ..evaluate import evaluate
-from ..norms import guests
-from .dims import Dims, evaluate_dim, symbols
-from .file_graph import stored
+from ..evaluate import evaluator
+from ..norms import third_party
+from .dims import Dims, dim_symbols, evaluate_dim
+from .file_graph import stored_array
 from .graph import Graph, value_inputs
 
 _SMALL = 4  # elements of a constant that says what is computed (epsilon, exponents, axes) rather than how it is scaled
@@ -34,7 +34,7 @@ class Clarity(IntEnum):
     SPECIFIC = 2  # it names the norm's flaw
 
 
-class Kind(Enum):
+class RefusalKind(Enum):
     """What a refusal is of, where its caller goes on by that. The reason is for people."""
 
     PLAIN = auto()
@@ -52,17 +52,17 @@ class Refusal:
     reason: str
     tensor: str = ""
     clarity: Clarity = Clarity.SPECIFIC
-    kind: Kind = Kind.PLAIN
+    kind: RefusalKind = RefusalKind.PLAIN
     start: str = ""  # the tensors between which a norm was looked for
     end: str = ""
     region: Region | None = None  # what was asked for its values
-    fit: Any = None  # the `normdeploy.recognition.probe.Fit` that recognition came to before it gave up
+    fit: Any = None  # the `normdeploy.recognition.fit_measurement.Fit` that recognition came to before it gave up
 
     def __bool__(self) -> bool:
         return False
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """Raised where a step can't be taken. Its text is the reason that the report gives, as `Refusal.reason` is."""
 
 
@@ -81,13 +81,13 @@ class Region:
     nodes: tuple[gs.Node, ...]
     shape_leaves: tuple[gs.Tensor, ...]  # tensors outside whose shape is read
     symbols: frozenset[str]
-    _bounds: dict[tuple[tuple[str, int], ...], Bound] = field(default_factory=dict, repr=False, compare=False)
+    _bounds: dict[tuple[tuple[str, int], ...], BoundRegion] = field(default_factory=dict, repr=False, compare=False)
 
     def spelling(self) -> str:
         """The ops in the graph's order, shape arithmetic and constants left out."""
         return " ".join(n.op for n in self.nodes if not self.graph.is_shape_valued(n.outputs[0]))
 
-    def bind(self, sizes: Mapping[str, int]) -> Bound:
+    def bind(self, sizes: Mapping[str, int]) -> BoundRegion:
         """Fix the symbolic dims; the same sizes are bound once.
 
         Raises:
@@ -95,7 +95,7 @@ class Region:
         """
         key = tuple(sorted(sizes.items()))
         if key not in self._bounds:
-            self._bounds[key] = Bound(self, sizes)
+            self._bounds[key] = BoundRegion(self, sizes)
         return self._bounds[key]
 
     @cached_property
@@ -106,43 +106,45 @@ class Region:
         Ops, attributes, wiring, shapes and types of leaves, and the values of constants of up to `_SMALL` elements and
         of all that are not floating (sizes, axes, masks).
         """
-        return self.template_of({})
+        return self.template_with_names({})
 
-    def template_of(self, names: Mapping[int, object]) -> tuple[object, ...]:
+    def template_with_names(self, names: Mapping[int, object]) -> tuple[object, ...]:
         """`template` with ``names`` in the place of lengths of leaves and of floating constants."""
         graph = self.graph
 
-        def named(shape: Sequence[object] | None) -> tuple[object, ...] | None:
+        def dims_with_names(shape: Sequence[object] | None) -> tuple[object, ...] | None:
             return None if shape is None else tuple(names.get(n, n) if isinstance(n, int) else n for n in shape)
 
         place: dict[int, object] = {
-            id(t): ("leaf", i, named(graph.shape(t)), str(graph.dtype(t))) for i, t in enumerate(self.leaves)
+            id(t): ("leaf", i, dims_with_names(graph.shape(t)), str(graph.dtype(t))) for i, t in enumerate(self.leaves)
         }
         place |= {
-            id(t): ("shape", i, named(graph.shape(t))) for i, t in enumerate(self.shape_leaves) if id(t) not in place
+            id(t): ("shape", i, dims_with_names(graph.shape(t)))
+            for i, t in enumerate(self.shape_leaves)
+            if id(t) not in place
         }
         steps: list[object] = []
         for n, node in enumerate(self.nodes):
-            inputs = tuple(place.get(id(t)) or _constant(graph, t, named) for t in node.inputs)
+            inputs = tuple(place.get(id(t)) or _constant_template(graph, t, dims_with_names) for t in node.inputs)
             attrs = graph.attrs(node)
-            told = tuple((name, _attribute(attrs[name])) for name in sorted(attrs))
+            told = tuple((name, _attribute_template(attrs[name])) for name in sorted(attrs))
             steps.append((node.domain, node.op, told, inputs, tuple(not o.is_empty() for o in node.outputs)))
             place |= {id(o): (n, i) for i, o in enumerate(node.outputs)}
-        return (*steps, place.get(id(self.y)) or _constant(graph, self.y, named))
+        return (*steps, place.get(id(self.y)) or _constant_template(graph, self.y, dims_with_names))
 
 
-def _attribute(value: object) -> object:
+def _attribute_template(value: object) -> object:
     """An attribute's part in a template: numpy shows eight digits of a number."""
     return (value.shape, value.dtype.str, value.tobytes()) if isinstance(value, np.ndarray) else repr(value)
 
 
-def _constant(graph: Graph, t: gs.Tensor, named: Callable[[Sequence[object]], object]) -> object:
+def _constant_template(graph: Graph, t: gs.Tensor, named: Callable[[Sequence[object]], object]) -> object:
     """A constant's part in a template."""
     if (
         isinstance(t, gs.Constant) and math.prod(t.shape) > _SMALL and getattr(t.dtype, "kind", "") == "f"
     ):  # not to be read for this
         return (named(t.shape), t.dtype.str, None)
-    value = stored(t) if isinstance(t, gs.Constant) else graph.known(t)
+    value = stored_array(t) if isinstance(t, gs.Constant) else graph.known_value(t)
     if value is None:
         return ("unknown", id(t))
     if value.dtype.kind in "iub":
@@ -150,7 +152,7 @@ def _constant(graph: Graph, t: gs.Tensor, named: Callable[[Sequence[object]], ob
     return (named(value.shape), value.dtype.str, value.tobytes() if value.size <= _SMALL else None)
 
 
-class Bound:
+class BoundRegion:
     """A region at concrete sizes: everything that does not depend on the leaves' values is computed already."""
 
     def __init__(self, region: Region, sizes: Mapping[str, int]) -> None:
@@ -162,9 +164,9 @@ class Bound:
         )  # not the region, which holds this: weights would stay
         graph = region.graph
         self._known: dict[int, Any] = {}
-        self._steps: list[_Step] = []
+        self._steps: list[_RegionStep] = []
         for t in region.shape_leaves:
-            shape = concrete(graph, t, sizes)
+            shape = concrete_shape(graph, t, sizes)
             if shape is None:
                 raise EvaluationFailed(f"the shape of {t.name!r} is not known")
             self._known[id(t)] = _ShapeOnly(shape)
@@ -173,9 +175,9 @@ class Bound:
             inputs = value_inputs(node)
             for t in inputs:
                 if id(t) not in self._known and id(t) not in moving:
-                    self._known[id(t)] = _attempt(graph.value, t)
-            step = _Step(
-                graph.evaluator(node),
+                    self._known[id(t)] = _run_or_fail(graph.value, t)
+            step = _RegionStep(
+                graph.node_evaluator(node),
                 tuple(None if t.is_empty() else id(t) for t in node.inputs),
                 tuple(id(o) for o in node.outputs),
             )
@@ -191,19 +193,19 @@ class Bound:
     def run(self, feeds: Sequence[np.ndarray], wanted: gs.Tensor | None = None) -> np.ndarray:
         """The value of ``wanted`` (default: the region's y) for values of the leaves, in their order."""
         end = wanted if wanted is not None else self._y
-        return _array(self._values(feeds, keep=end), end)
+        return _value_as_array(self._compute_values(feeds, keep=end), end)
 
-    def largest(self, feeds: Sequence[np.ndarray]) -> float:
+    def largest_magnitude(self, feeds: Sequence[np.ndarray]) -> float:
         """The largest magnitude of the first results of its nodes."""
-        values = self._values(feeds)
-        return max(float(np.abs(_array(values, t)).max()) for n in self._nodes for t in n.outputs[:1])
+        values = self._compute_values(feeds)
+        return max(float(np.abs(_value_as_array(values, t)).max()) for n in self._nodes for t in n.outputs[:1])
 
-    def _values(self, feeds: Sequence[np.ndarray], keep: gs.Tensor | None = None) -> dict[int, Any]:
+    def _compute_values(self, feeds: Sequence[np.ndarray], keep: gs.Tensor | None = None) -> dict[int, Any]:
         """``keep``: the one tensor whose value is wanted; others are forgotten once they were read for the last
         time."""
         values = dict(self._known)
         values.update((id(t), v) for t, v in zip(self._leaves, feeds, strict=True))
-        for step, last in zip(self._steps, self._lasts, strict=True):
+        for step, last in zip(self._steps, self._last_uses, strict=True):
             step.run(values)
             if keep is not None:
                 for key in last:
@@ -212,7 +214,7 @@ class Bound:
         return values
 
     @cached_property
-    def _lasts(self) -> list[list[int]]:
+    def _last_uses(self) -> list[list[int]]:
         """Of each step, what no later one reads."""
         read: set[int] = set()
         lasts = []
@@ -223,7 +225,7 @@ class Bound:
         return lasts[::-1]
 
 
-def _array(values: Mapping[int, Any], t: gs.Tensor) -> np.ndarray:
+def _value_as_array(values: Mapping[int, Any], t: gs.Tensor) -> np.ndarray:
     array = values.get(id(t))
     if not isinstance(array, np.ndarray):
         raise EvaluationFailed("the region does not compute the wanted tensor")
@@ -231,7 +233,7 @@ def _array(values: Mapping[int, Any], t: gs.Tensor) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _RegionStep:
     """One node ready to be evaluated many times; tensors go by their id."""
 
     evaluate: Callable[[list[Any]], tuple[Any, ...]]
@@ -277,12 +279,12 @@ def compile_region(
             continue
         if graph.is_constant(t):
             continue
-        if node is None or not evaluate.supported(node.domain or "", node.op):
+        if node is None or not evaluator.is_supported(node.domain or "", node.op):
             return Refusal(f"depends on {t.name!r} as well", t.name)
         if (
             ops is not None
             and node.op not in ops
-            and guests.row(node.domain, node.op) is None
+            and third_party.third_party_row(node.domain, node.op) is None
             and not graph.is_shape_valued(t)
         ):
             return Refusal(f"depends on {t.name!r} as well", t.name)
@@ -300,28 +302,28 @@ def compile_region(
                 shape_leaves[id(source)] = source
                 continue
         stack.extend((i, False) for i in value_inputs(node))
-    names = {s for t in [*leaves, *shape_leaves.values()] for s in tensor_symbols(graph, t)}
+    names = {s for t in [*leaves, *shape_leaves.values()] for s in shape_symbols(graph, t)}
     return Region(graph, y, tuple(leaves), tuple(nodes), tuple(shape_leaves.values()), frozenset(names))
 
 
-def concrete(graph: Graph, t: gs.Tensor, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
+def concrete_shape(graph: Graph, t: gs.Tensor, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
     """The shape of ``t`` at the given sizes; a dim that the file does not state is a symbol of its own."""
     shape = graph.shape(t)
     if shape is None:
         return None
-    dims = [evaluate_dim(_named(t, i, d), sizes) for i, d in enumerate(shape)]
+    dims = [evaluate_dim(_named_dim(t, i, d), sizes) for i, d in enumerate(shape)]
     return None if any(d is None for d in dims) else tuple(int(d) for d in dims if d is not None)
 
 
-def tensor_symbols(graph: Graph, t: gs.Tensor) -> set[str]:
+def shape_symbols(graph: Graph, t: gs.Tensor) -> set[str]:
     shape: Dims = graph.shape(t) or ()
-    return {s for i, d in enumerate(shape) for s in symbols(_named(t, i, d))}
+    return {s for i, d in enumerate(shape) for s in dim_symbols(_named_dim(t, i, d))}
 
 
 _HEAVY = 2**15  # static elements of x above which one open dim, its batch, is small first
 
 
-def assignments(names: Iterable[str], x: Dims | None = None) -> list[dict[str, int]]:
+def size_assignments(names: Iterable[str], x: Dims | None = None) -> list[dict[str, int]]:
     """Sizes to try for symbolic dims: small and distinct first (a swapped axis shows), then equal and rounder ones,
     which suit modules that need a divisible or a larger size. None is 2: x̂ of two elements is ±1 and depends on
     neither.
@@ -338,17 +340,26 @@ def assignments(names: Iterable[str], x: Dims | None = None) -> list[dict[str, i
     return [{n: row[i % len(row)] for i, n in enumerate(ordered)} for row in tries] if ordered else [{}]
 
 
-def _named(t: gs.Tensor, axis: int, dim: int | str | None) -> int | str:
+def _named_dim(t: gs.Tensor, axis: int, dim: int | str | None) -> int | str:
     return f"{t.name}:{axis}".replace(" ", "_") if dim is None else dim
 
 
 _FAILURES = (
-    *(evaluate.Unsupported, ValueError, TypeError, IndexError, ArithmeticError, KeyError, AssertionError, MemoryError),
+    *(
+        evaluator.UnsupportedOp,
+        ValueError,
+        TypeError,
+        IndexError,
+        ArithmeticError,
+        KeyError,
+        AssertionError,
+        MemoryError,
+    ),
     AttributeError,  # an input that the op needs is left out
 )
 
 
-def _attempt(function: Callable[..., Any], *args: Any) -> Any:
+def _run_or_fail(function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
     except _FAILURES as e:

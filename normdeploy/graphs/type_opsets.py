@@ -13,9 +13,9 @@ from functools import lru_cache
 import onnx
 from onnx import TensorProto
 
-from ..domains import default_opset, is_standard
-from .inference import inferred
-from .opsets import converted, needs_conversion, renumbered
+from ..storage.onnx_domains import default_domain_opset, is_standard
+from .opset_conversion import convert_opset, ops_needing_conversion, raise_opset_number
+from .shape_inference import infer_types
 
 # The newest opset that torch's exporter writes and every release of onnxruntime since 1.25 loads.
 NEWEST = 25
@@ -23,59 +23,59 @@ NEWEST = 25
 _OLDEST_TYPE = TensorProto.BFLOAT16
 
 
-def typed_by_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
+def raise_opset_for_types(proto: onnx.ModelProto) -> onnx.ModelProto:
     """``proto``, which may be changed in place, at an opset that has its types, with Casts around what no opset has."""
-    types = _newer_types(proto)
+    types = _newer_tensor_types(proto)
     if not types:
         return proto
-    _cast_around(proto, types)
-    needed = opset_for_types(proto)
-    if needed <= default_opset(proto):
+    _cast_around_ops(proto, types)
+    needed = oldest_opset_for_types(proto)
+    if needed <= default_domain_opset(proto):
         return proto
-    if not needs_conversion(proto, needed):
-        return renumbered(proto, needed)
-    made = converted(proto, needed)
+    if not ops_needing_conversion(proto, needed):
+        return raise_opset_number(proto, needed)
+    made = convert_opset(proto, needed)
     return proto if isinstance(made, str) else made
 
 
-def opset_for_types(proto: onnx.ModelProto) -> int:
+def oldest_opset_for_types(proto: onnx.ModelProto) -> int:
     """The oldest opset, from the file's own on, in which the ops of the main graph have the types that they are given.
 
     Ops that no opset up to `NEWEST` allows do not count.
     """
-    opset = default_opset(proto)
-    types = _newer_types(proto)
+    opset = default_domain_opset(proto)
+    types = _newer_tensor_types(proto)
     for node in proto.graph.node if types else ():
-        opset = max(opset, _needed(node, types, opset) or 0)
+        opset = max(opset, _oldest_opset_for_node(node, types, opset) or 0)
     return opset
 
 
-def _newer_types(proto: onnx.ModelProto) -> dict[str, int]:
+def _newer_tensor_types(proto: onnx.ModelProto) -> dict[str, int]:
     """Tensor -> its element type, of those that are bfloat16 or younger."""
     stated = [v.type.tensor_type.elem_type for v in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)]
     stated += [t.data_type for t in proto.graph.initializer]
     stated += [a.i for n in proto.graph.node if n.op_type == "Cast" for a in n.attribute if a.name == "to"]
     if max(stated, default=0) < _OLDEST_TYPE:
         return {}
-    return {name: kind for name, (kind, _) in inferred(proto).items() if kind is not None and kind >= _OLDEST_TYPE}
+    return {name: kind for name, (kind, _) in infer_types(proto).items() if kind is not None and kind >= _OLDEST_TYPE}
 
 
-def _needed(node: onnx.NodeProto, types: Mapping[str, int], opset: int) -> int | None:
+def _oldest_opset_for_node(node: onnx.NodeProto, types: Mapping[str, int], opset: int) -> int | None:
     """The oldest opset from ``opset`` on in which a node may have its types; None where there is none."""
-    given = _kinds(node.input, types)
-    made = _kinds(node.output, types)
+    given = _onnx_type_names(node.input, types)
+    made = _onnx_type_names(node.output, types)
     if not is_standard(node) or not (any(given) or any(made)):
         return opset
-    return next((v for v in range(opset, NEWEST + 1) if _allows(node.op_type, v, given, made)), None)
+    return next((v for v in range(opset, NEWEST + 1) if _schema_allows(node.op_type, v, given, made)), None)
 
 
-def _kinds(names: Sequence[str], types: Mapping[str, int]) -> tuple[str, ...]:
+def _onnx_type_names(names: Sequence[str], types: Mapping[str, int]) -> tuple[str, ...]:
     """The types in ONNX's words, "" where an older type stands."""
     return tuple(f"tensor({TensorProto.DataType.Name(types[name]).lower()})" if name in types else "" for name in names)
 
 
 @lru_cache(maxsize=4096)
-def _allows(op: str, opset: int, given: tuple[str, ...], made: tuple[str, ...]) -> bool:
+def _schema_allows(op: str, opset: int, given: tuple[str, ...], made: tuple[str, ...]) -> bool:
     if not onnx.defs.has(op, max_inclusive_version=opset, domain=""):
         return True
     schema = onnx.defs.get_schema(op, opset)
@@ -90,29 +90,29 @@ def _allows(op: str, opset: int, given: tuple[str, ...], made: tuple[str, ...]) 
     return True
 
 
-def _cast_around(proto: onnx.ModelProto, types: Mapping[str, int]) -> None:
+def _cast_around_ops(proto: onnx.ModelProto, types: Mapping[str, int]) -> None:
     """Compute in float32 what has bfloat16 in no opset, in place."""
-    opset = default_opset(proto)
+    opset = default_domain_opset(proto)
     nodes: list[onnx.NodeProto] = []
     for node in proto.graph.node:
-        if _needed(node, types, opset) is not None:
+        if _oldest_opset_for_node(node, types, opset) is not None:
             nodes.append(node)
             continue
         for i, name in enumerate(node.input):
             if types.get(name) == TensorProto.BFLOAT16:
                 node.input[i] = f"{node.output[0]}_{i}_float32"
-                nodes.append(_cast(name, node.input[i], TensorProto.FLOAT, node))
+                nodes.append(_make_cast(name, node.input[i], TensorProto.FLOAT, node))
         nodes.append(node)
         for i, name in enumerate(node.output):
             if types.get(name) == TensorProto.BFLOAT16:
                 node.output[i] = f"{name}_float32"
-                nodes.append(_cast(node.output[i], name, TensorProto.BFLOAT16, node))
+                nodes.append(_make_cast(node.output[i], name, TensorProto.BFLOAT16, node))
     if len(nodes) > len(proto.graph.node):
         del proto.graph.node[:]
         proto.graph.node.extend(nodes)
 
 
-def _cast(source: str, made: str, kind: int, like: onnx.NodeProto) -> onnx.NodeProto:
+def _make_cast(source: str, made: str, kind: int, like: onnx.NodeProto) -> onnx.NodeProto:
     node = onnx.helper.make_node("Cast", [source], [made], name=f"cast_{made}", to=kind)
     node.metadata_props.extend(like.metadata_props)
     return node

@@ -18,28 +18,28 @@ import torch
 from torch import nn
 
 from ..errors import InputError, LoadError, TrustError
-from ..model import Model
-from .calls import require_inputs
-from .decoders import ranges_of
-from .expressions import Guard
-from .factories import make_model
-from .hub import resolved
-from .huggingface import Loaded, load_folder, read_folder, require_weights
-from .inputs import Wishes, names_of, parse
-from .kinds import Kind, detect, sha256
-from .live import from_module, trace, unwrapped
-from .operators import import_operators
-from .pickled import listed, read_data, unpickle
-from .program import live_guards, load_program
-from .python_file import make_from_file, python_file
-from .signature import match_wishes, output_names, placeholders, used_parameters
-from .signed_code import only_signed
-from .specs import describe_inputs
-from .state import State, fill, find_state, read_safetensors
-from .tasks import PARTS
-from .torchscript import ScriptWeights, read_torchscript
-from .training import require_eval_graph
-from .written import written_buffers
+from ..model import LoadedModel
+from .example_call import require_fitting_inputs
+from .file_kinds import FileKind, detect_kind, hash_model_files
+from .hub import resolve_model_path
+from .huggingface_folder import PreparedFolder, load_folder_model, prepare_folder, require_complete_weights
+from .huggingface_tasks import PARTS
+from .in_place_writes import find_written_buffers
+from .input_request import InputRequest, dynamic_dim_names, parse_input_request
+from .input_specs import build_input_specs
+from .live_module import from_module, trace_module, unwrap_module
+from .model_factories import make_model
+from .operator_allowlist import import_operators
+from .program_file import find_live_guards, load_program
+from .program_signature import find_placeholders, find_used_parameters, match_requested_inputs, name_outputs
+from .python_file import make_from_file, parse_python_source
+from .shape_expressions import SizeGuard
+from .signed_code import import_only_signed
+from .state_dicts import State, fill_module, find_state_dict, read_safetensors
+from .torch_pickles import join_names, unpickle_data, unpickle_fully
+from .torchscript_weights import ScriptWeights, read_torchscript
+from .traceable_models import unstated_ranges
+from .train_mode_checks import require_eval_graph
 
 __all__ = ["from_module", "from_program", "load", "load_parts"]
 # What follows a message about a model that could not be made: its forward is not known then.
@@ -60,7 +60,7 @@ def load(
     code: Mapping[str, str] | None = None,
     task: str | None = None,
     part: str | None = None,
-) -> Model:
+) -> LoadedModel:
     """Load a model from a file or folder.
 
     Args:
@@ -92,29 +92,29 @@ def load(
         ExportError: torch.export can't trace the model.
         RuntimeUnavailable: a Hugging Face folder without transformers.
     """
-    source = python_file(path)
-    path = resolved(path)
-    kind, wishes = Kind.PYTHON if source is not None else detect(path), parse(inputs, dims)
-    _check_flags(path, kind, model, model_args, key)
-    if kind is not Kind.HUGGINGFACE and (task or part):
+    source = parse_python_source(path)
+    path = resolve_model_path(path)
+    kind, wishes = FileKind.PYTHON if source is not None else detect_kind(path), parse_input_request(inputs, dims)
+    _require_fitting_flags(path, kind, model, model_args, key)
+    if kind is not FileKind.HUGGINGFACE and (task or part):
         raise InputError(
             f"{path} is no Hugging Face folder, so {'--task' if task else '--part'} says nothing of it: leave it out"
         )
     # Read before anything is imported: with a broken file the user's factory is not even called.
-    weights = _weights(path, kind, key, trust)
-    with _importable_cwd(bool(model or imports or trust)) if code is None else only_signed(code):
+    weights = _read_weights_as_data(path, kind, key, trust)
+    with _import_from_cwd(bool(model or imports or trust)) if code is None else import_only_signed(code):
         operators = import_operators(imports)
         if source is not None:
-            with _naming_inputs(wishes):
+            with _mention_missing_inputs(wishes):
                 made = make_from_file(source, model_args or {})
-            loaded = trace(made, (), {}, wishes, eval_mode=eval, kind=kind)
-        elif kind is Kind.PROGRAM:
-            loaded = _of_program(*load_program(path, trust, operators), wishes, eval)
-        elif kind is Kind.HUGGINGFACE:
-            loaded = _of_folder(path, load_folder(path, trust, task, part), inputs, dims, eval)
+            loaded = trace_module(made, (), {}, wishes, eval_mode=eval, kind=kind)
+        elif kind is FileKind.PROGRAM:
+            loaded = _model_from_program(*load_program(path, trust, operators), wishes, eval)
+        elif kind is FileKind.HUGGINGFACE:
+            loaded = _model_from_folder(path, prepare_folder(path, trust, task, part), inputs, dims, eval)
         else:
-            state = find_state(unpickle(path), key, path) if weights is None else weights
-            loaded = _from_weights(path, kind, state, model, model_args or {}, wishes, eval)
+            state = find_state_dict(unpickle_fully(path), key, path) if weights is None else weights
+            loaded = _model_from_weights(path, kind, state, model, model_args or {}, wishes, eval)
     flags = {
         "model": model,
         "model_args": dict(model_args or {}),
@@ -127,7 +127,9 @@ def load(
         "part": part,
     }
     # Trust is for the user to give each time: a record of it in another file must not run code.
-    return replace(loaded, sha256=sha256(path), recorded={name: value for name, value in flags.items() if value})
+    return replace(
+        loaded, sha256=hash_model_files(path), recorded={name: value for name, value in flags.items() if value}
+    )
 
 
 def load_parts(
@@ -137,7 +139,7 @@ def load_parts(
     imports: Sequence[str] = (),
     dims: Sequence[str] = (),
     task: str | None = None,
-) -> Iterator[tuple[str, Model]]:
+) -> Iterator[tuple[str, LoadedModel]]:
     """The parts of a Hugging Face encoder-decoder one after the other, (name, model); its weights are read once, and
     shared.
 
@@ -148,28 +150,31 @@ def load_parts(
     Raises:
         NormdeployError: as ``load``; InputError too where the model is no encoder-decoder, or a dim is in no part.
     """
-    path = resolved(path)
-    if (kind := detect(path)) is not Kind.HUGGINGFACE:
+    path = resolve_model_path(path)
+    if (kind := detect_kind(path)) is not FileKind.HUGGINGFACE:
         raise InputError(f"{path} is a {kind}, no Hugging Face folder, so it has no parts: leave --part out")
-    with _importable_cwd(bool(imports or trust)):
+    with _import_from_cwd(bool(imports or trust)):
         import_operators(imports)
-        folder = read_folder(path, trust, task)
-    known = {part: set(names_of(parse(folder.prepared(part).prepared.inputs, ()).inputs)) for part in PARTS}
+        folder = load_folder_model(path, trust, task)
+    known = {
+        part: set(dynamic_dim_names(parse_input_request(folder.prepare_part(part).prepared.inputs, ()).inputs))
+        for part in PARTS
+    }
     names = {text: text.partition("=")[0].strip() for text in dims}
     every = sorted(set().union(*known.values()))
     if foreign := [name for name in names.values() if name not in every]:
         raise InputError(f"the dim {foreign[0]!r} is in no part: they have {', '.join(every)}")
-    digest = sha256(path)
+    digest = hash_model_files(path)
     for part in PARTS:
         own = [text for text, name in names.items() if name in known[part]]
-        with _importable_cwd(bool(imports or trust)):
-            model = _of_folder(path, folder.prepared(part), (), own, False)
+        with _import_from_cwd(bool(imports or trust)):
+            model = _model_from_folder(path, folder.prepare_part(part), (), own, False)
         flags = {"imports": list(imports), "dims": own, "task": task, "part": part}
         yield part, replace(model, sha256=digest, recorded={name: value for name, value in flags.items() if value})
 
 
 @contextlib.contextmanager
-def _importable_cwd(wanted: bool) -> Iterator[None]:
+def _import_from_cwd(wanted: bool) -> Iterator[None]:
     """The user's own modules lie in the working directory; with nothing to import, nothing there may shadow a
     library."""
     saved = list(sys.path)
@@ -181,37 +186,39 @@ def _importable_cwd(wanted: bool) -> Iterator[None]:
         sys.path[:] = saved
 
 
-def _check_flags(
-    path: Path, kind: Kind, model: str | None, model_args: Mapping[str, Any] | None, key: str | None
+def _require_fitting_flags(
+    path: Path, kind: FileKind, model: str | None, model_args: Mapping[str, Any] | None, key: str | None
 ) -> None:
-    if kind is Kind.TORCHSCRIPT and not model:
+    if kind is FileKind.TORCHSCRIPT and not model:
         raise LoadError(
             f"{path} is a TorchScript archive, which brings its own code and which torch.export does not take: say"
             " which model its weights belong to with --model package.module:factory, or make the model in Python again"
             " and save it with torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
         )
-    if kind in (Kind.PROGRAM, Kind.HUGGINGFACE, Kind.PYTHON) and (model or key):
+    if kind in (FileKind.PROGRAM, FileKind.HUGGINGFACE, FileKind.PYTHON) and (model or key):
         raise InputError(
-            f"{path} is {'an' if kind is Kind.PROGRAM else 'a'} {kind}, which holds its model: leave out "
+            f"{path} is {'an' if kind is FileKind.PROGRAM else 'a'} {kind}, which holds its model: leave out "
             f"{'--model' if model else '--key'}, or give a file of weights alone"
         )
-    if kind in (Kind.SAFETENSORS, Kind.TORCHSCRIPT) and key:
+    if kind in (FileKind.SAFETENSORS, FileKind.TORCHSCRIPT) and key:
         raise InputError(f"{path} is a {kind} file, which holds one set of weights: leave out --key")
-    if model_args and not model and kind is not Kind.PYTHON:
+    if model_args and not model and kind is not FileKind.PYTHON:
         raise InputError("factory arguments were given without a factory: add --model package.module:factory")
 
 
-def _weights(path: Path, kind: Kind, key: str | None, trust: bool) -> State | ScriptWeights | nn.Module | None:
+def _read_weights_as_data(
+    path: Path, kind: FileKind, key: str | None, trust: bool
+) -> State | ScriptWeights | nn.Module | None:
     """The weights of a file of weights, read as data; None for other kinds, and where only unpickling in full will
     do."""
-    if kind is Kind.SAFETENSORS:
+    if kind is FileKind.SAFETENSORS:
         return read_safetensors(path)
-    if kind is Kind.TORCHSCRIPT:
+    if kind is FileKind.TORCHSCRIPT:
         return read_torchscript(path)
-    if kind not in (Kind.PICKLE, Kind.LEGACY_PICKLE):
+    if kind not in (FileKind.PICKLE, FileKind.LEGACY_PICKLE):
         return None
     try:
-        return find_state(read_data(path, kind), key, path)
+        return find_state_dict(unpickle_data(path, kind), key, path)
     except TrustError:
         if not trust:
             raise
@@ -220,7 +227,7 @@ def _weights(path: Path, kind: Kind, key: str | None, trust: bool) -> State | Sc
 
 def from_program(
     program: torch.export.ExportedProgram, *, inputs: Sequence[str] = (), dims: Sequence[str] = (), eval: bool = False
-) -> Model:
+) -> LoadedModel:
     """An exported program in memory as a Model; the program is not changed.
 
     Args:
@@ -242,75 +249,80 @@ def from_program(
         torch.export.save(program, stored)
         stored.seek(0)
         own = torch.export.load(stored)
-    return _of_program(own, live_guards(program), parse(inputs, dims), eval)
+    return _model_from_program(own, find_live_guards(program), parse_input_request(inputs, dims), eval)
 
 
-def _of_program(
-    program: torch.export.ExportedProgram, guards: Sequence[Guard], wishes: Wishes, eval_mode: bool
-) -> Model:
+def _model_from_program(
+    program: torch.export.ExportedProgram, guards: Sequence[SizeGuard], wishes: InputRequest, eval_mode: bool
+) -> LoadedModel:
     require_eval_graph(program, eval_mode)
-    names = [tensor.name for tensor in placeholders(program)[0]]
-    matched = match_wishes(names, wishes.inputs, "the program's inputs") if wishes.inputs else [None] * len(names)
-    specs, taken = describe_inputs(program, guards, matched, wishes, fresh=False)
-    outputs = output_names(program, [spec.name for spec in specs])
-    return Model(
+    names = [tensor.name for tensor in find_placeholders(program)[0]]
+    matched = (
+        match_requested_inputs(names, wishes.inputs, "the program's inputs") if wishes.inputs else [None] * len(names)
+    )
+    specs, taken = build_input_specs(program, guards, matched, wishes, fresh=False)
+    outputs = name_outputs(program, [spec.name for spec in specs])
+    return LoadedModel(
         program=program,
         inputs=specs,
         outputs=outputs,
-        kind=Kind.PROGRAM,
+        kind=FileKind.PROGRAM,
         taken=taken,
-        written=written_buffers(program),
+        written=find_written_buffers(program),
     )
 
 
-def _of_folder(path: Path, folder: Loaded, inputs: Sequence[str], dims: Sequence[str], eval_mode: bool) -> Model:
+def _model_from_folder(
+    path: Path, folder: PreparedFolder, inputs: Sequence[str], dims: Sequence[str], eval_mode: bool
+) -> LoadedModel:
     ready = folder.prepared
-    wishes = parse(inputs or ready.inputs, dims)
+    wishes = parse_input_request(inputs or ready.inputs, dims)
     stated = {name: wishes.dims[name].max for name in wishes.stated} | {
         name: dim.max for name, dim in wishes.single.items()
     }
-    ranges = [f"{name}={text}" for name, text in ranges_of(ready, stated).items()] if not inputs else []
-    loaded = trace(
+    ranges = [f"{name}={text}" for name, text in unstated_ranges(ready, stated).items()] if not inputs else []
+    loaded = trace_module(
         ready.module,
         (),
         {},
-        parse(inputs or ready.inputs, [*dims, *ranges]),
+        parse_input_request(inputs or ready.inputs, [*dims, *ranges]),
         eval_mode=eval_mode,
-        kind=Kind.HUGGINGFACE,
+        kind=FileKind.HUGGINGFACE,
     )
-    require_weights(path, folder.missing, used_parameters(loaded.program))
+    require_complete_weights(path, folder.missing, find_used_parameters(loaded.program))
     return loaded
 
 
-def _from_weights(
+def _model_from_weights(
     path: Path,
-    kind: Kind,
+    kind: FileKind,
     weights: State | ScriptWeights | nn.Module,
     model: str | None,
     model_args: Mapping[str, Any],
-    wishes: Wishes,
+    wishes: InputRequest,
     eval_mode: bool,
-) -> Model:
+) -> LoadedModel:
     if isinstance(weights, nn.Module) and model is None:
-        return trace(unwrapped(weights), (), {}, wishes, eval_mode=eval_mode, kind="pickled module")
+        return trace_module(unwrap_module(weights), (), {}, wishes, eval_mode=eval_mode, kind="pickled module")
     if isinstance(weights, ScriptWeights):
-        with _naming_inputs(wishes):
+        with _mention_missing_inputs(wishes):
             made = make_model(str(model), model_args)
-        return _filled(path, made, weights.of(made), wishes, eval_mode, kind)
+        return _fill_and_trace(path, made, weights.weights_for(made), wishes, eval_mode, kind)
     state = weights.state_dict() if isinstance(weights, nn.Module) else weights
     if model is None:
         raise LoadError(
-            f"{path} holds weights alone ({len(state)} tensors: {listed(list(state), 3)}): say which model they belong "
+            f"{path} holds weights alone ({len(state)} tensors: {join_names(list(state), 3)}): say which model "
+            "they belong "
             f"to with --model package.module:factory{'' if wishes.inputs else _INPUTS_TOO}"
         )
-    form = kind if kind is Kind.SAFETENSORS else "state_dict"
-    with _naming_inputs(wishes):
+    form = kind if kind is FileKind.SAFETENSORS else "state_dict"
+    with _mention_missing_inputs(wishes):
         made = make_model(model, model_args)
-    return _filled(path, made, state, wishes, eval_mode, form)
+    return _fill_and_trace(path, made, state, wishes, eval_mode, form)
 
 
 @contextlib.contextmanager
-def _naming_inputs(wishes: Wishes) -> Iterator[None]:
+def _mention_missing_inputs(wishes: InputRequest) -> Iterator[None]:
     """Let the message about a model that can't be made say that inputs are missing too, as the next run would."""
     try:
         yield
@@ -320,16 +332,18 @@ def _naming_inputs(wishes: Wishes) -> Iterator[None]:
         raise InputError(f"{error}{_INPUTS_TOO}") from error
 
 
-def _filled(path: Path, made: nn.Module, state: State, wishes: Wishes, eval_mode: bool, kind: str) -> Model:
+def _fill_and_trace(
+    path: Path, made: nn.Module, state: State, wishes: InputRequest, eval_mode: bool, kind: str
+) -> LoadedModel:
     try:
-        notes = fill(made, state, path)
+        notes = fill_module(made, state, path)
     except LoadError as error:
         # One run names all that is wrong, so the inputs are looked at here too.
         try:
-            require_inputs(made, wishes)
+            require_fitting_inputs(made, wishes)
         except InputError as other:
             raise LoadError(f"{error}. Besides, {other}") from error
         raise
     if all(part.training for part in made.modules()):
         made.eval()  # as constructed: neither the file nor the factory says anything of a mode
-    return replace(trace(made, (), {}, wishes, eval_mode=eval_mode, kind=kind), notes=tuple(notes))
+    return replace(trace_module(made, (), {}, wishes, eval_mode=eval_mode, kind=kind), notes=tuple(notes))

@@ -8,38 +8,40 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from .calls import Call, signature_of
-from .inputs import Wish, Wishes
-from .origins import paths, place, steps
-from .signature import dtype_name
+from .example_call import ExampleCall, forward_signature
+from .input_request import InputRequest, RequestedInput
+from .program_signature import dtype_name
+from .size_conditions import describe_location, module_paths, traceback_frames
 
 _ADVICE = "say what it takes with --input, and write the size of a dim that the model fixes in the place of its name"
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _FailedLayer:
     """The innermost module that was running, and the tensor that it was given."""
 
     module: nn.Module
     given: torch.Tensor
 
 
-def describe_failure(module: nn.Module, call: Call, wishes: Wishes, error: Exception) -> str:
+def describe_failure(module: nn.Module, call: ExampleCall, wishes: InputRequest, error: Exception) -> str:
     """Return the message for a call that fails in PyTorch.
 
     Args:
         module: the one that ran.
     """
-    head = f"{type(module).__name__}{signature_of(module)} does not run on the inputs {_shapes(call)}"
-    head = f"{head}{_sizes(call, wishes)}{place(paths(module), steps(error))}"
-    layer = _running(module, error)
-    if layer is not None and (reason := _of_layer(layer, wishes)):
+    head = f"{type(module).__name__}{forward_signature(module)} does not run on the inputs {_describe_tensors(call)}"
+    head = (
+        f"{head}{_describe_dim_sizes(call, wishes)}{describe_location(module_paths(module), traceback_frames(error))}"
+    )
+    layer = _find_failed_layer(module, error)
+    if layer is not None and (reason := _explain_layer_failure(layer, wishes)):
         return f"{head}: the {type(layer.module).__name__} {reason}"
     detail = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{head}: {type(error).__name__}: {detail}; {_ADVICE}"
 
 
-def _of_layer(layer: _Layer, wishes: Wishes) -> str:
+def _explain_layer_failure(layer: _FailedLayer, wishes: InputRequest) -> str:
     """Say what a layer takes, what it is given and what to state; "" where that is not the fault."""
     given, module = layer.given, layer.module
     if isinstance(module, nn.Linear) and given.dim() and given.shape[-1] != module.in_features:
@@ -50,14 +52,14 @@ def _of_layer(layer: _Layer, wishes: Wishes) -> str:
     if isinstance(module, nn.Embedding) and given.is_floating_point():
         return (
             f"takes indices and is given {dtype_name(given)}; state integers and their range, --input"
-            f" {_ranged(wishes, module)}"
+            f" {_suggest_index_input(wishes, module)}"
         )
     if isinstance(module, _ConvNd) and given.dim() == len(module.kernel_size) + 2:
-        return _of_convolution(module, given, wishes)
+        return _explain_convolution_failure(module, given, wishes)
     return ""
 
 
-def _of_convolution(module: _ConvNd, given: torch.Tensor, wishes: Wishes) -> str:
+def _explain_convolution_failure(module: _ConvNd, given: torch.Tensor, wishes: InputRequest) -> str:
     channels = module.in_channels
     if given.shape[1] == channels:
         return ""
@@ -69,9 +71,9 @@ def _of_convolution(module: _ConvNd, given: torch.Tensor, wishes: Wishes) -> str
     return f"{fault}: the channels are last; state --input '{wish.name}[{','.join([batch, last, *rest])}]'"
 
 
-def _ranged(wishes: Wishes, embedding: nn.Embedding) -> str:
+def _suggest_index_input(wishes: InputRequest, embedding: nn.Embedding) -> str:
     """Write an input of indices into the table: ``'ids:int64[b,s]{0:100}'``."""
-    floats = [wish for wish in wishes.inputs if wish.spec().dtype.startswith(("float", "bfloat"))]
+    floats = [wish for wish in wishes.inputs if wish.as_input_spec().dtype.startswith(("float", "bfloat"))]
     wish = next(iter(floats or wishes.inputs), None)
     if wish is None:
         return f"'NAME:int64[...]{{0:{embedding.num_embeddings}}}'"
@@ -79,27 +81,27 @@ def _ranged(wishes: Wishes, embedding: nn.Embedding) -> str:
     return f"'{wish.name}:int64[{dims}]{{0:{embedding.num_embeddings}}}'"
 
 
-def _running(module: nn.Module, error: Exception) -> _Layer | None:
-    names, found = paths(module), None
-    for frame, _ in steps(error):
+def _find_failed_layer(module: nn.Module, error: Exception) -> _FailedLayer | None:
+    names, found = module_paths(module), None
+    for frame, _ in traceback_frames(error):
         part = frame.f_locals.get("self")
         if isinstance(part, nn.Module) and id(part) in names:
             given = frame.f_locals.get("input")
-            found = _Layer(part, given) if isinstance(given, torch.Tensor) else None
+            found = _FailedLayer(part, given) if isinstance(given, torch.Tensor) else None
     return found
 
 
-def _shapes(call: Call) -> str:
+def _describe_tensors(call: ExampleCall) -> str:
     return ", ".join(f"{dtype_name(leaf)}{list(leaf.shape)}" for leaf in call.tensors())
 
 
-def _sizes(call: Call, wishes: Wishes) -> str:
+def _describe_dim_sizes(call: ExampleCall, wishes: InputRequest) -> str:
     """`` (b=8, seq=16)``: the sizes of the named dims in the example."""
     sizes: dict[str, int] = {}
-    for leaf, wish in zip(call.tensors(), call.wished(wishes), strict=True):
-        sizes |= _named(wish, leaf) if wish is not None else {}
+    for leaf, wish in zip(call.tensors(), call.matched_inputs(wishes), strict=True):
+        sizes |= _sizes_by_dim(wish, leaf) if wish is not None else {}
     return f" ({', '.join(f'{name}={size}' for name, size in sizes.items())})" if sizes else ""
 
 
-def _named(wish: Wish, leaf: torch.Tensor) -> dict[str, int]:
+def _sizes_by_dim(wish: RequestedInput, leaf: torch.Tensor) -> dict[str, int]:
     return {dim.name: size for dim, size in zip(wish.shape, leaf.shape, strict=True) if dim.name}

@@ -36,37 +36,37 @@ def fix_fake_quantizers(module: nn.Module) -> None:
                 f"the fake quantizer {name!r} observes, so its scale changes with each input; call"
                 " model.apply(torch.ao.quantization.disable_observer) once it is calibrated"
             )
-        part.forward = _rounding(part) if int(part.fake_quant_enabled[0]) else _passing  # type: ignore[method-assign]
+        part.forward = _make_rounding_forward(part) if int(part.fake_quant_enabled[0]) else _pass_through  # type: ignore[method-assign]
 
 
-def _passing(x: torch.Tensor) -> torch.Tensor:
+def _pass_through(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _rounding(part: FakeQuantize) -> Callable[[torch.Tensor], torch.Tensor]:
+def _make_rounding_forward(part: FakeQuantize) -> Callable[[torch.Tensor], torch.Tensor]:
     low, high, axis = part.activation_post_process.quant_min, part.activation_post_process.quant_max, part.ch_axis
 
-    def per_channel(x: torch.Tensor) -> torch.Tensor:
+    def round_per_channel(x: torch.Tensor) -> torch.Tensor:
         return torch.fake_quantize_per_channel_affine(x, part.scale, part.zero_point, axis, low, high)
 
-    def per_tensor(x: torch.Tensor) -> torch.Tensor:
+    def round_per_tensor(x: torch.Tensor) -> torch.Tensor:
         return torch.fake_quantize_per_tensor_affine(x, scale, zero, low, high)
 
     if part.is_per_channel:
-        return per_channel
+        return round_per_channel
     # One number each, as an operator of ONNX for a whole tensor wants them.
     scale, zero = float(part.scale), int(part.zero_point)
-    return per_tensor
+    return round_per_tensor
 
 
 @contextmanager
-def shaped_fake_quantizers() -> Iterator[None]:
+def register_fake_quantizer_shapes() -> Iterator[None]:
     """Tell torch the shapes of what its fake quantizers return: without them it traces no size that may change."""
 
-    def shapes(x: torch.Tensor, *settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def output_shapes(x: torch.Tensor, *settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
 
     with torch.library._scoped_library("aten", "IMPL") as library:
         for name in _WITHOUT_SHAPES:
-            library.impl(name, shapes, "Meta")
+            library.impl(name, output_shapes, "Meta")
         yield

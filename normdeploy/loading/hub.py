@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from ..errors import LoadError
-from .python_file import python_file
+from .python_file import parse_python_source
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = re.compile(r"\.(pt|pt2|pth|bin|ckpt|onnx|safetensors|npz|zip|json|engine|plan|ts|pkl|h5|tflite)$")
@@ -15,14 +15,14 @@ _WANTED = ["*.json", "*.safetensors", "*.txt", "*.model"]  # no pickles, no code
 _SECONDS = 10  # for an answer of the Hub
 
 
-def looks_like_id(source: str | Path) -> bool:
+def is_hub_id(source: str | Path) -> bool:
     """``org/name``, where neither a file nor a folder of that name, nor a folder ``org``, is here."""
     text = Path(source).as_posix()
     here = Path(source).exists() or Path(text.partition("/")[0]).exists()
     return bool(_ID.fullmatch(text)) and not _FILES.search(text) and not here
 
 
-def resolved(source: str | Path) -> Path:
+def resolve_model_path(source: str | Path) -> Path:
     """The folder of a model that is named by its id on the Hub, the file of ``my_model.py:Net``; every other path as it
     is.
 
@@ -32,17 +32,17 @@ def resolved(source: str | Path) -> Path:
     Raises:
         LoadError: the model is not in the cache and can't be fetched.
     """
-    named = python_file(source)
+    named = parse_python_source(source)
     if named is not None:
         return named.path
-    if not looks_like_id(source):
+    if not is_hub_id(source):
         return Path(source)
     try:
         import huggingface_hub
     except ImportError:
         return Path(source)  # there is no such file, as the loader says
     name = Path(source).as_posix()
-    if (cached := _cached(huggingface_hub, name)) is not None:
+    if (cached := _find_cached_folder(huggingface_hub, name)) is not None:
         return cached
     try:
         huggingface_hub.HfApi().model_info(
@@ -58,7 +58,7 @@ def resolved(source: str | Path) -> Path:
     return folder
 
 
-def _cached(huggingface_hub: object, name: str) -> Path | None:
+def _find_cached_folder(huggingface_hub: object, name: str) -> Path | None:
     """The folder in the cache, if config and weights are there."""
     try:
         folder = Path(huggingface_hub.snapshot_download(name, local_files_only=True))  # type: ignore[attr-defined]

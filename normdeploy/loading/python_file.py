@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from ..errors import InputError, LoadError
-from .factories import reason, require_arguments
-from .pickled import listed
+from .model_factories import describe_user_error, require_factory_arguments
+from .torch_pickles import join_names
 
 _SOURCE = re.compile(r"(?P<file>.+\.py)(:(?P<name>[A-Za-z_][\w.]*))?")
 _SHOWN = 10
@@ -33,7 +33,7 @@ class PythonFile:
     name: str
 
 
-def python_file(source: str | Path) -> PythonFile | None:
+def parse_python_source(source: str | Path) -> PythonFile | None:
     """Read ``my_model.py:Net`` and ``my_model.py``; None of any other source.
 
     Raises:
@@ -62,8 +62,8 @@ def make_from_file(source: PythonFile, arguments: Mapping[str, Any]) -> nn.Modul
     state = torch.get_rng_state()
     torch.manual_seed(0)
     try:
-        with _beside(source.path):
-            made = _made(source, _run(source.path), arguments)
+        with _import_from_folder_of(source.path):
+            made = _make_named_model(source, _execute_file(source.path), arguments)
     finally:
         torch.set_rng_state(state)
     if all(part.training for part in made.modules()):
@@ -73,7 +73,7 @@ def make_from_file(source: PythonFile, arguments: Mapping[str, Any]) -> nn.Modul
 
 
 @contextlib.contextmanager
-def _beside(path: Path) -> Iterator[None]:
+def _import_from_folder_of(path: Path) -> Iterator[None]:
     saved = list(sys.path)
     sys.path.insert(0, str(path.resolve().parent))
     try:
@@ -82,7 +82,7 @@ def _beside(path: Path) -> Iterator[None]:
         sys.path[:] = saved
 
 
-def _run(path: Path) -> dict[str, Any]:
+def _execute_file(path: Path) -> dict[str, Any]:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -94,41 +94,41 @@ def _run(path: Path) -> dict[str, Any]:
         spec.loader.exec_module(module)
     # The user's own code, which may end the process too.
     except (Exception, SystemExit) as error:
-        raise InputError(f"{path} can't be run: {reason(error)}") from error
+        raise InputError(f"{path} can't be run: {describe_user_error(error)}") from error
     finally:
         if known is not None:
             sys.modules[path.stem] = known
     return vars(module)
 
 
-def _made(source: PythonFile, held: Mapping[str, Any], arguments: Mapping[str, Any]) -> nn.Module:
-    name = source.name or _only(source.path, held)
+def _make_named_model(source: PythonFile, held: Mapping[str, Any], arguments: Mapping[str, Any]) -> nn.Module:
+    name = source.name or _require_only_module(source.path, held)
     item: Any = held.get(name.partition(".")[0])
     for part in name.split(".")[1:]:
         item = getattr(item, part, None)
     if item is None:
-        modules = ", ".join(f"{source.path}:{other}" for other in _modules(held))
+        modules = ", ".join(f"{source.path}:{other}" for other in _module_names(held))
         raise InputError(f"{source.path} has no {name!r}; its modules are {modules or 'none'}")
     if not isinstance(item, nn.Module):
-        item = _called(f"{source.path}:{name}", item, arguments)
+        item = _call_factory(f"{source.path}:{name}", item, arguments)
     return item
 
 
-def _called(label: str, factory: Any, arguments: Mapping[str, Any]) -> nn.Module:
+def _call_factory(label: str, factory: Any, arguments: Mapping[str, Any]) -> nn.Module:
     if not callable(factory):
         raise InputError(f"{label} is {type(factory).__name__}; name a torch.nn.Module, or a function that returns one")
-    require_arguments(label, factory, arguments)
+    require_factory_arguments(label, factory, arguments)
     try:
         made = factory(**arguments)
     # The user's own code, which may end the process too.
     except (Exception, SystemExit) as error:
-        raise InputError(f"{label} failed: {reason(error)}") from error
+        raise InputError(f"{label} failed: {describe_user_error(error)}") from error
     if not isinstance(made, nn.Module):
         raise InputError(f"{label} returned {type(made).__name__}, not a torch.nn.Module; name a function that does")
     return made
 
 
-def _modules(held: Mapping[str, Any]) -> list[str]:
+def _module_names(held: Mapping[str, Any]) -> list[str]:
     """Return the names of the module classes that the file defines, and of the modules that it makes."""
     own = held["__name__"]
     return [
@@ -139,11 +139,11 @@ def _modules(held: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _only(path: Path, held: Mapping[str, Any]) -> str:
-    names = _modules(held)
+def _require_only_module(path: Path, held: Mapping[str, Any]) -> str:
+    names = _module_names(held)
     if not names:
         raise InputError(f"{path} holds no torch.nn.Module; name a function that returns one, {path}:FUNCTION")
     if len(names) > 1:
-        choices = listed([f"{path}:{name}" for name in names], _SHOWN)
+        choices = join_names([f"{path}:{name}" for name in names], _SHOWN)
         raise InputError(f"{path} holds {len(names)} modules; say which: {choices}")
     return names[0]

@@ -24,10 +24,10 @@ from ..errors import InputError
 
 
 @contextlib.contextmanager
-def only_signed(code: Mapping[str, str]) -> Iterator[None]:
+def import_only_signed(code: Mapping[str, str]) -> Iterator[None]:
     """Within the block the working directory is importable as far as ``code`` says, path within it -> SHA-256 of the
     source."""
-    here, saved, finder = Path.cwd(), list(sys.path), _Signed(Path.cwd(), code)
+    here, saved, finder = Path.cwd(), list(sys.path), _SignedFinder(Path.cwd(), code)
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != os.path.realpath(here)]
     sys.meta_path.insert(0, finder)
     try:
@@ -37,7 +37,7 @@ def only_signed(code: Mapping[str, str]) -> Iterator[None]:
         sys.path[:] = saved
 
 
-class _Signed(importlib.abc.MetaPathFinder):
+class _SignedFinder(importlib.abc.MetaPathFinder):
     def __init__(self, folder: Path, code: Mapping[str, str]) -> None:
         self.folder, self.code = folder, code
 
@@ -47,7 +47,7 @@ class _Signed(importlib.abc.MetaPathFinder):
         place = name.replace(".", "/")
         for file in (f"{place}/__init__.py", f"{place}.py"):
             if file in self.code:
-                loader = _Checked(name, str(self.folder / file), self.code[file])
+                loader = _HashedLoader(name, str(self.folder / file), self.code[file])
                 # no search path: a module of the package that is not named is not found
                 locations: list[str] | None = [] if file.endswith("/__init__.py") else None
                 return importlib.util.spec_from_file_location(
@@ -58,7 +58,7 @@ class _Signed(importlib.abc.MetaPathFinder):
         return None
 
 
-class _Checked(SourceFileLoader):
+class _HashedLoader(SourceFileLoader):
     """Compiles what it has hashed, and takes nothing from a cache."""
 
     def __init__(self, name: str, path: str, digest: str) -> None:

@@ -1,1 +1,1 @@
-"""Norms as ops: what each op is, in one table (`normdeploy.norms.ops`)."""
+"""Norms as ops: what each op is, in one table (`normdeploy.norms.norm_table`)."""

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from ..graphs.sizes import ONE, Size
-from .degree import Degree, added
-from .errors import NotProved, Redraw, Why
-from .field import Field
-from .plan import Atoms, Axes, Plan, product
-from .products import contracted
-from .sampler import Draws, Sampler, sign_of
-from .value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Array, Value, axis_of
+from ..graphs.symbolic_sizes import ONE, Size
+from .axis_plan import Atoms, Axes, AxisPlan, product_of_atoms
+from .degree import Degree, add_counts
+from .modular_products import contract
+from .prime_field import PrimeField
+from .proof_errors import NotProved, ProofFailure, RedrawRows
+from .sampler import RandomDraws, Sampler, sign_of_size
+from .value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Array, Value, axis_identity
 
 
 @dataclass
@@ -34,22 +34,22 @@ class Radicand:
 class Arithmetic(Sampler):
     """Computes with `Value`s. Without a field no premise is checked."""
 
-    def __init__(self, plan: Plan, draws: Draws, gf: Field | None, real: type = np.float64) -> None:
+    def __init__(self, plan: AxisPlan, draws: RandomDraws, gf: PrimeField | None, real: type = np.float64) -> None:
         super().__init__(plan, draws, gf, real)
         self.radicands: list[Radicand] = []
         self.divided: set[int] = set()  # radicands that may be zero, by whose roots something is divided
         self.zeros: list[Size] = []  # sizes divided by that may be zero
 
-    def over_each_other(self, *values: Value) -> tuple[Axes, list[tuple[Array | None, Array]]]:
+    def broadcast_values(self, *values: Value) -> tuple[Axes, list[tuple[Array | None, Array]]]:
         """The common axes of values that broadcast to each other, and their arrays so that numpy broadcasts them."""
         rank = max(len(v.axes) for v in values)
         padded = [((),) * (rank - len(v.axes)) + v.axes for v in values]
         common: list[Any] = []
         for i in range(rank):
             numbers = [i - rank + len(v.axes) for v in values]  # of this axis in each; below zero where it has none
-            varying = [n >= 0 and v.varies(n) for v, n in zip(values, numbers, strict=True)]
-            common.append(self._one_axis([axes[i] for axes in padded], varying))
-        self.plan.lie_together(tuple(common))
+            varying = [n >= 0 and v.varies_along(n) for v, n in zip(values, numbers, strict=True)]
+            common.append(self._unify_axis([axes[i] for axes in padded], varying))
+        self.plan.separate_axes(tuple(common))
         arrays: list[tuple[Array | None, Array]] = []
         for v, axes in zip(values, padded, strict=True):
             shape, at = [], 1
@@ -61,16 +61,16 @@ class Arithmetic(Sampler):
             arrays.append((None if v.a is None else v.a.reshape([v.a.shape[0], *shape]), f))
         return tuple(common), arrays
 
-    def _one_axis(self, column: Sequence[Atoms], varying: Sequence[bool]) -> Atoms:
+    def _unify_axis(self, column: Sequence[Atoms], varying: Sequence[bool]) -> Atoms:
         """The atoms of axes that lie over each other. What does not vary along its axis, as an Expand leaves it, is cut
         as the others."""
         atoms: Atoms = ()
         for i in sorted(range(len(column)), key=lambda i: not varying[i]):  # those that vary say how it is cut
-            if varying[i] or not atoms or not column[i] or product(atoms) != product(column[i]):
-                atoms = self.plan.unified(atoms, column[i])
+            if varying[i] or not atoms or not column[i] or product_of_atoms(atoms) != product_of_atoms(column[i]):
+                atoms = self.plan.unify_atoms(atoms, column[i])
         return atoms
 
-    def _two(
+    def _combine(
         self,
         x: Value,
         y: Value,
@@ -78,39 +78,39 @@ class Arithmetic(Sampler):
         real: Callable[[Array, Array], Array],
         degree: Degree,
     ) -> Value:
-        axes, ((a, f), (b, g)) = self.over_each_other(x, y)
+        axes, ((a, f), (b, g)) = self.broadcast_values(x, y)
         if a is None or b is None:
-            self.work.compute(_elements(f, g))
+            self.work.count_floats(_broadcast_count(f, g))
         else:
-            self.work.multiply(_elements(a, b), self.bits)
+            self.work.count_product(_broadcast_count(a, b), self.bits)
         made = None if a is None or b is None else exact(a, b)
         z = Value(axes, made, real(f, g), x.data or y.data, degree=degree, sized=x.sized or y.sized)
         z.sums, z.fixed = x.sums | y.sums, fixed_axes(axes, x, y)
         return z
 
     def add(self, x: Value, y: Value) -> Value:
-        return self._sum(x, y, 1)
+        return self._add_signed(x, y, 1)
 
     def sub(self, x: Value, y: Value) -> Value:
-        return self._sum(x, y, -1)
+        return self._add_signed(x, y, -1)
 
-    def _sum(self, x: Value, y: Value, by: int) -> Value:
+    def _add_signed(self, x: Value, y: Value, by: int) -> Value:
         p = self.gf.p if self.gf is not None else 0
         exact, real = ((lambda a, b: (a + b) % p), np.add) if by == 1 else ((lambda a, b: (a - b) % p), np.subtract)
-        z = self._two(x, y, exact, real, x.degree.plus(y.degree))
+        z = self._combine(x, y, exact, real, x.degree.plus(y.degree))
         other = y.sign if by == 1 else y.below
         if x.sign and other:
             z.sign = max(x.sign, other)
         if by == 1:
-            z.drawn = _moved_by(x, y) or _moved_by(y, x)
+            z.drawn = _shifted_draw(x, y) or _shifted_draw(y, x)
         if x.size is not None and y.size is not None:
             z.size = x.size + y.size if by == 1 else x.size - y.size
-            z.sign = max(z.sign, sign_of(z.size))
+            z.sign = max(z.sign, sign_of_size(z.size))
         return z
 
     def mul(self, x: Value, y: Value) -> Value:
         p = self.gf.p if self.gf is not None else 0
-        z = self._two(x, y, lambda a, b: a * b % p, np.multiply, x.degree.times(y.degree))
+        z = self._combine(x, y, lambda a, b: a * b % p, np.multiply, x.degree.times(y.degree))
         z.sign = min(x.sign, y.sign) or (NOT_NEGATIVE if x is y else NEGATIVE)
         z.nonzero = x.nonzero and y.nonzero
         if (
@@ -127,7 +127,7 @@ class Arithmetic(Sampler):
         made = None if x.a is None or self.gf is None else (-x.a) % self.gf.p
         z = replace(x, a=made, f=-x.f, size=None if x.size is None else -x.size, sign=x.below, below=x.sign, drawn=None)
         if z.size is not None:
-            z.sign, z.below = sign_of(z.size), sign_of(-z.size)
+            z.sign, z.below = sign_of_size(z.size), sign_of_size(-z.size)
         return z
 
     def inverse(self, y: Value) -> Value:
@@ -137,23 +137,23 @@ class Arithmetic(Sampler):
             self._require_nonzero(y)
             if (y.a == 0).any():
                 if not y.data:
-                    raise NotProved(Why.SIGN, "it divides by a constant of zero")
-                raise Redraw(None, ())
+                    raise NotProved(ProofFailure.SIGN, "it divides by a constant of zero")
+                raise RedrawRows(None, ())
             made = self.gf.inverse(y.a)
         with np.errstate(all="ignore"):
             f = np.asarray(1, dtype=self.real) / y.f
-        z = Value(y.axes, made, f, y.data, y.sign, y.degree.naming(y.varying_atoms()).inverse(), sized=y.sized)
+        z = Value(y.axes, made, f, y.data, y.sign, y.degree.with_places_in(y.varying_atoms()).inverse(), sized=y.sized)
         z.nonzero = y.nonzero or y.sign == POSITIVE  # else it is Inf where y is zero, and 1/Inf is zero
-        z.sums, z.fixed = y.sums, y.fixed | (y.along() if y.sums else frozenset())
+        z.sums, z.fixed = y.sums, y.fixed | (y.varying_axes() if y.sums else frozenset())
         return z
 
     def div(self, x: Value, y: Value) -> Value:
         z = self.mul(x, self.inverse(y))
         with np.errstate(all="ignore"):
-            _, ((_, f), (_, g)) = self.over_each_other(x, y)
+            _, ((_, f), (_, g)) = self.broadcast_values(x, y)
             z.f = f / g  # as IEEE divides: x·(1/y) is another number where y is Inf
         if x.size is not None and y.size is not None:
-            z.size = x.size.over(y.size) if y.size != 0 else None
+            z.size = x.size.divide_exactly(y.size) if y.size != 0 else None
         return z
 
     def _require_nonzero(self, y: Value) -> None:
@@ -164,17 +164,17 @@ class Arithmetic(Sampler):
             return
         if not y.data:
             if not y.sized:
-                raise NotProved(Why.SIGN, "it divides by a constant that may be zero")
+                raise NotProved(ProofFailure.SIGN, "it divides by a constant that may be zero")
             elif y.size is None:
-                raise NotProved(Why.SIZE, "it divides by a number made of sizes that may be zero")
-            elif not y.size.positive:
+                raise NotProved(ProofFailure.SIZE, "it divides by a number made of sizes that may be zero")
+            elif not y.size.is_positive:
                 self.zeros.append(y.size)
             return
         for i, radicand in enumerate(self.radicands):
             power = y
             for j in range(1, 5):  # y² = r·W^j
                 if (
-                    self.multiple(
+                    self.constant_ratio(
                         self.mul(y, y),
                         radicand.w if j == 1 else (power := self.mul(power if j > 2 else radicand.w, radicand.w)),
                     )
@@ -182,62 +182,62 @@ class Arithmetic(Sampler):
                 ):
                     self.divided |= {i} if radicand.w.sign != POSITIVE else set()
                     return
-        raise NotProved(Why.SIGN, "it divides by what may be zero")
+        raise NotProved(ProofFailure.SIGN, "it divides by what may be zero")
 
-    def total(self, x: Value, axes: Sequence[int]) -> Value:
+    def sum_over(self, x: Value, axes: Sequence[int]) -> Value:
         """The sum over axes, which stay as axes of one place."""
         a, f, summed = x.a, x.f, frozenset(atom for axis in axes for atom in x.axes[axis])
-        own = self._quotients([atom for axis in axes for atom in x.axes[axis]], x.fixed)
+        own = self._quotient_count([atom for axis in axes for atom in x.axes[axis]], x.fixed)
         for axis in axes:
-            for slot, atom in zip(x.slots(axis), x.axes[axis], strict=True):
-                a, f = self._summed(a, f, slot, atom)
+            for slot, atom in zip(x.array_axes(axis), x.axes[axis], strict=True):
+                a, f = self._sum_slot(a, f, slot, atom)
         kept = tuple(() if i in axes else axis for i, axis in enumerate(x.axes))
-        slots = [s for i in range(len(x.axes)) if i in axes for s in x.slots(i)]
+        slots = [s for i in range(len(x.axes)) if i in axes for s in x.array_axes(i)]
         for slot in sorted(slots, reverse=True):
             a = None if a is None else a.squeeze(slot)
             f = f.squeeze(slot)
         sized = x.sized or any(atom.symbols() for atom in summed)
-        degree = x.degree.repeated(own).over(atom for axis in axes for atom in x.axes[axis])
+        degree = x.degree.repeat_sum(own).sum_over(atom for axis in axes for atom in x.axes[axis])
         return Value(kept, a, f, x.data, x.sign, degree, sized=sized, sums=x.sums | summed, fixed=x.fixed)
 
-    def inner(self, x: Value, y: Value, axes: Sequence[int]) -> Value:
+    def inner_product(self, x: Value, y: Value, axes: Sequence[int]) -> Value:
         """The `total` of their product, which is never held."""
-        common, ((a, f), (b, g)) = self.over_each_other(x, y)
+        common, ((a, f), (b, g)) = self.broadcast_values(x, y)
         summed, fixed = frozenset(atom for axis in axes for atom in common[axis]), fixed_axes(common, x, y)
-        own = self._quotients([atom for axis in axes for atom in common[axis]], fixed)
+        own = self._quotient_count([atom for axis in axes for atom in common[axis]], fixed)
         starts = list(itertools.accumulate((len(axis) for axis in common), initial=1))
         slots = []
         for axis in axes:
             for slot, atom in enumerate(common[axis], starts[axis]):
                 slots.append(slot)
                 still = f.shape[slot] == g.shape[slot] == 1
-                n = self.size(atom)
-                exact, real = (n.a, n.f) if still else self._weights(atom)
+                n = self.size_value(atom)
+                exact, real = (n.a, n.f) if still else self._point_weights(atom)
                 shape = [-1 if i == slot else 1 for i in range(g.ndim)]
                 b = b if b is None or exact is None else b * exact.reshape(shape)
                 g = g if real is None else g * real.reshape(shape)
         kept = [i for i in range(f.ndim) if i not in slots]
         made = None
-        self.work.spend(_elements(f, g))
+        self.work.count_operations(_broadcast_count(f, g))
         if a is not None and b is not None and self.gf is not None:
-            self.work.spend(_elements(a, b) * 2 * (self.bits // 30 + 1) ** 2)
-            made = contracted(a, b % self.gf.p, slots, self.gf.p)
+            self.work.count_operations(_broadcast_count(a, b) * 2 * (self.bits // 30 + 1) ** 2)
+            made = contract(a, b % self.gf.p, slots, self.gf.p)
             made = made.reshape([made.shape[i] for i in kept])
         with np.errstate(all="ignore"):
-            floats = contracted(f, g, slots)
+            floats = contract(f, g, slots)
         z = Value(
             tuple(() if i in axes else axis for i, axis in enumerate(common)),
             made,
             floats.reshape([floats.shape[i] for i in kept]),
         )
         z.data = x.data or y.data
-        z.degree = x.degree.times(y.degree).repeated(own).over(atom for axis in axes for atom in common[axis])
+        z.degree = x.degree.times(y.degree).repeat_sum(own).sum_over(atom for axis in axes for atom in common[axis])
         z.sign = min(x.sign, y.sign) or (NOT_NEGATIVE if x is y else NEGATIVE)
         z.sized = x.sized or y.sized or any(atom.symbols() for atom in summed)
         z.sums, z.fixed = x.sums | y.sums | summed, fixed
         return z
 
-    def _quotients(self, atoms: Sequence[Size], fixed: frozenset[Any]) -> int:
+    def _quotient_count(self, atoms: Sequence[Size], fixed: frozenset[Any]) -> int:
         """How many quotients with denominators of their own a sum over these atoms adds up.
 
         Raises:
@@ -245,17 +245,17 @@ class Arithmetic(Sampler):
         """
         for atom in atoms:
             self.plan.sum_over(atom)
-        own = [atom for atom in atoms if axis_of(atom) in fixed]
-        if any(self.plan.sampled(atom) for atom in own):
-            raise NotProved(Why.LIMIT, "it sums over rows that are divided by statistics of their own")
-        return math.prod(self.plan.count(atom) for atom in own)
+        own = [atom for atom in atoms if axis_identity(atom) in fixed]
+        if any(self.plan.is_sampled(atom) for atom in own):
+            raise NotProved(ProofFailure.LIMIT, "it sums over rows that are divided by statistics of their own")
+        return math.prod(self.plan.point_count(atom) for atom in own)
 
-    def _summed(self, a: Array | None, f: Array, slot: int, atom: Size) -> tuple[Array | None, Array]:
+    def _sum_slot(self, a: Array | None, f: Array, slot: int, atom: Size) -> tuple[Array | None, Array]:
         p = self.gf.p if self.gf is not None else 0
         if f.shape[slot] == 1:
-            n = self.size(atom)
+            n = self.size_value(atom)
             return (None if a is None else a * n.a[0] % p), f * n.f[0]  # type: ignore[index]
-        exact, real = self._weights(atom)
+        exact, real = self._point_weights(atom)
         shape = [-1 if i == slot else 1 for i in range(f.ndim)]
         if exact is not None and a is not None:
             a = a * exact.reshape(shape)
@@ -269,60 +269,60 @@ class Arithmetic(Sampler):
         for axis in axes:
             for atom in x.axes[axis]:
                 size = size * atom
-        return self.size(size)
+        return self.size_value(size)
 
     def mean(self, x: Value, axes: Sequence[int]) -> Value:
-        return self.div(self.total(x, axes), self.count(x, axes))
+        return self.div(self.sum_over(x, axes), self.count(x, axes))
 
-    def product(self, t: Value, w: Value) -> tuple[int, float] | None:
+    def constant_product(self, t: Value, w: Value) -> tuple[int, float] | None:
         """t·w where it is one number at all points."""
         if t.a is None or w.a is None or self.gf is None:
             return None
-        (mine, a), (theirs, b) = t.varying(t.a), w.varying(w.a)
+        (mine, a), (theirs, b) = t.drop_constant_axes(t.a), w.drop_constant_axes(w.a)
         if mine != theirs or a.shape != b.shape or a.size < 2:
             return None
         made = (a * b % self.gf.p).reshape(-1)
         if (made != made[0]).any():
             return None
-        self.plan.need(added(t.degree.both(), w.degree.both()))
-        return self._positive(int(made[0]), float(t.f.reshape(-1)[0] * w.f.reshape(-1)[0]), t, w)
+        self.plan.require_degree(add_counts(t.degree.total_counts(), w.degree.total_counts()))
+        return self._require_positive(int(made[0]), float(t.f.reshape(-1)[0] * w.f.reshape(-1)[0]), t, w)
 
-    def ratio(self, t: Value, w: Value) -> tuple[int, float] | None:
+    def positive_ratio(self, t: Value, w: Value) -> tuple[int, float] | None:
         """`multiple` where the number is positive."""
-        known = self.multiple(t, w)
-        return None if known is None else self._positive(*known, t, w)
+        known = self.constant_ratio(t, w)
+        return None if known is None else self._require_positive(*known, t, w)
 
-    def multiple(self, t: Value, w: Value) -> tuple[int, float] | None:
+    def constant_ratio(self, t: Value, w: Value) -> tuple[int, float] | None:
         """t/w where it is one number at all points: its residue and its value. One point fixes the number, the others
         test it."""
         if t.a is None or w.a is None or self.gf is None:
             return None
-        (mine, a), (theirs, b) = t.varying(t.a), w.varying(w.a)
+        (mine, a), (theirs, b) = t.drop_constant_axes(t.a), w.drop_constant_axes(w.a)
         if mine != theirs or a.shape != b.shape or (b == 0).any() or (a.size < 2 and (a != b).any()):
             return None
         r = int(a.reshape(-1)[0]) * pow(int(b.reshape(-1)[0]), -1, self.gf.p) % self.gf.p
         if ((a - r * b) % self.gf.p != 0).any():
             return None
-        self.plan.need(added(t.degree.both(), w.degree.both()))
+        self.plan.require_degree(add_counts(t.degree.total_counts(), w.degree.total_counts()))
         with np.errstate(all="ignore"):
             value = float(t.f.reshape(-1)[0] / w.f.reshape(-1)[0])
         return r, value
 
-    def _positive(self, r: int, value: float, t: Value, w: Value) -> tuple[int, float] | None:
+    def _require_positive(self, r: int, value: float, t: Value, w: Value) -> tuple[int, float] | None:
         """A number r, t/w or t·w, and its value where it is positive at every size and for the constants as they are:
         by the structure of both, or as a fraction of small height, times powers of sizes. A value at one size shows
         nothing."""
         assert self.gf is not None
         if t.sign == w.sign == POSITIVE and value > 0:
             return r, value
-        for size, number in self._sizes():
-            q = self.gf.rational(r * size % self.gf.p)
+        for size, number in self._size_factors():
+            q = self.gf.to_rational(r * size % self.gf.p)
             small = q is not None and q.numerator.bit_length() + q.denominator.bit_length() <= _HEIGHT
             if small and q is not None and math.isclose(float(q), value * number, rel_tol=1e-9):
                 return (r, value) if q > 0 else None
         return None
 
-    def _sizes(self) -> list[tuple[int, float]]:
+    def _size_factors(self) -> list[tuple[int, float]]:
         """1, and each size and one over it: in the field and as numbers."""
         assert self.gf is not None
         sizes = [(1, 1.0)]
@@ -337,7 +337,7 @@ _HEIGHT = (
 )
 
 
-def _moved_by(x: Value, number: Value) -> tuple[Any, int] | None:
+def _shifted_draw(x: Value, number: Value) -> tuple[Any, int] | None:
     """`Value.drawn` of x + number."""
     if x.drawn is None or number.data or number.a is None or number.a.size != 1:
         return None
@@ -352,10 +352,10 @@ def fixed_axes(axes: Axes, *values: Value) -> frozenset[Any]:
     for v in values:
         for own, common in zip(reversed(v.axes), reversed(axes), strict=False):
             if len(own) == len(common):
-                fixed |= {axis_of(b) for a, b in zip(own, common, strict=True) if axis_of(a) in v.fixed}
+                fixed |= {axis_identity(b) for a, b in zip(own, common, strict=True) if axis_identity(a) in v.fixed}
     return frozenset(fixed)
 
 
-def _elements(a: Array, b: Array) -> int:
+def _broadcast_count(a: Array, b: Array) -> int:
     """How many elements two arrays have that are broadcast to each other."""
     return math.prod(np.broadcast_shapes(a.shape, b.shape))

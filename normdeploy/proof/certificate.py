@@ -3,12 +3,12 @@ and plugins."""
 
 from __future__ import annotations
 
-from ..records import Certificate
-from .errors import NotProved, Why
-from .evaluation import Identity
+from ..findings.records import Certificate
+from .identity_test import Identity
+from .proof_errors import NotProved, ProofFailure
 
 NOT_KNOWN = frozenset(
-    {Why.OP.name, Why.SIZE.name, Why.LAYOUT.name, Why.LIMIT.name}
+    {ProofFailure.OP.name, ProofFailure.SIZE.name, ProofFailure.LAYOUT.name, ProofFailure.LIMIT.name}
 )  # nobody can say what it is at every input
 
 
@@ -27,7 +27,7 @@ def certificate_of(identity: Identity | NotProved, more: str = "") -> Certificat
             note=identity.reason + at,
             culprit=identity.culprit,
         )
-    note = "; ".join(filter(None, (_told(identity), more)))
+    note = "; ".join(filter(None, (_describe_identity(identity), more)))
     return Certificate(
         True,
         0.0,
@@ -35,14 +35,14 @@ def certificate_of(identity: Identity | NotProved, more: str = "") -> Certificat
         identity.points,
         "",
         method="exact",
-        bits=identity.bits,
+        bits=identity.security_bits,
         degree=identity.degree,
         gains=identity.gains,
         note=note,
     )
 
 
-def _told(identity: Identity) -> str:
+def _describe_identity(identity: Identity) -> str:
     read = ", ".join(f"{number:.9g} as {fraction}" for number, fraction in identity.read)
     gains = "an infinite input gives NaN where it gave a number before" if identity.gains else ""
     return "; ".join(filter(None, (f"constants are read as what they are roundings of: {read}" if read else "", gains)))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from ..graphs.sizes import Size
+from ..graphs.symbolic_sizes import Size
 
 Pair = tuple[int, int]  # in the numerator and in the denominator
 ALL = None  # the key of the factors, whichever atoms they have places of
@@ -27,7 +27,7 @@ class Degree:
     counts: Mapping[Key, Pair]
 
     @staticmethod
-    def of(atoms: Iterable[Size]) -> Degree:
+    def of_element(atoms: Iterable[Size]) -> Degree:
         """Of an element that has a place in each of these atoms: one of S×S names two of S."""
         named = Counter(atoms)
         return Degree({ALL: (max(named.values(), default=1), 0), **{atom: (n, 0) for atom, n in named.items()}})
@@ -35,55 +35,55 @@ class Degree:
     @staticmethod
     def of_sums(atoms: Iterable[Size]) -> Degree:
         """Of sums over these atoms, what is summed not counted."""
-        return Degree({_sum(atom): (n, 0) for atom, n in Counter(atoms).items()})
+        return Degree({_sum_key(atom): (n, 0) for atom, n in Counter(atoms).items()})
 
     @staticmethod
     def of_each(axes: Iterable[Iterable[Size]]) -> Degree:
         """Of a product of elements, one for each axis, that have a place in each atom of it."""
         made = ZERO
         for axis in axes:
-            made = made.times(Degree.of(axis))
+            made = made.times(Degree.of_element(axis))
         return made
 
-    def _with(self, other: Degree, by: Callable[[int, int, int, int], Pair]) -> Degree:
+    def _combine(self, other: Degree, by: Callable[[int, int, int, int], Pair]) -> Degree:
         keys = self.counts.keys() | other.counts.keys()
         return Degree({k: by(*self.counts.get(k, _NONE), *other.counts.get(k, _NONE)) for k in keys})
 
     def times(self, other: Degree) -> Degree:
-        return self._with(other, lambda n, d, m, e: (n + m, d + e))
+        return self._combine(other, lambda n, d, m, e: (n + m, d + e))
 
     def plus(self, other: Degree) -> Degree:
         """n/d + m/e = (n·e + m·d)/(d·e)."""
-        return self._with(other, lambda n, d, m, e: (max(n + e, m + d), d + e))
+        return self._combine(other, lambda n, d, m, e: (max(n + e, m + d), d + e))
 
-    def repeated(self, times: int) -> Degree:
+    def repeat_sum(self, times: int) -> Degree:
         """Of a sum of so many of it, each with a denominator of its own: n/d + … + n′/d′."""
         return Degree({k: (n + (times - 1) * d, times * d) for k, (n, d) in self.counts.items()})
 
-    def over(self, atoms: Iterable[Size]) -> Degree:
+    def sum_over(self, atoms: Iterable[Size]) -> Degree:
         """Of a sum over these atoms: what stands in an element's own denominator names its places as well."""
         named = Counter(atoms)
         inner = {k: (n + d, d) if k is ALL or k in named else (n, d) for k, (n, d) in self.counts.items()}
-        return Degree(inner).times(Degree({_sum(atom): (n, 0) for atom, n in named.items()}))
+        return Degree(inner).times(Degree({_sum_key(atom): (n, 0) for atom, n in named.items()}))
 
-    def naming(self, atoms: Iterable[Size]) -> Degree:
+    def with_places_in(self, atoms: Iterable[Size]) -> Degree:
         """Of an element that varies along these atoms and is one factor from here on: of a_i + a_j as of S×S."""
         least: dict[Key, int] = dict(Counter(atoms))
         least[ALL] = max(least.values(), default=0)
-        return self._with(Degree({k: (n, 0) for k, n in least.items()}), lambda n, d, m, _: (max(n, m), d))
+        return self._combine(Degree({k: (n, 0) for k, n in least.items()}), lambda n, d, m, _: (max(n, m), d))
 
     @property
-    def divided(self) -> bool:
+    def has_denominator(self) -> bool:
         return any(d for _, d in self.counts.values())
 
     @property
-    def summed(self) -> bool:
+    def has_sums(self) -> bool:
         """Whether it holds sums, those of gathers too."""
         return any(isinstance(k, tuple) and any(pair) for k, pair in self.counts.items())
 
-    def beside(self, other: Degree) -> Degree:
+    def union(self, other: Degree) -> Degree:
         """Of what is the one at some places and the other at others."""
-        return self._with(other, lambda n, d, m, e: (max(n, m), max(d, e)))
+        return self._combine(other, lambda n, d, m, e: (max(n, m), max(d, e)))
 
     def inverse(self) -> Degree:
         return Degree({k: (d, n) for k, (n, d) in self.counts.items()})
@@ -92,24 +92,24 @@ class Degree:
         """√(n/d) = √(n·d)/d; a root counts for one at least."""
         return Degree({k: ((n + d + 1) // 2, d) for k, (n, d) in self.counts.items()})
 
-    def opaque(self) -> Degree:
+    def of_unknown_function(self) -> Degree:
         """Of an unknown function of it."""
         return Degree(
             {k: (max(n, 1), 0) for k, (n, _) in (self.counts or {ALL: _NONE}).items() if not isinstance(k, tuple)}
         )
 
-    def both(self) -> dict[Key, int]:
+    def total_counts(self) -> dict[Key, int]:
         """Numerator and denominator together."""
         return {k: n + d for k, (n, d) in self.counts.items()}
 
-    def larger(self) -> dict[Key, int]:
+    def larger_counts(self) -> dict[Key, int]:
         return {k: max(pair) for k, pair in self.counts.items()}
 
-    def against(self, other: Degree) -> dict[Key, int]:
+    def cross_multiply(self, other: Degree) -> dict[Key, int]:
         """Of n/d = m/e, multiplied crosswise."""
-        return {k: max(n + e, m + d) for k, (n, d, m, e) in self._pairs(other).items()}
+        return {k: max(n + e, m + d) for k, (n, d, m, e) in self._paired_counts(other).items()}
 
-    def _pairs(self, other: Degree) -> dict[Key, tuple[int, int, int, int]]:
+    def _paired_counts(self, other: Degree) -> dict[Key, tuple[int, int, int, int]]:
         keys = self.counts.keys() | other.counts.keys()
         return {k: (*self.counts.get(k, _NONE), *other.counts.get(k, _NONE)) for k in keys}
 
@@ -117,19 +117,19 @@ class Degree:
 ZERO = Degree({})
 
 
-def _sum(atom: Size) -> tuple[str, Size]:
+def _sum_key(atom: Size) -> tuple[str, Size]:
     return "sum", atom
 
 
-def named(counts: Mapping[Key, int], atom: Size, by_sums: bool) -> int:
+def places_named(counts: Mapping[Key, int], atom: Size, by_sums: bool) -> int:
     """Places of an atom that a monomial speaks of; ``by_sums``: sums may be counted, too."""
     factors = counts.get(atom, 0)
-    return min(factors, counts.get(_sum(atom), 0)) if by_sums else factors
+    return min(factors, counts.get(_sum_key(atom), 0)) if by_sums else factors
 
 
-def times(counts: Mapping[Key, int], factor: int) -> dict[Key, int]:
+def scale_counts(counts: Mapping[Key, int], factor: int) -> dict[Key, int]:
     return {k: factor * n for k, n in counts.items()}
 
 
-def added(one: Mapping[Key, int], other: Mapping[Key, int]) -> dict[Key, int]:
+def add_counts(one: Mapping[Key, int], other: Mapping[Key, int]) -> dict[Key, int]:
     return {k: one.get(k, 0) + other.get(k, 0) for k in one.keys() | other.keys()}

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from ..graphs.sizes import Place, Size
-from ..graphs.unrounded import pieces
-from .budget import Work
-from .characters import Characters
+from ..graphs.exact_constants import cache_sized_slices
+from ..graphs.symbolic_sizes import AxisSize, Size
+from .axis_plan import Axes, AxisPlan
 from .degree import Degree
-from .errors import NotProved, Why
-from .field import BITS, Field
-from .plan import Axes, Plan
+from .prime_field import BITS, PrimeField
+from .proof_budget import OperationBudget
+from .proof_errors import NotProved, ProofFailure
+from .quadratic_residues import ResidueCharacters
 from .value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Array, Value
 
 _LARGE = 2**12  # elements of a constant whose digest takes longer than what is done with it
@@ -31,7 +31,7 @@ DRAWS = 4
 
 
 @dataclass
-class Draws:
+class RandomDraws:
     """What stays from one beginning of an evaluation to the next: random elements, and whose roots were seen to be
     none."""
 
@@ -41,14 +41,14 @@ class Draws:
     )  # by ("leaf" or "constant", …, atoms), ("weights", atom), …
     symbols: dict[str, tuple[int, float]] = field(default_factory=dict)  # a symbol's value in the field and as a number
     weights: dict[Any, Array] = field(default_factory=dict)
-    seen: dict[int, Characters] = field(
+    seen: dict[int, ResidueCharacters] = field(
         default_factory=dict
     )  # by the number of the radicand: which elements were no squares
     epsilons: dict[int, tuple[int, float]] = field(default_factory=dict)  # id of a node after -> its exact epsilon
     opaque: dict[tuple[object, int], int] = field(
         default_factory=dict
     )  # (an unknown function, its argument) -> its value
-    work: Work = field(default_factory=Work)  # of the whole proof
+    work: OperationBudget = field(default_factory=OperationBudget)  # of the whole proof
     length: int = BITS  # of the prime, in bits
     redraws: int = 0  # how often elements were drawn again, for want of a root
     flipped: bool = False  # whether roots of constants that are no small fractions have the other sign
@@ -59,13 +59,13 @@ class Draws:
     affine: list[Any] = field(
         default_factory=list
     )  # scales and shifts between both sides, of each result, at each choice of sizes
-    held: dict[int, Held] = field(default_factory=dict)  # constants of the file, by the ids of their tensors
+    held: dict[int, StoredConstant] = field(default_factory=dict)  # constants of the file, by the ids of their tensors
     turn: int = (
         0  # of floats alone: which one place all taps of a convolution read (`proof.linear`); 0: places of their own
     )
 
 
-class Held:
+class StoredConstant:
     """A constant of the file, looked at once."""
 
     def __init__(self, array: Array, half: bool = False, rest: Array | None = None) -> None:
@@ -74,27 +74,27 @@ class Held:
         self.half = half
         self.array = array = array if array.dtype == np.float32 else np.asarray(array, dtype=np.float64)
         self.rest = rest
-        low, high = _bounds(array)
+        low, high = _min_and_max(array)
         self.finite = math.isfinite(low) and math.isfinite(high)
         self.uniform = low == high and (rest is None or bool((rest == rest.reshape(-1)[0]).all()))
         self.nonzero = low > 0 or high < 0 or bool((array != 0).all())
-        self.sign, self.below = _sign_of(low), _sign_of(-high)
+        self.sign, self.below = _sign_of_numbers(low), _sign_of_numbers(-high)
 
     @property
-    def told(self) -> tuple[object, ...]:
+    def structure_key(self) -> tuple[object, ...]:
         """All that an evaluation may ask of it besides its elements."""
         return self.half, self.finite, self.uniform, self.nonzero, self.sign, self.below
 
     @cached_property
-    def content(self) -> object:
+    def content_key(self) -> object:
         """Equal for equal elements in equal order, whatever the shape; of large constants as `told_apart` found."""
-        return hashlib.sha256(np.ascontiguousarray(self.values()).data).digest()
+        return hashlib.sha256(np.ascontiguousarray(self.elements_at()).data).digest()
 
-    def first(self) -> float:
+    def first_element(self) -> float:
         """The first element in float64."""
         return float(self.array.reshape(-1)[0]) + (0.0 if self.rest is None else float(self.rest.reshape(-1)[0]))
 
-    def values(self, lengths: Sequence[int] | None = None, chosen: Sequence[Sequence[int]] | None = None) -> Array:
+    def elements_at(self, lengths: Sequence[int] | None = None, chosen: Sequence[Sequence[int]] | None = None) -> Array:
         """The elements in float64, laid out along axes of ``lengths``, of which the places ``chosen`` are asked for."""
         parts = []
         for part in (self.array, self.rest):
@@ -104,103 +104,105 @@ class Held:
         return np.add(*parts, dtype=np.float64) if len(parts) == 2 else parts[0].astype(np.float64, copy=False)
 
 
-def _bounds(array: Array) -> tuple[float, float]:
+def _min_and_max(array: Array) -> tuple[float, float]:
     """The least and the largest element, both NaN where an element is. By pieces, which the second look finds in the
     processor's cache."""
     if not array.size:
         return 1.0, 1.0
     flat = array.reshape(-1)
-    bounds = [(flat[places].min(), flat[places].max()) for places in pieces(array.size)]
+    bounds = [(flat[places].min(), flat[places].max()) for places in cache_sized_slices(array.size)]
     return float(np.min([low for low, _ in bounds])), float(np.max([high for _, high in bounds]))
 
 
-def told_apart(constants: Iterable[Held]) -> None:
+def compare_contents(constants: Iterable[StoredConstant]) -> None:
     """Say of all large constants of a proof which have equal contents, without their digests, which take longer than
     all the rest."""
-    known: dict[int, list[Held]] = {}
+    known: dict[int, list[StoredConstant]] = {}
     for constant in constants:
         size = constant.array.size
         if size <= _LARGE:
             continue
         alike = known.setdefault(size, [])
-        number = next((i for i, other in enumerate(alike) if _equal(constant, other)), len(alike))
+        number = next((i for i, other in enumerate(alike) if _have_equal_elements(constant, other)), len(alike))
         if number == len(alike):
             alike.append(constant)
-        constant.content = (size, number)
+        constant.content_key = (size, number)
 
 
-def _equal(one: Held, other: Held) -> bool:
+def _have_equal_elements(one: StoredConstant, other: StoredConstant) -> bool:
     ones, others, few = one.array.reshape(-1), other.array.reshape(-1), slice(_LARGE // 16)  # which tell most apart
     if not np.array_equal(ones[few], others[few]) or not np.array_equal(ones, others):
         return False
-    return one.rest is other.rest or np.array_equal(one.values(), other.values())
+    return one.rest is other.rest or np.array_equal(one.elements_at(), other.elements_at())
 
 
 class Sampler:
     """Makes `Value`s. Without a field only the floats are computed."""
 
-    def __init__(self, plan: Plan, draws: Draws, gf: Field | None, real: type = np.float64) -> None:
+    def __init__(self, plan: AxisPlan, draws: RandomDraws, gf: PrimeField | None, real: type = np.float64) -> None:
         self.plan, self.draws, self.gf, self.real = plan, draws, gf, real
         self.work, self.bits = draws.work, 0 if gf is None else gf.p.bit_length()
 
-    def constant(self, stored: Array | Held, narrow: bool = False) -> Value:
+    def constant(self, stored: Array | StoredConstant, narrow: bool = False) -> Value:
         """A constant of the file: a number where all its elements are one, else elements of their own (any, in the
         field).
 
         ``narrow``: float32 elements may stay such, for one who multiplies them by float64.
         """
-        stored = stored if isinstance(stored, Held) else Held(stored)
+        stored = stored if isinstance(stored, StoredConstant) else StoredConstant(stored)
         array = stored.array
-        axes: Axes = tuple(self.plan.atoms(self.plan.length(n)) for n in array.shape)
+        axes: Axes = tuple(self.plan.atoms_of(self.plan.size_of_length(n)) for n in array.shape)
         atoms = [a for axis in axes for a in axis]
         if not array.size:
-            raise NotProved(Why.SIZE, "a constant of it has no element")
+            raise NotProved(ProofFailure.SIZE, "a constant of it has no element")
         if not stored.finite:  # no element of the field: nothing that depends on it is proved
             return Value(axes, None, np.full((1,) * (1 + len(atoms)), np.nan, dtype=self.real))
         if stored.uniform:
-            number = stored.first()
+            number = stored.first_element()
             f: Array = np.full((1,) * (1 + len(atoms)), number, dtype=self.real)
-            a = None if self.gf is None else self.gf.numbers(f.astype(np.float64))
-            size = Size.of(int(number)) if number == int(number) and abs(number) < 2**53 else None
+            a = None if self.gf is None else self.gf.from_floats(f.astype(np.float64))
+            size = Size.from_int(int(number)) if number == int(number) and abs(number) < 2**53 else None
             return Value(axes, a, f, sign=stored.sign, below=stored.below, size=size, nonzero=stored.nonzero)
-        lengths, chosen = [self.plan.places(a) for a in atoms], [self._places(a) for a in atoms]
+        lengths, chosen = [self.plan.place_count(a) for a in atoms], [self._sampled_places(a) for a in atoms]
         every = all(places == list(range(n)) for places, n in zip(chosen, lengths, strict=True))
         if narrow and every and stored.rest is None:
             f = array.reshape(lengths)[None]
         else:
-            f = stored.values(lengths, None if every else chosen).astype(self.real, copy=False)[None]
+            f = stored.elements_at(lengths, None if every else chosen).astype(self.real, copy=False)[None]
         a, drawn = None, None
         if self.gf is not None:
-            drawn = (("constant", stored.content, tuple(atoms)), 0)
-            a = self.elements(drawn[0], f.shape)
+            drawn = (("constant", stored.content_key, tuple(atoms)), 0)
+            a = self.random_elements(drawn[0], f.shape)
         return Value(
             axes,
             a,
             f,
             sign=stored.sign,
             below=stored.below,
-            degree=Degree.of(atoms),
+            degree=Degree.of_element(atoms),
             nonzero=stored.nonzero,
             drawn=drawn,
         )
 
-    def leaf(self, key: int, shape: Sequence[Size], reals: Callable[[tuple[int, ...]], Array]) -> Value:
+    def make_leaf(self, key: int, shape: Sequence[Size], reals: Callable[[tuple[int, ...]], Array]) -> Value:
         labels = itertools.count()
-        axes: Axes = tuple(tuple(Place(a, (key, next(labels))) for a in self.plan.atoms(s)) for s in shape)
-        counts = tuple(self.plan.count(a) for axis in axes for a in axis)
+        axes: Axes = tuple(tuple(AxisSize(a, (key, next(labels))) for a in self.plan.atoms_of(s)) for s in shape)
+        counts = tuple(self.plan.point_count(a) for axis in axes for a in axis)
         if self.gf is None:
-            self.work.compute(DRAWS * math.prod(counts))
+            self.work.count_floats(DRAWS * math.prod(counts))
         else:
-            self.work.multiply(DRAWS * math.prod(counts), self.bits)
+            self.work.count_product(DRAWS * math.prod(counts), self.bits)
         f = reals(counts)
         a = (
             None
             if self.gf is None
-            else self.elements(("leaf", key, tuple(x for axis in axes for x in axis)), (DRAWS, *counts))
+            else self.random_elements(("leaf", key, tuple(x for axis in axes for x in axis)), (DRAWS, *counts))
         )
-        return Value(axes, a, f.astype(self.real), data=True, degree=Degree.of(a for axis in axes for a in axis))
+        return Value(
+            axes, a, f.astype(self.real), data=True, degree=Degree.of_element(a for axis in axes for a in axis)
+        )
 
-    def elements(self, key: Any, shape: tuple[int, ...]) -> Array:
+    def random_elements(self, key: Any, shape: tuple[int, ...]) -> Array:
         """Random elements of the field that stay the same until they are drawn again."""
         assert self.gf is not None
         drawn = self.draws.elements.get(key)
@@ -212,20 +214,22 @@ class Sampler:
 
     def number(self, value: Fraction | int | float) -> Value:
         f: Array = np.full((1,), float(value), dtype=self.real)
-        a = None if self.gf is None else np.array([self.gf.fraction(Fraction(value))], dtype=object)
-        size = Size.of(int(value)) if value == int(value) else None
-        return Value((), a, f, sign=_sign_of(value), below=_sign_of(-value), size=size, nonzero=value != 0)
+        a = None if self.gf is None else np.array([self.gf.from_fraction(Fraction(value))], dtype=object)
+        size = Size.from_int(int(value)) if value == int(value) else None
+        return Value(
+            (), a, f, sign=_sign_of_numbers(value), below=_sign_of_numbers(-value), size=size, nonzero=value != 0
+        )
 
-    def size(self, size: Size) -> Value:
+    def size_value(self, size: Size) -> Value:
         """A size as a number."""
-        values = {s: self._symbol(s) for s in size.symbols()}
-        f: Array = np.full((1,), float(size.at({s: v[1] for s, v in values.items()})), dtype=self.real)
+        values = {s: self._symbol_value(s) for s in size.symbols()}
+        f: Array = np.full((1,), float(size.evaluate({s: v[1] for s, v in values.items()})), dtype=self.real)
         a = None
         if self.gf is not None:
-            a = np.array([size.at({s: v[0] for s, v in values.items()}) % self.gf.p], dtype=object)
-        return Value((), a, f, sign=sign_of(size), size=size, sized=bool(values), nonzero=size.positive)
+            a = np.array([size.evaluate({s: v[0] for s, v in values.items()}) % self.gf.p], dtype=object)
+        return Value((), a, f, sign=sign_of_size(size), size=size, sized=bool(values), nonzero=size.is_positive)
 
-    def _symbol(self, name: str) -> tuple[int, float]:
+    def _symbol_value(self, name: str) -> tuple[int, float]:
         """A random square in the field, and some size; a square, so that roots of sizes are at hand."""
         if name not in self.draws.symbols:
             q = self.draws.rng.randrange(2, self.gf.p) if self.gf is not None else 2
@@ -233,47 +237,47 @@ class Sampler:
         q, n = self.draws.symbols[name]
         return (q * q % self.gf.p if self.gf is not None else 0), n
 
-    def _places(self, atom: Size) -> list[int]:
+    def _sampled_places(self, atom: Size) -> list[int]:
         """Which places of a constant's axis the points stand for."""
         if atom in self.plan.joins:
-            return self._joined_places(atom)
-        n, k = self.plan.places(atom), self.plan.count(atom)
+            return self._sampled_joined_places(atom)
+        n, k = self.plan.place_count(atom), self.plan.point_count(atom)
         return (
             list(range(n)) if k == n else [round(i * (n - 1) / (k - 1)) for i in range(k)]
         )  # more than n of an axis of any length
 
-    def _joined_places(self, atom: Size) -> list[int]:
+    def _sampled_joined_places(self, atom: Size) -> list[int]:
         joined, start = [], 0
         for part in self.plan.joins[atom]:
             places = [0]
-            for a in self.plan.atoms(part):
-                places = [p * self.plan.places(a) + i for p in places for i in self._places(a)]
+            for a in self.plan.atoms_of(part):
+                places = [p * self.plan.place_count(a) + i for p in places for i in self._sampled_places(a)]
             joined += [start + p for p in places]
-            start += self.plan.places(part)
+            start += self.plan.place_count(part)
         return joined
 
-    def _weights(self, atom: Size) -> tuple[Array | None, Array | None]:
+    def _point_weights(self, atom: Size) -> tuple[Array | None, Array | None]:
         """Of the points of an atom: they add up to its size. None where there is a point for each place."""
-        if not self.plan.sampled(atom):
+        if not self.plan.is_sampled(atom):
             return None, None
         if atom in self.plan.joins:
-            return self._joined_weights(atom)
-        k, n = self.plan.count(atom), self.size(atom)
+            return self._joined_point_weights(atom)
+        k, n = self.plan.point_count(atom), self.size_value(atom)
         real = np.linspace(0.5, 1.5, k).astype(self.real) * (n.f[0] / k)
         if self.gf is None or n.a is None:
             return None, real
-        exact = self.elements(("weights", atom), (k,)).copy()
+        exact = self.random_elements(("weights", atom), (k,)).copy()
         exact[-1] = (n.a[0] - sum(exact[:-1].tolist())) % self.gf.p
         return exact, real
 
-    def _joined_weights(self, atom: Size) -> tuple[Array | None, Array | None]:
+    def _joined_point_weights(self, atom: Size) -> tuple[Array | None, Array | None]:
         exact, real = [], []
         for part in self.plan.joins[atom]:
             e: Array = np.ones(1, dtype=object)
             r: Array = np.ones(1, dtype=self.real)
-            for a in self.plan.atoms(part):
-                k = self.plan.count(a)
-                own, floats = self._weights(a)
+            for a in self.plan.atoms_of(part):
+                k = self.plan.point_count(a)
+                own, floats = self._point_weights(a)
                 e = np.multiply.outer(e, np.ones(k, dtype=object) if own is None else own).reshape(-1)
                 r = np.multiply.outer(r, np.ones(k) if floats is None else floats).reshape(-1)
             exact.append(e)
@@ -281,9 +285,9 @@ class Sampler:
         return None if self.gf is None else np.concatenate(exact) % self.gf.p, np.concatenate(real)
 
 
-def _sign_of(numbers: Array | Fraction | float) -> int:
+def _sign_of_numbers(numbers: Array | Fraction | float) -> int:
     return POSITIVE if np.all(numbers > 0) else NOT_NEGATIVE if np.all(numbers >= 0) else NEGATIVE
 
 
-def sign_of(size: Size) -> int:
-    return POSITIVE if size.positive else NOT_NEGATIVE if size.not_negative else NEGATIVE
+def sign_of_size(size: Size) -> int:
+    return POSITIVE if size.is_positive else NOT_NEGATIVE if size.is_nonnegative else NEGATIVE

@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from ..graphs.sizes import Place, Size
+from ..graphs.symbolic_sizes import AxisSize, Size
+from .axis_plan import Atoms, Axes, product_of_atoms
 from .degree import ZERO, Degree
-from .plan import Atoms, Axes, product
 
 Array = np.ndarray[Any, Any]
 
 NEGATIVE, NOT_NEGATIVE, POSITIVE = 0, 1, 2  # what structure says of the sign at every real input; NEGATIVE: nothing
 
 
-def axis_of(atom: Size) -> Any:
+def axis_identity(atom: Size) -> Any:
     """Which axis an atom is, where a leaf or a convolution says so; else its size, which others may have."""
-    return atom.label if isinstance(atom, Place) else atom
+    return atom.label if isinstance(atom, AxisSize) else atom
 
 
 @dataclass(eq=False, slots=True)
@@ -56,35 +56,35 @@ class Value:
 
     @property
     def shape(self) -> tuple[Size, ...]:
-        return tuple(product(axis) for axis in self.axes)
+        return tuple(product_of_atoms(axis) for axis in self.axes)
 
-    def slots(self, axis: int) -> range:
+    def array_axes(self, axis: int) -> range:
         """The axes of the arrays that hold axis ``axis``."""
         start = 1 + sum(len(a) for a in self.axes[:axis])
         return range(start, start + len(self.axes[axis]))
 
-    def varies(self, axis: int) -> bool:
+    def varies_along(self, axis: int) -> bool:
         """Whether it does along an axis; what an Expand has laid out does not."""
-        return any(self.f.shape[s] > 1 for s in self.slots(axis))
+        return any(self.f.shape[s] > 1 for s in self.array_axes(axis))
 
-    def moved(self, axes: Axes, permutation: list[int] | None = None) -> Value:
+    def with_axes(self, axes: Axes, permutation: list[int] | None = None) -> Value:
         """The same elements with other axes; ``permutation`` of the arrays' axes, None where they stay in order."""
 
-        def laid(x: Array | None) -> Array | None:
+        def transpose_array(x: Array | None) -> Array | None:
             return x if x is None or permutation is None else x.transpose(permutation)
 
-        f = laid(self.f)
+        f = transpose_array(self.f)
         assert f is not None
-        return replace(self, axes=axes, a=laid(self.a), f=f)
+        return replace(self, axes=axes, a=transpose_array(self.a), f=f)
 
     def varying_atoms(self) -> Atoms:
         return tuple(atom for atom, n in zip(self.atoms, self.f.shape[1:], strict=True) if n > 1)
 
-    def along(self) -> frozenset[Any]:
+    def varying_axes(self) -> frozenset[Any]:
         """The axes along which it varies."""
-        return frozenset(map(axis_of, self.varying_atoms()))
+        return frozenset(map(axis_identity, self.varying_atoms()))
 
-    def varying(self, array: Array) -> tuple[Atoms, Array]:
+    def drop_constant_axes(self, array: Array) -> tuple[Atoms, Array]:
         """The atoms along which ``array`` (``a`` or ``f``) varies, and it without the others."""
         kept = [i for i, n in enumerate(array.shape[1:]) if n > 1]
         atoms = self.atoms

@@ -14,34 +14,36 @@ from dataclasses import dataclass, field
 import onnx
 import onnx_graphsurgeon as gs
 
-from ..domains import is_standard
+from ..findings.records import Finding
 from ..graphs.graph import Graph, value_inputs
-from ..records import Finding
-from .roots import CLAMPS, POINTWISE, REDUCTIONS, VIEWS, is_root
+from ..storage.onnx_domains import is_standard
+from .anchors import CLAMPS, POINTWISE, REDUCTIONS, VIEWS, is_anchor
 
 _STEPS = (POINTWISE | VIEWS | CLAMPS) - {"Exp", "Log"}
 _FARTHEST = 24  # nodes walked above a denominator, and above each of its reductions
 
 
-def lookalikes(proto: onnx.ModelProto, findings: Sequence[Finding]) -> list[Finding]:
+def find_lookalikes(proto: onnx.ModelProto, findings: Sequence[Finding]) -> list[Finding]:
     """The divisions by a statistic in the main graph of ``proto`` that are in none of ``findings``, as refused
     findings."""
     graph = Graph(proto)
     taken = {t for f in findings if not f.place for t in (f.tensor, *f.tensors, *(a.end for a in f.attempts))}
-    readings = (_read(graph, n) for n in graph.nodes if n.op in ("Div", "Mul") and n.outputs[0].name not in taken)
+    readings = (
+        _read_division(graph, n) for n in graph.nodes if n.op in ("Div", "Mul") and n.outputs[0].name not in taken
+    )
     return [f for f in readings if f is not None]
 
 
-def _read(graph: Graph, node: gs.Node) -> Finding | None:
-    for numerator, denominator in _fractions(graph, node):
-        below = _walk(graph, denominator)
+def _read_division(graph: Graph, node: gs.Node) -> Finding | None:
+    for numerator, denominator in _fractions_of(graph, node):
+        below = _walk_upwards(graph, denominator)
         if below.root or not below.reductions:
             continue
-        x, center = _centered(graph, numerator)
-        above = [_walk(graph, r.inputs[0], stop=(x, numerator)) for r in below.reductions]
-        reason = _reason(graph, below.reductions, above, center)
+        x, center = _uncentered_input(graph, numerator)
+        above = [_walk_upwards(graph, r.inputs[0], stop=(x, numerator)) for r in below.reductions]
+        reason = _describe_denominator(graph, below.reductions, above, center)
         if reason and all(a.met for a in above):
-            nodes = sorted({id(n): n for w in (below, *above) for n in w.nodes}.values(), key=graph.order)
+            nodes = sorted({id(n): n for w in (below, *above) for n in w.nodes}.values(), key=graph.position_of)
             nodes = [
                 *(n for n in [graph.producer(numerator)] if center and n is not None and n not in nodes),
                 *nodes,
@@ -62,7 +64,7 @@ def _read(graph: Graph, node: gs.Node) -> Finding | None:
     return None
 
 
-def _fractions(graph: Graph, node: gs.Node) -> Iterator[tuple[gs.Tensor, gs.Tensor]]:
+def _fractions_of(graph: Graph, node: gs.Node) -> Iterator[tuple[gs.Tensor, gs.Tensor]]:
     """(numerator, denominator) of a Div, or of a Mul with a Reciprocal; both data."""
     a, b = node.inputs[0], node.inputs[-1]
     if graph.is_shape_valued(a) or graph.is_shape_valued(b) or a is b:
@@ -77,7 +79,7 @@ def _fractions(graph: Graph, node: gs.Node) -> Iterator[tuple[gs.Tensor, gs.Tens
 
 
 @dataclass
-class _Walk:
+class _UpwardWalk:
     """What lies above a tensor, up to the reductions (which are listed) or to one of the tensors looked for."""
 
     nodes: list[gs.Node] = field(default_factory=list)
@@ -86,8 +88,8 @@ class _Walk:
     met: bool = False
 
 
-def _walk(graph: Graph, t: gs.Tensor, stop: Sequence[gs.Tensor] = ()) -> _Walk:
-    walk, stack, seen = _Walk(), [t], {id(t)}
+def _walk_upwards(graph: Graph, t: gs.Tensor, stop: Sequence[gs.Tensor] = ()) -> _UpwardWalk:
+    walk, stack, seen = _UpwardWalk(), [t], {id(t)}
     while stack and len(walk.nodes) < _FARTHEST:
         t = stack.pop()
         if any(t is s for s in stop):
@@ -96,7 +98,7 @@ def _walk(graph: Graph, t: gs.Tensor, stop: Sequence[gs.Tensor] = ()) -> _Walk:
         node = graph.producer(t)
         if node is None or graph.is_shape_valued(t) or not is_standard(node):
             continue
-        walk.root = walk.root or is_root(graph, node)
+        walk.root = walk.root or is_anchor(graph, node)
         if node.op in REDUCTIONS:
             walk.reductions.append(node)
         if node.op in REDUCTIONS and not stop:
@@ -109,17 +111,19 @@ def _walk(graph: Graph, t: gs.Tensor, stop: Sequence[gs.Tensor] = ()) -> _Walk:
     return walk
 
 
-def _centered(graph: Graph, numerator: gs.Tensor) -> tuple[gs.Tensor, str]:
+def _uncentered_input(graph: Graph, numerator: gs.Tensor) -> tuple[gs.Tensor, str]:
     """x, and the op of the reduction of x that the numerator is x minus ("" where it is x itself)."""
     node = graph.producer(numerator)
     if node is not None and node.op == "Sub":
-        for reduction in _walk(graph, node.inputs[1]).reductions:
-            if _walk(graph, reduction.inputs[0], stop=node.inputs[:1]).met:
+        for reduction in _walk_upwards(graph, node.inputs[1]).reductions:
+            if _walk_upwards(graph, reduction.inputs[0], stop=node.inputs[:1]).met:
                 return node.inputs[0], reduction.op
     return numerator, ""
 
 
-def _reason(graph: Graph, reductions: Sequence[gs.Node], above: Sequence[_Walk], center: str) -> str:
+def _describe_denominator(
+    graph: Graph, reductions: Sequence[gs.Node], above: Sequence[_UpwardWalk], center: str
+) -> str:
     """What the denominator is, "" where it is nothing that a norm is mistaken for."""
     ops = {r.op for r in reductions}
     if {"ReduceMax", "ReduceMin"} <= ops:
@@ -130,13 +134,13 @@ def _reason(graph: Graph, reductions: Sequence[gs.Node], above: Sequence[_Walk],
             f"it divides by {'the largest magnitude' if 'ReduceMax' in ops else 'a mean or sum of magnitudes'}, no"
             " standard deviation"
         )
-    if "ReduceSumSquare" in ops or any(_squares(graph, n) for a in above for n in a.nodes):
+    if "ReduceSumSquare" in ops or any(_is_square(graph, n) for a in above for n in a.nodes):
         return f"it divides by {'a variance' if center else 'a mean or sum of squares'} whose root is not taken"
     return ""
 
 
-def _squares(graph: Graph, node: gs.Node) -> bool:
+def _is_square(graph: Graph, node: gs.Node) -> bool:
     if node.op == "Mul":
         return node.inputs[0] is node.inputs[1]
-    power = graph.known(node.inputs[1]) if node.op == "Pow" else None
+    power = graph.known_value(node.inputs[1]) if node.op == "Pow" else None
     return power is not None and power.size == 1 and power.item() == 2

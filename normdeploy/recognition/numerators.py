@@ -6,16 +6,16 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph, value_inputs
-from .probe import EVEN
-from .roots import INSIDE, VIEWS
+from .anchors import INSIDE, VIEWS
+from .fit_measurement import EVEN
 
 _FARTHEST = 24  # nodes walked below a deviation, and above what it divides
 
 
-def reason_of(graph: Graph, x: gs.Tensor, deviation: gs.Tensor) -> str:
+def explain_numerator(graph: Graph, x: gs.Tensor, deviation: gs.Tensor) -> str:
     """Why what divides by ``deviation``, a function of x that is the same for −x, is no norm of x."""
-    for divided in _divided(graph, deviation):
-        node = _stranger(graph, divided, x)
+    for divided in _numerators_of(graph, deviation):
+        node = _foreign_node_above(graph, divided, x)
         if node is not None:
             name = f"{node.op} {node.name!r}" if node.name else node.op
             return (
@@ -25,7 +25,7 @@ def reason_of(graph: Graph, x: gs.Tensor, deviation: gs.Tensor) -> str:
     return EVEN
 
 
-def _divided(graph: Graph, deviation: gs.Tensor) -> list[gs.Tensor]:
+def _numerators_of(graph: Graph, deviation: gs.Tensor) -> list[gs.Tensor]:
     """The numerators of the fractions that have it, or a view of it, as their denominator."""
     numerators: list[gs.Tensor] = []
     stack, seen = [(deviation, False)], 0
@@ -42,7 +42,7 @@ def _divided(graph: Graph, deviation: gs.Tensor) -> list[gs.Tensor]:
     return numerators
 
 
-def _stranger(graph: Graph, t: gs.Tensor, x: gs.Tensor) -> gs.Node | None:
+def _foreign_node_above(graph: Graph, t: gs.Tensor, x: gs.Tensor) -> gs.Node | None:
     """The nearest node above ``t``, and not above ``x``, that no norm contains; None where there is none."""
     stack, seen = [t], 0
     while stack and seen < _FARTHEST:

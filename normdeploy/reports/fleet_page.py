@@ -1,6 +1,7 @@
 """The page of a fleet: model × target in colours, why each bad cell is bad, what changed, and the trend over runs.
 
-One HTML file, as `normdeploy.reports.html` says: it asks no network for anything and runs no script, and all text
+One HTML file, as `normdeploy.reports.page_templates` says: it asks no network for anything and runs no script, and
+all text
 in it is escaped, stripped of control characters and cut.
 """
 
@@ -9,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .fleet import change, summary, table
-from .html import safe, templates
+from .fleet_tables import cells_by_target, describe_change, summarize_counts
+from .page_templates import sanitize_texts, template_environment
 
 if TYPE_CHECKING:
-    from ..fleet.ends import Cell, FleetRun
+    from ..fleet.outcomes import CellOutcome, FleetRun
 
 _TONES = {
     **{"verified": "good", "built": "partly", "wrong": "bad", "failed": "bad", "not run": "muted", "stale": "warn"},
@@ -32,7 +33,7 @@ _LINES = 40  # of a log
 _LONGEST = 300  # letters of one text
 
 
-def page(run: FleetRun, log: Callable[[str], str], href: Callable[[str], str] | None = None) -> str:
+def render_fleet_page(run: FleetRun, log: Callable[[str], str], href: Callable[[str], str] | None = None) -> str:
     """The HTML page of a run.
 
     Args:
@@ -42,24 +43,26 @@ def page(run: FleetRun, log: Callable[[str], str], href: Callable[[str], str] | 
     Raises:
         NormdeployError: a library of the extra ``report`` is missing.
     """
-    targets, rows = table(run)
+    targets, rows = cells_by_target(run)
     bad = [c for c in run.cells if c.status in ("wrong", "failed")]
     shown = {
         "run": {"id": run.id, "file": run.file, "store": run.store, "started": run.started, "notes": run.notes[:50]},
-        "summary": summary(run),
-        "counts": [(count, status, _TONES[status], _SAID[status]) for status, count in run.counts().items()],
+        "summary": summarize_counts(run),
+        "counts": [(count, status, _TONES[status], _SAID[status]) for status, count in run.count_by_status().items()],
         "targets": targets,
-        "rows": [(model, variant, [_cell(c, run, href) for c in cells]) for model, variant, cells in rows[:_ROWS]],
+        "rows": [
+            (model, variant, [_cell_context(c, run, href) for c in cells]) for model, variant, cells in rows[:_ROWS]
+        ],
         "left_out": max(0, len(rows) - _ROWS),
-        "bad": [_bad(c, log) for c in bad[:_LOGS]],
+        "bad": [_failure_context(c, log) for c in bad[:_LOGS]],
         "bad_left_out": max(0, len(bad) - _LOGS),
         "machines": [dict(m) for m in run.machines],
     }
-    plot = _trend(run) if len(run.trend) > 1 else None
-    return templates().get_template("fleet.html").render(safe(shown, _LONGEST) | {"plot": plot})
+    plot = _plot_trend(run) if len(run.trend) > 1 else None
+    return template_environment().get_template("fleet.html").render(sanitize_texts(shown, _LONGEST) | {"plot": plot})
 
 
-def _cell(cell: Cell | None, run: FleetRun, href: Callable[[str], str] | None) -> dict[str, Any] | None:
+def _cell_context(cell: CellOutcome | None, run: FleetRun, href: Callable[[str], str] | None) -> dict[str, Any] | None:
     if cell is None:
         return None
     told = [f"{value:.3g} ms" for name, value in cell.measures.items() if name == "milliseconds"]
@@ -67,7 +70,7 @@ def _cell(cell: Cell | None, run: FleetRun, href: Callable[[str], str] | None) -
     return {
         "status": cell.status,
         "tone": _TONES[cell.status],
-        "change": change(cell, run.before.get(cell.name)),
+        "change": describe_change(cell, run.before.get(cell.name)),
         "bytes": cell.bytes,
         "told": told,
         "reason": cell.reason,
@@ -76,19 +79,19 @@ def _cell(cell: Cell | None, run: FleetRun, href: Callable[[str], str] | None) -
     }
 
 
-def _bad(cell: Cell, log: Callable[[str], str]) -> dict[str, Any]:
+def _failure_context(cell: CellOutcome, log: Callable[[str], str]) -> dict[str, Any]:
     digest = dict(cell.logs).get(cell.step, "")
     lines = log(digest).rstrip().splitlines()[-_LINES:] if digest else []
     return {"name": cell.name, "status": cell.status, "step": cell.step, "reason": cell.reason, "log": lines}
 
 
-def _trend(run: FleetRun) -> Mapping[str, str]:
+def _plot_trend(run: FleetRun) -> Mapping[str, str]:
     """Cells by status over the last runs."""
-    from .svg import BAD, FIRST, MUTED, SECOND, MaxNLocator, drawn, inline, legend
+    from .svg_drawing import BAD, FIRST, MUTED, SECOND, MaxNLocator, draw_legend, figure_to_svg, open_figure
 
     runs = list(run.trend)
     groups = (("verified", FIRST), ("built", SECOND), ("wrong", BAD), ("failed", BAD), ("not run", MUTED))
-    with drawn(2.2) as (figure, axes):
+    with open_figure(2.2) as (figure, axes):
         places = range(1, len(runs) + 1)
         for status, colour in groups:
             counts = [told.get(status, 0) for told in runs]
@@ -102,7 +105,7 @@ def _trend(run: FleetRun) -> Mapping[str, str]:
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        legend(axes)
+        draw_legend(axes)
         first, last = runs[0], runs[-1]
         alt = "; ".join(f"{s}: {first.get(s, 0):g} then, {last.get(s, 0):g} now" for s, _ in groups if last.get(s, 0))
-        return {"caption": f"The last {len(runs)} runs.", "alt": alt, "svg": inline(figure, "trend")}
+        return {"caption": f"The last {len(runs)} runs.", "alt": alt, "svg": figure_to_svg(figure, "trend")}

@@ -6,27 +6,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..records import Certificate, Finding, Half, Parameter, Support
-from .groups import Group, became, grouped, proof, reason
+from ..findings.records import Certificate, Finding, HalfConstants, NormParameter, RuntimeSupport
+from .finding_groups import FindingGroup, describe_outcome, describe_proof, describe_reason, group_findings
 
 _ROWS = 120  # of one table
 _CHIPS = 24  # ops of one spelling
 
 
 @dataclass(frozen=True)
-class Cut:
+class TruncatedRows:
     """The first rows of a table, and how many are left out."""
 
     rows: Sequence[Any]
     left_out: int
 
     @classmethod
-    def of(cls, rows: Sequence[Any]) -> Cut:
+    def truncate_rows(cls, rows: Sequence[Any]) -> TruncatedRows:
         return cls(rows[:_ROWS], max(0, len(rows) - _ROWS))
 
 
 @dataclass(frozen=True)
-class Row:
+class PageRow:
     """Norms, or islands of float32, that differ in nothing but the numbers in their names."""
 
     name: str
@@ -44,12 +44,12 @@ class Row:
     nodes: int  # of all
 
 
-def norms(told: Iterable[Mapping[str, Any]]) -> list[Row]:
+def norm_rows(told: Iterable[Mapping[str, Any]]) -> list[PageRow]:
     """``norms`` of the JSON report, in its order."""
-    return [_row(group) for group in grouped(map(_finding, told))]
+    return [_make_row(group) for group in group_findings(map(_parse_finding, told))]
 
 
-def islands(told: Iterable[Mapping[str, Any]]) -> list[Row]:
+def island_rows(told: Iterable[Mapping[str, Any]]) -> list[PageRow]:
     """``precision.islands`` of the JSON report; ``found`` is the kind of reason, ``became`` the largest magnitude
     seen."""
     values = {i["tensor"]: float(i["value"]) for i in told if i["value"] is not None and i["kind"] == "range"}
@@ -60,57 +60,57 @@ def islands(told: Iterable[Mapping[str, Any]]) -> list[Row]:
         for i in told
     ]
     return [
-        _row(group, max((values[f.tensor] for f in group.findings if f.tensor in values), default=None))
-        for group in grouped(kept)
+        _make_row(group, max((values[f.tensor] for f in group.findings if f.tensor in values), default=None))
+        for group in group_findings(kept)
     ]
 
 
-def _row(group: Group, seen: float | None = None) -> Row:
-    first = group.first
+def _make_row(group: FindingGroup, seen: float | None = None) -> PageRow:
+    first = group.first_finding
     ops = first.spelling.split()
-    return Row(
+    return PageRow(
         name=group.name,
         count=len(group.findings),
         place=first.place,
         kind=first.kind,
         status=first.status,
         found=(*ops[:_CHIPS], f"… {len(ops) - _CHIPS} more") if len(ops) > _CHIPS else tuple(ops),
-        became=f"reached {seen:.3g}" if seen is not None else became(group),
-        reason=reason(group),
+        became=f"reached {seen:.3g}" if seen is not None else describe_outcome(group),
+        reason=describe_reason(group),
         notes=first.notes,
-        proof=tuple(proof(group)),
+        proof=tuple(describe_proof(group)),
         failed=any(f.certificate is not None and not f.certificate for f in group.findings),
         tensor=first.tensor,
         nodes=sum(len(f.tensors) for f in group.findings),
     )
 
 
-def _finding(told: Mapping[str, Any]) -> Finding:
+def _parse_finding(told: Mapping[str, Any]) -> Finding:
     """The record that the report was made from."""
-    known = {f.name: _frozen(told[f.name]) for f in fields(Finding) if f.name in told}
+    known = {f.name: _freeze_value(told[f.name]) for f in fields(Finding) if f.name in told}
     kinds: Mapping[str, type] = {
         "certificate": Certificate,
-        "gamma": Parameter,
-        "beta": Parameter,
-        "half": Half,
-        "runtimes": Support,
+        "gamma": NormParameter,
+        "beta": NormParameter,
+        "half": HalfConstants,
+        "runtimes": RuntimeSupport,
     }
     for name in kinds.keys() & known.keys():
         value = told[name]
         known[name] = (
-            tuple(_made(kinds[name], v) for v in value)
+            tuple(_parse_record(kinds[name], v) for v in value)
             if isinstance(value, list)
-            else value and _made(kinds[name], value)
+            else value and _parse_record(kinds[name], value)
         )
     return Finding(**known | {"attempts": ()})
 
 
-def _made(kind: type, told: Mapping[str, Any]) -> Any:
-    return kind(**{f.name: _frozen(told[f.name]) for f in fields(kind) if f.name in told})
+def _parse_record(kind: type, told: Mapping[str, Any]) -> Any:
+    return kind(**{f.name: _freeze_value(told[f.name]) for f in fields(kind) if f.name in told})
 
 
-def _frozen(value: Any) -> Any:
+def _freeze_value(value: Any) -> Any:
     """Lists become tuples; the words that stand for numbers which JSON lacks become these."""
     if isinstance(value, list):
-        return tuple(map(_frozen, value))
+        return tuple(map(_freeze_value, value))
     return float(value) if value in ("nan", "inf", "-inf") else value

@@ -1,4 +1,4 @@
-"""The plots of the report's page (``normdeploy.reports.svg`` makes them part of it)."""
+"""The plots of the report's page (``normdeploy.reports.svg_drawing`` makes them part of it)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,21 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from .svg import FIRST, INK, MUTED, SECOND, dots, drawn, in_order, inline, legend, log_scale, points_at, segments, ticks
+from .svg_drawing import (
+    FIRST,
+    INK,
+    MUTED,
+    SECOND,
+    draw_dots,
+    draw_legend,
+    draw_points,
+    draw_segments,
+    draw_ticks,
+    figure_to_svg,
+    open_figure,
+    set_log_scale,
+    set_ordered_axes,
+)
 
 _OPS = 12  # op types shown one by one
 _NAME = 28  # letters of a name
@@ -30,38 +44,39 @@ class Plot:
     svg: str
 
 
-def number(value: Any) -> float:
+def parse_number(value: Any) -> float:
     """A number of the JSON report: "nan", "inf" and "-inf" are texts there, null is not known."""
     return math.nan if value is None else float(value)
 
 
-def identity(certificates: Sequence[Mapping[str, Any]]) -> Plot:
+def plot_identity_errors(certificates: Sequence[Mapping[str, Any]]) -> Plot:
     """Every certificate's error in float64 under its bound, both relative."""
-    shown = _some(certificates, [not c["identity"] for c in certificates], _CERTIFICATES)
-    errors, bounds = ([number(c[key]) for c in shown] for key in ("error", "bound"))
-    with drawn(2.6) as (figure, axes):
-        log_scale(axes, errors + bounds)
-        ticks(axes, bounds, INK, "bound")
-        dots(axes, errors, [not c["identity"] for c in shown], FIRST, "error")
-        in_order(axes, "norms with a certificate, in the graph's order", "relative error, float64")
+    shown = _select_values(certificates, [not c["identity"] for c in certificates], _CERTIFICATES)
+    errors, bounds = ([parse_number(c[key]) for c in shown] for key in ("error", "bound"))
+    with open_figure(2.6) as (figure, axes):
+        set_log_scale(axes, errors + bounds)
+        draw_ticks(axes, bounds, INK, "bound")
+        draw_dots(axes, errors, [not c["identity"] for c in shown], FIRST, "error")
+        set_ordered_axes(axes, "norms with a certificate, in the graph's order", "relative error, float64")
         passed = sum(bool(c["identity"]) for c in certificates)
         title = (
-            f"{len(certificates)} certificates, {passed} passed; the largest error is {_most(errors)}, the least bound"
+            f"{len(certificates)} certificates, {passed} passed; the largest error is "
+            f"{_format_maximum(errors)}, the least bound"
             f" {min(bounds):.1e}."
         )
         caption = "Before and after are the same function: error in float64 against the bound."
-        return Plot(caption + _left_out(shown, certificates), title, inline(figure, "identity"))
+        return Plot(caption + _left_out_note(shown, certificates), title, figure_to_svg(figure, "identity"))
 
 
-def proofs(certificates: Sequence[Mapping[str, Any]]) -> Plot:
+def plot_proof_errors(certificates: Sequence[Mapping[str, Any]]) -> Plot:
     """The error probability of every exact proof: its negative binary logarithm, above the least that is asked for."""
-    shown = _some(certificates, [False for _ in certificates], _CERTIFICATES)
-    bits = [number(c["bits"]) for c in shown]
-    with drawn(2.2) as (figure, axes):
+    shown = _select_values(certificates, [False for _ in certificates], _CERTIFICATES)
+    bits = [parse_number(c["bits"]) for c in shown]
+    with open_figure(2.2) as (figure, axes):
         axes.set_ylim(0, max(bits) * 1.15)
-        ticks(axes, [float(_LEAST)] * len(bits), INK, "least")
-        dots(axes, bits, [b < _LEAST for b in bits], FIRST, "proof")
-        in_order(axes, "norms with an exact proof, in the graph's order", "−log₂ of the error probability")
+        draw_ticks(axes, [float(_LEAST)] * len(bits), INK, "least")
+        draw_dots(axes, bits, [b < _LEAST for b in bits], FIRST, "proof")
+        set_ordered_axes(axes, "norms with an exact proof, in the graph's order", "−log₂ of the error probability")
         title = (
             f"{len(certificates)} exact proofs; the probability that one of them is wrong is at most"
             f" 2^-{int(min(bits))} each."
@@ -69,42 +84,45 @@ def proofs(certificates: Sequence[Mapping[str, Any]]) -> Plot:
         caption = (
             "Before and after are the same function at every input and size: how unlikely it is that a proof is wrong."
         )
-        return Plot(caption + _left_out(shown, certificates), title, inline(figure, "proofs"))
+        return Plot(caption + _left_out_note(shown, certificates), title, figure_to_svg(figure, "proofs"))
 
 
-def rounding(certificates: Sequence[Mapping[str, Any]]) -> Plot | None:
+def plot_rounding(certificates: Sequence[Mapping[str, Any]]) -> Plot | None:
     """What onnxruntime makes of each norm before and after, in the model's own type; None where nothing was run."""
     ran = [c for c in certificates if c["rounding_after"] is not None and c["rounding_bound"] is not None]
     if not ran:
         return None
-    shown = _some(ran, [not c["rounding_ok"] for c in ran], _CERTIFICATES)
-    before, after, bounds = ([number(c[f"rounding_{key}"]) for c in shown] for key in ("before", "after", "bound"))
-    with drawn(2.6) as (figure, axes):
-        log_scale(axes, before + after + bounds)
-        ticks(axes, bounds, INK, "bound")
-        dots(axes, before, [False] * len(shown), SECOND, "before", shift=-0.16)
-        dots(axes, after, [not c["rounding_ok"] for c in shown], FIRST, "after", shift=0.16)
-        in_order(axes, "norms that onnxruntime ran, in the graph's order", "largest |error|")
+    shown = _select_values(ran, [not c["rounding_ok"] for c in ran], _CERTIFICATES)
+    before, after, bounds = (
+        [parse_number(c[f"rounding_{key}"]) for c in shown] for key in ("before", "after", "bound")
+    )
+    with open_figure(2.6) as (figure, axes):
+        set_log_scale(axes, before + after + bounds)
+        draw_ticks(axes, bounds, INK, "bound")
+        draw_dots(axes, before, [False] * len(shown), SECOND, "before", shift=-0.16)
+        draw_dots(axes, after, [not c["rounding_ok"] for c in shown], FIRST, "after", shift=0.16)
+        set_ordered_axes(axes, "norms that onnxruntime ran, in the graph's order", "largest |error|")
         failed = sum(not c["rounding_ok"] for c in ran)
         title = (
-            f"{len(ran)} norms in onnxruntime: the largest error is {_most(before)} before and {_most(after)} after;"
+            f"{len(ran)} norms in onnxruntime: the largest error is {_format_maximum(before)} before and "
+            f"{_format_maximum(after)} after;"
             f" {failed} exceed."
         )
         caption = "Rounding in onnxruntime, in the model's own type, against float64."
-        return Plot(caption + _left_out(shown, ran), title, inline(figure, "rounding"))
+        return Plot(caption + _left_out_note(shown, ran), title, figure_to_svg(figure, "rounding"))
 
 
-def ops(before: Mapping[str, int], after: Mapping[str, int]) -> Plot:
+def plot_op_counts(before: Mapping[str, int], after: Mapping[str, int]) -> Plot:
     """Nodes by op type; the types whose number changed most are named."""
     names = sorted(
         before.keys() | after.keys(), key=lambda op: (-abs(before.get(op, 0) - after.get(op, 0)), -after.get(op, 0), op)
     )
-    rows = [(_short(op), before.get(op, 0), after.get(op, 0)) for op in names[:_OPS]]
+    rows = [(_shorten_text(op), before.get(op, 0), after.get(op, 0)) for op in names[:_OPS]]
     if rest := names[_OPS:]:
         rows.append(
             (f"{len(rest)} other types", sum(before.get(op, 0) for op in rest), sum(after.get(op, 0) for op in rest))
         )
-    with drawn(0.7 + 0.3 * len(rows)) as (figure, axes):
+    with open_figure(0.7 + 0.3 * len(rows)) as (figure, axes):
         places = [-i for i in range(len(rows))]
         axes.barh(
             [p + 0.19 for p in places],
@@ -136,54 +154,61 @@ def ops(before: Mapping[str, int], after: Mapping[str, int]) -> Plot:
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.margins(x=0.18, y=0.01)
         axes.set_xlim(left=0)
-        legend(axes)
+        draw_legend(axes)
         title = "; ".join(f"{name} {b} before, {a} after" for name, b, a in rows)
-        return Plot("Nodes by op type.", title, inline(figure, "ops"))
+        return Plot("Nodes by op type.", title, figure_to_svg(figure, "ops"))
 
 
-def drift(runtime: str, points: Sequence[Mapping[str, Any]], place: int) -> Plot:
+def plot_drift(runtime: str, points: Sequence[Mapping[str, Any]], place: int) -> Plot:
     """One runtime's error from the first tensor to the last, beside eager's and what is allowed."""
-    wrong = [bool(p.get("reason")) or not number(p["error"]) <= number(p["allowed"]) for p in points]
-    shown = _some(points, wrong, _POINTS)
-    error, eager, allowed = ([number(p[key]) for p in shown] for key in ("error", "eager", "allowed"))
-    with drawn(2.8) as (figure, axes):
-        low = log_scale(axes, error + eager + allowed)
+    wrong = [bool(p.get("reason")) or not parse_number(p["error"]) <= parse_number(p["allowed"]) for p in points]
+    shown = _select_values(points, wrong, _POINTS)
+    error, eager, allowed = ([parse_number(p[key]) for p in shown] for key in ("error", "eager", "allowed"))
+    with open_figure(2.8) as (figure, axes):
+        low = set_log_scale(axes, error + eager + allowed)
         x = range(1, len(shown) + 1)
         axes.plot(x, allowed, color=INK, linewidth=1, linestyle=(0, (4, 2)), label="allowed")
         axes.plot(x, [max(e, low) for e in eager], color=SECOND, linewidth=1.4, label="eager")
         axes.plot(x, [max(e, low) for e in error], color=FIRST, linewidth=1.4, label="this runtime")
-        dots(
+        draw_dots(
             axes,
             error,
             [bool(p.get("reason")) or not e <= a for p, e, a in zip(shown, error, allowed, strict=True)],
             FIRST,
             "",
         )
-        in_order(axes, "boundaries of modules, from input to output", "largest |error|")
+        set_ordered_axes(axes, "boundaries of modules, from input to output", "largest |error|")
         first = next((p for p, w in zip(points, wrong, strict=True) if w), None)
         title = f"{len(points)} tensors in {runtime}: {sum(wrong)} exceed what is allowed"
         title += (
-            f", the first is {_where(first)}."
+            f", the first is {_drift_point_label(first)}."
             if first
             else f"; the last is off by {error[-1]:.1e}, allowed are {allowed[-1]:.1e}."
         )
         caption = f"Error by layer in {runtime}, against float64."
-        return Plot(caption + _left_out(shown, points), title, inline(figure, f"drift{place}"))
+        return Plot(caption + _left_out_note(shown, points), title, figure_to_svg(figure, f"drift{place}"))
 
 
-def race(norm: str, entries: Sequence[Mapping[str, Any]], place: int) -> Plot:
+def plot_race(norm: str, entries: Sequence[Mapping[str, Any]], place: int) -> Plot:
     """Median latencies as bars, every sample a dot, the 95th percentile a line; milliseconds. ``norm``: the one that is
     raced, "" where whole models are."""
-    with drawn(0.6 + 0.62 * len(entries)) as (figure, axes):
-        right = min(max(number(e["p99"]) for e in entries) * 1.1, max(number(e["median"]) for e in entries) * _FARTHEST)
+    with open_figure(0.6 + 0.62 * len(entries)) as (figure, axes):
+        right = min(
+            max(parse_number(e["p99"]) for e in entries) * 1.1,
+            max(parse_number(e["median"]) for e in entries) * _FARTHEST,
+        )
         for row, entry in enumerate(entries):
-            median, p95 = number(entry["median"]), number(entry["p95"])
+            median, p95 = parse_number(entry["median"]), parse_number(entry["p95"])
             axes.barh(-row, median, 0.4, color=FIRST, alpha=0.35, linewidth=0)
-            shown = [(number(t), -row + _jitter(i)) for i, t in enumerate(entry["samples"]) if number(t) <= right]
-            points_at(axes, [t for t, _ in shown], [y for _, y in shown], FIRST, 1.6)
+            shown = [
+                (parse_number(t), -row + _jitter_offset(i))
+                for i, t in enumerate(entry["samples"])
+                if parse_number(t) <= right
+            ]
+            draw_points(axes, [t for t, _ in shown], [y for _, y in shown], FIRST, 1.6)
             lines = [t for t in (median, p95) if t <= right]
-            segments(axes, lines, [-row - 0.27] * len(lines), lines, [-row + 0.27] * len(lines), INK, 1.2)
-            title = f"{_short(_entry(entry), 48)}: {median:.3g} ms"
+            draw_segments(axes, lines, [-row - 0.27] * len(lines), lines, [-row + 0.27] * len(lines), INK, 1.2)
+            title = f"{_shorten_text(_entry_label(entry), 48)}: {median:.3g} ms"
             axes.annotate(
                 title, (0, -row + 0.27), (2, 2), textcoords="offset points", va="bottom", fontsize=9, color=INK
             )
@@ -193,16 +218,17 @@ def race(norm: str, entries: Sequence[Mapping[str, Any]], place: int) -> Plot:
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("ms; lines at the median and at 95 %")
         title = "; ".join(
-            f"{_entry(e)}: median {number(e['median']):.3g} ms, 95 % below {number(e['p95']):.3g} ms" for e in entries
+            f"{_entry_label(e)}: median {parse_number(e['median']):.3g} ms, 95 % below {parse_number(e['p95']):.3g} ms"
+            for e in entries
         )
-        outside = sum(number(t) > right for e in entries for t in e["samples"])
+        outside = sum(parse_number(t) > right for e in entries for t in e["samples"])
         caption = f"{norm or 'Latency'}, each call a dot" + (
             f"; {outside} slower ones are not shown." if outside else "."
         )
-        return Plot(caption, title, inline(figure, f"race{place}"))
+        return Plot(caption, title, figure_to_svg(figure, f"race{place}"))
 
 
-def _some(values: Sequence[Mapping[str, Any]], bad: Sequence[bool], most: int) -> Sequence[Mapping[str, Any]]:
+def _select_values(values: Sequence[Mapping[str, Any]], bad: Sequence[bool], most: int) -> Sequence[Mapping[str, Any]]:
     """All, or about ``most`` of them: taken evenly, and half as many of those that are bad."""
     if len(values) <= most:
         return values
@@ -210,27 +236,27 @@ def _some(values: Sequence[Mapping[str, Any]], bad: Sequence[bool], most: int) -
     return [values[i] for i in sorted(kept)]
 
 
-def _left_out(shown: Sequence[Any], every: Sequence[Any]) -> str:
+def _left_out_note(shown: Sequence[Any], every: Sequence[Any]) -> str:
     return f" {len(shown)} of {len(every)} are drawn." if len(shown) < len(every) else ""
 
 
-def _entry(entry: Mapping[str, Any]) -> str:
+def _entry_label(entry: Mapping[str, Any]) -> str:
     return " · ".join(part for part in (entry["runtime"], entry.get("form"), entry.get("file")) if part)
 
 
-def _where(point: Mapping[str, Any]) -> str:
+def _drift_point_label(point: Mapping[str, Any]) -> str:
     return point.get("module") or point["tensor"]
 
 
-def _most(values: Iterable[float]) -> str:
+def _format_maximum(values: Iterable[float]) -> str:
     known = [v for v in values if not math.isnan(v)]
     return f"{max(known):.1e}" if known else "not known"
 
 
-def _short(text: str, most: int = _NAME) -> str:
+def _shorten_text(text: str, most: int = _NAME) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _jitter(i: int) -> float:
+def _jitter_offset(i: int) -> float:
     """From -0.16 to 0.16, spread evenly whatever the number of samples: multiples of the golden ratio."""
     return (i * 0.6180339887 % 1 - 0.5) * 0.32

@@ -54,7 +54,7 @@ apply is null.
         ep_context; null or false: not asked for), capability (the library's: "STANDARD"), notes, ep_context (null where
         path is the engine itself: mode "embed" | "file", file: the engine's beside it, partition, architecture,
         sdk_version)
-    quantization  null, or `normdeploy.quantized.Quantization` as it stands
+    quantization  null, or `normdeploy.findings.quantization_report.Quantization` as it stands
     precision   null, or to ("fp16" | "bf16"), islands (what stayed float32: kind "norm" | "statistics" | "constant" |
         "range" | "positions" | "logarithm" | "logits" | "no half form" | "control flow" | "as written", op, module,
         tensor, reason,
@@ -116,26 +116,26 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from ..environment import environment, epoch
-from ..errors import printable
-from ..records import Explanation, Finding, Summary
-from ..storage.atomic import siblings
+from ..environment import describe_environment, source_date_epoch
+from ..errors import escape_line
+from ..findings.records import Explanation, Finding, Summary
+from ..storage.file_replacement import matching_siblings
 from ..version import __version__
-from .bench import show_race
-from .bisect import show_bisection
-from .inspect import show_explanations
-from .precision import show_precision
-from .quantization import show_quantization
-from .tables import show_engine, show_inference, show_norms, show_parity
+from .benchmark_tables import show_race
+from .bisection_tables import show_bisection
+from .census_tables import show_explanations
+from .precision_tables import show_precision
+from .quantization_tables import show_quantization
+from .verb_tables import show_engine, show_inference, show_norms, show_parity
 
 if TYPE_CHECKING:
-    from ..engines.build import Engine
-    from ..precision.precision import Account
-    from ..quantized import Quantization
-    from ..verbs.bench.bench import Race
-    from ..verbs.bisect.bisect import Bisection
+    from ..engines.engine_build import Engine
+    from ..findings.quantization_report import QuantizationReport
+    from ..precision.half_conversion import PrecisionReport
+    from ..verbs.bench.model_benchmark import Race
+    from ..verbs.bisect.file_bisection import Bisection
     from ..verbs.run import Inference
-    from ..verbs.verify.comparison import Comparison
+    from ..verbs.verify.comparison_result import Comparison
 
 SCHEMA = "normdeploy/report/1"
 
@@ -149,8 +149,8 @@ class Report:
     summary: Summary | None = None
     engine: Engine | None = None
     parity: Comparison | None = None
-    precision: Account | None = None
-    quantization: Quantization | None = None
+    precision: PrecisionReport | None = None
+    quantization: QuantizationReport | None = None
     inference: Inference | None = None
     bisection: Bisection | None = None
     race: Race | None = None
@@ -158,7 +158,7 @@ class Report:
     command: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def json(self) -> str:
+    def to_json(self) -> str:
         """The document described at the top of this module."""
 
         summary = self.summary
@@ -168,12 +168,12 @@ class Report:
             "verb": self.verb,
             "command": self.command,
             "files": self.files,
-            "sizes": {role: size for role, path in self.files.items() if (size := _size(path))},
+            "sizes": {role: size for role, path in self.files.items() if (size := _file_size(path))},
             "opset": summary.opset if summary else None,
             "nodes": {"before": summary.nodes_before, "after": summary.nodes_after} if summary else None,
             "ops": {"before": summary.ops_before, "after": summary.ops_after} if summary else None,
-            "norms": [_norm(finding) for finding in summary.findings] if summary else [],
-            "explanations": [_explanation(e) for e in summary.explanations] if summary else [],
+            "norms": [_finding_to_json(finding) for finding in summary.findings] if summary else [],
+            "explanations": [_explanation_to_json(e) for e in summary.explanations] if summary else [],
             "pictures": summary.pictures if summary else (),
             "layers": summary.layers if summary else (),
             "engine": None if self.engine is None else {**vars(self.engine), "proved": "built only"},
@@ -185,92 +185,92 @@ class Report:
             "inference": (
                 self.inference and {name: getattr(self.inference, name) for name in ("runner", "inputs", "outputs")}
             ),
-            "environment": environment(),
+            "environment": describe_environment(),
             "notes": [*self.notes, *(summary.notes if summary else ())],
             "seconds": self.seconds,
         }
-        return json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return json.dumps(to_plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     def show(self, console: Console) -> None:
         """Print the tables."""
-        summary = _printable(self.summary)
+        summary = _make_printable(self.summary)
         if summary is not None:
             if summary.explanations:
                 show_explanations(console, summary.explanations)
             else:
                 show_norms(console, summary, planned=self.verb == "inspect")
         if self.precision is not None:
-            show_precision(console, _printable(self.precision))
+            show_precision(console, _make_printable(self.precision))
         if self.quantization is not None:
-            show_quantization(console, _printable(self.quantization))
+            show_quantization(console, _make_printable(self.quantization))
         if self.engine is not None:
-            show_engine(console, _printable(self.engine))
+            show_engine(console, _make_printable(self.engine))
         if self.parity is not None:
-            show_parity(console, _printable(self.parity))
+            show_parity(console, _make_printable(self.parity))
         if self.bisection is not None:
             show_bisection(console, self.bisection)
         if self.race is not None:
-            show_race(console, _printable(self.race))
+            show_race(console, _make_printable(self.race))
         if self.inference is not None:
             show_inference(console, self.inference)
         for note in (*self.notes, *(summary.notes if summary is not None and not summary.explanations else ())):
-            console.print(Text(f"note: {printable(note)}", style="yellow"))
+            console.print(Text(f"note: {escape_line(note)}", style="yellow"))
 
 
-def _norm(finding: Finding) -> dict[str, Any]:
+def _finding_to_json(finding: Finding) -> dict[str, Any]:
     certificate = finding.certificate
-    told = None if certificate is None else {**vars(certificate), "rounding_ok": certificate.rounding_ok}
+    told = None if certificate is None else {**vars(certificate), "rounding_ok": certificate.is_rounding_ok}
     return {**vars(finding), "certificate": told}
 
 
-def _explanation(explanation: Explanation) -> dict[str, Any]:
+def _explanation_to_json(explanation: Explanation) -> dict[str, Any]:
     return {**vars(explanation), "finding": None if explanation.finding is None else explanation.finding.tensor}
 
 
-def _no_time(seconds: Any) -> Any:
+def _drop_seconds(seconds: Any) -> Any:
     return {} if isinstance(seconds, Mapping) else 0.0
 
 
-def _size(path: str) -> int:
+def _file_size(path: str) -> int:
     """Bytes of a file and of the weights that `save_onnx` put beside it."""
     file = Path(path)
     weights = (
-        siblings(file, rf"{re.escape(file.name)}\.[0-9a-f]{{16}}\.data")
+        matching_siblings(file, rf"{re.escape(file.name)}\.[0-9a-f]{{16}}\.data")
         if file.is_file() and file.suffix == ".onnx"
         else ()
     )
     return sum(f.stat().st_size for f in (file, *weights) if f.is_file())
 
 
-def _printable(value: Any) -> Any:
+def _make_printable(value: Any) -> Any:
     """``value`` with its texts made safe for a terminal."""
     if isinstance(value, Enum):
         # One of our own words, and not equal to the text that it stands for.
         return value
     if isinstance(value, str):
-        return printable(value)
+        return escape_line(value)
     if isinstance(value, tuple):
-        items = tuple(map(_printable, value))
+        items = tuple(map(_make_printable, value))
         return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
     if isinstance(value, list):
-        return [_printable(item) for item in value]
+        return [_make_printable(item) for item in value]
     if isinstance(value, Mapping):
-        return {_printable(name): _printable(item) for name, item in value.items()}
+        return {_make_printable(name): _make_printable(item) for name, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        safe = {name: _printable(item) for name, item in vars(value).items()}
+        safe = {name: _make_printable(item) for name, item in vars(value).items()}
         return replace(value, **safe) if any(safe[name] is not item for name, item in vars(value).items()) else value
     return value
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """``value`` in the types that JSON has; without what it took where SOURCE_DATE_EPOCH asks for equal files."""
     if is_dataclass(value) and not isinstance(value, type):
         value = vars(value)
     if isinstance(value, Mapping):
-        timeless = epoch() is not None
-        return {str(k): _no_time(v) if timeless and k == "seconds" else plain(v) for k, v in value.items()}
+        timeless = source_date_epoch() is not None
+        return {str(k): _drop_seconds(v) if timeless and k == "seconds" else to_plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
+        return [to_plain(v) for v in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, float) and not math.isfinite(value):

@@ -14,27 +14,31 @@ from collections.abc import Iterator
 import numpy as np
 import onnx
 
-from ..domains import is_standard
-from ..evaluate.quantize import spread
-from ..graphs.quantized import DEQUANTIZE, Quantization, everywhere
-from ..storage.protos import copied
+from ..evaluate.quantize_ops import broadcast_parameter
+from ..graphs.quantization_info import DEQUANTIZE, GraphQuantization, all_quantizations
+from ..storage.onnx_domains import is_standard
+from ..storage.proto_traversal import copy_model
 
 
-def int32_dequantizers(q: Quantization) -> Iterator[onnx.NodeProto]:
+def find_int32_dequantizers(q: GraphQuantization) -> Iterator[onnx.NodeProto]:
     """Yield the DequantizeLinear nodes of a graph that read int32."""
     for node in q.nodes:
-        if node.op_type == DEQUANTIZE and is_standard(node) and q.scheme(node).kind == np.int32:
+        if node.op_type == DEQUANTIZE and is_standard(node) and q.scheme_of(node).kind == np.int32:
             yield node
 
 
-def as_numbers(proto: onnx.ModelProto) -> onnx.ModelProto:
+def replace_int32_codes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Write int32 codes with a constant float32 scale as float32 constants. Returns: ``proto`` itself without such."""
-    if not any(_values(q, node) is not None for q in everywhere(proto) for node in int32_dequantizers(q)):
+    if not any(
+        _dequantized_values(q, node) is not None
+        for q in all_quantizations(proto)
+        for node in find_int32_dequantizers(q)
+    ):
         return proto
-    made = copied(proto)
-    for q in everywhere(made):
-        for node in int32_dequantizers(q):
-            values = _values(q, node)
+    made = copy_model(proto)
+    for q in all_quantizations(made):
+        for node in find_int32_dequantizers(q):
+            values = _dequantized_values(q, node)
             if values is not None:
                 constant = onnx.helper.make_node("Constant", [], [*node.output], name=node.name)
                 constant.attribute.append(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(values)))
@@ -43,21 +47,21 @@ def as_numbers(proto: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def count(proto: onnx.ModelProto) -> int:
+def count_int32_dequantizers(proto: onnx.ModelProto) -> int:
     """Count the DequantizeLinear nodes that read int32, those of bodies and functions too."""
-    return sum(1 for q in everywhere(proto) for _ in int32_dequantizers(q))
+    return sum(1 for q in all_quantizations(proto) for _ in find_int32_dequantizers(q))
 
 
-def _values(q: Quantization, node: onnx.NodeProto) -> np.ndarray | None:
+def _dequantized_values(q: GraphQuantization, node: onnx.NodeProto) -> np.ndarray | None:
     """Compute what the node makes; None where its inputs are no constants, or another type follows from the scale."""
-    scheme, codes = q.scheme(node), q.constant(node.input[0])
-    if codes is None or scheme.scale is None or scheme.scale.dtype != np.float32 or scheme.asymmetric:
+    scheme, codes = q.scheme_of(node), q.constant_value(node.input[0])
+    if codes is None or scheme.scale is None or scheme.scale.dtype != np.float32 or scheme.is_asymmetric:
         return None
     if scheme.zero_point is None and len(node.input) > 2 and node.input[2]:
         # It is computed.
         return None
     try:
-        scale = spread(scheme.scale, codes.shape, scheme.axis, scheme.block)
+        scale = broadcast_parameter(scheme.scale, codes.shape, scheme.axis, scheme.block)
     except ValueError:
         return None
     return np.asarray(codes.astype(np.float32) * scale, np.float32)

@@ -15,28 +15,28 @@ from dataclasses import dataclass, replace
 import onnx
 import onnx_graphsurgeon as gs
 
-from ..evaluate import evaluate
+from ..evaluate import evaluator
+from ..findings.records import Certificate, Finding
 from ..graphs.graph import Graph
-from ..proof.errors import NotProved
-from ..proof.evaluation import Identity
-from ..records import Certificate, Finding
-from . import certify, rounding
-from .certify import Failure, Rewrite
-from .ledger import Entry, Ledger, Step, Wanted
-from .proposal import Change, Proposal, Propose, Remark, StoredValue, Sweep, Target, Told
-from .sealed import Seal, require_sealed, seals
+from ..proof.identity_test import Identity
+from ..proof.proof_errors import NotProved
+from . import certification, rounding_verdicts
+from .certification import Failure, Rewrite
+from .proposals import NodeReplacement, Proposal, Propose, Remark, RewriteTarget, StoredTensor, Sweep, Told
+from .proved_nodes import NodeSeal, require_sealed, seal_nodes
+from .rewrite_ledger import LedgerEntry, RewriteLedger, RewriteOptions, RewriteStep
 
 ROUNDING = "rounding"  # the stage in which onnxruntime runs both sides of each rewrite
 # Bytes that trials may take until they are run: a session for some tens of them costs little more than one for all.
 _WAITING = 2**21
 _EVERY = 16  # nodes, after which progress is told
 
-Outcome = Entry | Finding | Remark | None
+Outcome = LedgerEntry | Finding | Remark | None
 """An entry where a proposal was made, else what is told."""
 
 
 @dataclass(frozen=True)
-class Decided:
+class DecidedProposal:
     """A proposal that may be made, and its rewrites; no certificate where the transform compared the nodes itself."""
 
     proposal: Proposal
@@ -47,81 +47,83 @@ class Decided:
 class Rewriter:
     """One pass of the transforms over one graph."""
 
-    def __init__(self, graph: Graph, wanted: Wanted) -> None:
+    def __init__(self, graph: Graph, wanted: RewriteOptions) -> None:
         self.graph, self.wanted = graph, wanted
-        self.ledger = Ledger()
+        self.ledger = RewriteLedger()
         self.seconds: dict[str, float] = {ROUNDING: 0.0}
         # The lowest opset that has the nodes written so far.
         self.opset = 0
         self._shared: dict[tuple[object, ...], gs.Tensor] = {}
         self._proofs: dict[object, Identity | NotProved] = {}
-        self._sealed: list[tuple[gs.Node, Seal]] = []
-        self._target = Target(wanted, self.ledger.entry_of, self.ledger.entries_behind, self._shared)
+        self._sealed: list[tuple[gs.Node, NodeSeal]] = []
+        self._target = RewriteTarget(wanted, self.ledger.entry_of, self.ledger.entries_behind, self._shared)
 
-    def seals(self) -> list[Seal]:
+    def remaining_seals(self) -> list[NodeSeal]:
         """Return the seals of the nodes that are left, as they were proved."""
-        return [seal for node, seal in self._sealed if self.graph.alive(node)]
+        return [seal for node, seal in self._sealed if self.graph.is_alive(node)]
 
-    def proto(self) -> onnx.ModelProto:
+    def build_proto(self) -> onnx.ModelProto:
         """Return the model as it is now.
 
         Raises:
             ExportError: a node is not in it as it was proved.
         """
         made = self.graph.to_proto()
-        require_sealed(made, self.seals())
+        require_sealed(made, self.remaining_seals())
         return made
 
     def apply(self, stage: str, propose: Propose) -> None:
         """Ask one transform at every node, and do what it proposes."""
-        with self._timed(stage):
+        with self._time_stage(stage):
             nodes, progress = self.graph.nodes, self.wanted.progress
             for i, node in enumerate(nodes):
                 if progress is not None and i % _EVERY == 0:
                     progress(stage, i, len(nodes))
-                if self.graph.alive(node) and node.outputs:
-                    self._ask(propose, node, stage)
+                if self.graph.is_alive(node) and node.outputs:
+                    self._ask_transform(propose, node, stage)
             if progress is not None:
                 progress(stage, len(nodes), len(nodes))
 
-    def clean(self, stage: str, sweep: Sweep) -> None:
+    def apply_cleanup(self, stage: str, sweep: Sweep) -> None:
         """Do what a cleanup proposes, one after the other."""
-        with self._timed(stage):
+        with self._time_stage(stage):
             for node, told in sweep(self._target):
-                self._tell(self._take(told, Step(self.wanted.place, stage, node.outputs[0].name)))
+                self._record_outcome(
+                    self._take_proposal(told, RewriteStep(self.wanted.place, stage, node.outputs[0].name))
+                )
 
-    def make(self, stage: str, decided: Decided) -> None:
+    def apply_decided(self, stage: str, decided: DecidedProposal) -> None:
         """Make one proposal that was proved, for a caller which goes through the graph by itself."""
-        self._make(decided, Step(self.wanted.place, stage, decided.proposal.finding.tensor))
+        self._make_rewrite(decided, RewriteStep(self.wanted.place, stage, decided.proposal.finding.tensor))
 
-    def judge(self, *, decides: bool) -> None:
+    def apply_verdicts(self, *, decides: bool) -> None:
         """Run the trials that are left, and complete the certificates by all verdicts."""
         ledger = self.ledger
-        if self.wanted.progress is not None and ledger.trials:
-            self.wanted.progress(ROUNDING, ledger.verdicts, ledger.verdicts + ledger.trials)
+        if self.wanted.progress is not None and ledger.pending_trial_count:
+            self.wanted.progress(ROUNDING, ledger.verdict_count, ledger.verdict_count + ledger.pending_trial_count)
         self._run_trials()
-        ledger.judge(self.wanted.runtime, decides=decides)
+        ledger.apply_verdicts(self.wanted.runtime, decides=decides)
 
     @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
+    def _time_stage(self, stage: str) -> Iterator[None]:
         began, ran = time.perf_counter(), self.seconds[ROUNDING]
         yield
         self.seconds[stage] = time.perf_counter() - began - (self.seconds[ROUNDING] - ran)
 
-    def _ask(self, propose: Propose, node: gs.Node, stage: str) -> None:
+    def _ask_transform(self, propose: Propose, node: gs.Node, stage: str) -> None:
         known = self.wanted.undone_at(stage, node)
         if known is not None:
             if not any(f.tensor == known.tensor and f.status == "undone" for f in self.ledger.findings):
-                self.ledger.entries.append(Entry(known))
+                self.ledger.entries.append(LedgerEntry(known))
             return
         try:
-            step = Step(self.wanted.place, stage, node.outputs[0].name)
-            outcome = self._take(propose(self.graph, node, self._target), step)
-        except evaluate.Unsupported as error:  # a constant that would take too long; nothing was edited yet
+            step = RewriteStep(self.wanted.place, stage, node.outputs[0].name)
+            outcome = self._take_proposal(propose(self.graph, node, self._target), step)
+        except evaluator.UnsupportedOp as error:  # a constant that would take too long; nothing was edited yet
             module = self.graph.module(node)
             outcome = Finding("unknown", "refused", node.outputs[0].name, module, reason=str(error))
-        self._tell(outcome)
-        if self.ledger.trials >= rounding.BATCH or self.ledger.waiting_bytes > _WAITING:
+        self._record_outcome(outcome)
+        if self.ledger.pending_trial_count >= rounding_verdicts.BATCH or self.ledger.waiting_bytes > _WAITING:
             self._run_trials()
 
     def _run_trials(self) -> None:
@@ -131,7 +133,7 @@ class Rewriter:
 
     # ------------------------------------------------------------------ deciding
 
-    def _take(self, told: Told, step: Step, entry: Entry | None = None) -> Outcome:
+    def _take_proposal(self, told: Told, step: RewriteStep, entry: LedgerEntry | None = None) -> Outcome:
         """Make a proposal, or what it names to be tried in its place.
 
         Args:
@@ -139,103 +141,109 @@ class Rewriter:
         """
         if not isinstance(told, Proposal):
             return told
-        decided = self.prove(told)
-        if isinstance(decided, Decided):
-            return self._make(decided, step, entry)
+        decided = self.prove_proposal(told)
+        if isinstance(decided, DecidedProposal):
+            return self._make_rewrite(decided, step, entry)
         if told.instead is not None:
-            return self._take(told.instead(), step, entry)
+            return self._take_proposal(told.instead(), step, entry)
         for other in told.otherwise(decided) if told.otherwise is not None else ():
-            outcome = self._take(other, step, entry)
-            if isinstance(outcome, Entry) or (isinstance(outcome, Finding) and outcome.status == "kept"):
+            outcome = self._take_proposal(other, step, entry)
+            if isinstance(outcome, LedgerEntry) or (isinstance(outcome, Finding) and outcome.status == "kept"):
                 return outcome
         return told.unproved(decided)
 
-    def prove(self, proposal: Proposal) -> Decided | Failure:
+    def prove_proposal(self, proposal: Proposal) -> DecidedProposal | Failure:
         """Prove what a proposal says, and change nothing."""
         if proposal.sides is not None:
-            certificate = certify.certified_sides(proposal.sides)
-            return Decided(proposal, (), certificate) if certificate else certificate
+            certificate = certification.certify_sides(proposal.sides)
+            return DecidedProposal(proposal, (), certificate) if certificate else certificate
         if not proposal.pairs:
-            return Decided(proposal)
-        proved = certify.decide(
+            return DecidedProposal(proposal)
+        proved = certification.prove_pairs(
             self.graph,
             self._proofs,
             proposal.pairs,
             expressions=proposal.expressions,
             partly_hidden=proposal.partly_hidden,
         )
-        return Decided(proposal, proved.rewrites, proved.certificate) if isinstance(proved, certify.Proved) else proved
+        return (
+            DecidedProposal(proposal, proved.rewrites, proved.certificate)
+            if isinstance(proved, certification.ProvedRewrites)
+            else proved
+        )
 
     # ------------------------------------------------------------------ doing
 
-    def _make(self, decided: Decided, step: Step, entry: Entry | None = None) -> Entry:
+    def _make_rewrite(
+        self, decided: DecidedProposal, step: RewriteStep, entry: LedgerEntry | None = None
+    ) -> LedgerEntry:
         proposal = decided.proposal
-        own = entry or Entry(proposal.finding)
+        own = entry or LedgerEntry(proposal.finding)
         self._plan_trial(proposal, decided.rewrites, own, step)
         stored = proposal if proposal.stored is None else proposal.stored(proposal)
-        self._sealed += seals(self.graph, stored.nodes)
+        self._sealed += seal_nodes(self.graph, stored.nodes)
         for change in stored.changes:
-            self._change(change)
+            self._replace_nodes(change)
         for constant in stored.values:
-            self._store(constant)
+            self._store_constant(constant)
         self._shared.update(stored.shared)
         self.opset = max(self.opset, stored.opset)
         revise = stored.revise or _with_certificate
         if stored.upon:
             last = stored.changes[-1].old.name
-            self.ledger.revise(last, stored.upon, step, lambda finding: revise(finding, decided.certificate))
-            return self._follow(stored, own, step)
+            self.ledger.revise_findings(last, stored.upon, step, lambda finding: revise(finding, decided.certificate))
+            return self._follow_up(stored, own, step)
         own.finding = revise(stored.finding, decided.certificate)
         if entry is None:
             own.steps.append(step)
             (self.ledger.aside if stored.only_for_speed else self.ledger.entries).append(own)
-        return self._follow(stored, own, step)
+        return self._follow_up(stored, own, step)
 
-    def _plan_trial(self, proposal: Proposal, rewrites: Sequence[Rewrite], own: Entry, step: Step) -> None:
+    def _plan_trial(self, proposal: Proposal, rewrites: Sequence[Rewrite], own: LedgerEntry, step: RewriteStep) -> None:
         """Plan onnxruntime's run of both sides, before the graph is changed."""
         if proposal.kind is not None and self.ledger.is_one_of_many(proposal.kind, own):
             return
-        trial = None if proposal.trial is None else proposal.trial(rewrites, self.ledger.trials)
+        trial = None if proposal.trial is None else proposal.trial(rewrites, self.ledger.pending_trial_count)
         if trial is not None:
             entry = proposal.upon[0] if proposal.upon else own
-            self.ledger.plan(entry, step, trial, proposal.finding if proposal.only_for_speed else None)
+            self.ledger.plan_trial(entry, step, trial, proposal.finding if proposal.only_for_speed else None)
 
-    def _change(self, change: Change) -> None:
+    def _replace_nodes(self, change: NodeReplacement) -> None:
         node = change.nodes[-1]
         self.graph.replace(change.old, change.nodes, change.shape, place=change.output, origin=change.origin)
         for output, old in change.also.items():
-            self.graph.take_over(old, node, output)
+            self.graph.redirect_readers(old, node, output)
 
-    def _store(self, constant: StoredValue) -> None:
+    def _store_constant(self, constant: StoredTensor) -> None:
         """Let a tensor be an initializer.
 
         What was proved of a node that reads it holds for the number as well: the node is sealed anew.
         """
-        readers = {id(node) for node in self.graph.every_consumer(constant.tensor)}
-        self.graph.settle(constant.tensor, constant.value)
-        sealed: list[tuple[gs.Node, Seal]] = []
+        readers = {id(node) for node in self.graph.all_consumers_of(constant.tensor)}
+        self.graph.freeze_tensor(constant.tensor, constant.value)
+        sealed: list[tuple[gs.Node, NodeSeal]] = []
         for node, seal in self._sealed:
-            sealed += seals(self.graph, [node]) if id(node) in readers else [(node, seal)]
+            sealed += seal_nodes(self.graph, [node]) if id(node) in readers else [(node, seal)]
         self._sealed = sealed
 
-    def _follow(self, proposal: Proposal, own: Entry, step: Step) -> Entry:
+    def _follow_up(self, proposal: Proposal, own: LedgerEntry, step: RewriteStep) -> LedgerEntry:
         """Try what a proposal that was made makes possible."""
         if proposal.then is None:
             return own
         if proposal.joined is None:
-            self._take(proposal.then(), step)
+            self._take_proposal(proposal.then(), step)
             return own
         first = own.finding
-        if isinstance(self._take(proposal.then(), step, own), Entry):
+        if isinstance(self._take_proposal(proposal.then(), step, own), LedgerEntry):
             own.finding = proposal.joined(first, own.finding)
         return own
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _record_outcome(self, outcome: Outcome) -> None:
         if isinstance(outcome, Remark):
             for entry in outcome.upon:
                 entry.finding = outcome.revise(entry.finding)
-        if isinstance(outcome, Finding) and not self.ledger.knows(outcome):
-            self.ledger.entries.append(Entry(outcome))
+        if isinstance(outcome, Finding) and not self.ledger.has_same_finding(outcome):
+            self.ledger.entries.append(LedgerEntry(outcome))
 
 
 def _with_certificate(finding: Finding, certificate: Certificate | None) -> Finding:

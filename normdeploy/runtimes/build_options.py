@@ -12,26 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import NormdeployError
-from ..storage.atomic import locked, write_bytes
+from ..storage.file_replacement import lock_folder, write_bytes
 
 Answer = dict[str, Any]
-Options = Mapping[str, Any]  # as `normdeploy.engines.options` writes them; what was not asked for is not there
+Options = Mapping[str, Any]  # as `normdeploy.engines.build_request` writes them; what was not asked for is not there
 
 _FLAGS = {"refit": "REFIT", "version_compatible": "VERSION_COMPATIBLE", "weight_streaming": "WEIGHT_STREAMING"}
 
 
-class Untaken(Exception):
+class OptionNotTaken(Exception):
     """The library does not take an option."""
 
     def __init__(self, option: str, reason: str) -> None:
         super().__init__(reason)
         self.option = option
 
-    def answer(self) -> Answer:
+    def to_answer(self) -> Answer:
         return {"refused": "option", "option": self.option, "reason": str(self)}
 
 
-def require_taken(trt: Any, builder: Any, options: Options) -> None:
+def require_options_taken(trt: Any, builder: Any, options: Options) -> None:
     """Set every option on a configuration that is thrown away, and read it back.
 
     Raises:
@@ -55,7 +55,7 @@ def require_taken(trt: Any, builder: Any, options: Options) -> None:
         _require_timing_cache(config, Path(options["timing_cache"]))
 
 
-def arguments(trt: Any, options: Options, folder: Path) -> dict[str, Any]:
+def config_arguments(trt: Any, options: Options, folder: Path) -> dict[str, Any]:
     """The options as Polygraphy's CreateConfig takes them; ``folder``: for files that it wants to read."""
     keywords: dict[str, Any] = {}
     if "workspace" in options:
@@ -63,8 +63,8 @@ def arguments(trt: Any, options: Options, folder: Path) -> dict[str, Any]:
     if "optimization_level" in options:
         keywords["builder_optimization_level"] = options["optimization_level"]
     if "hardware_compatibility" in options:
-        keywords["hardware_compatibility_level"] = _level(trt, options["hardware_compatibility"])
-    if "timing_cache" in options and (data := _read(Path(options["timing_cache"]))):
+        keywords["hardware_compatibility_level"] = _hardware_level(trt, options["hardware_compatibility"])
+    if "timing_cache" in options and (data := read_cache_file(Path(options["timing_cache"]))):
         (copy := folder / "timing-cache").write_bytes(data)  # Polygraphy would leave a lock beside the user's file
         keywords["load_timing_cache"] = str(copy)
     named = {"refit": "refittable", "version_compatible": "version_compatible", "weight_streaming": "weight_streaming"}
@@ -80,8 +80,8 @@ def save_timing_cache(config: Any, options: Options) -> str | None:
     if "timing_cache" not in options:
         return None
     path, cache = Path(options["timing_cache"]), config.get_timing_cache()
-    with locked(path.parent):
-        before = _read(path)
+    with lock_folder(path.parent):
+        before = read_cache_file(path)
         if before and not cache.combine(config.create_timing_cache(before), ignore_mismatch=False):
             return (
                 f"the timing cache {path.name} was left as it is: another library or GPU has written it during this"
@@ -101,40 +101,42 @@ def save_timing_cache(config: Any, options: Options) -> str | None:
 def _require_flag(trt: Any, config: Any, option: str, name: str) -> None:
     flag = getattr(trt.BuilderFlag, name, None)
     if flag is None:
-        raise Untaken(option, f"it has no builder flag {name}")
+        raise OptionNotTaken(option, f"it has no builder flag {name}")
     config.set_flag(flag)
     if not config.get_flag(flag):
-        raise Untaken(option, f"it does not keep the builder flag {name}")
+        raise OptionNotTaken(option, f"it does not keep the builder flag {name}")
 
 
 def _require_level(config: Any, level: int) -> None:
     if not hasattr(config, "builder_optimization_level"):
-        raise Untaken("optimization_level", "it has no builder optimization level")
+        raise OptionNotTaken("optimization_level", "it has no builder optimization level")
     config.builder_optimization_level = level
     if (kept := config.builder_optimization_level) != level:
-        raise Untaken("optimization_level", f"level {level} was asked for, and it goes to {kept}")
+        raise OptionNotTaken("optimization_level", f"level {level} was asked for, and it goes to {kept}")
 
 
 def _require_workspace(trt: Any, config: Any, size: int) -> None:
     pool = getattr(getattr(trt, "MemoryPoolType", None), "WORKSPACE", None)
     if pool is None or not hasattr(config, "set_memory_pool_limit"):
-        raise Untaken("workspace", "it has no limit of the workspace")
+        raise OptionNotTaken("workspace", "it has no limit of the workspace")
     config.set_memory_pool_limit(pool, size)
     if (kept := config.get_memory_pool_limit(pool)) != size:
-        raise Untaken("workspace", f"{size} bytes were asked for, and it keeps {kept}")
+        raise OptionNotTaken("workspace", f"{size} bytes were asked for, and it keeps {kept}")
 
 
-def _level(trt: Any, name: str) -> Any:
+def _hardware_level(trt: Any, name: str) -> Any:
     return getattr(getattr(trt, "HardwareCompatibilityLevel", None), name, None)
 
 
 def _require_hardware(trt: Any, config: Any, name: str) -> None:
-    level = _level(trt, name)
+    level = _hardware_level(trt, name)
     if level is None:
-        raise Untaken("hardware_compatibility", f"it has no hardware compatibility level {name}")
+        raise OptionNotTaken("hardware_compatibility", f"it has no hardware compatibility level {name}")
     config.hardware_compatibility_level = level
     if (kept := config.hardware_compatibility_level) != level:
-        raise Untaken("hardware_compatibility", f"{name} was asked for, and it stays at {getattr(kept, 'name', kept)}")
+        raise OptionNotTaken(
+            "hardware_compatibility", f"{name} was asked for, and it stays at {getattr(kept, 'name', kept)}"
+        )
 
 
 def _require_lean_runtime(trt: Any, builder: Any) -> None:
@@ -146,27 +148,27 @@ def _require_lean_runtime(trt: Any, builder: Any) -> None:
     config = builder.create_builder_config()
     config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
     if builder.build_serialized_network(network, config) is None:
-        raise Untaken("version_compatible", "it builds no such engine here, for want of the lean runtime")
+        raise OptionNotTaken("version_compatible", "it builds no such engine here, for want of the lean runtime")
 
 
 def _require_timing_cache(config: Any, path: Path) -> None:
     if not hasattr(config, "create_timing_cache"):
-        raise Untaken("timing_cache", "it has no timing cache")
-    data = _read(path)
+        raise OptionNotTaken("timing_cache", "it has no timing cache")
+    data = read_cache_file(path)
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
         cache = config.create_timing_cache(data)
         taken = cache is not None and config.set_timing_cache(cache, ignore_mismatch=False)
     if any("no-op" in str(w.message) for w in raised):
-        raise Untaken("timing_cache", "it says that timing caches are no-ops in it")
+        raise OptionNotTaken("timing_cache", "it says that timing caches are no-ops in it")
     if not taken:
-        raise Untaken(
+        raise OptionNotTaken(
             "timing_cache",
             f"{path.name} ({len(data)} bytes) is damaged, or was written by another version or on another GPU",
         )
 
 
-def _read(path: Path) -> bytes:
+def read_cache_file(path: Path) -> bytes:
     """What the file holds; nothing where there is none yet."""
     try:
         return path.read_bytes()

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ..evaluate.core import Array, Unsupported, optional
-from ..storage.protos import graphs
+from ..evaluate.evaluator_core import Array, UnsupportedOp, optional_input
+from ..storage.proto_traversal import attribute_graphs
 
 OPS = frozenset({"If", "Loop", "Scan"})
 # Scan has its present form since opset 9.
@@ -27,7 +27,7 @@ MOST_TRIED = 64
 RunBody = Callable[[str, Sequence[Any]], Sequence[Any]]
 
 
-def body_of(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
+def body_graph(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
     """The graph that the attribute ``name`` of a node holds."""
     graph: onnx.GraphProto = next(a.g for a in node.attribute if a.name == name)
     return graph
@@ -41,33 +41,33 @@ def body_model(node: onnx.NodeProto, name: str, around: onnx.ModelProto, types: 
         types: dtype of each tensor around, as far as it is known.
     """
     model = onnx.ModelProto(ir_version=around.ir_version, opset_import=around.opset_import, functions=around.functions)
-    model.graph.CopyFrom(body_of(node, name))
+    model.graph.CopyFrom(body_graph(node, name))
     model.graph.name = model.graph.name or name
-    for seen in seen_by(node, name):
+    for seen in names_captured_by(node, name):
         kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(types.get(seen, np.float32)))
         model.graph.input.append(onnx.helper.make_tensor_value_info(seen, kind, None))
     return model
 
 
-def seen_by(node: onnx.NodeProto, name: str) -> list[str]:
+def names_captured_by(node: onnx.NodeProto, name: str) -> list[str]:
     """The tensors around a body that it reads, those of bodies inside it among them."""
-    return sorted(_free(body_of(node, name)))
+    return sorted(_free_names(body_graph(node, name)))
 
 
-def _free(graph: onnx.GraphProto) -> set[str]:
+def _free_names(graph: onnx.GraphProto) -> set[str]:
     """The names that a body reads and does not make."""
     read = {v.name for v in graph.output}
     made = {v.name for v in (*graph.input, *graph.initializer)}
     for node in graph.node:
         read.update(node.input)
         # Of bodies inside a body only that one knows which names it makes for them.
-        for body in (g for a in node.attribute for g in graphs(a)):
-            read |= _free(body)
+        for body in (g for a in node.attribute for g in attribute_graphs(a)):
+            read |= _free_names(body)
         made.update(node.output)
     return read - made - {""}
 
 
-class TooManyRounds(Exception):
+class TooManyIterations(Exception):
     """A Loop does not end within the rounds that it may take."""
 
 
@@ -86,19 +86,19 @@ def run_control_flow(
     """
     if node.op_type == "If":
         return list(run("then_branch" if bool(np.asarray(inputs[0]).all()) else "else_branch", []))
-    return _loop(node, inputs, run, most) if node.op_type == "Loop" else _scan(node, inputs, opset, run)
+    return _run_loop(node, inputs, run, most) if node.op_type == "Loop" else _run_scan(node, inputs, opset, run)
 
 
-def _loop(node: onnx.NodeProto, inputs: Sequence[Any], run: RunBody, most: int) -> list[Any]:
-    trips = optional(inputs, 0)
-    goes_on = optional(inputs, 1)
+def _run_loop(node: onnx.NodeProto, inputs: Sequence[Any], run: RunBody, most: int) -> list[Any]:
+    trips = optional_input(inputs, 0)
+    goes_on = optional_input(inputs, 1)
     state = list(inputs[2:])
     condition = np.asarray(True if goes_on is None else bool(np.asarray(goes_on).all()))
-    collected: list[list[Array]] = [[] for _ in range(len(body_of(node, "body").output) - 1 - len(state))]
+    collected: list[list[Array]] = [[] for _ in range(len(body_graph(node, "body").output) - 1 - len(state))]
     rounds = 0
     while condition.all() and (trips is None or rounds < int(np.asarray(trips).reshape(()))):
         if rounds >= most:
-            raise TooManyRounds(f"{node.op_type} {node.name!r} takes more than {most:,} rounds")
+            raise TooManyIterations(f"{node.op_type} {node.name!r} takes more than {most:,} rounds")
         made = list(run("body", [np.asarray(rounds, np.int64), condition, *state]))
         condition = np.asarray(made[0])
         state = made[1 : 1 + len(state)]
@@ -106,13 +106,13 @@ def _loop(node: onnx.NodeProto, inputs: Sequence[Any], run: RunBody, most: int) 
             values.append(value)
         rounds += 1
     if not rounds and collected:
-        raise Unsupported("Loop of no rounds, whose collected outputs have no shape")
+        raise UnsupportedOp("Loop of no rounds, whose collected outputs have no shape")
     return [*state, *(np.stack(values) for values in collected)]
 
 
-def _scan(node: onnx.NodeProto, inputs: Sequence[Any], opset: int, run: RunBody) -> list[Any]:
+def _run_scan(node: onnx.NodeProto, inputs: Sequence[Any], opset: int, run: RunBody) -> list[Any]:
     if opset < _SCAN_SINCE:
-        raise Unsupported("Scan of opset 8")
+        raise UnsupportedOp("Scan of opset 8")
     attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.name != "body"}
     scanned = int(attrs["num_scan_inputs"])
     state = list(inputs[: len(inputs) - scanned])
@@ -124,7 +124,7 @@ def _scan(node: onnx.NodeProto, inputs: Sequence[Any], opset: int, run: RunBody)
     ]
     length = len(sequences[0])
     if not length or length > _MOST_ROUNDS:
-        raise Unsupported(f"Scan of {length:,} rounds")
+        raise UnsupportedOp(f"Scan of {length:,} rounds")
     collected: list[list[Array]] = [[] for _ in range(len(node.output) - len(state))]
     for place in range(length):
         made = list(run("body", [*state, *(s[place] for s in sequences)]))

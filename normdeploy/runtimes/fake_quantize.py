@@ -19,7 +19,7 @@ def rounds_to_grid(name: str) -> bool:
     return name.startswith((_FAKE, _QUANTIZE))
 
 
-def on_grid(name: str, args: Sequence[Any]) -> torch.Tensor | None:
+def fake_quantize_float64(name: str, args: Sequence[Any]) -> torch.Tensor | None:
     """What the operator gives in float64; None for any other operator, or in another type than float64."""
     if not name.startswith((_FAKE, _QUANTIZE, _DEQUANTIZE)):
         return None

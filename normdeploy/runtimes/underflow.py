@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..element_types import UNIT_ROUNDOFF
+from ..dtypes import UNIT_ROUNDOFF
 
 
 @dataclass(frozen=True)
-class _Small:
+class _SubnormalRange:
     """The smallest normal number of a type, and the spacings below it, by the kernels that there are.
 
     They are that of subnormal numbers, and ``normal`` itself where these become 0.
@@ -25,9 +25,9 @@ class _Small:
 
 # By the unit roundoff.
 _SMALL = {
-    UNIT_ROUNDOFF["float32"]: _Small(2.0**-126, (2.0**-149, 2.0**-126)),
-    UNIT_ROUNDOFF["float16"]: _Small(2.0**-14, (2.0**-24,)),
-    UNIT_ROUNDOFF["bfloat16"]: _Small(2.0**-126, (2.0**-133, 2.0**-126)),
+    UNIT_ROUNDOFF["float32"]: _SubnormalRange(2.0**-126, (2.0**-149, 2.0**-126)),
+    UNIT_ROUNDOFF["float16"]: _SubnormalRange(2.0**-14, (2.0**-24,)),
+    UNIT_ROUNDOFF["bfloat16"]: _SubnormalRange(2.0**-126, (2.0**-133, 2.0**-126)),
 }
 
 

@@ -12,14 +12,14 @@ from functools import cache
 from typing import Any
 
 
-def trim() -> None:
+def trim_heap() -> None:
     """Give back what is free. Some milliseconds; nothing where the C library is another one."""
-    if (given_back := _malloc_trim()) is not None:
+    if (given_back := load_malloc_trim()) is not None:
         given_back(0)
 
 
 @cache
-def _malloc_trim() -> Any:
+def load_malloc_trim() -> Any:
     if not sys.platform.startswith("linux"):
         return None
     try:

@@ -12,34 +12,34 @@ from typing import TYPE_CHECKING, Any, cast
 import ml_dtypes
 import numpy as np
 
-from ..arguments import Onnx, called_with
-from ..choices import PROVIDERS
 from ..errors import GraphError, InputError, NormdeployError
-from ..file_inputs import file_inputs, input_values
-from ..model import DEFAULT_SIZES, Dim, InputSpec, Signature
-from ..options import RunOptions
-from ..runtimes.arrays import to_numpy
-from ..runtimes.guests import GuestRunner, required
-from ..runtimes.jit_cache import Wanted
-from ..runtimes.probing import sizes_that_run
-from ..runtimes.session import SessionRunner
-from ..runtimes.trt import is_engine
-from ..shown import Shown
-from ..storage.archive import read_npz, write_npz
-from ..storage.atomic import writable
-from ..storage.files import check_end, load_onnx
-from ..storage.record import recorded
+from ..findings.rendering import Renderable
+from ..inputs.file_inputs import describe_file_inputs, parse_input_values
+from ..interface.argument_validation import Onnx, take_fields_as_arguments
+from ..model import DEFAULT_SIZES, Dim, InputSpec, ModelSignature
+from ..option_values import PROVIDERS
+from ..runtimes.array_conversion import to_numpy
+from ..runtimes.runtime_cache import Wanted
+from ..runtimes.session_runner import SessionRunner
+from ..runtimes.size_search import find_runnable_sizes
+from ..runtimes.third_party_runner import ThirdPartyRunner, require_runtime
+from ..runtimes.trt_runner import is_engine
+from ..storage.export_record import read_record
+from ..storage.file_replacement import resolve_writable_path
+from ..storage.npz_files import read_npz, write_npz
+from ..storage.onnx_files import load_onnx, require_terminating_file
 from ..types import PathLike
+from ..verb_options import RunOptions
 
 if TYPE_CHECKING:  # torch takes seconds to import
     import numpy as np
 
-    from ..runtimes.live import LiveRunner
-    from ..runtimes.tensors import TensorSpec
+    from ..runtimes.live_runner import LiveRunner
+    from ..runtimes.tensor_spec import TensorSpec
 
 
 @dataclass(frozen=True)
-class Inference(Shown):
+class Inference(Renderable):
     """What ``run`` did: the runner in the reader's words, each array with its "dtype[shape]", what is to be noted,
     stage -> seconds."""
 
@@ -75,7 +75,7 @@ class RunnerCall:
         return bool(is_placed or self.threads or is_of_engines)
 
 
-@called_with(RunnerCall, onnx="path")
+@take_fields_as_arguments(RunnerCall, onnx="path")
 def open_runner(call: RunnerCall) -> LiveRunner:
     """Load an ONNX file or an engine, told apart by their content, ready to run; a context manager.
 
@@ -88,7 +88,8 @@ def open_runner(call: RunnerCall) -> LiveRunner:
         stream: the CUDA stream to run on: a torch or cupy stream, its handle, or what speaks ``__cuda_stream__``.
         cuda_graph: record the run as a CUDA graph and replay it.
         threads: of one operator in onnxruntime on the CPU; 0 takes one for each core.
-        runner: a runtime that an installed package brings (`normdeploy.runtimes.guests`), by its name, in the place of
+        runner: a runtime that an installed package brings (`normdeploy.runtimes.third_party_runner`), by its name,
+        in the place of
             onnxruntime.
         runtime_cache: where TensorRT-RTX keeps the kernels that it compiles when an engine first runs. None reads
             ``<path>.runtime-cache`` where it is there; True writes it too, whole, when the runner is closed; a path is
@@ -109,9 +110,9 @@ def open_runner(call: RunnerCall) -> LiveRunner:
     if call.device < 0:
         raise InputError(f"the device is {call.device}; GPUs are counted from 0")
     if call.runner is not None:
-        return _guest(path, call.runner, call.only_for_others)
+        return _open_third_party_runner(path, call.runner, call.only_for_others)
     if is_engine(path):
-        return _engine(path, call)
+        return _open_engine(path, call)
     if call.weight_budget is not None:
         raise InputError(f"{os.fspath(path)!r} is no engine and streams no weights; leave weight_budget out")
     if call.runtime_cache:
@@ -124,25 +125,25 @@ def open_runner(call: RunnerCall) -> LiveRunner:
         raise InputError(
             "device, stream and cuda_graph are for a GPU, and an ONNX file runs on the CPU; add provider='cuda'"
         )
-    check_end(path)
+    require_terminating_file(path)
     return SessionRunner(path, call.provider or "cpu", call.device, call.stream, call.cuda_graph, call.threads)
 
 
-def _engine(path: PathLike, call: RunnerCall) -> LiveRunner:
+def _open_engine(path: PathLike, call: RunnerCall) -> LiveRunner:
     if call.provider == "cpu":
         raise InputError(
             f"{os.fspath(path)!r} is an engine, which runs on a GPU and not on the provider 'cpu'; leave the provider"
             " out"
         )
-    from ..runtimes.engine import EngineRunner
+    from ..runtimes.engine_runner import EngineRunner
 
     return EngineRunner(
         path, call.device, call.stream, call.profile_index, call.cuda_graph, call.runtime_cache, call.weight_budget
     )
 
 
-def _guest(path: PathLike, runner: str, is_elsewhere: bool) -> LiveRunner:
-    required(runner)
+def _open_third_party_runner(path: PathLike, runner: str, is_elsewhere: bool) -> LiveRunner:
+    require_runtime(runner)
     if is_engine(path):
         raise InputError(f"{os.fspath(path)!r} is an engine, which TensorRT runs; leave the runner {runner!r} out")
     if is_elsewhere:
@@ -150,8 +151,8 @@ def _guest(path: PathLike, runner: str, is_elsewhere: bool) -> LiveRunner:
             "provider, device, stream, cuda_graph, threads, runtime_cache and weight_budget are onnxruntime's and"
             f" TensorRT's, and the runner is {runner!r}; leave them out"
         )
-    check_end(path)
-    return GuestRunner(runner, path)
+    require_terminating_file(path)
+    return ThirdPartyRunner(runner, path)
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class RunCall(RunOptions):
     output: PathLike | None = None
 
 
-@called_with(RunCall, onnx="source")
+@take_fields_as_arguments(RunCall, onnx="source")
 def run(call: RunCall) -> Inference:
     """Run an ONNX file or an engine once.
 
@@ -189,7 +190,9 @@ def run(call: RunCall) -> Inference:
         raise InputError(f"{os.fspath(source)!r} is an engine; its inputs can't be described: give arrays")
     beside = None if output is None else Path(output).with_suffix(".inputs.npz")
     for target in [t for t in (output, beside if inputs is None else None) if t is not None]:
-        _apart(writable(target), [p for p in (source, inputs) if isinstance(p, str | os.PathLike)])
+        _require_distinct(
+            resolve_writable_path(target), [p for p in (source, inputs) if isinstance(p, str | os.PathLike)]
+        )
     start, notes = time.perf_counter(), list[str]()
     opening = open_runner(
         source,
@@ -203,32 +206,34 @@ def run(call: RunCall) -> Inference:
     with opening as opened:
         loaded = time.perf_counter()
         if inputs is None:
-            feeds, notes = _generated_for(opened, source, call)
+            feeds, notes = _generate_feeds_for(opened, source, call)
         else:
-            feeds = dict(inputs) if isinstance(inputs, Mapping) else _bfloat16(read_npz(inputs), opened.inputs)
+            feeds = dict(inputs) if isinstance(inputs, Mapping) else _view_bfloat16(read_npz(inputs), opened.inputs)
         ready = time.perf_counter()
         outputs = opened.infer(feeds)
         done = time.perf_counter()
     if output is not None:
         if inputs is None and beside is not None:
             write_npz(beside, feeds)
-        write_npz(output, {name: _host(value) for name, value in outputs.items()})
+        write_npz(output, {name: _to_host(value) for name, value in outputs.items()})
     seconds = {"load": loaded - start, "run": done - ready}
-    return Inference(opened.name, _types_text(feeds), _types_text(outputs), outputs, (*opened.notes, *notes), seconds)
-
-
-def _generated_for(runner: LiveRunner, source: PathLike, call: RunCall) -> tuple[dict[str, Any], list[str]]:
-    """Return inputs as the file's record and the user say them, and notes."""
-    known = recorded_inputs(source)
-    if call.stated_inputs:
-        known |= described_inputs(source, call.stated_inputs)
-    feeds, notes = generated(
-        runner.inputs, known, call.seed, call.profile_index or 0, runs=lambda tried: runs_on(runner.infer, tried)
+    return Inference(
+        opened.name, _describe_types(feeds), _describe_types(outputs), outputs, (*opened.notes, *notes), seconds
     )
-    return feeds | arrays_of(call.stated_inputs, [spec.name for spec in runner.inputs]), notes
 
 
-def runs_on(infer: Callable[[Mapping[str, Any]], object], feeds: Mapping[str, Any]) -> bool:
+def _generate_feeds_for(runner: LiveRunner, source: PathLike, call: RunCall) -> tuple[dict[str, Any], list[str]]:
+    """Return inputs as the file's record and the user say them, and notes."""
+    known = recorded_specs(source)
+    if call.stated_inputs:
+        known |= parse_input_specs(source, call.stated_inputs)
+    feeds, notes = generate_feeds(
+        runner.inputs, known, call.seed, call.profile_index or 0, runs=lambda tried: can_run(runner.infer, tried)
+    )
+    return feeds | load_arrays(call.stated_inputs, [spec.name for spec in runner.inputs]), notes
+
+
+def can_run(infer: Callable[[Mapping[str, Any]], object], feeds: Mapping[str, Any]) -> bool:
     """Return whether a runner runs on inputs."""
     try:
         infer(feeds)
@@ -237,7 +242,7 @@ def runs_on(infer: Callable[[Mapping[str, Any]], object], feeds: Mapping[str, An
     return True
 
 
-def sizes_of(given: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
+def parse_sizes(given: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
     """Sizes of dims by name, from texts such as "batch=8" too.
 
     Raises:
@@ -254,7 +259,7 @@ def sizes_of(given: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
     return sizes
 
 
-def _apart(target: Path, sources: list[PathLike]) -> None:
+def _require_distinct(target: Path, sources: list[PathLike]) -> None:
     for source in sources:
         if os.path.realpath(source) == os.fspath(target):
             raise InputError(
@@ -263,17 +268,17 @@ def _apart(target: Path, sources: list[PathLike]) -> None:
             )
 
 
-def recorded_inputs(source: PathLike) -> dict[str, Any]:
+def recorded_specs(source: PathLike) -> dict[str, Any]:
     """Name -> InputSpec as the export recorded it; none for an engine, or a file from elsewhere."""
     if is_engine(source):
         return {}
     try:
-        return {spec.name: spec for spec in recorded(load_onnx(source, external_data=False)).get("inputs", ())}
+        return {spec.name: spec for spec in read_record(load_onnx(source, external_data=False)).get("inputs", ())}
     except GraphError:  # onnxruntime runs files that onnx's checker does not know
         return {}
 
 
-def described_inputs(source: PathLike, texts: Sequence[str]) -> dict[str, InputSpec]:
+def parse_input_specs(source: PathLike, texts: Sequence[str]) -> dict[str, InputSpec]:
     """Read what ``texts`` say of the inputs of an ONNX file.
 
     Returns:
@@ -284,21 +289,21 @@ def described_inputs(source: PathLike, texts: Sequence[str]) -> dict[str, InputS
         InputError: a text can't be read, or fits no input.
     """
     proto = load_onnx(source, external_data=False)
-    specs = file_inputs(proto, texts, (), Path(source).name).specs
+    specs = describe_file_inputs(proto, texts, (), Path(source).name).specs
     return {spec.name: spec for spec in specs if any(text.strip().startswith(spec.name) for text in texts)}
 
 
-def arrays_of(texts: Sequence[str], names: Sequence[str]) -> dict[str, np.ndarray]:
+def load_arrays(texts: Sequence[str], names: Sequence[str]) -> dict[str, np.ndarray]:
     """Read the arrays that ``texts`` name as files.
 
     Returns:
         Input name -> array, of those inputs that are given by a file.
     """
-    values, _ = input_values(texts, names)
+    values, _ = parse_input_values(texts, names)
     return {name: value.array for name, value in values.items() if value.array is not None}
 
 
-def generated(
+def generate_feeds(
     specs: tuple[TensorSpec, ...],
     known: Mapping[str, Any],
     seed: int,
@@ -328,21 +333,21 @@ def generated(
             else [(sizes or {}).get(d, d) if isinstance(d, str) else d for d in spec.shape]
         )
         dims = [
-            Dim.static(n) if isinstance(n, int) else Dim(n or f"{spec.name}.{i}", *DEFAULT_SIZES)
+            Dim.from_size(n) if isinstance(n, int) else Dim(n or f"{spec.name}.{i}", *DEFAULT_SIZES)
             for i, n in enumerate(shape)
         ]
         unsaid |= dict.fromkeys(dim.name for dim in dims if dim.name is not None)
         recipes[spec.name] = InputSpec(spec.name, spec.dtype, tuple(dims))
         guessed.append(spec.name)
 
-    def at(taken: Mapping[str, int]) -> dict[str, Any]:
+    def generate_at_sizes(taken: Mapping[str, int]) -> dict[str, Any]:
         rng = np.random.default_rng(seed)
         return {name: recipe.sample(rng, {**taken, **(sizes or {})}) for name, recipe in recipes.items()}
 
     taken = dict.fromkeys(unsaid, DEFAULT_SIZES[1])
     if unsaid:
-        model = Signature(inputs=tuple(recipes.values()), outputs=(), kind="onnx")
-        taken |= sizes_that_run(model, list(unsaid), lambda other: runs(at(other)))
+        model = ModelSignature(inputs=tuple(recipes.values()), outputs=(), kind="onnx")
+        taken |= find_runnable_sizes(model, list(unsaid), lambda other: runs(generate_at_sizes(other)))
     notes = []
     if guessed:
         notes.append(
@@ -352,18 +357,18 @@ def generated(
     if unsaid:
         listed = ", ".join(f"{name}={taken[name]}" for name in unsaid)
         notes.append(f"the file does not say which sizes {', '.join(unsaid)} take: {listed} was taken")
-    return at(taken), notes
+    return generate_at_sizes(taken), notes
 
 
-def _bfloat16(arrays: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> dict[str, Any]:
+def _view_bfloat16(arrays: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> dict[str, Any]:
     """numpy's files can't name bfloat16; the two bytes that they hold are what the model's type says."""
     wide = {spec.name for spec in specs if spec.dtype == "bfloat16"}
     return {n: a.view(ml_dtypes.bfloat16) if n in wide and a.dtype.str[1:] == "V2" else a for n, a in arrays.items()}
 
 
-def _host(value: Any) -> Any:
+def _to_host(value: Any) -> Any:
     return value.copy() if hasattr(value, "__array_interface__") else to_numpy(value)
 
 
-def _types_text(arrays: Mapping[str, Any]) -> dict[str, str]:
+def _describe_types(arrays: Mapping[str, Any]) -> dict[str, str]:
     return {name: f"{str(array.dtype).removeprefix('torch.')}{list(array.shape)}" for name, array in arrays.items()}

@@ -9,33 +9,33 @@ from typing import TYPE_CHECKING, Any, cast
 
 import onnx
 
-from ..arguments import Loading, has_examples
 from ..errors import ExportError, InputError, LoadError, TrustError
-from ..file_inputs import file_inputs, recorded_inputs
-from ..model import Model
-from ..runtimes.trt import is_engine
-from ..storage import signing
-from ..storage.files import load_onnx, opened_model
-from ..storage.held import Weights
-from ..storage.record import CODE, DATA, content_of, recorded
-from ..storage.weights import lifted
+from ..inputs.file_inputs import describe_file_inputs, read_recorded_inputs
+from ..interface.argument_validation import LoadKeywords, has_examples
+from ..model import LoadedModel
+from ..runtimes.trt_runner import is_engine
+from ..storage import record_signing
+from ..storage.export_record import CODE, DATA, raw_record, read_record
+from ..storage.onnx_files import load_onnx, normalize_model
+from ..storage.shared_weights import Weights
+from ..storage.weight_serialization import share_large_weights
 from ..types import PathLike, Progress
-from .verify.claims import dynamic_specs, judged_beyond, may_narrow
+from .verify.claimed_inputs import describe_dynamic_inputs, may_narrow, merge_claims
 
 if TYPE_CHECKING:  # torch takes seconds to import
     import torch
 
-    from ..arguments import Example
-    from ..model import Model
-    from ..results import ExportResult
-    from .verify.originals import Original
+    from ..interface.argument_validation import Example
+    from ..interface.export_result import ExportResult
+    from ..model import LoadedModel
+    from .verify.reference_models import Original
 
     Source = str | os.PathLike[str] | torch.nn.Module | torch.export.ExportedProgram | ExportResult
 
 
-def loaded(
-    source: Source, args: Example, kwargs: Mapping[str, Any] | None, loading: Loading, shared: bool = False
-) -> Model:
+def load_source(
+    source: Source, args: Example, kwargs: Mapping[str, Any] | None, loading: LoadKeywords, shared: bool = False
+) -> LoadedModel:
     """The model that is meant.
 
     Args:
@@ -49,18 +49,23 @@ def loaded(
     """
     from ..loading import from_module, from_program, load
 
-    if isinstance(source, Model):  # one of several that were read at once (`parts`)
+    if isinstance(source, LoadedModel):  # one of several that were read at once (`parts`)
         return source
     if isinstance(source, str | os.PathLike):
         _refuse_examples(args, kwargs, f"the file {os.fspath(source)!r}; describe a file's inputs with inputs=[...]")
-        return load(os.fspath(source), **_only(loading, _OF_FILES, "a file"))
+        return load(os.fspath(source), **_applicable_options(loading, _OF_FILES, "a file"))
     if type(source).__name__ == "ExportedProgram":
         _refuse_examples(args, kwargs, "an exported program, which knows its inputs; leave them out")
         return from_program(
-            cast("torch.export.ExportedProgram", source), **_only(loading, _OF_PROGRAMS, "an exported program")
+            cast("torch.export.ExportedProgram", source),
+            **_applicable_options(loading, _OF_PROGRAMS, "an exported program"),
         )
     return from_module(
-        cast("torch.nn.Module", source), args, kwargs, shared=shared, **_only(loading, _OF_MODULES, "a live module")
+        cast("torch.nn.Module", source),
+        args,
+        kwargs,
+        shared=shared,
+        **_applicable_options(loading, _OF_MODULES, "a live module"),
     )
 
 
@@ -69,7 +74,7 @@ _OF_MODULES = {*_OF_PROGRAMS, "dynamic_shapes"}
 _OF_FILES = {*_OF_PROGRAMS, "model", "model_args", "key", "trust", "imports", "code", "task", "part"}
 
 
-def _only(loading: Loading, known: set[str], source: str) -> dict[str, Any]:
+def _applicable_options(loading: LoadKeywords, known: set[str], source: str) -> dict[str, Any]:
     """The options that such a source takes; those that say nothing are left out."""
     if foreign := sorted(name for name, value in loading.items() if name not in known and value):
         raise InputError(f"{foreign[0]} is not for {source}, which takes {', '.join(sorted(known))}; leave it out")
@@ -81,17 +86,17 @@ def _refuse_examples(args: Example, kwargs: Mapping[str, Any] | None, source: st
         raise InputError(f"example arguments were given with {source}")
 
 
-def original(
-    source: Any, files: Sequence[PathLike], args: Example, kwargs: Mapping[str, Any] | None, loading: Loading
+def load_original(
+    source: Any, files: Sequence[PathLike], args: Example, kwargs: Mapping[str, Any] | None, loading: LoadKeywords
 ) -> tuple[Original, list[str]]:
     """What files are compared with, and notes: the PyTorch model, or the ONNX model given in its place."""
-    from .verify.originals import is_session, open_original
+    from .verify.reference_models import is_ort_session, open_original
 
     path = source if isinstance(source, str | os.PathLike) else None
     if (
         isinstance(source, onnx.ModelProto)
-        or is_session(source)
-        or (path is not None and _stands_for_a_model(path, files))
+        or is_ort_session(source)
+        or (path is not None and _is_used_as_model(path, files))
     ):
         _refuse_examples(args, kwargs, "an ONNX model as the reference; leave them out")
         if given := sorted(name for name, value in loading.items() if value and name not in ("inputs", "dims")):
@@ -99,12 +104,12 @@ def original(
                 f"{', '.join(given)}: for a PyTorch model, and the reference is an ONNX model; leave it out"
             )
         return open_original(source, loading.get("inputs", ()), loading.get("dims", ())), []
-    return judged(source, files, args, kwargs, loading)
+    return load_judged_model(source, files, args, kwargs, loading)
 
 
-def judged(
-    source: Source, files: Sequence[PathLike], args: Example, kwargs: Mapping[str, Any] | None, given: Loading
-) -> tuple[Model, list[str]]:
+def load_judged_model(
+    source: Source, files: Sequence[PathLike], args: Example, kwargs: Mapping[str, Any] | None, given: LoadKeywords
+) -> tuple[LoadedModel, list[str]]:
     """Load the PyTorch model on whose inputs ``files`` are judged.
 
     The files' records complete what is given. Where they narrow the sizes or values that the model itself takes, the
@@ -117,59 +122,59 @@ def judged(
     Raises:
         NormdeployError: as ``remembered_by_any`` and ``loaded``.
     """
-    followed, notes = remembered_by_any(source, files, given)
-    if is_live(source) and not any(given.get(name) for name in ("inputs", "dims", "dynamic_shapes")):
-        wider = _with_dims_of_files(source, files, args, kwargs, given)
+    followed, notes = recall_from_any(source, files, given)
+    if is_live_module(source) and not any(given.get(name) for name in ("inputs", "dims", "dynamic_shapes")):
+        wider = _trace_with_file_dims(source, files, args, kwargs, given)
         if wider is not None:
             return wider, [*notes, *wider.notes]
-    model = loaded_as_recorded(source, args, kwargs, followed, given)
+    model = load_as_recorded(source, args, kwargs, followed, given)
     notes += model.notes
-    claims: Loading = {}
+    claims: LoadKeywords = {}
     for name in ("inputs", "dims"):
         if followed.get(name) and not given.get(name):
             claims[name] = followed[name]  # type: ignore[literal-required]
     if not may_narrow(claims.get("inputs", ()), claims.get("dims", ())):
         return model, notes
     label = next((os.path.basename(file) for file in files if not is_engine(file)), "the file")
-    bare: Loading = {**followed}
+    bare: LoadKeywords = {**followed}
     for name in claims:
         bare[name] = given.get(name, ())  # type: ignore[literal-required]
     try:
-        own = loaded(source, args, kwargs, bare)
+        own = load_source(source, args, kwargs, bare)
     except (InputError, LoadError, ExportError):
         # Weights and modules without a program say nothing of their inputs.
         own = None
-    return judged_beyond(model, own, label), notes
+    return merge_claims(model, own, label), notes
 
 
-def is_live(source: object) -> bool:
+def is_live_module(source: object) -> bool:
     """Return whether ``source`` is a module in memory."""
-    return not isinstance(source, str | os.PathLike | Model) and hasattr(source, "named_modules")
+    return not isinstance(source, str | os.PathLike | LoadedModel) and hasattr(source, "named_modules")
 
 
-def _with_dims_of_files(
-    source: Source, files: Sequence[PathLike], args: Example, kwargs: Mapping[str, Any] | None, given: Loading
-) -> Model | None:
+def _trace_with_file_dims(
+    source: Source, files: Sequence[PathLike], args: Example, kwargs: Mapping[str, Any] | None, given: LoadKeywords
+) -> LoadedModel | None:
     """Trace a live module with the dynamic dims of the first file that has some; None where it does not run so."""
     for file in files:
         if is_engine(file) or not has_examples(args, kwargs):
             continue
         proto = load_onnx(file, external_data=False)
-        texts = dynamic_specs(proto, recorded_inputs(proto))
+        texts = describe_dynamic_inputs(proto, read_recorded_inputs(proto))
         try:
-            return loaded(source, args, kwargs, {**given, "inputs": texts}) if texts else None
+            return load_source(source, args, kwargs, {**given, "inputs": texts}) if texts else None
         except (InputError, LoadError, ExportError):
             return None
     return None
 
 
-def loaded_as_recorded(
-    source: Source, args: Example, kwargs: Mapping[str, Any] | None, loading: Loading, given: Loading
-) -> Model:
+def load_as_recorded(
+    source: Source, args: Example, kwargs: Mapping[str, Any] | None, loading: LoadKeywords, given: LoadKeywords
+) -> LoadedModel:
     """``loaded``; where the model does not take what ``loading`` has beyond ``given``, the error says who said that."""
     recorded = {name: value for name, value in loading.items() if value and value != given.get(name)}
     try:
-        return loaded(source, args, kwargs, loading)
+        return load_source(source, args, kwargs, loading)
     except (InputError, LoadError) as error:
         if not recorded or isinstance(error, TrustError) or (isinstance(error, LoadError) and "key" not in recorded):
             raise
@@ -179,51 +184,51 @@ def loaded_as_recorded(
         ) from error
 
 
-def _require_inputs(proto: onnx.ModelProto, label: str, loading: Loading) -> None:
+def _require_inputs(proto: onnx.ModelProto, label: str, loading: LoadKeywords) -> None:
     """Refuse inputs and dims that an ONNX file does not have.
 
     Raises:
         InputError: one is not the file's.
     """
     if loading.get("inputs") or loading.get("dims"):
-        file_inputs(proto, loading.get("inputs", ()), loading.get("dims", ()), label)
+        describe_file_inputs(proto, loading.get("inputs", ()), loading.get("dims", ()), label)
 
 
-def opened(
+def open_onnx_source(
     source: Source | onnx.ModelProto,
     args: Example = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    loading: Loading,
+    loading: LoadKeywords,
     custom_translation_table: Mapping[Any, Any] | None = None,
     progress: Progress | None = None,
 ) -> tuple[onnx.ModelProto, Weights, bool]:
     """The ONNX model that is meant, the large weights that it refers to, and whether it is one already: nobody deploys
     the raw export of a PyTorch model."""
     if isinstance(source, onnx.ModelProto):
-        source = opened_model(source)
+        source = normalize_model(source)
         _require_inputs(source, source.graph.name or "the model", loading)
-        return *lifted(source), True
-    if isinstance(source, str | os.PathLike) and is_onnx(source):
+        return *share_large_weights(source), True
+    if isinstance(source, str | os.PathLike) and is_onnx_file(source):
         proto = load_onnx(source)
         _require_inputs(proto, os.path.basename(source), loading)
-        return *lifted(proto), True
-    from ..exporter import to_light
+        return *share_large_weights(proto), True
+    from ..exporting.exporter import export_without_weights
 
-    model = loaded(source, args, kwargs, loading, shared=True)
-    return *to_light(model, custom_translation_table=custom_translation_table, progress=progress), False
+    model = load_source(source, args, kwargs, loading, shared=True)
+    return *export_without_weights(model, custom_translation_table=custom_translation_table, progress=progress), False
 
 
-def remembered_by_any(source: Source, files: Sequence[PathLike], given: Loading) -> tuple[Loading, list[str]]:
+def recall_from_any(source: Source, files: Sequence[PathLike], given: LoadKeywords) -> tuple[LoadKeywords, list[str]]:
     """``remembered`` by the first of the ONNX files whose record may be followed; the refusal of another does not
     matter then.
 
     Raises:
         GraphError, InputError: as ``remembered``; or the ONNX file was given first and the model behind it.
     """
-    if isinstance(source, str | os.PathLike) and os.path.isfile(source) and is_onnx(source):
+    if isinstance(source, str | os.PathLike) and os.path.isfile(source) and is_onnx_file(source):
         model = next(
-            (file for file in files if os.path.isfile(file) and not is_onnx(file) and not is_engine(file)), None
+            (file for file in files if os.path.isfile(file) and not is_onnx_file(file) and not is_engine(file)), None
         )
         order = (
             f"give {os.fspath(model)!r} first and it second"
@@ -237,7 +242,7 @@ def remembered_by_any(source: Source, files: Sequence[PathLike], given: Loading)
     for file in files:
         if not is_engine(file):
             try:
-                loading, remarks = remembered(source, file, given)
+                loading, remarks = recall_loading(source, file, given)
             except InputError as error:
                 refused = refused or error
                 continue
@@ -249,17 +254,17 @@ def remembered_by_any(source: Source, files: Sequence[PathLike], given: Loading)
     return given, notes
 
 
-def _stands_for_a_model(source: PathLike, files: Sequence[PathLike]) -> bool:
+def _is_used_as_model(source: PathLike, files: Sequence[PathLike]) -> bool:
     """Whether an ONNX file is given in the place of the PyTorch model on purpose: there is no model among the files
     behind it."""
-    if not os.path.isfile(source) or not is_onnx(source):
+    if not os.path.isfile(source) or not is_onnx_file(source):
         return False
     return all(
-        not os.path.exists(file) or (os.path.isfile(file) and (is_onnx(file) or is_engine(file))) for file in files
+        not os.path.exists(file) or (os.path.isfile(file) and (is_onnx_file(file) or is_engine(file))) for file in files
     )
 
 
-def remembered(source: Source, onnx_path: PathLike, given: Loading) -> tuple[Loading, list[str]]:
+def recall_loading(source: Source, onnx_path: PathLike, given: LoadKeywords) -> tuple[LoadKeywords, list[str]]:
     """``given`` completed by what the ONNX file recorded at its export, and notes.
 
     What runs no code (`storage.record.DATA`) is followed whoever wrote the file. What may run code is followed only
@@ -270,19 +275,19 @@ def remembered(source: Source, onnx_path: PathLike, given: Loading) -> tuple[Loa
         GraphError: the file is no valid ONNX, or its record is malformed.
         InputError: flags that may run code are recorded, and nobody vouches for them; or a team's key can't be used.
     """
-    from ..loading.hub import resolved
-    from ..loading.kinds import sha256
+    from ..loading.file_kinds import hash_model_files
+    from ..loading.hub import resolve_model_path
 
     if isinstance(source, str | os.PathLike):
-        source = resolved(os.fspath(source))
+        source = resolve_model_path(os.fspath(source))
     proto = load_onnx(onnx_path, external_data=False)
-    record = recorded(proto)
+    record = read_record(proto)
     if not record or not isinstance(source, str | os.PathLike) or not os.path.exists(source):
         return given, []
     name = os.fspath(onnx_path)
-    same = record["model"].get("sha256") in ("", sha256(Path(source)))  # "": a live module, or an ONNX file
+    same = record["model"].get("sha256") in ("", hash_model_files(Path(source)))  # "": a live module, or an ONNX file
     notes = [] if same else [f"{name} was exported from another file than {os.fspath(source)}"]
-    load, strange = _fitting(
+    load, strange = _drop_foreign_options(
         {n: value for n, value in record["load"].items() if value and not given.get(n)}, Path(source), given
     )
     notes += [f"{name} records {oddity}" for oddity in strange]
@@ -291,10 +296,10 @@ def remembered(source: Source, onnx_path: PathLike, given: Loading) -> tuple[Loa
     trust = bool(record["export"].get("trust")) and not given.get("trust")
     followed: dict[str, Any] = dict(data)
     if code or trust:
-        signed, why = signing.vouched(content_of(proto), onnx_path)
+        signed, why = record_signing.find_signed_modules(raw_record(proto), onnx_path)
         if not record["model"].get("sha256") or not same:
             why = f"{os.fspath(source)!r} is not the file that was exported"
-        elif signed is not None and (file := signing.changed(signed)):
+        elif signed is not None and (file := record_signing.find_changed_module(signed)):
             why = f"{file!r} is not the module of this name that was signed"
         if not why:
             bare = not any(
@@ -312,24 +317,28 @@ def remembered(source: Source, onnx_path: PathLike, given: Loading) -> tuple[Loa
     return {**given, **followed}, notes  # type: ignore[typeddict-item]
 
 
-def _fitting(load: Mapping[str, Any], source: Path, given: Loading) -> tuple[dict[str, Any], list[str]]:
+def _drop_foreign_options(
+    load: Mapping[str, Any], source: Path, given: LoadKeywords
+) -> tuple[dict[str, Any], list[str]]:
     """What is recorded of another model may mean nothing of this one: ``load`` without that, and what of it is not
     followed and why."""
-    from ..loading.inputs import names_of, parse
-    from ..loading.kinds import Kind, detect
+    from ..loading.file_kinds import FileKind, detect_kind
+    from ..loading.input_request import dynamic_dim_names, parse_input_request
 
     kind = None
     if load.keys() & {"task", "part", "key", "model"}:
-        kind = Kind.PYTHON if source.suffix == ".py" else detect(source)
-    of_folder, of_pickle = kind is Kind.HUGGINGFACE, kind in (Kind.PICKLE, Kind.LEGACY_PICKLE)
+        kind = FileKind.PYTHON if source.suffix == ".py" else detect_kind(source)
+    of_folder, of_pickle = kind is FileKind.HUGGINGFACE, kind in (FileKind.PICKLE, FileKind.LEGACY_PICKLE)
     # These hold their model, and so does a pickle that the user trusts.
-    is_whole = kind in (Kind.PROGRAM, Kind.TORCHSCRIPT, Kind.PYTHON) or (of_pickle and bool(given.get("trust")))
+    is_whole = kind in (FileKind.PROGRAM, FileKind.TORCHSCRIPT, FileKind.PYTHON) or (
+        of_pickle and bool(given.get("trust"))
+    )
     meant = {"task": of_folder, "part": of_folder, "key": of_pickle, "model": not is_whole}
     left, strange = {n: value for n, value in load.items() if meant.get(n, True)}, list[str]()
     if foreign := [f"{n}={load[n]!r}" for n in load if n not in left]:
         strange.append(f"{', '.join(foreign)}, which is not followed: {source} is of the kind {kind}")
     if (dims := left.get("dims")) and given.get("inputs"):  # their names were said anew
-        named = set(names_of(parse(given["inputs"], ()).inputs))
+        named = set(dynamic_dim_names(parse_input_request(given["inputs"], ()).inputs))
         left["dims"] = [text for text in dims if text.partition("=")[0].strip() in named]
         if other := [text for text in dims if text not in left["dims"]]:
             strange.append(
@@ -338,7 +347,7 @@ def _fitting(load: Mapping[str, Any], source: Path, given: Loading) -> tuple[dic
     return {n: value for n, value in left.items() if value}, strange
 
 
-def is_onnx(path: PathLike) -> bool:
+def is_onnx_file(path: PathLike) -> bool:
     """Told from the name, or from the first field that writers of protobuf give a model (safetensors start with a
     length)."""
     if os.fspath(path).endswith(".onnx"):

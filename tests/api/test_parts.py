@@ -26,11 +26,11 @@ from normdeploy.api.parts import COPIED
 from normdeploy.cli.app import app
 from normdeploy.errors import ExportError, InputError, NormdeployError
 from normdeploy.loading import from_module, load
-from normdeploy.loading.huggingface import Folder
-from normdeploy.loading.tasks import PART_FILES
-from normdeploy.storage.files import save_onnx
-from normdeploy.storage.folder import atomic_folder
-from normdeploy.storage.record import recorded
+from normdeploy.loading.huggingface_folder import HuggingfaceFolder
+from normdeploy.loading.huggingface_tasks import PART_FILES
+from normdeploy.storage.export_record import read_record
+from normdeploy.storage.folder_replacement import replace_folder_atomically
+from normdeploy.storage.onnx_files import save_onnx
 
 FILES = tuple(PART_FILES.values())
 
@@ -112,7 +112,7 @@ def test_a_file_is_written_into_a_folder_that_is_not_whole_yet(tmp_path: Path) -
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
     )
-    with atomic_folder(tmp_path / "made") as fresh:
+    with replace_folder_atomically(tmp_path / "made") as fresh:
         save_onnx(model, fresh / "x.onnx")
     assert (tmp_path / "made" / "x.onnx").is_file()
 
@@ -192,7 +192,7 @@ def test_one_part_that_fails_fails_all(folder: Path, monkeypatch: pytest.MonkeyP
         asked.append(loading["part"])
         return from_module(net, torch.ones(2, 4)), []
 
-    monkeypatch.setattr("normdeploy.api.verify.original", original)
+    monkeypatch.setattr("normdeploy.api.verify.load_original", original)
     told = CliRunner().invoke(app, ["verify", str(folder), str(tmp_path / "made"), "--seeds", "1"])
     assert asked == list(PART_FILES)
     assert told.exit_code == 1, told.output
@@ -218,7 +218,7 @@ def test_a_part_is_prepared_anew_after_another(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"no encoder-decoder, so it has no parts; leave --part out.*text-generation-with-past"
     ):
-        Folder(tmp_path, net, None, frozenset()).prepared("encoder")
+        HuggingfaceFolder(tmp_path, net, None, frozenset()).prepare_part("encoder")
     assert "forward" not in vars(net)
 
 
@@ -293,7 +293,7 @@ def test_parts_decode_together_as_eager_does(bart: Path) -> None:
 
 @pytest.mark.slow
 def test_dims_go_to_the_parts_that_have_them(bart: Path) -> None:
-    load_of = {file: recorded(onnx.load(bart / "onnx" / file))["load"] for file in FILES}
+    load_of = {file: read_record(onnx.load(bart / "onnx" / file))["load"] for file in FILES}
     assert [load["part"] for load in load_of.values()] == list(PART_FILES)
     assert all(load["dims"] == ["seq=1:5:32", "batch=1:2:4"] for load in load_of.values())
     with pytest.raises(InputError, match="the dim 'sequence' is in no part: they have batch, decoder_seq, past, seq"):

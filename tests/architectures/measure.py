@@ -24,13 +24,13 @@ from benchmarks.architectures.catalogue import Architecture, made
 from benchmarks.architectures.leftovers import decomposed
 from normdeploy import build, errors
 from normdeploy.api.export import OPSET
-from normdeploy.exporter import to_onnx
-from normdeploy.graphs.functions import DOMAIN
+from normdeploy.exporting.exporter import export_to_proto
+from normdeploy.findings.records import Finding
+from normdeploy.graphs.own_op_functions import DOMAIN
 from normdeploy.loading import from_module
-from normdeploy.model import Model
-from normdeploy.records import Finding
-from normdeploy.storage.files import save_onnx
-from normdeploy.verbs.verify import verify as compare
+from normdeploy.model import LoadedModel
+from normdeploy.storage.onnx_files import save_onnx
+from normdeploy.verbs.verify import file_comparison as compare
 
 NORM = re.compile(r".*(Layer|Batch|Group|Instance|RMS)Norm(Act)?(\dd)?$")
 BUILD_SECONDS = 60.0
@@ -135,7 +135,7 @@ def measured(architecture: Architecture, folder: Path, engine: bool = True) -> R
     return row
 
 
-def _norm_calls(module: nn.Module, model: Model) -> dict[str, int]:
+def _norm_calls(module: nn.Module, model: LoadedModel) -> dict[str, int]:
     """How often each class of norm module runs: those called so that hold no other norm module."""
     calls: Counter[str] = Counter()
     handles = []
@@ -151,7 +151,7 @@ def _norm_calls(module: nn.Module, model: Model) -> dict[str, int]:
     return dict(calls)
 
 
-def _exported(model: Model) -> onnx.ModelProto:
+def _exported(model: LoadedModel) -> onnx.ModelProto:
     names = [spec.name for spec in model.inputs]
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
@@ -196,19 +196,19 @@ def _fill(result: Result, proto: onnx.ModelProto, findings: tuple[Finding, ...])
         result.checked = str(error).split("\n")[0]
 
 
-def _parity(result: Result, model: Model, path: Path) -> None:
+def _parity(result: Result, model: LoadedModel, path: Path) -> None:
     """`verify`: two seeds at the usual batch, others at 1 and 3, small inputs and zeros, by the rule of
-    normdeploy.verbs.verify.verify."""
+    normdeploy.verbs.verify.file_comparison."""
     try:
         result.parity = _worst(model, path)
     except errors.NormdeployError as error:
         result.failed = f"{type(error).__name__}: {error}"
 
 
-def _worst(model: Model, path: Path) -> list[dict[str, Any]]:
+def _worst(model: LoadedModel, path: Path) -> list[dict[str, Any]]:
     """What came nearest to failing in each runtime, or failed most."""
     found = []
-    comparison = compare.verify(model, path, seeds=2)
+    comparison = compare.compare_files(model, path, seeds=2)
     for runtime in dict.fromkeys(r.runtime for r in comparison.results if r.runtime != "eager"):
         mine = [r for r in comparison.results if r.runtime == runtime]
         worst = max(mine, key=lambda r: (not r, r.max_abs_error / r.allowed if r.allowed else 0.0))
@@ -217,10 +217,10 @@ def _worst(model: Model, path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _excuse(row: Row, model: Model, folder: Path) -> None:
+def _excuse(row: Row, model: LoadedModel, folder: Path) -> None:
     """Whose doing a failed parity is: the same for the exporter's raw file, and for the form with the smallest
     errors."""
-    raw = to_onnx(model)
+    raw = export_to_proto(model)
     paths = {"untouched": folder / "untouched.onnx", "other form": folder / "other_form.onnx"}
     save_onnx(raw, paths["untouched"])
     save_onnx(normdeploy.optimize(raw, runtime="onnxruntime-accurate").proto, paths["other form"])

@@ -20,9 +20,9 @@ import typer.testing
 from onnx import TensorProto, helper
 
 from normdeploy.cli import app as cli
-from normdeploy.cli.verbose import logged
+from normdeploy.cli.verbose import add_common_options
 from normdeploy.errors import InputError
-from normdeploy.options import EveryPartOptions, LoadingOptions, read_arguments
+from normdeploy.verb_options import EveryPartOptions, LoadingOptions, parse_factory_arguments
 
 HEAVY = (
     "torch",
@@ -316,9 +316,9 @@ def test_every_loading_option_reaches_the_python_function(group: type[LoadingOpt
 
     verb.__annotations__["load"] = group
     loaded = typer.Typer()
-    loaded.command()(logged(verb))
+    loaded.command()(add_common_options(verb))
     assert typer.testing.CliRunner().invoke(loaded, words).exit_code == 0
-    assert given[0].loading == {
+    assert given[0].load_keywords == {
         "model": "m:net",
         "model_args": {"width": 8},
         "key": "state",
@@ -334,7 +334,7 @@ def test_every_loading_option_reaches_the_python_function(group: type[LoadingOpt
 
 def test_factory_arguments_are_literals_or_text(called: Called) -> None:
     given = ("layers=12", "name=tiny", "sizes=[1, 2]", "flag=True", "path=a=b", "empty=")
-    assert read_arguments(given) == {
+    assert parse_factory_arguments(given) == {
         "layers": 12,
         "name": "tiny",
         "sizes": [1, 2],
@@ -345,7 +345,7 @@ def test_factory_arguments_are_literals_or_text(called: Called) -> None:
     assert called("export", "m.pt", "-o", "m.onnx", "--model-arg", "12").returncode == 2
     for text in ("layers", "12=3", "=3"):
         with pytest.raises(InputError, match="NAME=VALUE"):
-            read_arguments([text])
+            parse_factory_arguments([text])
 
 
 def on_a_terminal(*args: str | Path) -> str:

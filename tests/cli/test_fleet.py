@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from normdeploy import processes
+from normdeploy.ort_sessions import child_process
 
 FLEET = """
 [targets.cpu]
@@ -42,11 +42,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def normdeploy(folder: Path, *words: str, code: int = 0) -> str:
     done = subprocess.run(
-        [*processes.command("normdeploy"), *words],
+        [*child_process.module_command("normdeploy"), *words],
         cwd=folder,
         capture_output=True,
         text=True,
-        env=processes.environment() | {"COLUMNS": "200"},
+        env=child_process.child_environment() | {"COLUMNS": "200"},
     )
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -111,5 +111,7 @@ def test_errors_are_one_line_and_write_nothing(folder: Path, tmp_path: Path) -> 
 def test_help_brings_no_library_along() -> None:
     heavy = ("torch", "onnx", "rich.table", "jsonschema")
     code = f"import sys; from normdeploy.cli import app; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=processes.environment())
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=child_process.child_environment()
+    )
     assert done.stdout == "[]\n"

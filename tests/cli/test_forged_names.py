@@ -12,9 +12,9 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from normdeploy import processes
 from normdeploy.cli import app
-from normdeploy.errors import printable, printable_lines
+from normdeploy.errors import escape_line, escape_lines
+from normdeploy.ort_sessions import child_process
 
 FORGED = "\n::error file=x::forged\nverified on 9 inputs\r\x1b[31m\u2028verified"
 
@@ -82,15 +82,15 @@ def test_no_line_of_the_output_is_a_names(
 
 
 def test_printable_is_one_line_without_orders() -> None:
-    assert printable("a\nb\x1b\u2028") == "a\ufffdb\ufffd\ufffd"
-    assert printable("::error::x ##[error]y ##vso[z]") == "\ufffd:error::x \ufffd#[error]y \ufffd#vso[z]"
-    assert printable("torch::nn::Module aten::add") == "torch::nn::Module aten::add"
+    assert escape_line("a\nb\x1b\u2028") == "a\ufffdb\ufffd\ufffd"
+    assert escape_line("::error::x ##[error]y ##vso[z]") == "\ufffd:error::x \ufffd#[error]y \ufffd#vso[z]"
+    assert escape_line("torch::nn::Module aten::add") == "torch::nn::Module aten::add"
 
 
 def test_message_keeps_the_line_feeds_that_are_ours() -> None:
     ours = "x is not loaded:\n  - a\n  - b\nIf you trust who made the file, pass --trust"
-    assert printable_lines(ours) == ours
-    assert printable_lines("the input a\nverified on 9") == "the input a\ufffdverified on 9"
+    assert escape_lines(ours) == ours
+    assert escape_lines("the input a\nverified on 9") == "the input a\ufffdverified on 9"
 
 
 def test_optimize_names_that_a_library_logs_make_no_line(tmp_path: Path) -> None:
@@ -102,8 +102,10 @@ def test_optimize_names_that_a_library_logs_make_no_line(tmp_path: Path) -> None
     graph = helper.make_graph(nodes, "g", [x], [y, z], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
     # pytest handles what is logged in its own process.
-    words = [*processes.command("normdeploy"), "optimize", "m.onnx", "-o", "o.onnx"]
-    done = subprocess.run(words, cwd=tmp_path, env=processes.environment(), capture_output=True, text=True, check=True)
+    words = [*child_process.module_command("normdeploy"), "optimize", "m.onnx", "-o", "o.onnx"]
+    done = subprocess.run(
+        words, cwd=tmp_path, env=child_process.child_environment(), capture_output=True, text=True, check=True
+    )
     assert done.stderr == ""
 
 

@@ -14,10 +14,12 @@ from torch import nn
 import normdeploy
 from normdeploy.cli import app
 from normdeploy.errors import NEITHER, NOT_RUN
-from normdeploy.runtimes.ort import no_cuda
-from normdeploy.runtimes.trt import missing
+from normdeploy.runtimes.ort_runner import explain_missing_cuda
+from normdeploy.runtimes.trt_runner import describe_missing_runtime
 
-pytestmark = pytest.mark.skipif(not missing("tensorrt") or not no_cuda(), reason="it is about a machine without a GPU")
+pytestmark = pytest.mark.skipif(
+    not describe_missing_runtime("tensorrt") or not explain_missing_cuda(), reason="it is about a machine without a GPU"
+)
 
 # An engine of TensorRT starts so; nothing else of it is read where there is no GPU.
 ENGINE = b"ftrt" + bytes(60)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from normdeploy.cli.console import bars
-from normdeploy.log import watch
+from normdeploy.cli.console import show_progress
+from normdeploy.log import start_logging
 
 NET = """
 import os
@@ -81,21 +81,21 @@ def test_quiet_verbs_print_nothing(tmp_path: Path) -> None:
 
 
 def test_quiet_work_prints_nothing_and_what_follows_is_seen(capfd: pytest.CaptureFixture[str]) -> None:
-    with bars(quiet=True):
+    with show_progress(quiet=True):
         os.write(1, b"a library's line")
         os.write(2, b"a library's bar")
     assert capfd.readouterr() == ("", "")
-    with pytest.raises(ValueError, match="fails"), bars(quiet=True):
+    with pytest.raises(ValueError, match="fails"), show_progress(quiet=True):
         raise ValueError("fails")
     os.write(2, b"the error")
     assert capfd.readouterr() == ("", "the error")
 
 
 def test_log_of_a_quiet_verb_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
-    watch(1)
+    start_logging(1)
     try:
-        with bars(quiet=True):
+        with show_progress(quiet=True):
             os.write(2, b"logged")
     finally:
-        watch(0)
+        start_logging(0)
     assert capfd.readouterr().err == "logged"

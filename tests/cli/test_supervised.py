@@ -88,7 +88,7 @@ def test_main_exit_code_is_that_of_the_verb(code: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_main_signal_ends_the_process_that_works(number: signal.Signals, tmp_path: Path) -> None:
-    # `normdeploy.stopping` ends it two seconds after a signal.
+    # `normdeploy.cli.signals` ends it two seconds after a signal.
     process = started("(print(os.getpid(), flush=True), [time.sleep(0.05) for _ in range(2400)])", tmp_path)
     assert process.stdout is not None
     worker = int(process.stdout.readline())

@@ -10,11 +10,11 @@ import typer
 
 import normdeploy
 from normdeploy.api.parts import PartsComparison
-from normdeploy.cli.verify import _verify_parts
+from normdeploy.cli.verify import verify_parts
 from normdeploy.errors import RuntimeUnavailable
-from normdeploy.verbs.verify.candidates import NotRun
-from normdeploy.verbs.verify.comparison import Comparison
-from normdeploy.verbs.verify.results import OutputResult
+from normdeploy.verbs.verify.comparison_result import Comparison
+from normdeploy.verbs.verify.output_results import OutputResult
+from normdeploy.verbs.verify.runtime_candidates import NotRun
 
 MISSED = Comparison((), (NotRun("cuda", "no GPU", "a.onnx"),), (), (), 0.0)
 WRONG = Comparison(
@@ -47,4 +47,4 @@ def test_parts_exit_with_3_only_where_none_is_wrong(
         (tmp_path / file).write_bytes(b"not looked at")
     rules: dict[str, Any] = {"policy": None}
     with pytest.raises(end, match=said):
-        _verify_parts(tmp_path / "model", tmp_path, None, None, True, rules, {})
+        verify_parts(tmp_path / "model", tmp_path, None, None, True, rules, {})

@@ -15,14 +15,14 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from normdeploy.contrib import ops as foreign_ops
-from normdeploy.contrib.premises import SKIPS
-from normdeploy.contrib.write import Writer
-from normdeploy.evaluate import evaluate
+from normdeploy.contrib import contrib_ops as foreign_ops
+from normdeploy.contrib.expansion_writer import ExpansionWriter
+from normdeploy.contrib.shape_assumptions import SKIPS
+from normdeploy.evaluate import evaluator
+from normdeploy.findings.records import Finding
 from normdeploy.norms import definitions
-from normdeploy.records import Finding
-from normdeploy.rewriting import rewrite
-from normdeploy.storage.strays import is_stray
+from normdeploy.rewriting import norm_optimizer
+from normdeploy.storage.nonstandard_norms import is_nonstandard_norm
 from tests.foreign_references import TABLE
 from tests.support import run_onnxruntime
 
@@ -260,7 +260,7 @@ def defined(case: Case, proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) ->
     values = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer} | feeds
     inputs = [values[n].astype(np.float64) if n else None for n in proto.graph.node[0].input]
     attrs = {k: np.float64(np.float32(v)) if isinstance(v, float) else v for k, v in case.attrs.items()}
-    function = TABLE.get((case.reference or "com.microsoft", case.op)) or evaluate.OPS[case.domain, case.op]
+    function = TABLE.get((case.reference or "com.microsoft", case.op)) or evaluator.OPS[case.domain, case.op]
     found = function(inputs, attrs, case.opset, case.outputs)
     return [np.asarray(f) for f in (found if isinstance(found, tuple) else (found,))[: case.outputs]]
 
@@ -285,7 +285,7 @@ def agrees(got: np.ndarray, ref: np.ndarray, dtype: str, condition: float = 1.0)
 def test_foreign_node_becomes_standard(case: Case) -> None:
     proto = built(case)
     held = proto.SerializeToString(deterministic=True)
-    out, summary = rewrite.optimize(proto, runtime=single(case))
+    out, summary = norm_optimizer.optimize_norms(proto, runtime=single(case))
     assert proto.SerializeToString(deterministic=True) == held
     onnx.checker.check_model(out, full_check=True)
     assert [o.domain for o in out.opset_import] == [""]
@@ -302,7 +302,7 @@ def test_foreign_node_becomes_standard(case: Case) -> None:
         feeds = feeds_of(out, sizes=sizes)
         for got, ref in zip(run_onnxruntime(out, feeds), defined(case, proto, feeds), strict=True):
             agrees(got, ref, "float32")
-    again, _ = rewrite.optimize(out, runtime=single(case))
+    again, _ = norm_optimizer.optimize_norms(out, runtime=single(case))
     assert again.SerializeToString(deterministic=True) == out.SerializeToString(deterministic=True)
 
 
@@ -312,7 +312,7 @@ HALF = [c for c in CASES if c.outputs == 1]
 @pytest.mark.parametrize("case", HALF, ids=lambda c: c.id)
 def test_statistics_of_half_precision_are_taken_in_float32(case: Case) -> None:
     proto = built(case, "float16", dynamic=False)
-    out, summary = rewrite.optimize(proto)
+    out, summary = norm_optimizer.optimize_norms(proto)
     onnx.checker.check_model(out, full_check=True)
     assert the(summary.findings).status in (
         "fused",
@@ -408,7 +408,7 @@ REFUSED = {
 def test_ambiguous_is_refused_by_name(name: str) -> None:
     text, reason = REFUSED[name]
     proto = file(f"{X} {VECTORS if 'float[' not in text else ''} {text}", 18 if "opset 18" in name else 17)
-    out, summary = rewrite.optimize(proto)
+    out, summary = norm_optimizer.optimize_norms(proto)
     found = the(summary.findings)
     assert (found.status, found.tensor) == ("refused", "y")
     assert reason in found.reason
@@ -418,7 +418,7 @@ def test_ambiguous_is_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize("given", ["<fast = 1> (x, g)", "(x, g, b)"])
 def test_a_norm_that_is_not_read_is_told_once_with_what_scales_it(given: str) -> None:
     proto = file(f"{X} {VECTORS} {{ n = SimplifiedLayerNormalization {given} y = Mul (n, s) }}")
-    _, summary = rewrite.optimize(proto)
+    _, summary = norm_optimizer.optimize_norms(proto)
     found = the(summary.findings)
     assert (found.status, found.tensor, found.spelling) == ("refused", "n", "SimplifiedLayerNormalization")
 
@@ -428,7 +428,7 @@ def test_type_that_is_not_known_is_refused_by_name() -> None:
         "(float[B,8] x) => (float[B,8] y) <float[8] g = {1,2,3,4,5,6,7,8}> { z = Strange (x) y ="
         " SimplifiedLayerNormalization (z, g) }"
     )
-    found = the(rewrite.optimize(proto)[1].findings)
+    found = the(norm_optimizer.optimize_norms(proto)[1].findings)
     assert (found.status, found.reason) == (
         "refused",
         "SimplifiedLayerNormalization: the type of 'z' is not known: it must be floating",
@@ -440,7 +440,7 @@ def test_node_that_a_function_of_the_file_defines_is_no_plugin() -> None:
         g (float[B,8] x) => (float[B,8] y) { y = own.LayerNorm(x) }
         <domain: "own", opset_import: ["": 17]> LayerNorm (x) => (y) { y = Relu(x) }"""
     proto = onnx.parser.parse_model(text)
-    out, summary = rewrite.optimize(proto)
+    out, summary = norm_optimizer.optimize_norms(proto)
     assert not summary.findings
     assert out.graph.node[0].op_type == "LayerNorm"
 
@@ -456,7 +456,7 @@ def test_bodies_and_functions_are_read_too() -> None:
         <domain: "own", opset_import: ["": 17, "com.microsoft": 1]>
         f (a, g) => (b) { b = com.microsoft.LayerNormalization(a, g) }"""
     proto = onnx.parser.parse_model(text)
-    out, summary = rewrite.optimize(proto)
+    out, summary = norm_optimizer.optimize_norms(proto)
     onnx.checker.check_model(out, full_check=True)
     assert [o.domain for o in out.opset_import] == ["", "own"]
     assert [o.domain for o in out.functions[0].opset_import] == [""]
@@ -469,10 +469,10 @@ def test_bodies_and_functions_are_read_too() -> None:
     x, s = rng.standard_normal((2, 3, 8)).astype(np.float32)
     (got,) = run_onnxruntime(out, {"c": np.array(True), "x": x, "s": s})
     gamma = np.arange(1.0, 9.0)
-    inner, *_ = evaluate.apply(
+    inner, *_ = evaluator.evaluate_node(
         "SkipLayerNormalization", [x.astype(float), s.astype(float), gamma], {}, opset=1, domain="com.microsoft"
     )
-    ref, *_ = evaluate.apply("LayerNormalization", [inner, gamma], {}, opset=17)
+    ref, *_ = evaluator.evaluate_node("LayerNormalization", [inner, gamma], {}, opset=17)
     agrees(got, ref, "float32")
 
 
@@ -503,7 +503,7 @@ def test_embedding_norm_is_a_sum_of_gathers(name: str, opset: int) -> None:
     proto.graph.input.extend(kept)
     rng = np.random.default_rng(0)
     feeds = {v.name: rng.integers(0, used[v.name], (3, 5)).astype(np.int32) for v in kept}
-    out, summary = rewrite.optimize(proto)
+    out, summary = norm_optimizer.optimize_norms(proto)
     onnx.checker.check_model(out, full_check=True)
     assert [o.domain for o in out.opset_import] == [""]
     assert the(summary.findings).status == "fused"
@@ -520,9 +520,9 @@ def test_embedding_norm_is_a_sum_of_gathers(name: str, opset: int) -> None:
             agrees(kernel, ref, "float32")
 
 
-def misread(w: Writer, attrs: dict[str, Any]) -> None:
+def misread(w: ExpansionWriter, attrs: dict[str, Any]) -> None:
     """A SkipLayerNormalization whose second summand is forgotten."""
-    w.write(definitions.layer_norm, {"epsilon": 1e-12}, (w.input(0), w.input(2), w.input(3)))
+    w.expand_definition(definitions.layer_norm, {"epsilon": 1e-12}, (w.input_name(0), w.input_name(2), w.input_name(3)))
 
 
 def test_misread_definition_fails_its_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -533,7 +533,7 @@ def test_misread_definition_fails_its_certificate(monkeypatch: pytest.MonkeyPatc
         type(op)(op.owner, op.kind, misread, op.attributes, op.inputs),
     )
     proto = file(f"{X} {VECTORS} {{ y = com.microsoft.SkipLayerNormalization (x, s, g, b) }}")
-    out, summary = rewrite.optimize(proto)
+    out, summary = norm_optimizer.optimize_norms(proto)
     found = the(summary.findings)
     assert found.status == "undone"
     assert not found.certificate
@@ -545,7 +545,7 @@ def test_node_that_is_not_fused_is_standard_all_the_same() -> None:
     text = "(float[B,T,8] x) => (float[B,T,8] y) <float[8] g = {1,2,3,4,5,6,7,8}> "
     proto = file(text + "{ a = com.microsoft.Inverse (x) y = com.microsoft.SkipLayerNormalization (a, a, g) }")
     proto.graph.output[0].type.tensor_type.ClearField("shape")
-    out, summary = rewrite.optimize(proto)
+    out, summary = norm_optimizer.optimize_norms(proto)
     found = the(summary.findings)
     assert (found.status, found.became) == ("refused", "standard primitives")
     assert "not known" in found.reason
@@ -558,7 +558,7 @@ def test_residual_stream_carries_the_shape_past_an_op_that_nobody_knows() -> Non
     proto = file(
         f"{text} {{ a = LayerNormalization (x, g) {block.format('b', 'a', 'c')} {block.format('d', 'c', 'y')} }}"
     )
-    out, summary = rewrite.optimize(proto)
+    out, summary = norm_optimizer.optimize_norms(proto)
     assert [f.status for f in summary.findings] == ["kept", "fused", "fused"]
     assert [n.op_type for n in out.graph.node] == ["LayerNormalization", *["Strange", "Add", "LayerNormalization"] * 2]
     assert "com.microsoft" in [o.domain for o in out.opset_import]
@@ -568,14 +568,14 @@ def test_result_of_a_contrib_layer_norm_has_its_scale_s_type() -> None:
     """onnxruntime's LayerNormalization(1): Y is of type V, that of scale and B."""
     text = "(float16[B,8] x, float[8] g) => (float[B,8] y) { y = LayerNormalization <epsilon: float = 0.001> (x, g) }"
     proto = file(text, 13)
-    out, summary = rewrite.optimize(proto)
+    out, summary = norm_optimizer.optimize_norms(proto)
     onnx.checker.check_model(out, full_check=True)
     assert the(summary.findings).status == "fused"
     feeds = {
         "x": np.random.default_rng(0).standard_normal((3, 8)).astype(np.float16),
         "g": VECTOR[:8].astype(np.float32),
     }
-    ref, *_ = evaluate.apply(
+    ref, *_ = evaluator.evaluate_node(
         "LayerNormalization", [v.astype(float) for v in feeds.values()], {"epsilon": np.float32(1e-3)}, opset=17
     )
     (got,) = run_onnxruntime(out, feeds)
@@ -594,7 +594,7 @@ def test_each_foreign_norm_behind_one_that_is_not_read_has_a_finding(behind: str
         " 4> (x, g, g)"
     )
     calls = " ".join(f"{out} = com.microsoft.{behind} (a, {said}g, g)" for out in ("y", "z"))
-    _, summary = rewrite.optimize(file(f"{text} {calls} }}", 17))
+    _, summary = norm_optimizer.optimize_norms(file(f"{text} {calls} }}", 17))
     assert sorted(f.tensor for f in summary.findings) == ["a", "y", "z"]
     assert all(f.reason for f in summary.findings if f.status != "fused")
 
@@ -603,7 +603,7 @@ def test_norm_that_is_part_of_a_larger_one_is_told_once() -> None:
     """A modulation behind a plugin without one of its own: both are one LayerNormalization."""
     text = "(float[B,S,8] x, float[B,1,8] m, float[B,1,8] t) => (float[B,S,8] y) <float[8] g = {1,1,1,1,1,1,1,1}> "
     proto = file(text + "{ a = com.microsoft.LayerNormalization (x, g) z = Mul (a, m) y = Add (z, t) }")
-    out, summary = rewrite.optimize(proto)
+    out, summary = norm_optimizer.optimize_norms(proto)
     found = the(summary.findings)
     assert (found.status, found.tensor, found.spelling) == ("fused", "y", "LayerNormalization (com.microsoft)")
     assert [n.op_type for n in out.graph.node] == ["LayerNormalization"]
@@ -614,13 +614,13 @@ def test_norm_that_is_part_of_a_larger_one_is_told_once() -> None:
 def test_standard_group_norm_takes_the_form_that_every_runtime_computes(groups: int, shape: str) -> None:
     text = f"(float[{shape}] x) => (float[{shape}] y) <float[4] g = {{1,2,3,4}}, float[4] b = {{4,3,2,1}}>"
     proto = file(f"{text} {{ y = GroupNormalization <num_groups = {groups}> (x, g, b) }}", 21)
-    out, summary = rewrite.optimize(proto, runtime="tensorrt")
+    out, summary = norm_optimizer.optimize_norms(proto, runtime="tensorrt")
     onnx.checker.check_model(out, full_check=True)
     (node,) = out.graph.node
     assert node.op_type == {1: "LayerNormalization", 2: "GroupNormalization", 4: "InstanceNormalization"}[groups]
     assert the(summary.findings).status == ("kept" if groups == 2 else "fused")
     x = np.random.default_rng(1).standard_normal([2, 4, 5, 3][: len(shape.split(","))]).astype(np.float32)
-    (ref,) = evaluate.apply(
+    (ref,) = evaluator.evaluate_node(
         "GroupNormalization",
         [x.astype(float), np.arange(1.0, 5.0), np.arange(4.0, 0.0, -1)],
         {"num_groups": groups},
@@ -628,17 +628,17 @@ def test_standard_group_norm_takes_the_form_that_every_runtime_computes(groups: 
     )
     agrees(run_onnxruntime(out, {"x": x})[0], ref, "float32")
     if groups == 2:  # and the form for all, which becomes one node again
-        fast, told = rewrite.optimize(proto)
+        fast, told = norm_optimizer.optimize_norms(proto)
         assert [n.op_type for n in fast.graph.node if n.op_type.endswith("Normalization")] == [
             "InstanceNormalization",
             "BatchNormalization",
         ]
         assert the(told.findings).status == "fused"
         agrees(run_onnxruntime(fast, {"x": x})[0], ref, "float32")
-        again, back = rewrite.optimize(fast, runtime="tensorrt")
+        again, back = norm_optimizer.optimize_norms(fast, runtime="tensorrt")
         assert [n.op_type for n in again.graph.node] == ["GroupNormalization"]
         assert the(back.findings).status == "fused"
-        kept, _ = rewrite.optimize(fast, runtime="onnxruntime")
+        kept, _ = norm_optimizer.optimize_norms(fast, runtime="onnxruntime")
         assert [n.op_type for n in kept.graph.node] == [n.op_type for n in fast.graph.node]
 
 
@@ -691,7 +691,7 @@ def test_files_that_onnxruntime_optimized_are_standard_again(
 ) -> None:
     proto = optimized(encoder)
     assert [n.op_type for n in proto.graph.node].count("SkipLayerNormalization") == 4
-    out, summary = rewrite.optimize(proto)
+    out, summary = norm_optimizer.optimize_norms(proto)
     onnx.checker.check_model(out, full_check=True)
     assert [f.status for f in summary.findings] == ["fused"] * 4
     assert {f.spelling for f in summary.findings} == {"SkipLayerNormalization (com.microsoft)"}
@@ -723,7 +723,7 @@ MALFORMED = {
 @pytest.mark.parametrize("name", MALFORMED)
 def test_malformed_node_is_refused_without_a_traceback(name: str) -> None:
     proto = file(f"{X} {VECTORS} {{ {MALFORMED[name]} }}")
-    out, summary = rewrite.optimize(proto, strict=True)
+    out, summary = norm_optimizer.optimize_norms(proto, strict=True)
     assert the(summary.findings).status == "refused"
     assert list(out.graph.node) == list(proto.graph.node)
 
@@ -738,6 +738,8 @@ def test_each_norm_that_is_read_though_onnx_does_not_know_it_has_a_meaning(opset
     }
     known |= dict.fromkeys((*foreign_ops.PLUGINS, "SimplifiedLayerNormalization"), True)
     for op, meant in known.items():
-        assert is_stray(op, opset) == meant
+        assert is_nonstandard_norm(op, opset) == meant
         for domain in ("", "ai.onnx"):
-            assert (foreign_ops.op_of(helper.make_node(op, ["x"], ["y"], domain=domain), opset) is not None) == meant
+            assert (
+                foreign_ops.foreign_op_of(helper.make_node(op, ["x"], ["y"], domain=domain), opset) is not None
+            ) == meant

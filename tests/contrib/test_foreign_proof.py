@@ -11,18 +11,18 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from normdeploy.contrib import proof as foreign_proof
-from normdeploy.contrib import standardize as foreign
-from normdeploy.contrib.ops import op_of
-from normdeploy.contrib.premises import shapes
-from normdeploy.contrib.shapes import types_of
-from normdeploy.contrib.standardize import standardized
-from normdeploy.contrib.write import Op, Writer
-from normdeploy.evaluate import evaluate
-from normdeploy.graphs.sizes import Size
-from normdeploy.proof.contrib import TABLE
-from normdeploy.proof.nodes import Indices, Table, attributes
-from normdeploy.rewriting import rewrite
+from normdeploy.contrib import expansion_proof as foreign_proof
+from normdeploy.contrib import standardization as foreign
+from normdeploy.contrib.contrib_ops import foreign_op_of
+from normdeploy.contrib.expansion_types import tensor_types
+from normdeploy.contrib.expansion_writer import ExpansionWriter, ForeignOp
+from normdeploy.contrib.shape_assumptions import assume_shapes
+from normdeploy.contrib.standardization import standardize_foreign_norms
+from normdeploy.evaluate import evaluator
+from normdeploy.graphs.symbolic_sizes import Size
+from normdeploy.proof.contrib_definitions import TABLE
+from normdeploy.proof.proto_evaluation import IndexTensor, LookupTable, attributes_of
+from normdeploy.rewriting import norm_optimizer
 from tests.contrib.test_foreign import CASES, EMBEDDING, EMBEDDINGS, SHWC, VECTOR, Case, H, built, file
 from tests.foreign_references import TABLE as REFERENCES
 from tests.proof.floats import evaluated
@@ -69,7 +69,7 @@ def test_a_definition_is_its_reference(case: Case) -> None:
         {k: np.float64(np.float32(v)) if isinstance(v, float) else v for k, v in case.attrs.items()},
     )
     arrays = [None if s is None else rng.standard_normal(s) for s in case.inputs]
-    function = REFERENCES.get((case.reference or "com.microsoft", case.op)) or evaluate.OPS[case.domain, case.op]
+    function = REFERENCES.get((case.reference or "com.microsoft", case.op)) or evaluator.OPS[case.domain, case.op]
     expected = function(arrays, attrs, case.opset, case.outputs)
 
     def definition(m: Any, leaves: list[Any]) -> Any:
@@ -104,11 +104,15 @@ def test_the_definition_of_an_embedding_norm_is_its_reference(name: str) -> None
     arrays = [*picked.values(), held["p"][:5], *vectors.values(), ids["mask"]]
 
     def definition(m: Any, leaves: list[Any]) -> Any:
-        shape = (Size.of(4), Size.of(5))
+        shape = (Size.from_int(4), Size.from_int(5))
         rows = dict(zip(picked, leaves, strict=False))
-        given: dict[str, Any] = {i: Indices(i, shape, leaves[6] if i == "mask" else None) for i in ids}
-        given |= {t: Table(t, {by: v for (own, by), v in rows.items() if own == t}) for t in "wt"}
-        given |= {"p": Table("p", {"place": rows["p", "place"], Size.of(5): leaves[3]}), "g": leaves[4], "b": leaves[5]}
+        given: dict[str, Any] = {i: IndexTensor(i, shape, leaves[6] if i == "mask" else None) for i in ids}
+        given |= {t: LookupTable(t, {by: v for (own, by), v in rows.items() if own == t}) for t in "wt"}
+        given |= {
+            "p": LookupTable("p", {"place": rows["p", "place"], Size.from_int(5): leaves[3]}),
+            "g": leaves[4],
+            "b": leaves[5],
+        }
         return TABLE["onnxruntime", "EmbedLayerNormalization"](
             m, [given.get(i) for i in inputs], {"epsilon": 0.25}, 17, 3
         )
@@ -125,7 +129,7 @@ def test_every_expansion_is_proved_exactly(case: Case, dynamic: bool) -> None:
         proto = built(case, dynamic=dynamic, names=[f"o{i}" for i in range(case.outputs)])
     else:
         proto = built(case, dynamic=dynamic)
-    _, read = standardized(proto)
+    _, read = standardize_foreign_norms(proto)
     (expansion,) = read.expansions
     certificate = expansion.finding.certificate
     assert certificate is not None
@@ -145,7 +149,7 @@ def embedding(name: str) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("name", EMBEDDINGS)
 def test_every_embedding_is_proved_exactly(name: str) -> None:
-    _, read = standardized(embedding(name))
+    _, read = standardize_foreign_norms(embedding(name))
     certificate = read.expansions[0].finding.certificate
     assert certificate
     assert (certificate.method, certificate.note) == ("exact", "")
@@ -155,11 +159,11 @@ def test_every_embedding_is_proved_exactly(name: str) -> None:
 # ------------------------------------------------------------------ planted errors
 
 
-def node_of(w: Writer, op: str, place: int = 0) -> onnx.NodeProto:
+def node_of(w: ExpansionWriter, op: str, place: int = 0) -> onnx.NodeProto:
     return [n for n in w.nodes if n.op_type == op][place]
 
 
-def constant(w: Writer, said: str) -> onnx.TensorProto:
+def constant(w: ExpansionWriter, said: str) -> onnx.TensorProto:
     return next(t for t in w.initializers if said in t.name)
 
 
@@ -168,11 +172,11 @@ def store(tensor: onnx.TensorProto, change: Callable[[np.ndarray], np.ndarray]) 
     tensor.CopyFrom(numpy_helper.from_array(change(held).astype(held.dtype), tensor.name))
 
 
-def other_input(w: Writer, op: str, index: int, name: str, place: int = 0) -> None:
+def other_input(w: ExpansionWriter, op: str, index: int, name: str, place: int = 0) -> None:
     node_of(w, op, place).input[index] = name
 
 
-def other_attribute(w: Writer, op: str, name: str, value: Any, place: int = 0) -> None:
+def other_attribute(w: ExpansionWriter, op: str, name: str, value: Any, place: int = 0) -> None:
     node = node_of(w, op, place)
     kept = [a for a in node.attribute if a.name != name]
     del node.attribute[:]
@@ -188,7 +192,7 @@ GN18 = Case("GroupNormalization", [(2, 8, 5), (4,), (4,)], "", "", {"num_groups"
 IN = next(c for c in CASES if c.op == "InstanceNormalization_TRT" and "relu" in c.attrs)
 TRT_LN = Case("LayerNorm", [(2, 3, 8), (24,), (24,)], "", "", {"axis": 1}, reference="TensorRT")
 CUSTOM = next(c for c in CASES if c.op.startswith("Custom"))
-PLANTED: dict[str, tuple[Case, Callable[[Writer], None]]] = {
+PLANTED: dict[str, tuple[Case, Callable[[ExpansionWriter], None]]] = {
     "epsilon 1 % too large": (LN, lambda w: store(constant(w, "epsilon"), lambda e: e * 1.01)),
     "epsilon one ulp too large": (
         LN,
@@ -229,13 +233,13 @@ PLANTED: dict[str, tuple[Case, Callable[[Writer], None]]] = {
 
 
 def planted(
-    proto: onnx.ModelProto, meddle: Callable[[Writer], None], monkeypatch: pytest.MonkeyPatch
+    proto: onnx.ModelProto, meddle: Callable[[ExpansionWriter], None], monkeypatch: pytest.MonkeyPatch
 ) -> foreign.Finding:
     """What is said of a file whose one foreign node is expanded wrongly."""
-    real = op_of(proto.graph.node[0], proto.opset_import[0].version)
+    real = foreign_op_of(proto.graph.node[0], proto.opset_import[0].version)
     assert real is not None
 
-    def wrong(w: Writer, attrs: Any) -> None:
+    def wrong(w: ExpansionWriter, attrs: Any) -> None:
         real.write(w, attrs)
         before = (
             [n.SerializeToString() for n in w.nodes],
@@ -250,11 +254,11 @@ def planted(
         )
         assert before != after
 
-    op = Op(real.owner, real.kind, wrong, real.attributes, real.inputs, real.optional)
+    op = ForeignOp(real.owner, real.kind, wrong, real.attributes, real.inputs, real.optional)
     monkeypatch.setattr(
-        foreign, "op_of", lambda node, opset: op if node.op_type == proto.graph.node[0].op_type else None
+        foreign, "foreign_op_of", lambda node, opset: op if node.op_type == proto.graph.node[0].op_type else None
     )
-    out, read = standardized(proto)
+    out, read = standardize_foreign_norms(proto)
     assert [n.op_type for n in out.graph.node] == [n.op_type for n in proto.graph.node]
     assert not read.expansions
     return read.left[0].finding
@@ -273,7 +277,7 @@ def test_a_wrong_expansion_is_refused(name: str, monkeypatch: pytest.MonkeyPatch
     assert finding.certificate.why in kinds, finding.certificate
 
 
-EMBEDDED: dict[str, tuple[str, Callable[[Writer], None]]] = {
+EMBEDDED: dict[str, tuple[str, Callable[[ExpansionWriter], None]]] = {
     "rows by the segments": ("all", lambda w: other_input(w, "Gather", 1, "kinds")),
     "rows of another table": ("all", lambda w: other_input(w, "Gather", 0, "t")),
     "another axis of the table": ("all", lambda w: other_attribute(w, "Gather", "axis", 1)),
@@ -304,7 +308,7 @@ def test_groups_of_channels_that_the_file_leaves_open_are_proved() -> None:
     """C is what the groups divide: the definition's own premise."""
     proto = file("""(float[N,H,W,C] x, float[C] g, float[C] b) => (float[N,H,W,C] y)
         { y = com.microsoft.GroupNorm <groups = 4, activation = 0> (x, g, b) }""")
-    certificate = standardized(proto)[1].expansions[0].finding.certificate
+    certificate = standardize_foreign_norms(proto)[1].expansions[0].finding.certificate
     assert certificate
     assert certificate.method == "exact"
 
@@ -313,7 +317,7 @@ def test_a_rank_that_the_file_does_not_state_is_said() -> None:
     text = "(float[B,T,8] x) => (float[B,T,8] y) <float[8] g = {1,2,3,4,5,6,7,8}> "
     proto = file(text + "{ a = com.microsoft.Inverse (x) y = com.microsoft.SkipLayerNormalization (a, a, g) }")
     proto.graph.output[0].type.tensor_type.ClearField("shape")
-    certificate = standardized(proto)[1].expansions[0].finding.certificate
+    certificate = standardize_foreign_norms(proto)[1].expansions[0].finding.certificate
     assert certificate
     assert (
         certificate.note == "the rank of 'a' is not known: shown at each from 1 to 4, and at larger ones slice by slice"
@@ -323,27 +327,29 @@ def test_a_rank_that_the_file_does_not_state_is_said() -> None:
 def test_norms_that_differ_in_names_alone_share_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr(
-        foreign_proof, "identity", lambda sides: calls.append(sides) or foreign_proof.Identity(1, 1, False, {}, None)
+        foreign_proof,
+        "prove_identity",
+        lambda sides: calls.append(sides) or foreign_proof.Identity(1, 1, False, {}, None),
     )  # type: ignore[func-returns-value,arg-type]
     norms = " ".join(
         f"y{i} = com.microsoft.SkipLayerNormalization (x, y{i - 1 if i else ''}, g)" for i in range(12)
     ).replace("y,", "x,")
     last = "z = com.microsoft.SkipLayerNormalization <epsilon: float = 0.5> (x, y11, g)"
     proto = file(f"(float[B,S,8] x) => (float[B,S,8] z) <float[8] g = {{1,2,3,4,5,6,7,8}}> {{ {norms} {last} }}")
-    _, read = standardized(proto)
+    _, read = standardize_foreign_norms(proto)
     assert len(read.expansions) == 13
     assert len(calls) == 3  # the first is of x and x, the last of another epsilon
 
 
 def test_what_onnxruntime_wrote_is_exact_to_the_end() -> None:
     """The expansion's certificate and that of the norm made of it are both exact, and so is what the report says."""
-    out, summary = rewrite.optimize(built(SLN))
+    out, summary = norm_optimizer.optimize_norms(built(SLN))
     (finding,) = summary.findings
     assert finding.status == "fused"
     assert finding.certificate
     assert finding.certificate.method == "exact"
     assert finding.certificate.bits >= 80
-    assert [attributes(n).get("epsilon") for n in out.graph.node if n.op_type == "LayerNormalization"] == [
+    assert [attributes_of(n).get("epsilon") for n in out.graph.node if n.op_type == "LayerNormalization"] == [
         np.float32(1e-12)
     ]
 
@@ -355,7 +361,7 @@ def test_a_mask_of_another_rank_is_refused(mask: str, said: str) -> None:
     other = onnx.parser.parse_graph(text)
     del proto.graph.input[:]
     proto.graph.input.extend(other.input)
-    _, read = standardized(proto)
+    _, read = standardize_foreign_norms(proto)
     assert bool(read.left) == bool(said)
     assert all(said in f.finding.reason for f in read.left)
 
@@ -363,7 +369,7 @@ def test_a_mask_of_another_rank_is_refused(mask: str, said: str) -> None:
 def test_a_scale_that_varies_from_row_to_row_is_broadcast() -> None:
     """It need not be one place in front because the definition's own is a vector: the file says S."""
     proto = file("(float[B,S,8] x, float[S,8] g) => (float[B,S,8] y) { y = com.microsoft.LayerNormalization (x, g) }")
-    certificate = standardized(proto)[1].expansions[0].finding.certificate
+    certificate = standardize_foreign_norms(proto)[1].expansions[0].finding.certificate
     assert certificate
     assert certificate.degree > 0
 
@@ -372,14 +378,14 @@ def test_a_scale_that_varies_from_row_to_row_is_broadcast() -> None:
 def test_a_scale_of_one_element_does_not_say_how_long_a_row_is(given: int | str, length: int | None) -> None:
     """A proof for rows of one element would show next to nothing: each is its own mean."""
     node = helper.make_node("LayerNormalization", ["x", "g"], ["y"], domain="com.microsoft")
-    op = op_of(node, 17)
+    op = foreign_op_of(node, 17)
     assert op is not None
-    found = shapes(op, node, {}, {"x": (1, ("B", None)), "g": (1, (given,))}, 0)
-    assert found["x"][-1].number == length
+    found = assume_shapes(op, node, {}, {"x": (1, ("B", None)), "g": (1, (given,))}, 0)
+    assert found["x"][-1].constant_value == length
 
 
 def test_the_sum_that_a_skip_norm_gives_has_the_type_and_shape_of_its_summands() -> None:
     proto = file("""(float[B,8] x, float[B,8] s) => (float[B,8] z) <float[8] g = {1,2,3,4,5,6,7,8}>
         { y, m, v, t = com.microsoft.SkipLayerNormalization (x, s, g) u = Relu (t) z = Add (u, y) }""")
-    types = types_of(proto, 17)
+    types = tensor_types(proto, 17)
     assert types["t"] == types["u"] == types["y"] == (onnx.TensorProto.FLOAT, ("B", 8))

@@ -14,10 +14,10 @@ import jsonschema
 import onnx
 import pytest
 
-from normdeploy.engines.build import build
-from normdeploy.engines.options import bytes_of
+from normdeploy.engines.build_request import parse_byte_size
+from normdeploy.engines.engine_build import build
 from normdeploy.errors import BuildError, InputError
-from normdeploy.runtimes import build_options, trt
+from normdeploy.runtimes import build_options, trt_runner
 
 from ..standin_builder import Config, TimingCache
 
@@ -81,7 +81,7 @@ def test_a_workspace_that_is_too_small_fails_with_the_library_s_reason(model: Pa
         rtx(model, workspace=2**12)
 
 
-@pytest.mark.skipif(not trt.no_gpu(), reason="there is a GPU, on which it may be built")
+@pytest.mark.skipif(not trt_runner.explain_missing_gpu(), reason="there is a GPU, on which it may be built")
 def test_a_refittable_engine_needs_a_gpu(model: Path) -> None:
     graph = MODEL.replace("Relu(x)", "MatMul(x, w)")
     proto = onnx.parser.parse_model(graph)
@@ -126,7 +126,7 @@ def test_a_static_file_has_one_profile(model: Path) -> None:
     ("text", "size"), [("1", 1), (7, 7), ("512M", 2**29), ("2g", 2**31), ("2GiB", 2**31), ("3 KB", 3072)]
 )
 def test_sizes(text: str | int, size: int) -> None:
-    assert bytes_of(text) == size
+    assert parse_byte_size(text) == size
 
 
 # ------------------------------------------------------------------ TensorRT, over a stand-in
@@ -139,7 +139,7 @@ def tensorrt(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pyt
     package.mkdir()
     (package / "__init__.py").write_text("from tests.standin_builder import install\ninstall()\n")
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
-    module = importlib.import_module("normdeploy.engines.build")
+    module = importlib.import_module("normdeploy.engines.engine_build")
     monkeypatch.setattr(module, "missing", lambda runtime, gpu: "")
     monkeypatch.setattr(module, "version_of", lambda runtime: "11.4.0.106")
 
@@ -226,7 +226,7 @@ def test_builds_side_by_side_share_a_timing_cache(tmp_path: Path, monkeypatch: p
     """What each has timed is there afterwards; nobody else writes between reading and writing."""
     import fcntl
 
-    read, path, free = build_options._read, tmp_path / "times", list[bool]()
+    read, path, free = build_options.read_cache_file, tmp_path / "times", list[bool]()
 
     def spied(file: Path) -> bytes:
         other = os.open(tmp_path, os.O_RDONLY)
@@ -239,7 +239,7 @@ def test_builds_side_by_side_share_a_timing_cache(tmp_path: Path, monkeypatch: p
             os.close(other)
         return read(file)
 
-    monkeypatch.setattr(build_options, "_read", spied)
+    monkeypatch.setattr(build_options, "read_cache_file", spied)
     assert timed(path, conv=1) is timed(path, gemm=2) is None
     assert json.loads(path.read_bytes()) == {"gpu": "A", "times": {"conv": 1, "gemm": 2}}
     assert free == [False, False]

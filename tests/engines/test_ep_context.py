@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 import normdeploy
 from normdeploy.cli.app import app
-from normdeploy.engines.build import Engine, build
+from normdeploy.engines.engine_build import Engine, build
 from normdeploy.errors import BuildError, GraphError, InputError
-from normdeploy.storage import files
-from normdeploy.storage.compiled import PROVIDER
+from normdeploy.storage import onnx_files
+from normdeploy.storage.compiled_models import PROVIDER
 
 # What the provider reads of a node, and the type that it asks for (EPContextNodeReader in onnx_ctx_model_helper.cc of
 # NVIDIA/TensorRT-RTX-EP-ABI, TensorRTCacheModelHandler in that of microsoft/onnxruntime), and what it writes besides.
@@ -194,7 +194,7 @@ def test_a_new_engine_replaces_the_old_one_and_a_failed_build_leaves_both(folder
 
 def test_an_engine_that_no_onnx_file_can_hold(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = sorted(p.name for p in folder.iterdir())
-    monkeypatch.setattr(files, "PROTOBUF_LIMIT", 10_000)
+    monkeypatch.setattr(onnx_files, "PROTOBUF_LIMIT", 10_000)
     with pytest.raises(BuildError, match=r"the engine has \d+ bytes, .* ends at 10000; write it .* --ep-context file"):
         made(folder, "large.onnx", "embed")
     assert sorted(p.name for p in folder.iterdir()) == before

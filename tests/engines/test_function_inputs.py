@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import normdeploy
-from normdeploy.engines.network import with_norms
+from normdeploy.engines.parser_input import implement_requested_norms
 
 OPSETS = [helper.make_opsetid("", 21), helper.make_opsetid("my", 1)]
 
@@ -68,7 +68,7 @@ def _activation(trt: Any, layer: Any) -> str:
 def read(path: Path) -> onnx.ModelProto:
     """What the parser is given when the file is built."""
     proto = onnx.load(path)
-    changed, _ = with_norms(path, proto, "native", "tensorrt-rtx", "", {}, None)
+    changed, _ = implement_requested_norms(path, proto, "native", "tensorrt-rtx", "", {}, None)
     return changed or proto
 
 
@@ -97,7 +97,10 @@ def test_build_gives_the_function_what_the_call_gives(nested: bool, tmp_path: Pa
 
 def test_a_file_without_such_a_call_is_built_as_it_is(tmp_path: Path) -> None:
     onnx.save(net(("a", "b")), tmp_path / "in.onnx")
-    assert with_norms(tmp_path / "in.onnx", net(("a", "b")), "native", "tensorrt-rtx", "", {}, None)[0] is None
+    assert (
+        implement_requested_norms(tmp_path / "in.onnx", net(("a", "b")), "native", "tensorrt-rtx", "", {}, None)[0]
+        is None
+    )
 
 
 def test_check_names_it_for_tensorrt_alone(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
-from normdeploy.evaluate.evaluate import OPS, Unsupported, apply, quiet, supported
+from normdeploy.evaluate.evaluator import OPS, UnsupportedOp, evaluate_node, is_supported, silence_numpy
 
 # u, the largest relative error of storing a number
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
@@ -41,7 +41,7 @@ def agree(got, expected, roundoffs):
         np.testing.assert_array_equal(got, expected)
         return
     assert got.dtype == np.float64
-    with quiet():
+    with silence_numpy():
         stored, wanted = got.astype(expected.dtype).astype(np.float64), expected.astype(np.float64)
     finite = np.isfinite(wanted)
     np.testing.assert_array_equal(stored[~finite], wanted[~finite])
@@ -75,7 +75,7 @@ def onnx_cases():
     cases = []
     for case in collected:
         graph = case.model.graph
-        if not all(supported(node.domain, node.op_type) for node in graph.node) or not case.data_sets:
+        if not all(is_supported(node.domain, node.op_type) for node in graph.node) or not case.data_sets:
             continue
         for number, (inputs, outputs) in enumerate(case.data_sets):
             if any(isinstance(value, list) or value is None for value in [*inputs, *outputs]):
@@ -96,7 +96,7 @@ def run_model(case):
     values = dict(zip(case.inputs, frozen(*case.inputs.values()), strict=True))
     opsets = {entry.domain: entry.version for entry in case.model.opset_import}
     for node in case.model.graph.node:
-        results = apply(
+        results = evaluate_node(
             node.op_type,
             [values[name] if name else None for name in node.input],
             plain(node.attribute),
@@ -139,9 +139,9 @@ def test_onnx_cases():
     nodes, refused, ops, failures = Counter(), Counter(), set(), []
     for case in onnx_cases():
         try:
-            with quiet():
+            with silence_numpy():
                 outputs = run_model(case)
-        except Unsupported as refusal:
+        except UnsupportedOp as refusal:
             refused[next(reason for reason in REFUSED if reason in str(refusal))] += 1
             continue
         single = len(case.model.graph.node) == 1
@@ -335,8 +335,8 @@ def onnxruntime_outputs(op, inputs, attrs, opset, domain, outputs):
 def check_form(op, inputs, attrs, opset, domain="", outputs=1):
     expected = onnxruntime_outputs(op, inputs, attrs, opset, domain, outputs)
     ours = [None if value is None else frozen(np.array(value))[0] for value in inputs]
-    with quiet():
-        got = apply(op, ours, attrs, opset=opset, domain=domain, outputs=outputs)
+    with silence_numpy():
+        got = evaluate_node(op, ours, attrs, opset=opset, domain=domain, outputs=outputs)
     assert len(got) == outputs
     for result, wanted in zip(got, expected, strict=True):
         if wanted is not None:

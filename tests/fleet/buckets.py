@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from normdeploy.fleet.remote import Remote
+from normdeploy.fleet.remote_backend import RemoteBackend
 
 AZURITE = Path(sys.prefix) / "azurite" / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
 BUCKET = "fleet-bucket"
@@ -177,4 +177,4 @@ def started(server: Bucket) -> Bucket:
 
 def names(url: str, prefix: str) -> list[str]:
     """What is in a bucket under a prefix that ends with "/"."""
-    return sorted(e.name for e in Remote(url).entries(prefix))
+    return sorted(e.name for e in RemoteBackend(url).list_entries(prefix))

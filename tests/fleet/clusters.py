@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from normdeploy.fleet.keys import Machine
+from normdeploy.fleet.step_keys import FleetMachine
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPABILITY = "TOY_CAPABILITY"  # of a node's environment: the compute capability of the GPU that it pretends to have
@@ -37,9 +37,9 @@ def add_node(cluster: Any, capability: str = "", **told: Any) -> Any:
     )
 
 
-def pretended() -> Machine:
+def pretended() -> FleetMachine:
     """This machine with TensorRT-RTX, and with a GPU where the environment says so."""
-    here = Machine.here()
+    here = FleetMachine.this_machine()
     facts = {**here.facts, "tensorrt-rtx": "1.7.1"}
     if capability := os.environ.get(CAPABILITY):
         facts |= {"gpu 0": "a toy", "capability 0": capability, "driver": "1"}

@@ -20,11 +20,11 @@ import typer.main
 import yaml
 
 from normdeploy.cli.app import app
-from normdeploy.fleet import fleet
-from normdeploy.fleet.keys import Machine
-from normdeploy.fleet.on_ray import Node, _able
-from normdeploy.fleet.steps import steps_of
-from normdeploy.fleet.tasks import Task
+from normdeploy.fleet import fleet_commands
+from normdeploy.fleet.job_steps import job_steps_of
+from normdeploy.fleet.ray_pool import RayNode, find_nodes_for
+from normdeploy.fleet.step_inputs import StepTask
+from normdeploy.fleet.step_keys import FleetMachine
 from tests.fleet import kuberay
 from tests.forked import ROOT
 
@@ -90,7 +90,12 @@ def test_groups_state_what_steps_for_their_gpus_take(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models/a.pt2").touch()
     shutil.copy(EXAMPLES / "fleet.toml", tmp_path)
-    steps = [s for job in fleet.read(tmp_path / "fleet.toml").jobs() for s in steps_of(job) if s.needs.capability]
+    steps = [
+        s
+        for job in fleet_commands.read_fleet_file(tmp_path / "fleet.toml").iter_jobs()
+        for s in job_steps_of(job)
+        if s.needs.capability
+    ]
     groups = {g["groupName"]: g for g in JOB["spec"]["rayClusterSpec"]["workerGroupSpecs"]}
     assert {s.needs.capability for s in steps} == {"8.9", "12.0"}
     for step in steps:
@@ -99,9 +104,9 @@ def test_groups_state_what_steps_for_their_gpus_take(tmp_path: Path) -> None:
         pod = groups[name]["template"]["spec"]
         gpus = float(pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"])
         selected = [pod["nodeSelector"][f"nvidia.com/gpu.compute.{n}"] for n in ("major", "minor")]
-        machine = Machine({"cpu": "", step.needs.runtime: "1", "capability 0": ".".join(selected)}, "", "")
-        node, task = Node(name, machine, {"CPU": 2.0, "GPU": gpus, **stated}), Task(step, {})
-        assert _able([node], task, task.key(machine)[0]) == ([node], {"GPU": 1.0, name: 1.0})
+        machine = FleetMachine({"cpu": "", step.needs.runtime: "1", "capability 0": ".".join(selected)}, "", "")
+        node, task = RayNode(name, machine, {"CPU": 2.0, "GPU": gpus, **stated}), StepTask(step, {})
+        assert find_nodes_for([node], task, task.key_on(machine)[0]) == ([node], {"GPU": 1.0, name: 1.0})
 
 
 def commands() -> dict[str, str]:

@@ -18,56 +18,56 @@ import pytest
 
 from benchmarks.fleet.counted import RUNS
 from normdeploy.errors import InputError, RuntimeUnavailable, StoreError
-from normdeploy.fleet import fleet
-from normdeploy.fleet.description import read
-from normdeploy.fleet.ends import FleetRun
-from normdeploy.fleet.keys import Machine
-from normdeploy.fleet.on_ray import Cluster, Node, _able, _stated
-from normdeploy.fleet.places import Folder
-from normdeploy.fleet.pool import Local
-from normdeploy.fleet.ray_node import Worker
-from normdeploy.fleet.steps import Needs, Step
-from normdeploy.fleet.store import Store
-from normdeploy.fleet.tasks import Task
-from normdeploy.fleet.workers import Warm
+from normdeploy.fleet import fleet_commands
+from normdeploy.fleet.fleet_file import read_fleet
+from normdeploy.fleet.fork_client import ForkClient
+from normdeploy.fleet.job_steps import JobStep, StepNeeds
+from normdeploy.fleet.local_pool import LocalPool
+from normdeploy.fleet.outcomes import FleetRun
+from normdeploy.fleet.ray_node import WorkerSettings
+from normdeploy.fleet.ray_pool import RayNode, RayPool, drop_unsharable_gpus, find_nodes_for
+from normdeploy.fleet.step_inputs import StepTask
+from normdeploy.fleet.step_keys import FleetMachine
+from normdeploy.fleet.step_store import StepStore
+from normdeploy.fleet.store_backends import FolderBackend
 
 from .clusters import CAPABILITY, ROOT, add_node, nodes, pretended
 from .toys import cells, manifest, toy_fleet
 
-TOY = Worker("tests.fleet.toy", (), pretended)
+TOY = WorkerSettings("tests.fleet.toy", (), pretended)
 
 
-def machine(*capabilities: str, **facts: str) -> Machine:
+def machine(*capabilities: str, **facts: str) -> FleetMachine:
     gpus = {f"capability {n}": c for n, c in enumerate(capabilities)}
-    return Machine({"cpu": "a toy", "onnxruntime": "1.31", **facts, **gpus}, "code", "installed")
+    return FleetMachine({"cpu": "a toy", "onnxruntime": "1.31", **facts, **gpus}, "code", "installed")
 
 
-def task(verb: str = "verify", **needs: str) -> Task:
-    return Task(Step(f"m/{verb}", (verb,), needs=Needs(**needs)), {})
+def task(verb: str = "verify", **needs: str) -> StepTask:
+    return StepTask(JobStep(f"m/{verb}", (verb,), needs=StepNeeds(**needs)), {})
 
 
-def able(nodes: list[Node], asked: Task) -> tuple[list[str], dict[str, float]]:
-    found, amounts = _able(nodes, asked, asked.key(next(n.machine for n in nodes))[0])
+def able(nodes: list[RayNode], asked: StepTask) -> tuple[list[str], dict[str, float]]:
+    found, amounts = find_nodes_for(nodes, asked, asked.key_on(next(n.machine for n in nodes))[0])
     return [n.id for n in found], amounts
 
 
 def test_a_step_goes_to_nodes_with_its_key_and_takes_what_they_state() -> None:
     ada = machine("8.9", **{"gpu 0": "L4", "driver": "580"})
-    plain, with_gpu = Node("plain", machine(), {"CPU": 4}), Node("ada", ada, {"CPU": 4, "GPU": 1, "cc89": 1})
-    other = Node("other", machine(onnxruntime="1.32"), {"CPU": 4})
-    newer = Node("newer", machine("8.9", **{"gpu 0": "L4", "driver": "590"}), {"CPU": 4, "GPU": 1})
+    plain, with_gpu = RayNode("plain", machine(), {"CPU": 4}), RayNode("ada", ada, {"CPU": 4, "GPU": 1, "cc89": 1})
+    other = RayNode("other", machine(onnxruntime="1.32"), {"CPU": 4})
+    newer = RayNode("newer", machine("8.9", **{"gpu 0": "L4", "driver": "590"}), {"CPU": 4, "GPU": 1})
     assert able([plain, with_gpu, other, newer], task(runtime="onnxruntime")) == (["plain", "ada", "newer"], {})
     gpu = task(runtime="onnxruntime", capability="8.9")
     assert able([with_gpu, newer, plain], gpu) == (["ada"], {"GPU": 1, "cc89": 1})  # another driver is another key
-    unmarked = Node("unmarked", ada, {"CPU": 4, "GPU": 2})
-    marked = Node("marked", ada, {"CPU": 4, "cc89": 1})
+    unmarked = RayNode("unmarked", ada, {"CPU": 4, "GPU": 2})
+    marked = RayNode("marked", ada, {"CPU": 4, "cc89": 1})
     assert able([with_gpu, unmarked], gpu) == (["ada", "unmarked"], {"GPU": 1})
     assert able([marked, with_gpu], gpu) == (["ada"], {"GPU": 1, "cc89": 1})
     assert able([marked], gpu) == (["marked"], {"cc89": 1})
 
 
 def test_builds_go_to_builders_where_there_are_any() -> None:
-    plain, builder = Node("plain", machine(), {"CPU": 4}), Node("builder", machine(), {"CPU": 4, "builder": 2})
+    plain, builder = RayNode("plain", machine(), {"CPU": 4}), RayNode("builder", machine(), {"CPU": 4, "builder": 2})
     assert able([plain, builder], task("build")) == (["builder"], {"builder": 1})
     assert able([plain], task("build")) == (["plain"], {})
     assert able([plain, builder], task("export")) == (["plain", "builder"], {})
@@ -75,15 +75,17 @@ def test_builds_go_to_builders_where_there_are_any() -> None:
 
 def test_gpus_that_two_steps_might_share_are_not_used() -> None:
     one, two = machine("8.9"), machine("8.9", "9.0")
-    assert _stated(one, {"CPU": 4, "GPU": 1}).capabilities == ("8.9",)
-    assert _stated(one, {"CPU": 4, "cc89": 1}).capabilities == ("8.9",)
-    assert _stated(one, {"CPU": 4}).capabilities == ()
-    assert _stated(two, {"CPU": 4, "GPU": 2}).capabilities == ()  # which of them a step would get is not known
+    assert drop_unsharable_gpus(one, {"CPU": 4, "GPU": 1}).gpu_capabilities == ("8.9",)
+    assert drop_unsharable_gpus(one, {"CPU": 4, "cc89": 1}).gpu_capabilities == ("8.9",)
+    assert drop_unsharable_gpus(one, {"CPU": 4}).gpu_capabilities == ()
+    assert (
+        drop_unsharable_gpus(two, {"CPU": 4, "GPU": 2}).gpu_capabilities == ()
+    )  # which of them a step would get is not known
 
 
 def test_jobs_are_for_this_machine(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--jobs is for steps on this machine"):
-        fleet.run(toy_fleet(tmp_path, a="a"), on="auto", jobs=2)
+        fleet_commands.run_fleet(toy_fleet(tmp_path, a="a"), on="auto", jobs=2)
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +96,10 @@ def cluster() -> Iterator[Any]:
 
 
 def run_on(address: str, file: Path, store: Path, wait: float = 0.0) -> FleetRun:
-    opened = Store(Folder(store))
-    pool = Cluster(opened, address, TOY, wait)
+    opened = StepStore(FolderBackend(store))
+    pool = RayPool(opened, address, TOY, wait)
     try:
-        return fleet.driven(read(file), opened, pool, (), wait)
+        return fleet_commands.schedule_fleet(read_fleet(file), opened, pool, (), wait)
     finally:
         pool.close()
 
@@ -115,17 +117,17 @@ def test_two_nodes_and_this_machine_give_equal_manifests(
     assert not list((tmp_path / "ray" / "work").iterdir())
     assert not list((tmp_path / "ray" / "claims").iterdir())
     monkeypatch.setenv(CAPABILITY, "8.9")
-    monkeypatch.setattr(Machine, "here", staticmethod(_pretended_here(Machine.here())))
-    opened = Store(Folder(tmp_path / "local"))
-    pool = Local(opened, 2, Warm("tests.fleet.toy", ()))
+    monkeypatch.setattr(FleetMachine, "this_machine", staticmethod(_pretended_here(FleetMachine.this_machine())))
+    opened = StepStore(FolderBackend(tmp_path / "local"))
+    pool = LocalPool(opened, 2, ForkClient("tests.fleet.toy", ()))
     try:
-        fleet.driven(read(file), opened, pool)
+        fleet_commands.schedule_fleet(read_fleet(file), opened, pool)
     finally:
         pool.close()
-    assert manifest(opened) == manifest(Store(Folder(tmp_path / "ray")))
+    assert manifest(opened) == manifest(StepStore(FolderBackend(tmp_path / "ray")))
 
 
-def _pretended_here(here: Machine) -> Any:
+def _pretended_here(here: FleetMachine) -> Any:
     facts = {"tensorrt-rtx": "1.7.1", "gpu 0": "a toy", "capability 0": "8.9", "driver": "1"}
     return lambda: replace(here, facts={**here.facts, **facts})
 
@@ -133,19 +135,19 @@ def _pretended_here(here: Machine) -> Any:
 @pytest.mark.clusters
 def test_steps_for_a_gpu_run_on_its_node_one_at_a_time(tmp_path: Path) -> None:
     file = toy_fleet(tmp_path, **{f"m{n}": f"slow {n}" for n in range(3)})
-    opened = Store(Folder(tmp_path / "store"))
+    opened = StepStore(FolderBackend(tmp_path / "store"))
     with nodes({"capability": "8.9", "resources": {"cc89": 1}, "num_cpus": 4}) as made:
-        pool = Cluster(opened, made.address, replace(TOY, module="benchmarks.fleet.counted"))
+        pool = RayPool(opened, made.address, replace(TOY, module="benchmarks.fleet.counted"))
         try:
-            assert fleet.driven(read(file), opened, pool)
+            assert fleet_commands.schedule_fleet(read_fleet(file), opened, pool)
         finally:
             pool.close()
     begun = {line.split()[1]: float(line.split()[0]) for line in (tmp_path / RUNS).read_text().splitlines()}
     times: dict[bool, list[tuple[float, str]]] = {True: [], False: []}
     for told in manifest(opened):
-        record = opened.record(told["key"])
+        record = opened.read_record(told["key"])
         assert record is not None
-        digest = opened.bytes_of(record.log).decode().split("digest ")[1].split()[0]
+        digest = opened.read_bytes(record.log).decode().split("digest ")[1].split()[0]
         times["gpu" in record.depends].append((begun[digest], record.depends["argv"][0]))
     assert len(times[True]) == 3 * 2 * 2  # verify and bench of the engine, for each model and variant
     for one, other in pairwise(sorted(times[True])):
@@ -191,7 +193,7 @@ def test_a_node_that_dies_loses_no_step(cluster: Any, tmp_path: Path) -> None:
     assert {cell.status for cell in run.cells} == {"verified"}
     quiet = run_on(cluster.address, file, tmp_path / "undisturbed")
     assert quiet
-    assert manifest(Store(Folder(store))) == manifest(Store(Folder(tmp_path / "undisturbed")))
+    assert manifest(StepStore(FolderBackend(store))) == manifest(StepStore(FolderBackend(tmp_path / "undisturbed")))
 
 
 def _records(store: Path, count: int) -> None:
@@ -204,18 +206,18 @@ def _records(store: Path, count: int) -> None:
 
 @pytest.mark.clusters
 def test_a_node_that_has_changed_is_asked_anew(cluster: Any, tmp_path: Path) -> None:
-    opened = Store(Folder(tmp_path / "store"))
-    pool = Cluster(opened, cluster.address, TOY)
+    opened = StepStore(FolderBackend(tmp_path / "store"))
+    pool = RayPool(opened, cluster.address, TOY)
     try:
         right = pool.machines
         for name, node in list(pool._nodes.items()):  # as if they were probed before an update
-            pool._nodes[name] = replace(node, machine=node.machine.after({"onnx": "0.1"}))
-        run = fleet.driven(read(toy_fleet(tmp_path, a="a")), opened, pool)
+            pool._nodes[name] = replace(node, machine=node.machine.with_updates({"onnx": "0.1"}))
+        run = fleet_commands.schedule_fleet(read_fleet(toy_fleet(tmp_path, a="a")), opened, pool)
         assert {cell.status for cell in run.cells} == {"verified"}
         assert pool.machines == right
     finally:
         pool.close()
-    keys = [opened.record(told["key"]) for told in manifest(opened)]
+    keys = [opened.read_record(told["key"]) for told in manifest(opened)]
     assert all(record is not None and record.depends["versions"].get("onnx") != "0.1" for record in keys)
 
 
@@ -223,17 +225,19 @@ def test_a_node_that_has_changed_is_asked_anew(cluster: Any, tmp_path: Path) -> 
 def test_a_node_that_does_not_see_the_store_is_an_error(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = Store(Folder(tmp_path / "store"))
-    monkeypatch.setattr(Folder, "__getstate__", lambda self: {"root": tmp_path / "elsewhere", "url": self.url}, False)
+    opened = StepStore(FolderBackend(tmp_path / "store"))
+    monkeypatch.setattr(
+        FolderBackend, "__getstate__", lambda self: {"root": tmp_path / "elsewhere", "url": self.url}, False
+    )
     with pytest.raises(StoreError, match=r"does not see the store .*; give a folder that all nodes mount"):
-        Cluster(opened, cluster.address, TOY)
+        RayPool(opened, cluster.address, TOY)
     assert not list((tmp_path / "store" / "claims").iterdir())
 
 
 @pytest.mark.clusters
 def test_no_cluster_is_an_error_without_a_traceback(tmp_path: Path) -> None:
     with pytest.raises(RuntimeUnavailable, match="no Ray cluster is reached at 'nonsense'"):
-        Cluster(Store(Folder(tmp_path / "store")), "nonsense")
+        RayPool(StepStore(FolderBackend(tmp_path / "store")), "nonsense")
 
 
 @pytest.mark.clusters
@@ -282,7 +286,7 @@ def test_a_driver_that_is_killed_leaves_what_the_next_run_goes_on_from(cluster: 
     done = len(list((tmp_path / "store" / "steps").glob("*/*")))
     assert 5 <= done < 3 * 16
     time.sleep(3.0)  # Ray ends what a dead driver started
-    fleet.sweep(Store(Folder(tmp_path / "store")))
+    fleet_commands.remove_leftovers(StepStore(FolderBackend(tmp_path / "store")))
     assert not list((tmp_path / "store" / "work").iterdir())
     assert not list((tmp_path / "store" / "claims").iterdir())
     run = run_on(cluster.address, file, tmp_path / "store")

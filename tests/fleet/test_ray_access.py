@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from normdeploy.errors import RuntimeUnavailable
-from normdeploy.evidence.keys import Signer
-from normdeploy.fleet import fleet
-from normdeploy.fleet.description import read
-from normdeploy.fleet.on_ray import Cluster
-from normdeploy.fleet.places import Folder
-from normdeploy.fleet.ray_address import _require_answer
-from normdeploy.fleet.sealed import store_in
+from normdeploy.evidence.signing_keys import Signer
+from normdeploy.fleet import fleet_commands
+from normdeploy.fleet.fleet_file import read_fleet
+from normdeploy.fleet.ray_connection import require_reachable
+from normdeploy.fleet.ray_pool import RayPool
+from normdeploy.fleet.signed_store import open_signed_store
+from normdeploy.fleet.store_backends import FolderBackend
 from tests.keys import key_pair
 
 from .clusters import nodes
@@ -37,15 +37,15 @@ def test_where_nobody_listens_there_is_no_waiting(listener: socket.socket, proto
     address = f"{protocol}127.0.0.1:{listener.getsockname()[1]}"
     start = time.monotonic()
     with pytest.raises(RuntimeUnavailable, match=f"no Ray cluster is reached at '{address}': Connection refused"):
-        _require_answer(address)
+        require_reachable(address)
     assert time.monotonic() - start < 3
 
 
 def test_an_address_of_ray_client_has_a_host_and_a_port() -> None:
     for address in ("ray://", "ray://head", "ray://:10001"):
         with pytest.raises(RuntimeUnavailable, match=f"'{address}' names no host and port"):
-            _require_answer(address)
-    _require_answer("auto")
+            require_reachable(address)
+    require_reachable("auto")
 
 
 @pytest.mark.clusters
@@ -54,7 +54,7 @@ def test_another_server_is_not_asked_for_ever(listener: socket.socket, protocol:
     listener.listen()
     start = time.monotonic()
     with pytest.raises(RuntimeUnavailable, match="what takes connections there does not answer as Ray does"):
-        _require_answer(f"{protocol}127.0.0.1:{listener.getsockname()[1]}")
+        require_reachable(f"{protocol}127.0.0.1:{listener.getsockname()[1]}")
     assert time.monotonic() - start < 30
 
 
@@ -73,9 +73,9 @@ class Gone:
 
 @pytest.mark.parametrize("alive", [True, False])
 def test_a_node_that_goes_while_it_is_asked_is_no_error(alive: bool) -> None:
-    pool = Cluster.__new__(Cluster)
+    pool = RayPool.__new__(RayPool)
     pool._ray, pool._useless, pool._nodes = Gone(alive), {}, {}
-    pool._learn("node", None, {"CPU": 1})
+    pool._register_node("node", None, {"CPU": 1})
     assert list(pool._useless) == (["node"] if alive else [])
 
 
@@ -94,7 +94,9 @@ def test_ray_client_gives_what_a_driver_in_the_cluster_gives(client: tuple[str, 
     file = toy_fleet(tmp_path, CPU, a="a", b="wrong")
     for number, address in enumerate(client):
         assert not run_on(address, file, tmp_path / str(number))
-    assert manifest(fleet.open_store(None, tmp_path / "0")) == manifest(fleet.open_store(None, tmp_path / "1"))
+    assert manifest(fleet_commands.open_fleet_store(None, tmp_path / "0")) == manifest(
+        fleet_commands.open_fleet_store(None, tmp_path / "1")
+    )
     assert not list((tmp_path / "1" / "claims").iterdir())
 
 
@@ -104,20 +106,24 @@ def test_records_from_ray_are_signed(client: tuple[str, str], tmp_path: Path) ->
     private, public = key_pair(tmp_path)
     other, theirs = key_pair(tmp_path, "other")
     for number, address in enumerate(client):
-        opened = store_in(Folder(tmp_path / str(number)), private)
-        pool = Cluster(opened, address, TOY)
+        opened = open_signed_store(FolderBackend(tmp_path / str(number)), private)
+        pool = RayPool(opened, address, TOY)
         try:
-            assert fleet.driven(read(file), opened, pool)
+            assert fleet_commands.schedule_fleet(read_fleet(file), opened, pool)
         finally:
             pool.close()
-        trusting = store_in(Folder(tmp_path / str(number)), trust=[public])
-        assert all(trusting.record(line["key"]) is not None for line in manifest(trusting))
-        assert fleet.status(file, store=tmp_path / str(number), trust=[public]).counts() == {"verified": 1}
-        assert fleet.status(file, store=tmp_path / str(number), trust=[theirs]).counts() == {"stale": 1}
-        opened = store_in(Folder(tmp_path / str(number)), other, [public])
-        pool = Cluster(opened, address, TOY)
+        trusting = open_signed_store(FolderBackend(tmp_path / str(number)), trust=[public])
+        assert all(trusting.read_record(line["key"]) is not None for line in manifest(trusting))
+        assert fleet_commands.fleet_status(file, store=tmp_path / str(number), trust=[public]).count_by_status() == {
+            "verified": 1
+        }
+        assert fleet_commands.fleet_status(file, store=tmp_path / str(number), trust=[theirs]).count_by_status() == {
+            "stale": 1
+        }
+        opened = open_signed_store(FolderBackend(tmp_path / str(number)), other, [public])
+        pool = RayPool(opened, address, TOY)
         try:
-            assert fleet.driven(read(file), opened, pool).ran == 0
+            assert fleet_commands.schedule_fleet(read_fleet(file), opened, pool).ran == 0
         finally:
             pool.close()
 
@@ -126,11 +132,11 @@ def test_records_from_ray_are_signed(client: tuple[str, str], tmp_path: Path) ->
 def test_a_node_without_the_key_is_an_error(
     client: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = store_in(Folder(tmp_path / "store"), key_pair(tmp_path)[0])
+    opened = open_signed_store(FolderBackend(tmp_path / "store"), key_pair(tmp_path)[0])
     monkeypatch.setattr(Signer, "__reduce__", lambda self: (Signer, ("/nowhere/key.pem",)))
     for address in client:
         with pytest.raises(
             RuntimeUnavailable, match=r"can't use the store: the private key '/nowhere/key.pem' can't be read"
         ):
-            Cluster(opened, address, TOY)
+            RayPool(opened, address, TOY)
     assert not list((tmp_path / "store" / "claims").iterdir())

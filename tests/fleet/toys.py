@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from normdeploy.fleet import fleet
-from normdeploy.fleet.description import read
-from normdeploy.fleet.ends import Cell, FleetRun
-from normdeploy.fleet.pool import Local
-from normdeploy.fleet.runs import runs_of
-from normdeploy.fleet.store import Store
-from normdeploy.fleet.workers import Warm
+from normdeploy.fleet import fleet_commands
+from normdeploy.fleet.fleet_file import read_fleet
+from normdeploy.fleet.fork_client import ForkClient
+from normdeploy.fleet.local_pool import LocalPool
+from normdeploy.fleet.outcomes import CellOutcome, FleetRun
+from normdeploy.fleet.run_history import list_runs
+from normdeploy.fleet.step_store import StepStore
 
 FLEET = """
 [defaults]
@@ -49,24 +49,24 @@ def toy_fleet(folder: Path, text: str = FLEET, **models: str) -> Path:
     return folder / "fleet.toml"
 
 
-def run_toys(file: Path, *, only: Sequence[str] = (), jobs: int = 2, store: Store | None = None) -> FleetRun:
+def run_toys(file: Path, *, only: Sequence[str] = (), jobs: int = 2, store: StepStore | None = None) -> FleetRun:
     """Run it with the stand-in for the command line."""
-    told = read(file)
-    opened = store or fleet.open_store(told, None)
-    pool = Local(opened, jobs, Warm("tests.fleet.toy", ()))
+    told = read_fleet(file)
+    opened = store or fleet_commands.open_fleet_store(told, None)
+    pool = LocalPool(opened, jobs, ForkClient("tests.fleet.toy", ()))
     try:
-        return fleet.driven(told, opened, pool, only)
+        return fleet_commands.schedule_fleet(told, opened, pool, only)
     finally:
         pool.close()
 
 
-def manifest(store: Store) -> list[dict[str, Any]]:
+def manifest(store: StepStore) -> list[dict[str, Any]]:
     """The last run's manifest."""
-    data = store.place.read(f"runs/{runs_of(store)[-1]['id']}/manifest.jsonl")
+    data = store.place.read(f"runs/{list_runs(store)[-1]['id']}/manifest.jsonl")
     assert data is not None
     return [json.loads(line) for line in data.splitlines()]
 
 
-def cells(run: FleetRun) -> dict[str, Cell]:
+def cells(run: FleetRun) -> dict[str, CellOutcome]:
     """By their names."""
     return {cell.name: cell for cell in run.cells}

@@ -8,7 +8,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from benchmarks.attack.cleaning import judge
-from normdeploy.graphs.simplify import simplify
+from normdeploy.graphs.simplification import simplify
 
 from ..support import run_onnxruntime
 

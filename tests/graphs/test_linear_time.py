@@ -14,11 +14,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from normdeploy import optimize
-from normdeploy.evaluate import budget, evaluate
+from normdeploy.evaluate import evaluation_budget, evaluator
 from normdeploy.graphs import file_graph
 from normdeploy.graphs.graph import Graph
-from normdeploy.graphs.inference import inferred
-from normdeploy.graphs.nested_functions import functions
+from normdeploy.graphs.local_functions import open_functions
+from normdeploy.graphs.shape_inference import infer_types
 
 NORM = (  # op, inputs, output
     "ReduceMean x axes m, Sub x m c, Mul c c s, ReduceMean s axes v, Add v eps e, Sqrt e r, Div c r y"
@@ -89,34 +89,34 @@ def test_four_times_the_branches_are_four_times_the_work() -> None:
 
 def test_each_link_of_a_chain_of_constants_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: Counter[str] = Counter()
-    apply = file_graph.FileGraph._evaluated
+    apply = file_graph.FileGraph.evaluate_node
 
     def count(graph: file_graph.FileGraph, node: Any, inputs: Any) -> Any:
         computed[node.outputs[0].name] += 1
         return apply(graph, node, inputs)
 
-    monkeypatch.setattr(file_graph.FileGraph, "_evaluated", count)
+    monkeypatch.setattr(file_graph.FileGraph, "evaluate_node", count)
     optimize(scales(60))
     assert computed["k59"] == 1
     assert max(computed.values()) == 1
 
 
 def test_constants_that_take_too_long_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "IN_ALL", 40 * budget.A_NODE)
+    monkeypatch.setattr(evaluation_budget, "IN_ALL", 40 * evaluation_budget.A_NODE)
     optimize(scales(100))
     proto = model(
         [helper.make_node("Add", ["w", "zero"], ["k0"]), helper.make_node("Mul", ["x", "k0"], ["p"]), *norm("p")]
     )
-    monkeypatch.setattr(budget, "IN_ALL", 0)
+    monkeypatch.setattr(evaluation_budget, "IN_ALL", 0)
     graph = Graph(proto)
     (k,) = (t for n in graph.nodes for t in n.outputs if t.name == "k0")
     assert graph.is_constant(k)
-    assert graph.known(k) is None
-    with pytest.raises(evaluate.Unsupported, match="more than 0 steps"):
+    assert graph.known_value(k) is None
+    with pytest.raises(evaluator.UnsupportedOp, match="more than 0 steps"):
         graph.value(k)
-    monkeypatch.setattr(budget, "IN_ALL", 2**32)
-    monkeypatch.setattr(budget, "AT_ONCE", 7)
-    with pytest.raises(evaluate.Unsupported, match="8 elements; at most 7"):
+    monkeypatch.setattr(evaluation_budget, "IN_ALL", 2**32)
+    monkeypatch.setattr(evaluation_budget, "AT_ONCE", 7)
+    with pytest.raises(evaluator.UnsupportedOp, match="8 elements; at most 7"):
         Graph(proto).value(next(t for n in graph.nodes for t in n.outputs if t.name == "k0"))
 
 
@@ -127,7 +127,7 @@ def test_a_function_as_a_model_holds_the_functions_that_it_calls() -> None:
     for name, called in (("f0", ("f1", "c")), ("f1", ("Neg", "")), ("f2", ("Neg", ""))):
         node = helper.make_node(called[0], ["a"], ["b"], domain=called[1])
         proto.functions.append(helper.make_function("c", name, ["a"], ["b"], [node], opsets))
-    held = {nested.place: [f.name for f in nested.model.functions] for nested in functions(proto)}
+    held = {nested.place: [f.name for f in nested.model.functions] for nested in open_functions(proto)}
     assert held == {"function c.f0": ["f1"], "function c.f1": [], "function c.f2": []}
 
 
@@ -146,5 +146,5 @@ def test_inference_writes_out_no_long_vectors(monkeypatch: pytest.MonkeyPatch, l
         return infer(model, data_prop=data_prop and length < 2**20)
 
     monkeypatch.setattr(onnx.shape_inference, "infer_shapes", spy)
-    assert inferred(proto)["v"][1] == (length,)
+    assert infer_types(proto)["v"][1] == (length,)
     assert asked[-1] is values

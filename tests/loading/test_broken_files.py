@@ -18,7 +18,7 @@ from torch import nn
 
 from normdeploy.errors import InputError, LoadError, TrustError
 from normdeploy.loading import load
-from normdeploy.loading.kinds import Kind, detect
+from normdeploy.loading.file_kinds import FileKind, detect_kind
 from tests.crafted import PROGRAM, WEIGHTS, edited, json_edit
 
 
@@ -212,7 +212,7 @@ def test_compiled_libraries_are_left_out(ordinary: Path, tmp_path: Path) -> None
 def test_torchscript_is_refused_with_the_way_out(tmp_path: Path) -> None:
     traced = torch.jit.trace(nn.Linear(4, 3), torch.randn(2, 4))
     torch.jit.save(traced, tmp_path / "script.pt")
-    assert detect(tmp_path / "script.pt") is Kind.TORCHSCRIPT
+    assert detect_kind(tmp_path / "script.pt") is FileKind.TORCHSCRIPT
     for trust in (False, True):
         with pytest.raises(LoadError, match=r"torch\.export\.save"):
             load(tmp_path / "script.pt", trust=trust)

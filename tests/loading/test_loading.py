@@ -189,7 +189,7 @@ def test_hugging_face_folder(tmp_path: Path) -> None:
         ("attention_mask", (0, 2)),
         ("token_type_ids", (0, 2)),
     ]
-    assert model.dims["seq"].max == 20
+    assert model.named_dims["seq"].max == 20
     assert model.outputs[0] == "last_hidden_state"
     ids, mask, kinds = torch.randint(0, 60, (3, 11)), torch.ones(3, 11, dtype=torch.int64), torch.randint(0, 2, (3, 11))
     torch.testing.assert_close(model.program.module()(ids, mask, kinds)[0], reference(ids, mask, kinds)[0])
@@ -198,14 +198,14 @@ def test_hugging_face_folder(tmp_path: Path) -> None:
 
 
 def test_hash_of_a_folder(tmp_path: Path) -> None:
-    from normdeploy.loading.kinds import sha256
+    from normdeploy.loading.file_kinds import hash_model_files
 
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "b").write_bytes(b"2")
     (folder / "a").write_bytes(b"1")
-    first = sha256(folder)
+    first = hash_model_files(folder)
     (folder / "b").rename(folder / "c")
-    assert sha256(folder) != first
+    assert hash_model_files(folder) != first
     (folder / "c").rename(folder / "b")
-    assert sha256(folder) == first
+    assert hash_model_files(folder) == first

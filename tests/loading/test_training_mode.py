@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from normdeploy.errors import TrainingModeError
 from normdeploy.loading import from_module, load
-from normdeploy.loading.training import _trains, training_parts
+from normdeploy.loading.train_mode_checks import find_training_parts, is_train_mode_op
 
 
 class PlainBatchNorm:
@@ -97,7 +97,7 @@ def _boxed(norm: PlainBatchNorm) -> Any:
 def test_plain_objects_are_found_by_their_path(how: str) -> None:
     make, path = HOLDERS[how]
     module = Holder(make(PlainBatchNorm(4))).eval()
-    assert [name for name, _ in training_parts(module)] == [path]
+    assert [name for name, _ in find_training_parts(module)] == [path]
     with pytest.raises(TrainingModeError) as caught:
         from_module(module, (torch.randn(3, 4),))
     assert f"{path} (" in str(caught.value)
@@ -227,7 +227,7 @@ class NativeDropout(nn.Module):
 )
 def test_native_dropout_trains_unless_it_says_otherwise(p: float, train: bool | None, trains: bool) -> None:
     program = torch.export.export(NativeDropout(p, train).eval(), (torch.ones(3, 4),))
-    assert any(map(_trains, program.graph.nodes)) == trains
+    assert any(map(is_train_mode_op, program.graph.nodes)) == trains
 
 
 class Recurrent(nn.Module):
@@ -349,4 +349,4 @@ def test_the_module_of_an_exported_program_has_the_mode_of_its_trace() -> None:
 
 def test_modules_of_a_traced_graph_keep_their_mode() -> None:
     traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)))
-    assert "1" in [path for path, _ in training_parts(traced)]
+    assert "1" in [path for path, _ in find_training_parts(traced)]

@@ -20,10 +20,10 @@ from torch import nn
 
 from normdeploy.errors import LoadError, TrustError
 from normdeploy.loading import load
-from normdeploy.loading.expressions import Guard, NotAllowed, check_expression
-from normdeploy.loading.kinds import Kind, detect
-from normdeploy.loading.operators import _OF_TORCH
-from normdeploy.loading.program import _explain
+from normdeploy.loading.file_kinds import FileKind, detect_kind
+from normdeploy.loading.operator_allowlist import _OF_TORCH
+from normdeploy.loading.program_file import explain_load_failure
+from normdeploy.loading.shape_expressions import DisallowedExpression, SizeGuard, require_allowed_expression
 from tests.crafted import CONSTANTS, PROGRAM, WEIGHTS, Bomb, Samples, edited, json_edit, saved
 
 
@@ -169,7 +169,7 @@ def test_ordinary_program_needs_no_trust(ordinary: Path, trust: bool) -> None:
     assert not getattr(model.program, "_guards_code", [])  # taken out: module() would execute them
     x, y = torch.randn(5, 4), torch.randn(5, 4)
     torch.testing.assert_close(model.program.module()(x, y), torch.export.load(ordinary).module()(x, y), rtol=0, atol=0)
-    assert [(dim.min, dim.opt, dim.max) for dim in model.dims.values()] == [(1, 3, 16)]
+    assert [(dim.min, dim.opt, dim.max) for dim in model.named_dims.values()] == [(1, 3, 16)]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_load_bound_beyond_any_size_bounds_nothing(ordinary: Path, tmp_path: Pat
 
     model = load(edited(ordinary, tmp_path / "x.pt2", {PROGRAM: json_edit(edit)}))
     # As of a program that states no bound.
-    assert [(dim.min, dim.opt, dim.max) for dim in model.dims.values()] == [(1, 3, 64)]
+    assert [(dim.min, dim.opt, dim.max) for dim in model.named_dims.values()] == [(1, 3, 64)]
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_unregistered_output_class_is_named(ordinary: Path, tmp_path: Path) -> N
 def test_unregistered_output_class_in_the_words_of_each_torch(told: str) -> None:
     """Up to 2.14, and from 2.15 on."""
     error = NotImplementedError(f"Deserializing acme.outputs.Output in pytree {told}.")
-    assert "--import acme.outputs" in _explain(Path("x.pt2"), [error])
+    assert "--import acme.outputs" in explain_load_failure(Path("x.pt2"), [error])
 
 
 @pytest.mark.parametrize(
@@ -300,8 +300,8 @@ def test_unregistered_output_class_in_the_words_of_each_torch(told: str) -> None
     ],
 )
 def test_expressions_not_on_the_list(text: str) -> None:
-    with pytest.raises(NotAllowed):
-        check_expression(text)
+    with pytest.raises(DisallowedExpression):
+        require_allowed_expression(text)
 
 
 @pytest.mark.parametrize(
@@ -316,11 +316,11 @@ def test_expressions_not_on_the_list(text: str) -> None:
     ],
 )
 def test_expressions_as_torch_writes_them(text: str) -> None:
-    check_expression(text)
+    require_allowed_expression(text)
 
 
 def test_guards_are_evaluated_without_python() -> None:
-    guard = Guard("(L['x'].size()[1]*L['b']['y'][0].size()[0]) % 4 == 0 and L['x'].size()[1] <= 12")
+    guard = SizeGuard("(L['x'].size()[1]*L['b']['y'][0].size()[0]) % 4 == 0 and L['x'].size()[1] <= 12")
     sizes = {("['x']", 1): 6, ("['b']['y'][0]", 0): 2}
     assert guard.holds(sizes) is True
     assert guard.holds(sizes | {("['x']", 1): 14}) is False
@@ -332,8 +332,8 @@ def test_guards_are_evaluated_without_python() -> None:
         "L[print()].size()[0]",
         "L['x'].size()[0] == open('f')",
     ):
-        with pytest.raises(NotAllowed):
-            Guard(text)
+        with pytest.raises(DisallowedExpression):
+            SizeGuard(text)
 
 
 class Pickled(nn.Module):
@@ -347,7 +347,7 @@ def test_whole_module_needs_trust(tmp_path: Path, sentinel: Path, legacy: bool) 
     module.planted = Bomb(f"touch {sentinel}")  # type: ignore[assignment]
     path = tmp_path / "module.pt"
     torch.save(module, path, _use_new_zipfile_serialization=not legacy)
-    assert detect(path) is (Kind.LEGACY_PICKLE if legacy else Kind.PICKLE)
+    assert detect_kind(path) is (FileKind.LEGACY_PICKLE if legacy else FileKind.PICKLE)
     with pytest.raises(TrustError, match=r"test_trust\.Pickled.*posix\.system") as caught:
         load(path, inputs=["x[batch,4]"])
     assert "--trust" in str(caught.value)

@@ -10,8 +10,8 @@ import torch
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from normdeploy.evaluate import evaluate
-from normdeploy.norms.ops import ROWS, NormOp, Owner
+from normdeploy.evaluate import evaluator
+from normdeploy.norms.norm_table import ROWS, NormOp, OpOwner
 
 X, CHANNELS, LAST = (2, 6, 4, 5), (6,), (5,)
 # op -> (shapes of the inputs, attributes)
@@ -46,8 +46,8 @@ def arrays(rng: np.random.Generator, shapes: list[tuple[int, ...]]) -> list[np.n
 
 def defined(op: str, inputs: list[np.ndarray], attrs: dict[str, Any], outputs: int = 1) -> list[Any]:
     exact = {k: float(np.float32(v)) if isinstance(v, float) else v for k, v in attrs.items()}
-    with evaluate.quiet():
-        return list(evaluate.apply(op, inputs, exact, opset=23, outputs=outputs))
+    with evaluator.silence_numpy():
+        return list(evaluator.evaluate_node(op, inputs, exact, opset=23, outputs=outputs))
 
 
 def body_of(op: str, attrs: dict[str, Any], inputs: int, outputs: int) -> onnx.FunctionProto:
@@ -126,7 +126,7 @@ def test_definition_with_large_mean_keeps_all_digits(rng: np.random.Generator) -
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.owner} {row.op}")
 def test_row_has_one_definition(row: NormOp) -> None:
     """Ours are bodies that travel in the file. LRN is only named; LpNormalization is a primitive of the evaluation."""
-    if row.owner is Owner.OURS:
+    if row.owner is OpOwner.OURS:
         assert row.body
         assert row.definition is None
     elif row.op in ("LRN", "LpNormalization"):

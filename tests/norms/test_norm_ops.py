@@ -10,14 +10,14 @@ import pytest
 from normdeploy_plugins.ops import BY_NAME
 from onnx import TensorProto, helper
 
-from normdeploy.engines import implement, plugin_plans
-from normdeploy.evaluate import evaluate
-from normdeploy.graphs import functions
+from normdeploy.engines import norm_implementations, plugin_plans
+from normdeploy.evaluate import evaluator
+from normdeploy.graphs import own_op_functions
 from normdeploy.graphs.graph import Graph
-from normdeploy.norms.ops import DEFAULT, OURS, ROWS, STANDARD, NormOp, Owner, Statistics, owned_by
-from normdeploy.proof import contrib as foreign
-from normdeploy.proof import norms
-from normdeploy.recognition import traits
+from normdeploy.norms.norm_table import DEFAULT, OURS, ROWS, STANDARD, NormOp, OpOwner, StatisticsKind, rows_of_owner
+from normdeploy.proof import contrib_definitions as foreign
+from normdeploy.proof import norm_definitions
+from normdeploy.recognition import norm_attributes
 
 REQUIRED, OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Single, onnx.defs.OpSchema.FormalParameterOption.Optional
 NAMES = {  # what a schema calls an input, and what a row does
@@ -42,7 +42,7 @@ def test_a_row_is_found_by_owner_and_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [*STANDARD.values(), *owned_by(Owner.ONNX_18).values()], ids=lambda row: f"{row.op} {row.since}"
+    "row", [*STANDARD.values(), *rows_of_owner(OpOwner.ONNX_18).values()], ids=lambda row: f"{row.op} {row.since}"
 )
 def test_a_standard_row_is_the_schema_of_its_opset(row: NormOp) -> None:
     own = schema(row)
@@ -57,8 +57,8 @@ def test_a_standard_row_is_the_schema_of_its_opset(row: NormOp) -> None:
         for s in onnx.defs.get_all_schemas_with_history()
         if (s.domain, s.name) == ("", row.op) and _in_bfloat16(s)
     ]
-    assert row.opset("bfloat16") == max(row.since, min(takes))
-    assert row.opset("float32") == row.since
+    assert row.first_opset("bfloat16") == max(row.since, min(takes))
+    assert row.first_opset("float32") == row.since
 
 
 def _in_bfloat16(own: onnx.defs.OpSchema) -> bool:
@@ -90,7 +90,7 @@ def shapes(row: NormOp) -> list[tuple[int, ...] | None]:
         "axes": [0, 2, 3],
     }  # onnx 1.23 infers nothing for a MeanVarianceNormalization by default
     given = {name: value for name, value in needed.items() if name in row.attributes}
-    outputs = row.outputs if row.statistics is Statistics.INPUT else row.outputs[:1]  # others are for training
+    outputs = row.outputs if row.statistics is StatisticsKind.INPUT else row.outputs[:1]  # others are for training
     node = helper.make_node(row.op, row.inputs, outputs, **given)
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes[name]) for name in row.inputs]
     made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
@@ -106,7 +106,7 @@ def shapes(row: NormOp) -> list[tuple[int, ...] | None]:
 
 @pytest.mark.parametrize("row", STANDARD.values(), ids=lambda row: row.op)
 def test_outputs_alike_have_the_inputs_shape(row: NormOp) -> None:
-    assert {i for i, shape in enumerate(shapes(row)) if shape in (SHAPE, None)} == set(row.alike)
+    assert {i for i, shape in enumerate(shapes(row)) if shape in (SHAPE, None)} == set(row.x_shaped_outputs)
 
 
 # nodes for which onnx 1.23 infers nothing: the opset is too old, the op is not its own, an attribute is left to its
@@ -166,18 +166,20 @@ def test_the_census_tells_the_type_of_the_statistics(op: str) -> None:
             {{ y = {op}({given}) }}"""
         )
     )
-    assert traits._statistics(graph, graph.nodes) == ("float32" if "stash_type" in row.attributes else "float16")
+    assert norm_attributes.statistics_dtype(graph, graph.nodes) == (
+        "float32" if "stash_type" in row.attributes else "float16"
+    )
 
 
 @pytest.mark.parametrize("op", OURS)
 def test_a_body_reads_what_its_row_says(op: str) -> None:
-    assert not [row.op for row in ROWS if bool(row.body) != (row.owner is Owner.OURS)]
+    assert not [row.op for row in ROWS if bool(row.body) != (row.owner is OpOwner.OURS)]
     row = OURS[op]
-    body = functions.body(op, row.since)
+    body = own_op_functions.own_op_body(op, row.since)
     assert set(row.inputs) <= {i for n in body.node for i in n.input}
     assert set(row.attributes) == {a.ref_attr_name for n in body.node for a in n.attribute if a.ref_attr_name}
     assert set(row.outputs) <= {o for n in body.node for o in n.output}
-    assert len(row.alike) == len([name for name in row.outputs if name != "y_scale"])
+    assert len(row.x_shaped_outputs) == len([name for name in row.outputs if name != "y_scale"])
     assert all(onnx.defs.has(n.op_type, max_inclusive_version=row.since, domain="") for n in body.node)
 
 
@@ -193,11 +195,11 @@ def test_a_centered_norm_does_not_see_an_offset(op: str) -> None:
     }
     given = {"axes": [-1], "epsilon": 1e-5, "ddof": 0, "stash_type": 11, "num_groups": 2}
     found = [
-        evaluate.apply(
+        evaluator.evaluate_node(
             op,
             [(held | {"bias": np.zeros_like(held["scale"]), "X": x + by})[name] for name in row.inputs],
             {name: given[name] for name in row.attributes},
-            domain=functions.DOMAIN,
+            domain=own_op_functions.DOMAIN,
             opset=23,
         )[0]
         for by in (0.0, 1.0)
@@ -207,32 +209,34 @@ def test_a_centered_norm_does_not_see_an_offset(op: str) -> None:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.plugin], ids=lambda row: row.name)
 def test_a_plugin_takes_the_inputs_of_its_row(row: NormOp) -> None:
-    assert row.owner in (Owner.ONNX, Owner.OURS)
+    assert row.owner in (OpOwner.ONNX, OpOwner.OURS)
     kernel = BY_NAME[row.plugin]
     if (
-        row.statistics is not Statistics.CONSTANT
+        row.statistics is not StatisticsKind.CONSTANT
     ):  # ScaleShift gets what is computed of a BatchNormalization's parameters
         told_by_type = ("y_zero_point",)  # of a plugin node the attribute ``to`` says it
         assert [NAMES.get(name, name) for name in kernel.inputs] == [n for n in row.inputs if n not in told_by_type]
-    assert [n for n in kernel.outputs if n != "y_scale"] == [row.outputs[i].lower() for i in row.alike]
+    assert [n for n in kernel.outputs if n != "y_scale"] == [row.outputs[i].lower() for i in row.x_shaped_outputs]
     assert ("y_scale" in kernel.outputs) == ("y_scale" in row.outputs)
 
 
 def test_every_norm_with_a_plugin_is_planned_for_tensorrt() -> None:
-    assert plugin_plans._PLANS.keys() == implement.TABLE.keys()
-    assert all(row.tensorrt for row in implement.TABLE.values())
-    assert implement._OLDER.keys() == {op for op, row in STANDARD.items() if row.tensorrt > implement.PLUGINS_SINCE[:1]}
+    assert plugin_plans._PLANS.keys() == norm_implementations.TABLE.keys()
+    assert all(row.tensorrt for row in norm_implementations.TABLE.values())
+    assert norm_implementations._OLDER.keys() == {
+        op for op, row in STANDARD.items() if row.tensorrt > norm_implementations.PLUGINS_SINCE[:1]
+    }
 
 
 def test_every_norm_is_evaluated_and_all_but_two_are_proved() -> None:
-    evaluated = {op for op in DEFAULT if evaluate.supported("", op)}
+    evaluated = {op for op in DEFAULT if evaluator.is_supported("", op)}
     assert set(DEFAULT) - evaluated == {"LRN"}
-    assert evaluated - norms.TABLE.keys() == {"LpNormalization"}  # it gives 0 at zero, and is no algebra
-    assert norms.TABLE.keys() <= DEFAULT.keys()
+    assert evaluated - norm_definitions.TABLE.keys() == {"LpNormalization"}  # it gives 0 at zero, and is no algebra
+    assert norm_definitions.TABLE.keys() <= DEFAULT.keys()
 
 
 def test_every_foreign_norm_has_its_definition() -> None:
-    owners = (Owner.ONNXRUNTIME, Owner.TENSORRT, Owner.ONNX_18)
+    owners = (OpOwner.ONNXRUNTIME, OpOwner.TENSORRT, OpOwner.ONNX_18)
     assert {(row.owner, row.op) for row in ROWS if row.owner in owners} == foreign.TABLE.keys()
 
 
@@ -241,7 +245,7 @@ def test_onnxruntimes_rows_are_its_schemas() -> None:
     if not hasattr(state, "get_all_operator_schema"):
         pytest.skip("this onnxruntime gives no schemas")
     own = {(s.domain, s.name): s for s in state.get_all_operator_schema() if s.since_version == 1}
-    for row in owned_by(Owner.ONNXRUNTIME).values():
+    for row in rows_of_owner(OpOwner.ONNXRUNTIME).values():
         found = own.get(("com.microsoft", row.op)) or own["", row.op]
         assert {found.domain} <= set(row.domains)
         options = [str(i.option).rpartition(".")[2] for i in found.inputs]
@@ -249,7 +253,7 @@ def test_onnxruntimes_rows_are_its_schemas() -> None:
         assert {i for i, option in enumerate(options) if option == "Optional"} == {
             row.inputs.index(name) for name in row.optional
         }, row.op
-        assert row.fewest == found.min_input
+        assert row.min_inputs == found.min_input
         assert set(row.attributes) == set(found.attributes), row.op
         assert len(row.outputs) == len(found.outputs), row.op
 

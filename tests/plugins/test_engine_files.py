@@ -17,9 +17,9 @@ from normdeploy_plugins import qdp
 from normdeploy_plugins.ops import BY_NAME
 
 import normdeploy
-from normdeploy.engines.implement import implemented
+from normdeploy.engines.norm_implementations import implement_norms
 from normdeploy.errors import BuildError, RuntimeUnavailable
-from normdeploy.storage.files import save_onnx
+from normdeploy.storage.onnx_files import save_onnx
 
 from ..norm_nodes import MODELS, SIZES
 from . import library, standin
@@ -50,7 +50,7 @@ def _registered() -> Iterator[None]:
 
 
 def read(proto: onnx.ModelProto, sizes: dict[str, int] | None = None) -> list[library.Layer]:
-    written, _ = implemented(proto, norm_impl="plugin", runtime="tensorrt", sizes=sizes)
+    written, _ = implement_norms(proto, norm_impl="plugin", runtime="tensorrt", sizes=sizes)
     network = library.Network()
     network.read(written)
     return network.layers
@@ -115,7 +115,7 @@ def engine_builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (package / "__init__.py").write_text("from tests.plugins.library import install\ninstall()\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(package.parent), os.environ.get("PYTHONPATH")])))
     monkeypatch.setenv("STANDIN_SIZES", json.dumps(SIZES))
-    build_module = importlib.import_module("normdeploy.engines.build")
+    build_module = importlib.import_module("normdeploy.engines.engine_build")
     monkeypatch.setattr(build_module, "missing", lambda runtime, gpu: "")
     monkeypatch.setattr(build_module, "version_of", lambda runtime: "11.4.0.106")
     (tmp_path / "work").mkdir()

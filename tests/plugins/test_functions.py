@@ -13,8 +13,8 @@ import pytest
 from normdeploy_plugins._quantize import LARGEST
 from normdeploy_plugins.ops import BY_NAME
 
-from normdeploy.evaluate import evaluate
-from normdeploy.graphs import functions
+from normdeploy.evaluate import evaluator
+from normdeploy.graphs import own_op_functions
 
 rng = np.random.default_rng(0)
 
@@ -23,8 +23,8 @@ def body(name: str, inputs: list[np.ndarray], attributes: dict[str, Any], output
     """What the function's nodes give in float64."""
     return [
         np.asarray(y)
-        for y in evaluate.apply(
-            name, inputs, attributes | {"stash_type": 1}, opset=18, domain=functions.DOMAIN, outputs=outputs
+        for y in evaluator.evaluate_node(
+            name, inputs, attributes | {"stash_type": 1}, opset=18, domain=own_op_functions.DOMAIN, outputs=outputs
         )
     ]
 
@@ -47,7 +47,7 @@ def test_norms_over_axes(name: str, axes: tuple[int, ...], ddof: int) -> None:
     degrees = {"ddof": ddof} if "ddof" in op.attributes else {}
     plugin = op.reference(x, *parameters, epsilon=1e-2, axis=min(axes), **(degrees or {"offset": 0.0}))
     agree(plugin, body(name, [x, *parameters], {"epsilon": 1e-2, "axes": list(axes)} | degrees))
-    agree(plugin, [functions.reference(name, x, *parameters, axes=axes, epsilon=1e-2, **degrees)])
+    agree(plugin, [own_op_functions.evaluate_reference(name, x, *parameters, axes=axes, epsilon=1e-2, **degrees)])
 
 
 VECTOR = lambda: rng.standard_normal(6)  # noqa: E731
@@ -103,7 +103,7 @@ def test_norms_that_are_quantized(name: str, to: str) -> None:
             name,
             [*given, *["s"][by_row:], "z"],
             op.outputs,
-            domain=functions.DOMAIN,
+            domain=own_op_functions.DOMAIN,
             epsilon=1e-2,
             stash_type=1,
             **attributes,
@@ -115,9 +115,9 @@ def test_norms_that_are_quantized(name: str, to: str) -> None:
             [onnx.helper.make_tensor_value_info(n, kind if n == "y" else 1, None) for n in op.outputs],
             [onnx.helper.make_tensor("s", 1, [], [0.03125]), onnx.helper.make_tensor("z", kind, [], [0])],
         )
-        imports = [onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid(functions.DOMAIN, 1)]
+        imports = [onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid(own_op_functions.DOMAIN, 1)]
         model = onnx.helper.make_model(
-            graph, opset_imports=imports, ir_version=10, functions=[functions.body(name, opset)]
+            graph, opset_imports=imports, ir_version=10, functions=[own_op_functions.own_op_body(name, opset)]
         )
         session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
         q, *total = session.run(None, dict(zip(given, inputs, strict=True)))
@@ -133,11 +133,17 @@ def test_norms_that_are_quantized(name: str, to: str) -> None:
 
 
 def test_every_function_is_compared() -> None:
-    assert {"LayerNorm", "RMSNorm", "StdNorm", *OTHERS, *QUANTIZED} == functions.OPS - functions.WITHOUT_KERNEL
-    assert not functions.WITHOUT_KERNEL & set(BY_NAME)
+    assert {
+        "LayerNorm",
+        "RMSNorm",
+        "StdNorm",
+        *OTHERS,
+        *QUANTIZED,
+    } == own_op_functions.OPS - own_op_functions.WITHOUT_KERNEL
+    assert not own_op_functions.WITHOUT_KERNEL & set(BY_NAME)
 
 
 def test_a_function_without_a_kernel_is_its_formula() -> None:
     x, scale = rng.standard_normal((3, 5, 7)) * np.array([1.0, 1e-3, 0.0])[:, None, None], rng.standard_normal((5, 1))
-    expected = functions.reference("L2Norm", x, scale, axes=(-2,), epsilon=1e-2)
+    expected = own_op_functions.evaluate_reference("L2Norm", x, scale, axes=(-2,), epsilon=1e-2)
     agree(expected, body("L2Norm", [x, scale], {"epsilon": 1e-2, "axes": [-2]}))

@@ -30,10 +30,10 @@ from normdeploy_plugins._launch import Tensor, Tile
 from normdeploy_plugins.driver import Kernel
 from normdeploy_plugins.ops import BY_NAME
 
-from normdeploy.engines.build import build
+from normdeploy.engines.engine_build import build
 from normdeploy.errors import RuntimeUnavailable
-from normdeploy.runtimes.ort import OrtRunner
-from normdeploy.runtimes.trt import TrtRunner
+from normdeploy.runtimes.ort_runner import OrtRunner
+from normdeploy.runtimes.trt_runner import TrtRunner
 
 from ..rewriting.test_joining import KERNEL, SHAPES, call
 from .cases import MORE, UNUSUAL, Case, allowed, judge, sweep, unusual
@@ -221,7 +221,7 @@ def test_function_bodies_on_other_runtimes(op: str, runtime: str, tmp_path: Path
         pytest.skip(f"{runtime}: {reason}")
     expected = BY_NAME[op].reference(*(a.astype(np.float64) for a in arrays), epsilon=0.25, **KERNEL.get(op, {}))
     for y, e in zip(made.values(), expected if isinstance(expected, tuple) else [expected], strict=True):
-        # ten roundings in the type itself, as in tests/rewriting/test_joining.py
+        # ten roundings in the type itself, as in tests/rewriting/test_epilogue_fusion.py
         assert np.abs(y - e).max() <= 10 * np.finfo(np.float16).eps * (1 + np.abs(e).max())
 
 

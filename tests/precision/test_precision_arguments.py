@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import normdeploy
-from normdeploy.precision.precision import converted
-from normdeploy.precision.retype import FORMATS
-from normdeploy.precision.stepwise import stepwise
+from normdeploy.precision.emulated_half import emulate_half
+from normdeploy.precision.half_conversion import convert_to_half
+from normdeploy.precision.type_conversion import FORMATS
 from tests.half_graphs import node, reasons, runs, text, types
 from tests.support import run_onnxruntime
 
@@ -44,23 +44,25 @@ def test_angles_of_a_timestep_that_is_no_whole_number_keep_their_digits(to: str)
     assert {island.op: island.kind for island in result.precision.islands} == {"Sin": "angles", "Cos": "angles"}
     assert result.precision.inputs == {"t": "float32"}
     assert any("made of the input 't'" in note and "stays float32" in note for note in result.precision.notes)
-    (found,) = run_onnxruntime(stepwise(result.proto), {"t": t.numpy()})
+    (found,) = run_onnxruntime(emulate_half(result.proto), {"t": t.numpy()})
     with torch.no_grad():
         exact = net(t).numpy()
         eager = (
             net.to(torch.float16 if to == "fp16" else torch.bfloat16)(t).float().numpy()
         )  # angles in float32, as written
-    assert np.abs(found - exact).max() <= 2 * max(np.abs(eager - exact).max(), FORMATS[to].unit * np.abs(exact).max())
+    assert np.abs(found - exact).max() <= 2 * max(
+        np.abs(eager - exact).max(), FORMATS[to].unit_roundoff * np.abs(exact).max()
+    )
 
 
 def test_angles_of_a_product_are_kept_where_they_are_seen_to_turn() -> None:
     """A sine as an activation behind a layer stays half; Fourier features of coordinates do not."""
     x = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
     features = text("a = MatMul(x, w) y = Sin(a)", w=40 * np.eye(4))
-    assert reasons(converted(features, "fp16", [{"x": x}])[1]) == {"Sin": "angles"}
-    assert not converted(text("a = MatMul(x, w) y = Sin(a)", w=np.eye(4)), "fp16", [{"x": x}])[1].islands
+    assert reasons(convert_to_half(features, "fp16", [{"x": x}])[1]) == {"Sin": "angles"}
+    assert not convert_to_half(text("a = MatMul(x, w) y = Sin(a)", w=np.eye(4)), "fp16", [{"x": x}])[1].islands
     behind = text("h = Relu(x) a = MatMul(h, w) y = Sin(a)", w=40 * np.eye(4))
-    assert not converted(behind, "fp16", [{"x": x}])[1].islands
+    assert not convert_to_half(behind, "fp16", [{"x": x}])[1].islands
 
 
 class Upsampled(nn.Module):
@@ -96,7 +98,7 @@ def test_upsampling_by_scales_becomes_half(how: dict[str, object], to: str) -> N
     with torch.no_grad():
         exact = net(x).numpy()
     for found in runs(result.proto, to, {"x": x.numpy()}).values():
-        assert np.abs(found[0] - exact).max() <= 32 * FORMATS[to].unit * np.abs(exact).max()
+        assert np.abs(found[0] - exact).max() <= 32 * FORMATS[to].unit_roundoff * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("to", ["fp16", "bf16"])
@@ -112,9 +114,9 @@ def test_scales_that_are_computed_are_not_rounded(to: str) -> None:
         none=np.array([], np.float32),
     )
     feeds = {"x": np.ones((1, 1, 3, 3), np.float32), "size": np.array([4.0001, 4.0001], np.float32)}
-    made, account = converted(proto, to, [feeds])
+    made, account = convert_to_half(proto, to, [feeds])
     assert set(reasons(account).values()) == {"scales"}
     assert account.inputs["size"] == "float32"
     onnx.checker.check_model(made, full_check=True)
-    session = ort.InferenceSession(stepwise(made).SerializeToString(), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(emulate_half(made).SerializeToString(), providers=["CPUExecutionProvider"])
     assert session.run(None, feeds)[0].shape == (1, 1, 4, 4)

@@ -8,41 +8,41 @@ from typing import Any
 
 import numpy as np
 
-from normdeploy.evaluate import evaluate
-from normdeploy.graphs.sizes import Size
-from normdeploy.proof.errors import Restart
-from normdeploy.proof.machine import Draws, Machine
-from normdeploy.proof.plan import Plan
+from normdeploy.evaluate import evaluator
+from normdeploy.graphs.symbolic_sizes import Size
+from normdeploy.proof.axis_plan import AxisPlan
+from normdeploy.proof.interpreter import ProofInterpreter, RandomDraws
+from normdeploy.proof.proof_errors import RestartEvaluation
 from normdeploy.proof.value import Value
 
 
-class _Every(Plan):
+class _Every(AxisPlan):
     """A point for each place."""
 
-    def count(self, atom: Size) -> int:
-        assert atom.number is not None
-        return atom.number
+    def point_count(self, atom: Size) -> int:
+        assert atom.constant_value is not None
+        return atom.constant_value
 
 
 def evaluated(
-    definition: Callable[[Machine, list[Value]], Any], arrays: Sequence[np.ndarray]
+    definition: Callable[[ProofInterpreter, list[Value]], Any], arrays: Sequence[np.ndarray]
 ) -> list[np.ndarray | None]:
     """The outputs of ``definition`` of the given leaves."""
     plan = _Every()
     while True:
-        m = Machine(plan, Draws(random.Random(1)), None)
+        m = ProofInterpreter(plan, RandomDraws(random.Random(1)), None)
         try:
-            with evaluate.quiet():
+            with evaluator.silence_numpy():
                 leaves = [
-                    m.leaf(i, [Size.of(n) for n in a.shape], lambda counts, a=a: a.reshape(1, *counts))
+                    m.make_leaf(i, [Size.from_int(n) for n in a.shape], lambda counts, a=a: a.reshape(1, *counts))
                     for i, a in enumerate(arrays)
                 ]
                 found = definition(m, leaves)
-        except Restart:
+        except RestartEvaluation:
             continue
         return [None if v is None else _array(plan, v) for v in (found if isinstance(found, tuple) else (found,))]
 
 
-def _array(plan: Plan, v: Value) -> np.ndarray:
-    shape = [s.number for s in v.shape]
-    return np.broadcast_to(v.f, (1, *(plan.count(a) for a in v.atoms))).reshape(shape)  # type: ignore[arg-type]
+def _array(plan: AxisPlan, v: Value) -> np.ndarray:
+    shape = [s.constant_value for s in v.shape]
+    return np.broadcast_to(v.f, (1, *(plan.point_count(a) for a in v.atoms))).reshape(shape)  # type: ignore[arg-type]

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from normdeploy.evaluate import evaluate
+from normdeploy.evaluate import evaluator
 from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.region import Region, compile_region
-from normdeploy.proof.errors import NotProved, Why
-from normdeploy.proof.evaluation import Identity
-from normdeploy.proof.prove import prove
-from normdeploy.proof.sides import of_regions
+from normdeploy.proof.equivalence import equivalence_of_regions
+from normdeploy.proof.identity_test import Identity
+from normdeploy.proof.proof_errors import NotProved, ProofFailure
+from normdeploy.proof.prover import prove
 
 BY_HAND = """
     u = ReduceMean(x, last)
@@ -72,8 +72,8 @@ def judged(body: str, **how: object) -> Identity | NotProved:
     """What the prover says of ``before`` and ``after``."""
     try:
         before, after = regions(graph_of(body, **how))  # type: ignore[arg-type]
-        with evaluate.quiet():
-            return prove(of_regions([before], [after]))
+        with evaluator.silence_numpy():
+            return prove(equivalence_of_regions([before], [after]))
     except NotProved as e:
         return e
 
@@ -84,7 +84,7 @@ def proved(body: str, **how: object) -> Identity:
     return found
 
 
-def refused(body: str, *why: Why, **how: object) -> NotProved:
+def refused(body: str, *why: ProofFailure, **how: object) -> NotProved:
     """It is refused, for one of the reasons ``why``."""
     found = judged(body, **how)
     assert isinstance(found, NotProved), "it was proved"

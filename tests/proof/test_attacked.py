@@ -9,12 +9,12 @@ import pytest
 from normdeploy.graphs.dims import dim_size
 from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.region import Region, compile_region
-from normdeploy.graphs.sizes import Size
-from normdeploy.proof.errors import Why
-from normdeploy.proof.places import classes, representatives
-from normdeploy.proof.plan import Plan
-from normdeploy.rewriting.certify import Memo, Rewrite, certified
-from normdeploy.rewriting.rewrite import optimize
+from normdeploy.graphs.symbolic_sizes import Size
+from normdeploy.proof.axis_plan import AxisPlan
+from normdeploy.proof.proof_errors import ProofFailure
+from normdeploy.proof.sample_points import equivalence_classes, representative_places
+from normdeploy.rewriting.certification import Memo, Rewrite, certify_rewrites
+from normdeploy.rewriting.norm_optimizer import optimize_norms
 from tests.support import run_onnxruntime
 
 from .support import graph_of, proved, refused
@@ -27,7 +27,7 @@ def test_a_nan_off_the_diagonal_of_a_square_is_seen(shape: str) -> None:
     """x + (xᵀ − xᵀ): a NaN at [0, 1] makes one at [1, 0], and one on the diagonal shows nothing."""
     refused(
         f"t = Transpose<perm = [{SQUARES[shape]}]>(x) z = Sub(t, t) before = Add(x, z) after = Identity(x)",
-        Why.HIDDEN,
+        ProofFailure.HIDDEN,
         shape=shape,
     )
 
@@ -38,7 +38,7 @@ def test_a_norm_beside_a_transposed_difference_stays() -> None:
         v = ReduceMean(q, last) e = Add(v, eps) r = Sqrt(e) n = Div(d, r) after = Mul(n, gamma)
         before = Identity(after)"""
     proto = graph_of(parts, shape="N, 16, 16").proto
-    out, _ = optimize(proto)
+    out, _ = optimize_norms(proto)
     x = np.random.default_rng(0).standard_normal((2, 16, 16)).astype(np.float32)
     x[0, 1, 2] = np.nan
     for one, other in zip(run_onnxruntime(proto, {"x": x}), run_onnxruntime(out, {"x": x}), strict=True):
@@ -65,7 +65,7 @@ def test_a_nan_that_comes_by_another_way_than_a_convolution_is_seen(body: str, s
     rng = np.random.default_rng(0)
     weights = {"two": rng.standard_normal((4, 4, 2, 2)), "three": rng.standard_normal((4, 4, 3, 3))}
     for _ in range(3):
-        refused(body, Why.HIDDEN, shape=shape, **weights)
+        refused(body, ProofFailure.HIDDEN, shape=shape, **weights)
 
 
 def test_what_takes_the_same_ways_is_proved() -> None:
@@ -84,7 +84,15 @@ def test_a_radicand_that_is_a_square_in_one_part_alone_is_seen() -> None:
         Q = Concat<axis = 1>(x, z) after = Add(S, Q) before = Add(after, F)"""
     numbers = {"one": np.float32(1), "four": np.float32(4), "two": np.float32(2), "tiny": np.float32(2**-24)}
     for _ in range(3):  # half of the primes showed it
-        refused(body, Why.DIFFERS, Why.LIMIT, Why.SIGN, shape="N, 4", leaves=["y: N, 5", "z: N, 5"], **numbers)
+        refused(
+            body,
+            ProofFailure.DIFFERS,
+            ProofFailure.LIMIT,
+            ProofFailure.SIGN,
+            shape="N, 4",
+            leaves=["y: N, 5", "z: N, 5"],
+            **numbers,
+        )
 
 
 @pytest.mark.parametrize("epsilon", [4.6941126e-9, 8.52e-9])
@@ -96,7 +104,7 @@ def test_an_epsilon_that_is_a_mean_of_constants_is_none(epsilon: float) -> None:
         h2 = Mul(h, h)
         h4 = Mul(h2, h2) h8 = Mul(h4, h4) h9 = Add(h8, one) before = Mul(b0, h9) after = Mul(a0, h9)"""
     numbers = {"gg": (g * g).astype(np.float32), "one": np.float32(1), "ones": np.ones(64, np.float32)}
-    refused(body, Why.DIFFERS, shape="3, 64", opset=23, **numbers)
+    refused(body, ProofFailure.DIFFERS, shape="3, 64", opset=23, **numbers)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +130,7 @@ def test_what_was_proved_of_one_constant_is_not_taken_over_for_one_of_another_si
     found = []
     for i in "12":
         sides = regions_between(graph, tensors[f"before{i}"], tensors[f"after{i}"])
-        found.append(bool(certified(memo, [sides])))
+        found.append(bool(certify_rewrites(memo, [sides])))
     assert found == [True, False]
 
 
@@ -156,29 +164,29 @@ def test_every_size_at_which_a_divisor_is_zero_is_looked_at(case: str) -> None:
     made, shape, c, more = ZEROS[case]
     body = f"""{made} r = Div(unit, n1) rr = Mul(r, r) v = Add(rr, unit) {more or "z = Identity(x)"}
         before = Div(z, v) xs = Div(z, n1) xt = Mul(xs, n1) after = Div(xt, v)"""
-    refused(body, Why.HIDDEN, shape=shape, unit=np.float32(1), two=np.float32(2), c=np.float32(c))
+    refused(body, ProofFailure.HIDDEN, shape=shape, unit=np.float32(1), two=np.float32(2), c=np.float32(c))
 
 
 def test_a_divisor_of_two_sizes_that_may_be_equal_is_refused() -> None:
     body = (
         dim(0, "n") + dim(1, "k") + "p = Sub(n, k) y = Mul(x, p) before = Div(y, p) i = Reciprocal(p) after = Mul(y, i)"
     )
-    refused(body, Why.SIZE, shape="n, k, 4")
+    refused(body, ProofFailure.SIZE, shape="n, k, 4")
 
 
 def test_classes_of_places() -> None:
-    plan, n, k = Plan(), Size.symbol("n"), Size.symbol("k")
+    plan, n, k = AxisPlan(), Size.symbol("n"), Size.symbol("k")
     plan.together[n] = 3
-    assert len(np.unique(classes(plan, [n, k]))) == 1
-    assert representatives(plan, [n, k]) == [0, 5]
-    square = classes(plan, [n, n])
+    assert len(np.unique(equivalence_classes(plan, [n, k]))) == 1
+    assert representative_places(plan, [n, k]) == [0, 5]
+    square = equivalence_classes(plan, [n, n])
     assert (square == np.where(np.eye(3, dtype=bool), square[0, 0], square[0, 1])).all()
     assert square[0, 0] != square[0, 1]
-    assert len(np.unique(classes(plan, [n, n, n]))) == 5  # partitions of three
-    whole = Size.of(12)
-    plan.joins[whole] = (Size.of(4),) * 3
-    assert len(np.unique(classes(plan, [whole]))) == 3
-    assert len(representatives(plan, [whole])) == 3
+    assert len(np.unique(equivalence_classes(plan, [n, n, n]))) == 5  # partitions of three
+    whole = Size.from_int(12)
+    plan.joins[whole] = (Size.from_int(4),) * 3
+    assert len(np.unique(equivalence_classes(plan, [whole]))) == 3
+    assert len(representative_places(plan, [whole])) == 3
 
 
 def test_a_square_image_is_normalized_over_any_of_its_axes() -> None:
@@ -212,7 +220,7 @@ def test_a_sign_is_not_read_off_one_size_or_some_places(case: str) -> None:
     body = f"""{dim(0, "n")} n1 = Sub(n, five) total = ReduceSum<keepdims = 0>(g, first) q = Mul(x, x) u = ReduceMean(q,
     last)
         v = Add(u, eps) {SIGNS[case]}"""
-    refused(body, Why.OP, Why.SIGN, shape="n, 8", g=g, first=np.array([0]), five=np.float32(5))
+    refused(body, ProofFailure.OP, ProofFailure.SIGN, shape="n, 8", g=g, first=np.array([0]), five=np.float32(5))
 
 
 @pytest.mark.parametrize("scale", ["Mul(x, n)", "Div(x, n)"])
@@ -222,7 +230,7 @@ def test_a_scale_that_depends_on_a_size_is_not_folded(scale: str) -> None:
     Identity(t)
         after = Identity(before)"""
     graph = graph_of(body, shape="n, 3, 5, 5", w=rng.standard_normal((4, 3, 1, 1)), s=rng.uniform(0.5, 1.5, 4))
-    out, _ = optimize(graph.proto)
+    out, _ = optimize_norms(graph.proto)
     for n in (1, 4, 9):
         x = rng.standard_normal((n, 3, 5, 5)).astype(np.float32)
         (one, *_), (other, *_) = run_onnxruntime(graph.proto, {"x": x}), run_onnxruntime(out, {"x": x})
@@ -235,13 +243,21 @@ def test_two_divisors_that_are_zero_at_once_are_looked_at() -> None:
     j) q = Mul(p, p)
         v = Add(q, unit) xi = Mul(x, i) xj = Mul(xi, j) y = Mul(xj, a) z = Mul(y, b) before = Div(x, v) w = Div(z, v)
         after = Identity(w)"""
-    refused(body, Why.HIDDEN, Why.SIZE, shape="n, k, 4", unit=np.float32(1), two=np.float32(2), five=np.float32(5))
+    refused(
+        body,
+        ProofFailure.HIDDEN,
+        ProofFailure.SIZE,
+        shape="n, k, 4",
+        unit=np.float32(1),
+        two=np.float32(2),
+        five=np.float32(5),
+    )
 
 
 def test_dims_whose_names_python_reads_as_one_are_two() -> None:
     for one, other in (("n#1", "n#2"), ("n", "n "), ("n", "ｎ")):
         assert dim_size(one, "x:0") != dim_size(other, "x:1")
-    assert dim_size("-1", "x:0").number is None
+    assert dim_size("-1", "x:0").constant_value is None
 
 
 def test_what_was_proved_of_large_constants_that_are_equal_is_not_taken_over_for_different_ones() -> None:
@@ -255,5 +271,8 @@ def test_what_was_proved_of_large_constants_that_are_equal_is_not_taken_over_for
     graph = graph_of(body + named, shape="N, 260", a1=w, b1=w, a2=w, b2=v)
     tensors = {t.name: t for n in graph.nodes for t in (*n.inputs, *n.outputs)}
     memo: Memo = {}
-    found = [bool(certified(memo, [regions_between(graph, tensors[f"before{i}"], tensors[f"after{i}"])])) for i in "12"]
+    found = [
+        bool(certify_rewrites(memo, [regions_between(graph, tensors[f"before{i}"], tensors[f"after{i}"])]))
+        for i in "12"
+    ]
     assert found == [True, False]

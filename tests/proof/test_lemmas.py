@@ -7,8 +7,8 @@ import onnx.parser
 import pytest
 
 import normdeploy
-from normdeploy.proof.errors import NotProved, Why
-from normdeploy.proof.lemmas.isometry import isometry
+from normdeploy.proof.lemmas.isometry import isometry_factor
+from normdeploy.proof.proof_errors import NotProved, ProofFailure
 
 from .support import BY_HAND, NODE, judged, proved, refused
 
@@ -41,7 +41,7 @@ def test_a_clamp_does_nothing_to_a_variance(clamp: str) -> None:
 
 @pytest.mark.parametrize("clamp", ["Max(v0, tiny)", "Min(v0, huge)", "Clip(v0, zero, huge)", "Max(v0, u)"])
 def test_another_clamp_is_refused(clamp: str) -> None:
-    refused(variance(clamp), Why.OP, zero=0.0, tiny=1e-12, huge=1e30)
+    refused(variance(clamp), ProofFailure.OP, zero=0.0, tiny=1e-12, huge=1e30)
 
 
 LENGTH = "z = ReduceL2(x, last) c = Clip(z, low) before = Div(x, c)"
@@ -73,8 +73,8 @@ def test_another_clamp_of_a_root_is_not_the_same(after: str) -> None:
 
 
 def test_a_clamp_of_what_may_be_negative_is_refused() -> None:
-    refused("before = Relu(x) after = Identity(x)", Why.OP)
-    refused("u = ReduceMean(x, last) a = Relu(u) before = Sub(x, a) after = Sub(x, u)", Why.OP)
+    refused("before = Relu(x) after = Identity(x)", ProofFailure.OP)
+    refused("u = ReduceMean(x, last) a = Relu(u) before = Sub(x, a) after = Sub(x, u)", ProofFailure.OP)
 
 
 def test_the_square_of_an_absolute_value_is_the_square() -> None:
@@ -97,7 +97,7 @@ def test_the_square_of_an_absolute_value_is_the_square() -> None:
     ],
 )
 def test_an_absolute_value_by_itself_is_refused(body: str) -> None:
-    refused(f"{body} after = Identity(x)", Why.OP, three=3.0)
+    refused(f"{body} after = Identity(x)", ProofFailure.OP, three=3.0)
 
 
 def test_an_exponential_of_a_logarithm_is_a_power() -> None:
@@ -116,15 +116,17 @@ def test_a_logarithm_otherwise_is_refused() -> None:
         "r = Exp(e)",
         "r = Log(e)",
     ):
-        refused(by_log.replace("r = Sqrt(e)", made) + NODE, Why.OP, half=-0.5)
-    refused("l = Log(x) h = Mul(l, two) before = Exp(h) after = Mul(x, x)", Why.OP, two=2.0)  # NaN where x is negative
+        refused(by_log.replace("r = Sqrt(e)", made) + NODE, ProofFailure.OP, half=-0.5)
+    refused(
+        "l = Log(x) h = Mul(l, two) before = Exp(h) after = Mul(x, x)", ProofFailure.OP, two=2.0
+    )  # NaN where x is negative
 
 
 def test_a_pole_times_zero_is_refused() -> None:
     """x + 0·log|x + 12| is NaN at −12: no algebra lets a logarithm or an absolute value through."""
     refused(
         "a = Add(x, twelve) m = Abs(a) l = Log(m) z = Mul(l, zero) before = Add(x, z) after = Identity(x)",
-        Why.OP,
+        ProofFailure.OP,
         twelve=12.0,
         zero=0.0,
     )
@@ -141,10 +143,12 @@ def test_unknown_functions_of_equal_arguments_are_equal() -> None:
 
 def test_unknown_functions_otherwise_are_refused() -> None:
     head = BY_HAND.replace("before", "y") + " s = Sigmoid(y) before = Mul(y, s) " + NODE.replace("after", "z")
-    refused(head + " t = Tanh(z) after = Mul(t, z)", Why.DIFFERS)
-    refused(head + " w = Neg(z) t = Sigmoid(w) after = Mul(t, z)", Why.DIFFERS)
+    refused(head + " t = Tanh(z) after = Mul(t, z)", ProofFailure.DIFFERS)
+    refused(head + " w = Neg(z) t = Sigmoid(w) after = Mul(t, z)", ProofFailure.DIFFERS)
     refused(
-        "s = Sigmoid(x) t = Neg(x) u = Sigmoid(t) before = Add(s, u) after = Div(x, x)", Why.DIFFERS, Why.SIGN
+        "s = Sigmoid(x) t = Neg(x) u = Sigmoid(t) before = Add(s, u) after = Div(x, x)",
+        ProofFailure.DIFFERS,
+        ProofFailure.SIGN,
     )  # 1, but nobody says so
 
 
@@ -191,13 +195,13 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_another_guard_is_refused(name: str) -> None:
-    refused(BROKEN[name] + NODE, Why.OP, Why.SIZE, zero=0.0, one=1.0, middle=np.array([1]))
+    refused(BROKEN[name] + NODE, ProofFailure.OP, ProofFailure.SIZE, zero=0.0, one=1.0, middle=np.array([1]))
 
 
 def test_casts_of_elements_to_whole_numbers_are_refused() -> None:
     proved("a = Cast <to = 11> (x) before = Cast <to = 1> (a) after = Identity(x)")
     for kind in (6, 7, 9):
-        refused(f"a = Cast <to = {kind}> (x) before = Cast <to = 1> (a) after = Identity(x)", Why.OP)
+        refused(f"a = Cast <to = {kind}> (x) before = Cast <to = 1> (a) after = Identity(x)", ProofFailure.OP)
 
 
 def test_numbers_that_are_roundings_are_read_as_what_they_are() -> None:
@@ -217,7 +221,13 @@ def test_numbers_that_are_roundings_are_read_as_what_they_are() -> None:
     found = proved(by_constant, shape="B, S, 24", part=np.float32(1 / 24), one=np.ones(24))
     assert [fraction for _, fraction in found.read] == ["1/24"]
     refused(
-        by_constant, Why.DIFFERS, Why.SIGN, Why.LIMIT, shape="B, S, 24", part=np.float32(1 / 24 + 1e-6), one=np.ones(24)
+        by_constant,
+        ProofFailure.DIFFERS,
+        ProofFailure.SIGN,
+        ProofFailure.LIMIT,
+        shape="B, S, 24",
+        part=np.float32(1 / 24 + 1e-6),
+        one=np.ones(24),
     )
     assert (
         judged("before = Mul(x, third) after = Div(x, three)", shape="B, S, 24", third=np.float32(1 / 3), three=3.0)
@@ -225,8 +235,8 @@ def test_numbers_that_are_roundings_are_read_as_what_they_are() -> None:
     )
     refused(
         "before = Mul(x, third) after = Div(x, three)",
-        Why.DIFFERS,
-        Why.STORED,
+        ProofFailure.DIFFERS,
+        ProofFailure.STORED,
         shape="B, S, 24",
         third=np.float32(0.3333),
         three=3.0,
@@ -240,14 +250,14 @@ def test_a_size_that_may_be_below_zero_or_large_is_cast_where_it_fits(kind: int,
     if holds:
         proved(body, three=np.array([3]))
     else:
-        refused(body, Why.SIZE, three=np.array([3]))
+        refused(body, ProofFailure.SIZE, three=np.array([3]))
 
 
 def test_a_softmax_over_all_axes_behind_one_is_no_softmax_over_that_one() -> None:
     """Up to opset 12 it was over ``axis`` and all behind it."""
     turned = "t = Transpose <perm = [0, 2, 1]> (x) s = Softmax <axis = 2> (t) after = Transpose <perm = [0, 2, 1]> (s)"
     proved(f"before = Softmax <axis = 1> (x) {turned}", opset=13)
-    refused(f"before = Softmax <axis = 1> (x) {turned}", Why.OP, opset=12)
+    refused(f"before = Softmax <axis = 1> (x) {turned}", ProofFailure.OP, opset=12)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +273,7 @@ def test_a_softmax_over_all_axes_behind_one_is_no_softmax_over_that_one() -> Non
     ],
 )
 def test_an_isometry_is_seen_by_its_rows(matrix: list[list[float]], k: int | None) -> None:
-    assert isometry(np.array(matrix)) == k
+    assert isometry_factor(np.array(matrix)) == k
 
 
 def test_rms_norm_commutes_with_an_isometry_alone() -> None:
@@ -276,7 +286,7 @@ def test_rms_norm_commutes_with_an_isometry_alone() -> None:
 
     q = np.kron(np.eye(2), h) / 2
     np.testing.assert_allclose(rms(x @ q), rms(x) @ q, atol=1e-14)
-    assert isometry(h) == 4
+    assert isometry_factor(h) == 4
     for other, gamma in ((np.where(np.arange(64).reshape(8, 8) == 9, -q, q), 1.0), (q, np.arange(8.0))):
         assert np.abs(rms(x @ other, gamma) - rms(x, gamma) @ other).max() > 1e-3
 

@@ -11,11 +11,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from normdeploy.proof.evaluation import Identity
-from normdeploy.proof.sides import Sides
-from normdeploy.records import Summary
-from normdeploy.rewriting import certify
-from normdeploy.rewriting.rewrite import optimize
+from normdeploy.findings.records import Summary
+from normdeploy.proof.equivalence import Equivalence
+from normdeploy.proof.identity_test import Identity
+from normdeploy.rewriting import certification
+from normdeploy.rewriting.norm_optimizer import optimize_norms
 from tests.support import run_onnxruntime
 
 Held = list[tuple[str, np.ndarray]]
@@ -27,14 +27,14 @@ def proved(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     found = {"any": 0, "own": 0}
 
     def counted(name: str, function: str) -> None:
-        real = getattr(certify, function)
+        real = getattr(certification, function)
 
-        def show(sides: Sides) -> Identity:
+        def show(sides: Equivalence) -> Identity:
             identity: Identity = real(sides)
             found[name] += 1
             return identity
 
-        monkeypatch.setattr(certify, function, show)
+        monkeypatch.setattr(certification, function, show)
 
     counted("any", "identity_of_any_length")
     counted("own", "identity")
@@ -52,7 +52,7 @@ def model(nodes: list[onnx.NodeProto], held: Held, shape: Sequence[int | str], o
 
 def checked(proto: onnx.ModelProto, shape: Sequence[int], scale: float = 1.0) -> tuple[onnx.ModelProto, Summary]:
     """Optimized, and as it was: each of a few layers rounds sums of less than 1,000 terms in float32."""
-    out, summary = optimize(proto)
+    out, summary = optimize_norms(proto)
     x = scale * np.random.default_rng(5).standard_normal(shape, dtype=np.float32)
     (before,), (after,) = run_onnxruntime(proto, {"x": x}), run_onnxruntime(out, {"x": x})
     assert np.abs(before - after).max() <= 1e-4 * np.abs(before).max()
@@ -215,6 +215,6 @@ def test_without_such_lengths_the_own_ones_are_asked(proved: dict[str, int]) -> 
     ]
     proto = model(nodes, [("one", np.float32([1])), ("e", np.float32([1e-5]))], [5, "n"], "y")
     proto.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "last"))
-    _, summary = optimize(proto, fuse="portable")
+    _, summary = optimize_norms(proto, fuse="portable")
     assert [f.status for f in summary.findings] == ["fused"], summary.findings
     assert proved == {"any": 0, "own": 1}

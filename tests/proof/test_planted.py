@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from normdeploy.proof.errors import Why
+from normdeploy.proof.proof_errors import ProofFailure
 
 from .support import BY_HAND, NODE, proved, refused
 
 OF_NODE = "norm = LayerNormalization <axis = -1, epsilon = 1e-5> (x, gamma, beta)"
-OPS = (Why.OP,)
-ANY = (Why.OP, Why.SIZE)
+OPS = (ProofFailure.OP,)
+ANY = (ProofFailure.OP, ProofFailure.SIZE)
 
 
 def test_the_norm_itself_is_proved() -> None:
     found = proved(BY_HAND + NODE)
     assert not found.parameters
-    assert found.bits >= 80
+    assert found.security_bits >= 80
 
 
 # the text after the norm by hand: what the file is said to compute now
@@ -91,7 +91,7 @@ def test_a_clamped_size_as_the_divisor_is_refused() -> None:
         r = Sqrt(e)
         before = Div(d, r)
         after = LayerNormalization <axis = -1, epsilon = 1e-5> (x, one)"""
-    refused(by_sum, Why.SIZE, Why.OP, shape="B, S, H", most=np.array([64]), one=np.ones((1, 1)))
+    refused(by_sum, ProofFailure.SIZE, ProofFailure.OP, shape="B, S, H", most=np.array([64]), one=np.ones((1, 1)))
     plain = by_sum.replace("few = Min(many, most)", "few = Identity(many)")
     proved(plain, shape="B, S, H", one=np.ones((1, 1)))  # the same without the limit holds at every size
 
@@ -100,7 +100,11 @@ def test_wrong_beyond_row_100_of_a_static_axis_is_refused() -> None:
     weight = np.ones((200, 1))
     weight[100:] = 1.001
     refused(
-        BY_HAND + OF_NODE + " after = Mul(norm, weight)", Why.DIFFERS, Why.STORED, shape="B, 200, 16", weight=weight
+        BY_HAND + OF_NODE + " after = Mul(norm, weight)",
+        ProofFailure.DIFFERS,
+        ProofFailure.STORED,
+        shape="B, 200, 16",
+        weight=weight,
     )
 
 
@@ -109,9 +113,9 @@ def test_the_smallest_of_channels_spread_over_1e10_counts() -> None:
     other = gamma.copy()
     other[0] = 0
     node = NODE.replace("gamma", "other")
-    refused(BY_HAND + node, Why.STORED, Why.DIFFERS, gamma=gamma, other=other)
+    refused(BY_HAND + node, ProofFailure.STORED, ProofFailure.DIFFERS, gamma=gamma, other=other)
     other[0] = np.nextafter(gamma[0], np.float32(1))
-    refused(BY_HAND + node, Why.STORED, Why.DIFFERS, gamma=gamma, other=other)
+    refused(BY_HAND + node, ProofFailure.STORED, ProofFailure.DIFFERS, gamma=gamma, other=other)
     proved(BY_HAND + node, gamma=gamma, other=gamma)
 
 
@@ -137,9 +141,9 @@ def test_another_norm_is_refused(name: str) -> None:
     turned = np.random.default_rng(3).uniform(0.5, 1.5, 16).astype(np.float32)[::-1].copy()
     refused(
         BY_HAND + WRONG_NODES[name],
-        Why.DIFFERS,
-        Why.STORED,
-        Why.LIMIT,
+        ProofFailure.DIFFERS,
+        ProofFailure.STORED,
+        ProofFailure.LIMIT,
         shape="B, 16, 16",
         turned=turned,
         unit=np.ones(16),

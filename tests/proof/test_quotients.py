@@ -9,11 +9,11 @@ from onnx import parser
 
 from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.region import Refusal, compile_region
-from normdeploy.graphs.sizes import Size
+from normdeploy.graphs.symbolic_sizes import Size
 from normdeploy.proof.degree import ALL, Degree
-from normdeploy.proof.errors import NotProved, Why
-from normdeploy.proof.prove import prove
-from normdeploy.proof.sides import of_regions
+from normdeploy.proof.equivalence import equivalence_of_regions
+from normdeploy.proof.proof_errors import NotProved, ProofFailure
+from normdeploy.proof.prover import prove
 
 from .support import graph_of, regions
 
@@ -31,7 +31,7 @@ def asked(body: str, shape: str = "C", other: str = "C, T") -> object:
     tensors = graph.gs.tensors()
     region = compile_region(graph, tensors["z"], [tensors["x"], tensors["y"]])
     assert not isinstance(region, Refusal)
-    return prove(of_regions([region], [region], None))
+    return prove(equivalence_of_regions([region], [region], None))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_either_order_is_refused(body: str) -> None:
     """`unified` keeps the name of the first operand's axis; what the second is divided by was forgotten."""
     with pytest.raises(NotProved) as e:
         asked(body)
-    assert e.value.why is Why.LIMIT
+    assert e.value.why is ProofFailure.LIMIT
     assert "statistics of their own" in str(e.value)
 
 
@@ -75,10 +75,10 @@ def test_few_static_rows_are_added_up_with_all_their_denominators() -> None:
 def test_a_sum_of_quotients_has_the_product_of_their_denominators() -> None:
     t = Size.symbol("T")
     quotient = Degree({ALL: (1, 2), t: (0, 2)})
-    assert quotient.repeated(4) == Degree({ALL: (7, 8), t: (6, 8)})
-    assert quotient.repeated(1) == quotient
-    assert quotient.divided
-    assert not Degree.of([t]).divided
+    assert quotient.repeat_sum(4) == Degree({ALL: (7, 8), t: (6, 8)})
+    assert quotient.repeat_sum(1) == quotient
+    assert quotient.has_denominator
+    assert not Degree.of_element([t]).has_denominator
 
 
 @pytest.mark.parametrize("parts", ["u, v", "v, u"])
@@ -89,7 +89,7 @@ def test_parts_of_a_concat_are_told_by_either_name(parts: str) -> None:
     )
     with pytest.raises(NotProved) as refusal:
         asked(body)
-    assert refusal.value.why is Why.LIMIT
+    assert refusal.value.why is ProofFailure.LIMIT
 
 
 def test_places_of_a_convolution_that_are_divided_by_their_own_statistics() -> None:
@@ -104,5 +104,5 @@ def test_places_of_a_convolution_that_are_divided_by_their_own_statistics() -> N
     )
     before, after = regions(graph)
     with pytest.raises(NotProved) as refusal:
-        prove(of_regions([before], [after]))
-    assert refusal.value.why is Why.LIMIT
+        prove(equivalence_of_regions([before], [after]))
+    assert refusal.value.why is ProofFailure.LIMIT

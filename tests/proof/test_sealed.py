@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from normdeploy.errors import ExportError
 from normdeploy.graphs.graph import Graph
-from normdeploy.rewriting.rewrite import optimize
+from normdeploy.rewriting.norm_optimizer import optimize_norms
 
 NORM = """u = ReduceMean(t, last) d = Sub(t, u) q = Mul(d, d) v = ReduceMean(q, last) e = Add(v, eps) r = Sqrt(e) n =
 Div(d, r)
@@ -116,8 +116,8 @@ def test_a_node_that_changes_after_its_proof_is_found(
             changed.append(node)
         return out
 
-    assert {f.status for f in optimize(make())[1].findings} <= {"fused", "folded"}
+    assert {f.status for f in optimize_norms(make())[1].findings} <= {"fused", "folded"}
     monkeypatch.setattr(Graph, "to_proto", wrong)
     with pytest.raises(ExportError, match="is not in the file as it was proved"):
-        optimize(make())
+        optimize_norms(make())
     assert changed

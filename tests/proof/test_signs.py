@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from normdeploy.proof.errors import Why
+from normdeploy.proof.proof_errors import ProofFailure
 
 from .support import proved, refused
 
@@ -40,9 +40,9 @@ def test_a_sum_of_what_is_positive_is_divided_by(sum_: str) -> None:
     ],
 )
 def test_a_difference_is_not(sum_: str) -> None:
-    refused(f"{VARIANCE} {sum_} {INVERSE}", Why.SIGN, one=ONE, below=BELOW, zero=np.float32(0))
+    refused(f"{VARIANCE} {sum_} {INVERSE}", ProofFailure.SIGN, one=ONE, below=BELOW, zero=np.float32(0))
 
 
 @pytest.mark.parametrize("w", ["w = Mul(d, two)", "w = Mul(two, d)", "r = Div(one, e) w = Mul(d, r)"])
 def test_a_product_is_not_where_one_factor_may_be_zero(w: str) -> None:
-    refused(f"{VARIANCE} e = Add(v, eps) {w} {INVERSE}", Why.SIGN, one=ONE, two=np.float32(2))
+    refused(f"{VARIANCE} e = Add(v, eps) {w} {INVERSE}", ProofFailure.SIGN, one=ONE, two=np.float32(2))

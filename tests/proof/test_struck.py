@@ -10,7 +10,7 @@ import onnx.reference
 import pytest
 
 import normdeploy
-from normdeploy.proof.errors import NotProved
+from normdeploy.proof.proof_errors import NotProved
 
 from .support import BY_HAND, judged, proved
 

@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 import normdeploy
-from normdeploy.quantization.conditions import _before_affine, factors
+from normdeploy.quantization.smoothing import smoothing_factors, undo_affine
 from tests.half_graphs import text
 from tests.support import run_onnxruntime
 
@@ -153,8 +153,8 @@ def test_one_bias_for_all_outputs(bias: np.ndarray) -> None:
 @pytest.mark.parametrize("coarse", [False, True])
 def test_channels_on_which_nothing_hangs_take_no_factor_from_others(coarse: bool) -> None:
     x, w = np.array([1.0, 4.0, 0.5, 100.0, 0.0]), np.array([1.0, 0.5, 2.0, 0.0, 50.0])
-    s = factors(x, w, 0.5, coarse)
-    np.testing.assert_allclose(s[:3], factors(x[:3], w[:3], 0.5, coarse))
+    s = smoothing_factors(x, w, 0.5, coarse)
+    np.testing.assert_allclose(s[:3], smoothing_factors(x[:3], w[:3], 0.5, coarse))
     assert s[3] > 1  # nothing is multiplied by it: it may not fill the range
     assert x[3] / s[3] <= (x[:3] / s[:3]).max()
     rounded = 1.25 if coarse else 1.0
@@ -165,7 +165,7 @@ def test_what_a_norm_made_is_told_from_its_affine_where_that_shows_it() -> None:
     n = np.random.default_rng(3).uniform(-2, 2, (50, 4))
     scale, shift = np.array([0.5, -3.0, 0.0, 1e-6]), np.array([1.0, 0.0, 2.0, 7.0])
     y = scale * n + shift
-    rows, low, high = _before_affine(y, y.min(0), y.max(0), scale, shift)
+    rows, low, high = undo_affine(y, y.min(0), y.max(0), scale, shift)
     np.testing.assert_allclose(rows[:, :2], n[:, :2])
     np.testing.assert_allclose((low[:2], high[:2]), (n.min(0)[:2], n.max(0)[:2]))
     assert not rows[:, 2:].any()

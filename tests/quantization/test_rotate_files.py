@@ -10,12 +10,12 @@ import pytest
 
 import normdeploy
 from normdeploy.errors import InputError
+from normdeploy.findings.quantization_report import QuantizationReport
 from normdeploy.model import Dim, InputSpec
-from normdeploy.quantization.quantize import quantized
-from normdeploy.quantization.samples import split
-from normdeploy.quantization.wish import Wish
-from normdeploy.quantized import Quantization
-from normdeploy.runtimes.file64 import File64Runner
+from normdeploy.quantization.quantization_request import QuantizationRequest
+from normdeploy.quantization.quantizer import quantize_model
+from normdeploy.quantization.sample_split import split_samples
+from normdeploy.runtimes.onnx_float64 import OnnxFloat64Runner
 from tests.cli.test_cli import run
 from tests.half_graphs import text
 from tests.quantization.streams import INPUTS, WIDTH, WORDS, transformer
@@ -25,10 +25,12 @@ IDS = np.random.default_rng(5).integers(0, WORDS, (64, 12))
 SPECS = [InputSpec("ids", "int64", (Dim("b", 1, 8, 64), Dim("s", 1, 8, 64)))]
 
 
-def made(proto: onnx.ModelProto, to: str, rotate: bool) -> tuple[float, Quantization]:
+def made(proto: onnx.ModelProto, to: str, rotate: bool) -> tuple[float, QuantizationReport]:
     """The error of the quantized file beside float64 of the file before, relative to its length; and the account."""
-    out, account = quantized(proto, Wish(to, rotate=rotate), split([{"ids": IDS}], SPECS), SPECS)
-    right = File64Runner(proto).infer({"ids": IDS})["y"]
+    out, account = quantize_model(
+        proto, QuantizationRequest(to, rotate=rotate), split_samples([{"ids": IDS}], SPECS), SPECS
+    )
+    right = OnnxFloat64Runner(proto).infer({"ids": IDS})["y"]
     (value,) = run_onnxruntime(out, {"ids": IDS})
     return float(np.linalg.norm(value - right) / np.linalg.norm(right)), account
 

@@ -10,13 +10,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from normdeploy.findings.records import Summary
 from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.region import Region, compile_region
-from normdeploy.recognition import fitting
-from normdeploy.recognition.facts import Norm
-from normdeploy.records import Summary
-from normdeploy.rewriting.rewrite import optimize
-from normdeploy.rewriting.rounding import OF_A_KIND
+from normdeploy.recognition import region_fitting
+from normdeploy.recognition.norm_facts import Norm
+from normdeploy.rewriting.norm_optimizer import optimize_norms
+from normdeploy.rewriting.rounding_verdicts import OF_A_KIND
 from tests.support import run_onnxruntime
 
 WIDTH = 6
@@ -59,7 +59,7 @@ def drawn(seed: int, epsilon: float = 1e-5, axis: int = -1) -> Kind:
 
 def optimized(kinds: Sequence[Kind]) -> Summary:
     proto = chain(kinds)
-    out, summary = optimize(proto)
+    out, summary = optimize_norms(proto)
     x = np.random.default_rng(1).standard_normal((WIDTH, WIDTH), dtype=np.float32)
     (before,), (after,) = run_onnxruntime(proto, {"x": x}), run_onnxruntime(out, {"x": x})
     # each norm rounds some ten times, and hands its error on times gamma/sigma: measured against the same chain it
@@ -74,14 +74,14 @@ def optimized(kinds: Sequence[Kind]) -> Summary:
 def guesses(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each reading was taken over from a like."""
     seen: list[bool] = []
-    real = fitting._like
+    real = region_fitting.norm_like_other
 
     def watched(region: Region, other: Norm) -> Norm | None:
         found = real(region, other)
         seen.append(found is not None)
         return found
 
-    monkeypatch.setattr(fitting, "_like", watched)
+    monkeypatch.setattr(region_fitting, "norm_like_other", watched)
     return seen
 
 
@@ -157,7 +157,7 @@ def test_a_template_holds_all_but_gamma_and_beta(old: str, new: str, alike: bool
 )
 def test_a_like_with_an_odd_gamma(gamma: np.ndarray) -> None:
     proto = chain([drawn(1), (gamma, *drawn(2)[1:])])
-    out, summary = optimize(proto)
+    out, summary = optimize_norms(proto)
     x = np.random.default_rng(1).standard_normal((WIDTH, WIDTH), dtype=np.float32)
     (before,), (after,) = run_onnxruntime(proto, {"x": x}), run_onnxruntime(out, {"x": x})
     np.testing.assert_allclose(before, after, rtol=0, atol=1e-4)
@@ -166,11 +166,11 @@ def test_a_like_with_an_odd_gamma(gamma: np.ndarray) -> None:
 
 def test_a_guess_that_fails_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reading that was taken over wrongly is caught by its certificate, and the norm is then read by itself."""
-    real = fitting._like
+    real = region_fitting.norm_like_other
 
     def wrong(region: Region, other: Norm) -> Norm | None:
         found = real(region, other)
-        return None if found is None else fitting.replace(found, gamma=found.beta)
+        return None if found is None else region_fitting.replace(found, gamma=found.beta)
 
-    monkeypatch.setattr(fitting, "_like", wrong)
+    monkeypatch.setattr(region_fitting, "norm_like_other", wrong)
     optimized([drawn(1), drawn(2), drawn(3)])

@@ -9,13 +9,13 @@ import onnx.parser
 import pytest
 
 import normdeploy
-from normdeploy.element_types import is_float, is_integer
+from normdeploy.dtypes import is_float_dtype, is_integer_dtype
 
 
 @pytest.mark.parametrize("name", ["int4", "uint4", "int2", "uint2", "bfloat16", "float8_e4m3fn", "float4_e2m1fn"])
 def test_each_type_is_an_integer_or_floating(name: str) -> None:
     dtype = np.dtype(getattr(ml_dtypes, name))
-    assert (is_float(dtype), is_integer(dtype)) == ("float" in name, "int" in name)
+    assert (is_float_dtype(dtype), is_integer_dtype(dtype)) == ("float" in name, "int" in name)
 
 
 def test_a_cast_of_4_bits_is_optimized() -> None:

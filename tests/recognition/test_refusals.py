@@ -8,8 +8,8 @@ import onnx
 import onnx.parser
 import pytest
 
-from normdeploy.graphs.region import Kind, Refusal
-from normdeploy.rewriting.rewrite import optimize
+from normdeploy.graphs.region import Refusal, RefusalKind
+from normdeploy.rewriting.norm_optimizer import optimize_norms
 
 ROOT = Path(__file__).resolve().parents[2]
 NORM = """m = ReduceMean <axes = [-1]> (x) d = Sub (x, m) s = Mul (d, d) v = ReduceMean <axes = [-1]> (s) e = Add (v,
@@ -61,7 +61,7 @@ def test_an_opset_that_cant_be_raised_is_told_with_the_norms_that_need_it() -> N
         <float eps = {{0.001}}> {{ {NORM} y = Softmax (n) z = own.twice (x) }}
         <domain: "own", opset_import: ["": 11]> twice (a) => (b) {{ c = Softmax (a) b = Add (c, c) }}"""
     )
-    _, summary = optimize(proto)
+    _, summary = optimize_norms(proto)
     (reason,) = [f.reason for f in summary.findings]
     assert reason == "its node needs opset 17, the file has 11 (onnx's converter would lose the file's functions)"
 
@@ -82,11 +82,11 @@ def test_a_linear_op_that_cant_take_a_scale_is_told_before_those_that_are_not_th
     proto = onnx.parser.parse_model(f"{head} {{ {body} }}")
     for node in proto.graph.node:
         node.name = f"{node.output[0]}_{node.op_type.lower()}"
-    _, summary = optimize(proto)
+    _, summary = optimize_norms(proto)
     (finding,) = summary.findings
     assert finding.reason == reason
 
 
 def test_a_refusal_is_false_and_plain_unless_it_says_more() -> None:
     assert not Refusal("because")
-    assert Refusal("because").kind is Kind.PLAIN
+    assert Refusal("because").kind is RefusalKind.PLAIN

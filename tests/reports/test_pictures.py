@@ -10,13 +10,13 @@ import onnx
 import onnx.parser
 
 import normdeploy
-from normdeploy.records import Box, Picture
-from normdeploy.reports.page import page
+from normdeploy.findings.records import DiagramBox, NormDiagram
 from normdeploy.reports.report import Report
+from normdeploy.reports.report_page import render_page
 from tests.cli.test_cli import layer_norm_by_hand, run
 
 
-def drawn(boxes: tuple[Box, ...]) -> list[str]:
+def drawn(boxes: tuple[DiagramBox, ...]) -> list[str]:
     """Each box with those that it reads, the norm's own in capitals."""
     text = [box.op.upper() if box.own else box.op or box.name for box in boxes]
     return [f"{text[i]}({', '.join(text[k] for k in box.inputs)})" for i, box in enumerate(boxes)]
@@ -68,10 +68,10 @@ def test_the_page_shows_them(tmp_path: Path) -> None:
 def test_names_in_pictures_are_escaped(tmp_path: Path) -> None:
     summary = normdeploy.inspect(layer_norm_by_hand(tmp_path / "in.onnx"))
     hostile = "</text><script>alert(1)</script>"
-    picture = Picture(
-        hostile, hostile, "fused", (hostile,), (Box("", hostile), Box(hostile, inputs=(0,), own=True)), ()
+    picture = NormDiagram(
+        hostile, hostile, "fused", (hostile,), (DiagramBox("", hostile), DiagramBox(hostile, inputs=(0,), own=True)), ()
     )
-    text = page(json.loads(Report("inspect", {}, replace(summary, pictures=(picture,))).json()))
+    text = render_page(json.loads(Report("inspect", {}, replace(summary, pictures=(picture,))).to_json()))
     assert "<script" not in text
     assert "&lt;/text&gt;&lt;scrip" in text
 

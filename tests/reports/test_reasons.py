@@ -9,9 +9,9 @@ from rich.console import Console
 from torch import nn
 
 import normdeploy
-from normdeploy.reports.tables import show_norms
-from normdeploy.results import ExportResult
-from tests.recognition.test_scales import norm
+from normdeploy.interface.export_result import ExportResult
+from normdeploy.reports.verb_tables import show_norms
+from tests.recognition.test_affine_chains import norm
 
 
 class EvoNorm(nn.Module):

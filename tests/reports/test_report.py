@@ -12,13 +12,13 @@ from typing import Literal
 import pytest
 from rich.console import Console
 
-from normdeploy.engines.build import Engine
-from normdeploy.records import Certificate, Finding, Half, Parameter, Summary, Support
-from normdeploy.reports.groups import grouped, proof
+from normdeploy.engines.engine_build import Engine
+from normdeploy.findings.records import Certificate, Finding, HalfConstants, NormParameter, RuntimeSupport, Summary
+from normdeploy.reports.finding_groups import describe_proof, group_findings
 from normdeploy.reports.report import SCHEMA, Report
-from normdeploy.verbs.verify.candidates import NotRun
-from normdeploy.verbs.verify.comparison import Comparison
-from normdeploy.verbs.verify.results import OutputResult
+from normdeploy.verbs.verify.comparison_result import Comparison
+from normdeploy.verbs.verify.output_results import OutputResult
+from normdeploy.verbs.verify.runtime_candidates import NotRun
 
 PROOF = Certificate(True, 2e-9, 1e-7, 14, "constant", rounding_before=2e-6, rounding_after=1e-6, rounding_bound=4e-6)
 
@@ -51,7 +51,7 @@ def shown(*findings: Finding, width: int = 160, notes: tuple[str, ...] = ()) -> 
 
 
 def paths(*modules: str) -> list[tuple[str, int]]:
-    return [(g.name, len(g.findings)) for g in grouped(fused(m) for m in modules)]
+    return [(g.name, len(g.findings)) for g in group_findings(fused(m) for m in modules)]
 
 
 def test_layers_become_one_line() -> None:
@@ -75,7 +75,7 @@ def test_what_differs_stands_apart() -> None:
         fused("layers.1.norm", epsilon=1e-5),
         fused("layers.2.norm", notes=("inaccurate",)),
     ]
-    assert [g.name for g in grouped(findings)] == ["layers.0.norm", "layers.1.norm", "layers.2.norm"]
+    assert [g.name for g in group_findings(findings)] == ["layers.0.norm", "layers.1.norm", "layers.2.norm"]
 
 
 def test_nothing_is_lost_by_grouping() -> None:
@@ -87,7 +87,7 @@ def test_nothing_is_lost_by_grouping() -> None:
         fused("", tensor="t1"),
         fused("", tensor="t2"),
     ]
-    groups = grouped(findings)
+    groups = group_findings(findings)
     assert sorted(f.tensor for g in groups for f in g.findings) == sorted(f.tensor for f in findings)
     assert [g.name for g in groups] == ["a.{0..1}", "a.0", "(t{1..2})"]
 
@@ -126,8 +126,8 @@ def test_of_the_runs_of_a_group_the_one_nearest_to_its_bound_is_shown() -> None:
     """A small error beyond a small bound is worse than a larger one within its own."""
     near = dataclasses.replace(PROOF, rounding_after=3e-7, rounding_bound=2e-7)
     findings = [fused("layers.0.norm"), fused("layers.1.norm", certificate=near), fused("layers.2.norm")]
-    (group,) = grouped(findings)
-    assert "onnxruntime run 3e-07 > 2e-07" in proof(group)
+    (group,) = group_findings(findings)
+    assert "onnxruntime run 3e-07 > 2e-07" in describe_proof(group)
 
 
 def test_failed_certificates_stand_with_their_reason() -> None:
@@ -152,7 +152,7 @@ def test_json_holds_what_the_table_holds() -> None:
     never = dataclasses.replace(PROOF, error=math.inf, rounding_before=math.nan)
     findings = (fused("norm"), fused("other", certificate=never), refused("head", "why"))
     report = Report("export", {"source": "model.pt"}, Summary(findings, 9, 4, 21), notes=("a",), seconds={"load": 0.5})
-    document = json.loads(report.json(), parse_constant=lambda name: f"bare {name}")
+    document = json.loads(report.to_json(), parse_constant=lambda name: f"bare {name}")
     assert document["schema"] == SCHEMA == "normdeploy/report/1"
     assert document["nodes"] == {"before": 9, "after": 4}
     assert document["opset"] == 21
@@ -197,7 +197,7 @@ def test_engine_is_called_built_only() -> None:
 
 
 def test_engine_in_json() -> None:
-    document = json.loads(Report("build", {}, engine=ENGINE).json())
+    document = json.loads(Report("build", {}, engine=ENGINE).to_json())
     assert document["engine"]["path"] == "[b]m.engine"
     assert document["engine"]["profile"] == {"ids": [[1, 1], [6, 16], [32, 256]]}
     assert document["engine"]["proved"] == "built only"
@@ -260,7 +260,7 @@ def test_parity_in_80_columns_breaks_no_word_and_no_number(files: tuple[str, str
 
 
 def test_parity_in_json() -> None:
-    document = json.loads(Report("verify", {}, parity=parity("fail")).json())["parity"]
+    document = json.loads(Report("verify", {}, parity=parity("fail")).to_json())["parity"]
     assert document["ok"] is False
     assert [(r["runtime"], r["verdict"]) for r in document["results"]] == [
         ("eager", "pass"),
@@ -288,16 +288,16 @@ def known(module: str, **changes: object) -> Finding:
             "ddof": 1,
             "epsilon": 9.97e-6,
             "epsilon_as_written": 1e-5,
-            "gamma": Parameter(False, (2,), "w", one_plus=True),
-            "beta": Parameter(True, (2,)),
+            "gamma": NormParameter(False, (2,), "w", one_plus=True),
+            "beta": NormParameter(True, (2,)),
             "statistics": "float16 and float32",
-            "half": (Half("float16", 0.0, "zero", ("w",)), Half("bfloat16", 1e-5, "", ())),
+            "half": (HalfConstants("float16", 0.0, "zero", ("w",)), HalfConstants("bfloat16", 1e-5, "", ())),
             "runtimes": (
-                Support("onnxruntime 1.31.1 CPU", "now", ("A", "B"), "function", ("A",) * 9, "no kernel of B"),
-                Support(
+                RuntimeSupport("onnxruntime 1.31.1 CPU", "now", ("A", "B"), "function", ("A",) * 9, "no kernel of B"),
+                RuntimeSupport(
                     "onnxruntime 1.31.1 CPU", "optimized", ("LayerNormalization",), "kernel", ("LayerNormalization",)
                 ),
-                Support(
+                RuntimeSupport(
                     "TensorRT-RTX 1.7", "optimized", ("LayerNormalization",), "missing", (), "[red]no[/red] importer"
                 ),
             ),
@@ -333,9 +333,9 @@ def test_census_of_many_layers_is_one_block_at_any_width() -> None:
 
 def test_what_runtimes_make_of_it_stands_apart() -> None:
     other = known("layers.1.norm", runtimes=())
-    assert [g.name for g in grouped([known("layers.0.norm"), other])] == ["layers.0.norm", "layers.1.norm"]
+    assert [g.name for g in group_findings([known("layers.0.norm"), other])] == ["layers.0.norm", "layers.1.norm"]
 
 
 def test_numbers_of_scattered_names_are_not_all_listed() -> None:
-    groups = grouped(fused("", tensor=f"mul_{7 * i}") for i in range(100))
+    groups = group_findings(fused("", tensor=f"mul_{7 * i}") for i in range(100))
     assert [g.name for g in groups] == ["(mul_{0,7,14,21,…,693})"]

@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 from docs.schemas import DOCUMENTS, FOLDER, schemas
 from normdeploy.cli.app import app
 from normdeploy.reports import report
-from normdeploy.runtimes.trt import missing
-from normdeploy.verbs.check import check
-from normdeploy.verbs.package import bundle
-from normdeploy.verbs.recheck import recheck
+from normdeploy.runtimes.trt_runner import describe_missing_runtime
+from normdeploy.verbs.check import check_files
+from normdeploy.verbs.package import evidence_bundle
+from normdeploy.verbs.recheck import bundle_recheck
 from tests.packaged import written
 from tests.quantized_files import net as quantizable
 from tests.quantized_files import weights_alone
@@ -83,7 +83,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     weights_alone(quantizable(), folder)
     run("inspect of quantized", "inspect", "@weights.onnx")
     run("explained", "inspect", "@hand.onnx", "--explain", "y")
-    if not missing("tensorrt-rtx", gpu=False):
+    if not describe_missing_runtime("tensorrt-rtx", gpu=False):
         run("build", "build", "@model.onnx", "-o", "@model.engine")
     run("verify", "verify", "@model.pt2", "@model.onnx", "--drift", "--seeds", "1")
     spoiled = onnx.load(folder / "model.onnx")
@@ -115,7 +115,9 @@ def test_every_part_was_written_by_some_verb(told: dict[str, Any]) -> None:
     """Else the schema of a part was held against nothing but null."""
     reports = [document for name, document in told.items() if VERBS[name] == "report"]
     parts = {key for document in reports for key, value in document.items() if value}
-    assert parts >= set(schema("report")["properties"]) - ({"engine"} if missing("tensorrt-rtx", gpu=False) else set())
+    assert parts >= set(schema("report")["properties"]) - (
+        {"engine"} if describe_missing_runtime("tensorrt-rtx", gpu=False) else set()
+    )
     assert told["bisect"]["bisection"]["faults"]
     assert told["verify"]["parity"]["drift"]
     assert told["check"]["files"][0]["findings"]
@@ -159,4 +161,4 @@ def test_schemas_are_schemas() -> None:
 
 def test_names_are_those_that_the_code_writes() -> None:
     named = [typing.get_args(typing.get_type_hints(document)["schema"])[0] for document in DOCUMENTS.values()]
-    assert named == [report.SCHEMA, check.SCHEMA, recheck.SCHEMA, bundle.SCHEMA]
+    assert named == [report.SCHEMA, check_files.SCHEMA, bundle_recheck.SCHEMA, evidence_bundle.SCHEMA]

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx.backend.test.case.node import collect_testcases
 
-from normdeploy.rewriting.rewrite import optimize
+from normdeploy.rewriting.norm_optimizer import optimize_norms
 from tests.support import run_onnxruntime
 
 NAMES = ("layer_normalization", "rms_normalization", "group_normalization", "mvn")
@@ -34,7 +34,7 @@ def test_all_cases_are_there() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_one_norm_node_and_the_expected_outputs(case: onnx.backend.test.case.TestCase) -> None:
-    out, summary = optimize(case.model)
+    out, summary = optimize_norms(case.model)
     # onnx 1.23's inference can't read the function body of MeanVarianceNormalization, in its own case neither
     onnx.checker.check_model(out, full_check=case.name != "test_mvn")
     norms = Counter(n.op_type for n in out.graph.node if n.op_type in NORMS)

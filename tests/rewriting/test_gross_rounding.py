@@ -10,12 +10,12 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from normdeploy.compare.rewrites import norm_error
+from normdeploy.compare.rewrite_errors import norm_rounding_error
 from normdeploy.errors import CertificateError
-from normdeploy.forms import norm_forms
+from normdeploy.forms import measured_forms
 from normdeploy.graphs.region import Refusal
-from normdeploy.rewriting import rounding
-from normdeploy.rewriting.rewrite import optimize
+from normdeploy.rewriting import rounding_verdicts
+from normdeploy.rewriting.norm_optimizer import optimize_norms
 from tests.support import run_onnxruntime
 
 BY_HAND = """
@@ -51,7 +51,7 @@ def drawn(dtype: type = np.float64) -> dict[str, np.ndarray]:
 @pytest.fixture
 def forms_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nothing were known of kernels."""
-    monkeypatch.setattr(norm_forms, "_WITHOUT", frozenset())
+    monkeypatch.setattr(measured_forms, "_WITHOUT", frozenset())
 
 
 @pytest.mark.parametrize("runtime", ["any", "onnxruntime", "onnxruntime-accurate"])
@@ -60,7 +60,7 @@ def forms_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_norm_in_float64_takes_a_form_that_has_a_kernel(proto: onnx.ModelProto, runtime: str) -> None:
     """The bound: what an epsilon in float32 costs, 2⁻²⁵·ε·|y|/2 with ε = 1e-5 and |y| < 32, is below 1e-11."""
-    out, summary = optimize(proto, runtime=runtime)
+    out, summary = optimize_norms(proto, runtime=runtime)
     assert summary.findings[0].status == "fused"
     assert "LayerNormalization" in {n.op_type for n in out.graph.node}
     before, after = (run_onnxruntime(p, drawn())[0] for p in (proto, out))
@@ -88,7 +88,7 @@ def test_the_table_of_kernels_is_as_onnxruntime_has_it() -> None:
 @pytest.mark.usefixtures("forms_of_all")
 def test_what_has_no_kernel_is_taken_back() -> None:
     proto = instance_norm()
-    out, (finding,) = (lambda o, s: (o, s.findings))(*optimize(proto))
+    out, (finding,) = (lambda o, s: (o, s.findings))(*optimize_norms(proto))
     assert finding.status == "undone"
     assert not finding.became
     assert "could not run it" in finding.reason
@@ -96,12 +96,12 @@ def test_what_has_no_kernel_is_taken_back() -> None:
     assert [n.op_type for n in out.graph.node] == [n.op_type for n in proto.graph.node]
     assert (run_onnxruntime(out, drawn())[0] == run_onnxruntime(proto, drawn())[0]).all()
     with pytest.raises(CertificateError, match="taken back"):
-        optimize(proto, strict=True)
+        optimize_norms(proto, strict=True)
 
 
 @pytest.mark.usefixtures("forms_of_all")
 def test_what_computes_in_a_narrower_type_is_taken_back() -> None:
-    out, summary = optimize(group_norm())
+    out, summary = optimize_norms(group_norm())
     (finding,) = summary.findings
     assert finding.status == "undone"
     assert "at ordinary inputs" in finding.reason
@@ -111,8 +111,8 @@ def test_what_computes_in_a_narrower_type_is_taken_back() -> None:
 @pytest.mark.usefixtures("forms_of_all")
 def test_every_norm_of_a_kind_is_taken_back() -> None:
     """Only eight of those that differ in gamma alone are run."""
-    copies = rounding.OF_A_KIND + 3
-    out, summary = optimize(instance_norm(copies=copies))
+    copies = rounding_verdicts.OF_A_KIND + 3
+    out, summary = optimize_norms(instance_norm(copies=copies))
     assert [f.status for f in summary.findings] == ["undone"] * copies
     assert "InstanceNormalization" not in {n.op_type for n in out.graph.node}
     assert len(run_onnxruntime(out, drawn())) == copies
@@ -141,7 +141,7 @@ def test_a_norm_in_a_body_is_taken_back() -> None:
     node = onnx.helper.make_node("If", ["gate"], ["y"], name="switch", then_branch=branches[0], else_branch=branches[1])
     graph = onnx.helper.make_graph([node], "net", [x, gate], [y])
     proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
-    out, summary = optimize(proto)
+    out, summary = optimize_norms(proto)
     assert {f.place.split()[0]: f.status for f in summary.findings} == {"then_branch": "undone", "else_branch": "fused"}
     for way in (True, False):
         feeds = {**drawn(), "gate": np.array(way)}
@@ -151,17 +151,17 @@ def test_a_norm_in_a_body_is_taken_back() -> None:
 
 @pytest.mark.usefixtures("forms_of_all")
 def test_onnxruntime_does_not_decide_for_another_runtime() -> None:
-    _, summary = optimize(instance_norm(), runtime="tensorrt")
+    _, summary = optimize_norms(instance_norm(), runtime="tensorrt")
     assert [f.status for f in summary.findings] == ["fused"]
 
 
 def test_what_is_inaccurate_at_large_offsets_alone_stays_with_a_note() -> None:
     """GroupNormalization loses its digits at an offset of 1e3 in onnxruntime, wherever it comes from."""
-    _, summary = optimize(group_norm("float"), runtime="tensorrt")
+    _, summary = optimize_norms(group_norm("float"), runtime="tensorrt")
     (finding,) = summary.findings
     assert finding.status == "fused"
     assert finding.certificate is not None
-    assert finding.certificate.rounding_ok is False
+    assert finding.certificate.is_rounding_ok is False
     assert any("inaccurate" in note for note in finding.notes)
 
 
@@ -178,30 +178,36 @@ def test_what_is_inaccurate_at_large_offsets_alone_stays_with_a_note() -> None:
 )
 def test_what_is_gross(value: float, ordinary: bool, gross: bool) -> None:
     """Allowed is 1e-6 here, so that 16 times that lies between 1e-5 and 1e-3."""
-    piece = rounding.Piece((), (), (), {}, "y", 21)
-    trial = rounding.Trial(piece, piece, np.ones((2, 3)), lambda v: v, np.full(2, 1e-6), np.array([True, ordinary]))
+    piece = rounding_verdicts.SideModel((), (), (), {}, "y", 21)
+    trial = rounding_verdicts.RoundingTrial(
+        piece, piece, np.ones((2, 3)), lambda v: v, np.full(2, 1e-6), np.array([True, ordinary])
+    )
     after = np.ones((2, 3))
     after[1, 2] = value
-    verdict = rounding._judge(trial, np.ones((2, 3)), after)
+    verdict = rounding_verdicts.judge_trial(trial, np.ones((2, 3)), after)
     assert bool(verdict.gross) is gross
 
 
 @pytest.mark.parametrize("before", [Refusal("onnxruntime could not run it: no kernel"), np.full((2, 3), np.nan)])
 def test_a_rounding_that_compares_nothing_says_so(before: Refusal | np.ndarray) -> None:
     """The bound was infinite then, and the report said "5e-08 ≤ inf"."""
-    piece = rounding.Piece((), (), (), {}, "y", 21)
-    trial = rounding.Trial(piece, piece, np.ones((2, 3)), lambda v: v, np.full(2, 1e-6), np.array([True, True]))
-    verdict = rounding._judge(trial, before, np.ones((2, 3)))
+    piece = rounding_verdicts.SideModel((), (), (), {}, "y", 21)
+    trial = rounding_verdicts.RoundingTrial(
+        piece, piece, np.ones((2, 3)), lambda v: v, np.full(2, 1e-6), np.array([True, True])
+    )
+    verdict = rounding_verdicts.judge_trial(trial, before, np.ones((2, 3)))
     assert (verdict.before, verdict.after) == (None, None)
     assert str(verdict.missing).startswith("the rounding was not compared: ")
 
 
 def test_a_group_that_compares_nothing_is_not_the_worst() -> None:
-    piece = rounding.Piece((), (), (), {}, "y", 21)
-    trial = rounding.Trial(piece, piece, np.ones((2, 3)), lambda v: v, np.full(2, 1e-6), np.array([True, True]))
+    piece = rounding_verdicts.SideModel((), (), (), {}, "y", 21)
+    trial = rounding_verdicts.RoundingTrial(
+        piece, piece, np.ones((2, 3)), lambda v: v, np.full(2, 1e-6), np.array([True, True])
+    )
     before, after = np.ones((2, 3)), np.ones((2, 3))
     before[0, 0], after[1, 1] = np.nan, 1 + 5e-7
-    verdict = rounding._judge(trial, before, after)
+    verdict = rounding_verdicts.judge_trial(trial, before, after)
     assert verdict.after is not None
     assert verdict.after.allowed == 1e-6
     assert verdict.after.error == pytest.approx(5e-7)
@@ -227,7 +233,7 @@ def test_what_a_norm_may_err_by(x: list[float], epsilon: float, centered: bool, 
     moved = row - row.mean() if centered else row
     y = gamma * moved / np.sqrt(np.square(moved).mean() + epsilon + 1e-300)
     np.testing.assert_allclose(
-        norm_error(row, y, epsilon, centered=centered, gamma=gamma, unit=U), [units * U], rtol=1e-12
+        norm_rounding_error(row, y, epsilon, centered=centered, gamma=gamma, unit=U), [units * U], rtol=1e-12
     )
 
 
@@ -239,14 +245,16 @@ def test_what_a_fold_may_err_by(monkeypatch: pytest.MonkeyPatch) -> None:
         net (float[N, 3] x) => (float[N, 1] y)
         <float[3, 1] w = {1, -2, 3}, float[1] s = {4}, float[1] b = {0}, float[1] m = {0}, float[1] v = {1}>
         { h = MatMul(x, w) y = BatchNormalization<epsilon = 0.0>(h, s, b, m, v) }""")
-    inputs, real = [], rounding.trial
+    inputs, real = [], rounding_verdicts.make_case_trial
 
-    def watched(rewrite: Any, chosen: rounding.Input, *rest: Any) -> rounding.Trial | None:
+    def watched(
+        rewrite: Any, chosen: rounding_verdicts.TrialInput, *rest: Any
+    ) -> rounding_verdicts.RoundingTrial | None:
         inputs.append(chosen.case.leaves[0])
         return real(rewrite, chosen, *rest)
 
-    monkeypatch.setattr(rounding, "trial", watched)
-    _, summary = optimize(proto)
+    monkeypatch.setattr(rounding_verdicts, "make_case_trial", watched)
+    _, summary = optimize_norms(proto)
     (finding,), (x,) = summary.findings, inputs
     assert finding.certificate is not None
     largest = float((np.abs(x) @ np.array([4.0, 8, 12])).max())

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
 from models.case import norm_ops
-from normdeploy.records import Summary
-from normdeploy.rewriting.rewrite import optimize
+from normdeploy.findings.records import Summary
+from normdeploy.rewriting.norm_optimizer import optimize_norms
 from tests.norm_generator import Example, generate
 from tests.norm_generator_heldout import HELD_OUT
 from tests.norm_lookalikes import generate_lookalike
@@ -141,7 +141,7 @@ def problems(example: Example, proto: onnx.ModelProto, out: onnx.ModelProto, sum
 def check(example: Example) -> None:
     proto = exported(example)
     sent = proto.SerializeToString()
-    out, summary = optimize(proto)
+    out, summary = optimize_norms(proto)
     onnx.checker.check_model(out, full_check=True)
     wrong = problems(example, proto, out, summary)
     if proto.SerializeToString() != sent:
@@ -187,7 +187,7 @@ def test_the_check_can_fail() -> None:
     lookalike = generate_lookalike(Choices.replayed({"case": "last"}), KNOWN, "onnx", "std + eps")
     assert norm.proto is not None
     assert lookalike.proto is not None
-    out, summary = optimize(norm.proto)
+    out, summary = optimize_norms(norm.proto)
     assert not problems(norm, norm.proto, out, summary)
     assert problems(norm, norm.proto, norm.proto, summary)  # left decomposed
     assert problems(lookalike, lookalike.proto, out, summary)  # another node's numbers

@@ -12,20 +12,20 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import normdeploy
-from normdeploy.graphs.quantized import DEQUANTIZE, QUANTIZE, Quantization
-from normdeploy.runtimes.ort import OrtRunner
-from normdeploy.runtimes.steps import StepRunner
+from normdeploy.graphs.quantization_info import DEQUANTIZE, QUANTIZE, GraphQuantization
+from normdeploy.runtimes.ort_runner import OrtRunner
+from normdeploy.runtimes.quantized_float64 import QuantizedRunner
 from tests import quantized_files as files
 
 
 def census(proto: onnx.ModelProto) -> dict[str, tuple[object, ...]]:
     """Each DequantizeLinear by what it makes: its scale, zero point and stored numbers."""
-    q = Quantization(proto)
+    q = GraphQuantization(proto)
     told = {}
     for node in proto.graph.node:
         if node.op_type in (QUANTIZE, DEQUANTIZE):
-            scheme = q.scheme(node)
-            stored = q.constant(node.input[0])
+            scheme = q.scheme_of(node)
+            stored = q.constant_value(node.input[0])
             parts = (scheme.scale, scheme.zero_point, stored)
             told[node.output[0]] = (
                 node.op_type,
@@ -103,7 +103,7 @@ def optimized(path: Path, **options: str) -> tuple[onnx.ModelProto, onnx.ModelPr
 
 def same(before: onnx.ModelProto, after: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
     """In float64, where a fused norm differs by 1e-12 and no value lies that near to a tie, and in onnxruntime."""
-    one, two = (StepRunner(p).infer(feeds) for p in (before, after))
+    one, two = (QuantizedRunner(p).infer(feeds) for p in (before, after))
     for name, value in one.items():
         np.testing.assert_allclose(two[name], value, rtol=0, atol=1e-7 * np.abs(value).max())
     with OrtRunner(before, optimize=False) as a, OrtRunner(after, optimize=False) as b:

@@ -10,20 +10,20 @@ import onnx_graphsurgeon as gs
 import pytest
 
 from normdeploy.errors import ExportError
+from normdeploy.findings.records import Certificate, Finding
 from normdeploy.graphs.graph import Graph
-from normdeploy.records import Certificate, Finding
-from normdeploy.rewriting.certify import Failure, pair_of
-from normdeploy.rewriting.ledger import Entry, Step, Wanted
-from normdeploy.rewriting.proposal import Change, Proposal, Remark, Target, Told, untold
+from normdeploy.rewriting.certification import Failure, pair_of
+from normdeploy.rewriting.proposals import NodeReplacement, Proposal, Remark, RewriteTarget, Told, ignore_failure
+from normdeploy.rewriting.proved_nodes import require_sealed
+from normdeploy.rewriting.rewrite_ledger import LedgerEntry, RewriteOptions, RewriteStep
 from normdeploy.rewriting.rewriter import Rewriter
-from normdeploy.rewriting.sealed import require_sealed
 
 BODY = "{ n = Neg(b) y = Sub(a, n) }"
 
 
-def rewriter_of(body: str = BODY, wanted: Wanted | None = None) -> Rewriter:
+def rewriter_of(body: str = BODY, wanted: RewriteOptions | None = None) -> Rewriter:
     text = f'<ir_version: 10, opset_import: ["": 21]> g (float[N] a, float[N] b) => (float[N] y) {body}'
-    return Rewriter(Graph(onnx.parser.parse_model(text)), wanted or Wanted())
+    return Rewriter(Graph(onnx.parser.parse_model(text)), wanted or RewriteOptions())
 
 
 def proposal_of(graph: Graph, node: gs.Node, op: str) -> Proposal | None:
@@ -33,13 +33,15 @@ def proposal_of(graph: Graph, node: gs.Node, op: str) -> Proposal | None:
     a, negated = node.inputs
     maker, (y,) = graph.producer(negated), node.outputs
     assert maker is not None
-    made = graph.node(op, [a, maker.inputs[0]], y)
+    made = graph.make_node(op, [a, maker.inputs[0]], y)
     pair = pair_of(graph, y, [a, maker.inputs[0]], made.outputs[0])
-    return Proposal(Finding("sum", "fused", y.name, became=op), (pair,), (Change(y, (made,)),), unproved=untold)
+    return Proposal(
+        Finding("sum", "fused", y.name, became=op), (pair,), (NodeReplacement(y, (made,)),), unproved=ignore_failure
+    )
 
 
-def propose(op: str, **more: object) -> Callable[[Graph, gs.Node, Target], Told]:
-    def at(graph: Graph, node: gs.Node, target: Target) -> Told:
+def propose(op: str, **more: object) -> Callable[[Graph, gs.Node, RewriteTarget], Told]:
+    def at(graph: Graph, node: gs.Node, target: RewriteTarget) -> Told:
         proposal = proposal_of(graph, node, op)
         return None if proposal is None else replace(proposal, **more)
 
@@ -55,10 +57,10 @@ def test_a_proved_proposal_is_made_and_told_with_its_certificate() -> None:
     rewriter.apply("sums", propose("Add"))
     assert ops(rewriter) == ["Add"]
     (entry,) = rewriter.ledger.entries
-    assert entry.steps == [Step("", "sums", "y")]
+    assert entry.steps == [RewriteStep("", "sums", "y")]
     assert entry.finding.became == "Add"
     assert entry.finding.certificate
-    assert rewriter.ledger.taken() == [(Step("", "sums", "y"), entry.finding)]
+    assert rewriter.ledger.steps_taken() == [(RewriteStep("", "sums", "y"), entry.finding)]
 
 
 @pytest.mark.parametrize("op", ["Sub", "Mul", "Max"])
@@ -67,7 +69,7 @@ def test_what_is_not_proved_is_not_made(op: str) -> None:
     rewriter.apply("sums", propose(op))
     assert ops(rewriter) == ["Neg", "Sub"]
     assert rewriter.ledger.entries == []
-    assert rewriter.seals() == []
+    assert rewriter.remaining_seals() == []
 
 
 def test_the_failure_is_told_as_the_transform_says() -> None:
@@ -86,7 +88,7 @@ def test_the_failure_is_told_as_the_transform_says() -> None:
 
 
 def test_the_first_alternative_that_is_proved_is_made() -> None:
-    def attempt(graph: Graph, node: gs.Node, target: Target) -> Told:
+    def attempt(graph: Graph, node: gs.Node, target: RewriteTarget) -> Told:
         wrong = proposal_of(graph, node, "Mul")
         if wrong is None:
             return None
@@ -108,7 +110,7 @@ def test_what_counts_instead_is_told_whatever_comes_of_it() -> None:
 
 def test_a_step_that_is_not_to_be_taken_again_is_left_out_and_told() -> None:
     told = Finding("sum", "undone", "y", reason="it was taken back")
-    rewriter = rewriter_of(wanted=Wanted(undone={Step("", "sums", "y"): told}))
+    rewriter = rewriter_of(wanted=RewriteOptions(undone={RewriteStep("", "sums", "y"): told}))
     rewriter.apply("sums", propose("Add"))
     assert ops(rewriter) == ["Neg", "Sub"]
     assert rewriter.ledger.findings == [told]
@@ -119,13 +121,13 @@ def test_a_rewrite_for_speed_is_no_finding_but_can_be_taken_back() -> None:
     rewriter.apply("sums", propose("Add", only_for_speed=True))
     assert ops(rewriter) == ["Add"]
     assert rewriter.ledger.findings == []
-    ((step, told),) = rewriter.ledger.taken()
+    ((step, told),) = rewriter.ledger.steps_taken()
     assert (step.stage, told.became) == ("sums", "Add")
 
 
 def test_a_rewrite_of_a_norm_changes_its_finding_and_adds_a_step() -> None:
     rewriter = rewriter_of()
-    norm = Entry(Finding("LayerNorm", "fused", "b", became="LayerNormalization"), [Step("", "norms", "b")])
+    norm = LedgerEntry(Finding("LayerNorm", "fused", "b", became="LayerNormalization"), [RewriteStep("", "norms", "b")])
     rewriter.ledger.entries.append(norm)
 
     def note(finding: Finding, certificate: Certificate | None) -> Finding:
@@ -139,7 +141,7 @@ def test_a_rewrite_of_a_norm_changes_its_finding_and_adds_a_step() -> None:
 
 def test_a_remark_changes_findings_alone() -> None:
     rewriter = rewriter_of()
-    norm = Entry(Finding("LayerNorm", "fused", "b"), [Step("", "norms", "b")])
+    norm = LedgerEntry(Finding("LayerNorm", "fused", "b"), [RewriteStep("", "norms", "b")])
     rewriter.ledger.entries.append(norm)
     remark = Remark([norm], lambda finding: replace(finding, notes=("it stays",)))
     rewriter.apply("sums", lambda graph, node, target: remark if node.op == "Sub" else None)
@@ -151,16 +153,16 @@ def test_a_remark_changes_findings_alone() -> None:
 def test_what_follows_is_tried_once_a_proposal_is_made() -> None:
     """-(-a) - (-b): first the sum, then what reads its result."""
 
-    def at(graph: Graph, node: gs.Node, target: Target) -> Told:
+    def at(graph: Graph, node: gs.Node, target: RewriteTarget) -> Told:
         proposal = proposal_of(graph, node, "Add") if node.outputs[0].name == "s" else None
         if proposal is None:
             return None
         (reader,) = graph.consumers(node.outputs[0])
         (y,) = reader.outputs
-        made = graph.node("Mul", [reader.inputs[0], reader.inputs[0]], y)
+        made = graph.make_node("Mul", [reader.inputs[0], reader.inputs[0]], y)
         pair = pair_of(graph, y, [reader.inputs[0]], made.outputs[0])
         told = Finding("square", "fused", y.name, became="Mul")
-        then = Proposal(told, (pair,), (Change(y, (made,)),), unproved=untold)
+        then = Proposal(told, (pair,), (NodeReplacement(y, (made,)),), unproved=ignore_failure)
         return replace(proposal, then=lambda: then)
 
     rewriter = rewriter_of("{ n = Neg(b) s = Sub(a, n) two = Constant <value_float = 2.0> () y = Pow(s, two) }")
@@ -173,7 +175,7 @@ def test_what_was_made_is_sealed() -> None:
     rewriter = rewriter_of()
     rewriter.apply("sums", propose("Add"))
     proto = rewriter.graph.to_proto()
-    require_sealed(proto, rewriter.seals())
+    require_sealed(proto, rewriter.remaining_seals())
     proto.graph.node[0].op_type = "Sub"
     with pytest.raises(ExportError, match="not in the file as it was proved"):
-        require_sealed(proto, rewriter.seals())
+        require_sealed(proto, rewriter.remaining_seals())

@@ -18,9 +18,9 @@ import torch
 
 from models import registry
 from models.case import Case, norm_ops
-from normdeploy.exporter import MODULE
-from normdeploy.records import Finding, Summary
-from normdeploy.rewriting.rewrite import optimize
+from normdeploy.exporting.exporter import MODULE
+from normdeploy.findings.records import Finding, Summary
+from normdeploy.rewriting.norm_optimizer import optimize_norms
 from tests.support import run_onnxruntime
 
 BANK = (*registry.SPELLINGS, *registry.SMALL)
@@ -69,7 +69,7 @@ def assert_close(got: list[np.ndarray], module: torch.nn.Module, args: tuple[tor
 def bank() -> tuple[registry.Bank, tuple[torch.Tensor, ...], onnx.ModelProto, Summary]:
     module = registry.Bank(BANK).eval()
     args = module.samples()
-    proto, summary = optimize(raw(module, args))
+    proto, summary = optimize_norms(raw(module, args))
     return module, args, proto, summary
 
 
@@ -104,7 +104,7 @@ def test_every_rewrite_has_its_certificate() -> None:
 def test_dynamic_spelling(case: Case) -> None:
     module = case.make()
     args, shapes = registry.export_args(case, dynamic=True)
-    proto, summary = optimize(raw(module, args, shapes))
+    proto, summary = optimize_norms(raw(module, args, shapes))
     assert case.accepts(norm_ops(proto.graph.node, "GroupNormalization" in case.expect)), summary.findings
     names = {d[0]: d for s in case.inputs for d in s.shape if not isinstance(d, int)}
     for dims in ({}, {n: min(d[2] + 1, d[3]) for n, d in names.items()}):
@@ -126,7 +126,7 @@ def test_lookalike(case: Case) -> None:
     module = case.make()
     args, shapes = registry.export_args(case, dynamic=case.dynamic)
     before = raw(module, args, shapes)
-    proto, summary = optimize(before)
+    proto, summary = optimize_norms(before)
     if case.expect:  # a trap: it may be rewritten only as it says
         assert case.accepts(norm_ops(proto.graph.node, "GroupNormalization" in case.expect)), summary.findings
     elif case.name == "weight_standardization":  # of constants alone: computed once, and no node says it

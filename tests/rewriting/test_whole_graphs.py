@@ -12,8 +12,8 @@ import pytest
 from onnx import numpy_helper, parser
 
 from normdeploy.errors import GraphError
-from normdeploy.records import Summary
-from normdeploy.rewriting.rewrite import optimize
+from normdeploy.findings.records import Summary
+from normdeploy.rewriting.norm_optimizer import optimize_norms
 
 NORM = """u = ReduceMean<axes=[-1]>(x) d = Sub(x, u) q = Mul(d, d) v = ReduceMean<axes=[-1]>(q)
     e = Add(v, eps) r = Sqrt(e) n = Div(d, r) m = Mul(n, g) y = Add(m, s)"""
@@ -33,8 +33,8 @@ def net(
 def optimized(proto: onnx.ModelProto) -> tuple[list[str], Summary]:
     """The ops that are left. The outputs of the two files are compared bit by bit where NaN and infinities stand, and
     to rounding."""
-    out, summary = optimize(proto)
-    assert optimize(out)[0].SerializeToString(deterministic=True) == out.SerializeToString(deterministic=True)
+    out, summary = optimize_norms(proto)
+    assert optimize_norms(out)[0].SerializeToString(deterministic=True) == out.SerializeToString(deterministic=True)
     assert len(out.graph.node) <= len(proto.graph.node)
     feeds = {i.name: np.random.default_rng(0).standard_normal(_size(i), dtype=np.float32) for i in proto.graph.input}
     for a, b in zip(_run(proto, feeds), _run(out, feeds), strict=True):
@@ -98,7 +98,7 @@ def test_an_output_that_is_an_input_too() -> None:
 def test_a_circle_is_refused_by_name(body: str, said: str) -> None:
     """A walk up from the root would not end, and take more and more memory."""
     with pytest.raises(GraphError, match=said):
-        optimize(net(body, constants="float[8,8,1] k = {" + ",".join("1" * 64) + "}"))
+        optimize_norms(net(body, constants="float[8,8,1] k = {" + ",".join("1" * 64) + "}"))
 
 
 def test_gamma_as_an_input_is_a_scale_of_data() -> None:
@@ -113,7 +113,7 @@ def test_an_initializer_that_a_caller_may_replace_is_no_constant(name: str) -> N
     body = NORM.replace("Mul(d, d)", "Pow(d, two)")
     proto = net(body, constants=CONSTANTS + ", float two = {2}")
     proto.graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, []))
-    out, summary = optimize(proto)
+    out, summary = optimize_norms(proto)
     assert out.graph.node == proto.graph.node
     assert [f.reason for f in summary.findings] == [
         f"{name!r} is an initializer and a graph input too: a caller may replace it, so it is no constant"
@@ -129,7 +129,7 @@ def test_an_epsilon_that_its_cast_makes_zero_is_told(epsilon: str) -> None:
     word."""
     kinds = {"inputs": "float16[N,8] x", "outputs": "float16[N,8] y"}
     proto = net(HALF, **kinds, constants=f"float e32 = {{{epsilon}}}, float16[8] s = {{1,1,2,2,3,3,4,4}}")
-    out, summary = optimize(proto)
+    out, summary = optimize_norms(proto)
     assert np.isfinite(_run(out, {"x": np.ones((2, 8), np.float16)})[0]).all()
     (finding,) = summary.findings
     assert (finding.status, finding.epsilon) == ("fused", pytest.approx(float(epsilon), rel=1e-7))
@@ -143,7 +143,7 @@ def test_an_epsilon_that_is_zero_in_the_file_is_zero() -> None:
     proto = net(
         NORM, **kinds, constants="float16 eps = {0}, float16[8] g = {1,1,2,2,3,3,4,4}, float16[8] s = {1,1,2,2,3,3,4,4}"
     )
-    (finding,) = optimize(proto)[1].findings
+    (finding,) = optimize_norms(proto)[1].findings
     assert (finding.status, finding.epsilon) == ("fused", 0.0)
     assert not any("becomes 0" in note for note in finding.notes)
 
@@ -155,13 +155,13 @@ def test_a_norm_is_fused_without_the_shift_before_it_that_rounds() -> None:
         f"t = Mul(x, k) w = Add(t, c) {NORM.replace('(x', '(w')}",
         constants=f"{CONSTANTS}, float k = {{1e-5}}, float c = {{1000.7}}",
     )
-    out, summary = optimize(proto, strict=True)
+    out, summary = optimize_norms(proto, strict=True)
     (finding,) = summary.findings
     assert (finding.status, finding.spelling.split()[:3]) == ("fused", ["Mul", "Add", "ReduceMean"])
     assert finding.certificate is not None
     assert finding.certificate.error <= finding.certificate.bound
     assert [n.op_type for n in out.graph.node] == ["LayerNormalization"]
-    assert optimize(out)[0].SerializeToString(deterministic=True) == out.SerializeToString(deterministic=True)
+    assert optimize_norms(out)[0].SerializeToString(deterministic=True) == out.SerializeToString(deterministic=True)
 
 
 def test_a_shape_that_the_file_does_not_state() -> None:

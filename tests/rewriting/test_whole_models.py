@@ -15,11 +15,11 @@ from onnx import helper, numpy_helper
 
 import normdeploy
 from normdeploy.errors import CertificateError, ExportError
-from normdeploy.graphs.simplify import Simplified
-from normdeploy.records import Finding
-from normdeploy.results import ExportResult
-from normdeploy.rewriting import perturbed, rewrite, side_by_side, whole
-from normdeploy.rewriting.ledger import Step, Wanted
+from normdeploy.findings.records import Finding
+from normdeploy.graphs.simplification import SimplifiedModel
+from normdeploy.interface.export_result import ExportResult
+from normdeploy.rewriting import model_comparison, norm_optimizer, perturbed_model, rewrite_rollback
+from normdeploy.rewriting.rewrite_ledger import RewriteOptions, RewriteStep
 from tests.support import parsed, run_onnxruntime
 
 NORM = """
@@ -68,16 +68,16 @@ def wrong_beyond_20(proto: onnx.ModelProto, node: onnx.NodeProto) -> None:
 
 def plant(monkeypatch: pytest.MonkeyPatch, tensors: Collection[str], edit: Edit) -> None:
     """Let the fused nodes that make ``tensors`` be written with a mistake, behind the back of every proof."""
-    right = rewrite.optimized
+    right = norm_optimizer.optimize_with_steps
 
-    def wrong(proto: onnx.ModelProto, wanted: Wanted, strict: bool = False) -> whole.Made:
+    def wrong(proto: onnx.ModelProto, wanted: RewriteOptions, strict: bool = False) -> rewrite_rollback.Made:
         out, summary, taken = right(proto, wanted, strict)
         graphs = [out.graph, *(a.g for n in out.graph.node for a in n.attribute if a.HasField("g"))]
         for node in [n for g in graphs for n in g.node if n.op_type == "LayerNormalization" and n.output[0] in tensors]:
             edit(out, node)
         return out, summary, taken
 
-    monkeypatch.setattr(rewrite, "optimized", wrong)
+    monkeypatch.setattr(norm_optimizer, "optimize_with_steps", wrong)
 
 
 def statuses(found: ExportResult) -> dict[str, str]:
@@ -102,7 +102,7 @@ def test_the_rewrite_to_blame_is_taken_back(bad: set[str], edit: Edit, monkeypat
 
 def test_more_than_a_few_are_taken_back_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """From `_SEARCHES` on all are left out at once: each search makes the model several times."""
-    count = whole._SEARCHES + 4
+    count = rewrite_rollback._SEARCHES + 4
     plant(monkeypatch, {f"n{i}" for i in range(count)}, other_epsilon)
     assert set(statuses(normdeploy.optimize(norms(count))).values()) == {"undone"}
 
@@ -139,14 +139,14 @@ def test_a_rewrite_in_a_body_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_without_a_step_to_blame_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = rewrite.optimized
+    right = norm_optimizer.optimize_with_steps
 
-    def wrong(proto: onnx.ModelProto, wanted: Wanted, strict: bool = False) -> whole.Made:
+    def wrong(proto: onnx.ModelProto, wanted: RewriteOptions, strict: bool = False) -> rewrite_rollback.Made:
         out, summary, taken = right(proto, wanted, strict)
         next(n for n in out.graph.node if n.op_type == "Tanh").op_type = "Sigmoid"
         return out, summary, taken
 
-    monkeypatch.setattr(rewrite, "optimized", wrong)
+    monkeypatch.setattr(norm_optimizer, "optimize_with_steps", wrong)
     with pytest.raises(ExportError, match=r"the output 'x2' is .* none of the rewrites is to blame"):
         normdeploy.optimize(norms(2))
 
@@ -162,15 +162,15 @@ class ByHand(torch.nn.Module):
 
 
 def test_cleaning_up_may_be_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(proto: onnx.ModelProto, samples: Any = (), **_: Any) -> Simplified:
+    def wrong(proto: onnx.ModelProto, samples: Any = (), **_: Any) -> SimplifiedModel:
         copy = onnx.ModelProto()
         copy.CopyFrom(proto)
         for node in copy.graph.node:
             if node.op_type == "LayerNormalization":
                 other_epsilon(copy, node)
-        return Simplified(copy)
+        return SimplifiedModel(copy)
 
-    monkeypatch.setattr("normdeploy.graphs.simplify.simplify", wrong)
+    monkeypatch.setattr("normdeploy.graphs.simplification.simplify", wrong)
     result = normdeploy.export(ByHand().eval(), (torch.randn(2, 16),), inputs=["x:float32[batch,16]"])
     assert [f.status for f in result.summary.findings] == ["fused"]
     assert any("left unsimplified: at batch=" in note for note in result.notes)
@@ -245,37 +245,41 @@ def without_the_largest() -> None:
 
 
 def test_a_size_that_would_take_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_by_side, "_LARGEST", 2000)
+    monkeypatch.setattr(model_comparison, "_LARGEST", 2000)
     without_the_largest()
 
 
 def test_a_run_that_takes_longer_than_small_ones_promised_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = side_by_side.Model.run
+    real = model_comparison.PerturbableModel.run_perturbed
 
     def slow(
-        self: side_by_side.Model, feeds: dict[str, np.ndarray], *args: Any, patience: float = 60.0, **more: Any
+        self: model_comparison.PerturbableModel,
+        feeds: dict[str, np.ndarray],
+        *args: Any,
+        patience: float = 60.0,
+        **more: Any,
     ) -> list[Any]:
         if next(iter(feeds.values())).shape[:2] == (33, 33):
             time.sleep(patience)
             raise RuntimeError("Exiting due to terminate flag being set to true.")
         return real(self, feeds, *args, patience=patience, **more)
 
-    monkeypatch.setattr(side_by_side, "_LATER", 0.05)
-    monkeypatch.setattr(side_by_side.Model, "run", slow)
+    monkeypatch.setattr(model_comparison, "_LATER", 0.05)
+    monkeypatch.setattr(model_comparison.PerturbableModel, "run_perturbed", slow)
     without_the_largest()
 
 
 def test_a_size_for_which_there_is_no_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The models ran there; looking at their results in float64 takes more than they did."""
-    compared = side_by_side.Reference._compared
+    compared = model_comparison.BaselineModel.compare_outputs
 
-    def full(self: side_by_side.Reference, seen: side_by_side._Seen, outputs: Sequence[Any]) -> str:
+    def full(self: model_comparison.BaselineModel, seen: model_comparison.BaselineRun, outputs: Sequence[Any]) -> str:
         if seen.sizes["batch"] == 33:
             raise MemoryError
         return compared(self, seen, outputs)
 
     plant(monkeypatch, {"n0"}, other_epsilon)
-    monkeypatch.setattr(side_by_side.Reference, "_compared", full)
+    monkeypatch.setattr(model_comparison.BaselineModel, "compare_outputs", full)
     result = normdeploy.optimize(norms(2))
     assert statuses(result) == {"n0": "undone", "n1": "fused"}
     assert result.notes == ("the whole model was not compared at batch=33, seq=33: there is not enough memory for it",)
@@ -287,19 +291,21 @@ def test_what_the_file_records_of_its_inputs_is_used(monkeypatch: pytest.MonkeyP
     model = torch.nn.Sequential(torch.nn.Embedding(50, 16), ByHand()).eval()
     ids = torch.randint(0, 50, (2, 5))
     exported = normdeploy.export(model, (ids,), inputs=["ids:int64[batch=1:2:5,n=2:5:9]"])
-    run = perturbed.Model.run
+    run = perturbed_model.PerturbableModel.run_perturbed
 
-    def spied(self: perturbed.Model, feeds: Mapping[str, np.ndarray], *rest: Any, **named: Any) -> list[Any]:
+    def spied(
+        self: perturbed_model.PerturbableModel, feeds: Mapping[str, np.ndarray], *rest: Any, **named: Any
+    ) -> list[Any]:
         seen.extend(int(v) for value in feeds.values() for v in value.reshape(-1))
         return run(self, feeds, *rest, **named)
 
-    monkeypatch.setattr(perturbed.Model, "run", spied)
+    monkeypatch.setattr(perturbed_model.PerturbableModel, "run_perturbed", spied)
     normdeploy.optimize(exported.proto)
     assert max(seen) > 40
 
 
 def test_a_loop_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(perturbed.Model.run, "__defaults__", (None, 0.0, 0.5))
+    monkeypatch.setattr(perturbed_model.PerturbableModel.run_perturbed, "__defaults__", (None, 0.0, 0.5))
     body = onnx.parser.parse_graph(
         "b (int64 i, bool c, float[2] s) => (bool d, float[2] t) { d = Identity(c) t = Tanh(s) }"
     )
@@ -315,7 +321,7 @@ def test_a_tensor_without_measure_is_not_made(monkeypatch: pytest.MonkeyPatch) -
     proto = net("n (float[N, 5600] x) => (float[N, N] y) { t = Transpose(x) y = MatMul(x, t) }")
     proto.graph.node[0].input[0], proto.graph.node[1].input[:] = "x", ["x", "t"]
     wide = net("n (float[M, 1] x) => (float[M, 40000] y) <int64[2] to = {1, 40000}> { y = Expand(x, to) }")
-    monkeypatch.setattr(side_by_side, "_INNER", 2**20)  # so that what is made takes no time worth speaking of
+    monkeypatch.setattr(model_comparison, "_INNER", 2**20)  # so that what is made takes no time worth speaking of
     (note,) = normdeploy.optimize(wide).notes
     assert note.startswith(
         "the whole model was compared at M=1; M=7, and not at M=33 (the tensor 'y' would have more than"
@@ -335,7 +341,7 @@ def test_a_record_that_can_not_be_read_is_no_error() -> None:
 
 
 def difference(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
-    found = side_by_side.Reference(before, ()).difference(after)
+    found = model_comparison.BaselineModel(before, ()).find_difference(after)
     return "" if found is None else found.message
 
 
@@ -449,14 +455,14 @@ def test_no_false_alarms_in_other_types(dtype: str) -> None:
 def test_a_step_is_told_by_the_place_where_it_began() -> None:
     """The same file without one of its steps: what is told of it is what was given."""
     proto = norms(2)
-    _, summary, taken = rewrite.optimized(proto, Wanted())
+    _, summary, taken = norm_optimizer.optimize_with_steps(proto, RewriteOptions())
     assert [finding.tensor for _, finding in taken] == ["n0", "n1"] == [f.tensor for f in summary.findings]
     step, finding = taken[0]
     told = Finding("LayerNorm", "undone", finding.tensor, reason="said by the test")
-    out, summary, again = rewrite.optimized(proto, Wanted(undone={step: told}))
+    out, summary, again = norm_optimizer.optimize_with_steps(proto, RewriteOptions(undone={step: told}))
     assert summary.findings[0] is told
     assert [s for s, _ in again] == [taken[1][0]]
-    assert isinstance(step, Step)
+    assert isinstance(step, RewriteStep)
     assert [n.op_type for n in out.graph.node].count("LayerNormalization") == 1
 
 
@@ -464,7 +470,7 @@ def test_a_step_is_told_by_the_place_where_it_began() -> None:
 def test_a_model_that_draws_random_numbers_is_not_compared(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two runs of it differ, and no rewrite is to blame for that; one that takes long is not run twice for nothing."""
     if slow:
-        monkeypatch.setattr(side_by_side, "_QUICK", 0.0)
+        monkeypatch.setattr(model_comparison, "_QUICK", 0.0)
     body = (
         "n = RandomNormalLike(x) t = Add(x, n) q = Mul(t, t) v = ReduceMean <axes = [-1]> (q) e = Reciprocal(v) y ="
         " Mul(t, e)"
@@ -483,9 +489,9 @@ CONSTANTS = {"five": np.float32(5), "nine": np.float32(9), "hundred": np.float32
 def compared(before: str, after: str, kind: str = "float", made: str = "float") -> str:
     """What the comparison of two bodies says, "" where they are the same."""
     pair = [net(f"g ({kind}[b, 4] x) => ({made}[b, 4] y) {{ {body} }}", CONSTANTS) for body in (before, after)]
-    reference = side_by_side.Reference(pair[0], side_by_side.specs_of(pair[0]))
+    reference = model_comparison.BaselineModel(pair[0], model_comparison.comparison_input_specs(pair[0]))
     assert not reference.failed
-    difference = reference.difference(pair[1])
+    difference = reference.find_difference(pair[1])
     return "" if difference is None else difference.message
 
 
@@ -526,14 +532,14 @@ def test_an_initializer_that_nothing_reads_does_not_stop_the_comparison(dtype: t
     """onnxruntime drops it while it loads the model, and refused the value that it was given for it."""
     proto = norms(1)
     proto.graph.initializer.append(numpy_helper.from_array(np.zeros(4096, dtype), "unread"))
-    assert not side_by_side.Reference(proto, side_by_side.specs_of(proto)).failed
+    assert not model_comparison.BaselineModel(proto, model_comparison.comparison_input_specs(proto)).failed
     assert not normdeploy.optimize(proto).notes
 
 
 def test_an_input_of_unknown_rank_is_not_drawn_as_a_scalar() -> None:
     proto = norms(1)
     proto.graph.input[0].type.tensor_type.ClearField("shape")
-    assert "does not state the rank" in side_by_side.Reference(proto, []).failed
+    assert "does not state the rank" in model_comparison.BaselineModel(proto, []).failed
 
 
 @pytest.mark.parametrize("width", [3, 4])
@@ -555,7 +561,7 @@ def test_subnormal_numbers_decide_nothing(width: int) -> None:
 
 def test_reference_of_many_dims_tries_the_first_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more run for each dim takes the time of their square."""
-    monkeypatch.setattr(side_by_side, "_LARGEST", 2000)
+    monkeypatch.setattr(model_comparison, "_LARGEST", 2000)
     inputs = [helper.make_tensor_value_info(f"x{i}", onnx.TensorProto.FLOAT, [f"d{i}"]) for i in range(100)]
     graph = helper.make_graph(
         [helper.make_node("Relu", ["x0"], ["y"])],
@@ -564,7 +570,7 @@ def test_reference_of_many_dims_tries_the_first_alone(monkeypatch: pytest.Monkey
         [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["d0"])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    reference = side_by_side.Reference(model, side_by_side.specs_of(model))
+    reference = model_comparison.BaselineModel(model, model_comparison.comparison_input_specs(model))
     assert not reference.failed
     (note,) = reference.notes
     tried, left = note.split(", and not at ")

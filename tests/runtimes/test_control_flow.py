@@ -8,7 +8,7 @@ import onnx.parser
 import pytest
 from onnx import numpy_helper
 
-from normdeploy.runtimes.file64 import File64Runner
+from normdeploy.runtimes.onnx_float64 import OnnxFloat64Runner
 from tests.support import run_onnxruntime
 
 GROWS = """
@@ -59,7 +59,7 @@ def file(text: str) -> onnx.ModelProto:
 def test_a_body_is_evaluated_in_float64(name: str) -> None:
     text, feeds = CASES[name]
     proto = file(text)
-    found = File64Runner(proto).infer(feeds)
+    found = OnnxFloat64Runner(proto).infer(feeds)
     for output, expected in zip(proto.graph.output, run_onnxruntime(proto, feeds), strict=True):
         value = found[output.name]
         assert value.dtype == np.float64
@@ -70,8 +70,8 @@ def test_a_body_is_evaluated_in_float64(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_roundings_are_drawn_inside_a_body(name: str) -> None:
     text, feeds = CASES[name]
-    runner = File64Runner(file(text))
-    plain, one, other = runner.infer(feeds), runner.rounded(feeds, 0), runner.rounded(feeds, 1)
+    runner = OnnxFloat64Runner(file(text))
+    plain, one, other = runner.infer(feeds), runner.run_rounded(feeds, 0), runner.run_rounded(feeds, 1)
     for output, value in plain.items():
         assert (one[output] != other[output]).any()
         np.testing.assert_allclose(one[output], value, rtol=1e-5, atol=1e-6)

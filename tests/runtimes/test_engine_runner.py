@@ -13,8 +13,8 @@ import torch
 
 import normdeploy
 from normdeploy.errors import InputError, NormdeployError
-from normdeploy.runtimes import engine
-from normdeploy.runtimes.memory import bytes_at, empty
+from normdeploy.runtimes import engine_runner
+from normdeploy.runtimes.aligned_memory import allocate_aligned, allocate_tensor
 
 from ..standin_engine import CALLS, Diagnostics, Stream, Validity, library
 
@@ -27,15 +27,15 @@ def engine_file(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyt
 def placed(monkeypatch: pytest.MonkeyPatch, folder: Path, module: Any, *, rtx: bool = False) -> Path:
     """An engine file that the stand-in loads."""
     monkeypatch.setitem(sys.modules, "tensorrt_rtx" if rtx else "tensorrt", module)
-    monkeypatch.setattr(engine, "missing", lambda runtime: "")
-    monkeypatch.setattr(engine, "Cuda", Stream)
+    monkeypatch.setattr(engine_runner, "describe_missing_runtime", lambda runtime: "")
+    monkeypatch.setattr(engine_runner, "CudaStream", Stream)
     CALLS.clear()
     (folder / "m.plan").write_bytes(b"vtrt and more" if rtx else b"ftrt and more")
     return folder / "m.plan"
 
 
 def aligned(*shape: int) -> torch.Tensor:
-    tensor, _ = empty(shape, torch.float32, torch.device("cpu"))
+    tensor, _ = allocate_tensor(shape, torch.float32, torch.device("cpu"))
     return tensor.copy_(torch.arange(tensor.numel(), dtype=torch.float32).view(shape))
 
 
@@ -115,13 +115,13 @@ def test_a_slice_that_tensorrt_can_not_read_is_copied(engine_file: Path, start: 
 def test_an_input_of_no_elements_has_an_address_too() -> None:
     device = torch.device("cpu")
     for shape in ((0,), (3, 0), (), (5,)):
-        tensor, address = empty(shape, torch.float64, device)
+        tensor, address = allocate_tensor(shape, torch.float64, device)
         assert tensor.shape == shape
         assert address
         assert address % 256 == 0
         assert tensor.numel() == 0 or tensor.data_ptr() == address
     for alignment in (64, 256, 4096):
-        memory = bytes_at(100, device, alignment)
+        memory = allocate_aligned(100, device, alignment)
         assert memory.numel() == 100
         assert memory.data_ptr() % alignment == 0
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import parser
 
 import normdeploy
-from normdeploy.runtimes.file64 import File64Runner
+from normdeploy.runtimes.onnx_float64 import OnnxFloat64Runner
 
 TEXT = """<ir_version: 10, opset_import: ["": 20]>
 g (float[3,4,4] x) => (float[a] y) <float zero = {{0.0}}, int64[2] axes = {{1, 2}}> {{ {body} }}"""
@@ -51,10 +51,10 @@ def test_a_node_with_a_float64_kernel_is_run_in_it(body: str, tmp_path: Path) ->
     proto = parser.parse_model(
         f"{head} {{ {body} }}".replace("[a,b,c] y", "[a,b] y" if "Flatten" in body else "[a,b,c] y")
     )
-    runner = File64Runner(proto)
+    runner = OnnxFloat64Runner(proto)
     # Float32 has no such number, and any step in it would round it.
     x = np.full((1, 4, 4), 1 / 3)
     (y,) = runner.infer({"x": x}).values()
-    assert not runner.narrow()
+    assert not runner.describe_narrow_nodes()
     assert y.dtype == np.float64
     assert not (y == y.astype(np.float32))[y != 0].any()

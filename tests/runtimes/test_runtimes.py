@@ -18,14 +18,14 @@ import pytest
 import torch
 from torch import nn
 
-from normdeploy.engines.build import build
+from normdeploy.engines.engine_build import build
 from normdeploy.errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
 from normdeploy.loading import from_module
-from normdeploy.model import Model
-from normdeploy.runtimes import Runner, trt
-from normdeploy.runtimes.eager import EagerRunner, Float64Runner
-from normdeploy.runtimes.ort import OrtRunner
-from normdeploy.runtimes.trt import TrtRunner
+from normdeploy.model import LoadedModel
+from normdeploy.runtimes import Runner, trt_runner
+from normdeploy.runtimes.ort_runner import OrtRunner
+from normdeploy.runtimes.torch_runners import EagerRunner, Float64Runner
+from normdeploy.runtimes.trt_runner import TrtRunner
 
 EXACT = 1e-14  # relative to the largest element: some 50 roundings of 1.1e-16, far below any narrower type's 6e-8
 
@@ -41,7 +41,7 @@ class Lambda(nn.Module):
         return self.function(x)
 
 
-def model_of(module: nn.Module, *inputs: str) -> Model:
+def model_of(module: nn.Module, *inputs: str) -> LoadedModel:
     return from_module(module.eval(), inputs=inputs)
 
 
@@ -51,7 +51,7 @@ def close(found: np.ndarray, wanted: np.ndarray) -> bool:
     return bool(np.abs(found - wanted).max() <= EXACT * np.abs(wanted).max())
 
 
-def float64(model: Model, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def float64(model: LoadedModel, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """(feeds as float64, outputs of the reference)."""
     feeds = model.samples(seed)
     return {k: v.astype(np.float64) if v.dtype.kind not in "iub" else v for k, v in feeds.items()}, Float64Runner(
@@ -177,7 +177,7 @@ def test_float64_of_a_decomposed_program() -> None:
     program = model.program.run_decompositions()
     called = {str(n.target) for n in program.graph.nodes}
     assert {"aten._softmax.default", "aten._to_copy.default"} <= called
-    feeds, found = float64(Model(program=program, inputs=model.inputs, outputs=model.outputs, kind=model.kind))
+    feeds, found = float64(LoadedModel(program=program, inputs=model.inputs, outputs=model.outputs, kind=model.kind))
     scores = np.exp(feeds["x"])
     assert close(found["output"], scores / scores.sum(-1, keepdims=True))
 
@@ -268,7 +268,7 @@ def test_reading_the_bits_of_a_float_is_refused() -> None:
 def test_perturbed_moves_everything_by_the_unit() -> None:
     model = model_of(LlamaNorm(8), "x:float32[2,8]")
     runner, feeds = Float64Runner(model), model.samples(0)
-    exact, moved = runner.infer(feeds)["output"], runner.perturbed(feeds, 1e-6, seed=0)["output"]
+    exact, moved = runner.infer(feeds)["output"], runner.run_perturbed(feeds, 1e-6, seed=0)["output"]
     change = np.abs(moved / exact - 1)
     assert 1e-8 < change.max() < 4e-6  # x, the weight and the norm's own mean each by up to 1e-6
     assert (runner.infer(feeds)["output"] == exact).all()
@@ -390,18 +390,18 @@ def test_onnxruntime_s_refusals_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_what_tensorrt_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trt, "no_gpu", lambda: "no GPU: none here")
-    assert trt.missing("tensorrt-rtx") == "no GPU: none here"
-    assert trt.missing("tensorrt-rtx", gpu=False) is None
-    monkeypatch.setattr(trt.importlib.util, "find_spec", lambda name: None)
-    assert "TensorRT is not installed; pip install tensorrt" in str(trt.missing("tensorrt"))
-    assert "pip install tensorrt-rtx" in str(trt.missing("tensorrt-rtx", gpu=False))
+    monkeypatch.setattr(trt_runner, "explain_missing_gpu", lambda: "no GPU: none here")
+    assert trt_runner.describe_missing_runtime("tensorrt-rtx") == "no GPU: none here"
+    assert trt_runner.describe_missing_runtime("tensorrt-rtx", gpu=False) is None
+    monkeypatch.setattr(trt_runner.importlib.util, "find_spec", lambda name: None)
+    assert "TensorRT is not installed; pip install tensorrt" in str(trt_runner.describe_missing_runtime("tensorrt"))
+    assert "pip install tensorrt-rtx" in str(trt_runner.describe_missing_runtime("tensorrt-rtx", gpu=False))
 
 
 def test_an_engine_is_not_run_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     engine = tmp_path / "m.engine"
     engine.write_bytes(b"vtrt and more")
-    monkeypatch.setattr(trt, "no_gpu", lambda: "no GPU: none here")
+    monkeypatch.setattr(trt_runner, "explain_missing_gpu", lambda: "no GPU: none here")
     with pytest.raises(RuntimeUnavailable, match=r"TensorRT-RTX \(m\.engine\): no GPU: none here"):
         TrtRunner(engine)
 
@@ -413,16 +413,16 @@ def test_what_is_no_engine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no TensorRT engine"):
         TrtRunner(tmp_path / "junk.engine")
     (tmp_path / "full.engine").write_bytes(b"ftrt and more")
-    assert trt.runtime_of(tmp_path / "full.engine") == "tensorrt"
+    assert trt_runner.read_runtime(tmp_path / "full.engine") == "tensorrt"
 
 
-@pytest.mark.skipif(not trt.no_gpu(), reason="there is a GPU, on which the engine may load")
+@pytest.mark.skipif(not trt_runner.explain_missing_gpu(), reason="there is a GPU, on which the engine may load")
 def test_an_engine_that_does_not_load_says_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     onnx.save(onnx_model("y = Relu(x)", inputs="float[2, 8] x", outputs="float[2, 8] y"), tmp_path / "m.onnx")
     build(tmp_path / "m.onnx", tmp_path / "m.engine")
-    monkeypatch.setattr(trt, "no_gpu", lambda: "")
+    monkeypatch.setattr(trt_runner, "explain_missing_gpu", lambda: "")
     with pytest.raises(
         NormdeployError,
         match=r"m\.engine can't be loaded on this GPU: .*CUDA driver.*; build it with this version of TensorRT-RTX",
@@ -432,7 +432,9 @@ def test_an_engine_that_does_not_load_says_why(
 
 
 def test_one_process_drives_one_of_the_two() -> None:
-    code = "from normdeploy.runtimes.trt import select; print(select('tensorrt-rtx').__name__); select('tensorrt')"
+    code = (
+        "from normdeploy.runtimes.trt_runner import select; print(select('tensorrt-rtx').__name__); select('tensorrt')"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "tensorrt_rtx\n"
     assert "RuntimeUnavailable: TensorRT can't be used in a process that has been using TensorRT-RTX" in done.stderr
@@ -449,7 +451,7 @@ def test_an_engine_knows_its_profiles() -> None:
         set_profile=chosen.append,
         infer=lambda feeds: feeds,
     )
-    assert [n for n in range(1, 11) if runner.fits({"x": np.zeros((n, 8))})] == [1, 2, 3, 4, 6, 7, 8, 9]
+    assert [n for n in range(1, 11) if runner.accepts_shapes({"x": np.zeros((n, 8))})] == [1, 2, 3, 4, 6, 7, 8, 9]
     for n in (4, 6, 1):
         runner.infer({"x": np.zeros((n, 8), np.float32)})
     assert chosen == [0, 1, 0]

@@ -21,14 +21,14 @@ import torch
 from onnx import TensorProto, helper
 
 import normdeploy
-from normdeploy.errors import GraphError, InputError, LoadError, printable
-from normdeploy.fleet import patterns
-from normdeploy.fleet.description import read
-from normdeploy.loading.state import find_state
-from normdeploy.storage import regular
-from normdeploy.storage.archive import read_npy, read_npz
-from normdeploy.storage.files import load_onnx
-from normdeploy.storage.record import recorded
+from normdeploy.errors import GraphError, InputError, LoadError, escape_line
+from normdeploy.fleet import source_patterns
+from normdeploy.fleet.fleet_file import read_fleet
+from normdeploy.loading.state_dicts import find_state_dict
+from normdeploy.storage import regular_file
+from normdeploy.storage.export_record import read_record
+from normdeploy.storage.npz_files import read_npy, read_npz
+from normdeploy.storage.onnx_files import load_onnx
 from normdeploy.verbs.verify.policy_file import read_policy
 
 
@@ -127,7 +127,7 @@ def test_range_or_size_of_the_record_that_makes_no_sense_is_refused(tmp_path: Pa
     model.metadata_props.add(key="normdeploy", value=text)
     onnx.save(model, tmp_path / "m.onnx")
     with pytest.raises(GraphError, match="makes no sense"):
-        recorded(load_onnx(tmp_path / "m.onnx"))
+        read_record(load_onnx(tmp_path / "m.onnx"))
     # What the file itself says of its input is enough.
     normdeploy.run(tmp_path / "m.onnx", output=tmp_path / "o.npz")
 
@@ -174,7 +174,7 @@ def test_checkpoint_that_holds_itself_is_refused() -> None:
     checkpoint: dict[str, Any] = {}
     checkpoint["self"] = {"again": checkpoint}
     with pytest.raises(LoadError, match="holds no weights"):
-        find_state(checkpoint, None, Path("x.pt"))
+        find_state_dict(checkpoint, None, Path("x.pt"))
 
 
 @pytest.mark.parametrize("depth", [3000, 100_000])
@@ -185,13 +185,13 @@ def test_checkpoint_of_dicts_without_end_is_refused(depth: int) -> None:
         checkpoint = {"inner": checkpoint}
         whole.append(checkpoint)
     with pytest.raises(LoadError, match="more than 64 dicts deep"):
-        find_state(checkpoint, None, Path("x.pt"))
+        find_state_dict(checkpoint, None, Path("x.pt"))
     # Python frees nested dicts by recursion; from the outside in there is none.
     while whole:
         whole.pop().clear()
 
 
-@pytest.mark.parametrize("reader", [read_policy, read])
+@pytest.mark.parametrize("reader", [read_policy, read_fleet])
 @pytest.mark.parametrize("kind", ["device", "link to a device"])
 def test_file_that_never_ends_is_refused(tmp_path: Path, reader: Callable[[Path], Any], kind: str) -> None:
     path = tmp_path / "x.toml" if kind != "device" else Path("/dev/zero")
@@ -203,7 +203,7 @@ def test_file_that_never_ends_is_refused(tmp_path: Path, reader: Callable[[Path]
 
 def test_pattern_that_walks_through_everything_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It finds nothing, so the number of what it finds bounds nothing."""
-    monkeypatch.setattr(patterns, "MOST_SEEN", 50)
+    monkeypatch.setattr(source_patterns, "MOST_SEEN", 50)
     for i in range(10):
         (tmp_path / f"a{i}").mkdir()
         for j in range(10):
@@ -212,7 +212,7 @@ def test_pattern_that_walks_through_everything_is_refused(tmp_path: Path, monkey
         '[models.a]\nsource="**/*.pt2"\n[targets.t]\nruntime="onnxruntime"\n[variants.v]\n'
     )
     with pytest.raises(InputError, match="looks at more than 200000 files"):
-        read(tmp_path / "fleet.toml")
+        read_fleet(tmp_path / "fleet.toml")
 
 
 @pytest.mark.parametrize(
@@ -224,12 +224,15 @@ def test_pattern_finds_what_glob_finds(tmp_path: Path, pattern: str) -> None:
         (tmp_path / name).touch()
     (tmp_path / "link").symlink_to(tmp_path / "a")
     wanted = {Path(os.path.abspath(tmp_path / p)) for p in glob.glob(pattern, root_dir=tmp_path, recursive=True)}
-    assert set(patterns.expanded(pattern, tmp_path)) == wanted
+    assert set(source_patterns.expand_pattern(pattern, tmp_path)) == wanted
 
 
 def _piped(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     """Read a pipe, as which bash passes the output of ``command``."""
-    code = "import sys; from normdeploy.storage.regular import read_regular; print(read_regular(sys.argv[1], most=99))"
+    code = (
+        "import sys; from normdeploy.storage.regular_file import read_regular; "
+        "print(read_regular(sys.argv[1], most=99))"
+    )
     words = ["bash", "-c", f'"$0" -c "$1" <({command})', sys.executable, code]
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
 
@@ -248,7 +251,7 @@ def test_pipe_without_end_or_content_is_refused(tmp_path: Path, command: str, re
 
 
 def test_pipe_that_stays_silent_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regular, "_PATIENCE", 0.2)
+    monkeypatch.setattr(regular_file, "_PATIENCE", 0.2)
     os.mkfifo(tmp_path / "x.toml")
     writer = os.open(tmp_path / "x.toml", os.O_RDWR)
     try:
@@ -298,7 +301,7 @@ def test_name_of_any_length_is_refused(tmp_path: Path, place: str) -> None:
 
 
 def test_long_line_is_cut_in_its_middle() -> None:
-    assert len(printable("a" * 10_000_000)) < 2000
+    assert len(escape_line("a" * 10_000_000)) < 2000
 
 
 def test_pattern_that_explodes_is_refused(tmp_path: Path) -> None:
@@ -306,14 +309,14 @@ def test_pattern_that_explodes_is_refused(tmp_path: Path) -> None:
         f'[models.a]\nsource="{"**/" * 12}x.pt2"\n[targets.t]\nruntime="onnxruntime"\n[variants.v]\n'
     )
     with pytest.raises(InputError, match=r"holds \*\* more than once"):
-        read(tmp_path / "fleet.toml")
+        read_fleet(tmp_path / "fleet.toml")
 
 
 def test_export_record_that_can_not_be_read_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def malformed(proto: onnx.ModelProto) -> dict[str, Any]:
         raise GraphError("the record is malformed")
 
-    monkeypatch.setattr("normdeploy.api.export.recorded", malformed)
+    monkeypatch.setattr("normdeploy.api.export.read_record", malformed)
     with pytest.raises(GraphError, match="is malformed"):
         normdeploy.export(torch.nn.Linear(4, 4).eval(), (torch.zeros(2, 4),), output=tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
@@ -322,7 +325,7 @@ def test_export_record_that_can_not_be_read_writes_nothing(tmp_path: Path, monke
 @pytest.mark.parametrize(
     "text", ["a" + ".a" * 50_000 + " = 1\n", "[" + "a . " * 200 + "a]\n", "x = {" + "'q'." * 200 + "q = 1}"]
 )
-@pytest.mark.parametrize("reader", [read, read_policy])
+@pytest.mark.parametrize("reader", [read_fleet, read_policy])
 def test_toml_key_of_many_parts_is_refused(tmp_path: Path, text: str, reader: Callable[[Path], Any]) -> None:
     (tmp_path / "f.toml").write_text(text)
     with pytest.raises(InputError, match=r"is no TOML: a key has more than 100 parts \(at line 1\)"):

@@ -15,17 +15,17 @@ from torch import nn
 
 import normdeploy
 from normdeploy.errors import ExportError, GraphError
-from normdeploy.exporter import to_light, to_onnx
-from normdeploy.graphs.unrounded import Unrounded
+from normdeploy.exporting.exporter import export_to_proto, export_without_weights
+from normdeploy.graphs.exact_constants import ExactConstants
 from normdeploy.loading import from_module
-from normdeploy.proof.errors import NotProved
-from normdeploy.rewriting import rounding
-from normdeploy.rewriting.rewrite import optimize
+from normdeploy.proof.proof_errors import NotProved
+from normdeploy.rewriting import rounding_verdicts
+from normdeploy.rewriting.norm_optimizer import optimize_norms
 from normdeploy.rewriting.rewriter import Rewriter
-from normdeploy.storage import heap, held
-from normdeploy.storage.files import filled
-from normdeploy.storage.protos import copied
-from tests.recognition.test_scales import norm
+from normdeploy.storage import heap, shared_weights
+from normdeploy.storage.onnx_files import fill_shared_weights
+from normdeploy.storage.proto_traversal import copy_model
+from tests.recognition.test_affine_chains import norm
 from tests.support import parsed
 
 
@@ -37,10 +37,10 @@ def constant(values: np.ndarray) -> gs.Constant:
 def test_what_rounding_took_away_is_kept(least: float) -> None:
     """Off by 2⁻⁴⁸ of the element: 24 bits are stored, 24 of the rest."""
     exact = np.random.default_rng(0).standard_normal((64, 128)) * np.geomspace(least, 1e6, 128)
-    stored, kept = constant(exact.astype(np.float32)), Unrounded()
-    kept.put(stored, exact)
+    stored, kept = constant(exact.astype(np.float32)), ExactConstants()
+    kept.store_exact(stored, exact)
     assert id(stored) in kept
-    found = kept.get(id(stored))
+    found = kept.exact_value(id(stored))
     assert found is not None
     assert (np.abs(found - exact) <= 2.0**-48 * np.abs(exact)).all()
 
@@ -48,12 +48,12 @@ def test_what_rounding_took_away_is_kept(least: float) -> None:
 def test_a_constant_that_holds_something_else_does_not_change_what_it_should_hold() -> None:
     exact = np.random.default_rng(0).standard_normal((64, 128))
     turned, later = constant(exact[::-1].astype(np.float32)), constant(exact.astype(np.float32))
-    kept = Unrounded()
+    kept = ExactConstants()
     for stored in (turned, later):
-        kept.put(stored, exact)
+        kept.store_exact(stored, exact)
     later.values = np.zeros_like(later.values)
     for stored in (turned, later):
-        found = kept.get(id(stored))
+        found = kept.exact_value(id(stored))
         assert found is not None
         assert np.allclose(found, exact, rtol=2.0**-48, atol=0)
 
@@ -128,13 +128,13 @@ def test_a_forward_that_can_not_be_traced_is_run_on_a_copy() -> None:
 def test_large_weights_lie_where_the_module_has_them() -> None:
     module, x = nn.Sequential(nn.Conv2d(32, 32, 3), nn.ReLU()).eval(), torch.randn(2, 32, 8, 8)
     model = from_module(module, (x,), shared=True)
-    light, weights = to_light(model)
+    light, weights = export_without_weights(model)
     (array,) = weights.values()
     assert np.shares_memory(array, module[0].weight.detach().numpy())
     assert not array.flags.writeable
     assert module[0].weight.detach().numpy().flags.writeable
     assert light.ByteSize() < array.nbytes
-    whole = to_onnx(model)
+    whole = export_to_proto(model)
     (stored,) = (t for t in whole.graph.initializer if t.dims == list(array.shape))
     assert np.array_equal(onnx.numpy_helper.to_array(stored), array)
 
@@ -163,35 +163,39 @@ def test_large_weights_are_run_where_they_lie() -> None:
     """A trial holds no copy of a weight, and says what one that does says."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(32, 32, 3, bias=False), norm(32, 4)).eval()
-    light, weights = to_light(from_module(module, (torch.randn(2, 32, 8, 8),)))
+    light, weights = export_without_weights(from_module(module, (torch.randn(2, 32, 8, 8),)))
     (array,) = weights.values()
-    seen: list[rounding.Trial] = []
+    seen: list[rounding_verdicts.RoundingTrial] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            rounding, "verdicts", lambda trials, real=rounding.verdicts: (seen.extend(trials), real(trials))[1]
+            rounding_verdicts,
+            "run_trials",
+            lambda trials, real=rounding_verdicts.run_trials: (seen.extend(trials), real(trials))[1],
         )
-        out, summary = optimize(light)
+        out, summary = optimize_norms(light)
     (trial,) = seen
     assert any(np.shares_memory(fed, array) for fed in trial.before.feeds.values())
-    whole, told = optimize(filled(copied(light)))
-    assert filled(out) == whole
+    whole, told = optimize_norms(fill_shared_weights(copy_model(light)))
+    assert fill_shared_weights(out) == whole
     assert summary.findings == told.findings
     assert summary.findings[0].certificate is not None
     assert summary.findings[0].certificate.rounding_after is not None
 
 
-@pytest.mark.parametrize("verb", [optimize, normdeploy.inspect, normdeploy.optimize])
+@pytest.mark.parametrize("verb", [optimize_norms, normdeploy.inspect, normdeploy.optimize])
 def test_the_weights_of_a_file_are_run_where_they_lie_too(verb: Any) -> None:
-    seen: list[rounding.Trial] = []
+    seen: list[rounding_verdicts.RoundingTrial] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            rounding, "verdicts", lambda trials, real=rounding.verdicts: (seen.extend(trials), real(trials))[1]
+            rounding_verdicts,
+            "run_trials",
+            lambda trials, real=rounding_verdicts.run_trials: (seen.extend(trials), real(trials))[1],
         )
         verb(tokens(16, 128, layers=2))
     assert len(seen) == 2
     stored = [t for trial in seen for side in (trial.before, trial.after) for t in side.initializers]
     assert stored
-    assert all(len(t.raw_data) < held.SMALLEST for t in stored)
+    assert all(len(t.raw_data) < shared_weights.SMALLEST for t in stored)
 
 
 def test_axes_along_which_nothing_varies_are_measured_at_two_places() -> None:
@@ -206,10 +210,10 @@ def test_axes_along_which_nothing_varies_are_measured_at_two_places() -> None:
         return onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
 
     channels = np.linspace(0.5, 2, 3).reshape(3, 1, 1)
-    assert [n.op_type for n in optimize(graph(channels))[0].graph.node] == ["Conv"]
+    assert [n.op_type for n in optimize_norms(graph(channels))[0].graph.node] == ["Conv"]
     last_row_apart = np.broadcast_to(channels, (3, 5, 1)).copy()
     last_row_apart[:, -1] *= 2
-    assert [n.op_type for n in optimize(graph(last_row_apart))[0].graph.node] == ["Conv", "Mul"]
+    assert [n.op_type for n in optimize_norms(graph(last_row_apart))[0].graph.node] == ["Conv", "Mul"]
 
 
 def tokens(length: int, width: int, layers: int = 1) -> onnx.ModelProto:
@@ -257,12 +261,12 @@ def test_what_a_refused_proof_evaluated_is_let_go() -> None:
     proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
     with pytest.MonkeyPatch.context() as patch:
 
-        def watched(self: Rewriter, real: Any = Rewriter.judge, **options: bool) -> None:
+        def watched(self: Rewriter, real: Any = Rewriter.apply_verdicts, **options: bool) -> None:
             seen.extend(self._proofs.values())
             real(self, **options)
 
-        patch.setattr(Rewriter, "judge", watched)
-        summary = optimize(proto)[1]
+        patch.setattr(Rewriter, "apply_verdicts", watched)
+        summary = optimize_norms(proto)[1]
     assert [f.status for f in summary.findings] == ["folded"]
     refused = [e for e in seen if isinstance(e, NotProved)]
     assert refused
@@ -274,17 +278,17 @@ def test_trials_do_not_wait_for_each_other_with_all_their_arrays() -> None:
     seen: list[weakref.ref[np.ndarray]] = []
     most = 0
 
-    def watched(*args: Any, real: Any = rounding.trial) -> rounding.Trial | None:
+    def watched(*args: Any, real: Any = rounding_verdicts.make_case_trial) -> rounding_verdicts.RoundingTrial | None:
         nonlocal most
-        made: rounding.Trial | None = real(*args)
+        made: rounding_verdicts.RoundingTrial | None = real(*args)
         assert made is not None
         seen.append(weakref.ref(made.reference))
         most = max(most, sum(a.nbytes for r in seen if (a := r()) is not None))
         return made
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounding, "trial", watched)
-        summary = optimize(tokens(4096, 16, layers=24))[1]
+        patch.setattr(rounding_verdicts, "make_case_trial", watched)
+        summary = optimize_norms(tokens(4096, 16, layers=24))[1]
     assert [(f.status, "onnxruntime run" in f.proved) for f in summary.findings] == [("folded", True)] * 24
     assert len(seen) == 24
     reference = 3 * 4096 * 16 * 8
@@ -295,12 +299,14 @@ def test_what_only_has_a_shape_takes_no_memory() -> None:
     proto = tokens(64, 16)
     proto.graph.input.append(onnx.helper.make_tensor_value_info("like", onnx.TensorProto.FLOAT, ["n", 64, 16]))
     proto.graph.node[1].input[0] = "like"
-    seen: list[rounding.Trial] = []
+    seen: list[rounding_verdicts.RoundingTrial] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            rounding, "verdicts", lambda trials, real=rounding.verdicts: (seen.extend(trials), real(trials))[1]
+            rounding_verdicts,
+            "run_trials",
+            lambda trials, real=rounding_verdicts.run_trials: (seen.extend(trials), real(trials))[1],
         )
-        summary = optimize(proto)[1]
+        summary = optimize_norms(proto)[1]
     assert "onnxruntime run" in summary.findings[0].proved
     (feeds,) = (trial.before.feeds for trial in seen)
     assert {name: (v.shape, any(v.strides)) for name, v in feeds.items()} == {
@@ -331,31 +337,31 @@ def test_what_rounding_took_of_a_folded_weight_is_computed_again(name: str, monk
     text = f"net ({shape} x) => (float[N,M{',H,W' * (len(dims) > 2)}] y)"
     seen: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def dropped(self: Unrounded, key: int, again: Any, real: Any = Unrounded.drop_part) -> None:
-        kept, parts = self.get(key), self.parts(key)
+    def dropped(self: ExactConstants, key: int, again: Any, real: Any = ExactConstants.drop_remainder) -> None:
+        kept, parts = self.exact_value(key), self.rounded_and_remainder(key)
         real(self, key, again)
-        computed, remade = self.get(key), self.parts(key)
+        computed, remade = self.exact_value(key), self.rounded_and_remainder(key)
         assert kept is not None
         assert computed is not None
         assert parts is not None
         assert remade is not None
         assert all(np.array_equal(a, b) for a, b in zip(parts, remade, strict=True))
-        assert np.concatenate([part for _, part in self.each(key)]).tobytes() == computed.tobytes()
+        assert np.concatenate([part for _, part in self.exact_pieces(key)]).tobytes() == computed.tobytes()
         assert self.shape(key) == computed.shape
         assert key in self
         seen.append((kept, computed))
 
-    monkeypatch.setattr(Unrounded, "drop_part", dropped)
-    _, summary = optimize(parsed(f"{text} {{ {nodes} }}", **weights))
+    monkeypatch.setattr(ExactConstants, "drop_remainder", dropped)
+    _, summary = optimize_norms(parsed(f"{text} {{ {nodes} }}", **weights))
     assert [f.status for f in summary.findings] == ["folded"]
     ((kept, computed),) = seen
     assert (np.abs(kept - computed) <= 2.0**-48 * np.abs(computed)).all()
 
 
 def test_a_heap_is_given_back_whatever_the_c_library_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    heap.trim()
-    heap._malloc_trim.cache_clear()
+    heap.trim_heap()
+    heap.load_malloc_trim.cache_clear()
     monkeypatch.setattr(heap.sys, "platform", "darwin")
-    assert heap._malloc_trim() is None
-    heap.trim()
-    heap._malloc_trim.cache_clear()
+    assert heap.load_malloc_trim() is None
+    heap.trim_heap()
+    heap.load_malloc_trim.cache_clear()

@@ -18,9 +18,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from normdeploy.errors import GraphError
-from normdeploy.evaluate import evaluate
-from normdeploy.graphs.functions import body
-from normdeploy.storage.files import load_onnx
+from normdeploy.evaluate import evaluator
+from normdeploy.graphs.own_op_functions import own_op_body
+from normdeploy.storage.onnx_files import load_onnx
 from tests.forked import ROOT, Done, Server, server
 from tests.verbs.test_inspect import BIASED, model
 
@@ -396,8 +396,8 @@ def test_a_transposed_convolution_of_long_strides_is_not_written_out(runs: Serve
 def test_what_an_attribute_makes_large_is_not_evaluated(op: str, attributes: dict[str, list[int]]) -> None:
     """1e8 elements of 4 or 9: in float64 0.8 GB for each channel and sample."""
     given = [np.ones((1, 1, 2, 2)), np.ones((1, 1, 3, 3))][: 1 if op == "AveragePool" else 2]
-    with pytest.raises(evaluate.Unsupported, match=r"makes \d+ elements; at most 67108864 are computed"):
-        evaluate.apply(op, given, attributes, opset=17)
+    with pytest.raises(evaluator.UnsupportedOp, match=r"makes \d+ elements; at most 67108864 are computed"):
+        evaluator.evaluate_node(op, given, attributes, opset=17)
 
 
 def test_a_convolution_of_wide_windows_is_not_written_out(runs: Server, tmp_path: Path) -> None:
@@ -418,7 +418,7 @@ def test_axes_that_are_strings(runs: Server, tmp_path: Path, op: str, holds: boo
     proto.graph.node.append(helper.make_node(op, given, ["y"], domain="normdeploy", **attributes))
     proto.opset_import.add(domain="normdeploy", version=1)
     if holds:
-        proto.functions.append(body(op, 21))
+        proto.functions.append(own_op_body(op, 21))
     (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
     for verb in ("inspect", "optimize"):
         done = runs.run(*VERBS[verb], "--fuse", "portable", cwd=tmp_path, timeout=120)
@@ -484,7 +484,7 @@ def test_two_runs_into_one_file_do_no_harm(tmp_path: Path) -> None:
     """Several at once, each with another weight: at the end stands the whole output of one of them, and nothing beside
     it."""
     command = (
-        "import sys\nfrom normdeploy.storage.files import load_onnx, save_onnx\n"
+        "import sys\nfrom normdeploy.storage.onnx_files import load_onnx, save_onnx\n"
         "m = load_onnx(sys.argv[1])\nfor _ in range(20):\n    save_onnx(m, 'out', external=True)"
     )
     wanted = []

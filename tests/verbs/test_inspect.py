@@ -17,12 +17,12 @@ from torch import nn
 from typer.testing import CliRunner
 
 import normdeploy
-from normdeploy import kernels
 from normdeploy.cli.app import app
 from normdeploy.errors import InputError
-from normdeploy.graphs import cuts
-from normdeploy.records import Finding, Half, Parameter
-from normdeploy.verbs.inspect import census
+from normdeploy.findings.records import Finding, HalfConstants, NormParameter
+from normdeploy.graphs import norm_extraction
+from normdeploy.runtimes import kernel_support
+from normdeploy.verbs.inspect import take_census
 
 MEAN = "m = ReduceMean(x, ax)  c = Sub(x, m)  s = Mul(c, c)"
 BIASED = f"{MEAN}  v = ReduceMean(s, ax)"
@@ -50,7 +50,7 @@ def model(
 
 
 def only(proto: onnx.ModelProto) -> Finding:
-    (finding,) = census(proto).findings
+    (finding,) = take_census(proto).findings
     return finding
 
 
@@ -94,22 +94,26 @@ NORMED = f"{BIASED} e = Add(v, eps) r = Sqrt(e) n = Div(c, r)"
     ("body", "gamma", "beta"),
     [
         (f"{NORMED} y = Identity(n)", None, None),
-        (f"{NORMED} g = Mul(n, w) y = Add(g, b)", Parameter(False, (1,), "w"), Parameter(False, (1,), "b")),
-        (f"{NORMED} k = Add(w, one) y = Mul(n, k)", Parameter(False, (1,), "w", one_plus=True), None),
-        (f"{NORMED} k = Add(one, w) y = Mul(n, k)", Parameter(False, (1,), "w", one_plus=True), None),
-        (f"{NORMED} y = Mul(n, less)", Parameter(False, (), "less"), None),
-        (f"{NORMED} g = Mul(n, data) y = Add(g, b)", Parameter(True, (1,), "data"), Parameter(False, (1,), "b")),
-        (f"{NORMED} k = Add(data, one) y = Mul(n, k)", Parameter(True, (1,), "data", one_plus=True), None),
+        (f"{NORMED} g = Mul(n, w) y = Add(g, b)", NormParameter(False, (1,), "w"), NormParameter(False, (1,), "b")),
+        (f"{NORMED} k = Add(w, one) y = Mul(n, k)", NormParameter(False, (1,), "w", one_plus=True), None),
+        (f"{NORMED} k = Add(one, w) y = Mul(n, k)", NormParameter(False, (1,), "w", one_plus=True), None),
+        (f"{NORMED} y = Mul(n, less)", NormParameter(False, (), "less"), None),
+        (
+            f"{NORMED} g = Mul(n, data) y = Add(g, b)",
+            NormParameter(True, (1,), "data"),
+            NormParameter(False, (1,), "b"),
+        ),
+        (f"{NORMED} k = Add(data, one) y = Mul(n, k)", NormParameter(True, (1,), "data", one_plus=True), None),
     ],
 )
-def test_affine(body: str, gamma: Parameter | None, beta: Parameter | None) -> None:
+def test_affine(body: str, gamma: NormParameter | None, beta: NormParameter | None) -> None:
     finding = only(model(body, inputs=", float[8] data"))
     assert (finding.gamma, finding.beta) == (gamma, beta)
 
 
 def test_gamma_of_an_unbiased_norm_is_the_authors() -> None:
     finding = only(model(f"{UNBIASED} {AFTER}"))
-    assert (finding.status, finding.gamma) == ("fused", Parameter(False, (1,), "w"))
+    assert (finding.status, finding.gamma) == ("fused", NormParameter(False, (1,), "w"))
 
 
 def test_type_of_statistics_sees_casts() -> None:
@@ -137,7 +141,7 @@ def test_half_precision_is_what_a_cast_gives(epsilon: float) -> None:
         stored = float(np.float32(epsilon).astype(kind))
         normal = float(ml_dtypes.finfo(kind).smallest_normal)
         fate = "" if stored >= normal or not epsilon else "subnormal" if stored else "zero"
-        assert half == Half(half.dtype, stored, fate, ("big",) if kind is np.float16 else ())  # type: ignore[arg-type]
+        assert half == HalfConstants(half.dtype, stored, fate, ("big",) if kind is np.float16 else ())  # type: ignore[arg-type]
 
 
 def test_eval_batchnorm() -> None:
@@ -149,7 +153,7 @@ def test_eval_batchnorm() -> None:
         float(np.float32(0.001)),
         "constant",
     )
-    assert (finding.gamma, finding.beta) == (Parameter(False, (1,), "w"), Parameter(False, (1,), "b"))
+    assert (finding.gamma, finding.beta) == (NormParameter(False, (1,), "w"), NormParameter(False, (1,), "b"))
     assert finding.half[0].overflow == ("big",)
 
 
@@ -222,7 +226,7 @@ def test_statistics_without_a_root_are_named(body: str, reason: str) -> None:
     ],
 )
 def test_no_norm_at_all(body: str) -> None:
-    summary = census(model(body, inputs=", float[b,8] w2"))
+    summary = take_census(model(body, inputs=", float[b,8] w2"))
     assert summary.findings == ()
 
 
@@ -264,7 +268,7 @@ def registered(op: str, kind: str, opset: int) -> bool:
 @pytest.mark.parametrize("op", OPS)
 def test_onnxruntime_has_the_kernels_that_it_lists(op: str, kind: str) -> None:
     opset, body = OPS[op]
-    asked, _ = kernels.ask([model(body, kind=kind, opset=opset, x="2,8,4,8")])
+    asked, _ = kernel_support.query_runtimes([model(body, kind=kind, opset=opset, x="2,8,4,8")])
     (answer,) = asked[0].answers
     assert asked[0].runtime == f"onnxruntime {onnxruntime.__version__} CPU"
     own = answer.verdict == "kernel" and not answer.reason
@@ -277,7 +281,7 @@ def test_onnxruntime_has_the_kernels_that_it_lists(op: str, kind: str) -> None:
 
 
 def test_function_and_unknown_ops() -> None:
-    function, unknown = kernels.ask(
+    function, unknown = kernel_support.query_runtimes(
         [model(OPS["GroupNormalization"][1], opset=21, x="2,8,4,4"), model("y = custom.Norm(x)")]
     )[0][0].answers
     assert function.verdict == "function"
@@ -288,7 +292,7 @@ def test_function_and_unknown_ops() -> None:
 
 def test_tensorrt_parser_makes_layers() -> None:
     pytest.importorskip("tensorrt_rtx")
-    asked = kernels.ask(
+    asked = kernel_support.query_runtimes(
         [model(OPS["LayerNormalization"][1]), model(f"{NORMED} y = Identity(n)"), model("y = custom.Norm(x)")]
     )[0]
     single, chain, unknown = next(a.answers for a in asked if a.runtime.startswith("TensorRT-RTX"))
@@ -314,8 +318,8 @@ def test_parser_that_dies_loses_one_answer(monkeypatch: pytest.MonkeyPatch) -> N
         lines: list[dict[str, object]] = [{"version": "1.7"}, {"layers": ["NORMALIZATION"]}]
         return lines, "exit code -6"
 
-    monkeypatch.setattr(kernels, "_parser", dies_on_the_second)
-    asked = kernels._tensorrt([onnx.ModelProto()] * 3, "tensorrt-rtx")
+    monkeypatch.setattr(kernel_support, "run_parser", dies_on_the_second)
+    asked = kernel_support.query_tensorrt([onnx.ModelProto()] * 3, "tensorrt-rtx")
     assert [a.verdict for a in asked.answers] == ["layers", "missing", "layers"]
     assert "exit code -6" in asked.answers[1].reason
     assert calls == [3, 1]
@@ -352,12 +356,14 @@ def test_likes_are_one_cut() -> None:
         "p = LayerNormalization(x, g, h) q = Relu(p) r = LayerNormalization(q, h, g) y = LayerNormalization<axis ="
         " 0>(r, one)"
     )
-    cutter = cuts.Cutter(model(chain, held=held, x="b,20"))
+    cutter = norm_extraction.NormExtractor(model(chain, held=held, x="b,20"))
     first, second, other = (
-        m.SerializeToString(deterministic=True) for t in ("p", "r", "y") if (m := cutter.cut([t], {})) is not None
+        m.SerializeToString(deterministic=True)
+        for t in ("p", "r", "y")
+        if (m := cutter.extract_model([t], {})) is not None
     )
     assert first == second != other
-    assert cutter.cut(["nowhere"], {}) is None
+    assert cutter.extract_model(["nowhere"], {}) is None
 
 
 def test_norms_in_bodies() -> None:
@@ -378,7 +384,7 @@ CLAMPED = f"{BIASED} e = Max(v, eps) r = Sqrt(e) n = Div(c, r) y = Relu(n)"
 
 @pytest.mark.parametrize("name", ["n", "s", "(n)"])
 def test_refusal_is_explained_node_by_node(name: str) -> None:
-    (explanation,) = census(model(CLAMPED), explain=name).explanations
+    (explanation,) = take_census(model(CLAMPED), explain=name).explanations
     assert explanation.finding is not None
     assert "clamped" in explanation.finding.reason
     assert explanation.start == "x"
@@ -390,7 +396,7 @@ def test_refusal_is_explained_node_by_node(name: str) -> None:
 
 def test_what_is_no_norm_is_told_what_it_lacks() -> None:
     def said(body: str, name: str) -> str:
-        (explanation,) = census(model(body), explain=name).explanations
+        (explanation,) = take_census(model(body), explain=name).explanations
         assert explanation.finding is None
         return "\n".join(explanation.said)
 
@@ -405,9 +411,9 @@ def test_what_is_no_norm_is_told_what_it_lacks() -> None:
 def test_unknown_names_are_refused_with_their_neighbours() -> None:
     proto = model(NORMED + " variance_of_x = Relu(n) y = Relu(variance_of_x)")
     with pytest.raises(InputError, match="near it: variance_of_x"):
-        census(proto, explain="varience_of_x")
+        take_census(proto, explain="varience_of_x")
     with pytest.raises(InputError, match="norms were found at n"):
-        census(proto, explain="qqqqqqqqqqq")
+        take_census(proto, explain="qqqqqqqqqqq")
 
 
 @pytest.mark.parametrize("name", ["", " "])
@@ -421,8 +427,8 @@ def test_an_empty_name_is_an_error_and_no_census(name: str, tmp_path: Path) -> N
 
 def test_a_line_of_the_report_is_a_name() -> None:
     chain = "a0 = LayerNormalization(x, w) b0 = Relu(a0) a1 = LayerNormalization(b0, w) y = Relu(a1)"
-    assert len(census(model(chain), explain="(a{0..1})").explanations) == 2
-    assert len(census(model(chain), explain="a1").explanations) == 1
+    assert len(take_census(model(chain), explain="(a{0..1})").explanations) == 2
+    assert len(take_census(model(chain), explain="a1").explanations) == 1
 
 
 # ------------------------------------------------------------------ the command line

@@ -12,8 +12,8 @@ from onnx import numpy_helper
 from torch import nn
 
 import normdeploy
-from normdeploy.compare.answers import disagreement
-from normdeploy.verbs.verify.stepped import Expected, expected
+from normdeploy.compare.runtime_agreement import find_disagreement
+from normdeploy.verbs.verify.quantized_reference import QuantizedAnswer, evaluate_quantized
 
 KINDS = ("int8", "uint8", "fp8", "int4", "half")
 
@@ -66,8 +66,8 @@ def test_bench_times_it_beside_the_model(kind: str, files: dict[str, Path]) -> N
 def test_a_wrong_answer_of_a_quantized_file_is_seen(files: dict[str, Path]) -> None:
     """A scale times four, in one output channel of the last layer."""
     x = np.random.default_rng(1).standard_normal((8, 64)).astype(np.float32)
-    own = expected(files["int8"], {"x": x})
-    assert isinstance(own, Expected)
+    own = evaluate_quantized(files["int8"], {"x": x})
+    assert isinstance(own, QuantizedAnswer)
     allowed = [*own.allowed.values()]
     proto = onnx.load(files["int8"])
     last = next(n for n in reversed(proto.graph.node) if n.op_type == "DequantizeLinear" and "down" in n.input[0])
@@ -80,7 +80,7 @@ def test_a_wrong_answer_of_a_quantized_file_is_seen(files: dict[str, Path]) -> N
     for file, right in ((files["int8"], True), (altered, False)):
         with normdeploy.open_runner(file) as runner:
             answers = [*runner.infer({"x": x}).values()]
-        assert bool(disagreement(answers, [*own.outputs.values()], 2.0**-24, allowed)) == right
+        assert bool(find_disagreement(answers, [*own.outputs.values()], 2.0**-24, allowed)) == right
 
 
 @pytest.mark.parametrize("kind", ["int8", "half"])

@@ -18,8 +18,8 @@ import torch
 
 import normdeploy
 from normdeploy.errors import InputError, NormdeployError
-from normdeploy.runtimes.tensors import as_numpy, as_tensor
-from normdeploy.storage import archive
+from normdeploy.runtimes.tensor_spec import as_numpy, as_tensor
+from normdeploy.storage import npz_files
 
 
 @pytest.fixture
@@ -117,13 +117,13 @@ def test_options_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> Non
 
 def test_files_in_and_out(model: Path, tmp_path: Path) -> None:
     given, output = feeds(), tmp_path / "out.npz"
-    archive.write_npz(tmp_path / "in.npz", given)
+    npz_files.write_npz(tmp_path / "in.npz", given)
     normdeploy.run(model, tmp_path / "in.npz", output)
     found = np.load(output)
     assert (found["y"] == given["x"] - given["z"]).all()
     assert (found["c"].view(ml_dtypes.bfloat16) == given["b"]).all()
     before = output.read_bytes()
-    archive.write_npz(tmp_path / "in.npz", given | {"x": np.zeros((9, 9), np.float32)})
+    npz_files.write_npz(tmp_path / "in.npz", given | {"x": np.zeros((9, 9), np.float32)})
     with pytest.raises(InputError, match="it was given the shape"):
         normdeploy.run(model, tmp_path / "in.npz", output)
     assert output.read_bytes() == before
@@ -157,25 +157,25 @@ def test_archives_that_are_not_read(tmp_path: Path) -> None:
     path = tmp_path / "in.npz"
     np.savez(path, x=np.array([{}], object))
     with pytest.raises(InputError, match="pickled objects, which are never loaded"):
-        archive.read_npz(path)
+        npz_files.read_npz(path)
     np.savez_compressed(path, x=np.zeros(10**6))
     with pytest.raises(InputError, match="unpacks to 8000128 bytes, more than the 1000 that are read"):
-        archive.read_npz(path, limit=1000)
+        npz_files.read_npz(path, limit=1000)
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**12,)})
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("x.npy", header.getvalue())
     with pytest.raises(InputError, match="claims 8000000000000 bytes of 128"):
-        archive.read_npz(path)
+        npz_files.read_npz(path)
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("x.npy", b"")
         with pytest.warns(UserWarning, match="Duplicate name"):
             file.writestr("x.npy", b"")
     with pytest.raises(InputError, match=r"holds \['x\.npy'\] twice"):
-        archive.read_npz(path)
+        npz_files.read_npz(path)
     path.write_bytes(b"PK junk")
     with pytest.raises(InputError, match=r"is no \.npz file of arrays"):
-        archive.read_npz(path)
+        npz_files.read_npz(path)
 
 
 def test_runners_in_threads_give_each_its_own(model: Path) -> None:

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from ..ops import Op
-from . import absolute, attention, casts, clamp, congruence, constant_row, exponent
+from ..op_definitions import Op
+from . import absolute, attention, casts, clamp, congruence, constant_row, log_exp
 
 TABLE: dict[str, Op] = {
     **absolute.TABLE,
@@ -15,5 +15,5 @@ TABLE: dict[str, Op] = {
     **clamp.TABLE,
     **congruence.TABLE,
     **constant_row.TABLE,
-    **exponent.TABLE,
+    **log_exp.TABLE,
 }

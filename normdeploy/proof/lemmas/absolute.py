@@ -13,15 +13,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..machine import Machine
-from ..ops import Attrs, Inputs, Op, lifted
+from ..interpreter import ProofInterpreter
+from ..op_definitions import Attrs, Inputs, Op, lift_input
 from ..value import NEGATIVE, NOT_NEGATIVE, Magnitude, Value
-from .clamp import not_negative
+from .clamp import is_nonnegative
 
 
-def _abs(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value | Magnitude:
-    x = lifted(m, inputs[0])
-    if m.gf is None or not_negative(m, x):
+def _abs(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value | Magnitude:
+    x = lift_input(m, inputs[0])
+    if m.gf is None or is_nonnegative(m, x):
         return replace(x, f=np.abs(x.f), sign=max(x.sign, NOT_NEGATIVE), below=NEGATIVE)
     return Magnitude(m.mul(x, x), Value(x.axes, None, np.abs(x.f), x.data))
 

@@ -12,7 +12,8 @@ for the error probability that is counted anyway, and enough points are asked fo
 **Attention** is softmax(scale·q·kᵀ + mask)·v (https://onnx.ai/onnx/operators/onnx__Attention.html), with one head of k
 and v for so many consecutive ones of q. Of a row whose mask is −Inf throughout it makes zeros, where Softmax makes NaN:
 so it is in the floats, and who writes the node has to know that the mask has no such row. A scale that a rewrite
-computed is its exact self in the field, and stored as that, rounded once. `tests/rewriting/test_attention.py` has other
+computed is its exact self in the field, and stored as that, rounded once. `tests/rewriting/test_attention_fusion.py`
+has other
 scales, axes, masks and heads.
 """
 
@@ -22,22 +23,22 @@ from fractions import Fraction
 
 import numpy as np
 
-from ...evaluate.core import optional
-from ...graphs.sizes import ONE, Size
-from ..degree import times
-from ..errors import NotProved, Why
-from ..machine import Machine
-from ..ops import TABLE as OPS
-from ..ops import Attrs, Inputs, Op, lifted
+from ...evaluate.evaluator_core import optional_input
+from ...graphs.symbolic_sizes import ONE, Size
+from ..degree import scale_counts
+from ..interpreter import ProofInterpreter
+from ..op_definitions import TABLE as OPS
+from ..op_definitions import Attrs, Inputs, Op, lift_input
+from ..proof_errors import NotProved, ProofFailure
 from ..value import Array, Value
 
 
-class Rounded(float):
+class RoundedFloat(float):
     """A float32 attribute that was computed, and what it is the rounding of."""
 
     exact: Fraction
 
-    def __new__(cls, exact: Fraction) -> Rounded:
+    def __new__(cls, exact: Fraction) -> RoundedFloat:
         made = super().__new__(cls, float(np.float32(float(exact))))
         made.exact = exact
         return made
@@ -46,24 +47,24 @@ class Rounded(float):
         return f"{float(self)!r} for {self.exact}"
 
 
-def softmax(m: Machine, x: Value, axis: int) -> Value:
+def softmax(m: ProofInterpreter, x: Value, axis: int) -> Value:
     """Softmax along an axis: as a function of the row and the element that is not looked into, and in floats as it
     is."""
-    slots = tuple(x.slots(axis))
+    slots = tuple(x.array_axes(axis))
     made = None
     if m.gf is not None and x.a is not None:
-        m.plan.need(times(x.degree.larger(), 2))
-        made = _of_rows(m, np.moveaxis(x.a, slots, range(-len(slots), 0)), x.axes[axis], len(slots))
+        m.plan.require_degree(scale_counts(x.degree.larger_counts(), 2))
+        made = _residues_of_rows(m, np.moveaxis(x.a, slots, range(-len(slots), 0)), x.axes[axis], len(slots))
         made = np.moveaxis(made, range(-len(slots), 0), slots)
     with np.errstate(all="ignore"):
         shifted = np.exp(x.f - x.f.max(axis=slots, keepdims=True))
-        below = m.total(Value(x.axes, None, shifted), [axis]).f
+        below = m.sum_over(Value(x.axes, None, shifted), [axis]).f
         floats: Array = shifted / np.expand_dims(below, slots)
-    degree = x.degree.naming(x.varying_atoms()).opaque()
+    degree = x.degree.with_places_in(x.varying_atoms()).of_unknown_function()
     return Value(x.axes, made, floats, x.data, degree=degree, sized=x.sized, fixed=x.fixed)
 
 
-def _of_rows(m: Machine, a: Array, atoms: tuple[Size, ...], last: int) -> Array:
+def _residues_of_rows(m: ProofInterpreter, a: Array, atoms: tuple[Size, ...], last: int) -> Array:
     """A residue for each element of ``a``, whose ``last`` axes are a row."""
     assert m.gf is not None
     table, p = m.draws.opaque, m.gf.p
@@ -75,47 +76,49 @@ def _of_rows(m: Machine, a: Array, atoms: tuple[Size, ...], last: int) -> Array:
     return made.reshape(a.shape)
 
 
-def _softmax(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
-    x = lifted(m, inputs[0])
+def _softmax(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    x = lift_input(m, inputs[0])
     if opset < 13 or not x.axes:
-        raise NotProved(Why.OP, "Softmax over several axes (opset 12 and below)", "Softmax")
+        raise NotProved(ProofFailure.OP, "Softmax over several axes (opset 12 and below)", "Softmax")
     return softmax(m, x, int(attrs.get("axis", -1)) % len(x.axes))
 
 
-def _attention(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+def _attention(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
     if attrs.keys() - {"scale"} or "scale" not in attrs or outputs > 1 or any(x is not None for x in inputs[4:]):
-        raise NotProved(Why.OP, "an Attention with more than a scale and a mask", "Attention")
-    q, k, v = (lifted(m, x) for x in inputs[:3])
+        raise NotProved(ProofFailure.OP, "an Attention with more than a scale and a mask", "Attention")
+    q, k, v = (lift_input(m, x) for x in inputs[:3])
     if any(len(x.axes) != 4 for x in (q, k, v)):
-        raise NotProved(Why.OP, "an Attention whose heads are no axis", "Attention")
+        raise NotProved(ProofFailure.OP, "an Attention whose heads are no axis", "Attention")
     (batch, heads, rows, width), (_, shared, columns, _) = q.shape, k.shape
-    each = heads.over(shared)
+    each = heads.divide_exactly(shared)
     if each is None or k.shape != (batch, shared, columns, width) or v.shape[:3] != k.shape[:3]:
-        raise NotProved(Why.SIZE, f"an Attention of {q.shape}, {k.shape} and {v.shape}", "Attention")
-    q = m.mul(m.number(_scale(attrs["scale"])), q)
+        raise NotProved(ProofFailure.SIZE, f"an Attention of {q.shape}, {k.shape} and {v.shape}", "Attention")
+    q = m.mul(m.number(_exact_scale(attrs["scale"])), q)
     if each != ONE:
-        q = q.moved(m.plan.regrouped(q.atoms, [batch, shared, each, rows, width]))
-        k, v = (x.moved((*x.axes[:2], (), *x.axes[2:])) for x in (k, v))
-    scores = _product(m, q, _turned(m, k))
-    mask = optional(inputs, 3)
-    biased = scores if mask is None else m.add(scores, lifted(m, mask))
+        q = q.with_axes(m.plan.regroup_atoms(q.atoms, [batch, shared, each, rows, width]))
+        k, v = (x.with_axes((*x.axes[:2], (), *x.axes[2:])) for x in (k, v))
+    scores = _grouped_matmul(m, q, _swap_last_axes(m, k))
+    mask = optional_input(inputs, 3)
+    biased = scores if mask is None else m.add(scores, lift_input(m, mask))
     if biased.shape != scores.shape:
-        raise NotProved(Why.SIZE, f"an Attention whose mask makes {biased.shape} of {scores.shape}", "Attention")
+        raise NotProved(
+            ProofFailure.SIZE, f"an Attention whose mask makes {biased.shape} of {scores.shape}", "Attention"
+        )
     p = softmax(m, biased, 3)
     if mask is not None:
-        p.f = _without_hidden(m, p, lifted(m, mask))
+        p.f = _zero_hidden_rows(m, p, lift_input(m, mask))
     if each != ONE:
-        p = p.moved(m.plan.regrouped(p.atoms, [batch, shared, each, rows, columns]))
-    return _product(m, p, v)
+        p = p.with_axes(m.plan.regroup_atoms(p.atoms, [batch, shared, each, rows, columns]))
+    return _grouped_matmul(m, p, v)
 
 
-def _scale(scale: float) -> Fraction:
+def _exact_scale(scale: float) -> Fraction:
     """The exact scale.
 
     Raises:
         NotProved: it is not stored as that, rounded once.
     """
-    if not isinstance(scale, Rounded):
+    if not isinstance(scale, RoundedFloat):
         return Fraction(scale)
     half = Fraction(float(np.spacing(np.float32(abs(scale))))) / 2
     if abs(Fraction(float(scale)) - scale.exact) > half:
@@ -123,32 +126,32 @@ def _scale(scale: float) -> Fraction:
             f"the scale of Attention is stored as {float(scale):.9g}, which is more than half an ulp from"
             f" {float(scale.exact):.9g}"
         )
-        raise NotProved(Why.STORED, formula, "Attention")
+        raise NotProved(ProofFailure.STORED, formula, "Attention")
     return scale.exact
 
 
-def _turned(m: Machine, x: Value) -> Value:
+def _swap_last_axes(m: ProofInterpreter, x: Value) -> Value:
     perm = [*range(len(x.axes) - 2), len(x.axes) - 1, len(x.axes) - 2]
     turned: Value = OPS["Transpose"](m, [x], {"perm": perm}, 23, 1)
     return turned
 
 
-def _product(m: Machine, x: Value, y: Value) -> Value:
+def _grouped_matmul(m: ProofInterpreter, x: Value, y: Value) -> Value:
     """MatMul, its groups and the heads of each as one axis."""
     made: Value = OPS["MatMul"](m, [x, y], {}, 23, 1)
     if len(made.axes) == 5:
-        made = made.moved((made.axes[0], made.axes[1] + made.axes[2], *made.axes[3:]))
+        made = made.with_axes((made.axes[0], made.axes[1] + made.axes[2], *made.axes[3:]))
     return made
 
 
-def _without_hidden(m: Machine, p: Value, mask: Value) -> Array:
+def _zero_hidden_rows(m: ProofInterpreter, p: Value, mask: Value) -> Array:
     """The floats of ``p`` with zeros in rows that the mask hides whole."""
     axis = len(mask.axes) - 1
-    slots = tuple(mask.slots(axis))
+    slots = tuple(mask.array_axes(axis))
     hidden = (mask.f == -np.inf).all(axis=slots, keepdims=True).astype(np.float64)
     axes = tuple(() if i == axis else own for i, own in enumerate(mask.axes))
     flag = Value(axes, None, hidden.reshape([n for i, n in enumerate(hidden.shape) if i not in slots]))
-    _, ((_, f), (_, g)) = m.over_each_other(p, flag)
+    _, ((_, f), (_, g)) = m.broadcast_values(p, flag)
     return np.where(g != 0, 0.0, f)
 
 

@@ -12,40 +12,40 @@ from typing import Any
 
 import numpy as np
 
-from ...graphs.sizes import Size
-from ..errors import NotProved, Why
-from ..machine import Machine
-from ..ops import Attrs, Inputs, Op, lifted
+from ...graphs.symbolic_sizes import Size
+from ..interpreter import ProofInterpreter
+from ..op_definitions import Attrs, Inputs, Op, lift_input
+from ..proof_errors import NotProved, ProofFailure
 from ..value import Logarithm, Magnitude, Value
 
 _FLOATS = frozenset({1, 10, 11, 16, "FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16"})
 _WHOLE = {2: np.uint8, 3: np.int8, 4: np.uint16, 5: np.int16, 6: np.int32, 7: np.int64, 12: np.uint32, 13: np.uint64}
 
 
-def _cast(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
+def _cast(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
     to = attrs["to"]
     to = to.decode() if isinstance(to, bytes) else to
-    return to_type(m, inputs[0], to in _FLOATS, np.dtype(_WHOLE[to]) if to in _WHOLE else None)
+    return cast_value(m, inputs[0], to in _FLOATS, np.dtype(_WHOLE[to]) if to in _WHOLE else None)
 
 
-def to_type(m: Machine, x: Any, floating: bool, whole: np.dtype[Any] | None) -> Any:
+def cast_value(m: ProofInterpreter, x: Any, floating: bool, whole: np.dtype[Any] | None) -> Any:
     """``x`` as a floating number or as a whole one of the type ``whole``."""
     if isinstance(x, Value | Magnitude | Logarithm):
         if floating:
             return x
         if isinstance(x, Value) and whole is not None and not x.data and x.size is not None and not any(x.axes):
             _require_fits(x.size, whole)
-            return np.array(x.size if x.size.number is None else x.size.number, dtype=object).reshape(
+            return np.array(x.size if x.size.constant_value is None else x.size.constant_value, dtype=object).reshape(
                 (1,) * len(x.axes)
             )
-        raise NotProved(Why.OP, "a Cast to whole numbers or bool is no algebra", "Cast")
+        raise NotProved(ProofFailure.OP, "a Cast to whole numbers or bool is no algebra", "Cast")
     if floating:
         array = np.asarray(x)
-        return array if array.dtype == object and array.size != 1 else lifted(m, array)
+        return array if array.dtype == object and array.size != 1 else lift_input(m, array)
     if whole is None:
-        raise NotProved(Why.OP, "a Cast to bool is no algebra", "Cast")
+        raise NotProved(ProofFailure.OP, "a Cast to bool is no algebra", "Cast")
     for n in np.asarray(x).reshape(-1).tolist():
-        _require_fits(Size.of(n), whole)
+        _require_fits(Size.from_int(n), whole)
     return x
 
 
@@ -53,9 +53,13 @@ def _require_fits(n: Size, whole: np.dtype[Any]) -> None:
     """A size that is open fits into 32 bits with a sign; what is cut off by a shorter type changes from size to
     size."""
     limits = np.iinfo(whole)
-    fits = limits.min <= n.number <= limits.max if n.number is not None else limits.min < 0 and limits.bits >= 32
+    fits = (
+        limits.min <= n.constant_value <= limits.max
+        if n.constant_value is not None
+        else limits.min < 0 and limits.bits >= 32
+    )
     if not fits:
-        raise NotProved(Why.SIZE, f"a Cast of {n} to {whole.name}, which may not hold it", "Cast")
+        raise NotProved(ProofFailure.SIZE, f"a Cast of {n} to {whole.name}, which may not hold it", "Cast")
 
 
 TABLE: dict[str, Op] = {"Cast": _cast}

@@ -20,27 +20,27 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import NotProved, Why
-from ..machine import Machine
-from ..ops import Attrs, Inputs, Op, lifted
+from ..interpreter import ProofInterpreter
+from ..op_definitions import Attrs, Inputs, Op, lift_input
+from ..proof_errors import NotProved, ProofFailure
 from ..value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Value
-from .congruence import unknown
+from .congruence import apply_unknown
 
 
-def not_negative(m: Machine, t: Value) -> bool:
+def is_nonnegative(m: ProofInterpreter, t: Value) -> bool:
     """Whether t ≥ 0 at every real input."""
     if t.sign >= NOT_NEGATIVE:
         return True
     for radicand in m.radicands:
         sums = [radicand.w] if radicand.epsilon is None else [radicand.w, m.sub(radicand.w, radicand.epsilon)]
         for v in sums:
-            ratio = m.ratio(t, v)
+            ratio = m.positive_ratio(t, v)
             if ratio is not None and ratio[1] > 0:
                 return True
     return False
 
 
-def clamped(m: Machine, op: str, t: Value, low: Value) -> Value:
+def clamp_below(m: ProofInterpreter, op: str, t: Value, low: Value) -> Value:
     """max(t, low) where that is t."""
     if (
         op == "Clip"
@@ -51,49 +51,49 @@ def clamped(m: Machine, op: str, t: Value, low: Value) -> Value:
         and (low.f > 0).all()
     ):
         c = float(low.f.reshape(-1)[0])
-        made = unknown(m, f"{op} from {c!r}", t, lambda x: np.maximum(x, c))
+        made = apply_unknown(m, f"{op} from {c!r}", t, lambda x: np.maximum(x, c))
         made.sign, made.nonzero = POSITIVE, True
         return made
-    if m.gf is not None and (low.data or low.sized or not (low.f <= 0).all() or not not_negative(m, t)):
-        raise NotProved(Why.OP, f"{op} is no algebra, and nothing shows that it does nothing here", op)
+    if m.gf is not None and (low.data or low.sized or not (low.f <= 0).all() or not is_nonnegative(m, t)):
+        raise NotProved(ProofFailure.OP, f"{op} is no algebra, and nothing shows that it does nothing here", op)
     return replace(t, f=np.maximum(t.f, low.f.reshape(-1)[0]), sign=max(t.sign, NOT_NEGATIVE), below=NEGATIVE)
 
 
-def _relu(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
-    return clamped(m, "Relu", lifted(m, inputs[0]), m.number(0))
+def _relu(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    return clamp_below(m, "Relu", lift_input(m, inputs[0]), m.number(0))
 
 
-def _max(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
-    values = [lifted(m, x) for x in inputs]
+def _max(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    values = [lift_input(m, x) for x in inputs]
     if len(values) == 1:
         return values[0]
-    if len(values) == 2 and (larger := _larger(*values)) is not None:
+    if len(values) == 2 and (larger := _larger_number(*values)) is not None:
         return larger
     if len(values) != 2 or values[0].data == values[1].data:
-        raise NotProved(Why.OP, "Max is no algebra", "Max")
+        raise NotProved(ProofFailure.OP, "Max is no algebra", "Max")
     t, low = values if values[0].data else reversed(values)
     if len(low.axes) > len(t.axes) or any(low.axes):
-        raise NotProved(Why.OP, "Max with more than one number", "Max")
-    return clamped(m, "Max", t, low)
+        raise NotProved(ProofFailure.OP, "Max with more than one number", "Max")
+    return clamp_below(m, "Max", t, low)
 
 
-def _larger(a: Value, b: Value) -> Value | None:
+def _larger_number(a: Value, b: Value) -> Value | None:
     """Of two numbers made of sizes the one that is the larger at every size."""
     if a.size is None or b.size is None or a.data or b.data or any(a.axes) or any(b.axes):
         return None
     more = a.size - b.size
-    return a if more.positive or more == 0 else b if (-more).positive else None
+    return a if more.is_positive or more == 0 else b if (-more).is_positive else None
 
 
-def _clip(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+def _clip(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
     given: list[Any] = [attrs.get("min"), attrs.get("max")] if opset < 11 else [*inputs[1:], None, None][:2]
     low, high = given
     if high is not None:
-        raise NotProved(Why.OP, "Clip from above is no algebra", "Clip")
-    t = lifted(m, inputs[0])
+        raise NotProved(ProofFailure.OP, "Clip from above is no algebra", "Clip")
+    t = lift_input(m, inputs[0])
     if low is None:
         return t
-    return clamped(m, "Clip", t, lifted(m, np.asarray(low) if isinstance(low, float) else low))
+    return clamp_below(m, "Clip", t, lift_input(m, np.asarray(low) if isinstance(low, float) else low))
 
 
 TABLE: dict[str, Op] = {"Relu": _relu, "Max": _max, "Clip": _clip}

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ...graphs.sizes import Size
-from ..errors import NotProved, Why
-from ..machine import Machine
-from ..ops import Attrs, Inputs, Op, axes_of, expanded, lifted
+from ...graphs.symbolic_sizes import Size
+from ..interpreter import ProofInterpreter
+from ..op_definitions import Attrs, Inputs, Op, axes_of, broadcast_to_sizes, lift_input
+from ..proof_errors import NotProved, ProofFailure
 from ..value import Array, Value
 
 Row = tuple[Value, tuple[int, ...]]
@@ -34,21 +34,21 @@ class Extremum:
 
 
 @dataclass(frozen=True, eq=False)
-class Truth:
+class RowCondition:
     """A condition: where it holds, each of ``rows`` is constant. Its floats are zeros and ones."""
 
     value: Value
     rows: tuple[Row, ...]
 
 
-def _extremum(of: str, reduce: Any) -> Op:
-    def run(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Extremum:
-        x = lifted(m, inputs[0])
+def _extremum_op(of: str, reduce: Any) -> Op:
+    def run(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Extremum:
+        x = lift_input(m, inputs[0])
         given = (
             attrs.get("axes") if len(inputs) < 2 or inputs[1] is None else np.asarray(inputs[1]).reshape(-1).tolist()
         )
         axes = tuple(axes_of(x, given))
-        slots = tuple(s for i in axes for s in x.slots(i))
+        slots = tuple(s for i in axes for s in x.array_axes(i))
         kept = tuple(() if i in axes else axis for i, axis in enumerate(x.axes))
         f = reduce(x.f, axis=slots)
         if not attrs.get("keepdims", 1):
@@ -58,20 +58,20 @@ def _extremum(of: str, reduce: Any) -> Op:
     return run
 
 
-def _floats(m: Machine, x: Any) -> Value:
-    v = x.value if isinstance(x, (Extremum, Truth)) else lifted(m, x)
+def _as_floats(m: ProofInterpreter, x: Any) -> Value:
+    v = x.value if isinstance(x, (Extremum, RowCondition)) else lift_input(m, x)
     return Value(v.axes, None, v.f, v.data)
 
 
-def _truth(m: Machine, f: Any, *inputs: Any, rows: tuple[Row, ...] = ()) -> Truth:
-    values = [_floats(m, x) for x in inputs]
-    axes, arrays = m.over_each_other(*values)
+def _make_condition(m: ProofInterpreter, f: Any, *inputs: Any, rows: tuple[Row, ...] = ()) -> RowCondition:
+    values = [_as_floats(m, x) for x in inputs]
+    axes, arrays = m.broadcast_values(*values)
     with np.errstate(all="ignore"):
         truth: Array = np.asarray(f(*(g for _, g in arrays)), dtype=np.float64)
-    return Truth(Value(axes, None, truth, any(v.data for v in values)), rows)
+    return RowCondition(Value(axes, None, truth, any(v.data for v in values)), rows)
 
 
-def _equal(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Truth:
+def _equal(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> RowCondition:
     a, b = inputs
     rows: tuple[Row, ...] = ()
     if (
@@ -85,39 +85,41 @@ def _equal(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -
             len(e.value.axes) == len(e.row[0].axes) for e in (a, b)
         )  # else it lies over other rows than those it speaks of
         rows = (a.row,) if kept else ()
-    return _truth(m, np.equal, a, b, rows=rows)
+    return _make_condition(m, np.equal, a, b, rows=rows)
 
 
-def _and(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Truth:
-    rows = tuple(row for x in inputs if isinstance(x, Truth) for row in x.rows)
-    return _truth(m, lambda a, b: (a != 0) & (b != 0), *inputs, rows=rows)
+def _and(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> RowCondition:
+    rows = tuple(row for x in inputs if isinstance(x, RowCondition) for row in x.rows)
+    return _make_condition(m, lambda a, b: (a != 0) & (b != 0), *inputs, rows=rows)
 
 
-def _where(m: Machine, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
-    condition, chosen, d = inputs[0], inputs[1], lifted(m, inputs[2])
-    zero = lifted(m, chosen)
+def _where(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    condition, chosen, d = inputs[0], inputs[1], lift_input(m, inputs[2])
+    zero = lift_input(m, chosen)
     if isinstance(condition, np.ndarray) and condition.dtype == bool and condition.size == 1:  # fixed by the file
         taken, other = (zero, d) if condition.all() else (d, zero)
-        return expanded(m, expanded(m, taken, other.shape), [Size.of(n) for n in condition.shape])
-    if not isinstance(condition, Truth) or zero.data or zero.sized or zero.f.size != 1 or (zero.f != 0).any():
-        raise NotProved(Why.OP, "Where is no algebra", "Where")
-    if m.gf is not None and not any(_centered(m, d, x, axes) for x, axes in condition.rows):
-        raise NotProved(Why.OP, "Where is no algebra, and nothing shows that it does nothing here", "Where")
-    axes, ((_, c), (_, f), _) = m.over_each_other(condition.value, d, zero)
+        return broadcast_to_sizes(
+            m, broadcast_to_sizes(m, taken, other.shape), [Size.from_int(n) for n in condition.shape]
+        )
+    if not isinstance(condition, RowCondition) or zero.data or zero.sized or zero.f.size != 1 or (zero.f != 0).any():
+        raise NotProved(ProofFailure.OP, "Where is no algebra", "Where")
+    if m.gf is not None and not any(_is_centered(m, d, x, axes) for x, axes in condition.rows):
+        raise NotProved(ProofFailure.OP, "Where is no algebra, and nothing shows that it does nothing here", "Where")
+    axes, ((_, c), (_, f), _) = m.broadcast_values(condition.value, d, zero)
     if axes != d.axes:
-        raise NotProved(Why.OP, "Where broadcasts", "Where")
+        raise NotProved(ProofFailure.OP, "Where broadcasts", "Where")
     return replace(d, f=np.where(c != 0, 0.0, f))
 
 
-def _centered(m: Machine, d: Value, x: Value, axes: tuple[int, ...]) -> bool:
+def _is_centered(m: ProofInterpreter, d: Value, x: Value, axes: tuple[int, ...]) -> bool:
     """Whether d = r·(x − mean x), axis by axis."""
     c = m.sub(x, m.mean(x, axes))
-    return len(d.axes) == len(c.axes) and d.f.shape[1:] == c.f.shape[1:] and m.multiple(d, c) is not None
+    return len(d.axes) == len(c.axes) and d.f.shape[1:] == c.f.shape[1:] and m.constant_ratio(d, c) is not None
 
 
 TABLE: dict[str, Op] = {
-    "ReduceMax": _extremum("max", np.max),
-    "ReduceMin": _extremum("min", np.min),
+    "ReduceMax": _extremum_op("max", np.max),
+    "ReduceMin": _extremum_op("min", np.min),
     "Equal": _equal,
     "And": _and,
     "Where": _where,

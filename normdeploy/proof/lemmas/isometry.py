@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def isometry(a: np.ndarray) -> int | None:
+def isometry_factor(a: np.ndarray) -> int | None:
     """k, where A·Aᵀ = k·I; None where there is no such k. ``a``: (n, n) of −1, 0 and 1."""
     if a.ndim != 2 or a.shape[0] != a.shape[1] or not a.size or not np.isin(a, (-1, 0, 1)).all():
         return None
@@ -30,7 +30,7 @@ def isometry(a: np.ndarray) -> int | None:
     return k if k > 0 and np.array_equal(square, k * np.eye(len(a))) else None
 
 
-def inverse(writing: Sequence[np.ndarray], reading: Sequence[np.ndarray], n: int) -> int | None:
+def inverse_pair_factor(writing: Sequence[np.ndarray], reading: Sequence[np.ndarray], n: int) -> int | None:
     """k, where each matrix of ``writing`` is one A of n×n in all its runs and 0 elsewhere, each of ``reading`` its
     transpose, and A·Aᵀ = k·I; None where that is not so."""
     first = next(iter(writing), None)
@@ -38,10 +38,10 @@ def inverse(writing: Sequence[np.ndarray], reading: Sequence[np.ndarray], n: int
         return None
     a = first[:n, :n]
 
-    def has(matrix: np.ndarray, run: np.ndarray) -> bool:
+    def is_block_diagonal(matrix: np.ndarray, run: np.ndarray) -> bool:
         blocks = np.kron(np.eye(len(matrix) // n), run)
         return blocks.shape == matrix.shape and np.array_equal(blocks, matrix)
 
-    if not all(has(m, a) for m in writing) or not all(has(m, a.T) for m in reading):
+    if not all(is_block_diagonal(m, a) for m in writing) or not all(is_block_diagonal(m, a.T) for m in reading):
         return None
-    return isometry(a)
+    return isometry_factor(a)

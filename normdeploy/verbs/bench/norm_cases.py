@@ -24,8 +24,8 @@ import numpy as np
 import onnx
 import onnx.parser
 
-from ...element_types import UNIT_ROUNDOFF
-from ...graphs.functions import reference
+from ...dtypes import UNIT_ROUNDOFF
+from ...graphs.own_op_functions import evaluate_reference
 
 FORMS = ("standard", "decomposed", "instance", "layer", "narrow", "sum")
 KINDS = ("LayerNorm", "RMSNorm", "ChannelLayerNorm", "BatchLayerNorm", "GroupNorm", "InstanceNorm", "ResidualLayerNorm")
@@ -60,7 +60,7 @@ class NormCase:
         )
 
     @property
-    def forms(self) -> tuple[str, ...]:
+    def distinct_forms(self) -> tuple[str, ...]:
         """Those that differ from one another."""
         more = {
             "LayerNorm": ("instance", "narrow"),
@@ -71,7 +71,7 @@ class NormCase:
         }
         return ("standard", "decomposed", *more.get(self.kind, ()))
 
-    def parameters(self) -> tuple[np.ndarray, np.ndarray]:
+    def scale_and_shift(self) -> tuple[np.ndarray, np.ndarray]:
         """Scale and shift, float64 numbers that the norm's type holds; of the normalized shape, or one for each channel
         as (C, 1, ...)."""
         rank = len(self.shape)
@@ -88,72 +88,74 @@ class NormCase:
         values = np.random.default_rng(seed).standard_normal(self.shape, np.float32) + np.float32(offset)
         return {"x": values.astype(self.dtype)}
 
-    def reference(self, x: np.ndarray) -> np.ndarray:
+    def evaluate_float64(self, x: np.ndarray) -> np.ndarray:
         """The norm of ``x`` (ResidualLayerNorm: of 2·x) by its formula, float64."""
-        gamma, beta = self.parameters()
+        gamma, beta = self.scale_and_shift()
         op = "RMSNorm" if self.kind == "RMSNorm" else "LayerNorm"
-        normal = reference(op, self._rows(x), 1.0, axes=(-1,), epsilon=self.epsilon)
+        normal = evaluate_reference(op, self._normalized_rows(x), 1.0, axes=(-1,), epsilon=self.epsilon)
         if self.kind in _ACROSS:
-            normal = normal.reshape([x.shape[a] for a in self._to_the_end]).transpose(np.argsort(self._to_the_end))
+            normal = normal.reshape([x.shape[a] for a in self._permutation_to_last]).transpose(
+                np.argsort(self._permutation_to_last)
+            )
         return normal.reshape(x.shape) * gamma + beta
 
-    def allowed(self, x: np.ndarray) -> float:
+    def allowed_error(self, x: np.ndarray) -> float:
         """The error of statistics that are right to a few units of the largest element, the result rounded once more
         (`rounding`)."""
-        rows = self._rows(x)
+        rows = self._normalized_rows(x)
         spread = np.square(rows if self.kind == "RMSNorm" else rows - rows.mean(axis=1, keepdims=True)).mean(axis=1)
         steep = float((1 + np.abs(rows).max(axis=1) / np.sqrt(spread + self.epsilon)).max())
         unit = UNIT_ROUNDOFF[self.dtype]
-        return 8 * unit * steep * float(np.abs(self.parameters()[0]).max()) + unit * float(
-            np.abs(self.reference(x)).max()
+        return 8 * unit * steep * float(np.abs(self.scale_and_shift()[0]).max()) + unit * float(
+            np.abs(self.evaluate_float64(x)).max()
         )
 
-    def _rows(self, x: np.ndarray) -> np.ndarray:
+    def _normalized_rows(self, x: np.ndarray) -> np.ndarray:
         """What is normalized, in float64 as a matrix, each row by itself."""
         x = np.asarray(x, np.float64) * (2 if self.kind == "ResidualLayerNorm" else 1)
         if self.kind in _ACROSS:
-            return x.transpose(self._to_the_end).reshape(-1, x.shape[_ACROSS[self.kind]])
-        lead = x.shape[: self.axis % x.ndim] if self.kind in _OF_ROWS else (x.shape[0], self._groups)
+            return x.transpose(self._permutation_to_last).reshape(-1, x.shape[_ACROSS[self.kind]])
+        lead = x.shape[: self.axis % x.ndim] if self.kind in _OF_ROWS else (x.shape[0], self._rows_per_sample)
         return x.reshape(math.prod(lead), -1)
 
     @property
-    def _to_the_end(self) -> list[int]:
+    def _permutation_to_last(self) -> list[int]:
         """The permutation that brings the normalized axis of ChannelLayerNorm or BatchLayerNorm to the end."""
         own = _ACROSS[self.kind]
         return [*(a for a in range(len(self.shape)) if a != own), own]
 
     @property
-    def _groups(self) -> int:
+    def _rows_per_sample(self) -> int:
         """Rows of a sample."""
         if self.kind == "LayerNorm":
             return math.prod(self.shape[1 : self.axis % len(self.shape)])
         return self.shape[1] if self.kind == "InstanceNorm" else self.groups
 
-    def model(self, form: str) -> onnx.ModelProto:
+    def make_model(self, form: str) -> onnx.ModelProto:
         """
         Raises:
             ValueError: the norm has no such form.
         """
-        if form not in self.forms:
-            raise ValueError(f"{self.kind} has no form {form!r}; it has {', '.join(self.forms)}")
+        if form not in self.distinct_forms:
+            raise ValueError(f"{self.kind} has no form {form!r}; it has {', '.join(self.distinct_forms)}")
         body = {
-            "standard": self._standard,
-            "decomposed": self._primitives,
-            "narrow": self._narrow,
-            "sum": self._sum,
-        }.get(form, partial(self._regrouped, form))()
+            "standard": self._standard_body,
+            "decomposed": self._primitives_body,
+            "narrow": self._unit_scale_body,
+            "sum": self._residual_sum_body,
+        }.get(form, partial(self._regrouped_body, form))()
         opset = _RMS_OPSET if self.kind == "RMSNorm" else _OPSET
         tensor = f"{_TYPES[self.dtype]}[{','.join(map(str, self.shape))}]"
         proto = onnx.parser.parse_model(
             f'<ir_version: 10, opset_import: ["": {opset}]> norm ({tensor} x) => ({tensor} y) {{ {body} }}'
         )
         read = {name for node in proto.graph.node for name in node.input}
-        constants = {name: value for name, value in self._constants().items() if name in read}
+        constants = {name: value for name, value in self._model_constants().items() if name in read}
         proto.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in constants.items())
         return proto
 
-    def _constants(self) -> dict[str, np.ndarray]:
-        gamma, beta = (p.astype(self.dtype) for p in self.parameters())
+    def _model_constants(self) -> dict[str, np.ndarray]:
+        gamma, beta = (p.astype(self.dtype) for p in self.scale_and_shift())
         kind, rank = np.dtype(self.dtype), len(self.shape)
         regrouped = self.kind in ("GroupNorm", "InstanceNorm")
         axes = (
@@ -169,26 +171,26 @@ class NormCase:
             "scale": gamma.reshape(-1),
             "shift": beta.reshape(-1),
             "one": np.ones(1, kind),
-            "ones": np.ones(self.shape[_ACROSS[self.kind]] if self.kind in _ACROSS else self._groups, kind),
-            "zeros": np.zeros(self._groups, kind),
+            "ones": np.ones(self.shape[_ACROSS[self.kind]] if self.kind in _ACROSS else self._rows_per_sample, kind),
+            "zeros": np.zeros(self._rows_per_sample, kind),
             "eps": np.array(self.epsilon, kind),
             "axes": np.array(axes, np.int64),
-            "rows": np.array([0, self._groups, -1], np.int64),
+            "rows": np.array([0, self._rows_per_sample, -1], np.int64),
             "whole": np.array(self.shape, np.int64),
             "mean": np.zeros_like(gamma.reshape(-1)),
             "variance": np.ones_like(gamma.reshape(-1)),
         }
 
-    def _standard(self) -> str:
+    def _standard_body(self) -> str:
         eps = f"epsilon = {self.epsilon}"
         if self.kind == "ResidualLayerNorm":
-            return f"{self._residual('Add')} y = LayerNormalization <axis = {self.axis}, {eps}> (t, gamma, beta)"
+            return f"{self._residual_body('Add')} y = LayerNormalization <axis = {self.axis}, {eps}> (t, gamma, beta)"
         if self.kind == "LayerNorm":
             return f"y = LayerNormalization <axis = {self.axis}, {eps}> (x, gamma, beta)"
         if self.kind == "RMSNorm":
             return f"y = RMSNormalization <axis = {self.axis}, {eps}> (x, gamma)"
         if self.kind in _ACROSS:
-            there, back = self._to_the_end, [int(a) for a in np.argsort(self._to_the_end)]
+            there, back = self._permutation_to_last, [int(a) for a in np.argsort(self._permutation_to_last)]
             if self.kind == "ChannelLayerNorm":
                 return (
                     f"t = Transpose <perm = {there}> (x) n = LayerNormalization <axis = -1, {eps}> (t, scale, shift)"
@@ -203,23 +205,24 @@ class NormCase:
         return f"y = InstanceNormalization <{eps}> (x, scale, shift)"
 
     @staticmethod
-    def _residual(op: str) -> str:
+    def _residual_body(op: str) -> str:
         """x + x, the second x by way of a node that onnxruntime does not take away: its own kernel wants two
         tensors."""
         return f"again = Reshape(x, whole) t = {op}(x, again)"
 
-    def _sum(self) -> str:
+    def _residual_sum_body(self) -> str:
         return (
-            f"{self._residual('Sum')} y = LayerNormalization <axis = {self.axis}, epsilon = {self.epsilon}> (t, gamma,"
+            f"{self._residual_body('Sum')} y = LayerNormalization <axis = {self.axis}, epsilon = "
+            f"{self.epsilon}> (t, gamma,"
             " beta)"
         )
 
-    def _narrow(self) -> str:
+    def _unit_scale_body(self) -> str:
         core = "RMSNormalization" if self.kind == "RMSNorm" else "LayerNormalization"
         shift = "Identity(s)" if self.kind == "RMSNorm" else "Add(s, beta)"
         return f"n = {core} <axis = {self.axis}, epsilon = {self.epsilon}> (x, one) s = Mul(n, gamma) y = {shift}"
 
-    def _primitives(self) -> str:
+    def _primitives_body(self) -> str:
         if self.kind == "RMSNorm":
             return "q = Mul(x, x) v = ReduceMean(q, axes) e = Add(v, eps) r = Sqrt(e) n = Div(x, r) y = Mul(n, gamma)"
         body = (
@@ -229,12 +232,12 @@ class NormCase:
         if self.kind in ("GroupNorm", "InstanceNorm"):
             body = f"g = Reshape(x, rows) {body.format(of='g')} w = Reshape(n, whole) s = Mul(w, gamma)"
         elif self.kind == "ResidualLayerNorm":
-            body = f"{self._residual('Add')} {body.format(of='t')} s = Mul(n, gamma)"
+            body = f"{self._residual_body('Add')} {body.format(of='t')} s = Mul(n, gamma)"
         else:
             body = f"{body.format(of='x')} s = Mul(n, gamma)"
         return f"{body} y = Add(s, beta)"
 
-    def _regrouped(self, form: str) -> str:
+    def _regrouped_body(self, form: str) -> str:
         core = {
             "instance": f"InstanceNormalization <epsilon = {self.epsilon}> (g, ones, zeros)",
             "layer": f"LayerNormalization <axis = -1, epsilon = {self.epsilon}> (g, one)",

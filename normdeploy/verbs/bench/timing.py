@@ -48,19 +48,19 @@ class Timing:
         """Of contestant i's calls, in seconds; ``share`` from 0 to 100."""
         return float(np.percentile(self.calls[i], share))
 
-    def samples(self, i: int) -> tuple[float, ...]:
+    def sample_calls(self, i: int) -> tuple[float, ...]:
         """At most `KEPT` of contestant i's calls, evenly taken, in the order made; seconds."""
         calls = self.calls[i]
         return tuple(calls[n * len(calls) // KEPT] for n in range(KEPT)) if len(calls) > KEPT else calls
 
-    def ratio(self, i: int, base: int = 0) -> tuple[float, float, float]:
+    def round_ratio(self, i: int, base: int = 0) -> tuple[float, float, float]:
         """Contestant i's time over that of ``base`` in the same round: the median over the rounds, and its 95 %
         interval."""
         ratios = [own / other for own, other in zip(self.turns[i], self.turns[base], strict=True)]
-        return (statistics.median(ratios), *interval(ratios))
+        return (statistics.median(ratios), *median_interval(ratios))
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """A 95 % confidence interval of the median, whatever the distribution: two of the values themselves.
 
     How many of n values lie below the median is binomial(n, 1/2); of fewer than six values even the outermost two hold
@@ -75,7 +75,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[low], ordered[n - 1 - low]
 
 
-def race(
+def race_calls(
     calls: Sequence[Call],
     *,
     rounds: int,
@@ -97,32 +97,32 @@ def race(
     turns: list[list[float]] = [[] for _ in calls]
     made: list[list[float]] = [[] for _ in calls]
 
-    def one_round() -> None:
+    def run_round() -> None:
         order = list(range(len(calls)))
         rng.shuffle(order)
         for i in order:
-            times = _turn(calls[i], counts[i], clock)
+            times = _time_turn(calls[i], counts[i], clock)
             made[i] += times
             turns[i].append(statistics.median(times))
 
-    with _uncollected():
+    with _pause_garbage_collector():
         warmup = 0
-        while warmup < most_warmup and not (warmup and all(map(steady, turns))):
+        while warmup < most_warmup and not (warmup and all(map(is_steady, turns))):
             if progress is not None:
                 progress("warm-up", warmup, most_warmup)
-            one_round()
+            run_round()
             counts = [max(1, min(MOST_CALLS, int(TURN / max(t[-1], 1e-9)))) for t in turns]
             warmup += 1
-        unsteady = tuple(i for i, t in enumerate(turns) if not steady(t))
+        unsteady = tuple(i for i, t in enumerate(turns) if not is_steady(t))
         turns, made = [[] for _ in calls], [[] for _ in calls]
         for done in range(rounds):
             if progress is not None:
                 progress("race", done, rounds)
-            one_round()
+            run_round()
     return Timing(tuple(map(tuple, made)), tuple(map(tuple, turns)), warmup, unsteady)
 
 
-def steady(turns: Sequence[float]) -> bool:
+def is_steady(turns: Sequence[float]) -> bool:
     """Whether the last rounds took as long as those before them."""
     if len(turns) < 2 * WINDOW:
         return False
@@ -130,7 +130,7 @@ def steady(turns: Sequence[float]) -> bool:
     return abs(last - before) <= DRIFT * before
 
 
-def _turn(call: Call, count: int, clock: Callable[[], float]) -> list[float]:
+def _time_turn(call: Call, count: int, clock: Callable[[], float]) -> list[float]:
     call()
     times = []
     for _ in range(count):
@@ -141,7 +141,7 @@ def _turn(call: Call, count: int, clock: Callable[[], float]) -> list[float]:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _pause_garbage_collector() -> Iterator[None]:
     """Without Python's cycle collector, whose pauses belong to nobody's latency."""
     collecting = gc.isenabled()
     gc.collect()

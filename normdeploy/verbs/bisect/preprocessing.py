@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from ...compare.elements import difference, largest_finite
+from ...compare.element_errors import difference_from_float64, largest_finite
 from ...errors import NormdeployError
 from ...runtimes import Runner
-from ...runtimes.exact import Array
-from ...runtimes.file64 import File64Runner
-from ...runtimes.ort import OrtRunner
-from ..verify.originals import Original, Reference
-from ..verify.results import OutputResult
+from ...runtimes.float64_evaluator import Array
+from ...runtimes.onnx_float64 import OnnxFloat64Runner
+from ...runtimes.ort_runner import OrtRunner
+from ..verify.output_results import OutputResult
+from ..verify.reference_models import FloatReference, Original
 
 _IMAGE = 4  # dims
 _CHANNELS = (1, 3, 4)
@@ -35,7 +35,7 @@ _UNITS = 12 * 2.0**-24
 
 
 @dataclass(frozen=True)
-class Transform:
+class InputTransform:
     """``text``: what it makes of x, as numpy has it; "" where it changes nothing."""
 
     text: str
@@ -43,7 +43,7 @@ class Transform:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preprocessing:
+class FoundPreprocessing:
     """The file takes ``tensor`` so; ``text`` is for people. ``error`` of the output then, and what is ``allowed``."""
 
     tensor: str
@@ -52,9 +52,9 @@ class Preprocessing:
     allowed: float
 
 
-def preprocessing(
+def find_preprocessing(
     model: Original, proto: onnx.ModelProto, result: OutputResult, feeds: Mapping[str, Array]
-) -> Preprocessing | None:
+) -> FoundPreprocessing | None:
     """Find the transform of an input with which a file gives what the model gives; None where none does.
 
     Args:
@@ -64,49 +64,49 @@ def preprocessing(
     images = [name for name, x in feeds.items() if x.ndim == _IMAGE and x.dtype.kind == "f"]
     if not images:
         return None
-    reference = Reference(model).runner.infer(feeds)[result.output]
+    reference = FloatReference(model).float64_runner.infer(feeds)[result.output]
     scale = float(np.abs(reference[np.isfinite(reference)]).max(initial=0))
     types = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
     own = {name: value.astype(types.get(name, value.dtype)) for name, value in feeds.items()}
-    with File64Runner(proto) as exact:
-        plain = _error(exact, own, result.output, reference)
+    with OnnxFloat64Runner(proto) as exact:
+        plain = _output_error(exact, own, result.output, reference)
     if plain is not None and plain <= _NEAR * scale:
         # The file is right but for what the runtime loses, which another range of its input may hide.
         return None
     with OrtRunner(proto, optimize=False) as runner:
         for name in images:
             allowed: float | None = None
-            for transform in _transforms(own[name]):
-                error = _error(runner, {**own, name: transform.apply(own[name])}, result.output, reference)
+            for transform in _iter_transforms(own[name]):
+                error = _output_error(runner, {**own, name: transform.apply(own[name])}, result.output, reference)
                 # The exact bound takes runs of the model, so what is far off is left out first.
                 if error is None or error > _NEAR * scale:
                     continue
                 if allowed is None:
-                    allowed = _allowed(model, feeds, name, result, reference)
-                if error <= allowed and _confirmed(model, runner, transform, own, name, result.output):
+                    allowed = _allowed_error(model, feeds, name, result, reference)
+                if error <= allowed and _is_confirmed(model, runner, transform, own, name, result.output):
                     more = " (mean and std of ImageNet)" if "mean" in transform.text else ""
                     text = f"the file takes {transform.text}{more} where the model takes x, its input {name!r}"
-                    return Preprocessing(tensor=name, text=text, error=error, allowed=allowed)
+                    return FoundPreprocessing(tensor=name, text=text, error=error, allowed=allowed)
     return None
 
 
-def _confirmed(
-    model: Original, runner: OrtRunner, transform: Transform, feeds: Mapping[str, Array], name: str, output: str
+def _is_confirmed(
+    model: Original, runner: OrtRunner, transform: InputTransform, feeds: Mapping[str, Array], name: str, output: str
 ) -> bool:
     """Whether a transform explains the file at inputs beside the given one, where the file is wrong without it."""
     for seed, size in enumerate(_CONFIRMED):
         x = feeds[name]
         moved = (size * (x + np.random.default_rng(seed).uniform(-0.5, 0.5, x.shape))).astype(x.dtype)
-        reference = Reference(model).runner.infer({**feeds, name: moved})[output]
+        reference = FloatReference(model).float64_runner.infer({**feeds, name: moved})[output]
         scale = largest_finite(reference)
-        right = _error(runner, {**feeds, name: transform.apply(moved)}, output, reference)
-        plain = _error(runner, {**feeds, name: moved}, output, reference)
+        right = _output_error(runner, {**feeds, name: transform.apply(moved)}, output, reference)
+        plain = _output_error(runner, {**feeds, name: moved}, output, reference)
         if right is None or right > _NEAR * scale or (plain is not None and plain <= 2 * right):
             return False
     return True
 
 
-def _error(runner: Runner, feeds: Mapping[str, Array], output: str, reference: Array) -> float | None:
+def _output_error(runner: Runner, feeds: Mapping[str, Array], output: str, reference: Array) -> float | None:
     """The output's largest error; None where the file does not run so, or gives another shape."""
     try:
         got = runner.infer(feeds)[output]
@@ -114,66 +114,70 @@ def _error(runner: Runner, feeds: Mapping[str, Array], output: str, reference: A
         return None
     if got.shape != reference.shape:
         return None
-    found = difference(got, reference)
+    found = difference_from_float64(got, reference)
     return None if found.reason else found.error
 
 
-def _allowed(model: Original, feeds: Mapping[str, Array], name: str, result: OutputResult, reference: Array) -> float:
+def _allowed_error(
+    model: Original, feeds: Mapping[str, Array], name: str, result: OutputResult, reference: Array
+) -> float:
     """What rounding the transformed input may do to the output, beside what is allowed of the output anyway."""
     moved = 0.0
-    runner = Reference(model).runner
+    runner = FloatReference(model).float64_runner
     for seed in range(_DRAWS):
         x = feeds[name].astype(np.float64)
         off = _UNITS * np.random.default_rng(seed).uniform(-1, 1, x.shape) * (np.abs(x) + 1)
         shifted = (x + off).astype(feeds[name].dtype)
-        moved = max(moved, difference(runner.infer({**feeds, name: shifted})[result.output], reference).error)
+        moved = max(
+            moved, difference_from_float64(runner.infer({**feeds, name: shifted})[result.output], reference).error
+        )
     own = result.allowed if np.isfinite(result.allowed) else 0.0
     return own + moved
 
 
-def _transforms(x: Array) -> Iterator[Transform]:
+def _iter_transforms(x: Array) -> Iterator[InputTransform]:
     """Layouts, orders of channels and ranges, and their combinations, the plainest first."""
     channel = 1 if x.shape[1] in _CHANNELS else 3
-    layouts = [Transform("", lambda v: v)]
-    layouts.append(_layout((0, 2, 3, 1)) if channel == 1 else _layout((0, 3, 1, 2)))
-    orders = [Transform("", lambda v: v)]
+    layouts = [InputTransform("", lambda v: v)]
+    layouts.append(_layout_transform((0, 2, 3, 1)) if channel == 1 else _layout_transform((0, 3, 1, 2)))
+    orders = [InputTransform("", lambda v: v)]
     if x.shape[channel] == 3:
         text = "{}[:, ::-1]" if channel == 1 else "{}[..., ::-1]"
-        orders.append(Transform(text, lambda v: np.flip(v, channel)))
-    ranges = [Transform("", lambda v: v), *_ranges(channel, x.shape[channel])]
+        orders.append(InputTransform(text, lambda v: np.flip(v, channel)))
+    ranges = [InputTransform("", lambda v: v), *_iter_range_transforms(channel, x.shape[channel])]
     every = [c for c in itertools.product(ranges, orders, layouts) if any(t.text for t in c)]
     for parts in sorted(every, key=lambda chosen: sum(bool(t.text) for t in chosen)):
-        yield _combined(parts)
+        yield _combine_transforms(parts)
 
 
-def _layout(order: Sequence[int]) -> Transform:
-    return Transform(f"{{}}.transpose({', '.join(map(str, order))})", lambda v: v.transpose(order))
+def _layout_transform(order: Sequence[int]) -> InputTransform:
+    return InputTransform(f"{{}}.transpose({', '.join(map(str, order))})", lambda v: v.transpose(order))
 
 
-def _ranges(channel: int, channels: int) -> Iterator[Transform]:
+def _iter_range_transforms(channel: int, channels: int) -> Iterator[InputTransform]:
     """0 to 255, −1 to 1, and ImageNet's mean and deviation, each taken by the file or left to it."""
-    yield Transform("255 * {}", lambda v: 255 * v)
-    yield Transform("{} / 255", lambda v: v / 255)
-    yield Transform("(2 * {} - 1)", lambda v: 2 * v - 1)
-    yield Transform("({} + 1) / 2", lambda v: (v + 1) / 2)
+    yield InputTransform("255 * {}", lambda v: 255 * v)
+    yield InputTransform("{} / 255", lambda v: v / 255)
+    yield InputTransform("(2 * {} - 1)", lambda v: 2 * v - 1)
+    yield InputTransform("({} + 1) / 2", lambda v: (v + 1) / 2)
     if channels == 3:
         shape = [3 if axis == channel else 1 for axis in range(_IMAGE)]
         mean, deviation = np.reshape(_MEAN, shape), np.reshape(_DEVIATION, shape)
-        yield Transform("({} - mean) / std", lambda v: (v - mean) / deviation)
-        yield Transform("({} * std + mean)", lambda v: v * deviation + mean)
-        yield Transform("255 * ({} * std + mean)", lambda v: 255 * (v * deviation + mean))
-        yield Transform("({} / 255 - mean) / std", lambda v: (v / 255 - mean) / deviation)
+        yield InputTransform("({} - mean) / std", lambda v: (v - mean) / deviation)
+        yield InputTransform("({} * std + mean)", lambda v: v * deviation + mean)
+        yield InputTransform("255 * ({} * std + mean)", lambda v: 255 * (v * deviation + mean))
+        yield InputTransform("({} / 255 - mean) / std", lambda v: (v / 255 - mean) / deviation)
 
 
-def _combined(parts: Sequence[Transform]) -> Transform:
+def _combine_transforms(parts: Sequence[InputTransform]) -> InputTransform:
     text = "x"
     for part in parts:
         text = part.text.format(text) if part.text else text
 
-    def apply(x: Array) -> Array:
+    def apply_parts(x: Array) -> Array:
         value = x.astype(np.float64)
         for part in parts:
             value = part.apply(value)
         return np.ascontiguousarray(value.astype(x.dtype))
 
-    return Transform(text, apply)
+    return InputTransform(text, apply_parts)

@@ -15,13 +15,13 @@ from typing import Any
 from urllib.parse import quote
 
 from ...version import __version__
-from .check import FINGERPRINT, Check, Checked
-from .rules import Problem
+from .check_files import FINGERPRINT, Check, CheckedFile
+from .norm_rules import Problem
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 
-def sarif(result: Check) -> str:
+def to_sarif(result: Check) -> str:
     """The document; paths are relative to the working directory where they lie in it."""
     rules = [
         {
@@ -34,7 +34,7 @@ def sarif(result: Check) -> str:
         for rule in result.rules
     ]
     broken = [
-        {"level": "error", "message": {"text": f.error}, "locations": [{"physicalLocation": _physical(f)}]}
+        {"level": "error", "message": {"text": f.error}, "locations": [{"physicalLocation": _physical_location(f)}]}
         for f in result.files
         if f.error
     ]
@@ -51,32 +51,32 @@ def sarif(result: Check) -> str:
                 "toolConfigurationNotifications": [{"level": "note", "message": {"text": note}} for note in notes],
             }
         ],
-        "artifacts": [{"location": _location(f.file), "roles": ["analysisTarget"]} for f in result.files],
-        "results": [_result(f, p, result) for f in result.files for p in f.findings],
+        "artifacts": [{"location": _artifact_location(f.file), "roles": ["analysisTarget"]} for f in result.files],
+        "results": [_sarif_result(f, p, result) for f in result.files for p in f.findings],
     }
     return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, ensure_ascii=False) + "\n"
 
 
-def _result(checked: Checked, p: Problem, result: Check) -> dict[str, Any]:
+def _sarif_result(checked: CheckedFile, p: Problem, result: Check) -> dict[str, Any]:
     names = (("function", p.place), ("module", p.module), ("node", p.node), ("tensor", p.tensor))
     logical = [{"kind": kind, "name": name, "fullyQualifiedName": name} for kind, name in names if name]
-    at = {"physicalLocation": _physical(checked)} | ({"logicalLocations": logical} if logical else {})
+    at = {"physicalLocation": _physical_location(checked)} | ({"logicalLocations": logical} if logical else {})
     entry = {
         "ruleId": p.rule,
         "ruleIndex": [rule.id for rule in result.rules].index(p.rule),
         "level": p.level,
-        "message": {"text": f"{p.name}: {p.message}" if p.name else p.message},
+        "message": {"text": f"{p.location}: {p.message}" if p.location else p.message},
         "locations": [at],
         "partialFingerprints": {FINGERPRINT: p.fingerprint, "primaryLocationLineHash": p.fingerprint},
     }
     return entry | ({"baselineState": "unchanged" if p.known else "new"} if result.baseline else {})
 
 
-def _physical(checked: Checked) -> dict[str, Any]:
-    return {"artifactLocation": _location(checked.file), "region": {"startLine": 1}}
+def _physical_location(checked: CheckedFile) -> dict[str, Any]:
+    return {"artifactLocation": _artifact_location(checked.file), "region": {"startLine": 1}}
 
 
-def _location(file: str) -> dict[str, str]:
+def _artifact_location(file: str) -> dict[str, str]:
     path, here = Path(os.path.abspath(file)), Path.cwd()
     if path.is_relative_to(here):
         return {"uri": quote(os.fsencode(path.relative_to(here).as_posix())), "uriBaseId": "%SRCROOT%"}

@@ -1,7 +1,7 @@
 """Sample inputs, their expected outputs, and the error that each runtime is allowed. A bundle keeps them.
 
 Where the PyTorch model is given, the expected outputs are its answers in float64, rounded to the model's type, and an
-output may be off by what ``normdeploy.verbs.verify.verify`` allows, plus the half ulp of that rounding:
+output may be off by what ``normdeploy.verbs.verify.file_comparison`` allows, plus the half ulp of that rounding:
 
     error ≤ 4 · (eager's own error) + 4.5 ulp(max |expected|)
 
@@ -24,25 +24,25 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from ...compare.elements import distance, largest_finite
-from ...compare.spacing import of_peer, ulp
+from ...compare.element_errors import absolute_difference, largest_finite
+from ...compare.ulp_spacing import allowed_beside_peer, ulp_at
 from ...errors import InputError
-from ...graphs.quantized import is_quantized
-from ...model import DEFAULT_SIZES, Dim, InputSpec, Model, Signature
-from ...precision.precision import asked
-from ...precision.retype import FORMATS
+from ...graphs.quantization_info import is_quantized
+from ...model import DEFAULT_SIZES, Dim, InputSpec, LoadedModel, ModelSignature
+from ...precision.half_conversion import recorded_precision
+from ...precision.type_conversion import FORMATS
 from ...runtimes import Runner, RunResult
-from ...runtimes.probing import sizes_that_run
-from ...storage.record import recorded
+from ...runtimes.size_search import find_runnable_sizes
+from ...storage.export_record import read_record
 from ...types import Progress
-from ..run import runs_on
-from ..verify.candidates import HALF_TYPES, types_of
-from ..verify.cases import Case, Given, generated, given_to
-from ..verify.judging import Trial
-from ..verify.originals import Reference, unit_roundoff
-from ..verify.stepped import expected as expected_of
-from .references import disturbed, is_floating, reference_runner, shaken
-from .triton import Port
+from ..run import can_run
+from ..verify.input_cases import InputCase, NamedInputs, check_user_cases, generate_cases
+from ..verify.precision_trial import PrecisionTrial
+from ..verify.quantized_reference import evaluate_quantized as expected_of
+from ..verify.reference_models import FloatReference, model_unit_roundoff
+from ..verify.runtime_candidates import HALF_TYPES, input_types
+from .onnx_reference import is_floating, open_perturbed_runners, perturb_feeds, reference_runner
+from .triton_config import TritonPort
 
 LIMIT = 2**28  # bytes of samples and expected outputs; the first are kept whatever their size
 _TIES = 16  # as many as parity.Ties asks
@@ -77,13 +77,13 @@ class Samples:
     notes: tuple[str, ...] = ()
 
 
-def from_model(
-    model: Model,
+def make_samples_from_model(
+    model: LoadedModel,
     path: Path,
     proto: onnx.ModelProto,
     *,
     batch: str = "",
-    inputs: Sequence[Given] = (),
+    inputs: Sequence[NamedInputs] = (),
     progress: Progress | None = None,
 ) -> Samples:
     """Samples whose expected outputs come from ``model`` in float64.
@@ -97,44 +97,48 @@ def from_model(
         InputError: the model does not run on an input that it was said to take.
         NormdeployError: an operator of the model does not run in float64.
     """
-    precision, types = asked(proto), types_of(proto.graph)
+    precision, types = recorded_precision(proto), input_types(proto.graph)
     halves = {name: {kind} for name, kind in types.items() if kind in HALF_TYPES}
-    cases, notes = _cases(model, batch, inputs, halves)
-    reference = Reference(model)
-    trial = Trial(model, reference, precision)
-    for done, _ in enumerate(trial.prepare(cases)):
+    cases, notes = _make_cases(model, batch, inputs, halves)
+    reference = FloatReference(model)
+    trial = PrecisionTrial(model, reference, precision)
+    for done, _ in enumerate(trial.prepare_answers(cases)):
         if progress is not None:
             progress("samples", done, len(cases))
-    unit = 4 * (FORMATS[precision].unit if precision else unit_roundoff(model))
+    unit = 4 * (FORMATS[precision].unit_roundoff if precision else model_unit_roundoff(model))
     dtypes = {output: tally.dtype for (output, _), tally in trial.eager.tallies.items()}
     samples: list[Sample] = []
     for answer in trial.answers:
         expected = {name: value.astype(dtypes[name]) for name, value in answer.reference.items()}
         whole = {name: value for name, value in expected.items() if value.dtype.kind in "iub"}
-        others = [reference.runner.perturbed(answer.feeds, unit, seed) for seed in range(_TIES)] if whole else []
+        others = (
+            [reference.float64_runner.run_perturbed(answer.feeds, unit, seed) for seed in range(_TIES)] if whole else []
+        )
         inputs_of_file = {name: value.astype(types[name]) for name, value in answer.feeds.items()}
-        _keep(
-            samples, Sample(answer.case.name, answer.case.kind, inputs_of_file, expected, _free(whole, others)), notes
+        _add_sample(
+            samples,
+            Sample(answer.case.name, answer.case.kind, inputs_of_file, expected, _find_free_integers(whole, others)),
+            notes,
         )
     bounds = {
-        key: tally.allowed(tally) + (0.0 if tally.dtype.kind in "iub" else ulp(tally.scale, tally.dtype) / 2)
+        key: tally.allowed_error(tally) + (0.0 if tally.dtype.kind in "iub" else ulp_at(tally.scale, tally.dtype) / 2)
         for key, tally in trial.eager.tallies.items()
     }
     for sample in samples if is_quantized(proto) else ():
-        steps = _steps(path, sample.inputs, weights=True)
+        steps = _quantization_tolerances(path, sample.inputs, weights=True)
         for output in sample.expected:
             bounds[output, sample.kind] += steps.get(output, 0.0)
     return Samples(tuple(samples), bounds, "the PyTorch model in float64", (*notes, *trial.notes))
 
 
-def from_file(
+def make_samples_from_file(
     path: Path,
     proto: onnx.ModelProto,
-    ports: Sequence[Port],
+    ports: Sequence[TritonPort],
     *,
     batch: str = "",
     largest: int = 0,
-    inputs: Sequence[Given] = (),
+    inputs: Sequence[NamedInputs] = (),
     progress: Progress | None = None,
 ) -> Samples:
     """Samples whose expected outputs come from onnxruntime with its optimizer off.
@@ -150,11 +154,13 @@ def from_file(
         GraphError: onnxruntime refuses the file.
         RuntimeUnavailable: it has no kernel for one of its operators.
     """
-    known = {spec.name: spec for spec in recorded(proto).get("inputs", ())}
+    known = {spec.name: spec for spec in read_record(proto).get("inputs", ())}
     outputs = tuple(v.name for v in proto.graph.output)
     guessed = [] if inputs else [p.name for p in ports if p.name not in known]
-    specs = tuple(known.get(p.name) or (_named(p) if inputs else _guessed(p, batch, largest)) for p in ports)
-    model = Signature(inputs=specs, outputs=outputs, kind="onnx")
+    specs = tuple(
+        known.get(p.name) or (_spec_of_given_input(p) if inputs else _guess_spec(p, batch, largest)) for p in ports
+    )
+    model = ModelSignature(inputs=specs, outputs=outputs, kind="onnx")
     stated = {batch} if largest else set()
     every = [dim for spec in specs if spec.name in guessed for dim in spec.shape]
     unsaid = list(dict.fromkeys(dim.name for dim in every if dim.name is not None and dim.name not in stated))
@@ -162,11 +168,11 @@ def from_file(
         with ExitStack() as stack:
             runner = stack.enter_context(reference_runner(path, proto))
             model = _at_sizes_that_run(model, unsaid, runner)
-    cases, notes = _cases(model, batch, inputs, {})
+    cases, notes = _make_cases(model, batch, inputs, {})
     if unsaid:
         sizes = ", ".join(
             f"{name}={dim.min}" + (f" to {dim.max}" if dim.max > dim.min else "")
-            for name, dim in model.dims.items()
+            for name, dim in model.named_dims.items()
             if name in unsaid
         )
         notes.append(
@@ -183,98 +189,105 @@ def from_file(
     bounds: dict[tuple[str, str], float] = {}
     with ExitStack() as stack:
         runner = stack.enter_context(reference_runner(path, proto))
-        unit, others = disturbed(path, proto, stack)
+        unit, others = open_perturbed_runners(path, proto, stack)
         for done, case in enumerate(cases):
             if progress is not None:
                 progress("samples", done, len(cases))
             feeds = case.make()
-            if unsaid and not runs_on(runner.infer, feeds):
+            if unsaid and not can_run(runner.infer, feeds):
                 notes.append(f"no sample at {case.name}: the file does not run there")
                 continue
             expected = runner.infer(feeds)
-            if done == 0 and not _same(runner.infer(feeds), expected):
+            if done == 0 and not _are_equal(runner.infer(feeds), expected):
                 raise InputError(
                     f"{path.name} gives other outputs each time it is run on the same inputs: nothing can be expected"
                     " of it"
                 )
-            moved = [other.infer(shaken(feeds, unit, seed)) for seed, other in enumerate(others)]
+            moved = [other.infer(perturb_feeds(feeds, unit, seed)) for seed, other in enumerate(others)]
             whole = {name: value for name, value in expected.items() if value.dtype.kind in "iub"}
-            _keep(samples, Sample(case.name, case.kind, feeds, expected, _free(whole, moved)), notes)
-            steps = _steps(path, feeds) if is_quantized(proto) else {}
+            _add_sample(
+                samples, Sample(case.name, case.kind, feeds, expected, _find_free_integers(whole, moved)), notes
+            )
+            steps = _quantization_tolerances(path, feeds) if is_quantized(proto) else {}
             for output, value in expected.items():
                 allowed = 0.0
                 if is_floating(value.dtype):
-                    allowed = steps.get(output, 0.0) + of_peer(
-                        max(_distance(other[output], value) for other in moved), largest_finite(value), value.dtype
+                    allowed = steps.get(output, 0.0) + allowed_beside_peer(
+                        max(_largest_difference(other[output], value) for other in moved),
+                        largest_finite(value),
+                        value.dtype,
                     )
                 bounds[output, case.kind] = max(bounds.get((output, case.kind), 0.0), allowed)
     return Samples(tuple(samples), bounds, "onnxruntime with its optimizer off", tuple(notes))
 
 
-def _steps(path: Path, feeds: Mapping[str, np.ndarray], weights: bool = False) -> dict[str, float]:
+def _quantization_tolerances(path: Path, feeds: Mapping[str, np.ndarray], weights: bool = False) -> dict[str, float]:
     """How far each output of a quantized file may be off for other roundings; nothing where float64 can't tell."""
     told = expected_of(path, feeds, weights)
     return {} if told is None else {name: float(v.max(initial=0.0)) for name, v in told.allowed.items()}
 
 
-def _cases(
-    model: Signature, batch: str, inputs: Sequence[Given], also: Mapping[str, Collection[np.dtype]]
-) -> tuple[list[Case], list[str]]:
+def _make_cases(
+    model: ModelSignature, batch: str, inputs: Sequence[NamedInputs], also: Mapping[str, Collection[np.dtype]]
+) -> tuple[list[InputCase], list[str]]:
     if inputs:
-        cases = given_to(model, inputs, also)
+        cases = check_user_cases(model, inputs, also)
         first = cases[0].make()
         if batch and all(len(array) > 1 for array in first.values()):
             cases.append(
-                Case(f"the first row of {cases[0].name}", "given", lambda: {n: a[:1] for n, a in first.items()})
+                InputCase(f"the first row of {cases[0].name}", "given", lambda: {n: a[:1] for n, a in first.items()})
             )
         return cases, []
-    cases, notes = generated(model, 1)
-    if batch in model.dims and (least := model.dims[batch].min) != model.dims[batch].opt:
+    cases, notes = generate_cases(model, 1)
+    if batch in model.named_dims and (least := model.named_dims[batch].min) != model.named_dims[batch].opt:
         sizes = {batch: least}
         cases.insert(
-            1, Case(f"{batch}={least}, the other dims at their usual sizes", "random", lambda: model.samples(1, sizes))
+            1,
+            InputCase(
+                f"{batch}={least}, the other dims at their usual sizes", "random", lambda: model.samples(1, sizes)
+            ),
         )
     return cases, notes
 
 
-def _named(port: Port) -> InputSpec:
+def _spec_of_given_input(port: TritonPort) -> InputSpec:
     """An input that is given: of its dynamic dims nothing is known but the names."""
     dims = (
-        Dim.static(d) if isinstance(d, int) else Dim(d or f"{port.name}.{i}", 0, 1, 2**31)
+        Dim.from_size(d) if isinstance(d, int) else Dim(d or f"{port.name}.{i}", 0, 1, 2**31)
         for i, d in enumerate(port.shape)
     )
     return InputSpec(port.name, port.dtype, tuple(dims))
 
 
-def _guessed(port: Port, batch: str, largest: int) -> InputSpec:
+def _guess_spec(port: TritonPort, batch: str, largest: int) -> InputSpec:
     """An input that no export described; the range of its batch is 1 to ``largest``."""
 
-    def dim(place: int, size: int | str | None) -> Dim:
+    def guess_dim(place: int, size: int | str | None) -> Dim:
         if isinstance(size, int):
-            return Dim.static(size)
+            return Dim.from_size(size)
         if size and size == batch and largest:
             return Dim(batch, 1, min(2, largest), largest)
         return Dim(size or f"{port.name}.{place}", *DEFAULT_SIZES)
 
-    return InputSpec(port.name, port.dtype, tuple(dim(i, size) for i, size in enumerate(port.shape)))
+    return InputSpec(port.name, port.dtype, tuple(guess_dim(i, size) for i, size in enumerate(port.shape)))
 
 
-def _at_sizes_that_run(model: Signature, unsaid: Sequence[str], runner: Runner) -> Signature:
+def _at_sizes_that_run(model: ModelSignature, unsaid: Sequence[str], runner: Runner) -> ModelSignature:
     """Return the model with sizes at which it runs, where the usual ones of dims that nothing describes are none.
 
     Raises:
         InputError: none is found.
     """
-    found = sizes_that_run(model, unsaid, lambda sizes: runs_on(runner.infer, model.samples(0, sizes)))
+    found = find_runnable_sizes(model, unsaid, lambda sizes: can_run(runner.infer, model.samples(0, sizes)))
     dims = {n: Dim(n, found[n], found[n], found[n]) for n in found}
-    inputs = tuple(replace(spec, shape=tuple(d.among(dims) for d in spec.shape)) for spec in model.inputs)
+    inputs = tuple(replace(spec, shape=tuple(d.with_ranges_of(dims) for d in spec.shape)) for spec in model.inputs)
     at_them = replace(model, inputs=inputs)
     # The error of the file itself says what it lacks.
     runner.infer(at_them.samples(0))
     return at_them
 
 
-def _keep(samples: list[Sample], sample: Sample, notes: list[str]) -> None:
+def _add_sample(samples: list[Sample], sample: Sample, notes: list[str]) -> None:
     if samples and sum(s.nbytes() for s in samples) + sample.nbytes() > LIMIT:
         notes.append(
             f"left out of the samples: {sample.name}, of {sample.nbytes()} bytes; all together stay below {LIMIT}"
@@ -283,7 +296,7 @@ def _keep(samples: list[Sample], sample: Sample, notes: list[str]) -> None:
         samples.append(sample)
 
 
-def _free(whole: RunResult, others: Sequence[RunResult]) -> dict[str, np.ndarray]:
+def _find_free_integers(whole: RunResult, others: Sequence[RunResult]) -> dict[str, np.ndarray]:
     """Where integer outputs hang on a rounding; outputs without such a place are not named."""
     free = {}
     for name, value in whole.items():
@@ -293,12 +306,12 @@ def _free(whole: RunResult, others: Sequence[RunResult]) -> dict[str, np.ndarray
     return free
 
 
-def _same(one: RunResult, other: RunResult) -> bool:
+def _are_equal(one: RunResult, other: RunResult) -> bool:
     return all(a.shape == other[name].shape and a.tobytes() == other[name].tobytes() for name, a in one.items())
 
 
-def _distance(one: np.ndarray, other: np.ndarray) -> float:
+def _largest_difference(one: np.ndarray, other: np.ndarray) -> float:
     """Return the largest finite distance, 0 of arrays of different shapes."""
     if one.shape != other.shape:
         return 0.0
-    return float(distance(one, other, one_sided=0.0).max(initial=0.0))
+    return float(absolute_difference(one, other, one_sided=0.0).max(initial=0.0))

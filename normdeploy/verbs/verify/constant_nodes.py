@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ...model import Model
-from ...runtimes.arrays import to_numpy
-from ...runtimes.eager import lifted_values
+from ...model import LoadedModel
+from ...runtimes.array_conversion import to_numpy
+from ...runtimes.torch_runners import lifted_values
 
 Array = np.ndarray[Any, Any]
 
@@ -24,7 +24,7 @@ _LARGEST = 2**22  # elements of a result
 _ROUNDINGS = 64  # units of roundoff in the model's type: of a chain of some operations, exponentials among them
 
 
-def constant_results(model: Model) -> Iterator[tuple[str, Array]]:
+def iter_constant_results(model: LoadedModel) -> Iterator[tuple[str, Array]]:
     """Run the nodes of the trace that depend on parameters, buffers and constants alone.
 
     Returns:

@@ -19,15 +19,15 @@ import ml_dtypes
 import numpy as np
 
 from ...errors import InputError, RuntimeUnavailable
-from ...model import InputSpec, Signature
-from ...runtimes.arrays import check_feeds
-from ...storage.archive import read_npz
-from .cases import DATASET, Case
+from ...model import InputSpec, ModelSignature
+from ...runtimes.array_conversion import check_feeds
+from ...storage.npz_files import read_npz
+from .input_cases import DATASET, InputCase
 
 _HUGGINGFACE = ("dataset_info.json", "state.json", "dataset_dict.json")  # what save_to_disk leaves in its folder
 
 
-def open_dataset(path: str | os.PathLike[str], model: Signature, labels: str | None = None) -> list[Case]:
+def open_dataset(path: str | os.PathLike[str], model: ModelSignature, labels: str | None = None) -> list[InputCase]:
     """One case for each batch; arrays are read when a case is made.
 
     Args:
@@ -48,30 +48,32 @@ def open_dataset(path: str | os.PathLike[str], model: Signature, labels: str | N
     read = lru_cache(maxsize=1)(read_npz)  # one file at a time is in memory, for all of its batches
     if place.is_dir():
         if any((place / file).is_file() for file in _HUGGINGFACE):
-            return _huggingface(place, model, labels)
+            return _open_huggingface(place, model, labels)
         files = sorted(place.glob("*.npz"))
         if not files:
             raise InputError(
                 f"the dataset {name} is a folder without .npz files, and no Hugging Face dataset either (save_to_disk"
                 " makes one)"
             )
-        return [case for file in files for case in _npz(file, model, read, labels)]
-    return _npz(place, model, read, labels)
+        return [case for file in files for case in _open_npz(file, model, read, labels)]
+    return _open_npz(place, model, read, labels)
 
 
-def _npz(file: Path, model: Signature, read: Callable[[Path], dict[str, np.ndarray]], labels: str | None) -> list[Case]:
-    return cases_of(file.name, lambda: read(file), model, labels)
+def _open_npz(
+    file: Path, model: ModelSignature, read: Callable[[Path], dict[str, np.ndarray]], labels: str | None
+) -> list[InputCase]:
+    return batch_cases(file.name, lambda: read(file), model, labels)
 
 
-def cases_of(
-    name: str, read: Callable[[], Mapping[str, np.ndarray]], model: Signature, labels: str | None = None
-) -> list[Case]:
+def batch_cases(
+    name: str, read: Callable[[], Mapping[str, np.ndarray]], model: ModelSignature, labels: str | None = None
+) -> list[InputCase]:
     """One case for each batch of the arrays that ``read`` gives: name -> [samples, ...].
 
     Raises:
         InputError: as `open_dataset`.
     """
-    arrays = _inputs(name, read(), model)
+    arrays = _select_inputs(name, read(), model)
     counts = {key: len(array) if array.ndim else 0 for key, array in arrays.items()}
     count = min(counts.values())
     if count == 0 or len(set(counts.values())) > 1:
@@ -81,18 +83,21 @@ def cases_of(
 
     if labels is not None and labels not in (columns := read()):
         raise InputError(f"the dataset {name!r} has no labels {labels!r}; it holds {list(columns)}")
-    classes = None if labels is None else _labels(name, labels, read()[labels], count)
+    classes = None if labels is None else _check_labels(name, labels, read()[labels], count)
 
-    def batch(start: int, stop: int) -> Callable[[], dict[str, np.ndarray]]:
-        return lambda: _inputs(
+    def batch_reader(start: int, stop: int) -> Callable[[], dict[str, np.ndarray]]:
+        return lambda: _select_inputs(
             name, {key: columns[start:stop] for key, columns in read().items() if key in counts}, model
         )
 
-    batches = _batches(name, count, model)
-    return [_case(f"{name}, samples {a} to {b - 1}", model, batch(a, b), _part(classes, a, b)) for a, b in batches]
+    batches = _batch_ranges(name, count, model)
+    return [
+        _make_batch_case(f"{name}, samples {a} to {b - 1}", model, batch_reader(a, b), _slice_labels(classes, a, b))
+        for a, b in batches
+    ]
 
 
-def _labels(dataset: str, name: str, value: np.ndarray, count: int) -> np.ndarray:
+def _check_labels(dataset: str, name: str, value: np.ndarray, count: int) -> np.ndarray:
     """The labels of ``count`` samples as int64 [samples].
 
     Raises:
@@ -115,18 +120,18 @@ def _labels(dataset: str, name: str, value: np.ndarray, count: int) -> np.ndarra
     return value.astype(np.int64)
 
 
-def _part(labels: np.ndarray | None, start: int, stop: int) -> np.ndarray | None:
+def _slice_labels(labels: np.ndarray | None, start: int, stop: int) -> np.ndarray | None:
     return None if labels is None else labels[start:stop]
 
 
-def _inputs(name: str, columns: Mapping[str, Any], model: Signature) -> dict[str, np.ndarray]:
+def _select_inputs(name: str, columns: Mapping[str, Any], model: ModelSignature) -> dict[str, np.ndarray]:
     wanted = [spec.name for spec in model.inputs]
     if missing := [n for n in wanted if n not in columns]:
         raise InputError(f"the dataset {name!r} has no {missing}; the model takes {wanted}, it holds {list(columns)}")
-    return {spec.name: _typed(name, spec, np.asarray(columns[spec.name])) for spec in model.inputs}
+    return {spec.name: _cast_input(name, spec, np.asarray(columns[spec.name])) for spec in model.inputs}
 
 
-def _typed(name: str, spec: InputSpec, value: np.ndarray) -> np.ndarray:
+def _cast_input(name: str, spec: InputSpec, value: np.ndarray) -> np.ndarray:
     """``value`` in the input's type: integers of any size, and floating numbers of any precision, as datasets hold
     them."""
     wanted = np.dtype(ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype)
@@ -135,7 +140,7 @@ def _typed(name: str, spec: InputSpec, value: np.ndarray) -> np.ndarray:
     if value.dtype.str[1:] == "V2" and spec.dtype == "bfloat16":  # .npy files can't name it
         return value.view(ml_dtypes.bfloat16)
     kinds = "iub" if wanted.kind in "iub" else "fiub"
-    if value.dtype.kind not in kinds or (wanted.kind in "iub" and not _holds(wanted, value)):
+    if value.dtype.kind not in kinds or (wanted.kind in "iub" and not _is_lossless(wanted, value)):
         raise InputError(
             f"the dataset {name!r} holds {spec.name!r} as {value.dtype}, which is not {spec.dtype} without loss;"
             " convert it"
@@ -143,11 +148,11 @@ def _typed(name: str, spec: InputSpec, value: np.ndarray) -> np.ndarray:
     return value.astype(wanted)
 
 
-def _holds(wanted: np.dtype, value: np.ndarray) -> bool:
+def _is_lossless(wanted: np.dtype, value: np.ndarray) -> bool:
     return bool((value.astype(wanted) == value).all())
 
 
-def _batches(name: str, count: int, model: Signature) -> list[tuple[int, int]]:
+def _batch_ranges(name: str, count: int, model: ModelSignature) -> list[tuple[int, int]]:
     """Where each batch begins and ends: of the usual size of the first input's first dim."""
     first = model.inputs[0].shape[:1]
     if not first:
@@ -156,23 +161,25 @@ def _batches(name: str, count: int, model: Signature) -> list[tuple[int, int]]:
             " --inputs"
         )
     size = max(first[0].opt, 1)
-    if not first[0].dynamic and count % size:
+    if not first[0].is_dynamic and count % size:
         raise InputError(
             f"the dataset {name!r} has {count} samples, and the model takes {size} at a time; give a multiple of that"
         )
     return [(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def _case(name: str, model: Signature, make: Callable[[], dict[str, np.ndarray]], labels: np.ndarray | None) -> Case:
-    def checked() -> dict[str, np.ndarray]:
+def _make_batch_case(
+    name: str, model: ModelSignature, make: Callable[[], dict[str, np.ndarray]], labels: np.ndarray | None
+) -> InputCase:
+    def make_checked_feeds() -> dict[str, np.ndarray]:
         feeds = make()
         check_feeds(f"the dataset, {name}", feeds, model.inputs)
         return feeds
 
-    return Case(name, DATASET, checked, labels=labels)
+    return InputCase(name, DATASET, make_checked_feeds, labels=labels)
 
 
-def _huggingface(place: Path, model: Signature, labels: str | None) -> list[Case]:
+def _open_huggingface(place: Path, model: ModelSignature, labels: str | None) -> list[InputCase]:
     if importlib.util.find_spec("datasets") is None:
         raise RuntimeUnavailable(
             f"{os.fspath(place)!r} is a Hugging Face dataset, which the library datasets reads: pip install datasets"
@@ -201,22 +208,27 @@ def _huggingface(place: Path, model: Signature, labels: str | None) -> list[Case
     classes = None
     if labels is not None:
         column = held.select_columns([labels]).with_format("numpy")[0 : len(held)][labels]
-        classes = _labels(place.name, labels, _stacked(place.name, labels, column), len(held))
+        classes = _check_labels(place.name, labels, _stack_column(place.name, labels, column), len(held))
     held = held.select_columns(wanted).with_format("numpy")
 
-    def batch(start: int, stop: int) -> Callable[[], dict[str, np.ndarray]]:
-        return lambda: _inputs(
-            place.name, {name: _stacked(place.name, name, column) for name, column in held[start:stop].items()}, model
+    def batch_reader(start: int, stop: int) -> Callable[[], dict[str, np.ndarray]]:
+        return lambda: _select_inputs(
+            place.name,
+            {name: _stack_column(place.name, name, column) for name, column in held[start:stop].items()},
+            model,
         )
 
-    batches = _batches(place.name, len(held), model)
+    batches = _batch_ranges(place.name, len(held), model)
     return [
-        _case(f"{place.name}, samples {a} to {b - 1}", model, batch(a, b), _part(classes, a, b)) for a, b in batches
+        _make_batch_case(
+            f"{place.name}, samples {a} to {b - 1}", model, batch_reader(a, b), _slice_labels(classes, a, b)
+        )
+        for a, b in batches
     ]
 
 
-def _stacked(dataset: str, name: str, column: Sequence[Any] | np.ndarray) -> np.ndarray:
-    value = np.asarray(column, dtype=None if not _ragged(column) else object)
+def _stack_column(dataset: str, name: str, column: Sequence[Any] | np.ndarray) -> np.ndarray:
+    value = np.asarray(column, dtype=None if not _is_ragged(column) else object)
     if value.dtype == object:
         raise InputError(
             f"the dataset {dataset!r} holds {name!r} in samples of different sizes; pad them to one, or take batches"
@@ -225,5 +237,5 @@ def _stacked(dataset: str, name: str, column: Sequence[Any] | np.ndarray) -> np.
     return value
 
 
-def _ragged(column: Sequence[Any] | np.ndarray) -> bool:
+def _is_ragged(column: Sequence[Any] | np.ndarray) -> bool:
     return len({np.shape(sample) for sample in column}) > 1

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from .arranged import arrangements
+from .parameter_orders import iter_arrangements
 
 Array = np.ndarray[Any, Any]
 
 
-def cast(parameter: Array, dtype: Any) -> Array:
+def cast_parameter(parameter: Array, dtype: Any) -> Array:
     with np.errstate(over="ignore"):
         return parameter.astype(dtype)
 
@@ -29,7 +29,7 @@ class EqualTensors:
         self._by_key: dict[np.dtype[Any], dict[_Key, list[str]]] = {}
         self._repeated: dict[tuple[np.dtype[Any], tuple[int, ...], bytes], list[str]] = {}
 
-    def names(self, array: Array) -> list[str]:
+    def matching_names(self, array: Array) -> list[str]:
         """Return the tensors that ``array`` is bit for bit, in any order of dims; [the first] for a repeated array."""
         # The types of ml_dtypes give no buffer of their own.
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -39,22 +39,27 @@ class EqualTensors:
         if array.dtype not in self._by_key:
             index: dict[_Key, list[str]] = {}
             for name, tensor in self._stored.items():
-                index.setdefault(_key(cast(tensor, array.dtype)), []).append(name)
+                index.setdefault(_order_free_key(cast_parameter(tensor, array.dtype)), []).append(name)
             self._by_key[array.dtype] = index
-        alike = self._by_key[array.dtype].get(_key(array), [])
+        alike = self._by_key[array.dtype].get(_order_free_key(array), [])
         found = [
-            n for n in alike if any(_equal(b, array) for b in arrangements(cast(self._stored[n], array.dtype), array))
+            n
+            for n in alike
+            if any(
+                _is_bitwise_equal(b, array)
+                for b in iter_arrangements(cast_parameter(self._stored[n], array.dtype), array)
+            )
         ]
         self._repeated[content] = found
         return found
 
 
-def _key(array: Array) -> _Key:
+def _order_free_key(array: Array) -> _Key:
     """Return the size, the first and last element, and the sum of all bits."""
     flat = np.ascontiguousarray(array).reshape(-1)
     bits = flat.view(f"u{flat.dtype.itemsize}")
     return flat.size, flat[[0, -1]].tobytes() if flat.size else b"", int(bits.sum(dtype=np.uint64))
 
 
-def _equal(one: Array, other: Array) -> bool:
+def _is_bitwise_equal(one: Array, other: Array) -> bool:
     return np.ascontiguousarray(one).tobytes() == np.ascontiguousarray(other).tobytes()

@@ -38,7 +38,7 @@ class Metric:
     labelled: bool = False
 
     @property
-    def sign(self) -> str:
+    def comparison_sign(self) -> str:
         """Between the metric and its threshold."""
         return "<=" if self.labelled else ">="
 
@@ -49,7 +49,7 @@ def cosine(value: np.ndarray, reference: np.ndarray) -> float:
     Two vectors of zeros are alike (1), one of zeros and another are not (0), as Polygraphy's
     CosineSimilarityCompareFunc has it.
     """
-    v, r = _vectors(value, reference)
+    v, r = _flatten_to_float64(value, reference)
     # scaled first: of numbers beyond 1e154 the squares are infinite
     v, r = (x / largest if (largest := float(np.abs(x).max(initial=0.0))) else x for x in (v, r))
     lengths = float(np.linalg.norm(v)), float(np.linalg.norm(r))
@@ -64,18 +64,18 @@ def psnr(value: np.ndarray, reference: np.ndarray) -> float:
 
     Infinite where both are equal; −infinite where the reference is zero and the other is not.
     """
-    v, r = _vectors(value, reference)
-    return _decibels(float(np.abs(r).max(initial=0.0)), float(_rms(v - r)))
+    v, r = _flatten_to_float64(value, reference)
+    return _decibels(float(np.abs(r).max(initial=0.0)), float(_root_mean_square(v - r)))
 
 
 def snr(value: np.ndarray, reference: np.ndarray) -> float:
     """Signal-to-noise ratio in dB: 10·log10(Σ r² / Σ (v − r)²) (Oppenheim and Schafer, Discrete-Time Signal
     Processing)."""
-    v, r = _vectors(value, reference)
-    return _decibels(float(_rms(r)), float(_rms(v - r)))
+    v, r = _flatten_to_float64(value, reference)
+    return _decibels(float(_root_mean_square(r)), float(_root_mean_square(v - r)))
 
 
-def top(count: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def top_agreement(count: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """Of each row along the last axis (the classes): is the reference's best among the ``count`` largest of the other?
 
     The top-k accuracy of ILSVRC (Russakovsky et al., 2015), the reference's answer in the place of the label. Where the
@@ -83,33 +83,33 @@ def top(count: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     ``correct``.
     """
 
-    def agreeing(value: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    def rows_agree(value: np.ndarray, reference: np.ndarray) -> np.ndarray:
         v, r = (x.astype(np.float64).reshape(-1, x.shape[-1]) for x in (value, reference))
         best = r == r.max(-1, keepdims=True)
-        return correct(count)(
+        return top_accuracy(count)(
             v, np.where(best, v, -np.inf).argmax(-1)
         )  # of the best, the one that the other likes most
 
-    return agreeing
+    return rows_agree
 
 
-def correct(count: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def top_accuracy(count: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """Of each sample: is its label among the ``count`` largest of its scores?
 
     The top-k accuracy of ILSVRC (Russakovsky et al., 2015). Of equal scores the first goes before, as with argmax: a
     file that gives all classes one score finds label 0 alone.
     """
 
-    def shares(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    def labels_found(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Scores [samples, classes] and labels [samples], whole numbers of 0 or more and below classes."""
         own = scores[np.arange(len(labels)), labels][:, None]
         before = (scores > own) | ((scores == own) & (np.arange(scores.shape[-1]) < labels[:, None]))
         return (before.sum(-1) < count).astype(np.float64)
 
-    return shares
+    return labels_found
 
 
-def nearest(value: np.ndarray, reference: np.ndarray) -> np.ndarray:
+def nearest_neighbor_agreement(value: np.ndarray, reference: np.ndarray) -> np.ndarray:
     """Of each row (an embedding: all dims but the first as one vector): is its nearest among the other rows the
     reference's too?
 
@@ -117,7 +117,7 @@ def nearest(value: np.ndarray, reference: np.ndarray) -> np.ndarray:
     Raghavan and Schütze, Introduction to Information Retrieval, 2008, 8.4). Rows that lie equally near in the reference
     will do for each other. One row alone has no neighbour: nothing is returned.
     """
-    v, r = (_directions(x) for x in (value, reference))
+    v, r = (_normalize_rows(x) for x in (value, reference))
     if len(r) < 2:
         return np.zeros(0)
     agree = np.zeros(len(r))
@@ -138,27 +138,27 @@ METRICS = {
         Metric("cosine", cosine, -1.0, 1.0),
         Metric("psnr", psnr, -np.inf, np.inf),
         Metric("snr", snr, -np.inf, np.inf),
-        Metric("top1", top(1), 0.0, 1.0, pooled=True, axes=1, among=1),
-        Metric("top5", top(5), 0.0, 1.0, pooled=True, axes=1, among=5),
-        Metric("nearest", nearest, 0.0, 1.0, pooled=True, axes=2),
-        Metric("accuracy_drop", correct(1), 0.0, 1.0, axes=2, among=1, labelled=True),
-        Metric("accuracy5_drop", correct(5), 0.0, 1.0, axes=2, among=5, labelled=True),
+        Metric("top1", top_agreement(1), 0.0, 1.0, pooled=True, axes=1, among=1),
+        Metric("top5", top_agreement(5), 0.0, 1.0, pooled=True, axes=1, among=5),
+        Metric("nearest", nearest_neighbor_agreement, 0.0, 1.0, pooled=True, axes=2),
+        Metric("accuracy_drop", top_accuracy(1), 0.0, 1.0, axes=2, among=1, labelled=True),
+        Metric("accuracy5_drop", top_accuracy(5), 0.0, 1.0, axes=2, among=5, labelled=True),
     )
 }
 
 
-def _vectors(value: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _flatten_to_float64(value: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return value.astype(np.float64).reshape(-1), reference.astype(np.float64).reshape(-1)
 
 
-def _directions(rows: np.ndarray) -> np.ndarray:
+def _normalize_rows(rows: np.ndarray) -> np.ndarray:
     """Each row at length 1; rows of zeros stay."""
     wide = rows.astype(np.float64).reshape(len(rows), -1)
     lengths = np.linalg.norm(wide, axis=-1, keepdims=True)
     return wide / np.where(lengths > 0, lengths, 1.0)
 
 
-def _rms(values: np.ndarray) -> float:
+def _root_mean_square(values: np.ndarray) -> float:
     """The root of the mean square, of numbers of any size."""
     largest = float(np.abs(values).max(initial=0.0))
     return largest * float(np.sqrt(np.mean((values / largest) ** 2))) if largest else 0.0

@@ -46,7 +46,7 @@ class Threshold:
     least: float
 
     def __str__(self) -> str:
-        return f"{self.kind}{METRICS[self.kind].sign}{self.least:g}"
+        return f"{self.kind}{METRICS[self.kind].comparison_sign}{self.least:g}"
 
 
 Rule = Tolerance | Threshold
@@ -62,23 +62,23 @@ class Policy:
     def __bool__(self) -> bool:
         return any(self.rules.values())
 
-    def of(self, output: str) -> tuple[Rule, ...]:
+    def rules_for(self, output: str) -> tuple[Rule, ...]:
         """The rules that decide on an output, none where the default rule does."""
         return tuple({**self.rules.get(ALL, {}), **self.rules.get(output, {})}.values())
 
     @property
-    def labelled(self) -> tuple[str, ...]:
+    def labeled_metrics(self) -> tuple[str, ...]:
         """The metrics that ask for labels."""
         kinds = dict.fromkeys(kind for rules in self.rules.values() for kind in rules)
         return tuple(kind for kind in kinds if kind in METRICS and METRICS[kind].labelled)
 
-    def over(self, other: Policy) -> Policy:
+    def merge_under(self, other: Policy) -> Policy:
         """This one, and what it does not say from ``other``."""
         names = dict.fromkeys([*other.rules, *self.rules])
         rules = {name: {**other.rules.get(name, {}), **self.rules.get(name, {})} for name in names}
         return Policy(rules, self.required or other.required)
 
-    def requiring(self, default: bool) -> Policy:
+    def require_default(self, default: bool) -> Policy:
         """The same where the default rule must hold as well, if it is said; of what all places together say, options
         and file.
 
@@ -104,7 +104,7 @@ class Policy:
             )
 
 
-def policy_of(tolerance: Tolerances | None, metric: Thresholds | None) -> Policy:
+def parse_policy(tolerance: Tolerances | None, metric: Thresholds | None) -> Policy:
     """The rules that are said by texts such as "logits=1e-3:1e-2" and "logits=cosine>=0.995", or by output ->
     "1e-3:1e-2", (1e-3, 1e-2).
 
@@ -112,7 +112,7 @@ def policy_of(tolerance: Tolerances | None, metric: Thresholds | None) -> Policy
         InputError: one can't be read, or two of one kind are given for one output.
     """
     rules: dict[str, dict[str, Rule]] = {}
-    for output, rule in [*_tolerances(tolerance), *_thresholds(metric)]:
+    for output, rule in [*_parse_tolerances(tolerance), *_parse_thresholds(metric)]:
         if (other := rules.setdefault(output, {}).setdefault(rule.kind, rule)) != rule:
             raise InputError(
                 f"{f'the output {output!r}' if output else 'every output'} is given {other} and {rule}; give it one"
@@ -120,9 +120,9 @@ def policy_of(tolerance: Tolerances | None, metric: Thresholds | None) -> Policy
     return Policy(rules)
 
 
-def _tolerances(given: Tolerances | None) -> Iterable[tuple[str, Rule]]:
+def _parse_tolerances(given: Tolerances | None) -> Iterable[tuple[str, Rule]]:
     if isinstance(given, Mapping):
-        return [(name, tolerance(value)) for name, value in given.items()]
+        return [(name, parse_tolerance(value)) for name, value in given.items()]
     texts = [given] if isinstance(given, str) else () if given is None else given
     # 1e-3 alone, or (1e-3, 1e-2), does not say which outputs it is for, nor a number alone whether it is relative
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
@@ -130,23 +130,23 @@ def _tolerances(given: Tolerances | None) -> Iterable[tuple[str, Rule]]:
             f'the tolerance {given!r} can\'t be read; write the text "ABS:REL" for every output, for example'
             ' "1e-3:0", or {"logits": "1e-3:1e-2"} for one'
         )
-    return [(text.rpartition("=")[0], tolerance(text.rpartition("=")[2], text)) for text in texts]
+    return [(text.rpartition("=")[0], parse_tolerance(text.rpartition("=")[2], text)) for text in texts]
 
 
-def _thresholds(given: Thresholds | None) -> Iterable[tuple[str, Rule]]:
+def _parse_thresholds(given: Thresholds | None) -> Iterable[tuple[str, Rule]]:
     if isinstance(given, Mapping):
         return [
-            (name, threshold(text))
+            (name, parse_threshold(text))
             for name, texts in given.items()
             for text in ([texts] if isinstance(texts, str) else texts)
         ]
     return [
-        (_parts(text)["output"] or ALL, threshold(text, named=True))
+        (_split_rule(text)["output"] or ALL, parse_threshold(text, named=True))
         for text in ([given] if isinstance(given, str) else given or ())
     ]
 
 
-def tolerance(value: object, written: str | None = None) -> Tolerance:
+def parse_tolerance(value: object, written: str | None = None) -> Tolerance:
     """``1e-3:1e-2`` or (1e-3, 1e-2).
 
     Raises:
@@ -168,13 +168,13 @@ def tolerance(value: object, written: str | None = None) -> Tolerance:
     return Tolerance(absolute, relative)
 
 
-def threshold(text: object, *, named: bool = False) -> Threshold:
+def parse_threshold(text: object, *, named: bool = False) -> Threshold:
     """``cosine>=0.995``, also written ``cosine:0.995``, which no shell takes for a redirection.
 
     Raises:
         InputError: it can't be read, there is no such metric, or it can't reach the threshold.
     """
-    parts = _parts(text)
+    parts = _split_rule(text)
     if parts["output"] and not named:
         raise InputError(
             f"the metric {text!r} names an output, and it is given for one already; write"
@@ -183,15 +183,16 @@ def threshold(text: object, *, named: bool = False) -> Threshold:
     if parts["metric"] not in METRICS:
         raise InputError(f"there is no metric {parts['metric']!r} (in {text!r}); choose one of {', '.join(METRICS)}")
     metric = METRICS[parts["metric"]]
-    if parts["sign"] not in (metric.sign, ":"):
+    if parts["sign"] not in (metric.comparison_sign, ":"):
         better = "smaller" if metric.labelled else "larger"
         raise InputError(
-            f"{text!r}: the {better} {metric.name} is, the better; write {metric.name}{metric.sign}{parts['least']}"
+            f"{text!r}: the {better} {metric.name} is, the better; write "
+            f"{metric.name}{metric.comparison_sign}{parts['least']}"
         )
     try:
         least = float(parts["least"])
     except ValueError:
-        example = f"{metric.name}{metric.sign}{'0.01' if metric.labelled else '0.99'}"
+        example = f"{metric.name}{metric.comparison_sign}{'0.01' if metric.labelled else '0.99'}"
         raise InputError(
             f"{text!r}: the threshold {parts['least']!r} is no number; write {example}, for example"
         ) from None
@@ -205,7 +206,7 @@ def threshold(text: object, *, named: bool = False) -> Threshold:
     return Threshold(metric.name, least)
 
 
-def _parts(text: object) -> re.Match[str]:
+def _split_rule(text: object) -> re.Match[str]:
     if not isinstance(text, str) or (match := _METRIC.fullmatch(text)) is None:
         raise InputError(
             f"the metric {text!r} can't be read; write NAME>=THRESHOLD or OUTPUT=NAME>=THRESHOLD, in a shell within"

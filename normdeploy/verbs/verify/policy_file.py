@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import InputError
-from ...storage.regular import read_regular
-from ...storage.toml import parse_toml
-from .policy import ALL, Policy, Rule, threshold, tolerance
+from ...storage.regular_file import read_regular
+from ...storage.toml_parsing import parse_toml
+from .policy import ALL, Policy, Rule, parse_threshold, parse_tolerance
 
 _KEYS = ("tolerance", "metric", "also-default", "labels", "max-elements", "map", "outputs")
 _OF_OUTPUT = ("tolerance", "metric")
@@ -58,101 +58,104 @@ def read_policy(path: str | os.PathLike[str]) -> PolicyFile:
         content = parse_toml(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"the policy {name!r} is no TOML: {error}") from error
-    return _Reader(name, text).read(content)
+    return _PolicyReader(name, text).read_policy_table(content)
 
 
-class _Reader:
+class _PolicyReader:
     def __init__(self, name: str, text: str) -> None:
         self._name, self._text = name, text
 
-    def read(self, table: Mapping[str, Any]) -> PolicyFile:
-        self._known(table, _KEYS, ())
-        outputs = self._table(table, "outputs", ())
-        rules: dict[str, dict[str, Rule]] = {ALL: self._rules(table, ())}
+    def read_policy_table(self, table: Mapping[str, Any]) -> PolicyFile:
+        self._require_known_keys(table, _KEYS, ())
+        outputs = self._require_table(table, "outputs", ())
+        rules: dict[str, dict[str, Rule]] = {ALL: self._read_rules(table, ())}
         for output, own in outputs.items():
             where = ("outputs", output)
             if not isinstance(own, Mapping):
-                raise self._wrong(where, f"is {own!r}, not a table: write [outputs.{output}] and the rules below")
-            self._known(own, _OF_OUTPUT, where)
+                raise self._policy_error(
+                    where, f"is {own!r}, not a table: write [outputs.{output}] and the rules below"
+                )
+            self._require_known_keys(own, _OF_OUTPUT, where)
             if not output:
-                raise self._wrong(where, "has no name; rules for every output stand at the top of the file")
-            rules[output] = self._rules(own, where)
+                raise self._policy_error(where, "has no name; rules for every output stand at the top of the file")
+            rules[output] = self._read_rules(own, where)
         required = table.get("also-default", False)
         if not isinstance(required, bool):
-            raise self._wrong(("also-default",), f"is {required!r}; write true or false")
+            raise self._policy_error(("also-default",), f"is {required!r}; write true or false")
         policy = Policy({name: rule for name, rule in rules.items() if rule}, required)
         most = table.get("max-elements")
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-            raise self._wrong(("max-elements",), f"is {most!r}; write a whole number of 1 or more")
+            raise self._policy_error(("max-elements",), f"is {most!r}; write a whole number of 1 or more")
         labels = table.get("labels")
         if labels is not None and not (isinstance(labels, str) and labels):
-            raise self._wrong(("labels",), f"is {labels!r}; write the name of the dataset's array or column")
-        names = self._table(table, "map", ())
+            raise self._policy_error(("labels",), f"is {labels!r}; write the name of the dataset's array or column")
+        names = self._require_table(table, "map", ())
         for theirs, ours in names.items():
             if not isinstance(ours, str) or not ours or not theirs:
-                raise self._wrong(
+                raise self._policy_error(
                     ("map", theirs), f'is {ours!r}; write the model\'s name, as in map = {{ "input.1" = "x" }}'
                 )
         return PolicyFile(policy, dict(names), most, labels)
 
-    def _rules(self, table: Mapping[str, Any], where: tuple[str, ...]) -> dict[str, Rule]:
+    def _read_rules(self, table: Mapping[str, Any], where: tuple[str, ...]) -> dict[str, Rule]:
         rules: dict[str, Rule] = {}
         if "tolerance" in table:
-            rules["tolerance"] = self._located(
-                (*where, "tolerance"), lambda: tolerance(self._pair(table["tolerance"], (*where, "tolerance")))
+            rules["tolerance"] = self._add_location(
+                (*where, "tolerance"),
+                lambda: parse_tolerance(self._read_tolerance_pair(table["tolerance"], (*where, "tolerance"))),
             )
         texts = table.get("metric", [])
         for text in [texts] if not isinstance(texts, list) else texts:
-            rule = self._located((*where, "metric"), lambda text=text: threshold(text))  # type: ignore[misc]
+            rule = self._add_location((*where, "metric"), lambda text=text: parse_threshold(text))  # type: ignore[misc]
             if rules.setdefault(rule.kind, rule) != rule:
-                raise self._wrong((*where, "metric"), f"says {rules[rule.kind]} and {rule}; give one")
+                raise self._policy_error((*where, "metric"), f"says {rules[rule.kind]} and {rule}; give one")
         return rules
 
-    def _pair(self, value: Any, where: tuple[str, ...]) -> Any:
+    def _read_tolerance_pair(self, value: Any, where: tuple[str, ...]) -> Any:
         if not isinstance(value, Mapping):
             return value
-        self._known(value, _OF_TOLERANCE, where)
+        self._require_known_keys(value, _OF_TOLERANCE, where)
         return [value.get("abs", 0.0), value.get("rel", 0.0)]
 
-    def _located(self, where: tuple[str, ...], make: Any) -> Any:
+    def _add_location(self, where: tuple[str, ...], make: Any) -> Any:
         try:
             return make()
         except InputError as error:
-            raise InputError(f"{self._at(where)}: {error}") from None
+            raise InputError(f"{self._describe_location(where)}: {error}") from None
 
-    def _table(self, table: Mapping[str, Any], key: str, where: tuple[str, ...]) -> Mapping[str, Any]:
+    def _require_table(self, table: Mapping[str, Any], key: str, where: tuple[str, ...]) -> Mapping[str, Any]:
         value = table.get(key, {})
         if not isinstance(value, Mapping):
-            raise self._wrong((*where, key), f"is {value!r}, not a table")
+            raise self._policy_error((*where, key), f"is {value!r}, not a table")
         return value
 
-    def _known(self, table: Mapping[str, Any], keys: tuple[str, ...], where: tuple[str, ...]) -> None:
+    def _require_known_keys(self, table: Mapping[str, Any], keys: tuple[str, ...], where: tuple[str, ...]) -> None:
         if unknown := [key for key in table if key not in keys]:
-            raise self._wrong(
+            raise self._policy_error(
                 (*where, unknown[0]),
                 f"is no key of {'a policy' if not where else '.'.join(where)}; these are {', '.join(keys)}",
             )
 
-    def _wrong(self, where: tuple[str, ...], what: str) -> InputError:
-        return InputError(f"{self._at(where)}: {'.'.join(where)} {what}")
+    def _policy_error(self, where: tuple[str, ...], what: str) -> InputError:
+        return InputError(f"{self._describe_location(where)}: {'.'.join(where)} {what}")
 
-    def _at(self, where: tuple[str, ...]) -> str:
-        line = _line(self._text, where)
+    def _describe_location(self, where: tuple[str, ...]) -> str:
+        line = _line_of_key(self._text, where)
         return f"the policy {self._name!r}{f', line {line}' if line else ''}"
 
 
-def _line(text: str, where: tuple[str, ...]) -> int:
+def _line_of_key(text: str, where: tuple[str, ...]) -> int:
     """The line on which a key or the table around it stands, 0 where neither is seen: tomllib keeps no places."""
     table: tuple[str, ...] = ()
     best, deepest = 0, 0
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(#.*)?", line):
-            table = _dotted(header[1])
+            table = _split_dotted_key(header[1])
             place = table
         elif (
             key := re.match(r'\s*((?:[\w\-]+|"[^"]*"|\'[^\']*\')(?:\s*\.\s*(?:[\w\-]+|"[^"]*"|\'[^\']*\'))*)\s*=', line)
         ) is not None:
-            place = (*table, *_dotted(key[1]))
+            place = (*table, *_split_dotted_key(key[1]))
         else:
             continue
         if place == where[: len(place)] and len(place) > deepest:
@@ -160,5 +163,5 @@ def _line(text: str, where: tuple[str, ...]) -> int:
     return best
 
 
-def _dotted(key: str) -> tuple[str, ...]:
+def _split_dotted_key(key: str) -> tuple[str, ...]:
     return tuple(part.strip().strip("\"'") for part in re.findall(r'[\w\-]+|"[^"]*"|\'[^\']*\'', key))

@@ -12,25 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from .arranged import arrangements
-from .derived import Format, outside
-from .rows import MOSTLY, NEAR, ROW
-from .shifts import Shifts, find, find_most
-from .spending import Clock
+from .bias_shifts import Shifts, find_partial_shifts, find_shift
+from .compute_budget import BudgetClock
+from .derived_tensors import FloatSpacing, mark_differences
+from .parameter_orders import iter_arrangements
+from .row_matching import MOSTLY, NEAR, ROW
 
 Array = np.ndarray[Any, Any]
 _FEW_ALTERED = 0.25  # of the elements of a tensor
 _IN_A_UNIT = 2  # roundings: half a unit in the last place each
 
 
-class Origin(StrEnum):
+class WeightOrigin(StrEnum):
     FOLDED = "folded"
     COMPUTED = "computed"
     ALTERED = "altered"
 
 
 @dataclass(frozen=True)
-class Weight:
+class AuditedWeight:
     """An initializer that is no tensor of the model as it stands; false where it must be one.
 
     ``parameter``: the model's tensor that it comes nearest to, "" where it is like none; ``difference``: the largest
@@ -41,46 +41,46 @@ class Weight:
     file: str
     name: str
     module: str
-    origin: Origin
+    origin: WeightOrigin
     parameter: str = ""
     difference: float = 0.0
     reason: str = ""
     elements: int = 0
 
     def __bool__(self) -> bool:
-        return self.origin is not Origin.ALTERED
+        return self.origin is not WeightOrigin.ALTERED
 
 
-def origin_of(
-    weight: Weight,
+def find_origin(
+    weight: AuditedWeight,
     array: Array,
     missing: Mapping[str, Array],
     shifts: Mapping[int, Sequence[Shifts]],
-    clock: Clock,
-) -> Weight:
+    clock: BudgetClock,
+) -> AuditedWeight:
     """Compare ``array`` with the tensors of ``missing``, those of the model that the file has nowhere as they are."""
-    form = Format.of(array.dtype)
+    form = FloatSpacing.of_dtype(array.dtype)
     flat = array.astype(np.float64).reshape(-1)
     fitting = shifts.get(flat.size, ())
-    if shift := find(flat, fitting, form):
+    if shift := find_shift(flat, fitting, form):
         made = replace(weight, parameter=shift.source)
-        return _told(made, Origin.FOLDED, np.abs(flat - shift.values), f"made of {shift.source}")
+        return _with_origin(made, WeightOrigin.FOLDED, np.abs(flat - shift.values), f"made of {shift.source}")
     fits = {name: values_of for name, values_of in missing.items() if values_of.size == array.size}
     # The parameter of the weight's own name first: where that explains it, no other is asked.
     named = {name: fits.pop(name) for name in [*fits] if _is_named_after(weight, name)}
-    origins = list[Weight]()
-    for origin in _origins(weight, array, named, form, clock):
+    origins = list[AuditedWeight]()
+    for origin in _iter_origins(weight, array, named, form, clock):
         # Two parameters that explain a weight are multiples of one another, so the first is as good.
         if origin:
             return origin
         origins.append(origin)
-    best: Weight | None = None
-    for near, changed in find_most(flat, fitting, form):
-        if _tells(near.values[~changed]):
-            reason = _changed(changed, flat, near.values, near.source)
+    best: AuditedWeight | None = None
+    for near, changed in find_partial_shifts(flat, fitting, form):
+        if _is_distinctive(near.values[~changed]):
+            reason = _describe_changed_elements(changed, flat, near.values, near.source)
             away = np.abs(flat - near.values)
-            best = _told(replace(weight, parameter=near.source), Origin.ALTERED, away, reason)
-    for origin in chain(origins, _origins(weight, array, fits, form, clock)):
+            best = _with_origin(replace(weight, parameter=near.source), WeightOrigin.ALTERED, away, reason)
+    for origin in chain(origins, _iter_origins(weight, array, fits, form, clock)):
         if origin:
             return origin
         if best is None or origin.difference < best.difference:
@@ -90,19 +90,19 @@ def origin_of(
     return best
 
 
-def _origins(
-    weight: Weight, array: Array, parameters: Mapping[str, Array], form: Format, clock: Clock
-) -> Iterator[Weight]:
+def _iter_origins(
+    weight: AuditedWeight, array: Array, parameters: Mapping[str, Array], form: FloatSpacing, clock: BudgetClock
+) -> Iterator[AuditedWeight]:
     """Say what ``array`` is beside each of ``parameters`` that it is like."""
     for parameter, values_of in parameters.items():
         clock.require_time()
-        for arranged in arrangements(values_of, array):
-            origin = _beside(replace(weight, parameter=parameter), array, arranged, form)
+        for arranged in iter_arrangements(values_of, array):
+            origin = _compare_with_parameter(replace(weight, parameter=parameter), array, arranged, form)
             if origin is not None:
                 yield origin
 
 
-def _is_named_after(weight: Weight, parameter: str) -> bool:
+def _is_named_after(weight: AuditedWeight, parameter: str) -> bool:
     """Decide whether a weight has the name of a parameter, or that with an ending.
 
     Torch's exporter writes "fc.weight.T_2", and a name that is taken gets a number: "fc.weight_2".
@@ -111,27 +111,28 @@ def _is_named_after(weight: Weight, parameter: str) -> bool:
     return parameter in (weight.name, before if number.isdecimal() else "") or weight.name.startswith(f"{parameter}.")
 
 
-def _tells(values_of: Array) -> bool:
+def _is_distinctive(values_of: Array) -> bool:
     """Decide whether numbers that two tensors share speak for a common origin: zeros, ones and repeats do not."""
     telling = np.unique(values_of[np.isfinite(values_of)])
     return int((~np.isin(telling, (0.0, 1.0, -1.0))).sum()) >= ROW
 
 
-def are_factors(array: Array) -> bool:
+def are_smoothing_factors(array: Array) -> bool:
     """Whether all elements are positive numbers of three binary digits, not all of them one
-    (`normdeploy.quantization.conditions.factors`)."""
+    (`normdeploy.quantization.smoothing.factors`)."""
     wide = array.astype(np.float64)
     eighths = np.frexp(wide)[0] * 8
     return bool(((eighths > 0) & np.isfinite(wide) & (eighths == np.rint(eighths))).all() and (wide != 1).any())
 
 
-def smoothed_from(
-    weight: Weight, array: Array, inverses: Sequence[Array], missing: Mapping[str, Array]
-) -> Weight | None:
-    """A gamma whose norm was divided by factors before it was quantized (`normdeploy.quantization.migrate`): it is the
+def explain_smoothing(
+    weight: AuditedWeight, array: Array, inverses: Sequence[Array], missing: Mapping[str, Array]
+) -> AuditedWeight | None:
+    """A gamma whose norm was divided by factors before it was quantized (`normdeploy.quantization.scale_migration`):
+    it is the
     model's own over what the norm is written with, rounded once. ``inverses`` are what all norms of the file are
     written with, which may be alike in most places, so the pair that differs least decides."""
-    least: tuple[int, Weight] | None = None
+    least: tuple[int, AuditedWeight] | None = None
     for inverse in (v for v in inverses if v.size == array.size):
         for name, parameter in missing.items():
             if parameter.size != array.size:
@@ -141,15 +142,17 @@ def smoothed_from(
             count, beside = int(differs.sum()), replace(weight, parameter=name)
             told = f"{name} over what its norm is written with"
             if not count:
-                return replace(beside, origin=Origin.FOLDED, reason=told)
+                return replace(beside, origin=WeightOrigin.FOLDED, reason=told)
             if count <= (1 - MOSTLY) * array.size and (least is None or count < least[0]):
                 wide = array.reshape(-1).astype(np.float64)
-                reason = _changed(differs, wide, model, told)
-                least = count, _told(beside, Origin.ALTERED, np.abs(wide - model), reason)
+                reason = _describe_changed_elements(differs, wide, model, told)
+                least = count, _with_origin(beside, WeightOrigin.ALTERED, np.abs(wide - model), reason)
     return least[1] if least is not None else None
 
 
-def _beside(weight: Weight, stored: Array, parameter: Array, form: Format) -> Weight | None:
+def _compare_with_parameter(
+    weight: AuditedWeight, stored: Array, parameter: Array, form: FloatSpacing
+) -> AuditedWeight | None:
     """Say what ``stored`` is if it comes from ``parameter``, of its shape; None where it is like nothing of it."""
     array = stored.astype(np.float64)
     # The model's numbers as they are, since the file's type may hold some of them not at all.
@@ -163,33 +166,42 @@ def _beside(weight: Weight, stored: Array, parameter: Array, form: Format) -> We
     # Of a tensor that was computed anew many elements are rounded otherwise. Where few differ, and by several units of
     # their type, these were altered, however coarse the type is.
     few = bool(differs.mean() <= _FEW_ALTERED)
-    if not outside(array, model, np.abs(array), form, _IN_A_UNIT if few else None).any():
-        return _told(weight, Origin.FOLDED, away, f"{weight.parameter}, rounded otherwise")
+    if not mark_differences(array, model, np.abs(array), form, _IN_A_UNIT if few else None).any():
+        return _with_origin(weight, WeightOrigin.FOLDED, away, f"{weight.parameter}, rounded otherwise")
     named = weight.name == weight.parameter
     closest: tuple[int, Array] | None = None
-    for scale in _scales(array, model):
+    for scale in _candidate_scales(array, model):
         scaled = scale * model
-        apart = outside(array, scaled, np.abs(array) + np.abs(scaled), form)
+        apart = mark_differences(array, scaled, np.abs(array) + np.abs(scaled), form)
         if not apart.any() and not (few and (scale == 1).all()):
             reason = f"{weight.parameter} times a number for each channel"
-            return _told(weight, Origin.FOLDED, np.abs(array - scaled), reason)
+            return _with_origin(weight, WeightOrigin.FOLDED, np.abs(array - scaled), reason)
         if closest is None or apart.sum() < closest[0]:
             closest = int(apart.sum()), scale
-    if differs.mean() <= 0.5 and (named or _tells(model[~differs])):
-        return _told(weight, Origin.ALTERED, away, _changed(differs, array, model, weight.parameter))
+    if differs.mean() <= 0.5 and (named or _is_distinctive(model[~differs])):
+        return _with_origin(
+            weight, WeightOrigin.ALTERED, away, _describe_changed_elements(differs, array, model, weight.parameter)
+        )
     if closest is not None and closest[0] <= 0.25 * array.size:
         scaled = closest[1] * model
-        apart = outside(array, scaled, 2 * (np.abs(array) + np.abs(scaled)), form)
+        apart = mark_differences(array, scaled, 2 * (np.abs(array) + np.abs(scaled)), form)
         # A channel of one number is a multiple of any other.
-        if _tells((model / np.where(closest[1] == 0, 1, np.abs(closest[1])))[~apart]):
+        if _is_distinctive((model / np.where(closest[1] == 0, 1, np.abs(closest[1])))[~apart]):
             name = f"{weight.parameter} times a number for each channel"
-            return _told(weight, Origin.ALTERED, np.abs(array - scaled), _changed(apart, array, scaled, name))
-    if (away <= NEAR * np.abs(model)).all() and (named or _tells(model)):
-        return _told(weight, Origin.ALTERED, away, _changed(differs, array, model, weight.parameter))
+            return _with_origin(
+                weight,
+                WeightOrigin.ALTERED,
+                np.abs(array - scaled),
+                _describe_changed_elements(apart, array, scaled, name),
+            )
+    if (away <= NEAR * np.abs(model)).all() and (named or _is_distinctive(model)):
+        return _with_origin(
+            weight, WeightOrigin.ALTERED, away, _describe_changed_elements(differs, array, model, weight.parameter)
+        )
     return None
 
 
-def _scales(array: Array, parameter: Array) -> Iterator[Array]:
+def _candidate_scales(array: Array, parameter: Array) -> Iterator[Array]:
     """One number for all, for each place along each axis: the median of the ratios, which few altered elements do not
     move."""
     with np.errstate(all="ignore"):
@@ -197,18 +209,18 @@ def _scales(array: Array, parameter: Array) -> Iterator[Array]:
         ratios = np.where(np.isfinite(ratios), ratios, np.nan)
     if np.isnan(ratios).all() or array.size < ROW:
         return
-    yield _median(ratios, tuple(range(array.ndim)))
+    yield _nan_median(ratios, tuple(range(array.ndim)))
     for axis, size in enumerate(array.shape):
         others = tuple(i for i in range(array.ndim) if i != axis)
         if size > 1 and array.size // size >= ROW:
             # Small elements of a channel may be subnormal, and their ratios have no digits.
-            large = np.abs(parameter) >= _median(np.abs(parameter), others)
+            large = np.abs(parameter) >= _nan_median(np.abs(parameter), others)
             telling = np.where(large, ratios, np.nan)
             filled = np.where(np.isnan(telling).all(others, keepdims=True), 1.0, telling)  # a channel of zeros
-            yield _median(filled, others)
+            yield _nan_median(filled, others)
 
 
-def _median(array: Array, axes: tuple[int, ...]) -> Array:
+def _nan_median(array: Array, axes: tuple[int, ...]) -> Array:
     """Compute np.nanmedian over ``axes``, which are kept as ones; numpy's own walks through the slices one by one."""
     kept = tuple(i for i in range(array.ndim) if i not in axes)
     shape = tuple(1 if i in axes else size for i, size in enumerate(array.shape))
@@ -221,11 +233,11 @@ def _median(array: Array, axes: tuple[int, ...]) -> Array:
     return np.where(low == high, low, (low + high) / 2).reshape(shape)
 
 
-def _told(weight: Weight, origin: Origin, away: Array, reason: str) -> Weight:
+def _with_origin(weight: AuditedWeight, origin: WeightOrigin, away: Array, reason: str) -> AuditedWeight:
     return replace(weight, origin=origin, difference=float(away.max(initial=0.0)), reason=reason)
 
 
-def _changed(differs: Array, array: Array, expected: Array, name: str) -> str:
+def _describe_changed_elements(differs: Array, array: Array, expected: Array, name: str) -> str:
     with np.errstate(all="ignore"):
         away = np.where(differs, np.abs(array - expected), -1.0)
     place = tuple(int(i) for i in np.unravel_index(int(np.nan_to_num(away, nan=np.inf).argmax()), array.shape))

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from normdeploy.norms.guests import GuestNorm, GuestPlugin
-from normdeploy.verbs.check.guests import GuestFinding, GuestRule
+from normdeploy.norms.third_party import GuestNorm, GuestPlugin
+from normdeploy.verbs.check.third_party_rules import GuestFinding, GuestRule
 
 
 def form(norm: Any, writer: Any) -> Any:

@@ -17,7 +17,7 @@ import normdeploy
 from normdeploy.cli.app import app
 from normdeploy.errors import InputError
 from normdeploy.verbs.bench import timing as bench_timing
-from normdeploy.verbs.bench.peers import PEERS, check_peers
+from normdeploy.verbs.bench.peer_optimizers import PEERS, check_peers
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +108,7 @@ def test_mistakes_are_told_before_any_work(ours: Path) -> None:
 
 
 def test_what_is_not_installed_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normdeploy.verbs.bench.peers.find_spec", lambda name: None)
+    monkeypatch.setattr("normdeploy.verbs.bench.peer_optimizers.find_spec", lambda name: None)
     check_peers(["plain"])
     for name in PEERS[1:]:
         with pytest.raises(InputError, match="is not installed; install it"):

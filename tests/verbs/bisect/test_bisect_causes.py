@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from onnx.helper import make_node
 
 import normdeploy
-from normdeploy.verbs.bisect.bisect import Bisection
+from normdeploy.verbs.bisect.file_bisection import Bisection
 
 TEXT = """
 <ir_version: 10, opset_import: ["" : 20]>

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import normdeploy
-from normdeploy.verbs.bisect.bisect import Bisection
-from normdeploy.verbs.bisect.hunt import Hunt
+from normdeploy.verbs.bisect.fault_search import FaultSearch
+from normdeploy.verbs.bisect.file_bisection import Bisection
 
 
 class Graph(nn.Module):
@@ -130,12 +130,12 @@ def test_a_loop_over_a_sequence_is_searched_in_float64(tmp_path: Path) -> None:
 def test_a_stretch_that_has_no_float64_form_is_named_by_its_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from normdeploy.runtimes.exact import NotEvaluated
+    from normdeploy.runtimes.float64_evaluator import NotEvaluated
 
-    def refuse(self: Hunt, tensor: str) -> None:
+    def refuse(self: FaultSearch, tensor: str) -> None:
         raise NotEvaluated("Loop 'n' has no float64 form")
 
-    monkeypatch.setattr(Hunt, "_stretch", refuse)
+    monkeypatch.setattr(FaultSearch, "stretch_search", refuse)
     model, _, args = damaged_graph()
     damaged = copy.deepcopy(model)
     with torch.no_grad():

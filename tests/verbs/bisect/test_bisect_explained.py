@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from torch import nn
 
 import normdeploy
-from normdeploy.verbs.bisect.tracer import Fault
+from normdeploy.verbs.bisect.fault_tracing import Fault
 
 SHUFFLE = """
 <ir_version: 10, opset_import: ["" : 20]>

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 import normdeploy
-from normdeploy.verbs.bisect.tracer import Fault
+from normdeploy.verbs.bisect.fault_tracing import Fault
 
 IMAGE = (torch.linspace(-2, 3, 2 * 3 * 12 * 12).sin().mul(2).reshape(2, 3, 12, 12),)
 OPTIONS = {"input_names": ["x"], "output_names": ["y"], "dynamic_axes": {"x": {0: "n"}}, "dynamo": False}

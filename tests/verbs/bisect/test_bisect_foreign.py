@@ -10,8 +10,8 @@ import torch
 
 import normdeploy
 from normdeploy.errors import InputError
-from normdeploy.verbs.bisect.bisect import Bisection
-from normdeploy.verbs.bisect.hunt import Hunt
+from normdeploy.verbs.bisect.fault_search import FaultSearch
+from normdeploy.verbs.bisect.file_bisection import Bisection
 
 X = torch.ones(2, 3, 4, 4)
 
@@ -100,7 +100,7 @@ def test_an_error_without_a_node_is_told_with_the_tensors_looked_at(
         damaged[3].bias[1] += 0.1
     path = written(damaged, tmp_path / "damaged.onnx", "logits")
     # A hunt that names nothing stands for an error that shows in the whole file alone.
-    monkeypatch.setattr(Hunt, "faults", lambda self: [])
+    monkeypatch.setattr(FaultSearch, "faults", lambda self: [])
     found = bisected(net(), path)
     told = " ".join(found.notes)
     assert "'output' in onnxruntime (optimizer off) is off by 0.1, allowed" in told

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import normdeploy
-from tests.loading.test_huggingface import Attention
+from tests.loading.test_huggingface_folder import Attention
 
 INPUTS = ["ids:int64[2,5]", "segment:int64[2,5]", "mask:int64[2,5]"]
 

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import normdeploy
-from normdeploy.verbs.bisect.tracer import Fault
+from normdeploy.verbs.bisect.fault_tracing import Fault
 
 HEAD = '<ir_version: 9, opset_import: ["" : 18]> net (float[n, 16] x) => '
 LABEL = "(int64[n] y) { [dense] h = MatMul (x, A) [bent] r = Relu (h) [label] y = ArgMax <axis = 1, keepdims = 0> (r) }"

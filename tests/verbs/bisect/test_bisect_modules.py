@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import normdeploy
-from normdeploy.verbs.bisect.bisect import Bisection
+from normdeploy.verbs.bisect.file_bisection import Bisection
 
 
 class Tower(nn.Module):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import normdeploy
-from normdeploy.verbs.bisect.tracer import Fault
+from normdeploy.verbs.bisect.fault_tracing import Fault
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 LABELS = torch.tensor([1, 2, 4])

@@ -13,12 +13,12 @@ from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 from torch import nn
 
-from normdeploy.exporter import to_onnx
+from normdeploy.exporting.exporter import export_to_proto
 from normdeploy.loading import from_module
-from normdeploy.model import Model
-from normdeploy.verbs.bisect.bisect import Bisection, bisect
-from normdeploy.verbs.bisect.parameters import wrong_weight
-from normdeploy.verbs.verify.verify import verify
+from normdeploy.model import LoadedModel
+from normdeploy.verbs.bisect.file_bisection import Bisection, search_faults
+from normdeploy.verbs.bisect.quantized_weights import describe_wrong_weight
+from normdeploy.verbs.verify.file_comparison import compare_files
 from tests import quantized_files as files
 from tests.verbs.verify.test_verify_quantized import (
     scale_of_one_end,
@@ -48,17 +48,17 @@ FAULTS = {
 
 
 @pytest.fixture(scope="module", params=["net", "conv"])
-def right(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Path]:
+def right(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Path]:
     model = getattr(files, request.param)()
     return model, files.quantized(model, tmp_path_factory.mktemp(request.param), margin=1.0)
 
 
-def searched(model: Model, path: Path) -> Bisection:
-    return bisect(model, path, inputs=files.samples(model))
+def searched(model: LoadedModel, path: Path) -> Bisection:
+    return search_faults(model, path, inputs=files.samples(model))
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
-def test_a_planted_fault_is_named(fault: object, right: tuple[Model, Path]) -> None:
+def test_a_planted_fault_is_named(fault: object, right: tuple[LoadedModel, Path]) -> None:
     model, path = right
     kind, words, weight = FAULTS[fault]  # type: ignore[index]
     bisection = searched(model, files.edited(path, "wrong.onnx", fault))  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def test_a_planted_fault_is_named(fault: object, right: tuple[Model, Path]) -> N
     assert found.wrong == "file"
 
 
-def test_two_faults_are_two(right: tuple[Model, Path]) -> None:
+def test_two_faults_are_two(right: tuple[LoadedModel, Path]) -> None:
     model, path = right
 
     def both(proto: onnx.ModelProto) -> None:
@@ -105,16 +105,16 @@ def test_a_parameter_of_zeros_with_codes_that_are_none() -> None:
     zeros = np.zeros((4, 6))
     got = zeros.copy()
     got[1] = 0.3
-    assert wrong_weight("D", "p", got, zeros, np.full((4, 6), 0.1)).kind in ("weights", "zero point")
+    assert describe_wrong_weight("D", "p", got, zeros, np.full((4, 6), 0.1)).kind in ("weights", "zero point")
 
 
-def test_what_is_right_has_no_fault(right: tuple[Model, Path]) -> None:
+def test_what_is_right_has_no_fault(right: tuple[LoadedModel, Path]) -> None:
     bisection = searched(*right)
     assert bisection
     assert not bisection.faults
 
 
-def test_what_was_quantized_from_another_model_is_said_to_be_unexplained(right: tuple[Model, Path]) -> None:
+def test_what_was_quantized_from_another_model_is_said_to_be_unexplained(right: tuple[LoadedModel, Path]) -> None:
     """All weights drawn anew, each properly quantized: no parameter is near any of them."""
     model, path = right
 
@@ -130,7 +130,7 @@ def test_what_was_quantized_from_another_model_is_said_to_be_unexplained(right: 
 
 
 @pytest.fixture(scope="module")
-def rectified(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Path]:
+def rectified(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Path]:
     """Convolutions whose ReLUs onnxruntime's quantizer writes as ranges that begin at 0."""
     model = files.conv()
     return model, files.quantized(
@@ -138,9 +138,9 @@ def rectified(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Path]:
     )
 
 
-def drawn(model: Model, path: Path) -> Bisection:
+def drawn(model: LoadedModel, path: Path) -> Bisection:
     """Search on random inputs, some of which lie beyond the calibrated ranges."""
-    return bisect(model, path, seeds=2)
+    return search_faults(model, path, seeds=2)
 
 
 def doubled(proto: onnx.ModelProto) -> None:
@@ -148,7 +148,7 @@ def doubled(proto: onnx.ModelProto) -> None:
     files.replace_constant(proto, name, 2 * files.constant(proto, name))
 
 
-def test_weight_scale_doubled_in_all_channels_accuses_no_range(rectified: tuple[Model, Path]) -> None:
+def test_weight_scale_doubled_in_all_channels_accuses_no_range(rectified: tuple[LoadedModel, Path]) -> None:
     model, path = rectified
     bisection = drawn(model, files.edited(path, "doubled.onnx", doubled))
     assert [f.kind for f in bisection.faults] == ["scale"], str(bisection)
@@ -156,7 +156,7 @@ def test_weight_scale_doubled_in_all_channels_accuses_no_range(rectified: tuple[
     assert bisection.faults[0].mended
 
 
-def test_range_that_begins_below_zero_in_the_place_of_relu_is_named(rectified: tuple[Model, Path]) -> None:
+def test_range_that_begins_below_zero_in_the_place_of_relu_is_named(rectified: tuple[LoadedModel, Path]) -> None:
     model, path = rectified
 
     def shifted(proto: onnx.ModelProto) -> None:
@@ -173,7 +173,7 @@ def test_range_that_begins_below_zero_in_the_place_of_relu_is_named(rectified: t
     assert first.nodes == (f"QuantizeLinear {files.activations(onnx.load(path))[1].name}",)
 
 
-def test_bias_that_is_off_is_named(rectified: tuple[Model, Path]) -> None:
+def test_bias_that_is_off_is_named(rectified: tuple[LoadedModel, Path]) -> None:
     model, path = rectified
 
     def moved(proto: onnx.ModelProto) -> None:
@@ -186,7 +186,7 @@ def test_bias_that_is_off_is_named(rectified: tuple[Model, Path]) -> None:
     assert "channel 2 of the model's 'one.bias'" in bisection.faults[0].cause, str(bisection)
 
 
-def test_node_that_is_wrong_is_named_in_a_quantized_file(right: tuple[Model, Path]) -> None:
+def test_node_that_is_wrong_is_named_in_a_quantized_file(right: tuple[LoadedModel, Path]) -> None:
     model, path = right
     if not any(n.op_type == "LayerNormalization" for n in onnx.load(path).graph.node):
         pytest.skip("it has no norm")
@@ -265,17 +265,17 @@ def test_weights_of_files_of_dynamic_ranges_and_of_operators_are_named(tmp_path:
 def test_weights_of_four_bits_in_one_node_have_their_half_steps(tmp_path: Path) -> None:
     model = files.net()
     config = DefaultWeightOnlyQuantConfig(block_size=16, is_symmetric=False)
-    quantizer = MatMulNBitsQuantizer(to_onnx(model), algo_config=config)
+    quantizer = MatMulNBitsQuantizer(export_to_proto(model), algo_config=config)
     quantizer.process()
     right = tmp_path / "right.onnx"
     onnx.save(quantizer.model.model, right)
     node = next(n for n in onnx.load(right).graph.node if n.op_type == "MatMulNBits")
-    comparison = verify(model, right)
+    comparison = compare_files(model, right)
     assert comparison, str(comparison)
     assert not comparison.weights, str(comparison.weights)
 
     def scaled(proto: onnx.ModelProto) -> None:
         files.replace_constant(proto, node.input[2], 3 * files.constant(proto, node.input[2]))
 
-    (found,) = bisect(model, files.edited(right, "wrong.onnx", scaled)).faults
+    (found,) = search_faults(model, files.edited(right, "wrong.onnx", scaled)).faults
     assert (found.kind, found.nodes) == ("scale", (f"MatMulNBits {node.name}",))

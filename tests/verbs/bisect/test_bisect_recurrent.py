@@ -13,9 +13,9 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 from torch import nn
 
 from normdeploy.loading import from_module
-from normdeploy.model import Model
-from normdeploy.verbs.bisect.bisect import bisect
-from normdeploy.verbs.verify.verify import verify
+from normdeploy.model import LoadedModel
+from normdeploy.verbs.bisect.file_bisection import search_faults
+from normdeploy.verbs.verify.file_comparison import compare_files
 from tests import quantized_files as files
 
 
@@ -30,7 +30,7 @@ class Tags(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def right(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Path]:
+def right(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Path]:
     torch.manual_seed(0)
     tags = Tags().eval()
     model = from_module(tags, inputs=["x:float32[batch=1:2:4,5,8]"])
@@ -59,10 +59,10 @@ def other_axis(proto: onnx.ModelProto) -> None:
     node.attribute[0].ints[:] = [*perm[:2], perm[3], perm[2]]
 
 
-def test_quantized_lstm_passes(right: tuple[Model, Path]) -> None:
+def test_quantized_lstm_passes(right: tuple[LoadedModel, Path]) -> None:
     model, path = right
     assert "DynamicQuantizeLSTM" in {node.op_type for node in onnx.load(path).graph.node}
-    comparison = verify(model, path)
+    comparison = compare_files(model, path)
     assert comparison, str(comparison)
 
 
@@ -72,10 +72,10 @@ def test_quantized_lstm_passes(right: tuple[Model, Path]) -> None:
     ids=["scale", "axis"],
 )
 def test_fault_beside_a_quantized_lstm_is_named(
-    change: Callable[[onnx.ModelProto], None], kind: str, node: str, right: tuple[Model, Path]
+    change: Callable[[onnx.ModelProto], None], kind: str, node: str, right: tuple[LoadedModel, Path]
 ) -> None:
     model, path = right
-    bisection = bisect(model, files.edited(path, f"{kind}.onnx", change))
+    bisection = search_faults(model, files.edited(path, f"{kind}.onnx", change))
     assert bisection.faults, str(bisection)
     found = bisection.faults[0]
     assert (found.kind, found.nodes[0].partition(" ")[0]) == (kind, node), str(bisection)

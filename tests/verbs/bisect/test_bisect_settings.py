@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import normdeploy
-from normdeploy.verbs.bisect.tracer import Fault
+from normdeploy.verbs.bisect.fault_tracing import Fault
 
 HEAD = """
 <ir_version: 10, opset_import: ["" : 20]>

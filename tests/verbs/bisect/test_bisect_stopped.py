@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import normdeploy
-from normdeploy.verbs.bisect.bisect import Bisection
+from normdeploy.verbs.bisect.file_bisection import Bisection
 
 HEAD = '<ir_version: 9, opset_import: ["" : 18]> net (float[n, 16] x) => '
 SQUARE = "(float[n, 4, 4] y) <int64[3] s = {-1, 4, 4}> { h = Tanh (x) [square] y = Reshape (h, s) }"

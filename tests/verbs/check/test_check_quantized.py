@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import normdeploy
 from normdeploy.errors import InputError
-from normdeploy.verbs.check.quantized import quantization
+from normdeploy.verbs.check.quantization_rules import find_quantization_problems
 
 
 def pair(name: str, *, scale: object = 0.1, zero: object = 0, kind: type = np.int8, **attrs: int) -> list[object]:
@@ -70,7 +70,7 @@ def relu(x: str, y: str) -> onnx.NodeProto:
 
 
 def found(proto: onnx.ModelProto, runtime: str = "any", capability: float | None = None) -> list[str]:
-    return [p.rule for p in quantization(proto, runtime, capability)]
+    return [p.rule for p in find_quantization_problems(proto, runtime, capability)]
 
 
 GOOD = [pair("x"), weight("w"), conv()]
@@ -89,7 +89,7 @@ def test_zero_points_of_activations_are_for_onnxruntime_alone() -> None:
 
 
 def test_one_scale_for_all_channels() -> None:
-    (problem,) = quantization(model(pair("x"), weight("w", channels=0), conv()), "any", None)
+    (problem,) = find_quantization_problems(model(pair("x"), weight("w", channels=0), conv()), "any", None)
     assert (problem.rule, problem.tensor) == ("per-tensor", "w_back")
     assert "'w_codes' of shape [8, 3, 3, 3]" in problem.message
 
@@ -100,7 +100,7 @@ def test_zero_points_of_weights() -> None:
 
 def test_a_pair_that_keeps_a_convolution_from_its_activation() -> None:
     blocked = model(pair("x"), weight("w"), conv(y="c"), pair("c"), relu("c_back", "y"))
-    (problem,) = quantization(blocked, "any", None)
+    (problem,) = find_quantization_problems(blocked, "any", None)
     assert (problem.rule, problem.node) == ("blocked-fusion", "c_Q")
     assert problem.message == "Conv can't take Relu in: its result is quantized between the two"
     behind = model(pair("x"), weight("w"), conv(y="c"), relu("c", "r"), pair("r"), relu("r_back", "y"))

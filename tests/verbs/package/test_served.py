@@ -12,7 +12,7 @@ import pytest
 
 import normdeploy
 from normdeploy.errors import InputError
-from normdeploy.verbs.package import triton
+from normdeploy.verbs.package import triton_config
 from tests.packaged import written
 
 SHAPED = (
@@ -21,7 +21,7 @@ SHAPED = (
 
 
 def config_of(bundle: Path) -> Any:
-    return triton.parse((bundle / "model_repository/model_onnx/config.pbtxt").read_text())
+    return triton_config.parse_config((bundle / "model_repository/model_onnx/config.pbtxt").read_text())
 
 
 def rows(n: int = 3) -> dict[str, np.ndarray]:

@@ -25,7 +25,7 @@ from torch.ao.quantization import (
 from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers the operators of PT2E
 
 import normdeploy
-from normdeploy.runtimes.fake_quantize import on_grid
+from normdeploy.runtimes.fake_quantize import fake_quantize_float64
 
 
 class Rounding(nn.Module):
@@ -42,12 +42,14 @@ def test_the_grid_in_float64_is_that_of_float32(axis: int | None) -> None:
     x = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
     if axis is None:
         expected = torch.fake_quantize_per_tensor_affine(x, 0.03125, 3, -128, 127)
-        found = on_grid("aten::fake_quantize_per_tensor_affine", (x.double(), 0.03125, 3, -128, 127))
+        found = fake_quantize_float64("aten::fake_quantize_per_tensor_affine", (x.double(), 0.03125, 3, -128, 127))
     else:
         scale = torch.full((x.shape[axis],), 0.03125)
         zero = torch.arange(x.shape[axis], dtype=torch.int32)
         expected = torch.fake_quantize_per_channel_affine(x, scale, zero, axis, -128, 127)
-        found = on_grid("aten::fake_quantize_per_channel_affine", (x.double(), scale.double(), zero, axis, -128, 127))
+        found = fake_quantize_float64(
+            "aten::fake_quantize_per_channel_affine", (x.double(), scale.double(), zero, axis, -128, 127)
+        )
     assert found is not None
     np.testing.assert_array_equal(found.numpy(), expected.double().numpy())
 

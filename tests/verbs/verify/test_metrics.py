@@ -11,10 +11,10 @@ import pytest
 
 from normdeploy.errors import InputError
 from normdeploy.verbs.verify import metrics
-from normdeploy.verbs.verify.cases import DATASET, Case
-from normdeploy.verbs.verify.measured import Measures
+from normdeploy.verbs.verify.input_cases import DATASET, InputCase
 from normdeploy.verbs.verify.metrics import METRICS
-from normdeploy.verbs.verify.policy import policy_of
+from normdeploy.verbs.verify.policy import parse_policy
+from normdeploy.verbs.verify.rule_measures import OutputMeasures
 
 RNG = np.random.default_rng(5)
 NAN, INF = float("nan"), float("inf")
@@ -27,12 +27,12 @@ def of(name: str, value: Any, reference: Any) -> Any:
 def judged(
     tolerance: Any = None, metric: Any = None, *pairs: tuple[Any, Any], kind: str = "random", dataset: bool = False
 ) -> Any:
-    measures = Measures(policy_of(tolerance, metric), dataset)
+    measures = OutputMeasures(parse_policy(tolerance, metric), dataset)
     for number, (value, reference) in enumerate(pairs):
         value = value if isinstance(value, np.ndarray) or value is None else np.asarray(value, np.float32)
         dtype = np.dtype(np.float32) if value is None else value.dtype
-        measures.add("y", Case(f"case {number}", kind, dict), value, np.asarray(reference, np.float64), dtype)
-    (rule,) = measures.judged("y")
+        measures.add("y", InputCase(f"case {number}", kind, dict), value, np.asarray(reference, np.float64), dtype)
+    (rule,) = measures.verdicts_of("y")
     return rule
 
 
@@ -63,10 +63,10 @@ def test_a_file_that_gives_all_classes_one_score_agrees_by_chance_alone() -> Non
 
 
 def dropped(metric: str, value: Any, reference: Any, labels: list[int] | None) -> Any:
-    measures = Measures(policy_of(None, metric), dataset=True)
+    measures = OutputMeasures(parse_policy(None, metric), dataset=True)
     for start in range(0, len(reference), 3):  # in batches, as a dataset is run
         rows, own = slice(start, start + 3), None if labels is None else np.array(labels[start : start + 3])
-        case = Case(f"samples {start}", DATASET, dict, labels=own)
+        case = InputCase(f"samples {start}", DATASET, dict, labels=own)
         measures.add(
             "y",
             case,
@@ -74,7 +74,7 @@ def dropped(metric: str, value: Any, reference: Any, labels: list[int] | None) -
             np.asarray(reference[rows], np.float64),
             np.dtype(np.float32),
         )
-    (rule,) = measures.judged("y")
+    (rule,) = measures.verdicts_of("y")
     return rule
 
 
@@ -271,7 +271,7 @@ def test_nearest_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(8)
     reference = rng.standard_normal((7, 5))
     value = reference + 0.7 * rng.standard_normal((7, 5))
-    whole = metrics.nearest(value, reference)
+    whole = metrics.nearest_neighbor_agreement(value, reference)
     assert 0 < whole.sum() < 7
     monkeypatch.setattr(metrics, "_AT_ONCE", 14)
-    np.testing.assert_array_equal(metrics.nearest(value, reference), whole)
+    np.testing.assert_array_equal(metrics.nearest_neighbor_agreement(value, reference), whole)

@@ -9,32 +9,32 @@ import numpy as np
 import pytest
 
 from normdeploy.errors import InputError
-from normdeploy.model import Dim, InputSpec, Signature
-from normdeploy.verbs.verify.measured import settled
-from normdeploy.verbs.verify.names import parse_map
-from normdeploy.verbs.verify.policy import Policy, Threshold, Tolerance, policy_of
+from normdeploy.model import Dim, InputSpec, ModelSignature
+from normdeploy.verbs.verify.io_matching import parse_map
+from normdeploy.verbs.verify.policy import Policy, Threshold, Tolerance, parse_policy
 from normdeploy.verbs.verify.policy_file import read_policy
+from normdeploy.verbs.verify.rule_measures import resolve_policy
 
 
 def rules(policy: Policy, output: str) -> list[str]:
-    return [str(rule) for rule in policy.of(output)]
+    return [str(rule) for rule in policy.rules_for(output)]
 
 
 def test_rules_of_one_output_go_before_those_of_all() -> None:
-    policy = policy_of(
+    policy = parse_policy(
         ["1e-3:1e-2", "out:0=0:0.5"], ["cosine>=0.995", "out:0=cosine:0.9", "a=b=top1>=0.5", "out:0=psnr>=-3"]
     )
     assert rules(policy, "other") == ["tolerance 0.001:0.01", "cosine>=0.995"]
     assert rules(policy, "out:0") == ["tolerance 0:0.5", "cosine>=0.9", "psnr>=-3"]
     assert rules(policy, "a=b") == ["tolerance 0.001:0.01", "cosine>=0.995", "top1>=0.5"]
-    same = policy_of(
+    same = parse_policy(
         {"": "1e-3:1e-2", "out:0": (0, 0.5)},
         {"": "cosine>=0.995", "out:0": ["cosine>=0.9", "psnr>=-3"], "a=b": "top1>=0.5"},
     )
     assert same == policy
     with pytest.raises(InputError, match=r"rule for the output 'out:0', which the model does not have; it has \['x'\]"):
         policy.check(["x"])
-    assert not policy_of(None, None)
+    assert not parse_policy(None, None)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_rules_of_one_output_go_before_those_of_all() -> None:
 )
 def test_what_means_nothing_is_refused(tolerance: Any, metric: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        policy_of(tolerance, metric)
+        parse_policy(tolerance, metric)
 
 
 def test_what_is_said_goes_before_the_file(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ tolerance = [0, 0]
     assert (read.most, read.names, read.policy.required) == (4096, {"input.1": "x"}, True)
     assert rules(read.policy, "logits") == ["tolerance 1:0.5", "cosine>=0.995", "psnr>=30", "top1>=0.99"]
     assert rules(read.policy, "a.b") == ["tolerance 0:0", "cosine>=0.995", "psnr>=30"]
-    both = policy_of("logits=2:0", "psnr>=9").over(read.policy)
+    both = parse_policy("logits=2:0", "psnr>=9").merge_under(read.policy)
     assert rules(both, "logits") == ["tolerance 2:0", "cosine>=0.995", "psnr>=9", "top1>=0.99"]
     assert both.required
     assert both.rules["a.b"] == {"tolerance": Tolerance(0, 0)}
@@ -100,10 +100,10 @@ def test_a_file_may_require_the_default_rule_beside_rules_that_are_given_elsewhe
     file = tmp_path / "verify.toml"
     file.write_text("also-default = true")
     alone = read_policy(file).policy
-    both = policy_of("logits=2:0", None).over(alone).requiring(False)
+    both = parse_policy("logits=2:0", None).merge_under(alone).require_default(False)
     assert (rules(both, "logits"), both.required) == (["tolerance 2:0"], True)
     with pytest.raises(InputError, match="and none is; give a tolerance or a metric too, or leave --also-default"):
-        policy_of(None, None).over(alone).requiring(False)
+        parse_policy(None, None).merge_under(alone).require_default(False)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
 
 def test_a_rule_for_all_is_for_what_it_can_measure() -> None:
     outputs = {"y": np.ones((2, 7)), "ids": np.ones((2, 7), np.int64), "mask": np.ones(2, bool)}
-    policy, notes = settled(policy_of(["1:0", "ids=2:0"], ["top5>=0.5"]), outputs)
+    policy, notes = resolve_policy(parse_policy(["1:0", "ids=2:0"], ["top5>=0.5"]), outputs)
     assert {name: rules(policy, name) for name in outputs} == {
         "y": ["tolerance 1:0", "top5>=0.5"],
         "ids": ["tolerance 2:0"],
@@ -176,13 +176,13 @@ def test_a_rule_for_all_is_for_what_it_can_measure() -> None:
         ("flat=nearest>=0.5", "1 dims, 2 are needed"),
     ):
         with pytest.raises(InputError, match=said):
-            settled(policy_of(None, metric), outputs | {"few": np.ones((2, 5)), "flat": np.ones(3)})
+            resolve_policy(parse_policy(None, metric), outputs | {"few": np.ones((2, 5)), "flat": np.ones(3)})
     with pytest.raises(InputError, match="top5 can't be measured of any output"):
-        settled(policy_of(None, "top5>=0.5"), {"ids": outputs["ids"]})
+        resolve_policy(parse_policy(None, "top5>=0.5"), {"ids": outputs["ids"]})
 
 
 def test_a_map_may_hold_equals_signs() -> None:
-    model = Signature(inputs=(InputSpec("x", "float32", (Dim.static(2),)),), outputs=("y", "a=b"), kind="")
+    model = ModelSignature(inputs=(InputSpec("x", "float32", (Dim.from_size(2),)),), outputs=("y", "a=b"), kind="")
     assert parse_map(["input=1=x", "out=a=b"], model) == {"input=1": "x", "out": "a=b"}
     for text, said in (
         ("x", "can't be read"),
@@ -198,4 +198,4 @@ def test_a_map_may_hold_equals_signs() -> None:
 @pytest.mark.parametrize("given", [1e-3, 0, (1e-3, 1e-2), [1e-3]])
 def test_tolerance_of_numbers_is_refused_with_what_to_write(given: Any) -> None:
     with pytest.raises(InputError, match=r"tolerance .* can't be read; write the text \"ABS:REL\""):
-        policy_of(given, None)
+        parse_policy(given, None)

@@ -12,12 +12,12 @@ import onnx
 import pytest
 
 import normdeploy
-from normdeploy.graphs.quantized import RECORD, ranges, recorded_ranges
-from normdeploy.model import Model
-from normdeploy.verbs.verify.comparison import Comparison
-from normdeploy.verbs.verify.policy import policy_of
-from normdeploy.verbs.verify.steps import ROUNDED, UNROUNDED
-from normdeploy.verbs.verify.verify import verify
+from normdeploy.graphs.quantization_info import RECORD, quantized_ranges, read_recorded_ranges
+from normdeploy.model import LoadedModel
+from normdeploy.verbs.verify.comparison_result import Comparison
+from normdeploy.verbs.verify.file_comparison import compare_files
+from normdeploy.verbs.verify.policy import parse_policy
+from normdeploy.verbs.verify.quantization_budget import ROUNDED, UNROUNDED
 from tests import quantized_files as files
 from tests.verbs.verify.test_verify_quantized import WRONG, weight_zero_point
 
@@ -25,12 +25,12 @@ FEW = 0.5  # of what the generated inputs reach: every range is too narrow for t
 
 
 @pytest.fixture(scope="module")
-def models() -> dict[str, Model]:
+def models() -> dict[str, LoadedModel]:
     return {"net": files.net(), "conv": files.conv()}
 
 
 @pytest.fixture(scope="module")
-def quantized(models: dict[str, Model], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def quantized(models: dict[str, LoadedModel], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """The model quantized on samples of half the usual size; each once."""
     folder = tmp_path_factory.mktemp("calibrated")
 
@@ -39,7 +39,7 @@ def quantized(models: dict[str, Model], tmp_path_factory: pytest.TempPathFactory
         if not path.exists():
             plain = folder / f"{name}.onnx"
             if not plain.exists():
-                onnx.save(files.to_onnx(models[name]), plain)
+                onnx.save(files.export_to_proto(models[name]), plain)
             samples = [{k: v * FEW for k, v in s.items()} for s in files.samples(models[name], 16)]
             feeds = {k: np.concatenate([s[k] for s in samples]).astype(np.float32) for k in samples[0]}
             normdeploy.optimize(plain, path, quantize=to, runtime=runtime, fuse=fuse, calibrate=[feeds])
@@ -48,8 +48,8 @@ def quantized(models: dict[str, Model], tmp_path_factory: pytest.TempPathFactory
     return made
 
 
-def compared(model: Model, path: Path) -> Comparison:
-    return verify(model, [path], seeds=3, policy=policy_of(None, None))
+def compared(model: LoadedModel, path: Path) -> Comparison:
+    return compare_files(model, [path], seeds=3, policy=parse_policy(None, None))
 
 
 def verdicts(comparison: Comparison) -> dict[str, str]:
@@ -67,7 +67,7 @@ def verdicts(comparison: Comparison) -> dict[str, str]:
     ],
 )
 def test_it_passes_and_says_what_is_cut_off(
-    name: str, to: str, runtime: str, fuse: str, models: dict[str, Model], quantized: Callable[..., Path]
+    name: str, to: str, runtime: str, fuse: str, models: dict[str, LoadedModel], quantized: Callable[..., Path]
 ) -> None:
     comparison = compared(models[name], quantized(name, to, runtime, fuse))
     assert comparison, [(r.runtime, r.reason) for r in comparison.results if not r]
@@ -92,7 +92,7 @@ FAULTS = [zero_point_of_the_first, *(fault for fault in WRONG if fault is not we
 def test_no_fault_hides_behind_it(
     name: str,
     fault: Callable[[onnx.ModelProto], None],
-    models: dict[str, Model],
+    models: dict[str, LoadedModel],
     quantized: Callable[..., Path],
 ) -> None:
     wrong = files.edited(quantized(name), "wrong.onnx", fault)
@@ -102,7 +102,7 @@ def test_no_fault_hides_behind_it(
 @pytest.mark.parametrize("factor", [0.25, 0.9, 1.1, 8.0])
 @pytest.mark.parametrize("name", ["net", "conv"])
 def test_a_range_that_calibration_did_not_give_fails(
-    name: str, factor: float, models: dict[str, Model], quantized: Callable[..., Path]
+    name: str, factor: float, models: dict[str, LoadedModel], quantized: Callable[..., Path]
 ) -> None:
     """On both sides of a pair: wider ones too, which would otherwise widen their own budget."""
 
@@ -116,7 +116,7 @@ def test_a_range_that_calibration_did_not_give_fails(
 
 
 def test_without_the_record_ranges_are_judged_as_those_of_any_file(
-    models: dict[str, Model], quantized: Callable[..., Path]
+    models: dict[str, LoadedModel], quantized: Callable[..., Path]
 ) -> None:
     def forgotten(proto: onnx.ModelProto) -> None:
         for p in proto.metadata_props:
@@ -130,13 +130,13 @@ def test_without_the_record_ranges_are_judged_as_those_of_any_file(
 
 def test_the_record_is_what_the_scales_say(quantized: Callable[..., Path]) -> None:
     proto = onnx.load(quantized("net"))
-    assert recorded_ranges(proto) == ranges(proto)
-    assert len(ranges(proto)) == len({n.input[0] for n in files.activations(proto)})
+    assert read_recorded_ranges(proto) == quantized_ranges(proto)
+    assert len(quantized_ranges(proto)) == len({n.input[0] for n in files.activations(proto)})
 
 
 @pytest.mark.parametrize("fault", [None, *FAULTS])
 def test_a_quantized_file_as_the_reference(
-    fault: Callable[[onnx.ModelProto], None] | None, models: dict[str, Model], quantized: Callable[..., Path]
+    fault: Callable[[onnx.ModelProto], None] | None, models: dict[str, LoadedModel], quantized: Callable[..., Path]
 ) -> None:
     """What `optimize` makes of it, or a fault in a copy: without rounding both sides are not rounded."""
     path = files.edited(quantized("net"), "copy.onnx", fault or (lambda proto: None))

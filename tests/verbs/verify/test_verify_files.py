@@ -22,19 +22,19 @@ from typer.testing import CliRunner
 import normdeploy
 from normdeploy.cli.app import app
 from normdeploy.errors import InputError
-from normdeploy.exporter import to_onnx
+from normdeploy.exporting.exporter import export_to_proto
 from normdeploy.loading import from_module
-from normdeploy.model import Model
-from normdeploy.reports.drift import outline
-from normdeploy.runtimes import trt
-from normdeploy.runtimes.eager import Float64Runner
-from normdeploy.storage.files import save_onnx
-from normdeploy.storage.record import record
-from normdeploy.verbs.verify.candidates import OFF, ON, NotRun
-from normdeploy.verbs.verify.comparison import Comparison
-from normdeploy.verbs.verify.culprit import RULES, _fewest, applied
-from normdeploy.verbs.verify.results import OutputResult
-from normdeploy.verbs.verify.verify import verify
+from normdeploy.model import LoadedModel
+from normdeploy.reports.drift_outline import outline_drift
+from normdeploy.runtimes import trt_runner
+from normdeploy.runtimes.torch_runners import Float64Runner
+from normdeploy.storage.export_record import write_record
+from normdeploy.storage.onnx_files import save_onnx
+from normdeploy.verbs.verify.comparison_result import Comparison
+from normdeploy.verbs.verify.file_comparison import compare_files
+from normdeploy.verbs.verify.optimizer_bisect import RULES, list_applied_optimizers, minimize_disabled
+from normdeploy.verbs.verify.output_results import OutputResult
+from normdeploy.verbs.verify.runtime_candidates import OFF, ON, NotRun
 
 SPECS = ["x:float32[batch=1:2:4,48]", "y:float32[batch,48]"]
 
@@ -56,15 +56,15 @@ class Net(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def net() -> Model:
+def net() -> LoadedModel:
     return from_module(Net().eval(), inputs=SPECS)
 
 
 @pytest.fixture(scope="module")
-def folder(net: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(net: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """right.onnx, wrong.onnx (another epsilon in the first norm), half.onnx, and an engine by its first bytes."""
     folder = tmp_path_factory.mktemp("files")
-    proto = to_onnx(net)
+    proto = export_to_proto(net)
     save_onnx(proto, folder / "right.onnx")
     norm = next(n for n in proto.graph.node if n.op_type == "LayerNormalization")
     next(a for a in norm.attribute if a.name == "epsilon").f = 1e-3
@@ -82,11 +82,11 @@ def verdicts(comparison: Comparison) -> dict[tuple[str, str], str]:
 
 
 def test_each_file_is_judged_by_eager_in_its_own_precision(
-    net: Model, folder: Path, monkeypatch: pytest.MonkeyPatch
+    net: LoadedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trt, "no_gpu", lambda: "no GPU: none here")
+    monkeypatch.setattr(trt_runner, "explain_missing_gpu", lambda: "no GPU: none here")
     files = [folder / name for name in ("right.onnx", "half.onnx", "plan")]
-    comparison = verify(net, files, seeds=1)
+    comparison = compare_files(net, files, seeds=1)
     assert comparison
     found = {(r.file, r.runtime): r for r in comparison.results}
     assert [r.precision for r in comparison.results if r.runtime == "eager"] == ["", "fp16"]
@@ -100,8 +100,8 @@ def test_each_file_is_judged_by_eager_in_its_own_precision(
     assert [(m.runtime, m.file) for m in comparison.not_run if m.file] == [("TensorRT (plan)", "plan")]
 
 
-def test_one_wrong_file_among_right_ones_is_the_one_that_fails(net: Model, folder: Path) -> None:
-    comparison = verify(net, [folder / "right.onnx", folder / "wrong.onnx"], seeds=1)
+def test_one_wrong_file_among_right_ones_is_the_one_that_fails(net: LoadedModel, folder: Path) -> None:
+    comparison = compare_files(net, [folder / "right.onnx", folder / "wrong.onnx"], seeds=1)
     assert not comparison
     assert {file for (file, _), verdict in verdicts(comparison).items() if verdict == "fail"} == {"wrong.onnx"}
     assert verdicts(comparison)["right.onnx", OFF] == "pass"
@@ -109,34 +109,36 @@ def test_one_wrong_file_among_right_ones_is_the_one_that_fails(net: Model, folde
 
 @pytest.mark.parametrize("runtime", ["any", "onnxruntime"])
 def test_a_file_of_the_fastest_forms_that_fails_names_the_other_choice(
-    net: Model, folder: Path, tmp_path: Path, runtime: str
+    net: LoadedModel, folder: Path, tmp_path: Path, runtime: str
 ) -> None:
     files = {name: onnx.load(folder / f"{name}.onnx") for name in ("right", "wrong")}
     for name, proto in files.items():
-        record(proto, net.signature, {"runtime": runtime})
+        write_record(proto, net.as_signature, {"runtime": runtime})
         save_onnx(proto, tmp_path / f"{name}.onnx")
-    comparison = verify(net, [tmp_path / "right.onnx", tmp_path / "wrong.onnx"], seeds=1)
+    comparison = compare_files(net, [tmp_path / "right.onnx", tmp_path / "wrong.onnx"], seeds=1)
     said = [note for note in comparison.notes if "--runtime onnxruntime-accurate" in note]
     assert [note.split()[0] for note in said] == (["wrong.onnx"] if runtime == "onnxruntime" else [])
 
 
-def test_files_of_one_name_go_by_their_paths_and_none_is_run_twice(net: Model, folder: Path, tmp_path: Path) -> None:
+def test_files_of_one_name_go_by_their_paths_and_none_is_run_twice(
+    net: LoadedModel, folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "right.onnx").write_bytes((folder / "right.onnx").read_bytes())
     files = [folder / "right.onnx", tmp_path / "right.onnx", tmp_path / "." / "right.onnx"]
-    comparison = verify(net, files, engines=[folder / "right.onnx"], seeds=1)
+    comparison = compare_files(net, files, engines=[folder / "right.onnx"], seeds=1)
     assert {r.file for r in comparison.results} == {"", str(folder / "right.onnx"), str(tmp_path / "right.onnx")}
     assert len(comparison.results) == 1 + 2 * 2
 
 
 def test_an_onnx_file_that_runs_nowhere_does_not_pass_beside_one_that_does(
-    net: Model, folder: Path, tmp_path: Path
+    net: LoadedModel, folder: Path, tmp_path: Path
 ) -> None:
     proto = onnx.load(folder / "right.onnx")
     onnx.checker.check_model(proto)
     next(n for n in proto.graph.node if n.op_type == "Tanh").domain = "nobody"
     proto.opset_import.add(domain="nobody", version=1)
     save_onnx(proto, tmp_path / "strange.onnx")
-    comparison = verify(net, [folder / "right.onnx", tmp_path / "strange.onnx"], seeds=1)
+    comparison = compare_files(net, [folder / "right.onnx", tmp_path / "strange.onnx"], seeds=1)
     assert not comparison
     assert verdicts(comparison)["right.onnx", ON] == "pass"
 
@@ -148,15 +150,15 @@ def test_an_engine_may_lack_its_gpu_and_an_onnx_file_may_not_lack_every_runtime(
 
 
 def test_what_is_no_file_of_the_model_is_told_before_anything_runs(
-    net: Model, folder: Path, tmp_path: Path, no_runs: None
+    net: LoadedModel, folder: Path, tmp_path: Path, no_runs: None
 ) -> None:
     with pytest.raises(InputError, match="there is no file to compare"):
-        verify(net, [])
+        compare_files(net, [])
     with pytest.raises(InputError, match=r"there is no file '.*missing.onnx'"):
-        verify(net, [folder / "right.onnx", tmp_path / "missing.onnx"])
+        compare_files(net, [folder / "right.onnx", tmp_path / "missing.onnx"])
     other = from_module(nn.ReLU().eval(), inputs=["z:float32[2]"])
     with pytest.raises(InputError, match=r"right.onnx takes the inputs \['x', 'y'\], the model takes \['z'\]"):
-        verify(other, folder / "right.onnx")
+        compare_files(other, folder / "right.onnx")
 
 
 class Engine:
@@ -165,7 +167,7 @@ class Engine:
     kinds: set[str]
 
     def __init__(self, path: Path) -> None:
-        self._runner = importlib.import_module("normdeploy.verbs.verify.candidates").OrtRunner(
+        self._runner = importlib.import_module("normdeploy.verbs.verify.runtime_candidates").OrtRunner(
             path.with_suffix(".onnx")
         )
         self.name = "engine"
@@ -193,14 +195,20 @@ class Engine:
     ("stem", "kinds", "beside", "wanted"), [("half", {"float16"}, "right", "fp16"), ("right", {"float32"}, "right", "")]
 )
 def test_an_engine_is_judged_by_the_types_that_it_states(
-    net: Model, folder: Path, monkeypatch: pytest.MonkeyPatch, stem: str, kinds: set[str], beside: str, wanted: str
+    net: LoadedModel,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stem: str,
+    kinds: set[str],
+    beside: str,
+    wanted: str,
 ) -> None:
-    candidates = importlib.import_module("normdeploy.verbs.verify.candidates")
+    candidates = importlib.import_module("normdeploy.verbs.verify.runtime_candidates")
     monkeypatch.setattr(candidates, "TrtRunner", Engine)
     monkeypatch.setattr(candidates, "missing", lambda runtime: "")
     monkeypatch.setattr(Engine, "kinds", kinds, raising=False)
     (folder / f"{stem}.engine").write_bytes(b"vtrt and more")
-    comparison = verify(net, [folder / "right.onnx", folder / f"{stem}.engine"], seeds=1)
+    comparison = compare_files(net, [folder / "right.onnx", folder / f"{stem}.engine"], seeds=1)
     (result,) = (r for r in comparison.results if r.file == f"{stem}.engine")
     assert result
     assert result.precision == wanted
@@ -215,7 +223,7 @@ def no_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("something was run")
 
     monkeypatch.setattr(Float64Runner, "infer", run)
-    monkeypatch.setattr(importlib.import_module("normdeploy.runtimes.eager").EagerRunner, "infer", run)
+    monkeypatch.setattr(importlib.import_module("normdeploy.runtimes.torch_runners").EagerRunner, "infer", run)
 
 
 def saved(path: Path, **arrays: Any) -> Path:
@@ -240,38 +248,40 @@ ONES = np.ones((3, 48), np.float32)
     ],
 )
 def test_inputs_that_do_not_fit_are_refused_before_anything_runs(
-    net: Model, folder: Path, tmp_path: Path, no_runs: None, arrays: dict[str, Any], said: str
+    net: LoadedModel, folder: Path, tmp_path: Path, no_runs: None, arrays: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(InputError, match=said):
-        verify(net, folder / "right.onnx", inputs=[saved(tmp_path / "in.npz", **arrays)])
+        compare_files(net, folder / "right.onnx", inputs=[saved(tmp_path / "in.npz", **arrays)])
 
 
-def test_files_that_hold_no_plain_arrays_are_refused(net: Model, folder: Path, tmp_path: Path, no_runs: None) -> None:
+def test_files_that_hold_no_plain_arrays_are_refused(
+    net: LoadedModel, folder: Path, tmp_path: Path, no_runs: None
+) -> None:
     with pytest.raises(InputError, match=r"there is no file '.*none.npz'"):
-        verify(net, folder / "right.onnx", inputs=tmp_path / "none.npz")
+        compare_files(net, folder / "right.onnx", inputs=tmp_path / "none.npz")
     with pytest.raises(InputError, match="pickled objects, which are never loaded"):
-        verify(net, folder / "right.onnx", inputs=saved(tmp_path / "in.npz", x=np.array([print], dtype=object)))
+        compare_files(net, folder / "right.onnx", inputs=saved(tmp_path / "in.npz", x=np.array([print], dtype=object)))
 
 
-def test_each_npz_is_a_case_and_nothing_else_is_run(net: Model, folder: Path, tmp_path: Path) -> None:
+def test_each_npz_is_a_case_and_nothing_else_is_run(net: LoadedModel, folder: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     one, two = (
         saved(tmp_path / f"{n}.npz", **{k: rng.standard_normal((n, 48)).astype(">f4") for k in "xy"}) for n in (1, 2)
     )
-    comparison = verify(net, folder / "right.onnx", inputs=[one, {"x": ONES, "y": ONES}, two])
+    comparison = compare_files(net, folder / "right.onnx", inputs=[one, {"x": ONES, "y": ONES}, two])
     assert comparison
     assert comparison.cases == (str(one), "given input 1", str(two))
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_what_a_half_file_takes_is_taken(net: Model, folder: Path, tmp_path: Path, precision: str) -> None:
+def test_what_a_half_file_takes_is_taken(net: LoadedModel, folder: Path, tmp_path: Path, precision: str) -> None:
     """In .npz files bfloat16 is two bytes without a name."""
     dtype = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}[precision]
     normdeploy.optimize(folder / "right.onnx", tmp_path / "h.onnx", precision=precision)
     x = np.random.default_rng(0).standard_normal((2, 48)).astype(dtype)
-    comparison = verify(net, tmp_path / "h.onnx", inputs=saved(tmp_path / "in.npz", x=x, y=x))
+    comparison = compare_files(net, tmp_path / "h.onnx", inputs=saved(tmp_path / "in.npz", x=x, y=x))
     assert comparison
-    wide = verify(net, tmp_path / "h.onnx", inputs={"x": x.astype(np.float32), "y": x.astype(np.float32)})
+    wide = compare_files(net, tmp_path / "h.onnx", inputs={"x": x.astype(np.float32), "y": x.astype(np.float32)})
     assert [r.max_abs_error for r in comparison.results] == [r.max_abs_error for r in wide.results]
 
 
@@ -319,7 +329,7 @@ def test_the_fusion_that_breaks_a_file_is_named(name: str, tmp_path: Path) -> No
     norm has."""
     module, specs, text = FUSIONS[name]
     onnx.save(parser.parse_model(HEAD + text), tmp_path / "m.onnx")
-    comparison = verify(from_module(module().eval(), inputs=specs), tmp_path / "m.onnx", seeds=1)
+    comparison = compare_files(from_module(module().eval(), inputs=specs), tmp_path / "m.onnx", seeds=1)
     assert not comparison
     found: dict[str, OutputResult] = {r.runtime: r for r in comparison.results}
     assert found[OFF]
@@ -330,8 +340,8 @@ def test_the_fusion_that_breaks_a_file_is_named(name: str, tmp_path: Path) -> No
     assert json.loads(json.dumps(comparison.to_json()))["results"][-1]["culprit"] == [name]
 
 
-def test_a_file_that_is_wrong_by_itself_accuses_nobody(net: Model, folder: Path) -> None:
-    comparison = verify(net, folder / "wrong.onnx", seeds=1)
+def test_a_file_that_is_wrong_by_itself_accuses_nobody(net: LoadedModel, folder: Path) -> None:
+    comparison = compare_files(net, folder / "wrong.onnx", seeds=1)
     assert not comparison
     assert not any(r.culprit or "culprit" in r.reason for r in comparison.results)
 
@@ -348,25 +358,29 @@ def test_the_fewest_are_found_in_few_runs() -> None:
                 asked.append(tuple(disabled))
                 return set(guilty) <= set(disabled)
 
-            assert _fewest(passes, [], names, tried=True) == list(guilty)
+            assert minimize_disabled(passes, [], names, tried=True) == list(guilty)
             assert len(asked) <= 2 * count * 6 + 2 * count  # 40 names are halved 6 times at most
 
 
 def test_the_rules_behind_one_transformer_are_those_of_this_version(tmp_path: Path) -> None:
     model = from_module(nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)).eval(), inputs=["x:float32[1,2,3,3]"])
-    save_onnx(to_onnx(model), tmp_path / "m.onnx")
+    save_onnx(export_to_proto(model), tmp_path / "m.onnx")
     one = "Level1_RuleBasedTransformer"
-    assert one in applied(tmp_path / "m.onnx", "cpu")
-    assert one not in applied(tmp_path / "m.onnx", "cpu", ["ConvBNFusion"])
-    assert one not in applied(tmp_path / "m.onnx", "cpu", RULES)
+    assert one in list_applied_optimizers(tmp_path / "m.onnx", "cpu")
+    assert one not in list_applied_optimizers(tmp_path / "m.onnx", "cpu", ["ConvBNFusion"])
+    assert one not in list_applied_optimizers(tmp_path / "m.onnx", "cpu", RULES)
 
 
 # ------------------------------------------------------------------ drift
 
 
-def test_drift_says_where_a_file_leaves_the_bound(net: Model, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trt, "no_gpu", lambda: "no GPU: none here")
-    comparison = verify(net, [folder / name for name in ("right.onnx", "wrong.onnx", "plan")], seeds=1, drift=True)
+def test_drift_says_where_a_file_leaves_the_bound(
+    net: LoadedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trt_runner, "explain_missing_gpu", lambda: "no GPU: none here")
+    comparison = compare_files(
+        net, [folder / name for name in ("right.onnx", "wrong.onnx", "plan")], seeds=1, drift=True
+    )
     assert comparison.drift is not None
     runs = {
         (p.file, p.runtime): [q for q in comparison.drift if (q.file, q.runtime) == (p.file, p.runtime)]
@@ -379,14 +393,14 @@ def test_drift_says_where_a_file_leaves_the_bound(net: Model, folder: Path, monk
         assert {"norm", "last.1"} <= {p.module for p in points}
         assert points[-1].where == "output output"
     assert "no drift of plan: an engine can't be looked into" in comparison.notes
-    rows = {row[:2]: row for row in outline(comparison.drift)}
+    rows = {row[:2]: row for row in outline_drift(comparison.drift)}
     assert rows["wrong.onnx", OFF][3] == "norm"
     assert rows["wrong.onnx", OFF][5].startswith("norm: ")
     assert rows["right.onnx", ON][5] == "none"
 
 
-def test_drift_of_a_half_file_is_seen_node_by_node(net: Model, folder: Path) -> None:
-    comparison = verify(net, folder / "half.onnx", seeds=1, drift=True)
+def test_drift_of_a_half_file_is_seen_node_by_node(net: LoadedModel, folder: Path) -> None:
+    comparison = compare_files(net, folder / "half.onnx", seeds=1, drift=True)
     assert comparison.drift is not None
     tensors = {
         r: {p.tensor for p in comparison.drift if p.runtime == r}
@@ -398,8 +412,8 @@ def test_drift_of_a_half_file_is_seen_node_by_node(net: Model, folder: Path) -> 
     assert max(p.error / p.scale for p in comparison.drift if p.scale) > 2.0**-12  # half it is
 
 
-def test_drift_is_not_looked_for_unasked(net: Model, folder: Path) -> None:
-    comparison = verify(net, folder / "right.onnx", seeds=1)
+def test_drift_is_not_looked_for_unasked(net: LoadedModel, folder: Path) -> None:
+    comparison = compare_files(net, folder / "right.onnx", seeds=1)
     assert comparison.drift is None
     assert comparison.to_json()["drift"] is None
 
@@ -438,7 +452,7 @@ def test_the_command_takes_them_all(folder: Path, tmp_path: Path, monkeypatch: p
     assert "NOT verified" in done.output
 
 
-def test_an_onnx_file_in_the_place_of_the_model(net: Model, folder: Path, tmp_path: Path) -> None:
+def test_an_onnx_file_in_the_place_of_the_model(net: LoadedModel, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "m.pt").write_bytes(b"PK")
     with pytest.raises(InputError, match=r"right\.onnx.*is an ONNX file.*give '.*m\.pt' first and it second"):
         normdeploy.verify(folder / "right.onnx", tmp_path / "m.pt")
@@ -446,7 +460,7 @@ def test_an_onnx_file_in_the_place_of_the_model(net: Model, folder: Path, tmp_pa
     assert normdeploy.bisect(folder / "right.onnx", folder / "right.onnx", seeds=1)
 
 
-def test_a_file_whose_input_is_a_sequence(net: Model, folder: Path, tmp_path: Path) -> None:
+def test_a_file_whose_input_is_a_sequence(net: LoadedModel, folder: Path, tmp_path: Path) -> None:
     proto = onnx.load(folder / "right.onnx")
     proto.graph.input[0].type.CopyFrom(
         onnx.helper.make_sequence_type_proto(onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None))
@@ -454,4 +468,4 @@ def test_a_file_whose_input_is_a_sequence(net: Model, folder: Path, tmp_path: Pa
     file = tmp_path / "sequence.onnx"
     file.write_bytes(proto.SerializeToString())
     with pytest.raises(InputError, match=r"input 'x' is a sequence"):
-        verify(net, [file])
+        compare_files(net, [file])

@@ -14,12 +14,12 @@ from torch import nn
 
 import normdeploy
 from normdeploy.loading import from_module
-from normdeploy.precision.retype import values
-from normdeploy.runtimes.eager import HalfRunner
-from normdeploy.runtimes.file64 import File64Runner
-from normdeploy.verbs.verify.candidates import OFF, ON, STEPWISE
-from normdeploy.verbs.verify.comparison import Comparison
-from normdeploy.verbs.verify.verify import verify
+from normdeploy.precision.type_conversion import initializer_values
+from normdeploy.runtimes.onnx_float64 import OnnxFloat64Runner
+from normdeploy.runtimes.torch_runners import HalfRunner
+from normdeploy.verbs.verify.comparison_result import Comparison
+from normdeploy.verbs.verify.file_comparison import compare_files
+from normdeploy.verbs.verify.runtime_candidates import OFF, ON, STEPWISE
 from tests.support import parsed
 
 HALVES = {"fp16": "float16", "bf16": "bfloat16"}
@@ -46,10 +46,12 @@ def compared(folder: Path, precision: str, keep_io: bool = False, spoil: str = "
     if spoil:
         proto = onnx.load(file)
         (tensor,) = (t for t in proto.graph.initializer if spoil in t.name)
-        doubled = numpy_helper.from_array((2 * values(tensor)).astype(values(tensor).dtype), tensor.name)
+        doubled = numpy_helper.from_array(
+            (2 * initializer_values(tensor)).astype(initializer_values(tensor).dtype), tensor.name
+        )
         tensor.CopyFrom(doubled)
         onnx.save(proto, file)
-    return verify(from_module(module, X), file)
+    return compare_files(from_module(module, X), file)
 
 
 @pytest.mark.parametrize("keep_io", [False, True])
@@ -131,7 +133,7 @@ def test_another_epsilon_of_a_float16_norm_with_a_bias_is_wrong(factor: float, r
     onnx.save(proto, tmp_path / "float32.onnx")
     half = convert_float_to_float16(proto)
     (epsilon,) = (tensor for tensor in half.graph.initializer if tensor.name == "epsilon")
-    epsilon.CopyFrom(numpy_helper.from_array((values(epsilon) * factor).astype(np.float16), "epsilon"))
+    epsilon.CopyFrom(numpy_helper.from_array((initializer_values(epsilon) * factor).astype(np.float16), "epsilon"))
     onnx.save(half, tmp_path / "float16.onnx")
     assert bool(normdeploy.verify(tmp_path / "float32.onnx", tmp_path / "float16.onnx", seeds=2)) is right
 
@@ -142,9 +144,9 @@ def test_roundings_of_subnormal_numbers_of_float16_have_its_one_spacing() -> Non
         g (float16[N] x) => (float16[N] y) { y = Mul(x, factor) }""")
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1.7, np.float16), "factor"))
     x = np.array([0.0, 1e-6, 1e-4, 1.3], np.float16)
-    runner = File64Runner(proto)
+    runner = OnnxFloat64Runner(proto)
     exact = runner.infer({"x": x})["y"]
-    away = np.max([np.abs(runner.rounded({"x": x}, seed)["y"] - exact) for seed in range(30)], axis=0)
+    away = np.max([np.abs(runner.run_rounded({"x": x}, seed)["y"] - exact) for seed in range(30)], axis=0)
     assert away[0] == 0
     # Below 2⁻¹⁴ a spacing is 2⁻²⁴: half of one is lost, and the result is rounded up or down to a number of them. Above
     # half a spacing is 2⁻¹¹ of the number.

@@ -15,12 +15,12 @@ import pytest
 
 import normdeploy
 from normdeploy.errors import InputError
-from normdeploy.model import Dim, InputSpec, Signature
-from normdeploy.ranges import described
-from normdeploy.runtimes.file64 import File64Runner
-from normdeploy.storage.record import record
-from normdeploy.verbs.verify.comparison import Comparison
-from normdeploy.verbs.verify.originals import AS_IT_IS, Reference, open_original
+from normdeploy.inputs.input_ranges import resolve_input_ranges
+from normdeploy.model import Dim, InputSpec, ModelSignature
+from normdeploy.runtimes.onnx_float64 import OnnxFloat64Runner
+from normdeploy.storage.export_record import write_record
+from normdeploy.verbs.verify.comparison_result import Comparison
+from normdeploy.verbs.verify.reference_models import AS_IT_IS, FloatReference, open_original
 
 RNG = np.random.default_rng(3)
 W = RNG.standard_normal((16, 12)).astype(np.float32)
@@ -128,25 +128,25 @@ def test_the_reference_is_float64(folder: Path) -> None:
         + BETA
     )
     for file, name, output in (("a.onnx", "x", "y"), ("b.onnx", "input", "out")):
-        runner = File64Runner(onnx.load(folder / file))
+        runner = OnnxFloat64Runner(onnx.load(folder / file))
         np.testing.assert_allclose(runner.infer({name: x})[output], wanted, rtol=1e-12)
-        moved = np.abs(runner.rounded({name: x}, 0)[output] - wanted).max()
+        moved = np.abs(runner.run_rounded({name: x}, 0)[output] - wanted).max()
         assert 1e-9 < moved < 1e-5
-        assert not np.array_equal(runner.rounded({name: x}, 0)[output], runner.rounded({name: x}, 1)[output])
+        assert not np.array_equal(runner.run_rounded({name: x}, 0)[output], runner.run_rounded({name: x}, 1)[output])
 
 
 def test_what_was_widened_is_given_up_when_it_is_not_needed(folder: Path) -> None:
     """While the runtimes are run, the reference's weights in float64 are not held beside theirs."""
     opened = open_original(folder / "a.onnx")
-    reference = Reference(opened)
+    reference = FloatReference(opened)
     x = RNG.standard_normal((5, 16)).astype(np.float32)
-    before = reference.runner.infer({"x": x})["y"]
-    held = weakref.ref(reference.runner)
-    reference.free()
+    before = reference.float64_runner.infer({"x": x})["y"]
+    held = weakref.ref(reference.float64_runner)
+    reference.release_runner()
     gc.collect()
     assert held() is None
-    assert opened.unit == 2.0**-24
-    np.testing.assert_array_equal(reference.runner.infer({"x": x})["y"], before)
+    assert opened.coarsest_unit == 2.0**-24
+    np.testing.assert_array_equal(reference.float64_runner.infer({"x": x})["y"], before)
 
 
 def test_half_precision_is_judged_by_the_reference_in_it(folder: Path, tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ WHAT_IS_NOT_DISTURBED = """
 def test_sizes_exponents_and_scales_are_what_they_are(how: str) -> None:
     """Disturbed, a Resize by 2 loses a column, a Range gains a number and a power of −1 becomes NaN."""
     x = -np.abs(RNG.standard_normal((2, 4, 6)).astype(np.float32))
-    runner = File64Runner(onnx.parser.parse_model(WHAT_IS_NOT_DISTURBED))
+    runner = OnnxFloat64Runner(onnx.parser.parse_model(WHAT_IS_NOT_DISTURBED))
     more = {"infer": (), "rounded": (3,), "perturbed": (1e-7, 3)}[how]
     found = getattr(runner, how)({"x": x}, *more)
     np.testing.assert_allclose(found["y"], x[:, :, 2:4], rtol=1e-6)
@@ -270,13 +270,13 @@ def test_what_an_exported_file_records_of_its_inputs_is_kept_as_the_reference() 
     past, seq, batch = Dim("past", 0, 4, 8), Dim("seq", 1, 4, 8), Dim("batch", 1, 2, 4)
     specs = (
         InputSpec("ids", "int64", (batch, seq), (0, 9)),
-        InputSpec("mask", "int64", (batch, Dim.sum((past, seq))), (0, 2), True),
+        InputSpec("mask", "int64", (batch, Dim.sum_of((past, seq))), (0, 2), True),
     )
-    record(proto, Signature(inputs=specs, outputs=("y",), kind="onnx"), {})
+    write_record(proto, ModelSignature(inputs=specs, outputs=("y",), kind="onnx"), {})
     opened = open_original(proto, dims=["seq=1:5:16", "batch=3:3:3"])
     ids, mask = opened.inputs
     assert (ids.shape[1].max, mask.shape[1].max, mask.shape[1].min) == (16, 24, 1)
-    assert ids.shape[0] == mask.shape[0] == Dim.static(3)
+    assert ids.shape[0] == mask.shape[0] == Dim.from_size(3)
     assert mask.mask
     assert "batch" not in " ".join(opened.notes)
     with pytest.raises(InputError, match="no dynamic dim 'nosuch'"):
@@ -293,12 +293,12 @@ def test_the_sizes_that_optimize_records_of_a_sum_follow_its_terms() -> None:
     past, seq, batch = Dim("past", 0, 4, 8), Dim("seq", 1, 4, 8), Dim("batch", 1, 2, 4)
     specs = (
         InputSpec("ids", "int64", (batch, seq), (0, 9)),
-        InputSpec("mask", "int64", (batch, Dim.sum((past, seq))), (0, 2), True),
+        InputSpec("mask", "int64", (batch, Dim.sum_of((past, seq))), (0, 2), True),
     )
-    (ids, mask), _ = described(proto, specs, ["past=0:8:40"])
+    (ids, mask), _ = resolve_input_ranges(proto, specs, ["past=0:8:40"])
     assert (ids.shape[1].max, mask.shape[1].max, mask.mask) == (8, 48, True)
     with pytest.raises(InputError, match=r"'past \+ seq' belongs to no input"):
-        described(proto, specs, ["past + seq=1:8:100"])
+        resolve_input_ranges(proto, specs, ["past + seq=1:8:100"])
 
 
 @pytest.mark.parametrize("attributes", ["", "<exclusive = 1>", "<reverse = 1>", "<exclusive = 1, reverse = 1>"])
@@ -306,10 +306,10 @@ def test_a_running_sum_loses_more_the_further_it_has_run(attributes: str) -> Non
     """Sums of a few numbers are off by a few roundings, those of hundreds by many; where the sum begins at the end, the
     other way round."""
     text = '<ir_version: 8, opset_import: ["": 18]> net (float[64, 512] x) => (float[64, 512] y) <int64 axis = {-1}> '
-    runner = File64Runner(onnx.parser.parse_model(text + f"{{ y = CumSum {attributes} (x, axis) }}"))
+    runner = OnnxFloat64Runner(onnx.parser.parse_model(text + f"{{ y = CumSum {attributes} (x, axis) }}"))
     feeds = {"x": np.abs(RNG.standard_normal((64, 512))).astype(np.float32)}
     exact = runner.infer(feeds)["y"]
-    moved = np.sqrt(np.mean([(runner.rounded(feeds, seed)["y"] - exact) ** 2 for seed in range(16)], axis=(0, 1)))
+    moved = np.sqrt(np.mean([(runner.run_rounded(feeds, seed)["y"] - exact) ** 2 for seed in range(16)], axis=(0, 1)))
     units = moved / (np.maximum(exact.mean(0), 1e-30) * 2.0**-24)
     few, many = (units[::-1], units) if "reverse" in attributes else (units, units[::-1])
     assert few[:8].max() < 2

@@ -15,12 +15,12 @@ from onnx import numpy_helper, parser
 from torch import nn
 
 import normdeploy
-from normdeploy.exporter import to_onnx
+from normdeploy.exporting.exporter import export_to_proto
 from normdeploy.loading import from_module
-from normdeploy.model import Model
-from normdeploy.verbs.verify.battery import battery
-from normdeploy.verbs.verify.comparison import Comparison
-from normdeploy.verbs.verify.verify import verify
+from normdeploy.model import LoadedModel
+from normdeploy.verbs.verify.comparison_result import Comparison
+from normdeploy.verbs.verify.edge_cases import make_edge_cases
+from normdeploy.verbs.verify.file_comparison import compare_files
 
 HEAD = '<ir_version: 8, opset_import: ["": 20]> planted '
 SPECS = ["x:float32[batch=1:3:8,seq=1:6:40,16]"]
@@ -41,7 +41,7 @@ class Net(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def net() -> Model:
+def net() -> LoadedModel:
     return from_module(Net().eval(), inputs=SPECS)
 
 
@@ -50,9 +50,9 @@ def exported() -> onnx.ModelProto:
     return normdeploy.export(Net().eval(), inputs=SPECS).proto
 
 
-def verified(model: Model, proto: onnx.ModelProto, folder: Path, seeds: int = 3) -> Comparison:
+def verified(model: LoadedModel, proto: onnx.ModelProto, folder: Path, seeds: int = 3) -> Comparison:
     onnx.save(proto, folder / "planted.onnx")
-    return verify(model, folder / "planted.onnx", seeds=seeds)
+    return compare_files(model, folder / "planted.onnx", seeds=seeds)
 
 
 def copied(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -81,13 +81,13 @@ def failed(comparison: Comparison) -> set[str]:
     return {r.case for r in comparison.results if not r}
 
 
-def test_the_file_as_exported_passes(net: Model, exported: onnx.ModelProto, tmp_path: Path) -> None:
+def test_the_file_as_exported_passes(net: LoadedModel, exported: onnx.ModelProto, tmp_path: Path) -> None:
     assert verified(net, exported, tmp_path)
     same = before_input(exported, "{ y = Identity(x) }")
     assert verified(net, same, tmp_path), "the way in which errors are planted is none"
 
 
-def test_nan_above_five(net: Model, exported: onnx.ModelProto, tmp_path: Path) -> None:
+def test_nan_above_five(net: LoadedModel, exported: onnx.ModelProto, tmp_path: Path) -> None:
     planted = before_input(
         exported, "<float five = {5}, float zero = {0}> { n = Div(zero, zero) c = Greater(x, five) y = Where(c, n, x) }"
     )
@@ -97,7 +97,9 @@ def test_nan_above_five(net: Model, exported: onnx.ModelProto, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("axis", "size"), [(0, 5), (0, 7), (1, 2), (1, 33)])
-def test_an_error_at_one_size(net: Model, exported: onnx.ModelProto, tmp_path: Path, axis: int, size: int) -> None:
+def test_an_error_at_one_size(
+    net: LoadedModel, exported: onnx.ModelProto, tmp_path: Path, axis: int, size: int
+) -> None:
     body = f"""<int64[1] at = {{{axis}}}, int64[1] size = {{{size}}}, float f = {{1.01}}> {{
         s = Shape(x) n = Gather(s, at) c = Equal(n, size) w = Mul(x, f) y = Where(c, w, x) }}"""
     comparison = verified(net, before_input(exported, body), tmp_path)
@@ -130,7 +132,7 @@ def test_tanh_for_sigmoid_in_the_small_half(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limits", [(-LARGEST, LARGEST), (-1e30, 1e30)])
 def test_a_clamp_that_hides_inf(
-    net: Model, exported: onnx.ModelProto, tmp_path: Path, limits: tuple[float, float]
+    net: LoadedModel, exported: onnx.ModelProto, tmp_path: Path, limits: tuple[float, float]
 ) -> None:
     low, high = (
         numpy_helper.from_array(np.float32(limit), name) for name, limit in zip(("low", "high"), limits, strict=True)
@@ -156,7 +158,7 @@ class Clamped(nn.Module):
 
 def test_a_clamp_that_is_lost(tmp_path: Path) -> None:
     model, unclamped = from_module(Clamped(LARGEST).eval(), inputs=SPECS), Clamped(np.inf).eval()
-    assert verified(model, to_onnx(model), tmp_path)
+    assert verified(model, export_to_proto(model), tmp_path)
     comparison = verified(model, normdeploy.export(unclamped, inputs=SPECS).proto, tmp_path)
     assert {case.partition(" in ")[0] for case in failed(comparison)} <= {"one inf", "one -inf"}
     assert failed(comparison)
@@ -229,7 +231,7 @@ def test_one_weight_off_by_a_ten_thousandth(name: str, tmp_path: Path) -> None:
 
 
 def test_a_weight_that_is_off_is_named_with_its_module_and_the_difference(
-    net: Model, exported: onnx.ModelProto, tmp_path: Path
+    net: LoadedModel, exported: onnx.ModelProto, tmp_path: Path
 ) -> None:
     planted = copied(exported)
     tensor = next(t for t in planted.graph.initializer if t.name == "down.bias")
@@ -244,7 +246,7 @@ def test_a_weight_that_is_off_is_named_with_its_module_and_the_difference(
     assert f"at [3] where the model has {before:.9g}" in wrong.reason
 
 
-def test_all_of_a_weight_off_by_a_little(net: Model, exported: onnx.ModelProto, tmp_path: Path) -> None:
+def test_all_of_a_weight_off_by_a_little(net: LoadedModel, exported: onnx.ModelProto, tmp_path: Path) -> None:
     planted = copied(exported)
     tensor = next(t for t in planted.graph.initializer if tuple(t.dims) == (24, 16) or tuple(t.dims) == (16, 24))
     array = numpy_helper.to_array(tensor)
@@ -254,9 +256,11 @@ def test_all_of_a_weight_off_by_a_little(net: Model, exported: onnx.ModelProto, 
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_weights_of_a_half_file_are_those_of_the_model_rounded(net: Model, tmp_path: Path, precision: str) -> None:
+def test_weights_of_a_half_file_are_those_of_the_model_rounded(
+    net: LoadedModel, tmp_path: Path, precision: str
+) -> None:
     normdeploy.export(Net().eval(), inputs=SPECS, precision=precision, output=tmp_path / "half.onnx")
-    comparison = verify(net, tmp_path / "half.onnx", seeds=1)
+    comparison = compare_files(net, tmp_path / "half.onnx", seeds=1)
     assert comparison
     assert comparison.weights == ()
 
@@ -271,7 +275,7 @@ def test_constant_rows_of_a_group_norm_hang_on_roundings(seed: int, tmp_path: Pa
     module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(8, 8), nn.SiLU()).eval()
     specs = ["x:float32[batch=1:2:4,3,8,8]"]
     normdeploy.export(module, inputs=specs, output=tmp_path / "right.onnx")
-    comparison = verify(from_module(module, inputs=specs), tmp_path / "right.onnx")
+    comparison = compare_files(from_module(module, inputs=specs), tmp_path / "right.onnx")
     assert comparison, [r.row() for r in comparison.results]
 
 
@@ -337,7 +341,7 @@ def test_every_row_of_a_table_is_run() -> None:
     """The first and the last too, each in the case whose name says so."""
     model = from_module(nn.Embedding(53, 8).eval(), inputs=["ids:int64[batch=1:1:2,4]{3:53}"])
     ran = set[int]()
-    for case in battery(model, 1).cases:
+    for case in make_edge_cases(model, 1).cases:
         if told := re.fullmatch(r"rows (\d+) to (\d+) of ids, batch=2", case.name):
             ids, stated = set(case.make()["ids"].flat), set(range(int(told[1]), int(told[2]) + 1))
             assert stated <= ids <= set(range(3, 53))
@@ -349,12 +353,12 @@ def test_what_was_not_run_for_its_size_is_in_the_verdict(tmp_path: Path) -> None
     specs = ["x:float32[batch=1:2:64,seq=1:8:512,16]"]
     model = from_module(nn.ReLU().eval(), inputs=specs)
     normdeploy.export(nn.ReLU().eval(), inputs=specs, output=tmp_path / "m.onnx")
-    some = verify(model, tmp_path / "m.onnx", seeds=1)
+    some = compare_files(model, tmp_path / "m.onnx", seeds=1)
     assert some
     assert some.up_to == 2048  # 8 times 2 by 8 by 16
     assert "not run at batch=64, seq=512: 524288 input elements, more than 2048" in some.notes
     assert any("batch=1, seq=128" in case for case in some.cases), "as far as it goes, more sizes are run"
-    every = verify(model, tmp_path / "m.onnx", seeds=1, most=524288)
+    every = compare_files(model, tmp_path / "m.onnx", seeds=1, most=524288)
     assert every.up_to is None
     assert any("batch=64, seq=512" in case for case in every.cases)
 

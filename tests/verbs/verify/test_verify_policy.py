@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 import normdeploy
 from normdeploy.cli.app import app
 from normdeploy.errors import InputError, NormdeployError
-from normdeploy.model import Dim, InputSpec, Signature
-from normdeploy.reports.page import page
-from normdeploy.reports.shown import html as shown
-from normdeploy.verbs.verify.comparison import Comparison
+from normdeploy.model import Dim, InputSpec, ModelSignature
+from normdeploy.reports.report_page import render_page
+from normdeploy.reports.result_display import render_html as shown
+from normdeploy.verbs.verify.comparison_result import Comparison
 from normdeploy.verbs.verify.dataset import open_dataset
 
 RNG = np.random.default_rng(1)
@@ -150,8 +150,8 @@ def test_a_folder_of_files_is_a_dataset(folder: Path, tmp_path: Path) -> None:
 
 def test_a_batch_converts_its_own_samples_alone(tmp_path: Path) -> None:
     """A file of another type than the model's would otherwise be converted whole once for each batch."""
-    model = Signature(
-        inputs=(InputSpec("x", "float32", (Dim("n", 1, 4, 8), Dim.static(8))),), outputs=("y",), kind="onnx"
+    model = ModelSignature(
+        inputs=(InputSpec("x", "float32", (Dim("n", 1, 4, 8), Dim.from_size(8))),), outputs=("y",), kind="onnx"
     )
     np.savez(tmp_path / "d.npz", x=np.repeat(DATA[:4], 250, 0).astype(np.float64))
     (case, *_) = cases = open_dataset(tmp_path / "d.npz", model)
@@ -344,7 +344,7 @@ def test_the_command_tells_which_rule_decided(folder: Path, tmp_path: Path, monk
     row = next(r for r in document["parity"]["results"] if r["output"] == "y" and r["file"])
     assert (row["decided_by"], row["by_default"], row["rules"][0]["kind"]) == ("cosine>=0.99", "fail", "cosine")
     assert document["parity"]["standard"].startswith("by the rules given, NOT")
-    html = page(document)
+    html = render_page(document)
     assert "decided by" in html
     assert "by the rules given, NOT by the default rule" in html
     assert "cosine 0.99" in html

@@ -17,17 +17,17 @@ from torch import nn
 
 import normdeploy
 from normdeploy.loading import from_module
-from normdeploy.model import Model
+from normdeploy.model import LoadedModel
 from normdeploy.runtimes import RunResult
-from normdeploy.runtimes.draws import Draw
-from normdeploy.runtimes.steps import StepRunner
-from normdeploy.verbs.verify import battery
-from normdeploy.verbs.verify.audit import audit
-from normdeploy.verbs.verify.comparison import Comparison
-from normdeploy.verbs.verify.originals import FileModel
-from normdeploy.verbs.verify.policy import policy_of
-from normdeploy.verbs.verify.steps import ROUNDED, UNROUNDED
-from normdeploy.verbs.verify.verify import verify
+from normdeploy.runtimes.quantized_float64 import QuantizedRunner
+from normdeploy.runtimes.rounding_draws import RoundingDraw
+from normdeploy.verbs.verify import edge_cases
+from normdeploy.verbs.verify.comparison_result import Comparison
+from normdeploy.verbs.verify.file_comparison import compare_files
+from normdeploy.verbs.verify.policy import parse_policy
+from normdeploy.verbs.verify.quantization_budget import ROUNDED, UNROUNDED
+from normdeploy.verbs.verify.reference_models import FileModel
+from normdeploy.verbs.verify.weight_audit import audit_weights
 from tests import quantized_files as files
 from tests.half_graphs import text
 
@@ -35,12 +35,12 @@ OFF, ON = "onnxruntime (optimizer off)", "onnxruntime (optimizer on)"
 
 
 @pytest.fixture(scope="module")
-def net() -> Model:
+def net() -> LoadedModel:
     return files.net()
 
 
 @pytest.fixture(scope="module")
-def conv() -> Model:
+def conv() -> LoadedModel:
     return files.conv()
 
 
@@ -50,13 +50,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def int8(net: Model, folder: Path) -> Path:
+def int8(net: LoadedModel, folder: Path) -> Path:
     return files.quantized(net, folder, margin=1.0)
 
 
-def compared(model: Model, path: Path) -> Comparison:
+def compared(model: LoadedModel, path: Path) -> Comparison:
     """On what the file was calibrated on, which no range cuts off."""
-    return verify(model, path, inputs=files.samples(model))
+    return compare_files(model, path, inputs=files.samples(model))
 
 
 def verdicts(comparison: Comparison) -> dict[str, str]:
@@ -84,13 +84,13 @@ def test_what_is_quantized_properly_passes(form: str, make: str, folder: Path, r
     assert max(r.max_abs_error for r in own) > 1e-4  # far more than any float32 evaluation is off by
 
 
-def test_activations_that_are_quantized_as_they_come(net: Model, folder: Path) -> None:
+def test_activations_that_are_quantized_as_they_come(net: LoadedModel, folder: Path) -> None:
     """DynamicQuantizeLinear has a range for each input: no input is beyond it."""
-    comparison = verify(net, files.dynamic(net, folder))
+    comparison = compare_files(net, files.dynamic(net, folder))
     assert comparison, str(comparison)
 
 
-def test_the_verdict_is_told_and_written(net: Model, int8: Path) -> None:
+def test_the_verdict_is_told_and_written(net: LoadedModel, int8: Path) -> None:
     comparison = compared(net, int8)
     assert any("half a step of each scale" in note for note in comparison.notes)
     told = json.loads(json.dumps(comparison.to_json()["results"]))
@@ -164,31 +164,31 @@ def test_a_range_that_clips_fails_and_is_named(make: str, folder: Path, request:
     assert f"{name!r} saturates" in next(r.reason for r in comparison.results if r.runtime == ROUNDED)
 
 
-def test_a_metric_decides_in_the_place_of_the_budget(net: Model, int8: Path, folder: Path) -> None:
+def test_a_metric_decides_in_the_place_of_the_budget(net: LoadedModel, int8: Path, folder: Path) -> None:
     inputs = files.samples(net)
-    good = verify(net, int8, inputs=inputs, policy=policy_of(None, "cosine>=0.995"))
+    good = compare_files(net, int8, inputs=inputs, policy=parse_policy(None, "cosine>=0.995"))
     assert good
     path = files.edited(int8, "wrong.onnx", swapped_channels)
-    assert not verify(net, path, inputs=inputs, policy=policy_of(None, "cosine>=0.9999"))
-    assert verify(net, path, inputs=inputs, policy=policy_of(None, "cosine>=0.5"))
+    assert not compare_files(net, path, inputs=inputs, policy=parse_policy(None, "cosine>=0.9999"))
+    assert compare_files(net, path, inputs=inputs, policy=parse_policy(None, "cosine>=0.5"))
 
 
-def test_what_decides_nothing_is_not_computed(net: Model, int8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_decides_nothing_is_not_computed(net: LoadedModel, int8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The budget takes dozens of runs in float64; where a metric decides, the file is run in float64 once."""
     runs = counted(monkeypatch)
-    comparison = verify(net, int8, inputs=files.samples(net), policy=policy_of(None, "cosine>=0.995"))
+    comparison = compare_files(net, int8, inputs=files.samples(net), policy=parse_policy(None, "cosine>=0.995"))
     assert runs == [AS_THE_FILE_SAYS] * len(comparison.cases)
     made = [r for r in comparison.results if r.file]
     assert {(r.by_default, r.runtime == UNROUNDED) for r in made} == {("", False)}
     assert {m.runtime for m in comparison.not_run} >= {UNROUNDED}
-    assert all("not judged, --also-default asks for it" in r.account for r in made)
+    assert all("not judged, --also-default asks for it" in r.rules_summary for r in made)
     assert comparison.standard == "by the rules given; the default rule was not asked"
 
 
-def test_the_budget_holds_beside_a_metric_where_it_is_asked_for(net: Model, int8: Path) -> None:
+def test_the_budget_holds_beside_a_metric_where_it_is_asked_for(net: LoadedModel, int8: Path) -> None:
     path, inputs = files.edited(int8, "swapped.onnx", swapped_channels), files.samples(net)
-    both = policy_of(None, "cosine>=0.5").requiring(True)
-    good, wrong = (verify(net, file, inputs=inputs, policy=both) for file in (int8, path))
+    both = parse_policy(None, "cosine>=0.5").require_default(True)
+    good, wrong = (compare_files(net, file, inputs=inputs, policy=both) for file in (int8, path))
     assert {r.by_default for r in good.results if r.file} == {"pass"}
     assert good.standard == "by the rules given, and by the default rule"
     assert good
@@ -206,38 +206,40 @@ def test_a_rule_for_one_output_leaves_the_budget_to_the_others(folder: Path) -> 
     """An integer output is the default rule's."""
     model = from_module(WithClass().eval(), inputs=["x:float32[batch=1:4:8,6,32]"])
     path = files.quantized(model, folder, "class.onnx", margin=1.0)
-    comparison = verify(model, path, inputs=files.samples(model), policy=policy_of(None, "cosine>=0.9"))
+    comparison = compare_files(model, path, inputs=files.samples(model), policy=parse_policy(None, "cosine>=0.9"))
     assert {r.by_default for r in comparison.results if r.file} == {"pass"}
 
 
-def test_no_run_in_float64_is_made_twice(net: Model, int8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_run_in_float64_is_made_twice(net: LoadedModel, int8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = counted(monkeypatch)
-    verify(net, int8, seeds=1)
+    compare_files(net, int8, seeds=1)
     inputs = runs.count((1, None, False, 1.0))  # of each one budget, with one draw of this seed
     assert inputs > 1
     assert runs.count(AS_THE_FILE_SAYS) == runs.count(("exact", None, False, 1.0)) == inputs
 
 
-def test_inputs_beyond_the_usual_are_not_made_for_quantized_files_alone(net: Model, int8: Path, folder: Path) -> None:
-    alone = verify(net, int8, seeds=1)
+def test_inputs_beyond_the_usual_are_not_made_for_quantized_files_alone(
+    net: LoadedModel, int8: Path, folder: Path
+) -> None:
+    alone = compare_files(net, int8, seeds=1)
     assert not any("nan" in case or "times 100" in case for case in alone.cases)
     plain = folder / "plain.onnx"
     normdeploy.export(net, output=plain)
-    assert any("nan" in case for case in verify(net, [int8, plain], seeds=1).cases)
+    assert any("nan" in case for case in compare_files(net, [int8, plain], seeds=1).cases)
 
 
 def test_sizes_that_cost_too_much_are_left_out_and_told(
-    conv: Model, folder: Path, monkeypatch: pytest.MonkeyPatch
+    conv: LoadedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches of 1, 2 (usual) and 4 of the model; where 2 take 8e9 operations, 4 are too many for a dozen runs."""
     path = files.quantized(conv, folder, "large.onnx")
-    monkeypatch.setattr(battery, "work_of", lambda model: 8e9)
-    costly = verify(conv, path, seeds=1)
+    monkeypatch.setattr(edge_cases, "count_flops", lambda model: 8e9)
+    costly = compare_files(conv, path, seeds=1)
     assert not any("batch=4" in case for case in costly.cases)
     assert any("batch=2" in case for case in costly.cases)
     assert costly.up_to == 1.25 * 2 * 3 * 12 * 12
     assert any(note.startswith("not run at batch=4") for note in costly.notes)
-    asked = verify(conv, path, seeds=1, most=4 * 3 * 12 * 12)
+    asked = compare_files(conv, path, seeds=1, most=4 * 3 * 12 * 12)
     assert any("batch=4" in case for case in asked.cases)
 
 
@@ -247,17 +249,17 @@ AS_THE_FILE_SAYS = (None, None, True, 1.0)
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     """The runs of quantized files in float64 from here on: how each is drawn."""
     runs: list[tuple[object, ...]] = []
-    run = StepRunner.drawn
+    run = QuantizedRunner.run_with_draw
 
-    def counting(self: StepRunner, feeds: Mapping[str, np.ndarray], draw: Draw) -> RunResult:
+    def counting(self: QuantizedRunner, feeds: Mapping[str, np.ndarray], draw: RoundingDraw) -> RunResult:
         runs.append((draw.activations, draw.weights, draw.clips, draw.width))
         return run(self, feeds, draw)
 
-    monkeypatch.setattr(StepRunner, "drawn", counting)
+    monkeypatch.setattr(QuantizedRunner, "run_with_draw", counting)
     return runs
 
 
-def by_hand(model: Model, folder: Path, kind: int, block: int, activations: bool) -> Path:
+def by_hand(model: LoadedModel, folder: Path, kind: int, block: int, activations: bool) -> Path:
     """The float file with its first weight in ``kind``: in blocks, or for each channel with its input in it too."""
     files.quantized(model, folder)  # writes the float file
     proto = onnx.load(folder / "float32.onnx")
@@ -303,7 +305,9 @@ def by_hand(model: Model, folder: Path, kind: int, block: int, activations: bool
     ("kind", "block", "activations"),
     [(TensorProto.INT4, 16, False), (TensorProto.FLOAT8E4M3FN, 0, True), (TensorProto.FLOAT8E5M2, 0, True)],
 )
-def test_four_bits_and_floats_of_eight(kind: int, block: int, activations: bool, net: Model, folder: Path) -> None:
+def test_four_bits_and_floats_of_eight(
+    kind: int, block: int, activations: bool, net: LoadedModel, folder: Path
+) -> None:
     path = by_hand(net, folder, kind, block, activations)
     comparison = compared(net, path)
     kinds = verdicts(comparison)
@@ -325,7 +329,7 @@ def test_four_bits_and_floats_of_eight(kind: int, block: int, activations: bool,
     assert verdicts(compared(net, files.edited(path, "wrong.onnx", wrong)))[UNROUNDED] == "fail"
 
 
-def test_steps_as_large_as_the_output_say_nothing(net: Model, int8: Path) -> None:
+def test_steps_as_large_as_the_output_say_nothing(net: LoadedModel, int8: Path) -> None:
     def coarse(proto: onnx.ModelProto) -> None:
         """Scales of 90 times the size, with the codes to them: within every budget, and worth nothing."""
         for node in files.weights(proto):
@@ -355,7 +359,7 @@ def unquantized_weights(proto: onnx.ModelProto) -> None:
         node.input[0] = made.output[0]
 
 
-def test_weights_that_are_quantized_in_the_graph(net: Model, int8: Path) -> None:
+def test_weights_that_are_quantized_in_the_graph(net: LoadedModel, int8: Path) -> None:
     path = files.edited(int8, "in_graph.onnx", unquantized_weights)
     comparison = compared(net, path)
     assert comparison, str(comparison)
@@ -369,7 +373,7 @@ def test_weights_that_are_quantized_in_the_graph(net: Model, int8: Path) -> None
     assert verdicts(compared(net, files.edited(int8, "wrong_in_graph.onnx", wrong)))[UNROUNDED] == "fail"
 
 
-def test_an_onnx_file_as_the_reference_and_names_of_its_own(net: Model, folder: Path) -> None:
+def test_an_onnx_file_as_the_reference_and_names_of_its_own(net: LoadedModel, folder: Path) -> None:
     path = files.quantized(net, folder, "theirs.onnx", margin=1.0)
 
     def renamed(proto: onnx.ModelProto) -> None:
@@ -391,7 +395,7 @@ def test_an_onnx_file_as_the_reference_and_names_of_its_own(net: Model, folder: 
 
 
 @pytest.fixture
-def operators(net: Model, folder: Path) -> Path:
+def operators(net: LoadedModel, folder: Path) -> Path:
     """onnxruntime's QOperator form: QLinearMatMul and QLinearAdd in the place of pairs."""
     files.quantized(net, folder)
     quantize_static(
@@ -405,7 +409,7 @@ def operators(net: Model, folder: Path) -> Path:
     return folder / "operators.onnx"
 
 
-def test_operators_that_quantize_inside_have_the_budget_of_their_pairs(net: Model, operators: Path) -> None:
+def test_operators_that_quantize_inside_have_the_budget_of_their_pairs(net: LoadedModel, operators: Path) -> None:
     comparison = compared(net, operators)
     assert comparison, str(comparison)
     assert set(verdicts(comparison)) == {UNROUNDED, ROUNDED, OFF, ON}
@@ -413,7 +417,7 @@ def test_operators_that_quantize_inside_have_the_budget_of_their_pairs(net: Mode
     assert not comparison.weights, str(comparison.weights)
 
 
-def test_operators_with_a_doubled_scale_fail(net: Model, operators: Path) -> None:
+def test_operators_with_a_doubled_scale_fail(net: LoadedModel, operators: Path) -> None:
     def doubled(proto: onnx.ModelProto) -> None:
         node = next(n for n in proto.graph.node if n.op_type == "QLinearMatMul")
         files.own_constants(proto, node)
@@ -423,7 +427,7 @@ def test_operators_with_a_doubled_scale_fail(net: Model, operators: Path) -> Non
     assert verdicts(comparison)[UNROUNDED] == "fail", str(comparison)
 
 
-def test_operators_without_a_plain_form_ask_for_a_metric(net: Model, operators: Path) -> None:
+def test_operators_without_a_plain_form_ask_for_a_metric(net: LoadedModel, operators: Path) -> None:
     """Without the zero point of its result nothing says to which type a QLinearAdd rounds."""
 
     def untyped(proto: onnx.ModelProto) -> None:
@@ -435,14 +439,14 @@ def test_operators_without_a_plain_form_ask_for_a_metric(net: Model, operators: 
     assert not comparison
     assert any("give a metric: --metric 'cosine>=0.99'" in note for note in comparison.notes)
     assert UNROUNDED not in verdicts(comparison)
-    assert verify(net, operators, inputs=files.samples(net), policy=policy_of(None, "cosine>=0.99"))
+    assert compare_files(net, operators, inputs=files.samples(net), policy=parse_policy(None, "cosine>=0.99"))
 
 
-def test_scales_of_quantizers_are_no_weights(int8: Path, net: Model) -> None:
+def test_scales_of_quantizers_are_no_weights(int8: Path, net: LoadedModel) -> None:
     """The error budget judges them."""
     proto = onnx.load(int8)
     pairs = [n for n in proto.graph.node if n.op_type in ("QuantizeLinear", "DequantizeLinear")]
-    told = {w.name for w in audit(net, proto, "int8")}
+    told = {w.name for w in audit_weights(net, proto, "int8")}
     assert not told & {name for n in pairs for name in n.input[1:]}
 
 
@@ -454,7 +458,7 @@ def test_a_mask_that_half_does_not_hold_alters_no_weight(folder: Path) -> None:
     (tensor,) = (t for t in half.graph.initializer if t.name == "low")
     tensor.CopyFrom(numpy_helper.from_array(np.array(-16384, np.float16), "low"))
     model = FileModel(inputs=(), outputs=("y",), kind="onnx", proto=reference, label="reference")
-    assert [w.name for w in audit(model, half, "half") if not w] == []
+    assert [w.name for w in audit_weights(model, half, "half") if not w] == []
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -576,12 +580,12 @@ class Loudness(torch.nn.Module):
 def test_zeros_beyond_ranges_that_hold_all_random_inputs_are_no_fault(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = from_module(Loudness().eval(), inputs=["x:float32[batch=1:2:4,3,8,8]"])
-    onnx.save(files.to_onnx(model), tmp_path / "float32.onnx")
+    onnx.save(files.export_to_proto(model), tmp_path / "float32.onnx")
     # Softer and louder than any random input, and not silent.
     samples = [{"x": factor * sample["x"]} for sample in files.samples(model, 4) for factor in (0.5, 2.0)]
     quantize_static(
         tmp_path / "float32.onnx", tmp_path / "int8.onnx", files.Samples(samples), quant_format=QuantFormat.QDQ
     )
-    comparison = verify(model, tmp_path / "int8.onnx")
+    comparison = compare_files(model, tmp_path / "int8.onnx")
     assert comparison, str(comparison)
     assert "lie beyond the calibrated ranges" in " ".join(str(comparison).split())

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import normdeploy
 from normdeploy.cli.app import app
-from normdeploy.reports.page import page
 from normdeploy.reports.report import Report
+from normdeploy.reports.report_page import render_page
 
 HEAD = '<ir_version: 8, opset_import: ["": 18]> net (float[2, 3] x) => '
 CONSTANTS = "<float zero = {0.0}, float one = {1.0}> "
@@ -77,9 +77,9 @@ def test_no_word_of_eager_where_the_reference_is_a_file(tmp_path: Path) -> None:
     half = normdeploy.verify(tmp_path / "right.onnx", tmp_path / "half.onnx")
     assert any("the reference as it is was run in float16 too" in note for note in half.notes)
     for found in (comparison, half):
-        document = json.loads(Report("verify", {}, parity=found).json())
+        document = json.loads(Report("verify", {}, parity=found).to_json())
         assert "eager" not in "".join((*found.notes, str(found), *(r.reason for r in found.results)))
-        assert "the reference&#39;s own error there" in page(document)
+        assert "the reference&#39;s own error there" in render_page(document)
 
 
 def test_an_altered_weight_is_told_though_every_run_passes(tmp_path: Path) -> None:

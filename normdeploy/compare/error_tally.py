@@ -1,0 +1,172 @@
+"""How far a runtime's output is from its reference over all cases of one kind, and what a correct one may be off by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from .element_errors import first_true_index, nonfinite_mismatch
+from .ulp_spacing import allowed_beside_peer
+from .verdict import Verdict, nearest_to_bound
+
+
+@dataclass(frozen=True)
+class _BrokenCase:
+    """What no error can express; ``lost``: the error of a floating output there, NaN or infinite."""
+
+    reason: str
+    lost: float = float("nan")
+
+
+@dataclass
+class ErrorTally:
+    """One output of one runtime over all cases of one kind.
+
+    ``absolute`` and ``relative`` are the largest errors, ``scale`` the largest |reference|; ``ties`` counts integers
+    that differ where the reference itself hangs on a rounding. ``broken`` says what no error can express: a NaN,
+    another shape, another integer; ``lost`` is the error of a floating output there, NaN or infinite.
+    ``worst`` is the element that comes nearest to its bound, or exceeds it most, where each has one. ``failed``: the
+    cases that are broken or leave such a bound.
+    """
+
+    dtype: np.dtype
+    absolute: float = 0.0
+    relative: float = 0.0
+    scale: float = 0.0
+    case: str = ""
+    ties: int = 0
+    broken: str | None = None
+    lost: float = float("nan")
+    worst: Verdict | None = None
+    failed: list[str] = field(default_factory=list)
+
+    def add(
+        self,
+        case: str,
+        value: np.ndarray | None,
+        reference: np.ndarray,
+        explained: Callable[[np.ndarray], np.ndarray],
+        *,
+        bound: Callable[[np.ndarray], np.ndarray] | None = None,
+        peer: np.ndarray | None = None,
+    ) -> None:
+        """Take one case in.
+
+        Args:
+            value: what the runtime gives; None says that there is no such output.
+            reference: float64 where the output is floating.
+            explained: tells which integers are right, be it by a rounding; it is called only where some differ.
+            bound: tells what each element may be off by, given what each is off by.
+            peer: eager's answer, where a number that is not finite may stand where it has one too (NaN and infinities
+            count alike).
+        """
+        broken: _BrokenCase | None
+        if value is None:
+            broken = _BrokenCase("there is no such output")
+        elif value.dtype != self.dtype:
+            broken = _BrokenCase(f"it is {value.dtype}, the reference is {self.dtype}")
+        elif value.shape != reference.shape:
+            broken = _BrokenCase(f"its shape is {list(value.shape)}, the reference's is {list(reference.shape)}")
+        elif self.dtype.kind in "iub":
+            broken = self._compare_integers(value, reference, explained)
+        else:
+            broken = self._compare_floats(case, value, reference, bound, peer)
+        if broken is not None:
+            self.failed.append(case)
+            if self.broken is None:
+                self.broken, self.lost, self.case = broken.reason, broken.lost, case
+        self.case = self.case or case
+
+    def _compare_integers(
+        self, value: np.ndarray, reference: np.ndarray, explained: Callable[[np.ndarray], np.ndarray]
+    ) -> _BrokenCase | None:
+        differs = value != reference
+        if not differs.any():
+            return None
+        wrong = ~explained(value)
+        self.ties += int((differs & ~wrong).sum())
+        return (
+            _BrokenCase(f"{_describe_first_wrong(wrong, value, reference)}, and no rounding decides there")
+            if wrong.any()
+            else None
+        )
+
+    def _compare_floats(
+        self,
+        case: str,
+        value: np.ndarray,
+        reference: np.ndarray,
+        bound: Callable[[np.ndarray], np.ndarray] | None,
+        peer: np.ndarray | None,
+    ) -> _BrokenCase | None:
+        """Take the errors in; say what no error can."""
+        with np.errstate(all="ignore"):
+            expected = reference.astype(self.dtype).astype(np.float64)  # beyond the type's range it is infinite
+            got = value.astype(np.float64)
+            finite = np.isfinite(expected) & np.isfinite(got)
+            if peer is not None:
+                finite &= np.isfinite(peer.astype(np.float64))
+            error = np.where(finite, np.abs(got - reference), 0.0)
+            relative = np.where(finite & (reference != 0), error / np.abs(reference), 0.0)
+            magnitude = np.where(np.isfinite(expected), np.abs(reference), 0.0)
+        largest = float(error.max(initial=0.0))
+        if largest > self.absolute:
+            self.absolute = largest
+            self.case = case if bound is None and not self.broken else self.case
+        self.relative = max(self.relative, float(relative.max(initial=0.0)))
+        self.scale = max(self.scale, float(magnitude.max(initial=0.0)))
+        if bound is not None and error.size:
+            self._update_worst(case, error, bound(error))
+        if peer is None:
+            wrong = nonfinite_mismatch(got, expected)
+        else:
+            lost = ~np.isfinite(got)
+            wrong = (lost == np.isfinite(expected)) & (lost == np.isfinite(peer.astype(np.float64)))
+        if not wrong.any():
+            return None
+        with np.errstate(all="ignore"):
+            return _BrokenCase(_describe_first_wrong(wrong, got, reference), float(np.abs(got - expected)[wrong][0]))
+
+    def _update_worst(self, case: str, error: np.ndarray, allowed: np.ndarray) -> None:
+        worst = nearest_to_bound(error, allowed)
+        if worst.bound_ratio > 1:
+            self.failed.append(case)
+        before = self.worst
+        # Once a case fails, bounds of later ones are of fewer draws, so the ratio alone does not say that one is worse.
+        if before is None or (
+            worst.bound_ratio > before.bound_ratio and (before.bound_ratio <= 1 or worst.error > before.error)
+        ):
+            self.worst, self.case = worst, self.case if self.broken else case
+
+    def failure_ratio(self, eager: ErrorTally) -> float:
+        """Above 1 it fails."""
+        return float("inf") if self.broken else self.deciding_verdict(eager).bound_ratio
+
+    def deciding_verdict(self, eager: ErrorTally) -> Verdict:
+        """Return the error that decides and what is allowed there: of the worst element, or the largest of all under
+        one bound.
+
+        The error of a floating output that is ``broken`` is not finite.
+        """
+        verdict = Verdict(self.absolute, self.allowed_error(eager)) if self.worst is None else self.worst
+        if self.broken and self.dtype.kind not in "iub":
+            return replace(verdict, error=self.lost)
+        return verdict
+
+    def allowed_error(self, eager: ErrorTally) -> float:
+        """The largest error that passes under one bound for all elements, ``eager`` being what the model in its own
+        type was off by."""
+        if self.dtype.kind in "iub":
+            return 0.0
+        return allowed_beside_peer(eager.absolute, eager.scale, self.dtype)
+
+
+def _describe_first_wrong(wrong: np.ndarray, value: np.ndarray, reference: np.ndarray) -> str:
+    index = first_true_index(wrong)
+    place = f" at {list(index)}" if index else ""
+    return (
+        f"{value[index]} where the reference is {reference[index]}{place} ({int(wrong.sum())} of {wrong.size} elements"
+        " differ)"
+    )

@@ -1,0 +1,55 @@
+"""Whether two runtimes gave the same answer: wrong is what no rounding explains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from .element_errors import absolute_difference, largest_finite, nonfinite_mismatch
+from .verdict import Verdict
+
+
+def find_disagreement(
+    answers: Sequence[np.ndarray],
+    reference: Sequence[np.ndarray],
+    unit: float,
+    more: Sequence[np.ndarray] | None = None,
+) -> Verdict:
+    """Return the verdict on the first output that is wrong, or else on the largest error relative to its output.
+
+    Args:
+        unit: the unit roundoff of the coarser of the types that the two were computed in; errors up to its square root,
+            relative to the largest value of an output, are rounding.
+        more: how far each element may be off besides; integers may differ wherever they are allowed to.
+    """
+    allowed = unit**0.5
+    worst = Verdict(0.0, allowed)
+
+    def make_failure(reason: str, error: float = math.inf) -> Verdict:
+        return Verdict(error, allowed, reason=reason)
+
+    if len(answers) != len(reference):
+        return make_failure(f"{len(answers)} outputs, {len(reference)} expected")
+    for place, (value, expected) in enumerate(zip(answers, reference, strict=True)):
+        if value.shape != expected.shape:
+            return make_failure(f"output {place} has shape {list(value.shape)}, {list(expected.shape)} expected")
+        if expected.dtype.kind in "iub":
+            if different := int((value != expected).sum()):
+                return make_failure(f"{different} of {expected.size} integers of output {place} differ")
+            continue
+        if nonfinite_mismatch(value, expected).any():
+            return make_failure(
+                f"output {place} is not finite where it should be, or the other way round, or another infinity"
+            )
+        apart, scale = absolute_difference(value, expected), largest_finite(expected) or 1.0
+        error = float(apart.max(initial=0.0)) / scale
+        bound = allowed * scale + (0.0 if more is None else more[place])
+        if (apart > bound).any():
+            return make_failure(
+                f"output {place} differs by {error:.1e} of its largest value, {allowed:.1e} is allowed", error
+            )
+        if error > worst.error:
+            worst = Verdict(error, float(np.max(bound)) / scale)
+    return worst

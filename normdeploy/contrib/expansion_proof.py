@@ -1,0 +1,164 @@
+"""The certificate of a foreign node's expansion: its owner's definition and the nodes written are one function
+(`normdeploy.proof`).
+
+Nodes that agree in their op, attributes, inputs' sizes and in all that was written for them share one proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
+
+import onnx
+
+from ..evaluate import evaluator
+from ..findings.records import Certificate
+from ..graphs.symbolic_sizes import Size
+from ..proof.certificate import certificate_of
+from ..proof.contrib_definitions import TABLE
+from ..proof.equivalence import Equivalence
+from ..proof.identity_test import Identity
+from ..proof.interpreter import ProofInterpreter
+from ..proof.proof_errors import NotProved, ProofFailure
+from ..proof.proto_evaluation import IndexTensor, LookupTable, attributes_of, evaluate_protos
+from ..proof.prover import prove_identity
+from ..proof.value import Value
+from .expansion_writer import ExpansionWriter, ForeignOp, Types
+from .shape_assumptions import RANKS, Shape, assume_shapes
+
+MALFORMED = (
+    evaluator.UnsupportedOp,
+    KeyError,
+    TypeError,
+    ValueError,
+    IndexError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+)
+
+Memo = MutableMapping[object, Identity | NotProved]
+
+
+def prove_expansion(memo: Memo, op: ForeignOp, writer: ExpansionWriter, types: Types) -> Certificate:
+    """Every output that the node names, at every input and size that its definition takes. ``memo``: what was proved of
+    others.
+
+    Raises:
+        MALFORMED: the node does not fit its op.
+    """
+    attrs, name = attributes_of(writer.node), writer.node.input[0]
+    ranks, more = [0], ""
+    if types.get(name, (None, None))[1] is None and writer.node.op_type != "EmbedLayerNormalization":
+        least = max(-int(attrs.get("axis", -1)), 1)
+        ranks = list(range(least, least + RANKS))
+        # an axis more in front of all data is named by no node: a slice of the larger rank is a case of the smaller one
+        more = (
+            f"the rank of {name!r} is not known: shown at each from {least} to {ranks[-1]}, and at larger ones slice by"
+            " slice"
+        )
+    proofs = [
+        _prove_at_sizes(memo, op, writer, attrs, assume_shapes(op, writer.node, attrs, types, rank)) for rank in ranks
+    ]
+    return certificate_of(next((f for f in proofs if isinstance(f, NotProved)), proofs[-1]), more)
+
+
+def _prove_at_sizes(
+    memo: Memo, op: ForeignOp, writer: ExpansionWriter, attrs: Mapping[str, Any], sizes: Mapping[str, Shape]
+) -> Identity | NotProved:
+    key = _proof_key(op, writer, sizes)
+    if key not in memo:
+        try:
+            memo[key] = _prove_exactly(_expansion_equivalence(op, writer, attrs, sizes))
+        except NotProved as e:
+            memo[key] = e
+    return memo[key]
+
+
+def _prove_exactly(sides: Equivalence) -> Identity:
+    """An expansion computes no parameter, so nothing is equal up to a scale, a shift or a rounding."""
+    proof = prove_identity(sides)
+    if proof.parameters or proof.epsilons or proof.read:
+        raise NotProved(ProofFailure.DIFFERS, "it computes something else, by a scale or a shift", sides.culprit)
+    return proof
+
+
+def _expansion_equivalence(
+    op: ForeignOp, writer: ExpansionWriter, attrs: Mapping[str, Any], sizes: Mapping[str, Shape]
+) -> Equivalence:
+    node, opset = writer.node, writer.opset
+    wanted = [i for i, name in enumerate(node.output) if name]
+    definition = TABLE[op.owner, node.op_type]
+    leaves, inputs_of = (
+        _embedding_leaves(node, sizes) if node.op_type == "EmbedLayerNormalization" else _plain_leaves(sizes)
+    )
+
+    def evaluate_definition(m: ProofInterpreter, values: Sequence[Value]) -> list[Value]:
+        given = inputs_of(values)
+        results = definition(m, [given[name] if name else None for name in node.input], attrs, opset, len(node.output))
+        results = results if isinstance(results, tuple) else (results,)
+        return [results[i] for i in wanted]
+
+    def evaluate_expansion(m: ProofInterpreter, values: Sequence[Value]) -> list[Value]:
+        env = evaluate_protos(m, writer.nodes, writer.initializers, inputs_of(values), opset)
+        return [env[node.output[i]] for i in wanted]
+
+    return Equivalence(leaves, evaluate_definition, evaluate_expansion, node.output[wanted[0]])
+
+
+def _plain_leaves(sizes: Mapping[str, Shape]) -> tuple[tuple[Shape, ...], Any]:
+    """Each input is a leaf."""
+    return tuple(sizes.values()), lambda values: dict(zip(sizes, values, strict=True))
+
+
+def _embedding_leaves(node: onnx.NodeProto, sizes: Mapping[str, Shape]) -> tuple[tuple[Shape, ...], Any]:
+    """Leaves are the rows that ids pick, by table and ids (or how many of the first), gamma and beta, and the mask as
+    numbers."""
+    name = dict(enumerate(node.input))
+    ids, positions = name[0], name.get(8) or ""
+    picks: list[tuple[str, str | Size]] = [(name[2], ids), (name[3], positions or sizes[ids][1])]
+    picks += [(name[4], name[1])] if name[1] else []
+    counted = name.get(7) or ""
+    leaves: dict[object, Shape] = {}
+    for table, by in picks:
+        leaves[table, by] = (*(sizes[by] if isinstance(by, str) else (by,)), *sizes[table])
+    leaves.update((vector, sizes[vector]) for vector in (name[5], name[6]))
+    if counted:
+        leaves["mask"] = sizes[counted]
+
+    def embedding_inputs(values: Sequence[Value]) -> dict[str, Any]:
+        by_leaf = dict(zip(leaves, values, strict=True))
+        given: dict[str, Any] = {
+            t: LookupTable(t, {by: by_leaf[table, by] for table, by in picks if table == t}) for t, _ in picks
+        }
+        for index in filter(None, (ids, name[1], counted, positions)):
+            given[index] = IndexTensor(index, sizes[index], by_leaf["mask"] if index == counted else None)
+        return given | {vector: by_leaf[vector] for vector in (name[5], name[6])}
+
+    return tuple(leaves.values()), embedding_inputs
+
+
+def _proof_key(op: ForeignOp, writer: ExpansionWriter, sizes: Mapping[str, Shape]) -> object:
+    """All that a proof looks at, whatever tensors and symbols are called."""
+    node = writer.node
+    tensors: dict[str, int] = {}
+    symbols: dict[str, int] = {}
+
+    def input_indices(names: Sequence[str]) -> tuple[int, ...]:
+        return tuple(tensors.setdefault(name, len(tensors)) if name else -1 for name in names)
+
+    def size_key(size: Size) -> object:
+        terms = [(c, tuple(symbols.setdefault(s, len(symbols)) for s in monomial)) for monomial, c in size.terms]
+        return tuple(sorted(terms, key=repr))
+
+    def node_key(n: onnx.NodeProto) -> object:
+        return (
+            n.op_type,
+            input_indices(n.input),
+            input_indices(n.output),
+            tuple(sorted(a.SerializeToString(deterministic=True) for a in n.attribute)),
+        )
+
+    own = (op.owner, writer.opset, node_key(node), *(node_key(n) for n in writer.nodes))
+    stored = tuple((input_indices([t.name]), t.data_type, tuple(t.dims), t.raw_data) for t in writer.initializers)
+    return (*own, stored, tuple((input_indices([name]), tuple(map(size_key, shape))) for name, shape in sizes.items()))

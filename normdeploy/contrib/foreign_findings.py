@@ -1,0 +1,116 @@
+"""What is said of foreign norms: one finding for each, whatever recognition said of the standard nodes that took its
+place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import onnx
+
+from ..findings.records import Finding, combine_certificates
+from ..recognition.anchors import POINTWISE
+
+_AHEAD = 8  # nodes followed behind a norm that recognition took for a part of a larger one: a modulation has two
+
+
+@dataclass(frozen=True)
+class ForeignNode:
+    """A foreign node, and what is to be said of it where recognition says nothing better."""
+
+    finding: Finding
+    inputs: frozenset[str]
+    tensors: frozenset[str] = frozenset()  # of the standard nodes that took its place
+
+
+@dataclass
+class ForeignNorms:
+    """What was found in a file."""
+
+    expansions: list[ForeignNode] = field(default_factory=list)
+    left: list[ForeignNode] = field(default_factory=list)  # nodes that are called a norm and were left alone
+
+
+def merge_foreign_findings(findings: Sequence[Finding], read: ForeignNorms, standard: onnx.ModelProto) -> list[Finding]:
+    """``findings`` with one for each foreign norm. ``standard``: the file with its expansions, before anything was
+    recognised."""
+    if not read.expansions and not read.left:
+        return list(findings)
+    result: dict[int, Finding] = dict(enumerate(findings))
+    places: dict[tuple[str, str], list[int]] = {}
+    for i, finding in result.items():
+        places.setdefault((finding.place, finding.tensor), []).append(i)
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in standard.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    claimed: set[int] = set()
+    for expansion in read.expansions:
+        own = expansion.finding
+        its = next((i for i in _matching_findings(expansion, result, places, readers) if i not in claimed), None)
+        if its is None:
+            result[len(result)] = own
+            continue
+        claimed.add(its)
+        finding_of_norm = result[its]
+        result[its] = replace(
+            finding_of_norm,
+            tensor=own.tensor
+            if finding_of_norm.tensor in expansion.tensors | expansion.inputs
+            else finding_of_norm.tensor,
+            kind=own.kind if finding_of_norm.kind == "unknown" else finding_of_norm.kind,
+            module=finding_of_norm.module or own.module,
+            spelling=own.spelling,
+            tensors=own.tensors,
+            became=finding_of_norm.became or "standard primitives",
+            notes=(*own.notes, *finding_of_norm.notes),
+            certificate=combine_certificates(own.certificate, finding_of_norm.certificate),
+        )
+    dropped: set[int] = set()
+    for left in read.left:
+        larger = [
+            i
+            for i in _findings_downstream(left, places, readers)
+            if _foreign_op_name(left) in result[i].spelling.split(" ")
+        ]
+        spoken = [i for i in (*_matching_findings(left, result, places, {}), *larger) if i not in claimed]
+        if not any(result[i].status in ("fused", "folded") for i in spoken):
+            dropped.update(spoken)
+            result[len(result)] = left.finding
+    return [f for i, f in result.items() if i not in dropped]
+
+
+def _matching_findings(
+    foreign: ForeignNode,
+    result: dict[int, Finding],
+    places: dict[tuple[str, str], list[int]],
+    readers: dict[str, list[onnx.NodeProto]],
+) -> Iterator[int]:
+    """The findings of recognition that are of this node: of its result or a part of it; of a larger norm that it is a
+    part of; or of the input at which recognition gave up."""
+    own = foreign.finding
+    for tensor in (own.tensor, *sorted(foreign.tensors - {own.tensor})):
+        yield from places.get((own.place, tensor), ())
+    yield from (i for i in _findings_downstream(foreign, places, readers) if result[i].status == "fused")
+    for tensor in sorted(foreign.inputs):
+        for i in places.get((own.place, tensor), ()):
+            if result[i].status in ("kept", "refused") and result[i].kind in ("unknown", own.spelling.split(" ")[0]):
+                yield i
+
+
+def _findings_downstream(
+    foreign: ForeignNode, places: dict[tuple[str, str], list[int]], readers: dict[str, list[onnx.NodeProto]]
+) -> Iterator[int]:
+    """The findings at the results of pointwise ops behind the node, one after the other."""
+    ahead = foreign.finding.tensor
+    for _ in range(_AHEAD if not foreign.finding.place else 0):
+        behind = readers.get(ahead, [])
+        if len(behind) != 1 or behind[0].op_type not in POINTWISE:
+            return
+        ahead = behind[0].output[0]
+        if ahead not in foreign.inputs:
+            yield from places.get(("", ahead), ())
+
+
+def _foreign_op_name(foreign: ForeignNode) -> str:
+    return foreign.finding.spelling.split(" ")[0]

@@ -1,0 +1,158 @@
+"""The sizes of a foreign node's inputs: as the file states them, else as the op's definition demands.
+
+An op's owner defines it for inputs whose shapes fit each other: gamma is as long as the axis that it lies along, the
+groups divide the channels, a second summand is of the first one's shape or broadcast to it. What a certificate says
+holds for such inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ..graphs.dims import Dims, dim_size
+from ..graphs.symbolic_sizes import ONE, Size
+from ..norms.definitions import PLUGIN_GROUPS
+from ..norms.norm_table import ROWS, OpOwner
+from ..proof.axis_plan import product_of_atoms
+from .expansion_writer import ForeignOp, Types
+
+Shape = tuple[Size, ...]
+
+SKIPS = {
+    row.op: row.inputs.index("residual") for row in ROWS if "residual" in row.inputs and row.owner is not OpOwner.OURS
+}  # places
+_TRAILING = ("LayerNorm", "RMSNorm")  # kinds whose vectors lie along the last axes
+RANKS = 4  # how many ranks are looked at where the file does not state one
+
+
+@dataclass(frozen=True)
+class _ForeignInput:
+    name: str
+    dims: Dims | None
+
+
+def assume_shapes(
+    op: ForeignOp, node: onnx.NodeProto, attrs: Mapping[str, Any], types: Types, rank: int
+) -> dict[str, Shape]:
+    """The shape of each input; of the first one of ``rank`` axes, where the file states none.
+
+    Raises:
+        IndexError, TypeError, ValueError: the node does not fit its op.
+    """
+    given = [_ForeignInput(name, types.get(name, (None, None))[1]) for name in node.input]
+    if node.op_type == "EmbedLayerNormalization":
+        return _embedding_shapes(given)
+    first = given[0]
+    x = [dim_size(d, f"{first.name}:{i}") for i, d in enumerate((None,) * rank if first.dims is None else first.dims)]
+    summand = SKIPS.get(node.op_type)
+    along = _vector_axes(op, attrs, len(x))
+    vectors = [t for i, t in enumerate(given) if i and i != summand and t.name]
+    if op.owner is not OpOwner.ONNX_18:
+        _infer_sizes(op, x, along, vectors, attrs)
+    if summand is not None and given[summand].dims is not None:
+        for axis, d in _align_summand_dims(given[summand].dims or (), len(x)):
+            _set_dim(x, axis, d)
+    groups = (
+        attrs.get("groups", attrs.get("num_groups", PLUGIN_GROUPS if node.op_type == "GroupNorm" else 1))
+        if op.kind == "GroupNorm"
+        else 1
+    )
+    if groups > 1 and x[along[0]].constant_value is None:
+        x[along[0]] = groups * Size.opaque("a group", first.name)
+    known = {first.name: tuple(x)}
+    for i, t in enumerate(given):
+        if t.name and t.name not in known:
+            broadcast = op.owner is OpOwner.ONNXRUNTIME and op.kind in _TRAILING and len(t.dims or ()) > len(along)
+            known[t.name] = (
+                _summand_shape(t, x)
+                if i == summand or broadcast
+                else _vector_shape(op, t, [x[a] for a in along], groups)
+            )
+    return known
+
+
+def _vector_axes(op: ForeignOp, attrs: Mapping[str, Any], rank: int) -> list[int]:
+    """The axes of the first input that vectors lie along."""
+    if op.kind not in _TRAILING:
+        return [rank - 1 if op.owner is OpOwner.ONNXRUNTIME and attrs.get("channels_last", 1) else 1]
+    if op.owner is OpOwner.TENSORRT and "gamma" in attrs:
+        return [2 if rank == 5 else rank - 1]
+    axis = int(attrs.get("axis", -1))
+    if not -rank <= axis < rank:
+        raise ValueError(f"its axis {axis} is none of an input of rank {rank}")
+    return list(range(axis % rank, rank))
+
+
+def _infer_sizes(
+    op: ForeignOp, x: list[Size], along: Sequence[int], vectors: Sequence[_ForeignInput], attrs: Mapping[str, Any]
+) -> None:
+    """The sizes that lengths of vectors tell, in inputs and in attributes."""
+    for name in ("gamma", "scales"):
+        if op.owner is OpOwner.TENSORRT and name in attrs:
+            _set_dim(x, along[0], int(np.size(attrs[name])))
+    for t in vectors:
+        dims = t.dims or ()
+        if len(dims) <= len(along) and (op.owner is not OpOwner.TENSORRT or len(along) == 1):
+            for axis, d in zip(reversed(along), reversed(dims), strict=False):
+                _set_dim(x, axis, d)
+
+
+def _set_dim(x: list[Size], axis: int, d: int | str | None) -> None:
+    if isinstance(d, int) and d != 1 and x[axis].constant_value is None:
+        x[axis] = Size.from_int(d)
+
+
+def _align_summand_dims(dims: Dims, rank: int) -> list[tuple[int, int | str | None]]:
+    """Over which axes of a tensor of ``rank`` the dims of a summand lie."""
+    if rank == 4 and len(dims) == 2:
+        return [(0, dims[0]), (3, dims[1])]  # SkipGroupNorm's (N, C)
+    start = rank - len(dims)
+    return [(start + i, d) for i, d in enumerate(dims) if start + i >= 0]
+
+
+def _summand_shape(t: _ForeignInput, x: Sequence[Size]) -> Shape:
+    dims = (None,) * len(x) if t.dims is None else t.dims
+    in_front = [dim_size(d, f"{t.name}:{i}") for i, d in enumerate(dims[: max(len(dims) - len(x), 0)])]
+    return (
+        *in_front,
+        *(Size.from_int(d) if isinstance(d, int) else x[axis] for axis, d in _align_summand_dims(dims, len(x))),
+    )
+
+
+def _vector_shape(op: ForeignOp, t: _ForeignInput, row: Sequence[Size], groups: int) -> Shape:
+    """``row``: the sizes of the axes that it lies along."""
+    if op.owner is OpOwner.ONNX_18:
+        row = [Size.from_int(groups)]
+    if op.owner is OpOwner.TENSORRT and (t.dims is None or len(t.dims) == 1):
+        row = [product_of_atoms(tuple(row))]
+    dims = (None,) * len(row) if t.dims is None else t.dims
+    if len(dims) != len(row):
+        raise ValueError(f"{t.name!r} is of rank {len(dims)}, and lies along {len(row)} axes")
+    return tuple(Size.from_int(d) if isinstance(d, int) else size for d, size in zip(dims, row, strict=True))
+
+
+def _embedding_shapes(given: Sequence[_ForeignInput]) -> dict[str, Shape]:
+    """ids, segments, three tables, gamma, beta, mask, position ids; of tables the row alone."""
+    by_place = {i: t for i, t in enumerate(given) if t.name}
+    for i, t in by_place.items():
+        if t.dims is not None and len(t.dims) != (1 if i in (5, 6) else 2):
+            raise ValueError(f"its input {i} is of rank {len(t.dims)}")
+    ids, tables = by_place[0], [by_place[i] for i in (2, 3, 4) if i in by_place]
+    dims = (None, None) if ids.dims is None else ids.dims
+    batch, length = (dim_size(d, f"{ids.name}:{i}") for i, d in enumerate(dims))
+    width: list[Size] = [dim_size((tables[0].dims or (None, None))[1], f"{tables[0].name}:1")]
+    for t in (*tables, by_place[5], by_place[6]):
+        _set_dim(width, 0, (t.dims or (None,))[-1])
+    known = {ids.name: (batch, length), **{t.name: (width[0],) for t in tables}}
+    for i, t in by_place.items():
+        if i in (5, 6):
+            known[t.name] = tuple(width)
+        elif t.name not in known:
+            rows = batch if t.dims is None or t.dims[0] != 1 else ONE
+            known[t.name] = (rows, length)
+    return known

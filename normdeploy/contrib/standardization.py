@@ -1,0 +1,214 @@
+"""Norms that other tools left in ops of their own, read back: onnxruntime's contrib ops, TensorRT's old plugins,
+GroupNormalization 18.
+
+Before anything is recognised each such node is replaced by standard primitives of the file's own opset, with a
+certificate against its owner's definition. From there on it is a norm written by hand, like any other: it becomes the
+best standard node, with a certificate, and what can't is correct standard ONNX all the same. A node whose meaning is
+not certain is left alone and reported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import onnx
+
+from ..findings.records import Finding
+from ..graphs.local_functions import closed_functions, open_functions
+from ..graphs.proto_queries import all_names, module_path
+from ..graphs.region import RefusedError
+from ..graphs.subgraphs import Subgraph, body_subgraphs
+from ..proof.certificate import NOT_KNOWN
+from ..proof.proto_evaluation import attributes_of
+from ..storage.onnx_domains import default_domain_opset, is_standard
+from ..storage.proto_traversal import copy_field, nodes_with_opsets
+from .contrib_ops import foreign_op_of
+from .expansion_proof import MALFORMED, Memo, prove_expansion
+from .expansion_types import stated_value_infos, tensor_types
+from .expansion_writer import OLDEST, ExpansionWriter, ForeignOp, Types
+from .foreign_findings import ForeignNode, ForeignNorms
+
+
+@dataclass
+class _ForeignExpander:
+    """One graph on its way to standard nodes."""
+
+    opset: int
+    types: Types
+    taken: set[str]
+    functions: frozenset[tuple[str, str]]
+    known: set[str]  # tensors whose type the file states
+    read: ForeignNorms
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    initializers: list[onnx.TensorProto] = field(default_factory=list)
+    value_info: list[onnx.ValueInfoProto] = field(default_factory=list)
+    memo: Memo = field(default_factory=dict)
+
+    def take_node(self, node: onnx.NodeProto) -> None:
+        own = (node.domain, node.op_type) in self.functions  # the file says itself what it means
+        op = None if own else foreign_op_of(node, self.opset)
+        if op is None:
+            if _is_unknown_norm(node) and not own:
+                self._leave_node(
+                    node, _make_finding(node, "unknown", "refused", f"no definition of {_op_text(node)} is known")
+                )
+            else:
+                self.nodes.append(node)
+            return
+        writer = ExpansionWriter(node, self.opset, self.types, self.taken)
+        try:
+            _require_expandable(op, node, self.opset)
+            op.write(writer, attributes_of(node))
+            strange = set(node.output) - {"", *(o for n in writer.nodes for o in n.output)}
+            if strange:
+                raise RefusedError(f"it has no output {min(strange)!r}")
+            certificate = prove_expansion(self.memo, op, writer, self.types)
+        except RefusedError as e:
+            self._leave_node(node, _make_finding(node, op.kind, "refused", f"{_op_text(node)}: {e}"))
+            return
+        except MALFORMED as e:
+            self._leave_node(
+                node,
+                _make_finding(node, op.kind, "refused", f"{_op_text(node)} can't be read: {type(e).__name__}: {e}"),
+            )
+            return
+        if not certificate:
+            known = certificate.why not in NOT_KNOWN
+            why = (
+                f"the certificate of its standard form failed: {certificate.note}"
+                if known
+                else f"it can't be proved: {certificate.note}"
+            )
+            finding = _make_finding(node, op.kind, "undone" if known else "refused", f"{_op_text(node)}: {why}")
+            self._leave_node(node, replace(finding, certificate=certificate))
+            return
+        for made in writer.nodes:
+            made.metadata_props.extend(node.metadata_props)
+        self.nodes += writer.nodes
+        self.initializers += writer.initializers
+        self.value_info += stated_value_infos(writer, self.types, self.known)
+        reason = f"no norm was recognised in it; it is {len(writer.nodes)} standard nodes now"
+        finding = replace(
+            _make_finding(node, op.kind, "refused", reason),
+            certificate=certificate,
+            proved=("identity",),
+            notes=writer.notes,
+        )
+        self.read.expansions.append(
+            ForeignNode(finding, frozenset(node.input), frozenset(o for n in writer.nodes for o in n.output))
+        )
+
+    def _leave_node(self, node: onnx.NodeProto, finding: Finding) -> None:
+        self.nodes.append(node)
+        self.read.left.append(ForeignNode(finding, frozenset(node.input)))
+
+
+def standardize_foreign_norms(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, ForeignNorms]:
+    """``proto`` with its foreign norms as standard nodes, those in bodies and functions too: itself where there are
+    none, else a copy."""
+    read = ForeignNorms()
+    if not any(_looks_foreign(n, opset) for n, opset in nodes_with_opsets(proto)):
+        return proto, read
+    out = _standardize_graph(proto, set(), read)
+    for function in open_functions(out):
+        _standardize_subgraph(function, set(), read)
+    for function, reason in closed_functions(out):
+        _leave_function(function, reason, read)
+    if not read.expansions:
+        return proto, read
+    used = {n.domain for n, _ in nodes_with_opsets(out)}
+    for holder in (out, *out.functions):
+        kept = [o for o in holder.opset_import if o.domain.startswith("ai.onnx") or o.domain in ("", *used)]
+        del holder.opset_import[:]
+        holder.opset_import.extend(kept)
+    return out, read
+
+
+def _standardize_graph(proto: onnx.ModelProto, around: set[str], read: ForeignNorms) -> onnx.ModelProto:
+    """A copy of ``proto``, the foreign norms of its graph and of the bodies in it written as standard nodes."""
+    opset = default_domain_opset(proto)
+    types = tensor_types(proto, opset)
+    taken = {*around, *all_names(proto.graph)}
+    functions_of = frozenset((f.domain, f.name) for f in proto.functions)
+    known = {v.name for v in (*proto.graph.value_info, *proto.graph.output)}
+    work = _ForeignExpander(opset, types, taken, functions_of, known, read)
+    for node in proto.graph.node:
+        work.take_node(node)
+    out = onnx.ModelProto()
+    for entry, value in proto.ListFields():
+        if entry.name != "graph":
+            copy_field(out, entry, value)
+    for entry, value in proto.graph.ListFields():  # one by one: a message of more than 2 GB can't be copied as a whole
+        if entry.name != "node":
+            copy_field(out.graph, entry, value)
+    out.graph.node.extend(work.nodes)
+    out.graph.initializer.extend(work.initializers)
+    out.graph.value_info.extend(work.value_info)
+    for body in body_subgraphs(out):
+        _standardize_subgraph(body, taken, read)
+    return out
+
+
+def _standardize_subgraph(nested: Subgraph, around: set[str], read: ForeignNorms) -> None:
+    inside = ForeignNorms()
+    out = _standardize_graph(nested.model, around, inside)
+    if inside.expansions:
+        nested.put_back(out)
+    read.expansions += [replace(e, finding=_with_location(e.finding, nested)) for e in inside.expansions]
+    read.left += [replace(f, finding=_with_location(f.finding, nested)) for f in inside.left]
+
+
+def _leave_function(function: Subgraph, reason: str, read: ForeignNorms) -> None:
+    """Let what is foreign in a function that can't be opened be told."""
+    own = {(f.domain, f.name) for f in function.model.functions}
+    for node, opset in nodes_with_opsets(
+        onnx.ModelProto(graph=function.model.graph, opset_import=function.model.opset_import)
+    ):
+        if _looks_foreign(node, opset) and (node.domain, node.op_type) not in own:
+            op = foreign_op_of(node, opset)
+            message = f"{_op_text(node)}: the function that it is in can't be opened: {reason}"
+            finding = _make_finding(node, op.kind if op is not None else "unknown", "refused", message)
+            read.left.append(ForeignNode(_with_location(finding, function), frozenset(node.input)))
+
+
+def _with_location(finding: Finding, nested: Subgraph) -> Finding:
+    return replace(finding, place=f"{nested.place}, {finding.place}" if finding.place else nested.place)
+
+
+def _require_expandable(op: ForeignOp, node: onnx.NodeProto, opset: int) -> None:
+    if opset < OLDEST:
+        raise RefusedError(f"Add and Mul do not broadcast at opset {opset} ({OLDEST} is the first in which they do)")
+    unknown = sorted({a.name for a in node.attribute} - op.attributes)
+    if unknown:
+        raise RefusedError(f"its attribute {unknown[0]!r} is of unknown meaning")
+    if not any(node.output):
+        raise RefusedError("nobody reads it")
+    fewest, most = op.inputs
+    if not fewest <= len(node.input) <= most:
+        raise RefusedError(
+            f"it has {len(node.input)} inputs, and should have {fewest}{f' to {most}' if most > fewest else ''}"
+        )
+    missing = [i for i, name in enumerate(node.input[:fewest]) if not name and i not in op.optional]
+    if missing:
+        raise RefusedError(f"its input {missing[0]} is left out")
+
+
+def _make_finding(node: onnx.NodeProto, kind: str, status: str, reason: str) -> Finding:
+    tensor = next((o for o in node.output if o), "")
+    made = tuple(o for o in node.output if o)
+    return Finding(kind, status, tensor, module_path(node), spelling=_op_text(node), reason=reason, tensors=made)  # type: ignore[arg-type]
+
+
+def _op_text(node: onnx.NodeProto) -> str:
+    return node.op_type if is_standard(node) else f"{node.op_type} ({node.domain})"
+
+
+def _looks_foreign(node: onnx.NodeProto, opset: int) -> bool:
+    return foreign_op_of(node, opset) is not None or _is_unknown_norm(node)
+
+
+def _is_unknown_norm(node: onnx.NodeProto) -> bool:
+    """A node that is called a norm and that no standard defines."""
+    if "norm" not in node.op_type.lower() or node.domain.startswith("ai.onnx."):
+        return False
+    return not is_standard(node) or not onnx.defs.has(node.op_type, domain="")

@@ -1,0 +1,107 @@
+"""Why no engine was built, in words: what the library's parser refused, or how its process ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+import onnx
+
+from ..graphs.proto_queries import module_path
+from ..runtimes.trt_runner import TITLES
+from .builder_client import WorkerEnd
+
+_FP8 = 8.9
+_SHOWN = 5  # errors of the parser; the log has all
+
+
+def describe_unknown_capability(answer: Mapping[str, Any], runtime: str) -> str:
+    asked, known = ", ".join(answer["unknown"]), ", ".join(answer["known"])
+    return f"{TITLES[runtime]} does not build for compute capability {asked}; it builds for {known}"
+
+
+def explain_missing_fp8(proto: onnx.ModelProto, name: str, capabilities: Sequence[str]) -> str:
+    """Why no engine can be built for all of ``capabilities``, "" where FP8 does not stand in the way: GPUs have it from
+    8.9 on (NVIDIA, CUDA C++ Programming Guide)."""
+    kinds = onnx.TensorProto.FLOAT8E4M3FN, onnx.TensorProto.FLOAT8E5M2
+    held = next((t.name for t in proto.graph.initializer if t.data_type in kinds), None)
+    older = [c for c in capabilities if float(c) < _FP8]
+    if held is None or not older:
+        return ""
+    return (
+        f"{name} computes in FP8 ({held!r} is one of its tensors), which GPUs have from compute capability {_FP8} on,"
+        f" and {', '.join(older)} is asked for; leave that out, or quantize to int8"
+    )
+
+
+def describe_refusal(answer: Mapping[str, Any], proto: onnx.ModelProto, name: str, runtime: str) -> str:
+    title = TITLES[runtime]
+    if answer["refused"] == "empty":
+        return f"{title} reads {name} as a network of 0 layers: the file computes nothing; give the model itself"
+    if answer["refused"] == "plugin layers":
+        return (
+            f"{title} made {answer['found']} plugin layers of the {answer['written']} plugin nodes in {name}: some"
+            " norms would not run in our kernels. This should not happen; build with --norm-impl native and tell us"
+        )
+    if answer["refused"] == "types":
+        wrong = "".join(f"\n  - {line}" for line in answer["wrong"][:_SHOWN])
+        return (
+            f"{title} reads {name} in other types than the file states:{wrong}\nNothing was built, since the engine"
+            " would not be in them"
+        )
+    if answer["refused"] == "shape inputs":
+        return (
+            f"{title} needs the values of {answer['inputs']} to know the shapes in {name}; export the model with these"
+            " as constants"
+        )
+    errors = [_describe_parser_error(error, proto) for error in answer["errors"]]
+    more = f"\n  - and {len(errors) - _SHOWN} more" if len(errors) > _SHOWN else ""
+    lines = "".join(f"\n  - {line}" for line in errors[:_SHOWN]) or " its parser gives no reason"
+    return f"{title} can't read {name}:{lines}{more}\nNothing was built"
+
+
+def _describe_parser_error(error: Mapping[str, Any], proto: onnx.ModelProto) -> str:
+    node = next((n for n in proto.graph.node if error["node"] and n.name == error["node"]), None)
+    path = module_path(node) if node is not None else ""
+    place = [f"module {path}"] if path else []
+    place += [f"in function {' > '.join(error['functions'])}"] if error["functions"] else []
+    where = f" ({', '.join(place)})" if place else ""
+    return (
+        f"node {error['node']!r}, {error['operator'] or 'unknown operator'}{where}: {_clean_message(error['reason'])}"
+    )
+
+
+def describe_worker_end(end: WorkerEnd, log: IO[bytes], runtime: str) -> str:
+    """Why the worker ended without an answer."""
+    title = TITLES[runtime]
+    if end.late:
+        return f"{title} was stopped: the build was not done within the timeout; give it more time"
+    log.seek(0)
+    reason = _extract_log_errors(log.read().decode(errors="replace"))
+    if os.name == "posix" and end.status == -signal.SIGKILL:
+        return f"{title} was killed by the system, most likely for want of memory{reason}"
+    if end.status < 0:
+        return f"{title} crashed ({signal.Signals(-end.status).name}){reason}"
+    return f"{title} could not build the engine{reason}"
+
+
+def _extract_log_errors(log: str) -> str:
+    """The errors that the log holds, or its last line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    for mark in ("[E]", "[!]"):
+        if errors := list(dict.fromkeys(_clean_message(line[3:]) for line in lines if line.startswith(mark))):
+            return ": " + "; ".join(filter(None, errors[:_SHOWN]))
+    return f": {lines[-1]}" if lines else ""
+
+
+def _clean_message(reason: str) -> str:
+    """One line, without TensorRT's remark that there is no GPU, which it adds to every error on a machine without
+    one."""
+    return re.sub(
+        r"\[checkMacros\.cpp[^\]]*\] Error Code 1: Cuda Runtime \(.*?\(cudaError \d+: [^()]*\)\)",
+        "",
+        " ".join(reason.split()),
+    ).strip()

@@ -1,0 +1,59 @@
+"""The process in which an engine is built (``normdeploy.engines.builder_process``), started, listened to, and ended
+with its
+parent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import IO, Any
+
+from ..ort_sessions import child_process
+from ..types import Progress
+
+COMMAND = child_process.module_command("normdeploy.engines.builder_process")
+
+
+@dataclass(frozen=True)
+class WorkerEnd:
+    """How the worker ended."""
+
+    answer: dict[str, Any]  # its last one
+    status: int  # of the process
+    late: bool  # it was stopped because the time was over
+
+
+def run_worker(request: Mapping[str, Any], log: IO[bytes], progress: Progress, timeout: float | None) -> WorkerEnd:
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, stderr=log, env=child_process.child_environment())
+    assert process.stdin is not None
+    assert process.stdout is not None
+    late = threading.Event()
+
+    def stop_worker() -> None:
+        late.set()
+        process.kill()
+
+    timer = threading.Timer(timeout or 0, stop_worker)
+    if timeout is not None:
+        timer.start()
+    answer: dict[str, Any] = {}
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(request).encode())
+            process.stdin.close()
+        progress("build", 0, 0)
+        for line in process.stdout:
+            answer = json.loads(line)
+            if "progress" in answer:
+                progress("build", *answer["progress"])
+        return WorkerEnd(answer, process.wait(), late.is_set())
+    finally:  # on Ctrl-C too
+        timer.cancel()
+        process.kill()
+        process.wait()
+        process.stdout.close()

@@ -1,0 +1,360 @@
+"""Which form each norm of a file takes in a TensorRT engine (``build --norm-impl``): native node, function body, or
+plugin node.
+
+    native  the file as it is, but for what the library can't read or reads wrongly (`normdeploy.norms.norm_table`)
+    plugin  our kernels for every norm that they take
+    auto    our kernels where TensorRT has no single fused layer: this project's own ops and RMSNorm; native for
+            LayerNormalization, GroupNormalization, InstanceNormalization and BatchNormalization, which it fuses with
+            pointwise neighbours by itself. This is by reasoning; it was not measured on a GPU.
+
+Every node that is written anew is proved to be what it replaces (`engines.plugin_proof`); where that fails, or no
+kernel takes the norm, it stays, and the account says why. TensorRT-RTX's ONNX parser takes no plugins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..contrib.name_clashes import rename_clashing_functions
+from ..errors import InputError, RuntimeUnavailable
+from ..findings.records import Certificate
+from ..graphs.function_ops import inline_calls
+from ..graphs.proto_queries import module_path
+from ..graphs.region import RefusedError
+from ..graphs.shape_completion import ShapedGraph
+from ..norms import third_party
+from ..norms.function_bodies import VERSION, norm_function_body, rename_colliding_inputs
+from ..norms.norm_table import DOMAIN, OURS, STANDARD, NormOp, Version
+from ..norms.third_party import function_op_row
+from ..option_values import NORM_IMPLS
+from ..rewriting.rewrite_ledger import RewriteOptions
+from ..rewriting.rewriter import DecidedProposal, Rewriter
+from ..storage.onnx_domains import default_domain_opset, is_standard
+from ..storage.proto_traversal import iter_subgraphs
+from . import native_forms
+from .plugin_nodes import PluginPlan, PluginPlanner
+from .plugin_plans import plan_plugin, plan_scale_shift, qualified_op_name
+from .plugin_proof import propose_plan
+
+PLUGINS_SINCE = (10, 9)  # TensorRT's first release with plugins compiled ahead of time (aot_impl)
+_IR_OF_FUNCTIONS = 8
+STAGE = "engine"
+WRITTEN_OUT = "standard nodes"  # the form of a norm of ours whose body takes its place
+
+Writer = Callable[[PluginPlanner, gs.Node], PluginPlan]
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One norm of the file and the form that it has in the engine's network."""
+
+    node: str
+    module: str  # qualified path, "" where the file does not tell
+    op: str  # as the file has it: "LayerNormalization", "normdeploy.AddLayerNorm"
+    form: str  # "native node", "function body", "standard nodes", "plugin RMSNorm", or the nodes that took its place
+    reason: str = ""
+
+
+TABLE: dict[str, NormOp] = {row.name: row for row in (*STANDARD.values(), *OURS.values()) if row.plugin}
+_OLDER: dict[str, Writer] = {  # what a parser that does not read the op gets instead
+    "GroupNormalization": native_forms.to_instance_norm,
+    "RMSNormalization": native_forms.to_own_rms_norm,
+}
+
+
+def _parser_supports(row: NormOp, runtime: str, version: Version) -> bool:
+    """Whether the parser of a runtime reads the op as it is meant; ``version``: () where nothing is known."""
+    return runtime == "tensorrt-rtx" or not version or version >= row.tensorrt
+
+
+def check_norm_impl(norm_impl: str, runtime: str) -> None:
+    """
+    Raises:
+        InputError: there is no such form, or the runtime takes no plugins.
+    """
+    if norm_impl not in NORM_IMPLS:
+        raise InputError(f"the norms can't be implemented as {norm_impl!r}; it is one of {', '.join(NORM_IMPLS)}")
+    if norm_impl == "plugin" and runtime == "tensorrt-rtx":
+        raise InputError(
+            "TensorRT-RTX's ONNX parser takes no plugins, so its engines can't hold our kernels; choose --norm-impl"
+            " native or auto, or --runtime tensorrt"
+        )
+
+
+def plugins_available(norm_impl: str, runtime: str, version: str) -> bool:
+    """Whether some norms may become plugins. Where not, our own ops gain nothing: the parser inlines their bodies.
+
+    Raises:
+        RuntimeUnavailable: the kernels are asked for, and triton is not there or the library is too old for them.
+    """
+    return bool(_load_kernels(norm_impl, runtime, parse_version(version))[0])
+
+
+def parse_version(version: str) -> Version:
+    """A version as numbers, (10, 15, 1, 29); () where nothing is known."""
+    return tuple(int(part) for part in re.match(r"[\d.]*", version)[0].split(".") if part)  # type: ignore[index]
+
+
+def needs_native_rewrite(proto: onnx.ModelProto, runtime: str, version: str) -> bool:
+    """Whether a native build has to write some norm of the main graph in other words; ``proto`` may be without its
+    weights."""
+    known = parse_version(version)
+    opset = default_domain_opset(proto)
+    if any(_is_quantizing_norm(n) for n in proto.graph.node):
+        return True
+    return any(
+        _describe_misread(n.op_type, opset, _num_groups(n), runtime, known) for n in proto.graph.node if is_standard(n)
+    )
+
+
+def implement_norms(
+    proto: onnx.ModelProto, *, norm_impl: str, runtime: str, version: str = "", sizes: Mapping[str, int] | None = None
+) -> tuple[onnx.ModelProto, tuple[Implementation, ...]]:
+    """A model for TensorRT's parser with every norm of the main graph in the form that ``norm_impl`` asks for, and the
+    account of it.
+
+    Args:
+        proto: the model, weights included, as ``rewrite.optimize`` leaves it: ops of our domain are taken for ours. It
+        is not changed.
+        norm_impl: "native", "plugin" or "auto".
+        runtime: "tensorrt" or "tensorrt-rtx".
+        version: of that library; "" is taken for a new one.
+        sizes: usual sizes of dynamic dims: few long rows get two launches (`normdeploy.engines.plugin_nodes`).
+
+    Raises:
+        InputError: see ``check``.
+        RuntimeUnavailable: the kernels are asked for, and triton is not there or the library is too old for them.
+        GraphError: the model can't be read.
+    """
+    check_norm_impl(norm_impl, runtime)
+    known = parse_version(version)
+    ops, lacking = _load_kernels(norm_impl, runtime, known)
+    proto, _ = rename_clashing_functions(
+        proto
+    )  # TensorRT's parser takes a function for every node of its name: these keep the names that they get
+    graph = ShapedGraph(proto)
+    build = _ImplementationBuild(
+        PluginPlanner(graph, ops, sizes or {}), Rewriter(graph, RewriteOptions()), norm_impl, runtime, known, lacking
+    )
+    account = []
+    for node in graph.nodes:
+        if graph.is_alive(node) and (told := _implement_norm(build, node)) is not None:
+            account.append(told)
+    account += _list_inner_norms(proto)
+    made = build.rewriter.build_proto()
+    made = inline_calls(made, [n for n in made.graph.node if _is_quantizing_norm(n)])
+    return _keep_called_functions(made), tuple(account)
+
+
+def count_plugins(proto: onnx.ModelProto) -> int:
+    """How many plugin nodes of ours and of installed packages ``proto`` has."""
+    return sum(_is_plugin(n) for n in proto.graph.node)
+
+
+def list_plugin_packages(proto: onnx.ModelProto) -> list[tuple[str, str]]:
+    """The domain and name of each plugin of an installed package in ``proto``, which registers it."""
+    return sorted({(n.domain, n.op_type) for n in proto.graph.node if n.domain != DOMAIN and _is_plugin(n)})
+
+
+def _load_kernels(norm_impl: str, runtime: str, version: Version) -> tuple[Mapping[str, Any], str]:
+    """The kernels by name, and why there are none."""
+    if norm_impl == "native" or runtime == "tensorrt-rtx":
+        return {}, "TensorRT-RTX's ONNX parser takes no plugins" if norm_impl != "native" else ""
+    lacking = ""
+    if version and version < PLUGINS_SINCE:
+        lacking = (
+            f"TensorRT {'.'.join(map(str, version[:2]))} takes no kernels compiled ahead of time; 10.9 and newer do"
+            " (pip install 'tensorrt>=10.9')"
+        )
+    else:
+        try:
+            from normdeploy_plugins.ops import BY_NAME
+        except ImportError:
+            lacking = "the kernels are compiled with triton, which is not installed; pip install triton"
+        else:
+            return BY_NAME, ""
+    if norm_impl == "plugin":
+        raise RuntimeUnavailable(f"can't build with plugins: {lacking}")
+    return {}, lacking
+
+
+@dataclass(frozen=True)
+class _ImplementationBuild:
+    """What every norm of a file is implemented for.
+
+    Args:
+        lacking: why there are no kernels, "" where there are.
+    """
+
+    planner: PluginPlanner
+    rewriter: Rewriter
+    norm_impl: str
+    runtime: str
+    version: Version
+    lacking: str
+
+
+def _implement_norm(build: _ImplementationBuild, node: gs.Node) -> Implementation | None:
+    norm_impl, graph = build.norm_impl, build.planner.graph
+    brought = third_party.third_party_row(node.domain, node.op)
+    op = qualified_op_name(node) if brought is None else brought.name
+    row = brought or TABLE.get(op)
+    # By the names that it has in the file.
+    told = partial(Implementation, node.name or node.outputs[0].name, graph.module(node))
+    if row is None:
+        planned = plan_scale_shift(build.planner, node) if norm_impl == "plugin" else None
+        if planned is None or _apply_plan(build, planned):
+            return None
+        return told("Mul and Add", planned.became)
+    reason = ""
+    if norm_impl == "plugin" or (norm_impl == "auto" and not row.layer):
+        became, reason = _try_plan(build, node, plan_plugin) if not build.lacking else ("", build.lacking)
+        if became:
+            return told(op, became)
+    elif norm_impl == "auto":
+        reason = "TensorRT has a layer of its own for it"
+    attributes = graph.attrs(node)
+    wrong = (
+        _describe_misread(node.op, graph.opset, attributes.get("num_groups", 0), build.runtime, build.version)
+        if not node.domain
+        else ""
+    )
+    if wrong:
+        writer = native_forms.to_layer_norm if attributes.get("num_groups") == 1 else _OLDER.get(op)
+        became, why = _try_plan(build, node, writer) if writer is not None else ("", "")
+        if became:
+            return told(op, became, "; ".join(filter(None, (reason, wrong))))
+        reason = "; ".join(filter(None, (reason, wrong, why)))
+    form = "function body" if row.body else "native node"
+    return told(op, WRITTEN_OUT if row.quantizes else form, reason)
+
+
+def _describe_misread(op: str, opset: int, groups: int, runtime: str, version: Version) -> str:
+    """What is wrong with a standard node in this runtime, "" where nothing is."""
+    if op == "GroupNormalization" and groups == 1:
+        # TensorRT#4756; TensorRT-RTX 1.7 makes the same network of it: axes (2, 3), one group (of 1.4 to 1.6 only the
+        # layers were seen)
+        return "TensorRT takes GroupNormalization of one group for InstanceNormalization"
+    row = TABLE.get(op)
+    if (
+        row is not None
+        and not _parser_supports(row, runtime, version)
+        and (op != "GroupNormalization" or opset >= row.since)
+    ):
+        return (
+            f"{op} is read from version {'.'.join(map(str, row.tensorrt))} on, this is"
+            f" {'.'.join(map(str, version[:2]))}"
+        )
+    return ""
+
+
+def _try_plan(build: _ImplementationBuild, node: gs.Node, writer: Writer) -> tuple[str, str]:
+    """Return the form in which a norm was written, "" where it stays, and then why."""
+    try:
+        planned = writer(build.planner, node)
+    except RefusedError as kept:
+        return "", str(kept)
+    why = _apply_plan(build, planned)
+    return ("", why) if why else (planned.became, "")
+
+
+def _apply_plan(build: _ImplementationBuild, planned: PluginPlan) -> str:
+    """Let the new nodes take the place of the old ones; why not, where that is not proved."""
+    decided = build.rewriter.prove_proposal(propose_plan(build.planner.graph, planned))
+    if isinstance(decided, DecidedProposal):
+        build.rewriter.apply_decided(STAGE, decided)
+        return ""
+    reason = decided.note if isinstance(decided, Certificate) else decided.reason
+    return f"it is not proved to be what the file's nodes compute: {reason}"
+
+
+def _list_inner_norms(proto: onnx.ModelProto) -> Iterator[Implementation]:
+    """The norms in bodies and functions, which are left as they are."""
+    bodies = [
+        (n, "a body of If, Loop or Scan") for node in proto.graph.node for g in iter_subgraphs(node) for n in g.node
+    ]
+    others = [f for f in proto.functions if not third_party.is_managed_op(f.domain, f.name)]
+    inside = [(n, f"the function {f.domain}.{f.name}") for f in others for n in f.node]
+    for node, place in (*bodies, *inside):
+        brought = function_op_row(node.domain, node.op_type)
+        op = node.op_type if brought is None else brought.name
+        if third_party.third_party_row(node.domain, node.op_type) or (
+            op in TABLE and node.domain in ("", "ai.onnx", DOMAIN)
+        ):
+            form = "native node" if brought is None else "function body"
+            yield Implementation(
+                node.name or node.output[0], module_path(node), op, form, f"it is in {place}, which is left as it is"
+            )
+
+
+# ------------------------------------------------------------------ functions
+
+
+def _keep_called_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto``, changed in place, with the functions that are still called.
+
+    TensorRT's parser looks for a function by its name alone, before it looks for a plugin: one that bears a plugin's
+    name gets another.
+    """
+    nodes = [
+        n for holder in (proto.graph, *proto.functions) for node in holder.node for n in (node, *_body_nodes(node))
+    ]
+    calls = [n for n in nodes if not _is_plugin(n)]
+    called = {(n.domain, n.op_type) for n in calls if third_party.is_managed_op(n.domain, n.op_type)}
+    kept = [
+        f for f in proto.functions if not third_party.is_managed_op(f.domain, f.name) or (f.domain, f.name) in called
+    ]
+    defined = {(f.domain, f.name) for f in kept}
+    opset = default_domain_opset(proto)
+    rows = [function_op_row(*op) for op in sorted(called - defined)]
+    kept += [norm_function_body(row, opset) for row in rows if row is not None and opset >= row.since]
+    kept = [rename_colliding_inputs(f, (n for n in calls if (n.domain, n.op_type) == (f.domain, f.name))) for f in kept]
+    taken = {n.op_type for n in nodes if _is_plugin(n)}
+    functions = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in kept]
+    for function in functions:
+        if function.name in taken:
+            name = f"{function.name}Body"
+            while any(f.name == name for f in functions):
+                name += "_"
+            for call in (c for c in (*calls, *(n for f in functions for n in f.node)) if not _is_plugin(c)):
+                if (call.domain, call.op_type) == (function.domain, function.name):
+                    call.op_type = name
+            function.name = name
+    del proto.functions[:]
+    proto.functions.extend(functions)
+    if functions:
+        proto.ir_version = max(proto.ir_version, _IR_OF_FUNCTIONS)
+    domains = {
+        n.domain for n in nodes if n.domain == DOMAIN or _is_plugin(n) or third_party.is_managed_op(n.domain, n.op_type)
+    }
+    for domain in sorted(domains - {o.domain for o in proto.opset_import}):
+        proto.opset_import.add(domain=domain, version=VERSION)
+    return proto
+
+
+def _body_nodes(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    return [n for graph in iter_subgraphs(node) for n in graph.node]
+
+
+def _is_plugin(node: onnx.NodeProto) -> bool:
+    if not any(a.name == "plugin_namespace" for a in node.attribute):
+        return False
+    return node.domain == DOMAIN or third_party.norm_of_plugin(node.domain, node.op_type) is not None
+
+
+def _is_quantizing_norm(node: onnx.NodeProto) -> bool:
+    """Whether it is a norm of ours with QuantizeLinear, and no plugin. TensorRT-RTX's parser (1.7) reads a function
+    with QuantizeLinear once; in the second call it finds the layer's name taken."""
+    row = function_op_row(node.domain, node.op_type)
+    return row is not None and bool(row.quantizes) and not _is_plugin(node)
+
+
+def _num_groups(node: onnx.NodeProto) -> int:
+    return next((a.i for a in node.attribute if a.name == "num_groups"), 0)

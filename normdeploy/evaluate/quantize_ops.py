@@ -1,0 +1,208 @@
+"""Quantization (https://onnx.ai/onnx/operators: QuantizeLinear 10 to 25, DequantizeLinear 10 to 25,
+DynamicQuantizeLinear 11, MatMulInteger 10, ConvInteger 10).
+
+    Q(x) = saturate(round(x / scale) + zero point)        DQ(q) = (q − zero point) · scale
+
+Rounding is half to even. Quantized tensors keep their own dtype: numpy's integers, and those of ml_dtypes where numpy
+has none (int4, uint4, float8 and so on). The quotient is float64, whatever ``precision`` or the scale's type says: a
+runtime that divides in float32 may round a value next to a tie to the other side.
+
+`evaluate.supported` says no to these ops: they round, so that neither a proof nor the reading of a norm may pass
+through one, and a weight that is dequantized is no constant that could be stored instead.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from . import contractions
+from .evaluator_core import Array, Attrs, Inputs, Result, Table, UnsupportedOp, is_quantized_type, optional_input
+
+# ONNX's number of the type -> what `output_dtype` asks for
+TYPES: dict[int, np.dtype[Any]] = {
+    2: np.dtype(np.uint8),
+    3: np.dtype(np.int8),
+    4: np.dtype(np.uint16),
+    5: np.dtype(np.int16),
+    17: np.dtype(ml_dtypes.float8_e4m3fn),
+    18: np.dtype(ml_dtypes.float8_e4m3fnuz),
+    19: np.dtype(ml_dtypes.float8_e5m2),
+    20: np.dtype(ml_dtypes.float8_e5m2fnuz),
+    21: np.dtype(ml_dtypes.uint4),
+    22: np.dtype(ml_dtypes.int4),
+}
+_NO_INFINITY = frozenset({"float8_e4m3fnuz", "float8_e5m2fnuz"})  # an infinite input is NaN there, saturated or not
+_LARGEST_INTEGER = 2.0**53  # of float64, beyond any zero point
+
+
+def finite_limits(dtype: np.dtype[Any]) -> tuple[float, float]:
+    """The least and the largest finite number of a quantized type."""
+    if "int" in dtype.name:
+        info = ml_dtypes.iinfo(dtype)
+        return float(info.min), float(info.max)
+    largest = float(ml_dtypes.finfo(dtype).max)
+    return -largest, largest
+
+
+def broadcast_parameter(parameter: Any, shape: tuple[int, ...], axis: int, block: int) -> Array:
+    """A scale or zero point as an array that broadcasts over a tensor of ``shape``: one number for all, one for each
+    place along ``axis``, or one for each ``block`` of places there.
+
+    Raises:
+        ValueError: its shape is none of these.
+    """
+    parameter = np.asarray(parameter)
+    if parameter.size == 1 and (parameter.ndim <= 1 or not block):
+        return parameter.reshape(())
+    axis = axis + len(shape) if axis < 0 else axis
+    if not 0 <= axis < len(shape):
+        raise ValueError(f"axis {axis} of a tensor of {len(shape)} dims; it must be one of them")
+    if not block:
+        if parameter.shape != (shape[axis],):
+            raise ValueError(f"a scale of shape {parameter.shape} along axis {axis} of {shape}; one number a place")
+        return parameter.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    wanted = tuple(math.ceil(n / block) if i == axis else n for i, n in enumerate(shape))
+    if parameter.shape != wanted:
+        raise ValueError(f"a scale of shape {parameter.shape} in blocks of {block} of {shape}; it must be {wanted}")
+    return np.repeat(parameter, block, axis)[tuple(slice(0, n) for n in shape)]
+
+
+def quantized_dtype(zero_point: Any, attrs: Attrs) -> np.dtype[Any]:
+    """The type that QuantizeLinear makes: its zero point's, or what ``output_dtype`` says, else uint8.
+
+    Raises:
+        Unsupported: none that is known here.
+    """
+    number = attrs.get("output_dtype") or 0
+    dtype = np.asarray(zero_point).dtype if zero_point is not None else TYPES.get(number) if number else TYPES[2]
+    if dtype is None or dtype not in TYPES.values():
+        raise UnsupportedOp(f"QuantizeLinear to {dtype if dtype is not None else f'type {number}'}")
+    return dtype
+
+
+def scaled_quotient(inputs: Inputs, attrs: Attrs) -> tuple[Array, Array]:
+    """x / scale, and the zero point, 0 where there is none, both as float64."""
+    x, scale, zero_point = np.asarray(inputs[0]), inputs[1], optional_input(inputs, 2)
+    axis, block = attrs.get("axis", 1), attrs.get("block_size", 0)
+    zero = (
+        np.zeros(()) if zero_point is None else broadcast_parameter(zero_point, x.shape, axis, block).astype(np.float64)
+    )
+    return x.astype(np.float64) / broadcast_parameter(scale, x.shape, axis, block).astype(np.float64), zero
+
+
+def saturate_to_dtype(values: Array, dtype: np.dtype[Any], saturate: bool = True) -> Array:
+    """Whole numbers, or any for a float type, in a quantized type; what is beyond its range becomes its end.
+
+    A NaN is NaN in a float type, where an integer has none: the spec leaves that open, and here it is the type's least
+    number, as in onnxruntime. ``saturate`` is for float types: without it what is too large becomes Inf, or NaN where
+    the type has none.
+    """
+    low, high = finite_limits(dtype)
+    if "int" in dtype.name:
+        bounded = np.fmin(np.fmax(values, low), high)  # of a NaN and a number these are the number
+        return bounded.astype(dtype) if dtype.kind in "iu" else bounded.astype(np.int64).astype(dtype)
+    if saturate:
+        kept = values if dtype.name not in _NO_INFINITY else np.where(np.isinf(values), np.nan, values)
+        values = np.clip(kept, low, high)  # a NaN stays one
+    return _round_to_odd(np.asarray(values)).astype(dtype)
+
+
+def _round_to_odd(values: Array) -> Array:
+    """float32 whose last bit is 1 wherever ``values`` are none of its numbers: rounded once more, to a narrower type,
+    they are as though they had been rounded once (Boldo and Melquiond, "When double rounding is odd", 2005).
+
+    ml_dtypes (0.6) goes from float64 to 8 bits by float32, and so takes what lies just beside a tie for one.
+    """
+    near = values.astype(np.float32)
+    even = (near.view(np.uint32) & 1) == 0
+    beside = np.nextafter(near, np.where(values > near, np.inf, -np.inf).astype(np.float32))
+    return np.where((near != values) & even & ~np.isnan(values), beside, near)
+
+
+def _quantize(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
+    dtype = quantized_dtype(optional_input(inputs, 2), attrs)
+    divided, zero = scaled_quotient(inputs, attrs)
+    if "int" in dtype.name:
+        bounded = np.clip(np.rint(divided), -_LARGEST_INTEGER, _LARGEST_INTEGER)
+        return saturate_to_dtype(bounded + zero, dtype)
+    return saturate_to_dtype(divided, dtype, bool(attrs.get("saturate", 1)))
+
+
+def _dequantize(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
+    q, scale, zero_point = np.asarray(inputs[0]), inputs[1], optional_input(inputs, 2)
+    axis, block = attrs.get("axis", 1), attrs.get("block_size", 0)
+    values = q.astype(np.float64)
+    if zero_point is not None:
+        values = values - broadcast_parameter(zero_point, q.shape, axis, block).astype(np.float64)
+    return values * broadcast_parameter(scale, q.shape, axis, block).astype(np.float64)
+
+
+def _dynamic_quantize_linear(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
+    """The range is that of the input, and 0 is in it; the scale of one without any width is 1/255, as in
+    onnx.reference."""
+    x = inputs[0]
+    low, high = (min(0.0, float(x.min(initial=0.0))), max(0.0, float(x.max(initial=0.0))))
+    scale = np.asarray((high - low if high != low else 1.0) / 255)
+    zero = np.rint(np.clip(0.0 - low / scale, 0, 255))
+    y = saturate_to_dtype(np.rint(x / scale) + zero, TYPES[2])
+    return y, scale, saturate_to_dtype(np.asarray(zero), TYPES[2])
+
+
+def subtract_zero_points(inputs: Inputs) -> tuple[Array, Array]:
+    """The operands of MatMulInteger and ConvInteger less their zero points, as float64, which holds them exactly."""
+    a, b = (np.asarray(value).astype(np.float64) for value in inputs[:2])
+    zero_a, zero_b = optional_input(inputs, 2), optional_input(inputs, 3)
+    if zero_a is not None:  # one for each row
+        zero = np.asarray(zero_a).astype(np.float64)
+        a = a - (zero.reshape(()) if zero.size == 1 else zero.reshape(*zero.shape, 1) if zero.ndim == 1 else zero)
+    if zero_b is not None:
+        zero = np.asarray(zero_b).astype(np.float64)
+        b = b - (zero.reshape(()) if zero.size == 1 else zero)  # one for each column
+    return a, b
+
+
+def _matmul_integer(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
+    a, b = subtract_zero_points(inputs)
+    return _to_int32(a @ b, inputs)
+
+
+def _conv_integer(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
+    if len(inputs) > 3 and inputs[3] is not None and np.size(inputs[3]) > 1:
+        raise UnsupportedOp("ConvInteger with a zero point for each channel")
+    result = contractions.TABLE[("", "Conv")](subtract_zero_points(inputs), attrs, opset, outputs)
+    return _to_int32(np.asarray(result), inputs)
+
+
+def _to_int32(values: Array, inputs: Inputs) -> Array:
+    """int32 of whole operands; operands that were left unrounded on purpose give what they give."""
+    whole = all(np.asarray(value).dtype.kind != "f" for value in inputs[:2])
+    return values.astype(np.int64).astype(np.int32) if whole else values
+
+
+_OPS = {
+    "QuantizeLinear": _quantize,
+    "DequantizeLinear": _dequantize,
+}
+
+TABLE: Table = {
+    **{(domain, op): function for op, function in _OPS.items() for domain in ("", "com.microsoft")},
+    ("", "DynamicQuantizeLinear"): _dynamic_quantize_linear,
+    ("", "MatMulInteger"): _matmul_integer,
+    ("", "ConvInteger"): _conv_integer,
+}
+
+__all__ = [
+    "TABLE",
+    "TYPES",
+    "broadcast_parameter",
+    "finite_limits",
+    "is_quantized_type",
+    "quantized_dtype",
+    "saturate_to_dtype",
+    "scaled_quotient",
+    "subtract_zero_points",
+]

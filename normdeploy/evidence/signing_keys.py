@@ -1,0 +1,145 @@
+"""Keys in PEM files: a private one signs, public ones say who is believed.
+
+Ed25519 and ECDSA on P-256, as ``openssl genpkey`` writes them. Signatures by Ed25519 are the same whenever the same is
+signed; those by ECDSA hold a random number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import stat
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError, RuntimeUnavailable
+from ..storage.record_signing import is_private
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import CryptoSigner, Key
+
+_MOST = 1 << 16  # bytes of a PEM file that are read
+_MAKE = "openssl genpkey -algorithm ed25519 -out KEY.pem; openssl pkey -in KEY.pem -pubout -out PUBLIC.pem"
+
+
+class Signer:
+    """Who signs. Another process gets the file's name, never the key.
+
+    Args:
+        path: a private key's PEM file.
+
+    Raises:
+        InputError: it can't be read, can be read by others, or holds no key that signs here.
+        RuntimeUnavailable: a library is missing.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.abspath(path)
+        self.signer = _load_signer(self.path)
+
+    @property
+    def public_key(self) -> Key:
+        """The key that verifies what this one signs."""
+        return self.signer.public_key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path,)
+
+
+def load_public_keys(paths: Sequence[str | os.PathLike[str]]) -> tuple[Key, ...]:
+    """The public keys of some PEM files.
+
+    Raises:
+        InputError: one can't be read, or holds no public key that is known here.
+        RuntimeUnavailable: a library is missing.
+    """
+    if paths:
+        require_signing_libraries()
+    return tuple(_load_public_key(os.fspath(path)) for path in paths)
+
+
+def require_signing_libraries() -> None:
+    """
+    Raises:
+        RuntimeUnavailable: a library is missing.
+    """
+    try:
+        for name in ("cryptography", "securesystemslib.dsse"):
+            importlib.import_module(name)
+    except ImportError as error:
+        raise RuntimeUnavailable(
+            f"signatures need a library that is not installed ({error}); pip install 'normdeploy[sign]'"
+        ) from error
+
+
+def _load_signer(path: str) -> CryptoSigner:
+    require_signing_libraries()
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from securesystemslib.signer import CryptoSigner
+
+    data, status = _read_pem(path, "private key")
+    if not is_private(status):
+        raise InputError(
+            f"the private key {path!r} can be read or changed by others (mode {stat.S_IMODE(status.st_mode):o}, owner"
+            f" {status.st_uid}), who could sign in your name; take a key that was yours alone from the start, of mode"
+            " 600"
+        )
+    try:
+        key = load_pem_private_key(data, None)
+    except TypeError as error:
+        raise InputError(f"the private key {path!r} is locked by a password; give one without, of mode 600") from error
+    except ValueError as error:
+        raise InputError(f"{path!r} holds no private key in PEM; make one with {_MAKE}") from error
+    return CryptoSigner(key, _name_key(key.public_key(), path))
+
+
+def _load_public_key(path: str) -> Key:
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    data, _ = _read_pem(path, "public key")
+    if b"PRIVATE KEY" in data:
+        raise InputError(
+            f"{path!r} holds a private key, which nobody else should have; give its public half: openssl pkey -in"
+            f" {path} -pubout -out PUBLIC.pem"
+        )
+    if b"BEGIN CERTIFICATE" in data:
+        raise InputError(
+            f"{path!r} is a certificate, whose dates and issuer nobody would check here; give the key alone: openssl"
+            f" x509 -in {path} -pubkey -noout"
+        )
+    if (count := data.count(b"-----BEGIN ")) != 1:
+        raise InputError(f"{path!r} holds {count} PEM blocks; give a file with one public key, --trust for each")
+    try:
+        return _name_key(load_pem_public_key(data), path)
+    except ValueError as error:
+        raise InputError(f"{path!r} holds no public key in PEM; make one with {_MAKE}") from error
+
+
+def _name_key(key: Any, path: str) -> Key:
+    """The key under its name: the SHA-256 of its DER form, which ``openssl pkey -pubout -outform DER`` writes."""
+    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+    from securesystemslib.signer import SSlibKey
+
+    on_p256 = isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP256R1)
+    if not (on_p256 or isinstance(key, Ed25519PublicKey)):
+        kind = getattr(getattr(key, "curve", None), "name", type(key).__name__.lstrip("_").removesuffix("PublicKey"))
+        raise InputError(f"{path!r} is a key of kind {kind}, and ed25519 and P-256 are known; make one with {_MAKE}")
+    der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return SSlibKey.from_crypto(key, keyid=hashlib.sha256(der).hexdigest())
+
+
+def _read_pem(path: str, what: str) -> tuple[bytes, os.stat_result]:
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would be waited for
+    except OSError as error:
+        raise InputError(f"the {what} {path!r} can't be read: {error.strerror}; make one with {_MAKE}") from error
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST:
+            raise InputError(
+                f"the {what} {path!r} is no file, or has more than the {_MOST} bytes of one; make one with {_MAKE}"
+            )
+        return file.read(), status

@@ -1,0 +1,103 @@
+"""Custom operators in ONNX: what ``torch.onnx.export`` calls ``custom_translation_table``, from Python and from
+installed packages.
+
+A package that brings operators of the namespace ``acme`` (``torch.ops.acme.*``) names its table in its pyproject.toml:
+
+    [project.entry-points."normdeploy.translations"]
+    acme = "acme.onnx:TABLE"
+
+TABLE maps operators, ``torch.ops.acme.norm.default`` or "acme::norm", to onnxscript functions (one, or several of which
+the first that fits is taken); or it is a function without parameters that returns such a mapping.
+
+It is found and trusted as `normdeploy.extensions` says: its code is run only for a model that holds operators of the
+namespace by which it is called, never because of what a model file says elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .. import extensions
+from ..errors import InputError
+from ..loading import recurrent_ops
+from . import atan2_translation, log_translations, quantize_translations
+from .repeat_interleave_translation import TRANSLATIONS
+
+_TORCHS = frozenset(
+    {"aten", "prim", "prims", "higher_order", "normdeploy"}
+)  # an installed package does not change what torch's own operators mean
+
+Table = Mapping[Any, Any]
+
+
+def translation_table(program: torch.export.ExportedProgram, given: Table | None) -> dict[Any, Any]:
+    """The whole table for ``program``: ours, what installed packages say of its operators, and ``given``, the last of
+    which counts.
+
+    Raises:
+        InputError: a key is no operator of torch's, or a value no function.
+        ExtensionError: a package's table can't be had.
+    """
+    wanted = sorted(_operator_namespaces(program) - _TORCHS)
+    ours = (TRANSLATIONS, atan2_translation.TRANSLATIONS, recurrent_ops.TRANSLATIONS, log_translations.TRANSLATIONS)
+    table: dict[Any, Any] = {key: function for each in ours for key, function in each.items()}
+    if quantize_translations.NAMESPACE in wanted:
+        table |= quantize_translations.quantize_translations()
+    for extension in (e for e in extensions.installed_extensions(extensions.TRANSLATIONS) if e.name in wanted):
+        table |= _validate_table(_load_table(extension), f"the table of {extension.value}")
+    return table | _validate_table(given or {}, "custom_translation_table")
+
+
+def _operator_namespaces(program: torch.export.ExportedProgram) -> set[str]:
+    graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+    targets = [node.target for graph in graphs for node in graph.nodes if node.op == "call_function"]
+    return {target.namespace for target in targets if isinstance(target, torch._ops.OpOverload)}
+
+
+def _load_table(extension: extensions.Extension) -> Table:
+    table = extension.load()
+    if callable(table) and not isinstance(table, Mapping):
+        table = extension.run("fails", table)
+    if not isinstance(table, Mapping):
+        raise extension.make_error(f"is a {type(table).__name__}, not a mapping of operators to onnxscript functions")
+    return table
+
+
+def _validate_table(table: Table, name: str) -> dict[Any, Any]:
+    if not isinstance(table, Mapping):
+        raise InputError(f"{name} is a {type(table).__name__}; it maps operators of torch to onnxscript functions")
+    checked = {}
+    for key, functions in table.items():
+        several = functions if isinstance(functions, list | tuple) else (functions,)
+        if not several or not all(map(callable, several)):
+            raise InputError(
+                f"{name} translates {key} by {functions!r}; give an onnxscript function, or a list of them"
+            )
+        checked[_resolve_operator(key, name)] = functions
+    return checked
+
+
+def _resolve_operator(key: Any, name: str) -> Any:
+    """The overload that is meant: itself, an operator's default one, or "acme::norm" and "acme::norm.Tensor"."""
+    if isinstance(key, torch._ops.OpOverloadPacket):
+        return key.default if "default" in key.overloads() else getattr(key, key.overloads()[0])
+    if isinstance(key, str):
+        namespace, _, rest = key.partition("::")
+        operator, _, overload = rest.partition(".")
+        packet = getattr(getattr(torch.ops, namespace), operator, None) if namespace and operator else None
+        overloaded = getattr(packet, overload or "default", None)
+        if overloaded is None:
+            raise InputError(
+                f"{name} names the operator {key!r}, which is not registered; write namespace::name, and import what"
+                " registers it"
+            )
+        return overloaded
+    if not callable(key):
+        raise InputError(
+            f"{name} has the key {key!r}; it is an operator such as torch.ops.acme.norm.default, or its name"
+            " 'acme::norm'"
+        )
+    return key

@@ -1,0 +1,335 @@
+"""torch → ONNX: the dynamo exporter, held to what was asked of it.
+
+The exporter's own optimizer stays off because it deletes every epsilon up to 1e-8; ``simplify`` cleans up once the
+norms are single nodes. What is mended here: dims take the user's names, every node keeps its module's qualified path,
+nothing of the user's file system stays in the file, and a dim that silently became fixed is an error. ``mends`` has
+what onnxruntime would not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+import torch
+
+from ..errors import ExportError, InputError
+from ..graphs.proto_queries import module_from_scope
+from ..graphs.type_opsets import raise_opset_for_types
+from ..model import LoadedModel
+from ..option_values import OPSETS
+from ..storage.export_record import read_record, write_record
+from ..storage.onnx_files import fill_shared_weights
+from ..storage.shared_weights import Weights, is_shareable_weight, share_array
+from .custom_translations import Table, translation_table
+from .exporter_fixes import apply_fixes
+from .masked_attention_fix import fix_hidden_rows
+from .translation_faults import require_translatable
+
+__all__ = ["CLASS", "MODULE", "OPSETS", "export_to_proto", "export_without_weights", "read_record", "write_record"]
+
+MODULE = "normdeploy.module"  # node metadata: the qualified path of the module that the node comes from
+CLASS = "normdeploy.class"  # and that module's class
+_SCOPES = {MODULE: "pkg.torch.onnx.name_scopes", CLASS: "pkg.torch.onnx.class_hierarchy"}
+
+
+def export_to_proto(
+    model: LoadedModel,
+    *,
+    opset: int = 21,
+    custom_translation_table: Table | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> onnx.ModelProto:
+    """Export ``model``; ``model.program`` is not changed. As `to_light`, with the weights in the proto."""
+    proto, weights = export_without_weights(
+        model, opset=opset, custom_translation_table=custom_translation_table, progress=progress
+    )
+    proto = fill_shared_weights(proto)
+    del weights  # which had to live until here
+    return proto
+
+
+def export_without_weights(
+    model: LoadedModel,
+    *,
+    opset: int = 21,
+    custom_translation_table: Table | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> tuple[onnx.ModelProto, Weights]:
+    """Export ``model``, its large weights apart: the proto refers to them (`normdeploy.storage.shared_weights`), and
+    they lie in
+    the memory of ``model.program``, which must not be changed as long as they are used.
+
+    Inputs, outputs and dynamic dims bear the names that the model gives them. Nodes carry ``normdeploy.module`` and
+    ``normdeploy.class`` as metadata.
+
+    Args:
+        opset: 18 to 25. 23 and above write Attention nodes, which TensorRT can't build.
+        custom_translation_table: operator -> onnxscript function, beside what installed packages say
+        (``normdeploy.translations``).
+        progress: called with (stage, done, total).
+
+    Raises:
+        ExportError: the opset is out of range, or torch can't express the model in ONNX.
+        InputError: a dim that was asked to be dynamic came out fixed.
+    """
+    if not isinstance(opset, int) or opset not in OPSETS:
+        raise ExportError(
+            f"opset {opset!r} can't be exported; torch writes {OPSETS.start} to {OPSETS.stop - 1} (21 suits every"
+            " runtime)"
+        )
+    table = translation_table(model.program, custom_translation_table)
+    require_translatable(model.program, own=table)
+    if progress is not None:
+        progress("export", 0, 2)
+    try:
+        with (
+            silence_torch(),
+            torch.no_grad(),
+        ):  # with gradients torch 2.13 writes views of attentions (T5's) that it then can't decompose
+            program = torch.onnx.export(
+                model.program,
+                dynamo=True,
+                optimize=False,
+                opset_version=opset,
+                verbose=False,
+                custom_translation_table=table or None,
+            )
+    except Exception as error:
+        raise ExportError(_describe_export_error(error, model.program)) from error
+    assert program is not None  # None comes from the old exporter only
+    if progress is not None:
+        progress("export", 1, 2)
+    graph = _finish_export(program.model, model)
+    proto, weights = _serialize_model(graph)
+    proto = raise_opset_for_types(proto)
+    proto.ir_version = max(
+        proto.ir_version, onnx.helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
+    )
+    proto.producer_name, proto.producer_version = "normdeploy", version("normdeploy")
+    if progress is not None:
+        progress("export", 2, 2)
+    return proto, weights
+
+
+def _serialize_model(model: ir.Model) -> tuple[onnx.ModelProto, Weights]:
+    arrays = {}
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is not None and is_shareable_weight(tensor.dtype.numpy(), tuple(tensor.shape.numpy())):
+            arrays[name] = tensor.numpy()
+            value.const_value = ir.tensor(0, name=name)
+    proto, weights = ir.serde.serialize_model(model), Weights()
+    for initializer in proto.graph.initializer:
+        if (array := arrays.pop(initializer.name, None)) is not None:
+            kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+            initializer.CopyFrom(onnx.TensorProto(name=initializer.name, data_type=kind, dims=array.shape))
+            share_array(initializer, array, weights)
+    return proto, weights
+
+
+def _finish_export(exported: ir.Model, model: LoadedModel) -> ir.Model:
+    common.InlinePass()(exported)
+    apply_fixes(exported.graph)
+    common.RemoveUnusedOpsetsPass()(exported)
+    common.OutputFixPass()(exported)  # before the outputs get their names: one tensor may be two outputs
+    _rename_graph_io(exported.graph, model)
+    fix_hidden_rows(exported.graph)  # which asks the metadata
+    _trim_metadata(exported)
+    _transpose_linear_weights(exported.graph)
+    common.NameFixPass()(exported)  # a user's name may be one that the exporter had made up
+    return exported
+
+
+# ------------------------------------------------------------------ names and dims
+
+
+def _rename_graph_io(graph: ir.Graph, model: LoadedModel) -> None:
+    for kind, values, names in (
+        ("inputs", graph.inputs, [i.name for i in model.inputs]),
+        ("outputs", graph.outputs, list(model.outputs)),
+    ):
+        if len(values) != len(names):
+            raise ExportError(
+                f"the exported graph has {len(values)} {kind} ({[v.name for v in values]}), but the model has"
+                f" {len(names)} ({names})"
+            )
+        for value, name in zip(values, names, strict=True):
+            value.name = name
+    _rename_dims(graph, _user_dim_names(graph, model))
+
+
+def _user_dim_names(graph: ir.Graph, model: LoadedModel) -> dict[str, str]:
+    """torch's symbol (or expression of symbols) → the user's name, from the inputs, where both are known.
+
+    Raises:
+        InputError: a dim asked to be dynamic is fixed in the graph, or two names were given to one size.
+    """
+    names: dict[str, str] = {}
+    for value, spec in zip(graph.inputs, model.inputs, strict=True):
+        for axis, (exported, wanted) in enumerate(zip(value.shape or (), spec.shape, strict=True)):
+            if wanted.name is None or wanted.min == wanted.max:
+                continue
+            size = _dim_value(exported)
+            if isinstance(size, int):
+                raise InputError(
+                    f"dim {wanted.name!r} (axis {axis} of input {spec.name!r}) was to range from {wanted.min} to"
+                    f" {wanted.max}, but the model fixes it at {size}; give it as {size}, or change what fixes it (a"
+                    " channel count, a view, a loop)"
+                )
+            given = names.setdefault(str(size), wanted.name)
+            if given != wanted.name:
+                raise InputError(
+                    f"dims {given!r} and {wanted.name!r} (axis {axis} of input {spec.name!r}) have two names, but the"
+                    " model needs them equal; give both one name"
+                )
+    return names
+
+
+def _rename_dims(graph: ir.Graph, names: Mapping[str, str]) -> None:
+    """Rename the symbols in every shape of the graph, in expressions ("2*s77 + 1") too; all at once, so that names may
+    swap."""
+    for value in _all_values(graph):
+        if value.shape is not None and not value.shape.is_static():
+            sizes = [_dim_value(dim) for dim in value.shape]
+            value.shape = ir.Shape(
+                [
+                    names.get(s) or re.sub(r"\w+", lambda m: names.get(m[0], m[0]), s) if isinstance(s, str) else s
+                    for s in sizes
+                ]
+            )
+
+
+def _dim_value(dim: int | ir.SymbolicDim) -> int | str | None:
+    """The dim as torch meant it: one that it fixed late comes as a symbol by the name of "5"."""
+    if isinstance(dim, int) or dim.value is None:
+        return dim if isinstance(dim, int) else None
+    return int(dim.value) if dim.value.isdecimal() else dim.value
+
+
+def _all_values(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        yield from node.outputs
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                yield from attribute.as_graph().inputs
+
+
+# ------------------------------------------------------------------ metadata and weights
+
+
+def _trim_metadata(model: ir.Model) -> None:
+    """Keep each node's module path and class; drop the rest, which quotes the user's source with its paths."""
+    model.metadata_props.clear()
+    for graph in model.graphs():
+        graph.metadata_props.clear()
+        graph.doc_string = None
+    for value in _all_values(model.graph):
+        value.metadata_props.clear()
+        value.doc_string = None
+        if value.const_value is not None:
+            value.const_value.metadata_props.clear()
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        kept = {
+            ours: place
+            for ours, theirs in _SCOPES.items()
+            if (place := module_from_scope(node.metadata_props.get(theirs, "")))
+        }
+        node.metadata_props.clear()
+        node.metadata_props.update(kept)
+        node.doc_string = None
+
+
+def _transpose_linear_weights(graph: ir.Graph) -> None:
+    """Store the weights of linear layers the way MatMul reads them. Large ones stay views of torch's (`storage.held`);
+    it copies the others three times as fast as NumPy does."""
+    for node in graph:
+        weight = node.inputs[0] if node.op_type == "Transpose" and node.domain == "" else None
+        if weight is None or not weight.is_initializer() or len(weight.uses()) > 1 or node.outputs[0].is_graph_output():
+            continue
+        tensor = getattr(weight.const_value, "raw", None)
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        perm = node.attributes.get_ints("perm", tuple(reversed(range(tensor.dim()))))
+        name = f"{weight.name}.T"
+        data = ir.tensor_adapters.TorchTensor(tensor.detach().permute(*perm), name=name)
+        if tensor.dim() != 2 or not is_shareable_weight(data.dtype.numpy(), tuple(data.shape.numpy())):
+            data = ir.tensor_adapters.TorchTensor(data.raw.contiguous(), name=name)
+        turned = ir.Value(
+            name=name, type=weight.type, shape=ir.Shape([tensor.shape[p] for p in perm]), const_value=data
+        )
+        graph.register_initializer(turned)
+        node.outputs[0].replace_all_uses_with(turned)
+        graph.remove(node, safe=True)
+        graph.initializers.pop(str(weight.name))
+
+
+# ------------------------------------------------------------------ torch's talk
+
+
+@contextmanager
+def silence_torch() -> Iterator[None]:
+    """Keep torch's warnings, prints and logs off the user's terminal; what goes wrong comes as an exception."""
+    loggers = [logging.getLogger(name) for name in ("torch", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def _describe_export_error(error: BaseException, program: torch.export.ExportedProgram) -> str:
+    """What torch's chain of exceptions says, in one line: the missing operator and its module, or the innermost
+    cause."""
+    target = None
+    while True:
+        target = re.search(r"Error when translating node .*?target=(?:torch\.ops\.)?([\w.]+)", str(error)) or target
+        if error.__cause__ is None:
+            break
+        error = error.__cause__
+    text = str(error).strip().split("\n")[0] or type(error).__name__
+    module = _module_clause(program, target[1]) if target else ""
+    if missing := re.search(r"No ONNX function found for .*?'([\w.]+)'", text):
+        return (
+            f"ONNX has no form of the operator {missing[1]}{module}; write that part of the model with other operators,"
+            " or say how it is written in ONNX with custom_translation_table"
+        )
+    where = f" (operator {target[1]}{module})" if target else ""
+    if "SymbolicTensor" in text:
+        return (
+            f"torch's exporter can't write an argument that follows from a dynamic size{where}: state that size, write"
+            " the operator with tensors alone, or say how it is written in ONNX with custom_translation_table"
+        )
+    return f"torch could not export the model{where}: {text}"
+
+
+def _module_clause(program: torch.export.ExportedProgram, operator: str) -> str:
+    """ " in module 'layers.0'" where the program calls the operator, perhaps as a longer name's last part:
+    special_bessel_j0."""
+    name = operator.split(".")[1]
+    for node in program.graph.nodes:
+        called = str(node.target).split(".")[1] if node.op == "call_function" and "." in str(node.target) else ""
+        if (called == name or called.endswith(f"_{name}")) and node.meta.get("nn_module_stack"):
+            path = list(node.meta["nn_module_stack"].values())[-1][0]
+            return f" in module {path!r}" if path else ""
+    return ""

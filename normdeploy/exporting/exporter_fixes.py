@@ -1,0 +1,100 @@
+"""Mends what torch's exporter writes and onnxruntime does not run, or answers otherwise. Each mend is for a named op.
+
+- Conv: torch_lib gives a 3-D convolution without bias zeros of shape (channels, 2). A bias of zeros is none.
+- Attention (opset 23): ONNX lets the mask broadcast to (batch, heads, queries, keys); onnxruntime wants its last two
+  dims in full (``attention_helper.h``, onnxruntime 1.31).
+- Clip from zero: onnxruntime (1.31, CPU) takes the type's largest number for the bound that is left out and makes
+  3.4e38 of Inf, where PyTorch keeps Inf, and so does Max. (`torch.cdist` clamps a square before its root.) Other bounds
+  stay: of a root a Clip is what our L2Norm is proved by, and Relu with a Clip becomes one node.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+_COPIES = ("Expand", "Cast", "CastLike", "Identity")
+
+
+def apply_fixes(graph: ir.Graph) -> None:
+    """Mend every node of ``graph`` and of the bodies in it, in place."""
+    for node in list(ir.traversal.RecursiveGraphIterator(graph)):
+        if node.domain == "" and node.op_type in ("Conv", "ConvTranspose"):
+            _drop_zero_bias(node)
+        elif node.domain == "" and node.op_type == "Attention":
+            _expand_attention_mask(node)
+        elif node.domain == "" and node.op_type == "Clip":
+            _replace_by_max(node)
+
+
+def _drop_zero_bias(node: ir.Node) -> None:
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    maker = None if bias is None else bias.producer()
+    if maker is None or maker.op_type != "Expand" or not _is_all_zero(bias):
+        return
+    node.resize_inputs(2)
+    _remove_unread_nodes(maker)
+
+
+def _is_all_zero(value: ir.Value | None) -> bool:
+    """Whether a tensor is a copy of a constant that holds zeros alone."""
+    while value is not None and (maker := value.producer()) is not None and maker.op_type in _COPIES:
+        value = maker.inputs[0]
+    constant = None if value is None else ir.convenience.get_const_tensor(value)
+    return constant is not None and not constant.numpy().any()
+
+
+def _remove_unread_nodes(node: ir.Node) -> None:
+    """Remove a node that nobody reads, and those before it that only it read."""
+    if any(out.uses() or out.is_graph_output() for out in node.outputs) or node.graph is None:
+        return
+    makers = {maker for value in node.inputs if value is not None and (maker := value.producer()) is not None}
+    node.graph.remove(node, safe=True)
+    for maker in makers:
+        _remove_unread_nodes(maker)
+
+
+def _expand_attention_mask(node: ir.Node) -> None:
+    query, key, _, mask, past, *_ = (*node.inputs, None, None)
+    if query is None or key is None or mask is None or past is not None or node.graph is None:
+        return
+    wanted = [_dim_at(query), _dim_at(key)]
+    if None not in wanted and [_dim_at(mask), _dim_at(mask, -1)] == wanted:
+        return
+    rows, columns = (ir.node("Shape", [value], {"start": -2, "end": -1}) for value in (query, key))
+    full = ir.node("Concat", [rows.outputs[0], columns.outputs[0]], {"axis": 0})
+    spread = ir.node("Expand", [mask, full.outputs[0]])
+    out = spread.outputs[0]
+    out.name, out.type = f"{mask.name}_full", mask.type
+    made = [rows, columns, full, spread]
+    for new in made:
+        new.metadata_props.update(node.metadata_props)
+    node.graph.insert_before(node, made)
+    node.replace_input_with(3, out)
+
+
+def _replace_by_max(node: ir.Node) -> None:
+    data, low, high, *_ = (*node.inputs, None, None)
+    if (
+        data is None
+        or low is None
+        or high is not None
+        or data.dtype is None
+        or not data.dtype.is_floating_point()
+        or node.graph is None
+    ):
+        return
+    if not _is_all_zero(low):
+        return
+    (out,) = node.outputs
+    made = ir.node("Max", [data, low], name=node.name)
+    made.outputs[0].name, made.outputs[0].type, made.outputs[0].shape = out.name, out.type, out.shape
+    made.metadata_props.update(node.metadata_props)
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], [out], made.outputs)
+
+
+def _dim_at(value: ir.Value, axis: int = -2) -> int | str | None:
+    """A size or its symbol; None where the shape or the size is not known."""
+    if value.shape is None or len(value.shape) < -axis:
+        return None
+    dim = value.shape[axis]
+    return dim if isinstance(dim, int) else dim.value

@@ -1,0 +1,241 @@
+"""Mends the exporter's form of attention rows that a mask hides whole.
+
+torch's scaled_dot_product_attention gives 0 in a row whose mask has no True. The exporter (onnxscript's translation for
+a bool mask) writes the mask as m = Where(mask, 0, lowest), the lowest number of the type, and guards the softmax
+against NaN:
+
+    p = Softmax(scores + m);  Where(IsNaN(p), 0, p)·v
+
+That guard is for a mask of −Inf: with the lowest number a hidden row comes out as the mean of all values, and a NaN
+among the scores, which eager passes on, becomes 0. The guard that does what is meant asks the mask, behind the product,
+which is smaller than p and leaves softmax and products to each other:  (p·v)·shown, where shown = (ReduceMax(m) >
+lowest / 2) is 1 or 0. A hidden row is 0·(the mean of v), so that NaN and Inf in v, and NaN in the scores, come out as
+NaN, as in eager. Where another reads p it is Where(shown, p, 0) instead. Only nodes that the exporter made of that
+operator are taken: a user who writes the same by hand gets in eager what the nodes say.
+
+A mask of floats has no guard from the exporter: a row of −Inf alone is NaN in the file, 0 in eager. Where the graph
+itself makes such a mask (MultiheadAttention does, of a padding mask), its −Inf become the type's lowest number, and the
+product is guarded in the same way.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+_VIEWS = frozenset({"Reshape", "Expand", "Unsqueeze", "Squeeze", "Transpose", "Identity", "Slice"})
+_MADE_OF = "pkg.torch.onnx.fx_node"
+
+
+def fix_hidden_rows(graph: ir.Graph) -> int:
+    """Replace the exporter's guards in ``graph`` and its bodies; how many there were."""
+    seen: dict[ir.Value, ir.Value] = {}
+    factors: dict[ir.Value, ir.Value] = {}
+    count = 0
+    for node in list(ir.traversal.RecursiveGraphIterator(graph)):
+        mask = _mask_behind_guard(node)
+        if mask is None:
+            continue
+        weights, zero, test = node.inputs[2], node.inputs[1], node.inputs[0]
+        if mask not in seen or node.graph is not mask.graph:
+            seen[mask] = _any_row_visible(mask)
+        product = _only_reading_product(node)
+        if product is not None and weights is not None:
+            if seen[mask] not in factors:
+                factors[seen[mask]] = _cast_condition(seen[mask], mask)
+            _multiply_visible_rows(product, weights, factors[seen[mask]])
+            node.graph.remove(node, safe=True)  # type: ignore[union-attr]
+        else:
+            for index, value in enumerate((seen[mask], weights, zero)):
+                node.replace_input_with(index, value)
+        if (
+            test is not None and not test.uses() and not test.is_graph_output()
+        ):  # else IsNaN would be one more that reads the weights
+            test.producer().graph.remove(test.producer(), safe=True)  # type: ignore[union-attr, arg-type]
+        count += 1
+    for node in list(ir.traversal.RecursiveGraphIterator(graph)):
+        count += _fix_infinite_mask(node, factors)
+    return count
+
+
+def _fix_infinite_mask(softmax: ir.Node, factors: dict[ir.Value, ir.Value]) -> int:
+    """Guard the product behind a softmax of scores plus a float mask that the graph writes −Inf into; 1 if it did."""
+    if _op_type_of(softmax) != "Softmax" or not _is_from_attention(softmax):
+        return 0
+    scores = softmax.inputs[0].producer()  # type: ignore[union-attr]
+    if _op_type_of(scores) != "Add" or not _is_from_attention(scores):
+        return 0
+    place = next((i for i, value in enumerate(scores.inputs) if value is not None and _is_hiding_mask(value)), None)  # type: ignore[union-attr]
+    product = _only_reading_product(softmax)
+    if place is None or product is None or softmax.graph is not product.graph:
+        return 0
+    mask = scores.inputs[place]  # type: ignore[union-attr]
+    if mask not in factors:
+        factors[mask] = _clamp_mask(scores, mask)  # type: ignore[index, arg-type]
+    shown = factors[mask]  # type: ignore[index]
+    finite = shown.producer().inputs[0].producer().inputs[0].producer().inputs[0]  # type: ignore[union-attr]
+    scores.replace_input_with(place, finite)  # type: ignore[union-attr]
+    _multiply_visible_rows(product, softmax.outputs[0], shown)
+    return 1
+
+
+def _is_minus_infinity(value: ir.Value | None) -> bool:
+    """Whether it is a constant −Inf, which the exporter casts to the type of the other operand."""
+    made = value.producer() if value is not None else None
+    if _op_type_of(made) in ("Cast", "CastLike"):
+        value = made.inputs[0]  # type: ignore[union-attr]
+    return _constant_number(value) == -np.inf
+
+
+def _clamp_mask(scores: ir.Node, mask: ir.Value) -> ir.Value:
+    """Write max(mask, lowest) in front of ``scores``, and whether each of its rows shows anything, as 1 or 0.
+
+    Returns:
+        the factor, made by Cast of Greater of ReduceMax of the finite mask.
+    """
+    assert scores.graph is not None
+    low = np.asarray(np.finfo(np.float32).min, np.float32)
+    named = scores.name
+    lowest = ir.node("Constant", [], {"value": ir.tensor(low)}, name=f"{named}_lowest")
+    finite = ir.node("Max", [mask, lowest.outputs[0]], name=f"{named}_finite")
+    axes = ir.node("Constant", [], {"value": ir.tensor(np.array([-1]))}, name=f"{named}_axes")
+    half = ir.node("Constant", [], {"value": ir.tensor(np.asarray(low / 2, np.float32))}, name=f"{named}_half")
+    most = ir.node("ReduceMax", [finite.outputs[0], axes.outputs[0]], {"keepdims": 1}, name=f"{named}_most")
+    shown = ir.node("Greater", [most.outputs[0], half.outputs[0]], name=f"{named}_shown")
+    factor = ir.node("Cast", [shown.outputs[0]], {"to": ir.DataType.FLOAT}, name=f"{named}_factor")
+    finite.outputs[0].type, finite.outputs[0].shape = mask.type, mask.shape
+    nodes = [lowest, finite, axes, half, most, shown, factor]
+    for node in nodes:
+        node.metadata_props.update(scores.metadata_props)
+    scores.graph.insert_before(scores, nodes)
+    return factor.outputs[0]
+
+
+def _is_hiding_mask(mask: ir.Value) -> bool:
+    """Whether a float32 mask is −Inf where the graph's own Where says so, behind any views."""
+    if mask.dtype != ir.DataType.FLOAT:
+        return False
+    waiting = [mask]
+    while waiting:
+        node = waiting.pop().producer()
+        kind = _op_type_of(node)
+        if kind == "Where" and any(map(_is_minus_infinity, node.inputs[1:])):  # type: ignore[union-attr]
+            return True
+        if kind in _VIEWS:
+            waiting.append(node.inputs[0])  # type: ignore[union-attr, arg-type]
+        elif kind == "Add":
+            waiting += [v for v in node.inputs if v is not None]  # type: ignore[union-attr]
+    return False
+
+
+def _mask_behind_guard(node: ir.Node) -> ir.Value | None:
+    """m of ``Where(IsNaN(p), 0, p)`` with p = Softmax(s + m), where m = Where(b, 0, lowest)."""
+    if _op_type_of(node) != "Where":
+        return None
+    asked, zero, weights = node.inputs
+    test = asked.producer() if asked is not None else None
+    softmax = weights.producer() if weights is not None else None
+    if (
+        _op_type_of(test) != "IsNaN"
+        or _op_type_of(softmax) != "Softmax"
+        or test.inputs[0] is not weights  # type: ignore[union-attr]
+        or _constant_number(zero) != 0
+    ):
+        return None
+    scores = softmax.inputs[0].producer()  # type: ignore[union-attr]
+    if _op_type_of(scores) != "Add" or not all(map(_is_from_attention, (node, test, softmax, scores))):
+        return None
+    return next((value for value in scores.inputs if value is not None and _lowest_mask_value(value) is not None), None)  # type: ignore[union-attr]
+
+
+def _lowest_mask_value(mask: ir.Value) -> np.ndarray | None:
+    """The number that ``mask`` has where it hides, if it is such a mask."""
+    node = mask.producer()
+    if _op_type_of(node) != "Where" or _constant_number(node.inputs[1]) != 0:  # type: ignore[union-attr]
+        return None
+    low = _constant_array(node.inputs[2])  # type: ignore[union-attr]
+    floating = low is not None and low.size == 1 and low.dtype.name in ("float16", "bfloat16", "float32", "float64")
+    return low if floating and float(low) == float(ml_dtypes.finfo(low.dtype).min) else None  # type: ignore[arg-type, union-attr]
+
+
+def _any_row_visible(mask: ir.Value) -> ir.Value:
+    """Whether each row of ``mask`` shows anything, [..., 1]; the nodes stand behind the mask's own."""
+    made, low = mask.producer(), _lowest_mask_value(mask)
+    assert made is not None
+    assert made.graph is not None
+    assert low is not None
+    axes = ir.node("Constant", [], {"value": ir.tensor(np.array([-1]))}, name=f"{made.name}_axes")
+    half = ir.node(
+        "Constant", [], {"value": ir.tensor((low / 2).astype(low.dtype).reshape(()))}, name=f"{made.name}_half"
+    )
+    most = ir.node("ReduceMax", [mask, axes.outputs[0]], {"keepdims": 1}, name=f"{made.name}_most")
+    shown = ir.node("Greater", [most.outputs[0], half.outputs[0]], name=f"{made.name}_shown")
+    for node in (axes, half, most, shown):
+        node.metadata_props.update(made.metadata_props)
+    made.graph.insert_after(made, [axes, half, most, shown])
+    return shown.outputs[0]
+
+
+def _only_reading_product(guard: ir.Node) -> ir.Node | None:
+    """The MatMul with the values, where nothing else reads what ``guard`` lets through."""
+    (out,) = guard.outputs
+    uses = list(out.uses())
+    if len(uses) != 1 or out.is_graph_output() or uses[0].idx != 0 or uses[0].node.graph is not guard.graph:
+        return None
+    return uses[0].node if _op_type_of(uses[0].node) == "MatMul" else None
+
+
+def _cast_condition(shown: ir.Value, mask: ir.Value) -> ir.Value:
+    """1 where ``shown`` is true, else 0, in the type of the mask; the node stands behind the one that makes
+    ``shown``."""
+    made, low = shown.producer(), _lowest_mask_value(mask)
+    assert made is not None
+    assert made.graph is not None
+    assert low is not None
+    cast = ir.node("Cast", [shown], {"to": ir.DataType.from_numpy(low.dtype)}, name=f"{made.name}_factor")
+    cast.metadata_props.update(made.metadata_props)
+    made.graph.insert_after(made, [cast])
+    return cast.outputs[0]
+
+
+def _multiply_visible_rows(product: ir.Node, weights: ir.Value, factor: ir.Value) -> None:
+    """Write ``product`` of the unguarded weights, and its hidden rows as zeros."""
+    assert product.graph is not None
+    (out,) = product.outputs
+    every = ir.node("MatMul", [weights, product.inputs[1]], name=f"{product.name}_every_row")
+    made = ir.node("Mul", [every.outputs[0], factor], name=product.name)
+    every.outputs[0].name, every.outputs[0].type, every.outputs[0].shape = f"{out.name}_every_row", out.type, out.shape
+    made.outputs[0].name, made.outputs[0].type, made.outputs[0].shape = out.name, out.type, out.shape
+    for node in (every, made):
+        node.metadata_props.update(product.metadata_props)
+    ir.convenience.replace_nodes_and_values(product.graph, product, [product], [every, made], [out], made.outputs)
+
+
+def _is_from_attention(node: ir.Node | None) -> bool:
+    """Whether the exporter made it of torch's operator, as its metadata says."""
+    return node is not None and "scaled_dot_product_attention" in node.metadata_props.get(_MADE_OF, "")
+
+
+def _op_type_of(node: ir.Node | None) -> str:
+    return node.op_type if node is not None and node.domain == "" else ""
+
+
+def _constant_number(value: ir.Value | None) -> float | None:
+    """The one number that a constant holds."""
+    constant = _constant_array(value)
+    return (
+        float(constant.reshape(()))
+        if constant is not None and constant.size == 1 and constant.dtype.kind != "U"
+        else None
+    )
+
+
+def _constant_array(value: ir.Value | None) -> np.ndarray | None:
+    if value is None:
+        return None
+    constant, node = value.const_value, value.producer()
+    if constant is None and _op_type_of(node) == "Constant":
+        attribute = node.attributes.get("value")  # type: ignore[union-attr]
+        constant = attribute.as_tensor() if attribute is not None else None
+    return constant.numpy() if constant is not None and constant.size == 1 else None

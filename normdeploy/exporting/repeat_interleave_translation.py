@@ -1,0 +1,42 @@
+"""Operators that torch's exporter translates wrongly or not at all, in a form that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from onnxscript import opset18 as op
+
+
+def _int64_constant(values: Sequence[int]) -> Any:
+    return op.Constant(value=ir.tensor(np.array(values, np.int64)))
+
+
+def repeat_interleave(self: Any, repeats: Any, dim: int | None = None, output_size: Any = None) -> Any:
+    """Each slice along ``dim`` ``repeats`` times: beside a new axis of one, which is expanded and merged into ``dim``.
+
+    onnxscript 0.7.2 expands the axis in front of the new one where ``repeats`` is a size of an input.
+    """
+    if dim is None:
+        self, dim, rank = op.Reshape(self, _int64_constant([-1])), 0, 1
+    else:
+        rank = len(self.shape)
+    place = dim % rank
+    count = _int64_constant([repeats]) if isinstance(repeats, int) else op.Reshape(repeats, _int64_constant([1]))
+    before, behind = op.Shape(self, start=0, end=place), op.Shape(self, start=place + 1)
+    tiles = op.Concat(_int64_constant([1] * (place + 1)), count, _int64_constant([1] * (rank - place - 1)), axis=0)
+    longer = op.Mul(op.Shape(self, start=place, end=place + 1), count)
+    return op.Reshape(
+        op.Expand(op.Unsqueeze(self, _int64_constant([place + 1])), tiles),
+        op.Concat(before, longer, behind, axis=0),
+        allowzero=1,
+    )
+
+
+# what torch.onnx.export takes as custom_translation_table
+TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.ops.aten.repeat_interleave.self_int: repeat_interleave
+}

@@ -1,0 +1,105 @@
+"""Refuse operators whose ONNX form by torch's exporter (2.13, onnxscript 0.7.2) computes something else.
+
+- scatter_reduce with "mean": written with the reduction "none".
+- avg_pool2d, avg_pool3d with ``divisor_override``: the divisor is dropped.
+- adaptive pools along a dynamic size, which "area" resizes are too: written for the sizes of the example.
+- nearest-exact resizes of a dynamic size: rounded to other source pixels.
+- cross_entropy with ``label_smoothing``: the smoothing is dropped.
+- LSTM with ``proj_size``: the projection is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from typing import Any
+
+import torch
+
+from ..errors import ExportError
+from ..loading.recurrent_ops import PROJECTION
+
+
+def require_translatable(program: torch.export.ExportedProgram, *, own: Container[Any] = ()) -> None:
+    """Refuse a program that torch's exporter would write as another function.
+
+    Args:
+        program: the model as torch.export traced it.
+        own: operators that a table of translations writes, which are not judged here.
+
+    Raises:
+        ExportError: names each such operator, its module and what to write instead.
+    """
+    found = [
+        f"{fault} (operator {node.target}{_module_clause(node)})"
+        for node, fault in _find_mistranslated(program)
+        if node.target not in own
+    ]
+    if found:
+        raise ExportError(f"torch's exporter writes another function in ONNX: {'; '.join(dict.fromkeys(found))}")
+
+
+def _find_mistranslated(program: torch.export.ExportedProgram) -> Iterator[tuple[torch.fx.Node, str]]:
+    for module in program.graph_module.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        for node in module.graph.nodes:
+            if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+                fault = _describe_fault(node, node.target)
+                if fault:
+                    yield node, fault
+
+
+def _describe_fault(node: torch.fx.Node, target: torch._ops.OpOverload) -> str:
+    """Say what the exporter gets wrong in ``node``, "" where it is right."""
+    name = target._schema.name.removeprefix("aten::")
+    arguments = _bound_arguments(node, target)
+    if name == "scatter_reduce" and arguments.get("reduce") == "mean":
+        return 'scatter_reduce drops its "mean": divide a scatter_add by the counts instead'
+    if name in ("avg_pool2d", "avg_pool3d") and arguments.get("divisor_override") is not None:
+        return f"{name} drops divisor_override: multiply the plain average instead"
+    if name == "lstm" and _has_projection(arguments):
+        return PROJECTION
+    if name == "cross_entropy_loss" and arguments.get("label_smoothing"):
+        return "cross_entropy drops label_smoothing: write it with log_softmax"
+    if name.lstrip("_").startswith("adaptive_") and _pools_dynamic_size(arguments):
+        return "an adaptive pool (or area resize) takes a dynamic size: state that size, or pool by a fixed kernel"
+    if "upsample_nearest_exact" in name and _has_dynamic_size(arguments.get("self", arguments.get("input"))):
+        return "a nearest-exact resize takes a dynamic size: state that size, or use nearest"
+    return ""
+
+
+def _has_projection(arguments: dict[str, Any]) -> bool:
+    """Tell whether each layer and direction has a weight more than the two products and their biases."""
+    weights = arguments.get("params")
+    if not isinstance(weights, list | tuple):
+        return False
+    rows = arguments["num_layers"] * (2 if arguments["bidirectional"] else 1)
+    return len(weights) != rows * (4 if arguments["has_biases"] else 2)
+
+
+def _bound_arguments(node: torch.fx.Node, target: torch._ops.OpOverload) -> dict[str, Any]:
+    names = [argument.name for argument in target._schema.arguments]
+    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+
+
+def _pools_dynamic_size(arguments: dict[str, Any]) -> bool:
+    """Tell whether a pool divides a dynamic size into anything but one part."""
+    sizes = arguments.get("output_size", ())
+    shape = _shape_of_value(arguments.get("self"))
+    axes = zip(shape[len(shape) - len(sizes) :], sizes, strict=False)
+    return any(not isinstance(size, int) and parts != 1 for size, parts in axes)
+
+
+def _has_dynamic_size(value: Any) -> bool:
+    return any(not isinstance(size, int) for size in _shape_of_value(value)[2:])
+
+
+def _shape_of_value(value: Any) -> tuple[Any, ...]:
+    tensor = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
+    return tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else ()
+
+
+def _module_clause(node: torch.fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack")
+    path = list(stack.values())[-1][0] if stack else ""
+    return f" in module {path!r}" if path else ""

@@ -1,0 +1,98 @@
+"""What became of each linear layer where a model was quantized."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .records import Certificate
+
+
+@dataclass(frozen=True)
+class Migration:
+    """A factor or a shift that was moved from a norm into the linear layers behind it, before anything was rounded.
+
+    ``kind``: "gamma and beta", "smooth", "shift"; of a stream "center" (the mean taken off by all that write it) and
+    "rotate". ``status``: "made", or "refused" for ``reason``.
+    """
+
+    kind: str
+    norm: str  # the tensor that holds the norm's result; of a stream its first
+    linears: tuple[str, ...]  # the results of the linear layers; of a stream of those that write and that read it
+    status: Literal["made", "refused"]
+    reason: str = ""
+    alpha: float | None = None  # of SmoothQuant: between 0 (all in the activations) and 1 (all in the weights)
+    certificate: Certificate | None = None
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One linear layer or convolution with a constant weight."""
+
+    tensor: str  # its result, by which it is named
+    op: str  # Conv, ConvTranspose, Gemm or MatMul
+    module: str
+    input: str  # the tensor that is quantized in front of it
+    status: Literal["quantized", "float"]
+    reason: str = ""  # why it stays float
+    weight: str = ""  # "int8 for each of 384 channels", "int4 in blocks of 32"
+    rounding: str = ""  # of the weight: "GPTQ" by the error of the layer's products on samples, or "nearest"
+    activation: str = ""  # "int8", "uint8", "float8e4m3fn"; "" where the weight alone is quantized
+    low: float | None = None  # the range that calibration gave its input
+    high: float | None = None
+    scale: float | None = None
+    zero_point: int | None = None
+    migrated: tuple[str, ...] = ()  # kinds of the migrations into it
+    error: float | None = None  # ‖output with it alone quantized − output‖ / ‖output‖ of the model, on the samples
+
+
+@dataclass(frozen=True)
+class MetricReport:
+    """One metric of one output, on samples that did not calibrate."""
+
+    output: str
+    metric: str
+    threshold: float
+    value: float  # of the quantized file
+    float32: float  # of the file before
+    met: bool
+    samples: int = 0  # rows that a share is of; 0 of other metrics
+
+
+@dataclass(frozen=True)
+class OutputDrift:
+    """How far an output is from the model's on samples that did not calibrate, all of them together."""
+
+    output: str
+    error: float  # ‖value − reference‖ / ‖reference‖ of the quantized file
+    cosine: float  # of the angle between the two
+    float32: float  # the error of the file before
+
+
+@dataclass(frozen=True)
+class LayerExclusion:
+    """Layers that were left in float for the metric's sake, and the worst metric before and after."""
+
+    tensors: tuple[str, ...]
+    metric: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class QuantizationReport:
+    """``to``: "int8", "fp8" or "int4"; ``runtime``: whose form of Q and DQ was written; ``calibration``: "minmax",
+    "entropy", "percentile", "dynamic" or "none"; ``calibrated`` and ``judging``: samples."""
+
+    to: str
+    runtime: str
+    calibration: str
+    calibrated: int
+    judging: int
+    layers: tuple[LayerReport, ...]
+    migrations: tuple[Migration, ...] = ()
+    judged: tuple[MetricReport, ...] = ()
+    exclusions: tuple[LayerExclusion, ...] = ()
+    bytes: tuple[int, int] = (0, 0)  # of the weights, before and after
+    notes: tuple[str, ...] = ()  # what it builds for, among others
+    moved: tuple[OutputDrift, ...] = ()  # empty without samples

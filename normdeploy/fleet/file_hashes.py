@@ -1,0 +1,118 @@
+"""The hashes of files outside the store, remembered as long as the files look the same.
+
+A file that keeps its size, its time of change (nanoseconds), its inode and its time of status change is taken to be the
+same. One that changed within two seconds of being hashed is hashed again next time: a second change could not be told
+from the first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from onnx.external_data_helper import uses_external_data
+
+from ..errors import InputError, NormdeployError, StoreError
+from ..storage.file_replacement import write_bytes
+from ..storage.onnx_files import hash_file, iter_tensors, load_onnx
+from .step_store import StepStore, StoredFile
+from .store_backends import FolderBackend
+
+_SKIPPED = frozenset({".git", ".cache", "__pycache__"})  # differ from copy to copy (docs/teams.md)
+_YOUNG = 2_000_000_000  # nanoseconds
+
+
+class FileHashes:
+    """Args:
+    memory: a file that is read at first and written by ``save``; None: nothing is remembered.
+    seal, opened: as of a `normdeploy.fleet.step_store.Store`. A store may be written by others: who could say there
+    that a
+        model has the hash of another one would be served what was made of that, signed and all.
+    """
+
+    def __init__(
+        self,
+        memory: Path | None = None,
+        seal: Callable[[bytes], bytes] = bytes,
+        opened: Callable[[bytes], bytes] = bytes,
+    ) -> None:
+        self._memory, self._seal, self._changed = memory, seal, False
+        self._known: dict[str, list[object]] = {}
+        self._seen: dict[Path, dict[str, tuple[Path, StoredFile]]] = {}
+        if memory is not None and memory.is_file():
+            with suppress(OSError, ValueError, TypeError, AttributeError, StoreError):
+                told = json.loads(opened(memory.read_bytes()))
+                self._known = {str(k): list(v) for k, v in told.items()}
+
+    @classmethod
+    def load_cache(cls, store: StepStore) -> FileHashes:
+        """What is remembered in a store; nothing in one that is no folder of this machine."""
+        if not isinstance(store.place, FolderBackend):
+            return cls()
+        return cls(store.place.root / "hashes.json", store.seal, store.opened)
+
+    def hash_path(self, place: str, path: Path) -> dict[str, tuple[Path, StoredFile]]:
+        """A file, or all files of a folder, once for a run: path below ``place`` -> where it is, and its content.
+
+        Raises:
+            InputError: it can't be read.
+        """
+        if path not in self._seen:
+            try:
+                self._seen[path] = {name: (file, self._hash_file(file)) for name, file in _list_files(path)}
+            except OSError as error:
+                raise InputError(f"can't read {str(path)!r}: {error.strerror}") from error
+        return {os.path.normpath(f"{place}/{name}") if name else place: told for name, told in self._seen[path].items()}
+
+    def save(self) -> None:
+        if self._memory is not None and self._changed:
+            with suppress(NormdeployError):  # it is for speed alone
+                write_bytes(self._memory, self._seal(json.dumps(self._known).encode()))
+
+    def _hash_file(self, file: Path) -> StoredFile:
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{str(file)!r} is no regular file, and would be read as one; take it out of the folder")
+        state: list[object] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+        known = self._known.get(str(file))
+        if known is not None and known[:-1] == state:
+            return StoredFile(str(known[-1]), status.st_size)
+        digest = hash_file(file)
+        if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _YOUNG:
+            self._known[str(file)] = [*state, digest]
+            self._changed = True
+        return StoredFile(digest, status.st_size)
+
+
+def _list_files(path: Path) -> list[tuple[str, Path]]:
+    if not path.is_dir():
+        return [("", path), *_list_external_data(path)]
+    found, walked = [], set[str]()
+    for here, folders, names in os.walk(path, followlinks=True):
+        if (real := os.path.realpath(here)) in walked:
+            raise InputError(f"{here!r} is a link to a folder around it or beside it; take it out")
+        walked.add(real)
+        folders[:] = sorted(f for f in folders if f not in _SKIPPED)
+        found += [((Path(here) / n).relative_to(path).as_posix(), Path(here) / n) for n in sorted(names)]
+    return found
+
+
+def _list_external_data(path: Path) -> list[tuple[str, Path]]:
+    """The files that hold an ONNX file's weights: ("", ...) stands for the file itself, "../NAME" for one beside it."""
+    if path.suffix != ".onnx":
+        return []
+    names = set[str]()
+    for tensor in iter_tensors(load_onnx(path, external_data=False)):
+        if uses_external_data(tensor):
+            names |= {entry.value for entry in tensor.external_data if entry.key == "location"}
+    for name in names:
+        if os.path.isabs(name) or ".." in Path(name).parts:
+            raise InputError(
+                f"{path.name} holds weights in {name!r}, outside of its folder; write it again with them beside"
+            )
+    return [(f"../{name}", path.parent / name) for name in sorted(names)]

@@ -1,0 +1,263 @@
+"""The verbs of a fleet: run it, look at it, say what an update would change."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, StoreError
+from ..interface.argument_validation import take_fields_as_arguments
+from ..types import PathLike, Progress
+from . import run_history
+from .file_hashes import FileHashes
+from .fleet_file import Fleet, FleetJob
+from .fleet_file import filter_jobs as chosen
+from .fleet_file import read_fleet as description
+from .fleet_options import FleetRunOptions
+from .job_steps import JobStep
+from .local_pool import LocalPool
+from .option_checks import check_options
+from .outcomes import CellOutcome, FleetRun, StepEnd
+from .ray_pool import RayPool
+from .remote_backend import open_backend
+from .scheduler import Scheduler, StepPool, count_steps
+from .signed_store import open_signed_store, require_signer, resolve_keys
+from .step_execution import remove_leftovers
+from .step_keys import FleetMachine, describe_key_changes
+from .step_store import StepStore
+
+STORE = "NORMDEPLOY_STORE"  # the environment variable that names a store
+
+
+@dataclass(frozen=True)
+class FleetRunCall(FleetRunOptions):
+    """What ``run`` is called with: ``progress`` with (step, done, total)."""
+
+    file: PathLike
+    _: KW_ONLY
+    progress: Progress | None = None
+
+
+@take_fields_as_arguments(FleetRunCall)
+def run_fleet(call: FleetRunCall) -> FleetRun:
+    """Run what of a fleet is not in the store, and keep an account of the run there.
+
+    Args:
+        file: fleet.toml (docs/fleet.md).
+        store, on, jobs, only, wait, sign, trust: `normdeploy.fleet.fleet_options`.
+        progress: called with (step, done, total).
+
+    Raises:
+        InputError: the file is wrong, a source can't be read, a key can't be used, or ``jobs`` or ``wait`` says nothing
+            of where steps run.
+        StoreError: the store can't be reached or written.
+        RuntimeUnavailable: a library is missing.
+    """
+    sign, trust = resolve_keys(call.sign, call.trust)
+    require_signer(sign, trust)
+    pool_on = pool_factory(call.on, call.jobs, call.wait)
+    fleet = read_fleet_file(call.file)
+    opened = open_fleet_store(fleet, call.store, sign=sign, trust=trust)
+    pool = pool_on(opened)
+    try:
+        return schedule_fleet(fleet, opened, pool, call.only, call.wait, call.progress)
+    finally:
+        pool.close()
+
+
+def fleet_status(
+    file: PathLike, *, store: PathLike | None = None, only: Sequence[str] = (), trust: Sequence[PathLike] = ()
+) -> FleetRun:
+    """What is in the store of a fleet, as a run here would find it; nothing is run or written.
+
+    Args:
+        trust: PEM files of public keys: a record that none of them has signed is not believed.
+
+    Raises:
+        InputError, StoreError, RuntimeUnavailable: as ``run``.
+    """
+    return preview_update(file, store=store, only=only, trust=trust)
+
+
+def preview_update(
+    file: PathLike,
+    *,
+    against: Mapping[str, str] | None = None,
+    store: PathLike | None = None,
+    only: Sequence[str] = (),
+    trust: Sequence[PathLike] = (),
+) -> FleetRun:
+    """What would be stale after an update; nothing is run or written.
+
+    Args:
+        against: library -> its version then, such as {"onnxruntime": "1.32.0"}; "driver" is one too.
+        trust: as ``status``.
+
+    Raises:
+        InputError: as ``run``, or no step depends on what ``against`` names.
+        StoreError, RuntimeUnavailable: as ``run``.
+    """
+    fleet = read_fleet_file(file)
+    opened = open_fleet_store(fleet, store, make=False, trust=resolve_keys(None, trust)[1])
+    last = run_history.find_last_run(opened, fleet.path.name)
+    machines = machines_of_run(last)
+    updated = [machine.with_updates(against or {}) for machine in machines]
+    if unknown := [name for name in against or {} if all(m == m.with_updates({name: ""}) for m in updated)]:
+        known = ", ".join(sorted(machines[0].facts))
+        raise InputError(f"no step here depends on {unknown[0]!r}; what is known is {known}")
+    return schedule_fleet(fleet, opened, DryRun(updated, stale_step_explainer(opened, last)), only)
+
+
+def read_fleet_file(file: PathLike) -> Fleet:
+    """fleet.toml, checked as a whole.
+
+    Raises:
+        InputError: it is wrong; with the line.
+        RuntimeUnavailable: what checks it is not installed.
+    """
+    fleet = description(file)
+    check_options(fleet)
+    return fleet
+
+
+def machines_of_run(last: Mapping[str, Any] | None) -> list[FleetMachine]:
+    """This one, and those of a run."""
+    here = FleetMachine.this_machine()
+    return [here, *(FleetMachine(facts, here.code, here.installed) for facts in (last["machines"] if last else ()))]
+
+
+def open_fleet_store(
+    fleet: Fleet | None,
+    store: PathLike | None,
+    *,
+    make: bool = True,
+    sign: PathLike | None = None,
+    trust: Sequence[PathLike] = (),
+) -> StepStore:
+    """The store that is meant.
+
+    Raises:
+        StoreError: it can't be used.
+        InputError: there is none, and none is to be made; or a key can't be used.
+        RuntimeUnavailable: a library is missing.
+    """
+    told = os.fspath(store) if store is not None else ""
+    if not told and fleet is not None and fleet.store:
+        told = fleet.store if "://" in fleet.store else str(fleet.path.parent / fleet.store)
+    told = told or os.environ.get(STORE, "") or (str(fleet.path.parent / "store") if fleet is not None else "")
+    if not make and "://" not in told and not Path(told).is_dir():
+        raise InputError(f"there is no store {told!r} yet; normdeploy fleet run makes it")
+    return open_signed_store(open_backend(told), sign, trust)
+
+
+def pool_factory(on: str, jobs: int | None, wait: float = 0.0) -> Callable[[StepStore], StepPool]:
+    """
+    Raises:
+        InputError: an option is for the other kind of pool.
+    """
+    if on == "local":
+        if wait > 0:
+            raise InputError(
+                f"--wait is {wait:g} s for machines that join a Ray cluster, and --on is 'local', which none joins;"
+                " leave --wait out, or give --on ray://HEAD:10001"
+            )
+        return lambda store: LocalPool(store, jobs)
+    if jobs is not None:
+        raise InputError(f"--jobs is for steps on this machine, and --on is {on!r}, whose nodes say what they have")
+    return lambda store: RayPool(store, on, wait=wait)
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What stands for a pool where nothing is run: the machines that would run steps, and how a step's end is told of
+    that is not in the store."""
+
+    machines: Sequence[FleetMachine]
+    explain: Callable[[JobStep, str, dict[str, Any]], StepEnd]
+
+
+def schedule_fleet(
+    fleet: Fleet,
+    store: StepStore,
+    where: StepPool | DryRun,
+    patterns: Sequence[str] = (),
+    wait: float = 0.0,
+    progress: Progress | None = None,
+) -> FleetRun:
+    """A run on a pool, kept in the store; or a plan, of which nothing is written."""
+    pool = None if isinstance(where, DryRun) else where
+    planned_for = where.machines if isinstance(where, DryRun) else ()
+    start = time.monotonic()
+    if pool is not None:
+        remove_leftovers(store)
+    hashes = FileHashes.load_cache(store)
+    total = count_steps(_select_jobs(fleet, patterns)) if progress is not None else 0
+    driver = Scheduler(store, pool, planned_for, wait, hashes, progress=progress, total=total)
+    if isinstance(where, DryRun):
+        driver.explain = where.explain
+    writer, cells, ran, cached = run_history.RunWriter(store), list[CellOutcome](), 0, 0
+    try:
+        with closing(
+            driver.run(_select_jobs(fleet, patterns))
+        ) as ends:  # else what is claimed is kept with a traceback
+            for end in ends:
+                cells += writer.add(end)
+                ran += sum(not s.cached and s.outcome in ("ok", "wrong", "failed") for s in end.steps)
+                cached += sum(s.cached for s in end.steps)
+        if patterns and not cells:
+            raise InputError(f"no model of {fleet.path.name} matches {', '.join(map(repr, patterns))}")
+        before = run_history.find_last_run(store, fleet.path.name)
+        done = FleetRun(
+            writer.id,
+            fleet.path.name,
+            store.place.url,
+            tuple(cells),
+            ran,
+            cached,
+            time.monotonic() - start,
+            writer.started,
+            tuple(dict(m.facts) for m in where.machines),
+            run_history.cells_by_name(store, before["id"]) if before else {},
+            (
+                *run_history.status_trend(store, fleet.path.name),
+                *([] if pool is None else [run_history.trend_point(cells)]),
+            ),
+            tuple(dict.fromkeys(driver.notes)),
+            dry=pool is None,
+            only=tuple(patterns),
+        )
+        if pool is not None:
+            hashes.save()
+            writer.commit_run(done)
+    finally:
+        writer.close()
+    return done
+
+
+def _select_jobs(fleet: Fleet, patterns: Sequence[str]) -> Iterator[FleetJob]:
+    return chosen(fleet.iter_jobs(), patterns)
+
+
+def stale_step_explainer(
+    store: StepStore, last: Mapping[str, Any] | None
+) -> Callable[[JobStep, str, dict[str, Any]], StepEnd]:
+    """How a step ended in the last run, where it failed there and nothing has changed since; else what has."""
+    told = {line["step"]: line for line in run_history.iter_run_steps(store, last["id"])} if last else {}
+
+    def explain_stale_step(step: JobStep, key: str, depends: dict[str, Any]) -> StepEnd:
+        line = told.get(step.name, {})
+        if line.get("key") == key and line["outcome"] == "failed":
+            return StepEnd(step.name, step.verb, "failed", key, line["reason"])
+        try:
+            record = store.read_record(line["key"]) if line.get("key") else None
+        except StoreError as error:
+            return StepEnd(step.name, step.verb, "stale", key, str(error))
+        why = "; ".join(describe_key_changes(record.depends, depends)) if record else "it is not in the store"
+        return StepEnd(step.name, step.verb, "stale", key, why)
+
+    return explain_stale_step

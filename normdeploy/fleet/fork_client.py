@@ -1,0 +1,134 @@
+"""The other end of `normdeploy.fleet.fork_server`: starts it, gives it calls, and starts another where it dies."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import NormdeployError
+from ..ort_sessions.child_process import child_environment, module_command
+
+PRELOADED = (  # what the verbs import, in most steps
+    *("normdeploy.api.export", "normdeploy.api.optimize", "normdeploy.api.verify", "normdeploy.api.bench"),
+    *(
+        "normdeploy.engines.engine_build",
+        "normdeploy.verbs.package.bundle_writer",
+        "normdeploy.verbs.recheck.bundle_recheck",
+    ),
+    *("normdeploy.cli.app", "normdeploy.reports.report_page", "normdeploy.reports.plots", "onnxruntime", "onnxscript"),
+    *("torch.onnx._internal.exporter._core", "torch.export._trace", "torch._dynamo", "torch._inductor.decomposition"),
+)
+
+
+class ProcessVanished(NormdeployError):
+    """The process that ran a step is gone, by nothing that the step did as far as is known."""
+
+
+@dataclass(frozen=True)
+class CallEnd:
+    """How a call ended: its exit code (below 0: the signal that ended it), "seconds" or "memory" where that limit ended
+    it, the seconds that it took, the most bytes of memory that it held."""
+
+    code: int
+    why: str
+    seconds: float
+    peak: int
+
+
+class ForkClient:
+    """One warm process, started at the first call; safe to use from many threads.
+
+    Args:
+        module: what is run, as ``python -m`` runs it.
+        preloaded: modules that are imported before any call.
+    """
+
+    def __init__(self, module: str = "normdeploy", preloaded: tuple[str, ...] = PRELOADED) -> None:
+        self.module, self._preloaded = module, preloaded
+        self._lock, self._numbers = threading.Lock(), itertools.count()
+        self._server: _ForkServer | None = None
+
+    def run(self, argv: tuple[str, ...], folder: Path, log: Path, seconds: float = 0, memory: int = 0) -> CallEnd:
+        """Run the module in a folder and wait.
+
+        Raises:
+            Vanished: the warm process died, or the call was killed from outside.
+        """
+        future: Future[CallEnd] = Future()
+        with self._lock:
+            name = str(next(self._numbers))
+            server = self._running_server()
+            server.waiting[name] = future
+            request = {"id": name, "module": self.module, "argv": list(argv), "folder": str(folder), "log": str(log)}
+            server.send(request | {"seconds": seconds, "memory": memory})
+        end = future.result()
+        if end.code == -9 and not end.why:
+            raise ProcessVanished("it was killed by signal 9 from outside, as the system does where memory runs out")
+        return end
+
+    def close(self) -> None:
+        """End the process, and what it runs."""
+        with self._lock:
+            server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def _running_server(self) -> _ForkServer:
+        if self._server is None or self._server.dead:
+            self._server = _ForkServer([*module_command("normdeploy.fleet.fork_server"), *self._preloaded])
+        return self._server
+
+
+class _ForkServer:
+    """One warm process, and the calls that wait for it."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.waiting: dict[str, Future[CallEnd]] = {}
+        self.dead = False
+        # a session of its own: Ctrl-C is for whoever started this
+        self._process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={"SOURCE_DATE_EPOCH": "0"} | child_environment(),  # equal inputs are to give equal files
+            start_new_session=True,
+        )
+        self._listener = threading.Thread(target=self._read_answers, daemon=True)
+        self._listener.start()
+
+    def send(self, request: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            self.dead = True
+            self._fail_pending_calls(request["id"])
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        self._listener.join()
+
+    def _read_answers(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            told: dict[str, Any] = json.loads(line)
+            if (future := self.waiting.pop(told.get("id", ""), None)) is not None:
+                future.set_result(CallEnd(told["code"], told["why"], told["seconds"], told["peak"]))
+        self.dead = True
+        self._process.wait()
+        for name in list(self.waiting):
+            self._fail_pending_calls(name)
+
+    def _fail_pending_calls(self, name: str) -> None:
+        if (future := self.waiting.pop(name, None)) is not None:
+            future.set_exception(ProcessVanished("the process that held the libraries died"))

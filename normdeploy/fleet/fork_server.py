@@ -1,0 +1,169 @@
+"""A process that has the libraries in memory and runs each step in a fork of its own.
+
+To import torch, onnxruntime and what they bring takes seconds, a fork takes milliseconds, and whatever a step does to
+its memory, or a crash, ends with the fork. Nothing but imports happens here, so no thread of Python runs when it forks
+(that of numpy's BLAS, if there is one, is made for it).
+
+``python -m normdeploy.fleet.fork_server MODULE ...`` imports the modules. Lines of JSON come in:
+{"id", "module", "argv", "folder", "log", "seconds", "memory"} runs a module in a folder, {"end": id} ends one. Lines go
+out: {"id", "code", "why", "seconds", "peak"}. When the input ends, because whoever started this process is gone, all
+that runs is killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import sys
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+_TICK = 0.1  # seconds between two looks at limits
+_PDEATHSIG = 1  # prctl's PR_SET_PDEATHSIG
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+@dataclass
+class _RunningCall:
+    pid: int
+    started: float
+    seconds: float
+    memory: int
+    why: str = ""
+    peak: int = 0
+
+
+def main(preloaded: list[str]) -> None:
+    """Serve until standard input ends."""
+    for name in preloaded:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # what is here stays in pages that the forks share
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    os.set_blocking(0, False)
+    running: dict[str, _RunningCall] = {}
+    buffer, ended = b"", False
+    _write_answer(answers, {"ready": os.getpid()})
+    while not ended:
+        ready, _, _ = select.select([0], [], [], _TICK if running else None)
+        if ready:
+            data = os.read(0, 1 << 16)
+            ended = not data
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                request = json.loads(line)
+                if "end" in request:
+                    if (job := running.get(request["end"])) is not None:
+                        _kill_call(job, "ended")
+                else:
+                    running[request["id"]] = _start_call(request)
+        _collect_finished(running, answers)
+    for job in running.values():
+        _kill_call(job, "ended")
+
+
+def _start_call(request: dict[str, Any]) -> _RunningCall:
+    pid = os.fork()
+    if pid == 0:
+        _run_in_fork(request)
+    with suppress(OSError):
+        os.setpgid(pid, pid)
+    return _RunningCall(pid, time.monotonic(), request["seconds"], request["memory"])
+
+
+def _run_in_fork(request: dict[str, Any]) -> NoReturn:
+    """In the fork: become the command."""
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        _die_with_parent()
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.chdir(request["folder"])
+        sys.argv = [request["module"], *request["argv"]]
+        os.environ.setdefault("COLUMNS", "160")
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _die_with_parent() -> None:
+    """The kernel kills this process when the one that forked it ends."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _collect_finished(running: dict[str, _RunningCall], answers: Any) -> None:
+    """Answer for what has ended, and end what is beyond its limits."""
+    for name, job in list(running.items()):
+        pid, status, usage = os.wait4(job.pid, os.WNOHANG)
+        seconds = time.monotonic() - job.started
+        if pid == 0:
+            job.peak = max(job.peak, held := _group_memory(job.pid)) if job.memory else 0
+            if job.memory and held > job.memory:
+                _kill_call(job, "memory")
+            elif job.seconds and seconds > job.seconds:
+                _kill_call(job, "seconds")
+            continue
+        del running[name]
+        with suppress(OSError):
+            os.killpg(job.pid, signal.SIGKILL)  # what it started and left
+        code = os.waitstatus_to_exitcode(status)
+        peak = max(job.peak, usage.ru_maxrss * 1024)
+        _write_answer(answers, {"id": name, "code": code, "why": job.why, "seconds": seconds, "peak": peak})
+
+
+def _kill_call(job: _RunningCall, why: str) -> None:
+    job.why = job.why or why
+    with suppress(OSError):
+        os.killpg(job.pid, signal.SIGKILL)
+
+
+def _group_memory(group: int) -> int:
+    """Bytes of memory that the processes of a group hold (pages shared with others count for each)."""
+    total = 0
+    with suppress(OSError):
+        for entry in os.listdir("/proc"):
+            if not entry.isdigit():
+                continue
+            with suppress(OSError, ValueError, IndexError):
+                with open(f"/proc/{entry}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+                if int(fields[2]) == group:
+                    total += int(fields[21]) * _PAGE
+    return total
+
+
+def _write_answer(answers: Any, value: dict[str, Any]) -> None:
+    with suppress(OSError, ValueError):
+        answers.write(json.dumps(value) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,77 @@
+"""What may go from a store: what no recent run has used."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from ..errors import StoreError
+from ..types import PathLike
+from .fleet_commands import open_fleet_store
+from .run_history import iter_run_steps, list_runs
+from .step_store import StepStore
+from .store_backends import ObjectEntry
+
+_GRACE = 86_400.0  # seconds: what is younger may belong to a run that has not ended
+
+
+@dataclass(frozen=True)
+class CollectedGarbage:
+    """What went, or would go: runs, records of steps, objects, bytes; and the objects that stay."""
+
+    runs: int
+    steps: int
+    objects: int
+    bytes: int
+    kept: int
+
+
+def collect_garbage(store: PathLike, *, days: float = 30.0, remove: bool = False) -> CollectedGarbage:
+    """Find what is old and out of reach; remove it where asked to.
+
+    A run that ended within ``days`` keeps the records of its steps, and these the objects that they name. So does a
+    record that is itself younger, such as that of a single verb with a store. Nothing goes that is younger than a day.
+    Records go before the objects that they name, so that a record never names what was removed; a driver that reads one
+    meanwhile runs that step again.
+
+    Raises:
+        StoreError: the store can't be reached, or a record that is to stay can't be read.
+    """
+    opened = open_fleet_store(None, store, make=False)
+    now = time.time()
+    limit = now - max(days * 86_400.0, _GRACE)
+    old = {run["id"] for run in list_runs(opened) if run["written"] < limit}
+    keys = _find_kept_keys(opened, old)
+    steps = list(opened.place.list_entries("steps/"))
+    gone = [e for e in steps if e.written < limit and _last_run_time(e) not in keys]
+    kept = {digest for e in steps if e not in set(gone) for digest in _list_object_digests(opened, _last_run_time(e))}
+    objects = list(opened.place.list_entries("objects/"))
+    unused = [e for e in objects if e.written < now - _GRACE and _last_run_time(e) not in kept]
+    runs = [e for e in opened.place.list_entries("runs/") if e.name.split("/")[1] in old]
+    if remove:
+        for entry in (*runs, *gone, *unused):
+            opened.place.delete(entry.name)
+    return CollectedGarbage(
+        len(old), len(gone), len(unused), sum(e.bytes for e in (*runs, *gone, *unused)), len(objects) - len(unused)
+    )
+
+
+def _find_kept_keys(store: StepStore, old: set[str]) -> set[str]:
+    keys = set[str]()
+    for run in list_runs(store):
+        if run["id"] not in old:
+            keys |= {told["key"] for told in iter_run_steps(store, run["id"])}
+    return keys
+
+
+def _list_object_digests(store: StepStore, key: str) -> set[str]:
+    """The objects that a record names. One that can't be read names none: it is run again anyway."""
+    try:
+        record = store.read_record(key)
+    except StoreError:
+        return set()
+    return set() if record is None else {f.sha256 for f in (*record.outputs.values(), record.log)}
+
+
+def _last_run_time(entry: ObjectEntry) -> str:
+    return entry.name.rpartition("/")[2]

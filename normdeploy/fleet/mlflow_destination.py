@@ -1,0 +1,90 @@
+"""Bundles in MLflow: a run of an experiment for each, its files as artifacts, and a version of a registered model."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..errors import PublishError, RuntimeUnavailable
+from .published_bundle import PublishedBundle, cell_tag
+
+_FOLDER = "bundle"  # of the artifacts
+_WHOLE = "normdeploy.whole"  # the tag of a run whose files are all there
+
+
+class MlflowDestination:
+    """An experiment of a tracking server. Credentials are those that MLflow reads (MLFLOW_TRACKING_TOKEN, ...).
+
+    Raises:
+        PublishError: the server can't be reached.
+        RuntimeUnavailable: MLflow is not installed.
+    """
+
+    def __init__(self, host: str, experiment: str, *, secure: bool) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing is to go to its makers
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # of 7, which take minutes
+        try:
+            from mlflow import MlflowClient
+        except ImportError as error:
+            raise RuntimeUnavailable(f"MLflow is not installed ({error}); pip install mlflow-skinny") from error
+        self._address = f"http{'s' * secure}://{host}"
+        self._client = MlflowClient(tracking_uri=self._address, registry_uri=self._address)
+        self._experiment = self._call_server(self._experiment_id, experiment or "normdeploy")
+
+    def push_bundle(self, bundle: PublishedBundle) -> tuple[str, bool]:
+        """
+        Raises:
+            PublishError: the server can't be reached, or refuses.
+        """
+        return self._call_server(self._log_bundle, bundle)
+
+    def _log_bundle(self, bundle: PublishedBundle) -> tuple[str, bool]:
+        client, labels, name = self._client, bundle.labels, cell_tag(bundle.cell)
+        wanted = {"normdeploy.cell": bundle.cell.name, "normdeploy.bundle": labels["normdeploy.bundle"], _WHOLE: "true"}
+        query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in wanted.items())
+        if found := client.search_runs([self._experiment], query, max_results=1):
+            return self._run_url(found[0].info.run_id), False
+        run = client.create_run(self._experiment, run_name=bundle.cell.name, tags=labels).info.run_id
+        client.log_artifacts(run, str(bundle.folder), _FOLDER)
+        for measure, value in bundle.cell.measures.items():
+            client.log_metric(run, measure, value)
+        self._register_model(name)
+        client.create_model_version(name, f"runs:/{run}/{_FOLDER}", run, tags=labels, await_creation_for=0)
+        client.set_tag(run, _WHOLE, "true")
+        client.set_terminated(run)
+        return self._run_url(run), True
+
+    def _run_url(self, run: str) -> str:
+        return f"{self._address}/#/experiments/{self._experiment}/runs/{run}"
+
+    def _register_model(self, name: str) -> None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.create_registered_model(name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+
+    def _experiment_id(self, name: str) -> str:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return str(self._client.create_experiment(name))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        return str(self._client.get_experiment_by_name(name).experiment_id)
+
+    def _call_server(self, call: Any, argument: Any) -> Any:
+        from mlflow.exceptions import MlflowException
+        from requests import RequestException
+
+        try:
+            return call(argument)
+        except (MlflowException, RequestException, OSError) as error:
+            raise PublishError(
+                f"MLflow at {self._address!r} can't be used: {type(error).__name__}: {str(error)[:500]}; look at the"
+                " address (by http: mlflow+http://) and at MLFLOW_TRACKING_TOKEN"
+            ) from error

@@ -1,0 +1,201 @@
+"""Bundles in an OCI registry, by oras: a manifest of artifacts with a layer for each file.
+
+    artifactType   ``ARTIFACT``; the config is the empty one
+    layers         a file each, its path in org.opencontainers.image.title, as `oras pull` writes it
+    annotations    what `Bundle.labels` says
+    referrers      the signed provenance and the bill of materials, each as an artifact whose subject is the manifest
+
+Nothing in it says when it was made: the same bundle has the same digest. The manifest is written last, so a tag never
+names what is not whole. (OCI image-spec and distribution-spec 1.1.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, PublishError, RuntimeUnavailable
+from ..evidence import slsa_provenance
+from ..verbs.package.evidence_bundle import PROVENANCE, SBOM
+from .published_bundle import PublishedBundle, cell_tag
+
+ARTIFACT = "application/vnd.normdeploy.bundle.v1"
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
+TITLE = "org.opencontainers.image.title"
+_EMPTY = b"{}"
+_REFERRERS = {PROVENANCE: slsa_provenance.PAYLOAD, SBOM: "application/vnd.cyclonedx+json"}
+_KINDS = {
+    **{".json": "application/json", ".jsonl": "application/jsonl", ".md": "text/markdown", ".html": "text/html"},
+    **{".onnx": "application/vnd.normdeploy.onnx.v1", ".npz": "application/vnd.normdeploy.arrays.v1"},
+    **{".engine": "application/vnd.normdeploy.engine.v1", ".plan": "application/vnd.normdeploy.engine.v1"},
+}
+_CHUNKED = 64 * 2**20  # bytes; a longer file goes in parts of as much
+_SECONDS = 20  # within which a registry has to answer at first
+_NAME = re.compile(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*")  # of distribution-spec
+
+
+class OciDestination:
+    """A repository of a registry. Credentials are those of `docker login` or `oras login`.
+
+    Raises:
+        InputError: the repository can't have that name.
+        PublishError: the registry can't be reached.
+        RuntimeUnavailable: oras is not installed.
+    """
+
+    def __init__(self, host: str, repository: str, *, secure: bool) -> None:
+        try:
+            import oras.provider
+        except ImportError as error:
+            raise RuntimeUnavailable(
+                f"a registry needs a library that is not installed ({error}); pip install 'normdeploy[publish]'"
+            ) from error
+        if not _NAME.fullmatch(repository):
+            raise InputError(
+                f"{repository!r} is no name of a repository (small letters, digits, '.', '_', '-', '/'); give"
+                " oci://HOST/REPOSITORY"
+            )
+        self._host, self._repository = host, repository
+        self._base = f"http{'s' * secure}://{host}/v2/{repository}"
+        basic = self._asks_for_password(f"http{'s' * secure}://{host}/v2/")
+        self._registry = oras.provider.Registry(host, insecure=not secure, auth_backend="basic" if basic else "token")
+        self._container = self._registry.get_container(f"{host}/{repository}")
+        self._registry.auth.load_configs(self._container)
+
+    def push_bundle(self, bundle: PublishedBundle) -> tuple[str, bool]:
+        """
+        Raises:
+            PublishError: the registry can't be reached, or refuses.
+        """
+        layers = [
+            self._make_descriptor(_media_type(path), f.sha256, f.bytes, **{TITLE: path})
+            for path, f in bundle.files.items()
+        ]
+        body = _encode_manifest(ARTIFACT, layers, bundle.labels)
+        digest, name = _sha256_digest(body), cell_tag(bundle.cell)
+        where = f"{self._host}/{self._repository}:{name}@{digest}"
+        present = self._send_request("HEAD", f"manifests/{name}", accept=MANIFEST)
+        if present.status_code == 200 and present.headers.get("Docker-Content-Digest") == digest:
+            return where, False
+        with tempfile.TemporaryDirectory(prefix="oci.") as folder:
+            empty = Path(folder) / "empty"
+            empty.write_bytes(_EMPTY)
+            self._upload(empty, _empty_descriptor())
+            for path, layer in zip(bundle.files, layers, strict=True):
+                self._upload(bundle.folder / path, layer)
+        subject = self._make_descriptor(MANIFEST, digest.removeprefix("sha256:"), len(body))
+        for path, kind in _REFERRERS.items():
+            if path in bundle.files:
+                found = bundle.files[path]
+                layer = self._make_descriptor(kind, found.sha256, found.bytes, **{TITLE: path})
+                self._attach(_encode_manifest(kind, [layer], {}, subject), kind, subject)
+        self._put_manifest(digest, body, MANIFEST)
+        self._put_manifest(name, body, MANIFEST)
+        return where, True
+
+    def _attach(self, body: bytes, kind: str, subject: dict[str, Any]) -> None:
+        """Write an artifact about another one; and, for a registry that keeps no list of referrers, into the index that
+        the specification has in its place."""
+        answer = self._put_manifest(_sha256_digest(body), body, MANIFEST)
+        if "OCI-Subject" in answer.headers:
+            return
+        name = subject["digest"].replace(":", "-")
+        present = self._send_request("GET", f"manifests/{name}", accept=INDEX)
+        known = present.json()["manifests"] if present.status_code == 200 else []
+        mine = self._make_descriptor(MANIFEST, _sha256_digest(body).removeprefix("sha256:"), len(body)) | {
+            "artifactType": kind
+        }
+        if mine not in known:
+            index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*known, mine]}
+            self._put_manifest(name, json.dumps(index, sort_keys=True).encode(), INDEX)
+
+    def _put_manifest(self, name: str, body: bytes, kind: str) -> Any:
+        answer = self._send_request("PUT", f"manifests/{name}", body, kind)
+        if answer.status_code not in (200, 201, 202):
+            raise self._refusal_error(answer)
+        return answer
+
+    def _upload(self, file: Path, layer: dict[str, Any]) -> None:
+        if self._send_request("HEAD", f"blobs/{layer['digest']}").status_code == 200:
+            return
+        if hasattr(self._registry.auth, "token"):
+            self._registry.auth.token = None  # the one that was given for reading may not write
+        long = layer["size"] > _CHUNKED
+        try:
+            answer = (
+                self._registry.chunked_upload(str(file), self._container, layer, chunk_size=_CHUNKED)
+                if long
+                else self._registry.put_upload(str(file), self._container, layer)
+            )
+        except Exception as error:  # of oras, requests and urllib3
+            raise self._unreachable_error(error) from error
+        if answer.status_code not in (200, 201, 202):
+            raise self._refusal_error(answer)
+
+    def _send_request(self, method: str, path: str, body: bytes | None = None, kind: str = "", accept: str = "") -> Any:
+        headers = {"Content-Type": kind} if kind else {"Accept": accept} if accept else {}
+        try:
+            return self._registry.do_request(f"{self._base}/{path}", method, data=body, headers=headers)
+        except Exception as error:  # of oras, requests and urllib3
+            raise self._unreachable_error(error) from error
+
+    def _asks_for_password(self, url: str) -> bool:
+        """Asked once without oras, which would try for a minute."""
+        import requests
+
+        try:
+            answer = requests.get(url, timeout=_SECONDS)
+        except requests.RequestException as error:
+            raise self._unreachable_error(error) from error
+        return answer.headers.get("WWW-Authenticate", "").lower().startswith("basic")
+
+    def _unreachable_error(self, error: Exception) -> PublishError:
+        return PublishError(
+            f"the registry {self._host!r} can't be used: {type(error).__name__}: {error}; look at the address (by http:"
+            " oci+http://), and log in with docker login"
+        )
+
+    def _refusal_error(self, answer: Any) -> PublishError:
+        return PublishError(
+            f"the registry {self._host!r} refuses {self._repository!r} with {answer.status_code}:"
+            f" {answer.text[:300].strip()}"
+        )
+
+    @staticmethod
+    def _make_descriptor(kind: str, sha256: str, size: int, **annotations: str) -> dict[str, Any]:
+        told = {"mediaType": kind, "digest": f"sha256:{sha256}", "size": size}
+        return told | ({"annotations": annotations} if annotations else {})
+
+
+def _encode_manifest(
+    kind: str, layers: list[dict[str, Any]], annotations: dict[str, str], subject: dict[str, Any] | None = None
+) -> bytes:
+    told = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "artifactType": kind,
+        "config": _empty_descriptor(),
+        "layers": layers,
+    }
+    told |= {"annotations": annotations} if annotations else {}
+    return json.dumps(told | ({"subject": subject} if subject else {}), sort_keys=True).encode()
+
+
+def _empty_descriptor() -> dict[str, Any]:
+    """The specification's descriptor of an empty config."""
+    return {"mediaType": "application/vnd.oci.empty.v1+json", "digest": _sha256_digest(_EMPTY), "size": len(_EMPTY)}
+
+
+def _sha256_digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _media_type(path: str) -> str:
+    if path in _REFERRERS:
+        return _REFERRERS[path]
+    return _KINDS.get(Path(path).suffix, "application/octet-stream")

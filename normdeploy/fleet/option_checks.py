@@ -1,0 +1,39 @@
+"""What a schema can't say of the options of a fleet, found by the functions with which the verbs check them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from ..api.quantizing import parse_quantization_request
+from ..errors import InputError
+from ..verb_options import ConversionOptions, options_from_table
+from ..verbs.verify.policy import parse_policy
+from .fleet_file import Fleet
+from .fleet_schema import Values
+from .job_steps import as_list
+
+
+def check_options(fleet: Fleet) -> None:
+    """
+    Raises:
+        InputError: options of a job contradict each other, or mean nothing; with the line of its model.
+    """
+    seen = set[str]()
+    for job in fleet.iter_jobs():
+        every = [job.options, *(target.merge_options(job.options) for target in job.targets)]
+        for options in every:
+            text = json.dumps(options, sort_keys=True, default=str)
+            if text in seen:
+                continue
+            seen.add(text)
+            try:
+                _check_verb_options(options)
+            except (InputError, ValueError) as error:
+                raise InputError(f"{fleet.describe_location(job)}: {error}") from error
+
+
+def _check_verb_options(options: Mapping[str, Values]) -> None:
+    export, verify = options["export"], options["verify"]
+    parse_quantization_request(options_from_table(ConversionOptions, export))
+    parse_policy(as_list(verify.get("tolerance")) or None, as_list(verify.get("metric")) or None)

@@ -1,0 +1,263 @@
+"""A store's place on what fsspec reaches: S3, GCS, Azure.
+
+An object is written whole or not at all, and a second one under its name is refused by a conditional put: If-None-Match
+on S3 (s3fs) and Azure (adlfs), ifGenerationMatch=0 on GCS (gcsfs). Other file systems of fsspec look whether a name is
+there before they write, so that two writers may both succeed; they are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import RuntimeUnavailable, StoreError
+from .store_backends import FolderBackend, ObjectEntry, StoreBackend
+
+LEASE = 60.0  # seconds that a claim holds without being renewed
+_CONDITIONAL = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
+_NOWHERE = logging.NullHandler()  # gcsfs logs a traceback of what it raises, which Python else prints
+_LATER = 5  # times that a write is tried again which the store wants to have later
+
+
+class RemoteBackend:
+    """A place that fsspec reaches, by its URL. Credentials are those that its library finds.
+
+    Clocks of drivers that share it may differ by a few seconds, far less than ``LEASE``.
+    """
+
+    local = False
+
+    def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
+        protocol = url.partition("://")[0]
+        if protocol not in _CONDITIONAL:
+            raise StoreError(
+                f"the store {url!r} can't be used: a file system of {protocol!r} does not refuse the second of two"
+                " objects of one name, which two drivers may write; give a folder, s3://, gs:// or az://"
+            )
+        try:
+            from fsspec.core import url_to_fs
+
+            # what others write and remove has to be seen: nothing of a listing is remembered
+            self.files, self.root = url_to_fs(url, use_listings_cache=False, **(options or {}))
+        except ImportError as error:
+            library = {"s": "s3fs", "g": "gcsfs", "a": "adlfs"}[protocol[0]]
+            raise RuntimeUnavailable(f"the store {url!r} needs a library: {error}; pip install {library}") from error
+        except ValueError as error:
+            raise StoreError(
+                f"the store {url!r} can't be used: {error}; give a folder, or a URL such as s3://bucket/folder"
+            ) from error
+        self.url, self._options, self._held = url, options, _LeaseRenewer(self)
+        logging.getLogger("gcsfs").addHandler(_NOWHERE)
+        # s3fs else asks for the size first, to read a large file in parts: two questions for each record
+        known = inspect.signature(self.files.cat_file).parameters
+        self._whole = {"max_concurrency": 1} if "max_concurrency" in known else {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteBackend, (self.url, self._options)
+
+    def check_writable(self) -> None:
+        """Before a run: see that it can be written and that a second object of one name is refused, and remove claims
+        whose owner is long dead.
+
+        Raises:
+            StoreError: it is not so.
+        """
+        name = f"claims/{secrets.token_hex(8)}.try"
+        refused = self.create(name, b"") and not self.create(name, b"")
+        self.delete(name)
+        if not refused:
+            raise StoreError(
+                f"the store {self.url!r} can't be used: its server takes a second object of one name in spite of the"
+                " condition that there is none, so two drivers would harm each other; give another store, or a folder"
+            )
+        for entry in self.list_entries("claims/"):
+            if entry.written < time.time() - 10 * LEASE:
+                self.delete(entry.name)
+
+    def read(self, name: str) -> bytes | None:
+        with self._convert_fsspec_errors():
+            try:
+                return bytes(self.files.cat_file(self._object_path(name), **self._whole))
+            except FileNotFoundError:
+                return None
+
+    def fetch(self, name: str, target: Path) -> bool:
+        with self._convert_fsspec_errors():
+            try:
+                self.files.get_file(self._object_path(name), str(target))
+            except FileNotFoundError:
+                target.unlink(missing_ok=True)
+                return False
+            return True
+
+    def create(self, name: str, data: bytes) -> bool:
+        with self._convert_fsspec_errors():
+            for tries in range(_LATER):
+                try:
+                    self.files.pipe_file(self._object_path(name), data, mode="create")
+                    return True
+                except FileExistsError:
+                    return False
+                except OSError as error:
+                    refused = _server_error_code(error)
+                    if refused in ("PreconditionFailed", "412"):  # s3fs knows it by a field that not all servers send
+                        return False
+                    if refused not in ("ConditionalRequestConflict", "409") or tries == _LATER - 1:
+                        raise
+                    time.sleep(0.1 * 2**tries)  # of two writes at the same moment S3 may tell both to come again
+        raise AssertionError("unreachable")
+
+    def store_file(self, name: str, file: Path) -> None:
+        with self._convert_fsspec_errors():
+            if not self.files.exists(self._object_path(name)):
+                self.files.put_file(str(file), self._object_path(name))
+
+    def size(self, name: str) -> int | None:
+        with self._convert_fsspec_errors():
+            try:
+                return int(self.files.info(self._object_path(name))["size"])
+            except FileNotFoundError:
+                return None
+
+    def list_entries(self, prefix: str) -> Iterator[ObjectEntry]:
+        with self._convert_fsspec_errors():
+            found = self.files.find(self._object_path(prefix), detail=True)
+        skipped = len(self.root.rstrip("/")) + 1
+        for path, told in found.items():
+            written = told.get("LastModified") or told.get("last_modified") or told.get("mtime") or 0  # S3, Azure, GCS
+            at = written.timestamp() if hasattr(written, "timestamp") else float(written)
+            yield ObjectEntry(path[skipped:], int(told["size"]), at)
+
+    def delete(self, name: str) -> None:
+        with self._convert_fsspec_errors(), contextlib.suppress(FileNotFoundError):
+            self.files.rm_file(self._object_path(name))
+
+    def claim(self, name: str) -> Callable[[], None] | None:
+        """A lease, which is renewed while it is held; one that is older than ``LEASE`` is its dead owner's."""
+        path, token = f"claims/{name}", secrets.token_hex(8)
+        if not self.create(path, _encode_lease(token)) and not self._take_over_lease(path, token):
+            return None
+        self._held.add(path, token)
+
+        def release_lease() -> None:
+            self._held.remove(path)
+            with contextlib.suppress(StoreError):
+                self.delete(path)
+
+        return release_lease
+
+    def overwrite(self, name: str, data: bytes) -> None:
+        with self._convert_fsspec_errors():
+            self.files.pipe_file(self._object_path(name), data)
+
+    def _take_over_lease(self, path: str, token: str) -> bool:
+        """Whether the lease is ours now. Of several who find one that has run out, the one takes it that creates a
+        second name beside it, and only if it is still the same."""
+        held = self.read(path)
+        if held is None:
+            return self.create(path, _encode_lease(token))
+        if _lease_owner(held) == token:  # written by us, and the library asked twice because an answer was lost
+            return True
+        if time.time() < _lease_expiry(held):
+            return False
+        over = f"{path}.over"
+        if not self.create(over, _encode_lease(token)):
+            if time.time() > _lease_expiry(self.read(over) or b""):
+                self.delete(over)  # its owner died here; the next to ask goes on
+            return False
+        try:
+            if self.read(path) != held:
+                return False
+            self.overwrite(path, _encode_lease(token))
+            return True
+        finally:
+            self.delete(over)
+
+    def _object_path(self, name: str) -> str:
+        return f"{self.root.rstrip('/')}/{name}"
+
+    @contextlib.contextmanager
+    def _convert_fsspec_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreError:
+            raise
+        except Exception as error:  # each library has its own
+            raise StoreError(
+                f"the store {self.url!r} can't be used: {type(error).__name__}: {error}; what it holds is whole, and"
+                " the next run goes on from there"
+            ) from error
+
+
+class _LeaseRenewer:
+    """The leases of a place, renewed by one thread while there are any."""
+
+    def __init__(self, place: RemoteBackend) -> None:
+        self._place, self._leases = place, dict[str, str]()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, path: str, token: str) -> None:
+        with self._lock:
+            self._leases[path] = token
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._renew_leases, daemon=True)
+                self._thread.start()
+
+    def remove(self, path: str) -> None:
+        with self._lock:
+            self._leases.pop(path, None)
+
+    def _renew_leases(self) -> None:
+        while True:
+            time.sleep(LEASE / 4)
+            for path, token in list(self._leases.items()):
+                # a lock for each write: a lease that is released must not be written again
+                with self._lock, contextlib.suppress(StoreError):
+                    if path in self._leases:
+                        self._place.overwrite(path, _encode_lease(token))
+
+
+def _encode_lease(token: str) -> bytes:
+    return json.dumps({"owner": token, "until": time.time() + LEASE}).encode()
+
+
+def _lease_owner(lease: bytes) -> str:
+    try:
+        return str(json.loads(lease)["owner"])
+    except (ValueError, TypeError, KeyError):
+        return ""
+
+
+def _server_error_code(error: OSError) -> str:
+    """What a server of S3's kind calls an error; "" where it is none."""
+    told = getattr(error.__cause__, "response", None)
+    return str(told["Error"].get("Code", "")) if isinstance(told, dict) and "Error" in told else ""
+
+
+def _lease_expiry(lease: bytes) -> float:
+    try:
+        return float(json.loads(lease)["until"])
+    except (ValueError, TypeError, KeyError):
+        return 0.0
+
+
+def open_backend(url: str) -> StoreBackend:
+    """A folder's path, or a URL that fsspec reads.
+
+    Raises:
+        StoreError: it can't be used.
+        RuntimeUnavailable: the URL needs a library that is not installed.
+    """
+    if "://" in url and not url.startswith("file://"):
+        return RemoteBackend(url)
+    return FolderBackend(Path(os.path.abspath(url.removeprefix("file://"))))

@@ -1,0 +1,159 @@
+"""What is kept of each run in the store.
+
+    runs/<id>/manifest.jsonl   a line for each step, in the fleet's order: step, outcome, key, outputs
+    runs/<id>/cells.jsonl      a line for each cell: what it is, numbers, times
+    runs/<id>/run.json         the file that was run, machines, counts, the hashes of the two others; written last:
+                               without it a run did not end
+
+A manifest holds nothing of when, where and how fast: the same fleet gives the same bytes wherever its steps are run, as
+far as they are reproducible.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from ..errors import StoreError
+from ..storage.onnx_files import hash_file
+from .outcomes import CellOutcome, FleetRun, JobEnd
+from .step_store import StepStore
+
+RUN = "normdeploy/fleet-run/1"
+_TREND = 30  # runs that a page draws
+
+
+class RunWriter:
+    """Writes a run into the store when it has ended; holds no more than a file of it until then."""
+
+    def __init__(self, store: StepStore) -> None:
+        now = datetime.now(UTC)
+        self.id = f"{now:%Y%m%dT%H%M%S.%f}-{secrets.token_hex(4)}"
+        self.started = now.isoformat(timespec="seconds")
+        self._store = store
+        self._manifest: IO[str] = tempfile.NamedTemporaryFile("w", suffix=".jsonl", delete=False)  # noqa: SIM115
+        self._cells: IO[str] = tempfile.NamedTemporaryFile("w", suffix=".jsonl", delete=False)  # noqa: SIM115
+
+    def add(self, end: JobEnd) -> tuple[CellOutcome, ...]:
+        for step in end.steps:
+            outputs = {path: [file.sha256, file.bytes] for path, file in sorted(step.outputs.items())}
+            told: dict[str, Any] = {"step": step.step, "outcome": step.outcome, "key": step.key, "reason": step.reason}
+            if step.verb != "bench":  # times are never equal
+                told["outputs"] = outputs
+            self._manifest.write(json.dumps(told, sort_keys=True) + "\n")
+        cells = end.cell_outcomes()
+        for cell in cells:
+            self._cells.write(json.dumps(asdict(cell), sort_keys=True) + "\n")
+        return cells
+
+    def commit_run(self, run: FleetRun) -> None:
+        """Keep it."""
+        hashes = dict[str, str]()
+        for name, file in (("manifest.jsonl", self._manifest), ("cells.jsonl", self._cells)):
+            file.close()
+            hashes[name] = hash_file(file.name)
+            self._store.place.store_file(f"runs/{self.id}/{name}", Path(file.name))
+        sizes = sum(cell.bytes for cell in run.cells)
+        told = {
+            "schema": RUN,
+            "id": run.id,
+            "file": run.file,
+            "started": run.started,
+            "seconds": run.seconds,
+            "only": list(run.only),
+            "ran": run.ran,
+            "cached": run.cached,
+            "counts": run.count_by_status(),
+            "bytes": sizes,
+            "machines": list(run.machines),
+            "notes": list(run.notes),
+            "files": hashes,
+        }
+        self._store.place.create(f"runs/{self.id}/run.json", self._store.seal(json.dumps(told, indent=1).encode()))
+
+    def close(self) -> None:
+        for file in (self._manifest, self._cells):
+            file.close()
+            Path(file.name).unlink(missing_ok=True)
+
+
+def list_runs(store: StepStore) -> list[dict[str, Any]]:
+    """The runs that ended, the oldest first; of a store that asks for signatures, those that are signed."""
+    found = []
+    for entry in store.place.list_entries("runs/"):
+        if entry.name.endswith("/run.json"):
+            with suppress(ValueError, KeyError, TypeError, StoreError):
+                told = _find_run(store, entry.name.split("/")[1])
+                found.append(told | {"written": entry.written})
+    return sorted(found, key=lambda told: str(told["id"]))
+
+
+def find_last_run(store: StepStore, file: str) -> dict[str, Any] | None:
+    """The last run of a fleet's file; of all its models, where there was one."""
+    mine = [r for r in list_runs(store) if r["file"] == file]
+    found = [r for r in mine if not r.get("only")] or mine
+    return found[-1] if found else None
+
+
+def status_trend(store: StepStore, file: str) -> tuple[Mapping[str, float], ...]:
+    """Of the last runs of all models of a file: counts of cells by status, and bytes."""
+    mine = [r for r in list_runs(store) if r["file"] == file and not r.get("only")][-_TREND:]
+    return tuple({**r["counts"], "bytes": r["bytes"]} for r in mine)
+
+
+def trend_point(cells: Sequence[CellOutcome]) -> Mapping[str, float]:
+    """Of a run that is not in the store yet, what ``trend_of`` tells of those that are."""
+    return {**Counter(cell.status for cell in cells), "bytes": sum(cell.bytes for cell in cells)}
+
+
+def cells_by_name(store: StepStore, run: str) -> dict[str, CellOutcome]:
+    """The cells of a run, by name."""
+    cells = {}
+    for told in _read_manifest_lines(store, run, "cells.jsonl"):
+        cell = CellOutcome(**{name: told[name] for name in CellOutcome.__dataclass_fields__})
+        cells[cell.name] = cell
+    return cells
+
+
+def iter_run_steps(store: StepStore, run: str) -> Iterator[dict[str, Any]]:
+    """The lines of a run's manifest."""
+    return _read_manifest_lines(store, run, "manifest.jsonl")
+
+
+def _find_run(store: StepStore, run: str) -> dict[str, Any]:
+    """
+    Raises:
+        StoreError: it is not to be believed.
+        ValueError, KeyError, TypeError: it is no account of that run.
+    """
+    told: dict[str, Any] = json.loads(store.opened(store.place.read(f"runs/{run}/run.json") or b""))
+    if told["schema"] != RUN or told["id"] != run or not isinstance(told["files"], dict):
+        raise ValueError(f"{told['schema']!r} of {told['id']!r}")
+    return told
+
+
+def _read_manifest_lines(store: StepStore, run: str, file: str) -> Iterator[dict[str, Any]]:
+    name = f"runs/{run}/{file}"
+    data, stated = store.place.read(name), _find_run(store, run)["files"][file]
+    if data is None:
+        raise StoreError(f"the store {store.place.url!r} has no {name}")
+    if (found := hashlib.sha256(data).hexdigest()) != stated:
+        raise StoreError(
+            f"{name} in the store {store.place.url!r} is damaged: its hash is {found}, and run.json says {stated};"
+            f" remove runs/{run}"
+        )
+    for line in data.splitlines():
+        try:
+            told = json.loads(line)
+        except ValueError as error:
+            raise StoreError(f"{name} in the store {store.place.url!r} is damaged: {error}") from error
+        yield told

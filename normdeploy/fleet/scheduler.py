@@ -1,0 +1,305 @@
+"""Runs the steps of a fleet in their order: what is in the store is taken from it, the rest is given to a pool.
+
+Only a few jobs are in memory at a time, whatever the fleet's size; their ends come out in the fleet's order. A step
+that has no result ends those behind it, and nothing else. A step goes this way:
+
+    decided: ended by one before it │ not run: no machine │ its record is looked for
+    looked for: ended by its record │ ready
+    ready: claimed, where the pool has room │ left to whoever has claimed it, and decided again
+    claimed: ended by a record written meanwhile │ run by the pool
+    returned: ended │ decided again, where its machine vanished or what it read is damaged
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from ..errors import InputError
+from ..types import Progress
+from .file_hashes import FileHashes
+from .fleet_file import FleetJob
+from .fork_client import ProcessVanished
+from .job_state import JobState, end_from_record
+from .job_steps import JobStep, job_steps_of
+from .outcomes import JobEnd, StepEnd
+from .step_execution import StepFailed, StepNotRun
+from .step_inputs import StepInput, StepTask, resolve_inputs
+from .step_keys import FleetMachine
+from .step_store import DamagedObject, StepRecord, StepStore
+from .store_queries import AT_A_TIME, StoreQueries
+
+_TRIES = 3  # of a step whose machine vanishes, or whose inputs are damaged
+_POLL = 0.5  # seconds between two looks at what others do
+
+
+class StepPool(Protocol):
+    """Where steps run.
+
+    ``machines`` are the kinds that are there now; ``shares_files`` says whether they read this machine's files (else
+    sources go through the store).
+    """
+
+    shares_files: bool
+
+    @property
+    def size(self) -> int:
+        """Steps that it can run at a time."""
+
+    @property
+    def machines(self) -> Sequence[FleetMachine]: ...
+
+    def submit(self, task: StepTask, machine: FleetMachine) -> Future[StepRecord]:
+        """Run it (`normdeploy.fleet.step_execution.perform`) on a machine of that kind."""
+
+    def set_waiting_steps(self, steps: Sequence[JobStep]) -> None:
+        """These, and no others, wait for a machine that is not there."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class _SubmittedStep:
+    """A step that the pool has; its key is claimed."""
+
+    run: JobState
+    task: StepTask
+    key: str
+
+
+@dataclass
+class Scheduler:
+    """Args:
+    pool: None: nothing is run, and what would be is "stale".
+    machines: the kinds for which a plan is looked at, where there is no pool.
+    wait: seconds that a step waits for a machine that can run it.
+    explain: the end of a step that would run, where there is no pool: its step, key, and what that is the hash of.
+    """
+
+    store: StepStore
+    pool: StepPool | None
+    machines: Sequence[FleetMachine] = ()
+    wait: float = 0.0
+    hashes: FileHashes = field(default_factory=FileHashes)
+    explain: Callable[[JobStep, str, dict[str, Any]], StepEnd] = lambda step, key, depends: StepEnd(
+        step.name, step.verb, "stale", key
+    )
+    progress: Progress | None = None
+    total: int = 0
+    _done: int = 0
+    _claiming: int = 0  # steps whose claims are asked for
+    _futures: dict[Future[StepRecord], _SubmittedStep] = field(default_factory=dict)
+    _elsewhere: list[tuple[JobState, JobStep]] = field(default_factory=list)
+    _polled: float = 0.0  # when those were last looked at
+    _uploaded: set[str] = field(default_factory=set)
+    _uploads: dict[str, threading.Lock] = field(default_factory=dict)  # one for each file
+
+    def __post_init__(self) -> None:
+        self._questions = StoreQueries(self.store, void=self.pool is not None)
+        self.notes = self._questions.notes
+
+    def run(self, jobs: Iterable[FleetJob]) -> Generator[JobEnd, None, None]:
+        """The ends of all jobs, in their order. What is claimed is released when it ends or is closed.
+
+        Raises:
+            StoreError: the store can't be reached or written.
+            InputError: a source can't be read, or was changed meanwhile.
+        """
+        window = 4 * self.pool.size + 16 if self.pool is not None else 1
+        if not self.store.place.local:
+            window = max(window, 2 * AT_A_TIME)
+        coming, active = iter(jobs), list[JobState]()
+        with closing(self._questions):
+            while True:
+                while len(active) < window and (job := next(coming, None)) is not None:
+                    active.append(run := JobState(job, job_steps_of(job)))
+                    self._decide_ready_steps(run)
+                while active and active[0].is_finished:
+                    first = active.pop(0)
+                    yield JobEnd(first.job, tuple(first.ends[s.name] for s in first.steps))
+                if active:
+                    self._submit_ready_steps(active)
+                    self._wait_for_progress(active)
+                elif job is None:
+                    return
+
+    def _decide_ready_steps(self, run: JobState) -> None:
+        """Everything that can be decided now."""
+        ended = -1
+        while ended != len(run.ends):
+            ended = len(run.ends)
+            for step in run.undecided_steps():
+                self._decide_step(run, step)
+
+    def _decide_step(self, run: JobState, step: JobStep) -> None:
+        """End a step that can't be run, look for the record of another."""
+        if (end := run.blocked_end(step)) is not None:
+            self._record_end(run, end)
+            return
+        task = resolve_inputs(step, run.ends, self.hashes, self.store)
+        machines = self.pool.machines if self.pool is not None else self.machines
+        fitting = [m for m in machines if not m.describe_missing(step.needs)]
+        fitting = fitting if self.pool is not None else fitting[:1]
+        if not fitting:
+            since = run.waiting.setdefault(step.name, time.monotonic())
+            if self.pool is None or time.monotonic() - since >= self.wait:
+                lacks = "; ".join(sorted({m.describe_missing(step.needs) for m in machines}))
+                self._record_end(run, StepEnd(step.name, step.verb, "not run", reason=lacks or "no machine is there"))
+            return
+        run.waiting.pop(step.name, None)
+        run.busy.add(step.name)
+        keys = tuple(dict.fromkeys(task.key_on(machine)[0] for machine in fitting))
+        self._questions.submit_query(
+            run,
+            lambda: self._questions.find_first_record(keys),
+            lambda record: self._handle_lookup(run, task, fitting[0], record),
+        )
+
+    def _handle_lookup(self, run: JobState, task: StepTask, machine: FleetMachine, record: StepRecord | None) -> None:
+        """End a step that has a record; without one it is to be run."""
+        step = task.step
+        run.busy.discard(step.name)
+        if not run.can_begin(step) or not run.is_current(task):
+            return  # what it reads is made again, and its key will be another
+        if record is not None:
+            self._record_end(run, end_from_record(step, record, cached=True))
+        elif self.pool is None:
+            self._record_end(run, self.explain(step, *task.key_on(machine)))
+        else:
+            made = run.preceding_keys(step) if step.verb == "package" else {}
+            run.ready[step.name] = replace(task, made=made), machine
+
+    def _submit_ready_steps(self, active: Sequence[JobState]) -> None:
+        """Claim what the pool can take, the first jobs' steps first. What is not given to it is not claimed: another
+        driver may take it."""
+        assert self.pool is not None or not any(run.ready for run in active)
+        for run in active:
+            for step in [s for s in run.steps if s.name in run.ready]:
+                if self.pool is None or len(self._futures) + self._claiming >= 2 * self.pool.size:
+                    return
+                task, machine = run.ready.pop(step.name)
+                run.busy.add(step.name)
+                self._claiming += 1
+                self._claim_step(run, task, machine, task.key_on(machine)[0])
+
+    def _claim_step(self, run: JobState, task: StepTask, machine: FleetMachine, key: str) -> None:
+        def claim_or_find_record() -> StepTask | StepRecord | None:
+            """What is to be run; its record, where that was written since it was looked for; None: it is not ours."""
+            if not self._questions.claim(key):
+                return None
+            if (record := self._questions.find_first_record([key])) is not None:
+                self._questions.release_now(key)
+                return record
+            assert self.pool is not None
+            return task if self.pool.shares_files else self._upload_inputs(task)
+
+        self._questions.submit_query(
+            run, claim_or_find_record, lambda told: self._handle_claim(run, task, machine, key, told)
+        )
+
+    def _handle_claim(
+        self, run: JobState, task: StepTask, machine: FleetMachine, key: str, told: StepTask | StepRecord | None
+    ) -> None:
+        self._claiming -= 1
+        if told is not None and not (run.can_begin(task.step) and run.is_current(task)):
+            run.busy.discard(task.step.name)  # what it reads is made again, and its key will be another
+            self._questions.release_later(key)
+        elif told is None:  # another driver, or another cell of this one, is at it
+            self._elsewhere.append((run, task.step))
+        elif isinstance(told, StepRecord):
+            run.busy.discard(task.step.name)
+            self._record_end(run, end_from_record(task.step, told, cached=True))
+            self._decide_ready_steps(run)
+        else:
+            assert self.pool is not None
+            self._futures[self.pool.submit(told, machine)] = _SubmittedStep(run, task, key)
+
+    def _upload_inputs(self, task: StepTask) -> StepTask:
+        """The task with all that it reads in the store; may run in a thread."""
+        inputs = {}
+        for name, file in task.inputs.items():
+            if file.path is not None:
+                with self._uploads.setdefault(file.stored.sha256, threading.Lock()):  # variants share a source
+                    if file.stored.sha256 not in self._uploaded and self.store.put(file.path) != file.stored:
+                        raise InputError(f"{file.path.name!r} was changed while the fleet ran; run it again")
+                    self._uploaded.add(file.stored.sha256)
+            inputs[name] = StepInput(file.stored)
+        return StepTask(task.step, inputs, task.made)
+
+    def _wait_for_progress(self, active: Sequence[JobState]) -> None:
+        """Until something has come of what is under way; decide what follows from it."""
+        polls = bool(self._elsewhere) or any(run.waiting for run in active)
+        if self.pool is not None:
+            self.pool.set_waiting_steps(
+                [step for run in active if run.waiting for step in run.steps if step.name in run.waiting]
+            )
+        under_way: set[Future[Any]] = {*self._futures, *self._questions.pending_queries}
+        done, _ = wait(under_way, _POLL if polls else None, return_when=FIRST_COMPLETED)
+        if not under_way and polls:
+            time.sleep(_POLL)
+        for run in self._questions.deliver_answers(done):
+            self._decide_ready_steps(run)
+        own = [f for f in self._futures if f in done]
+        for future in own:
+            told = self._futures.pop(future)
+            told.run.busy.discard(told.task.step.name)
+            try:
+                self._handle_result(future, told)
+            finally:
+                self._questions.release_later(told.key)
+            self._decide_ready_steps(told.run)
+        if own or time.monotonic() - self._polled >= _POLL:
+            self._polled = time.monotonic()
+            elsewhere, self._elsewhere = self._elsewhere, []
+            for run, step in elsewhere:
+                run.busy.discard(step.name)
+                self._decide_ready_steps(run)
+        for run in active:
+            if run.waiting:
+                self._decide_ready_steps(run)
+
+    def _handle_result(self, future: Future[StepRecord], told: _SubmittedStep) -> None:
+        """End a step that the pool ran, or have it decided again."""
+        run, step = told.run, told.task.step
+        try:
+            record = future.result()
+        except StepNotRun as error:
+            self._record_end(run, StepEnd(step.name, step.verb, "not run", told.key, str(error), log=error.log))
+        except StepFailed as error:
+            self._record_end(run, StepEnd(step.name, step.verb, "failed", told.key, str(error), log=error.log))
+        except ProcessVanished as error:
+            self._retry_step(run, step, str(error))
+        except DamagedObject as error:
+            self.notes.append(str(error))
+            made = [n for n, e in run.ends.items() if any(o.sha256 == error.digest for o in e.outputs.values())]
+            self._uploaded.discard(error.digest)
+            self._retry_step(run, step, str(error))
+            if step.name not in run.ends:
+                for name in made:
+                    self.store.void_record(run.ends[name].key)
+                    run.forget_step(name)
+        else:
+            if run.is_current(told.task):  # else what it was made of was damaged, and has been made again
+                self._record_end(run, end_from_record(step, record, cached=False))
+
+    def _retry_step(self, run: JobState, step: JobStep, why: str) -> None:
+        run.tries[step.name] = tries = run.tries.get(step.name, 1) + 1
+        if tries > _TRIES:
+            self._record_end(run, StepEnd(step.name, step.verb, "failed", reason=f"{why} ({_TRIES} times)"))
+
+    def _record_end(self, run: JobState, end: StepEnd) -> None:
+        run.ends[end.step] = end
+        run.waiting.pop(end.step, None)
+        self._done += 1
+        if self.progress is not None:
+            self.progress(end.step, self._done, max(self.total, self._done))
+
+
+def count_steps(jobs: Iterable[FleetJob]) -> int:
+    """The number of steps of all jobs."""
+    return sum(len(job_steps_of(job)) for job in jobs)

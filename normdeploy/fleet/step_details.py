@@ -1,0 +1,108 @@
+"""What the last run of a fleet says of one cell or step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from ..errors import InputError
+from ..storage.folder_replacement import replace_folder_atomically, require_empty_dir
+from ..types import PathLike
+from . import run_history
+from .fleet_commands import open_fleet_store, read_fleet_file
+from .remote_backend import open_backend
+from .signed_store import resolve_keys
+from .step_store import DamagedObject, StepRecord, StepStore, StoredFile
+from .store_backends import FolderBackend
+
+
+class FoundSteps:
+    """Steps with their records, None of one that has none, and the store that they are in."""
+
+    def __init__(self, store: StepStore, steps: Sequence[tuple[str, str, StepRecord | None]]) -> None:
+        self.store, self.steps = store, steps  # (name, outcome, record)
+
+
+def find_steps(
+    file: PathLike, name: str, *, store: PathLike | None = None, trust: Sequence[PathLike] = ()
+) -> FoundSteps:
+    """The steps that ``name`` means in the last run of a fleet: those of a cell or a job, one step, or one key.
+
+    Args:
+        trust: PEM files of public keys: a record that none of them has signed is refused.
+
+    Raises:
+        InputError: there was no run, or no such step in it.
+        StoreError: the store can't be read, or holds a record that is not to be believed.
+    """
+    fleet = read_fleet_file(file)
+    opened = open_fleet_store(fleet, store, make=False, trust=resolve_keys(None, trust)[1])
+    mine = [r for r in run_history.list_runs(opened) if r["file"] == fleet.path.name]
+    if not mine:
+        raise InputError(
+            f"no run of {fleet.path.name} is in the store {opened.place.url!r}; normdeploy fleet run makes one"
+        )
+    for run in reversed(mine):  # the last ones may have been of other models alone
+        wanted = [t for t in run_history.iter_run_steps(opened, run["id"]) if _matches_step(name, t["step"], t["key"])]
+        if wanted or not run.get("only"):
+            break
+    if not wanted:
+        cells = sorted(run_history.cells_by_name(opened, run["id"]))
+        raise InputError(
+            f"no step of the last run is {name!r}; its cells are {', '.join(cells[:10])}"
+            + (", …" if len(cells) > 10 else "")
+        )
+    return FoundSteps(
+        opened, [(t["step"], t["outcome"], opened.read_record(t["key"]) if t["key"] else None) for t in wanted]
+    )
+
+
+def _matches_step(name: str, step: str, key: str) -> bool:
+    """A step is meant by its name, by the cell or job that it belongs to (the steps before the targets belong to every
+    cell of their job), and by eight characters of its key or more."""
+    job = step.rsplit("/", 1)[0]
+    return (
+        step == name
+        or step.startswith(f"{name}/")
+        or (name.startswith(f"{job}/") and name.count("/") == job.count("/") + 1 and name.rsplit("/", 1)[0] == job)
+        or (len(name) >= 8 and key.startswith(name))
+    )
+
+
+def read_log(found: FoundSteps, record: StepRecord) -> str:
+    """What a step printed."""
+    return found.store.read_bytes(record.log).decode(errors="replace")
+
+
+def log_readers(url: str, page: Path) -> tuple[Callable[[str], str], Callable[[str], str] | None]:
+    """SHA-256 of a log -> its text ("" where it is not there as it was written), and -> where it is, seen from a page,
+    if the store is a folder."""
+    store = StepStore(open_backend(url))
+
+    def read_log_text(digest: str) -> str:
+        try:
+            return store.read_bytes(StoredFile(digest, 0)).decode(errors="replace")
+        except DamagedObject:
+            return ""
+
+    if not isinstance(store.place, FolderBackend):
+        return read_log_text, None
+    root = os.path.relpath(store.place.root, Path(os.path.abspath(page)).parent)
+    return read_log_text, lambda digest: quote(f"{Path(root).as_posix()}/objects/{digest[:2]}/{digest}")
+
+
+def copy_outputs(found: FoundSteps, output: Path) -> None:
+    """Copy what the steps made into a new folder, a folder for each.
+
+    Raises:
+        NormdeployError: the folder is there already, or can't be written.
+        Damaged: an object is not what it should be; nothing is written then.
+    """
+    with replace_folder_atomically(require_empty_dir(output)) as folder:
+        for name, _, record in found.steps:
+            for path, stored in (record.outputs if record is not None else {}).items():
+                target = folder / name / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                found.store.get(stored, target)

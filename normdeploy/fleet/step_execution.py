@@ -1,0 +1,239 @@
+"""One step, run: its files are put into an empty folder, the verb is called there, what it made goes into the store."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..errors import NEITHER, NOT_RUN, InputError, NormdeployError, StoreError
+from ..storage.file_replacement import lock_handle
+from ..storage.onnx_files import hash_file
+from ..verbs.package.bundle_signing import sign_bundle
+from .bundle_provenance import bundle_origin
+from .fork_client import CallEnd, ForkClient
+from .job_steps import JobStep
+from .remote_backend import RemoteBackend
+from .signed_store import RecordSigner
+from .step_inputs import StepTask
+from .step_keys import FleetMachine
+from .step_store import StepRecord, StepStore, StoredFile
+from .store_backends import FolderBackend, locked_temporary_folder
+
+# Verbs whose work is whole although an engine in the bundle was not run.
+_WITHOUT_GPU = ("package", "recheck")
+_TAIL = 4000  # characters of a log in which the reason of a failure is looked for
+
+
+class StepFailed(NormdeployError):
+    """A step did not come to an end that is kept. ``log`` is what it printed."""
+
+    def __init__(self, reason: str, log: StoredFile | None = None) -> None:
+        super().__init__(reason)
+        self.log = log
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.log)
+
+
+class StepNotRun(StepFailed):
+    """A step needs what this machine lacks, which its verb said. It is neither right nor wrong."""
+
+
+def execute_step(task: StepTask, store: StepStore, warm: ForkClient, machine: FleetMachine) -> StepRecord:
+    """Run a step and keep what it made; or give the record that somebody else wrote meanwhile.
+
+    Raises:
+        StepFailed: it ended without a result: an error of the verb, a crash, a limit.
+        StepNotRun: the verb lacks a package or a GPU here.
+        Vanished: its process was killed from outside; it may be tried again.
+        Damaged: something that it reads is not in the store as it was written.
+        StoreError: the store can't be reached or written.
+    """
+    key, depends = task.key_on(machine)
+    step = task.step
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    with _work_folder(store) as folder:
+        _place_inputs(task, store, folder)
+        (folder / "out").mkdir()
+        log = folder / ".log"
+        log.touch()
+        end = warm.run(step.argv, folder, log, step.seconds, step.memory)
+        kept = store.put(log)
+        evidence = folder / step.evidence
+        if end.code == NOT_RUN and not (step.verb in _WITHOUT_GPU and evidence.is_file()):
+            raise StepNotRun(_describe_end(end, step, log), kept)
+        if end.code not in (0, NOT_RUN) and not (end.code == 1 and evidence.is_file()):
+            raise StepFailed(_describe_end(end, step, log), kept)
+        if not evidence.is_file():
+            raise StepFailed(f"{step.verb} ended without writing {step.evidence}", kept)
+        if step.verb == "package" and isinstance(store.seal, RecordSigner):
+            inputs = {path: file.stored.sha256 for path, file in task.inputs.items()}
+            sign_bundle(evidence.parent, store.seal.signer, bundle_origin(step, key, inputs, task.made, store))
+        outputs = {
+            path.relative_to(folder / "out").as_posix(): store.put(path)
+            for path in sorted((folder / "out").rglob("*"))
+            if path.is_file()
+        }
+        told = json.loads(evidence.read_bytes())
+        wrong = end.code == 1
+        measures, reason = extract_measures(told), describe_wrong_result(told) if wrong else ""
+    record = StepRecord(
+        key,
+        step.name,
+        "wrong" if wrong else "ok",
+        depends,
+        outputs,
+        kept,
+        measures,
+        reason,
+        dict(machine.facts),
+        started,
+        end.seconds,
+        end.peak,
+    )
+    return store.commit(record)
+
+
+def extract_measures(report: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a verb's report that a page shows: the largest share of an allowed error that was used up, the
+    median milliseconds of a run, the bytes of an engine."""
+    found: dict[str, float] = {}
+    shares = [
+        r["max_abs_error"] / r["allowed"]
+        for r in _result_rows(report)
+        if _is_number(r.get("max_abs_error")) and _is_number(r.get("allowed")) and r["allowed"] > 0
+    ]
+    if shares:
+        found["error"] = max(shares)
+    race = report.get("race") or {}
+    times = [e["median"] for e in race.get("entries", ()) if _is_number(e.get("median"))]
+    if times:
+        found["milliseconds"] = min(times)
+    engine = report.get("engine") or {}
+    if _is_number(engine.get("bytes")):
+        found["engine bytes"] = float(engine["bytes"])
+    return found
+
+
+def describe_wrong_result(report: Mapping[str, Any]) -> str:
+    """What a verb found wrong, in one line."""
+    failed = [r for r in _result_rows(report) if r.get("verdict") == "fail"]
+    if failed:
+        first = failed[0]
+        off = f"is off by {first['max_abs_error']}, {first['allowed']} is allowed"
+        more = f" ({len(failed)} rows fail)" if len(failed) > 1 else ""
+        said = f": {first['reason']}" if first.get("reason") else f" {off}"
+        return f"{first['runtime']}: output {first['output']!r}{said}{more}"
+    altered = [w for w in _weight_rows(report) if w.get("origin") == "altered"]
+    if altered:
+        more = f" ({len(altered)} weights are altered)" if len(altered) > 1 else ""
+        return f"weight {altered[0].get('name')}: {altered[0].get('reason')}{more}"
+    worse = [c for c in report.get("changes", ()) if isinstance(c, Mapping) and c.get("worse")]
+    if worse:
+        return f"{worse[0]['name']}: {worse[0]['was']} → {worse[0]['now']}"
+    return "the verb ended with exit code 1; its log says why"
+
+
+def _weight_rows(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    parity = report.get("parity")
+    weights = parity.get("weights", ()) if isinstance(parity, Mapping) else ()
+    return [w for w in weights if isinstance(w, Mapping)]
+
+
+def _result_rows(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    parity = report.get("parity") if "parity" in report else report
+    results = parity.get("results", ()) if isinstance(parity, Mapping) else ()
+    return [r for r in results if isinstance(r, Mapping)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _describe_end(end: CallEnd, step: JobStep, log: Path) -> str:
+    if end.why == "seconds":
+        return f"it took longer than {step.seconds:g} s, which is its limit; raise seconds"
+    if end.why == "memory":
+        return f"it held more than {step.memory / 2**20:.0f} MB, which is its limit; raise memory"
+    if end.why:
+        return "it was ended with the run"
+    if end.code < 0:
+        return f"{step.verb} crashed (signal {-end.code}); its log may say more"
+    lines = log.read_text(errors="replace")[-_TAIL:].strip().splitlines()
+    opening = f"{NEITHER}: " if end.code == NOT_RUN else "error: "
+    errors = [n for n, line in enumerate(lines) if line.startswith(opening)]
+    told = " ".join(lines[errors[-1] :])[len(opening) :] if errors else (lines[-1] if lines else "")
+    return told or f"{step.verb} ended with exit code {end.code}"
+
+
+def _place_inputs(task: StepTask, store: StepStore, folder: Path) -> None:
+    for path, file in task.inputs.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if file.path is None:
+            store.get(file.stored, target)
+        elif not (file.copied is False and _try_link(file.path, target)):
+            shutil.copyfile(file.path, target)
+            if hash_file(target) != file.stored.sha256:
+                raise _changed_error(file.path)
+        elif target.stat().st_size != file.stored.bytes:
+            raise _changed_error(file.path)
+
+
+def _changed_error(path: Path) -> InputError:
+    return InputError(f"{path.name!r} was changed while the fleet ran; run it again")
+
+
+def _try_link(file: Path, target: Path) -> bool:
+    try:
+        os.link(os.path.realpath(file), target)
+    except OSError:  # another file system, or one without links
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _work_folder(store: StepStore) -> Iterator[Path]:
+    """A new folder, on the store's own disk where it has one.
+
+    Raises:
+        StoreError: the disk is full, or can't be written to.
+    """
+    base = store.place.root / "work" if isinstance(store.place, FolderBackend) else None
+    try:
+        with locked_temporary_folder(base) as folder:
+            yield folder
+    except OSError as error:
+        where = base or tempfile.gettempdir()
+        raise StoreError(
+            f"a step's files can't be written to {str(where)!r}: {error.strerror or error}; make room there. What the"
+            " store holds is whole, and the next run goes on from there"
+        ) from error
+
+
+def remove_leftovers(store: StepStore) -> None:
+    """Before a run: remove what runs left that were killed: folders of steps, claims, and objects that were not written
+    whole; and see that a store which is far away can be written."""
+    if isinstance(store.place, RemoteBackend):
+        store.place.check_writable()
+    if not isinstance(store.place, FolderBackend):
+        return
+    root = store.place.root
+    for path in (*(root / "work").glob("step.*"), *(root / "claims").iterdir()):
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        if lock_handle(handle, wait=False):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        os.close(handle)

@@ -1,0 +1,219 @@
+"""Where a store lies: a folder, or what fsspec reaches (S3, GCS, Azure, ...).
+
+A place knows names and bytes alone. Two things are asked of it: what appears under a name is whole, and of several that
+``create`` one name one succeeds. A folder does both by a temporary name and a hard link. An object store writes an
+object whole or not at all, and refuses the second by a conditional put.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ..errors import StoreError
+
+if sys.platform != "win32":
+    import fcntl
+
+
+@dataclass(frozen=True)
+class ObjectEntry:
+    """One object of a place: its name, its size in bytes, when it was written (seconds since 1970)."""
+
+    name: str
+    bytes: int
+    written: float
+
+
+class StoreBackend(Protocol):
+    """Names and bytes. Every method raises StoreError where the place can't be reached or written."""
+
+    url: str
+    local: bool  # a question takes microseconds
+
+    def read(self, name: str) -> bytes | None:
+        """The whole object; None where there is none."""
+
+    def fetch(self, name: str, target: Path) -> bool:
+        """Copy the object into a new file, which nothing else shares; False where there is none."""
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a new object whole; False, and nothing is changed, where there is one."""
+
+    def store_file(self, name: str, file: Path) -> None:
+        """Have the object whole under its name, of the bytes of ``file``, which may be taken away; nothing is done
+        where there is one."""
+
+    def size(self, name: str) -> int | None:
+        """Bytes of the object; None where there is none."""
+
+    def list_entries(self, prefix: str) -> Iterator[ObjectEntry]:
+        """All objects under a prefix that ends with "/"."""
+
+    def delete(self, name: str) -> None:
+        """Remove the object if there is one."""
+
+    def claim(self, name: str) -> Callable[[], None] | None:
+        """Be the only one at this name until what is returned is called, or this process ends; None where somebody is
+        already."""
+
+
+class FolderBackend:
+    """A place in a folder of this machine, or of a network file system with locks and hard links."""
+
+    local = True
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.url = root, str(root)
+        with self._convert_os_errors():
+            for part in ("objects", "steps", "runs", "claims", "work"):
+                (root / part).mkdir(parents=True, exist_ok=True)
+
+    def read(self, name: str) -> bytes | None:
+        with self._convert_os_errors():
+            try:
+                handle = os.open(self.root / name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait
+            except FileNotFoundError:
+                self._require_folder()
+                return None
+            with open(handle, "rb") as file:
+                if not stat.S_ISREG(os.fstat(handle).st_mode):
+                    raise StoreError(f"{name} in the store {self.url!r} is no regular file; remove it")
+                return file.read()
+
+    def fetch(self, name: str, target: Path) -> bool:
+        with self._convert_os_errors():
+            try:
+                shutil.copyfile(self.root / name, target)
+            except FileNotFoundError:
+                self._require_folder()
+                return False
+            return True
+
+    def create(self, name: str, data: bytes) -> bool:
+        with self._convert_os_errors(), self._temporary_file(name) as written:
+            with open(written, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            return self._link_new_file(written, name)
+
+    def store_file(self, name: str, file: Path) -> None:
+        with self._convert_os_errors():
+            if (self.root / name).exists():
+                return
+            with self._temporary_file(name) as written:
+                try:
+                    os.link(file, written)
+                except OSError as error:  # another file system, or one without links
+                    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOENT):
+                        raise
+                    shutil.copyfile(file, written)
+                with open(written, "rb+") as opened:
+                    os.fsync(opened.fileno())
+                self._link_new_file(written, name)
+
+    def size(self, name: str) -> int | None:
+        with self._convert_os_errors():
+            try:
+                return (self.root / name).stat().st_size
+            except FileNotFoundError:
+                self._require_folder()
+                return None
+
+    def list_entries(self, prefix: str) -> Iterator[ObjectEntry]:
+        self._require_folder()
+        for here, _, names in os.walk(self.root / prefix):
+            for name in names:
+                path = Path(here) / name
+                with contextlib.suppress(FileNotFoundError):  # collected in the meantime
+                    status = path.stat()
+                    yield ObjectEntry(path.relative_to(self.root).as_posix(), status.st_size, status.st_mtime)
+
+    def delete(self, name: str) -> None:
+        with self._convert_os_errors():
+            (self.root / name).unlink(missing_ok=True)
+
+    def claim(self, name: str) -> Callable[[], None] | None:
+        """A lock of the kernel's, which gives it back when the process ends, however that ends."""
+        if sys.platform == "win32":  # has no such lock
+            return lambda: None
+        path = self.root / "claims" / name
+        with self._convert_os_errors():
+            while True:
+                handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    os.close(handle)
+                    return None
+                if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+                    break
+                os.close(handle)  # its holder removed it between the two calls
+
+        def release_lock() -> None:
+            path.unlink(missing_ok=True)
+            os.close(handle)
+
+        return release_lock
+
+    @contextlib.contextmanager
+    def _temporary_file(self, name: str) -> Iterator[Path]:
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        with locked_temporary_folder(self.root / "work") as folder:
+            yield folder / "written"
+
+    def _link_new_file(self, written: Path, name: str) -> bool:
+        try:
+            os.link(written, self.root / name)
+        except FileExistsError:
+            return False
+        return True
+
+    def _require_folder(self) -> None:
+        if not self.root.is_dir():
+            raise StoreError(f"the store {self.url!r} is not there any more; mount it again, or name another one")
+
+    @contextlib.contextmanager
+    def _convert_os_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            free = shutil.disk_usage(self.root).free / 1e6 if self.root.is_dir() else None
+            room = "" if free is None else f" ({free:.0f} MB are free there)"
+            raise StoreError(
+                f"the store {self.url!r} can't be used: {error.strerror or error}{room}; what it holds is whole, and"
+                " the next run goes on from there"
+            ) from error
+
+
+@contextlib.contextmanager
+def locked_temporary_folder(base: Path | None) -> Iterator[Path]:
+    """A new folder in ``base`` (None: where temporary files go), gone afterwards. It is locked while its owner lives:
+    so what killed runs left is told from what is in use (`normdeploy.fleet.step_execution.sweep`)."""
+    while True:
+        made = tempfile.TemporaryDirectory(prefix="step.", dir=base, ignore_cleanup_errors=True)
+        with made as name:
+            if sys.platform == "win32":  # has no such lock: there left-overs are not removed
+                yield Path(name)
+                return
+            handle = -1
+            try:
+                with contextlib.suppress(FileNotFoundError):  # taken for a left-over before it was locked
+                    handle = os.open(name, os.O_RDONLY)
+                    fcntl.flock(handle, fcntl.LOCK_EX)
+                if handle >= 0 and os.path.isdir(name):
+                    yield Path(name)
+                    return
+            finally:
+                if handle >= 0:
+                    os.close(handle)

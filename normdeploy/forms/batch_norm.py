@@ -1,0 +1,359 @@
+"""Batch normalization in eval mode: one scale and one shift, folded into a neighbouring linear op.
+
+    y = (z − mean)/sqrt(var + ε)·γ + β = a·z + b,   a = γ/sqrt(var + ε),   b = β − mean·a     (Ioffe and Szegedy, 2015,
+    arXiv:1502.03167)
+
+A chain of nodes (BatchNormalization, or Mul, Add, Sub, Div by constants, views between) is asked for a and b in
+float64, so spelling does not matter. What is done with it, the first that is exact
+(`normdeploy.forms.constant_linear` has the
+formulas):
+
+- the linear op before takes both, also through views between that keep the channels apart, or each of the ops that a
+  Concat joins;
+- the linear op behind takes both. A convolution that pads its input with zeros would not see the shift there: it takes
+  the scale alone, W·pad(a·z + b) = (W·a)·pad(z + b/a), which leaves one Add;
+- otherwise one Mul and one Add; of a BatchNormalization node one BatchNormalization, whose scale and bias hold all and
+  whose statistics are 0 and 1: two nodes would be more than there were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..evaluate import evaluator
+from ..graphs.graph import Graph
+from ..graphs.region import Refusal, RefusalKind
+from ..recognition.affine_chains import AffineChain
+from .channel_views import (
+    input_channel_vector,
+    is_read_once,
+    output_channel_vector,
+    producing_node,
+    value_readers,
+    views_above,
+    views_below,
+)
+from .constant_linear import ConstantLinear, absorb_added_bias, channel_vector, constant_linear_of, is_representable
+from .fold_expressions import FoldExpressions, FoldShare
+
+Edit = tuple[gs.Tensor, tuple[gs.Node, ...]]  # a tensor of the graph, and the nodes that shall produce it
+
+
+@dataclass(frozen=True)
+class AffineFold:
+    """The nodes that compute ``old`` from ``leaves``; ``edits`` put them into the graph."""
+
+    nodes: tuple[gs.Node, ...]
+    became: str
+    old: gs.Tensor
+    leaves: tuple[gs.Tensor, ...]
+    windows: tuple[
+        tuple[int, ...] | None, ...
+    ]  # for each leaf a small shape that shows everything, None where there is none
+    edits: tuple[Edit, ...]
+    expressions: FoldExpressions  # what the new constants are made of
+    remains: tuple[str, ...] = ()  # the ops that are left of the scale and shift itself
+
+    @property
+    def shares(self) -> tuple[FoldShare, ...]:
+        """What linear ops take; none where a scale and shift stays one."""
+        return self.expressions.shares
+
+
+def fold_into_previous(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
+    """a·V(W·x + c) + b as V of one linear op, V being views that keep the channels apart, or none."""
+    t, views = views_above(graph, affine.z)
+    linear = constant_linear_of(graph, graph.producer(t))
+    if isinstance(linear, Refusal):
+        none = linear.kind is RefusalKind.NO_LINEAR_OP
+        return Refusal("no linear op stands before it" if none else linear.reason, affine.z.name, kind=linear.kind)
+    for tensor in (t, *(v.outputs[0] for v in views)):
+        if not is_read_once(graph, tensor):
+            return Refusal(f"{tensor.name!r}, behind {linear.title}, is read by others as well", tensor.name)
+    vectors = [output_channel_vector(graph, values, t, affine.z, linear) for values in (affine.scale, affine.shift)]
+    a, b = vectors
+    if a is None or b is None:
+        return Refusal(
+            f"its scale or shift varies along more than the output channels of {linear.title}", affine.z.name
+        )
+    made = linear.write_nodes(graph, linear.data_input, *linear.scale_output(a, b), affine.y, affine.dtype)
+    if isinstance(made, Refusal):
+        return made
+    if not views:
+        edits: tuple[Edit, ...] = ((affine.y, tuple(made)),)
+        nodes = made
+    else:
+        nodes = [*made, *_copy_views(graph, views, made[-1].outputs[0])]
+        edits = ((t, tuple(made)), (affine.y, (_copy_node(graph, views[-1], views[-1].inputs[0]),)))
+    expressions = FoldExpressions(
+        affine.region, shares=(FoldShare(linear, "output", a, b, *_written_constants(linear, made), bool(views)),)
+    )
+    return AffineFold(
+        tuple(nodes),
+        f"folded into {linear.title}",
+        affine.y,
+        (linear.data_input,),
+        (smallest_window(linear),),
+        edits,
+        expressions,
+    )
+
+
+def _written_constants(linear: ConstantLinear, made: Sequence[gs.Node]) -> tuple[gs.Constant, gs.Constant | None]:
+    """Weight and bias of a linear op as `Linear.write` wrote it."""
+    node = made[0]
+    bias = made[1].inputs[1] if len(made) > 1 else node.inputs[2] if len(node.inputs) > 2 else None
+    return node.inputs[linear.weight], bias
+
+
+def fold_into_concat(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
+    """The scale and shift of a Concat as those of its parts, each folded into the linear op that makes it."""
+    joint, rank = graph.producer(affine.z), len(graph.shape(affine.z) or ())
+    if not rank:
+        return Refusal("the file does not state its rank", affine.z.name, kind=RefusalKind.NO_LINEAR_OP)
+    if joint is None or joint.op != "Concat" or not is_read_once(graph, affine.z):
+        return Refusal("no linear op stands before it", affine.z.name, kind=RefusalKind.NO_LINEAR_OP)
+    axis = int(graph.attrs(joint)["axis"]) % rank
+    parts: list[ConstantLinear] = []
+    for t in joint.inputs:
+        linear = constant_linear_of(graph, producing_node(graph, t))
+        linear = linear if isinstance(linear, Refusal) else absorb_added_bias(graph, linear)
+        if isinstance(linear, Refusal) or linear.out is not t:
+            why = (
+                "no linear op makes it"
+                if isinstance(linear, Refusal) and linear.kind is RefusalKind.NO_LINEAR_OP
+                else getattr(linear, "reason", "")
+            )
+            return Refusal(f"{t.name!r}, a part of Concat {joint.name!r}, can't take its share: {why}", t.name)
+        if not is_read_once(graph, t) or sum(i is t for i in joint.inputs) > 1:
+            return Refusal(f"{t.name!r}, a part of Concat {joint.name!r}, is read by others as well", t.name)
+        if linear.channel_axis(rank) != axis:
+            return Refusal(
+                f"Concat {joint.name!r} joins along another axis than the output channels of {linear.title}", t.name
+            )
+        parts.append(linear)
+    vectors = [
+        channel_vector(values, axis, sum(p.output_channels for p in parts)) for values in (affine.scale, affine.shift)
+    ]
+    a, b = vectors
+    if a is None or b is None:
+        return Refusal(f"its scale or shift varies along more than the axis of Concat {joint.name!r}", affine.z.name)
+    nodes: list[gs.Node] = []
+    joined: list[gs.Tensor] = []
+    shares: list[FoldShare] = []
+    start = 0
+    for part in parts:
+        cut = slice(start, start := start + part.output_channels)
+        made = part.write_nodes(graph, part.data_input, *part.scale_output(a[cut], b[cut]), part.out, affine.dtype)
+        if isinstance(made, Refusal):
+            return made
+        nodes += made
+        shares.append(
+            FoldShare(
+                part,
+                "output",
+                a[cut],
+                b[cut],
+                *_written_constants(part, made),
+                start=cut.start,
+                whole=len(a),
+                index=len(shares),
+            )
+        )
+        joined.append(made[-1].outputs[0])
+    nodes.append(graph.make_node("Concat", joined, affine.y, {"axis": axis}))
+    leaves = {id(p.data_input): p.data_input for p in parts}
+    windows = {id(p.data_input): smallest_window(p) for p in reversed(parts)}
+    same = all(smallest_window(p) == windows[id(p.data_input)] for p in parts)
+    small = tuple(windows[i] if same else None for i in leaves)
+    titles = ", ".join(p.title for p in parts)
+    edits = ((affine.y, tuple(nodes)),)
+    return AffineFold(
+        tuple(nodes),
+        f"folded into {titles}",
+        affine.y,
+        tuple(leaves.values()),
+        small,
+        edits,
+        FoldExpressions(affine.region, shares=tuple(shares)),
+    )
+
+
+def fold_into_next(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
+    """W·V(a·z + b) + c as one linear op of V(z), V being views or none."""
+    behind = _linear_behind(graph, affine)
+    if isinstance(behind, Refusal):
+        return behind
+    linear, views, a, b = behind
+    if linear.has_padding() and b.any():
+        return Refusal(f"{linear.title} pads its input with zeros, which the shift would have to reach", affine.y.name)
+    return _fold_next_linear(graph, affine, linear, views, (a, b), *linear.scale_input(a, b))
+
+
+def fold_scale_into_next(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
+    """The scale into the padding convolution behind it; the shift, divided by the scale, as one Add before it."""
+    behind = _linear_behind(graph, affine)
+    if isinstance(behind, Refusal):
+        return behind
+    linear, views, a, b = behind
+    with evaluator.silence_numpy():  # a scale may be 0
+        ratio = affine.shift / affine.scale
+    if not is_representable(affine.dtype, ratio):
+        return Refusal(
+            f"its shift divided by its scale, which may be 0, does not fit into {affine.dtype.name}", affine.y.name
+        )
+    shift = graph.add_constant(f"{affine.y.name}_shift", _trim_leading_axes(ratio), affine.dtype)
+    added = graph.make_node("Add", [affine.z, shift], affine.y)
+    return _fold_next_linear(graph, affine, linear, views, (a, b), *linear.scale_input(a, np.zeros_like(a)), added)
+
+
+def write_scale_and_shift(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
+    """One Mul and one Add; the one that does nothing is left out."""
+    if not is_representable(affine.dtype, affine.scale, affine.shift):
+        return Refusal(f"its scale or shift does not fit into {affine.dtype.name}", affine.y.name)
+    nodes: list[gs.Node] = []
+    constants: dict[str, tuple[gs.Constant, ...]] = {}
+    t = affine.z
+    for op, value, neutral, name in (("Mul", affine.scale, 1.0, "scale"), ("Add", affine.shift, 0.0, "shift")):
+        if (value == neutral).all() and (nodes or op == "Mul"):
+            continue
+        constants[name] = (graph.add_constant(f"{affine.y.name}_{name}", _trim_leading_axes(value), affine.dtype),)
+        nodes.append(graph.make_node(op, [t, *constants[name]], affine.y))
+        t = nodes[-1].outputs[0]
+    became = " and ".join(n.op for n in nodes) + " (one scale and shift)" if len(nodes) > 1 else f"one {nodes[0].op}"
+    expressions = FoldExpressions(affine.region, **constants)
+    remains = tuple(n.op for n in nodes)
+    return AffineFold(
+        tuple(nodes), became, affine.y, (affine.z,), (None,), ((affine.y, tuple(nodes)),), expressions, remains
+    )
+
+
+def neutralize_statistics(graph: Graph, affine: AffineChain, node: gs.Node) -> AffineFold | Refusal:
+    """The lone BatchNormalization ``node`` with its statistics folded into its scale and bias."""
+    channels = affine.shift.shape[1:2] or (1,)
+    size = graph.known_value(node.inputs[1])
+    a, b = (channel_vector(v, 1, size.size if size is not None else channels[0]) for v in (affine.scale, affine.shift))
+    if a is None or b is None or not is_representable(affine.dtype, a, b):
+        return Refusal(f"its scale or shift does not fit into {affine.dtype.name}", affine.y.name)
+    vectors = zip(("scale", "shift", "mean", "variance"), (a, b, np.zeros_like(a), np.ones_like(a)), strict=True)
+    inputs = [graph.add_constant(f"{affine.y.name}_{name}", value, affine.dtype) for name, value in vectors]
+    made = graph.make_node("BatchNormalization", [affine.z, *inputs], affine.y, {"epsilon": 0.0})
+    became = "BatchNormalization (one scale and shift)"
+    expressions = FoldExpressions(affine.region, scale=(inputs[0],), shift=(inputs[1],))
+    return AffineFold((made,), became, affine.y, (affine.z,), (None,), ((affine.y, (made,)),), expressions, (made.op,))
+
+
+def has_neutral_statistics(graph: Graph, node: gs.Node) -> bool:
+    """Whether a BatchNormalization's statistics say nothing: a scale and shift already."""
+    mean, variance = (graph.known_value(t) for t in node.inputs[3:5])
+    if mean is None or variance is None or graph.attrs(node).get("epsilon", 1e-5) != 0.0:
+        return False
+    return not mean.any() and bool((variance == 1).all())
+
+
+def smallest_window(linear: ConstantLinear) -> tuple[int, ...] | None:
+    """The smallest input of a convolution that gives three outputs along each axis, so that borders and the middle
+    show."""
+    if linear.node.op not in ("Conv", "ConvTranspose") or str(linear.attrs.get("auto_pad", "NOTSET")) not in (
+        "NOTSET",
+        "b'NOTSET'",
+    ):
+        return None
+    kernel, axes = linear.w.shape[2:], linear.w.ndim - 2
+    if linear.node.op == "ConvTranspose":
+        return (2, linear.input_channels, *[3] * axes)
+    strides, dilations = (linear.attrs.get(name) or [1] * axes for name in ("strides", "dilations"))
+    pads = linear.attrs.get("pads") or [0] * (2 * axes)
+    sizes = [
+        2 * s + d * (k - 1) + 1 - pads[i] - pads[i + axes]
+        for i, (k, s, d) in enumerate(zip(kernel, strides, dilations, strict=True))
+    ]
+    return (2, linear.input_channels, *sizes) if min(sizes, default=1) > 0 else None
+
+
+# ------------------------------------------------------------------ the linear op behind
+
+
+def _linear_behind(
+    graph: Graph, affine: AffineChain
+) -> tuple[ConstantLinear, list[gs.Node], np.ndarray, np.ndarray] | Refusal:
+    """The linear op behind the scale, the views on the way, and scale and shift as vectors over its input channels."""
+    t, views = views_below(graph, affine.y)
+    reading = value_readers(graph, t)
+    if graph.is_output(t) or graph.is_output(affine.y) or len(reading) != 1:
+        return Refusal("no linear op alone stands behind it", affine.y.name, kind=RefusalKind.NO_LINEAR_OP)
+    linear = constant_linear_of(graph, reading[0])
+    if isinstance(linear, Refusal):
+        none = linear.kind is RefusalKind.NO_LINEAR_OP
+        return Refusal(
+            "no linear op alone stands behind it" if none else linear.reason, affine.y.name, kind=linear.kind
+        )
+    if linear.data_input is not t:
+        return Refusal(f"it is the weight or bias of {linear.title}", affine.y.name)
+    linear = absorb_added_bias(graph, linear)
+    vectors = [input_channel_vector(graph, values, affine.y, t, linear) for values in (affine.scale, affine.shift)]
+    a, b = vectors
+    if a is None or b is None:
+        return Refusal(f"its scale or shift varies along more than the input channels of {linear.title}", affine.y.name)
+    return linear, views, a, b
+
+
+def _fold_next_linear(
+    graph: Graph,
+    affine: AffineChain,
+    linear: ConstantLinear,
+    views: Sequence[gs.Node],
+    vectors: tuple[np.ndarray, np.ndarray],
+    w: np.ndarray,
+    c: np.ndarray,
+    added: gs.Node | None = None,
+) -> AffineFold | Refusal:
+    """``vectors``: scale and shift over the input channels. ``added``: the Add that keeps the shift, where the scale
+    alone is taken."""
+    source = affine.z if added is None else added.outputs[0]
+    copies = _copy_views(graph, views, source)
+    made = linear.write_nodes(graph, copies[-1].outputs[0] if copies else source, w, c, linear.out, affine.dtype)
+    if isinstance(made, Refusal):
+        return made
+    nodes = (*(() if added is None else (added,)), *copies, *made)
+    shapes: list[Edit] = []  # of what is gone now: z has the same shape
+    for reader in (r for r in graph.consumers(affine.y) if r.op in ("Shape", "Size")):
+        shapes.append((reader.outputs[0], (_copy_node(graph, reader, affine.z),)))
+    small = None if views else smallest_window(linear)
+    became = (
+        f"folded into {linear.title} behind it"
+        if added is None
+        else f"its scale folded into {linear.title} behind it, its shift one Add"
+    )
+    share = FoldShare(
+        linear, "input" if added is None else "scale", *vectors, *_written_constants(linear, made), bool(views)
+    )
+    expressions = FoldExpressions(affine.region, ratio=() if added is None else (added.inputs[1],), shares=(share,))
+    remains = () if added is None else (added.op,)
+    return AffineFold(
+        nodes, became, linear.out, (affine.z,), (small,), (*shapes, (linear.out, nodes)), expressions, remains
+    )
+
+
+def _copy_node(graph: Graph, node: gs.Node, data: gs.Tensor) -> gs.Node:
+    return graph.make_node(node.op, [data, *node.inputs[1:]], node.outputs[0], node.attrs)
+
+
+def _copy_views(graph: Graph, views: Sequence[gs.Node], data: gs.Tensor) -> list[gs.Node]:
+    copies: list[gs.Node] = []
+    for view in views:
+        copies.append(_copy_node(graph, view, data))
+        data = copies[-1].outputs[0]
+    return copies
+
+
+def _trim_leading_axes(values: np.ndarray) -> np.ndarray:
+    """Without leading axes of one: broadcasting puts them back."""
+    shape = values.shape
+    while shape and shape[0] == 1:
+        shape = shape[1:]
+    return values.reshape(shape)

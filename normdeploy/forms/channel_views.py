@@ -1,0 +1,115 @@
+"""The way from a scale and shift to the linear op that may take it: the views between, and which of its channels each
+value meets."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..evaluate import evaluator
+from ..graphs.graph import Graph
+from ..graphs.region import EvaluationFailed, Refusal, compile_region, concrete_shape, size_assignments
+from ..recognition.anchors import VIEWS
+from ..storage.onnx_domains import is_standard
+from .constant_linear import ConstantLinear, channel_vector
+
+
+def producing_node(graph: Graph, t: gs.Tensor) -> gs.Node | None:
+    """The node that makes ``t``, or the MatMul whose bias it adds."""
+    node = graph.producer(t)
+    if node is not None and node.op == "Add":
+        above = [graph.producer(i) for i in node.inputs if not graph.is_constant(i)]
+        return above[0] if len(above) == 1 and above[0] is not None and above[0].op == "MatMul" else node
+    return node
+
+
+def value_readers(graph: Graph, t: gs.Tensor) -> list[gs.Node]:
+    """Those that read the values of ``t``, not only its shape."""
+    return [n for n in graph.consumers(t) if n.op not in ("Shape", "Size")]
+
+
+def is_read_once(graph: Graph, t: gs.Tensor) -> bool:
+    """Whether one node alone reads ``t``, so that it may be changed."""
+    return not graph.is_output(t) and len(value_readers(graph, t)) == 1
+
+
+def views_above(graph: Graph, z: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
+    """The tensor that ``z`` is a view of, and the views between, in their order."""
+    views: list[gs.Node] = []
+    while (node := graph.producer(z)) is not None and node.op in VIEWS and is_standard(node):
+        views.insert(0, node)
+        z = node.inputs[0]
+    return z, views
+
+
+def views_below(graph: Graph, y: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
+    """The last of the views of ``y`` that nobody else reads, and the views between."""
+    views: list[gs.Node] = []
+    while (
+        is_read_once(graph, y)
+        and (node := value_readers(graph, y)[0]).op in VIEWS
+        and node.inputs[0] is y
+        and is_standard(node)
+    ):
+        if views and len(graph.consumers(y)) > 1:
+            break  # somebody wants the shape of what would be gone
+        views.append(node)
+        y = node.outputs[0]
+    return y, views
+
+
+def output_channel_vector(
+    graph: Graph, values: np.ndarray, t: gs.Tensor, z: gs.Tensor, linear: ConstantLinear
+) -> np.ndarray | None:
+    """A scale or shift of z as one over the output channels of t, which z is a view of; None where it is none."""
+    rank = len(graph.shape(t) or ())
+    axis = linear.channel_axis(rank)
+    if t is z:
+        return channel_vector(values, axis, linear.output_channels)
+    region = compile_region(graph, z, [t])
+    if isinstance(region, Refusal):
+        return None
+    for sizes in size_assignments(region.symbols):
+        size = concrete_shape(graph, t, sizes)
+        if size is None or size[axis] != linear.output_channels:
+            continue
+        channel = np.broadcast_to(
+            np.arange(linear.output_channels, dtype=float).reshape([-1 if i == axis else 1 for i in range(rank)]), size
+        )
+        try:
+            with evaluator.silence_numpy():
+                order = region.bind(sizes).run([channel]).astype(int)
+                full = np.broadcast_to(values, order.shape)
+        except (EvaluationFailed, ValueError):
+            continue
+        vector = np.zeros(linear.output_channels)
+        vector[order.ravel()] = full.ravel()
+        return vector if (vector[order] == full).all() else None
+    return None
+
+
+def input_channel_vector(
+    graph: Graph, values: np.ndarray, y: gs.Tensor, t: gs.Tensor, linear: ConstantLinear
+) -> np.ndarray | None:
+    """A scale or shift of y as one over the input channels of the linear op that reads t, a view of y; None where it is
+    none."""
+    axis = linear.input_channel_axis(len(graph.shape(t) or ()))
+    if t is y:
+        return channel_vector(values, axis, linear.input_channels)
+    region = compile_region(graph, t, [y])
+    if isinstance(region, Refusal):
+        return None
+    for sizes in size_assignments(region.symbols):
+        size = concrete_shape(graph, y, sizes)
+        if size is None:
+            return None
+        try:
+            with evaluator.silence_numpy():
+                seen = region.bind(sizes).run([np.broadcast_to(values, size)])
+        except (EvaluationFailed, ValueError):
+            continue
+        if seen.shape[axis] != linear.input_channels:
+            continue
+        rows = np.moveaxis(seen, axis, 0).reshape(linear.input_channels, -1)
+        return rows[:, 0].copy() if (rows == rows[:, :1]).all() else None
+    return None

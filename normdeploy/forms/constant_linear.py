@@ -1,0 +1,249 @@
+"""Linear ops with constant weights, and the weights that take a scale and a shift of their output or of their input.
+
+    output channels:  a·(W·x + c) + b = (a·W)·x + (a·c + b)
+    input channels:   W·(a·x + b) + c = (W·a)·x + (c + W·b)
+
+for Conv, ConvTranspose (with groups), Gemm (alpha, beta, transposes) and MatMul with the weight on either side. The
+addition behind a MatMul is its bias, since it has none of its own. All in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..graphs.graph import Graph
+from ..graphs.region import Refusal, RefusalKind
+from ..storage.onnx_domains import is_standard
+
+LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+
+@dataclass(frozen=True)
+class ConstantLinear:
+    """A linear op with a constant weight; alpha and beta of a Gemm are in ``w`` and ``c`` already."""
+
+    node: gs.Node
+    weight: int  # which of its inputs is the weight
+    w: np.ndarray
+    c: np.ndarray  # the bias, one value for each output channel or a single one
+    biased: bool  # it has a bias of its own
+    shared: int  # nodes that read the weight
+    out: gs.Tensor  # its result, a bias added behind a MatMul included
+    nodes: tuple[gs.Node, ...]
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def data_input(self) -> gs.Tensor:
+        return self.node.inputs[1 - self.weight]
+
+    @property
+    def title(self) -> str:
+        name = f"{self.node.op} {self.node.name!r}" if self.node.name else self.node.op
+        return f"{name} (its own copy of a weight that {self.shared} nodes share)" if self.shared > 1 else name
+
+    @property
+    def groups(self) -> int:
+        return int(self.attrs.get("group", 1))
+
+    @property
+    def is_transposed(self) -> bool:
+        return bool(self.attrs.get("transB", 0))
+
+    @property
+    def output_channels(self) -> int:
+        """Output channels."""
+        if self.node.op == "Conv":
+            return int(self.w.shape[0])
+        if self.node.op == "ConvTranspose":
+            return int(self.w.shape[1]) * self.groups
+        if self.node.op == "Gemm":
+            return int(self.w.shape[0 if self.is_transposed else 1])
+        return int(self.w.shape[-1 if self.weight == 1 else -2])
+
+    @property
+    def input_channels(self) -> int:
+        """Input channels."""
+        if self.node.op == "Conv":
+            return int(self.w.shape[1]) * self.groups
+        if self.node.op == "ConvTranspose":
+            return int(self.w.shape[0])
+        if self.node.op == "Gemm":
+            return int(self.w.shape[1 if self.is_transposed else 0])
+        return int(self.w.shape[-2 if self.weight == 1 else -1])
+
+    def channel_axis(self, rank: int) -> int:
+        """Of its output."""
+        return 1 if self.node.op in ("Conv", "ConvTranspose") else rank - 1 if self.weight == 1 else rank - 2
+
+    def input_channel_axis(self, rank: int) -> int:
+        if self.node.op in ("Conv", "ConvTranspose"):
+            return 1
+        if self.node.op == "Gemm":
+            return 0 if self.attrs.get("transA", 0) else 1
+        return rank - 1 if self.weight == 1 else rank - 2
+
+    def has_padding(self) -> bool:
+        """Whether something else than its input enters at the borders (or between the elements, of a transposed
+        convolution)."""
+        if self.node.op == "ConvTranspose":
+            return True
+        return self.node.op == "Conv" and (
+            any(self.attrs.get("pads") or ())
+            or str(self.attrs.get("auto_pad", "NOTSET")) not in ("NOTSET", "VALID", "b'NOTSET'", "b'VALID'")
+        )
+
+    def scale_output(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Weight and bias of a·(W·x + c) + b, for vectors over the output channels."""
+        w, ones = self.w, [1] * (self.w.ndim - 2)
+        if self.node.op == "Conv":
+            w2 = w * a.reshape(-1, 1, *ones)
+        elif self.node.op == "ConvTranspose":
+            w2 = (w.reshape(self.groups, -1, *w.shape[1:]) * a.reshape(self.groups, 1, -1, *ones)).reshape(w.shape)
+        elif self.node.op == "Gemm":
+            w2 = w * (a[:, None] if self.is_transposed else a)
+        else:
+            w2 = w * (a if self.weight == 1 else a[:, None])
+        return w2, a * self.c + b
+
+    def scale_input(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Weight and bias of W·(a·x + b) + c, for vectors over the input channels; without padding."""
+        w, ones = self.w, [1] * (self.w.ndim - 2)
+        if self.node.op == "ConvTranspose":
+            return w * a.reshape(-1, 1, *ones), self.c + np.zeros(self.output_channels)
+        if self.node.op == "Conv":
+            cut = w.reshape(self.groups, -1, *w.shape[1:])
+            per = [p.reshape(self.groups, 1, -1, *ones) for p in (a, b)]
+            return (cut * per[0]).reshape(w.shape), self.c + (cut * per[1]).sum(axis=tuple(range(2, cut.ndim))).reshape(
+                -1
+            )
+        if self.node.op == "Gemm":
+            return (w * a, self.c + w @ b) if self.is_transposed else (w * a[:, None], self.c + b @ w)
+        return (w * a[:, None], self.c + b @ w) if self.weight == 1 else (w * a, self.c + w @ b)
+
+    def weight_recomputation(self, graph: Graph, a: np.ndarray, output: bool) -> Callable[[], np.ndarray] | None:
+        """What computes the weight of `scaled_output`, or of `scaled_input`, anew, and keeps no weight for that; None
+        where the weight is none of the file's own."""
+        stored, alpha = self.node.inputs[self.weight], float(self.node.attrs.get("alpha", 1.0))
+        if id(stored) in graph.exact or not isinstance(stored, gs.Constant):
+            return None
+        bare = replace(self, w=np.empty(0))
+
+        def recompute_weight() -> np.ndarray:
+            w = graph.value(stored)
+            linear = replace(bare, w=w if alpha == 1.0 else w * alpha)
+            return (linear.scale_output if output else linear.scale_input)(a, np.zeros_like(a))[0]
+
+        return recompute_weight
+
+    def write_nodes(
+        self, graph: Graph, data: gs.Tensor, w: np.ndarray, shift: np.ndarray, like: gs.Tensor, dtype: np.dtype
+    ) -> list[gs.Node] | Refusal:
+        """The op with another weight and bias, as nodes."""
+        if not is_representable(dtype, w, shift):
+            return Refusal(f"the folded weight does not fit into {dtype.name}", like.name)
+        name = self.node.name or like.name
+        inputs = [data, data]
+        inputs[self.weight] = graph.add_constant(self.node.inputs[self.weight].name or f"{name}_weight", w, dtype)
+        if self.node.op == "MatMul":
+            node = graph.make_node("MatMul", inputs, like, self.attrs)
+            if not shift.any():
+                return [node]
+            lined = shift if self.weight == 1 else shift[:, None]
+            return [
+                node,
+                graph.make_node("Add", [node.outputs[0], graph.add_constant(f"{name}_bias", lined, dtype)], like),
+            ]
+        if self.biased or shift.any():
+            bias = self.node.inputs[2].name if self.biased else ""
+            inputs.append(
+                graph.add_constant(bias or f"{name}_bias", np.broadcast_to(shift, self.output_channels), dtype)
+            )
+        return [graph.make_node(self.node.op, inputs, like, self.attrs)]
+
+
+def constant_linear_of(graph: Graph, node: gs.Node | None) -> ConstantLinear | Refusal:
+    """``node`` as a linear op whose weight and bias are constants; Refusal with the reason where it is none."""
+    if node is None or node.op not in LINEAR or not is_standard(node):
+        return Refusal("no linear op", node.outputs[0].name if node is not None else "", kind=RefusalKind.NO_LINEAR_OP)
+    out = node.outputs[0].name
+    title = f"{node.op} {node.name!r}" if node.name else node.op
+    if graph.is_constant(node.inputs[1]) and not graph.is_constant(node.inputs[0]):
+        weight = 1
+    elif node.op == "MatMul" and graph.is_constant(node.inputs[0]) and not graph.is_constant(node.inputs[1]):
+        weight = 0
+    else:
+        maker = graph.producer(node.inputs[1])
+        quantized = maker is not None and maker.op == "DequantizeLinear"
+        return Refusal(f"the weight of {title} is {'dequantized from what is ' if quantized else ''}no constant", out)
+    stored = node.inputs[weight]
+    readers = [n for n in graph.consumers(stored) if not graph.is_shape_valued(n.outputs[0])]
+    other = next((n for n in readers if n.op not in LINEAR), None)
+    if other is not None:
+        return Refusal(
+            f"the weight {stored.name!r} of {title} is read by {other.op} {other.name!r} as well: folding would copy"
+            " it",
+            out,
+        )
+    w = graph.known_value(stored)
+    if w is None:
+        return Refusal(f"the weight of {title} can't be evaluated", out)
+    if w.ndim < 2:
+        return Refusal(f"the weight of {title} is a vector: its output has no channels", out)
+    attrs = dict(node.attrs)
+    biased = len(node.inputs) > 2 and not node.inputs[2].is_empty()
+    c = graph.known_value(node.inputs[2]) if biased else np.zeros(1)
+    if c is None:
+        return Refusal(f"the bias of {title} is no constant", out)
+    if c.ndim == 2 and c.shape[0] > 1:
+        return Refusal(f"the bias of the {title} differs by row", out)
+    alpha, beta = float(attrs.pop("alpha", 1.0)), float(attrs.pop("beta", 1.0))
+    w, c = w if alpha == 1.0 else w * alpha, c.reshape(-1) * beta
+    linear = ConstantLinear(node, weight, w, c, biased, len(readers), node.outputs[0], (node,), attrs)
+    if c.size not in (1, linear.output_channels):
+        return Refusal(f"the bias of {title} has {c.size} elements for {linear.output_channels} channels", out)
+    return linear
+
+
+def absorb_added_bias(graph: Graph, linear: ConstantLinear) -> ConstantLinear:
+    """A MatMul together with the constant that alone reads its result and adds one number to each channel."""
+    t = linear.out
+    readers = graph.consumers(t)
+    if linear.node.op != "MatMul" or graph.is_output(t) or len(readers) != 1 or readers[0].op != "Add":
+        return linear
+    added = next((graph.known_value(i) for i in readers[0].inputs if i is not t), None)
+    lined = (linear.output_channels,) if linear.weight == 1 else (linear.output_channels, 1)
+    if added is None or added.shape not in (lined, (1,) * len(lined), ()):
+        return linear
+    return ConstantLinear(
+        linear.node,
+        linear.weight,
+        linear.w,
+        added.reshape(-1),
+        False,
+        linear.shared,
+        readers[0].outputs[0],
+        (linear.node, readers[0]),
+        linear.attrs,
+    )
+
+
+def is_representable(dtype: np.dtype, *values: np.ndarray) -> bool:
+    """Neither overflow nor, in half precision, loss of digits below the smallest normal number (2⁻⁸ is the unit of
+    bfloat16)."""
+    limits = ml_dtypes.finfo(dtype)
+    least = 2.0**7 * float(limits.smallest_subnormal)  # of which half a subnormal, the most that is lost, is 2⁻⁸
+    largest = [max(float(v.max()), -float(v.min())) for v in values if v.size]
+    return all(m == 0 or least <= m <= float(limits.max) for m in largest)
+
+
+def channel_vector(values: np.ndarray, axis: int, channels: int) -> np.ndarray | None:
+    """A scale or shift as a vector over the channels on ``axis``; None where it varies along another axis."""
+    if any(n > 1 and a != axis for a, n in enumerate(values.shape)):
+        return None
+    return np.broadcast_to(values.reshape(-1), channels)

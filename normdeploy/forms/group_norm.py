@@ -1,0 +1,131 @@
+"""Group normalization as GroupNormalization (ONNX opset 21, where scale and bias have one value for each channel).
+
+    GroupNormalization(x, scale, bias; num_groups, epsilon): x of (N, C, d1, …), mean and variance over C/num_groups
+    channels and d1, …
+
+One group is LayerNormalization over everything but the batch (TensorRT takes the GroupNormalization for an instance
+norm, TensorRT#4756), as many groups as channels is InstanceNormalization: neither cuts the channel axis. A layer norm
+over everything but the batch comes here only where its scale would be narrower than its rows and the runtime is slow
+with that.
+
+onnxruntime has no kernel for it and computes E[x²] − E[x]² by a function. The other forms are Reshape to (N, G, −1),
+then InstanceNormalization, or LayerNormalization over the last axis, Reshape back, then a BatchNormalization of mean 0
+and variance 1 that holds gamma and beta, or Mul and Add; which one a runtime gets was measured
+(`normdeploy.forms.measured_forms`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..graphs.graph import Graph
+from ..graphs.region import Refusal, RefusalKind
+from ..recognition.norm_facts import Norm
+from ..recognition.norm_parameters import MeasuredParameter
+from .measured_forms import best_form
+from .norm_writer import (
+    NodeWriter,
+    NormForm,
+    epsilon_for_single,
+    format_epsilon,
+    inverse_permutation,
+    prefers_instances,
+)
+
+_SCALED = ("float32", "float16")  # in which onnxruntime has a kernel for BatchNormalization
+
+
+def write_group_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refusal:
+    channel, rank = norm.fit.split, len(norm.shape)
+    if (
+        prefers_instances(norm, runtime)
+        and norm.axes == tuple(range(1, rank))
+        and not any(p and p.data for p in (norm.gamma, norm.beta))
+    ):
+        return _write_regrouped(graph, norm, NodeWriter(graph, norm), 1, list(range(rank)), "InstanceNormalization")
+    if channel is None:
+        return Refusal("no group norm", norm.y.name, kind=RefusalKind.OTHER_NORM)
+    if not norm.fit.centered:
+        return Refusal("groups without a mean: no standard node computes it", norm.y.name)
+    size = norm.shape[channel]
+    outside = [a for a in range(rank) if a not in norm.axes]
+    if not isinstance(size, int) or len(outside) != 1:
+        return Refusal(
+            "its channels are a dynamic axis, or more than one axis besides the channels is not normalized", norm.y.name
+        )
+    chosen = best_form(
+        "GroupNorm", runtime, norm.dtype.name, ("standard", "instance", "layer"), epsilon=epsilon_for_single(norm)
+    )
+    if chosen == "standard" and rank == 2:
+        chosen = "layer"
+    core = {"standard": "", "instance": "InstanceNormalization", "layer": "LayerNormalization"}[chosen]
+    if not all(_fits_channel_parameter(graph, p, channel, bool(core)) for p in (norm.gamma, norm.beta)):
+        return Refusal("its scale or shift is not one value for each channel", norm.y.name)
+    groups = size // norm.fit.block
+    perm = [outside[0], channel, *(a for a in norm.axes if a != channel)]
+    writer = NodeWriter(graph, norm)
+    writer.transpose(perm)
+    if core:
+        result = _write_regrouped(graph, norm, writer, groups, perm, core)
+    else:
+        scale = writer.parameter(norm.gamma, (size,), 1.0, "scale")
+        bias = writer.parameter(norm.beta, (size,), 0.0, "bias")
+        writer.add_node("GroupNormalization", scale, bias, num_groups=groups, epsilon=norm.epsilon)
+        writer.transpose(inverse_permutation(perm))
+        result = writer.make_form(
+            "GroupNormalization", f"GroupNormalization(num_groups={groups}, epsilon={format_epsilon(norm.epsilon)})"
+        )
+    return result
+
+
+def _fits_channel_parameter(graph: Graph, param: MeasuredParameter | None, channel: int, regrouped: bool) -> bool:
+    """Data is one as a vector, and not where it has to be multiplied behind a norm of groups."""
+    if param is None or not param.data:
+        return param is None or set(param.varies) <= {channel}
+    return (
+        not regrouped
+        and param.varies == (channel,)
+        and param.tensor is not None
+        and len(graph.shape(param.tensor) or ()) == 1
+    )
+
+
+def _write_regrouped(
+    graph: Graph, norm: Norm, writer: NodeWriter, groups: int, perm: list[int], core: str
+) -> NormForm | Refusal:
+    dynamic = [a for a in perm[1:] if not isinstance(norm.shape[a], int)]
+    if perm != sorted(perm) and dynamic:
+        return Refusal("transposed dynamic sizes can't be put back by a Reshape", norm.y.name)
+
+    def integer_constant(values: list[int], name: str) -> object:
+        return graph.add_constant(f"{norm.y.name}_{name}", np.array(values, dtype=np.int64), np.int64)
+
+    start = writer.t
+    writer.add_node("Reshape", integer_constant([0, groups, -1], "groups"))
+    if core == "LayerNormalization":
+        writer.add_node(
+            core, graph.add_constant(f"{norm.y.name}_one", np.ones(1), norm.dtype), axis=-1, epsilon=norm.epsilon
+        )
+    else:
+        unit, zero = (
+            graph.add_constant(f"{norm.y.name}_{n}", np.full(groups, v), norm.dtype)
+            for n, v in (("unit", 1.0), ("zero", 0.0))
+        )
+        writer.add_node(core, unit, zero, epsilon=norm.epsilon)
+    if len(dynamic) <= 1:
+        back = [0, *(-1 if a in dynamic else int(norm.shape[a]) for a in perm[1:])]  # type: ignore[arg-type]
+        writer.add_node("Reshape", integer_constant(back, "shape"))
+    else:
+        shape = graph.make_node("Shape", [start], norm.y)
+        shape.outputs[0].dtype = np.dtype(np.int64)
+        writer.nodes.append(shape)
+        writer.add_node("Reshape", shape.outputs[0])
+    vectors = [p.value.reshape(-1) for p in (norm.gamma, norm.beta) if p is not None and p.value is not None]
+    if core == "InstanceNormalization" and norm.dtype.name in _SCALED and len(vectors) == 2 and len(perm) > 2:
+        writer.scale_channels(*(np.broadcast_to(v, int(norm.shape[perm[1]])) for v in vectors))  # type: ignore[arg-type]
+        writer.transpose(inverse_permutation(perm))
+    else:
+        writer.transpose(inverse_permutation(perm))
+        writer.affine(norm.gamma, norm.beta)
+    over = "axis=-1, " if core == "LayerNormalization" else ""
+    return writer.make_form(core, f"Reshape to {groups} groups, {core}({over}epsilon={format_epsilon(norm.epsilon)})")

@@ -1,0 +1,108 @@
+"""Layer normalization as LayerNormalization (ONNX opset 17) and RMS normalization as RMSNormalization (opset 23).
+
+    LayerNormalization(x, scale, bias; axis, epsilon) = (x − mean)/sqrt(variance + epsilon) · scale + bias
+    RMSNormalization(x, scale; axis, epsilon)         =  x/sqrt(mean(x²) + epsilon) · scale
+
+over the axes from ``axis`` to the last; scale and bias broadcast to x. Axes that are not the last ones are brought
+there by Transpose. A scale or shift that varies along other axes (one for each channel of an instance norm) stays
+outside as Mul and Add. Without gamma the scale is a one of shape (1, …, 1): onnxruntime and TensorRT broadcast it, and
+it fits dynamic sizes. Over one axis it is never of shape (1,): onnxruntime makes SkipLayerNormalization of an Add
+before it, which then refuses to run (1.31: "Last dimension of gamma and input does not match"); it is as long as the
+row, or of shape (1, 1) where that is dynamic, which is not taken for a gamma. onnxruntime's kernel is several times as
+fast with one number for each element: there scale and shift are written out where the sizes are static
+(`forms.norm_forms`).
+
+Unbiased variance is no other form: its factor is in gamma and epsilon already
+(`normdeploy.recognition.fit_measurement`).
+"""
+
+from __future__ import annotations
+
+from ..graphs.graph import Graph
+from ..graphs.region import Refusal
+from ..recognition.norm_facts import Norm
+from ..recognition.norm_parameters import MeasuredParameter
+from .measured_forms import best_form
+from .norm_writer import (
+    SLOWER,
+    NodeWriter,
+    NormForm,
+    axes_last_permutation,
+    format_epsilon,
+    inverse_permutation,
+    needs_full_parameters,
+    trailing_axis,
+    varies_only_along,
+)
+
+
+def write_layer_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refusal:
+    if norm.fit.split is not None:
+        return Refusal("groups along the channel axis are no layer norm", norm.y.name)
+    centered = norm.fit.centered
+    core = "LayerNormalization" if centered else "RMSNormalization"
+    writer = NodeWriter(graph, norm)
+    axis = trailing_axis(norm)
+    perm = list(range(len(norm.shape)))
+    if axis is None:
+        perm = axes_last_permutation(norm)
+        axis = len(perm) - len(norm.axes)
+    if (
+        perm != sorted(perm)
+        and best_form(_measured_form_name(norm), runtime, norm.dtype.name, ("standard", "decomposed")) == "decomposed"
+    ):
+        return Refusal(SLOWER, norm.y.name)
+    behind = perm[axis:]
+    fits = all(varies_only_along(p, behind) or _is_modulation(norm, p) for p in (norm.gamma, norm.beta))
+    gamma, beta = (norm.gamma, norm.beta) if fits else (None, None)
+    if perm != sorted(perm) and any(p is not None and p.data for p in (norm.gamma, norm.beta)):
+        return Refusal("its scale or shift is data along an axis that has to be transposed", norm.y.name)
+    if not all(_is_broadcastable(graph, norm, p) for p in (norm.gamma, norm.beta)):
+        return Refusal("its scale or shift is data that does not broadcast to its input", norm.y.name)
+    writer.transpose(perm)
+    shape = [1] * len(behind)
+    for p in (gamma, beta):
+        if p is not None and p.value is not None:
+            shape = [max(n, p.value.shape[a]) for n, a in zip(shape, behind, strict=True)]
+    if shape == [1]:
+        row = norm.shape[behind[0]]
+        shape = [row] if isinstance(row, int) else [1, 1]
+    if needs_full_parameters(norm, runtime, behind):
+        shape = [int(norm.shape[a]) for a in behind]  # type: ignore[arg-type]
+    inputs = [writer.parameter(gamma, shape, 1.0, "scale")]
+    if beta is not None and centered:
+        inputs.append(writer.parameter(beta, shape, 0.0, "bias"))
+    writer.add_node(
+        core,
+        *inputs,
+        axis=axis - len(perm) if perm == sorted(perm) and len(behind) == 1 else axis,
+        epsilon=norm.epsilon,
+    )
+    writer.transpose(inverse_permutation(perm))
+    writer.affine(None if fits else norm.gamma, None if fits and centered else norm.beta)
+    return writer.make_form(core, f"{core}(axis={axis - len(perm)}, epsilon={format_epsilon(norm.epsilon)})")
+
+
+def _measured_form_name(norm: Norm) -> str:
+    """Its name in the table of forms."""
+    return "BatchLayerNorm" if 0 in norm.axes else "ChannelLayerNorm"
+
+
+def _is_broadcastable(graph: Graph, norm: Norm, param: MeasuredParameter | None) -> bool:
+    """Whether data, as it is, varies along the axes of x that it should: a vector over channels does not where they are
+    not last."""
+    if param is None or not param.data or param.tensor is None:
+        return True
+    shape, rank = graph.shape(param.tensor) or (), len(norm.shape)
+    first = rank - len(shape)
+    return first <= min(param.varies, default=rank) and all(
+        d == 1 or first + i in param.varies for i, d in enumerate(shape)
+    )
+
+
+def _is_modulation(norm: Norm, param: object) -> bool:
+    """Data of shape (B, 1, …, D): differs by sample but not along the other axes, so that it broadcasts to x as a scale
+    may."""
+    varies = getattr(param, "varies", ())
+    between = [a for a in range(1, len(norm.shape)) if a not in norm.axes]
+    return bool(getattr(param, "data", False)) and bool(between) and not set(varies) & set(between)

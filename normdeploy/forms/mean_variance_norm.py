@@ -1,0 +1,36 @@
+"""(x − mean)/(sqrt(variance) + 1e-9) as MeanVarianceNormalization (ONNX opset 9): its epsilon is fixed, and outside the
+root.
+
+With any other epsilon outside the root ("annotated transformer" form) no standard node computes it: left alone, with
+this reason.
+"""
+
+from __future__ import annotations
+
+from ..graphs.graph import Graph
+from ..graphs.region import Refusal
+from ..recognition.norm_facts import Norm
+from .norm_writer import NodeWriter, NormForm, format_epsilon
+
+_EPSILON = 1e-9
+
+
+def write_mean_variance_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refusal:
+    if not norm.fit.outside:
+        return Refusal("epsilon stands inside the root", norm.y.name)
+    if (
+        abs(norm.epsilon - _EPSILON) > 1e-7 * _EPSILON
+        or not norm.fit.centered
+        or norm.fit.split is not None
+        or norm.ddof
+    ):
+        to = "standard deviation" if norm.fit.centered else "root mean square"
+        return Refusal(
+            f"epsilon ({format_epsilon(norm.epsilon)}) is added to the {to}, outside the root: equal to no "
+            "standard node",
+            norm.y.name,
+        )
+    writer = NodeWriter(graph, norm)
+    writer.add_node("MeanVarianceNormalization", axes=list(norm.axes))
+    writer.affine(norm.gamma, norm.beta)
+    return writer.make_form("MeanVarianceNormalization", f"MeanVarianceNormalization(axes={list(norm.axes)})")

@@ -1,0 +1,160 @@
+"""Tells whether a merge of branches hides a NaN: an infinite input gives (+Inf) + (−Inf) of two branches, and one
+infinity of the merged weight.
+
+A NaN and an infinity count alike, but only as long as nothing makes a number of the infinity: Relu(NaN) is NaN, and
+Relu(−Inf) is 0. So what stands behind the sum is followed to the results, with three statements about the elements that
+were NaN before:
+
+    every   each of them is NaN or infinite now
+    some    of those at one place (all channels of it) one is
+    plus    and one of these is NaN or +Inf
+
+A convolution of all channels (one group) turns ``some`` into ``every``: each result reads one that is not finite, and
+0·Inf is NaN. It keeps ``plus`` where every input, at every tap, has a positive weight for some output: this one is
++Inf, or NaN by what else it reads. Relu leaves ``plus`` of all three. At a result of the graph ``every`` has to hold.
+
+The merged convolution begins with ``every``, and with ``plus`` where every input, at every tap, has a positive and a
+negative weight among the outputs that read it. In a depthwise convolution each input has one output, and a Relu behind
+it hides every second infinity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..graphs.graph import Graph
+from ..graphs.region import Refusal
+from ..norms.norm_table import STANDARD, StatisticsKind
+from ..recognition.anchors import VIEWS
+from ..storage.onnx_domains import is_standard
+from .constant_linear import constant_linear_of
+
+_FARTHEST = 512  # tensors looked at behind a sum
+_ONE_SIDED = {"Relu", "Elu", "Selu", "Celu", "Softplus"}  # a number of −Inf, +Inf and NaN as they are
+_KEEPING = {"Identity", "LeakyRelu", "Gelu", "HardSwish", "Mish", "Swish", "Abs"}  # of −Inf NaN or an infinity
+# Of a row all is NaN where one element is not finite: its mean is none. Those with a scale of their own: no other
+# stands behind a merge.
+_CENTERED = {
+    op for op, row in STANDARD.items() if row.statistics is StatisticsKind.INPUT and row.centered and row.has_scale
+}
+_SUMS = {"AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum"}
+_GATES = {"Sigmoid", "HardSigmoid", "Softmax", "Relu", "Exp"}  # never negative
+
+
+@dataclass(frozen=True)
+class _Visibility:
+    every: bool = False
+    some: bool = False
+    plus: bool = False
+
+    def __bool__(self) -> bool:
+        return self.every or self.some
+
+
+def find_hiding_op(graph: Graph, y: gs.Tensor, weight: np.ndarray, groups: int) -> gs.Node | None:
+    """The op behind ``y`` that may hide a NaN that a merge has made an infinity; None where each shows in the results.
+
+    Args:
+        y: the sum of the branches.
+        weight: of the merged convolution, (outputs, inputs per group, *kernel).
+        groups: of it.
+    """
+    by_group = weight.reshape(groups, weight.shape[0] // groups, -1)
+    both = bool(((by_group > 0).any(axis=1) & (by_group < 0).any(axis=1)).all())
+    known: dict[int, _Visibility] = {id(y): _Visibility(True, True, both)}
+    stack = [y]
+    while stack:
+        t = stack.pop()
+        if len(known) > _FARTHEST:
+            return graph.producer(t)
+        for reader in graph.all_consumers_of(t):
+            if reader.op in ("Shape", "Size"):
+                continue
+            if reader.op in _GATES and _is_self_gating(graph, reader, t):
+                continue  # x·sigmoid(x) is not finite where x is not
+            shown = _visibility_behind(graph, reader, t, known[id(t)])
+            if not shown:
+                return reader
+            for out in reader.outputs:
+                if graph.is_output(out) and not shown.every:
+                    return reader
+                if id(out) not in known:
+                    known[id(out)] = shown
+                    stack.append(out)
+    return None
+
+
+def _is_self_gating(graph: Graph, gate: gs.Node, t: gs.Tensor) -> bool:
+    """Whether nothing reads the result of ``gate`` but products with ``t``."""
+    out = gate.outputs[0]
+    readers = graph.all_consumers_of(out)
+    return not graph.is_output(out) and all(r.op == "Mul" and any(i is t for i in r.inputs) for r in readers)
+
+
+def _visibility_behind(graph: Graph, node: gs.Node, t: gs.Tensor, before: _Visibility) -> _Visibility:
+    """What holds of the results of ``node``, of whose inputs ``t`` is one; false where nothing does."""
+    if not is_standard(node):
+        return _Visibility()
+    linear = _linear_facts(graph, node)
+    if linear is not None and linear.data is t:
+        mixes = linear.groups == 1 and (node.op in ("Conv", "ConvTranspose") or len(graph.shape(t) or ()) == 2)
+        if not mixes:  # not all channels of a place, or not they
+            return _Visibility(before.every, before.every, False)
+        return _Visibility(True, True, before.plus and linear.raises)
+    if node.op in _ONE_SIDED:
+        return _Visibility(False, before.plus, before.plus)
+    if node.op in _KEEPING:
+        return before
+    if node.op in _CENTERED and node.inputs[0] is t:
+        return _Visibility(before.every, before.every, before.every)
+    return _visibility_of_moves(graph, node, t, before)
+
+
+@dataclass(frozen=True)
+class _LinearFacts:
+    data: gs.Tensor
+    groups: int
+    raises: bool  # every input, at every tap, has a positive weight for some output
+
+
+def _linear_facts(graph: Graph, node: gs.Node) -> _LinearFacts | None:
+    """What is asked of a linear op, looked up once: merges are many, and each follows the same ops."""
+    key = ("infinities", id(node))
+    if key not in graph.memo:
+        linear = constant_linear_of(graph, node)
+        if isinstance(linear, Refusal):
+            graph.memo[key] = None
+        else:
+            first = node.op == "Conv" or linear.is_transposed or linear.weight == 0
+            outputs = 0 if first else 1 if node.op == "ConvTranspose" else -1
+            graph.memo[key] = _LinearFacts(
+                linear.data_input, linear.groups, bool((linear.w > 0).any(axis=outputs).all())
+            )
+    known = graph.memo[key]
+    assert known is None or isinstance(known, _LinearFacts)
+    return known
+
+
+def _visibility_of_moves(graph: Graph, node: gs.Node, t: gs.Tensor, before: _Visibility) -> _Visibility:
+    """As `_behind`, of sums, products, pools and views."""
+    if node.op in ("Add", "Concat") or (node.op == "Sub" and node.inputs[0] is t) or node.op in _SUMS:
+        return before
+    if node.op in ("Neg", "Sub"):
+        return replace(before, plus=False)
+    if node.op == "Mul":
+        factors = [graph.producer(i) for i in node.inputs if i is not t]
+        return before if all(f is not None and f.op in _GATES for f in factors) else replace(before, plus=False)
+    if node.op == "MaxPool":
+        return _Visibility(False, before.plus, before.plus)
+    if node.op in VIEWS:
+        shape = graph.shape(t)
+        one_place = shape is not None and all(
+            d == 1 for d in shape[2:]
+        )  # then no view takes the channels of a place apart
+        return before if one_place else _Visibility(before.every, before.every, False)
+    if node.op == "Split":
+        return _Visibility(before.every, before.every, False)
+    return _Visibility()

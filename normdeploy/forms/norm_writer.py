@@ -1,0 +1,226 @@
+"""What the passes share: a ``Form`` is a norm written as nodes, and the few nodes that stand around a norm node."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..graphs.graph import Graph
+from ..graphs.own_op_functions import DOMAIN
+from ..graphs.region import Refusal
+from ..norms.norm_table import STANDARD, NormOp
+from ..recognition.norm_facts import Norm
+from ..recognition.norm_parameters import MeasuredParameter, stored_epsilon
+from .measured_forms import best_form
+
+SLOWER = "the runtime asked for computes it faster as it is written (measured: normdeploy/forms/norm_forms.json)"
+WIDEST = 2**20  # elements of a scale that is written out only because the runtime is faster with one for each element
+
+
+@dataclass(frozen=True)
+class NormForm:
+    """The nodes that take the place of a norm, the last one giving its result; ``became`` says it in words."""
+
+    nodes: tuple[gs.Node, ...]
+    became: str
+    notes: tuple[str, ...] = ()
+    opset: int = 1  # the lowest opset that has these nodes
+    core: str = ""  # the norm's own op
+    package: str = ""  # that brought the form
+    kind: str = ""  # as reports call the norm, where that is not what recognition calls it
+
+
+class NodeWriter:
+    """Strings nodes together: each step takes the output of the one before."""
+
+    def __init__(self, graph: Graph, norm: Norm) -> None:
+        self.graph, self.norm = graph, norm
+        self.nodes: list[gs.Node] = []
+        self.t: gs.Tensor = norm.x
+
+    def add_own_op(self, op: str, *others: gs.Tensor, **attrs: Any) -> None:
+        """One of this project's ops."""
+        self.add_node(op, *others, domain=DOMAIN, **attrs)
+
+    def add_node(self, op: str, *others: gs.Tensor, domain: str = "", **attrs: Any) -> None:
+        node = self.graph.make_node(op, [self.t, *others], self.norm.y, attrs, domain)
+        self.nodes.append(node)
+        self.t = node.outputs[0]
+
+    def transpose(self, perm: Sequence[int]) -> None:
+        if list(perm) != sorted(perm):
+            self.add_node("Transpose", perm=list(perm))
+
+    def parameter(self, param: MeasuredParameter | None, shape: Sequence[int], neutral: float, name: str) -> gs.Tensor:
+        """A scale or bias of ``shape`` in x's type: data as it is, an initializer of the file where it fits, else a new
+        one."""
+        if param is None:
+            exact = np.full(shape, neutral)
+        elif param.value is None:
+            assert param.tensor is not None
+            return param.tensor
+        else:
+            tensor = param.tensor
+            if (
+                isinstance(tensor, gs.Constant)
+                and tensor.name
+                and tuple(tensor.shape) == tuple(shape)
+                and tensor.dtype == self.norm.dtype
+            ):
+                return tensor
+            axes = self.norm.axes if len(self.norm.axes) == len(shape) else range(-len(shape), 0)
+            laid_out = param.value.size == math.prod(shape)  # else it varies along fewer axes than the other parameter
+            own = shape if laid_out else [param.value.shape[a] for a in axes]
+            exact = np.broadcast_to(param.value.reshape(own if param.value.size > 1 else ()), shape)
+        return self.graph.add_constant(f"{self.norm.y.name}_{name}", np.array(exact, dtype=np.float64), self.norm.dtype)
+
+    def affine(self, gamma: MeasuredParameter | None, beta: MeasuredParameter | None) -> None:
+        """Scale and shift by nodes of their own."""
+        for param, op, name in ((gamma, "Mul", "scale"), (beta, "Add", "shift")):
+            if param is not None:
+                value = param.tensor if param.value is None else None
+                if value is None:
+                    assert param.value is not None
+                    shape = param.value.shape
+                    while shape and shape[0] == 1:
+                        shape = shape[1:]
+                    value = self.graph.add_constant(
+                        f"{self.norm.y.name}_{name}", param.value.reshape(shape), self.norm.dtype
+                    )
+                self.add_node(op, value)
+
+    def scale_channels(self, scale: np.ndarray, shift: np.ndarray) -> None:
+        """Scale and shift of axis 1 as a BatchNormalization of mean 0, variance 1 and epsilon 0, whose kernel in
+        onnxruntime does both in one pass: 15 to 40 % less than Mul and Add take behind a norm
+        (``benchmarks.norm_forms``)."""
+        values = {"scale": scale, "shift": shift, "mean": np.zeros_like(scale), "variance": np.ones_like(scale)}
+        tensors = [
+            self.graph.add_constant(f"{self.norm.y.name}_{name}", value, self.norm.dtype)
+            for name, value in values.items()
+        ]
+        self.add_node("BatchNormalization", *tensors, epsilon=0.0)
+
+    @property
+    def exact_epsilon(self) -> float | None:
+        """The number of the file that epsilon is, None where it was measured alone."""
+        return stored_epsilon(self.graph, self.norm.region, self.norm.epsilon)
+
+    @property
+    def stash_type(self) -> int:
+        """The type to compute in: ONNX's number of float64 for a norm in float64, else of float32."""
+        return 11 if self.norm.dtype == np.float64 else 1
+
+    def make_form(self, core: str, became: str, opset: int = 0) -> NormForm:
+        """``opset``: the lowest that has the nodes, where it is another than that of the standard op ``core``."""
+        extra = [n.op for n in self.nodes if n.op != core]
+        words = became + (f" with {' '.join(extra)} around it" if extra else "")
+        notes = ("the output depends on the batch",) if 0 in self.norm.axes and len(self.norm.shape) > 1 else ()
+        return NormForm(
+            tuple(self.nodes), words, notes, opset or STANDARD[core].first_opset(self.norm.dtype.name), core
+        )
+
+
+class OpWriter(NodeWriter):
+    """What the form that stands in an op's row writes with: one of ours, or an installed package's."""
+
+    def __init__(self, graph: Graph, norm: Norm, row: NormOp) -> None:
+        super().__init__(graph, norm)
+        self.row = row
+
+    def op(self, *parameters: gs.Tensor, **attributes: Any) -> None:
+        """The op on what was strung together so far, x at first; ``parameters``: its other inputs.
+
+        Raises:
+            ValueError: the inputs or attributes are not those of the op.
+        """
+        row = self.row
+        if len(parameters) != len(row.inputs) - 1 or {*attributes} != {*row.attributes}:
+            wanted = f"{row.name}({', '.join(row.inputs)}) with the attributes {', '.join(row.attributes) or 'none'}"
+            raise ValueError(
+                f"{wanted} is written with {len(parameters) + 1} inputs and {', '.join(attributes) or 'none'}"
+            )
+        self.add_node(row.op, *parameters, domain=row.domains[0], **{name: attributes[name] for name in row.attributes})
+
+    def done(self) -> NormForm:
+        """What was strung together, as a form."""
+        row = self.row
+        attributes: dict[str, Any] = next(
+            (n.attrs for n in self.nodes if (n.domain, n.op) == (row.domains[0], row.op)), {}
+        )
+        listed = [
+            f"{name}={format_epsilon(v) if isinstance(v, float) else v}"
+            for name, v in attributes.items()
+            if name != "stash_type"
+        ]
+        made = self.make_form(row.op, f"{row.name}({', '.join(listed)})", row.since)
+        return replace(made, package=row.package, kind=row.kind) if row.package else made
+
+    def refuse(self, reason: str) -> Refusal:
+        """Why the norm is none of the op."""
+        return Refusal(reason, self.norm.y.name)
+
+
+def trailing_axis(norm: Norm) -> int | None:
+    """The axis from which on everything is normalized (axes of size 1 don't matter); None where other axes lie between
+    or behind."""
+    first = min(norm.axes)
+    return first if all(a in norm.axes or norm.shape[a] == 1 for a in range(first, len(norm.shape))) else None
+
+
+def needs_full_parameters(norm: Norm, runtime: str, axes: Sequence[int]) -> bool:
+    """Whether scale and shift are to hold one number for each element of ``axes``, even where fewer would say the
+    same."""
+    sizes = [norm.shape[a] for a in axes]
+    static = all(isinstance(n, int) for n in sizes) and math.prod(n for n in sizes if isinstance(n, int)) <= WIDEST
+    kind = "LayerNorm" if norm.fit.centered else "RMSNorm"
+    return static and best_form(kind, runtime, norm.dtype.name, ("narrow", "standard")) == "standard"
+
+
+def epsilon_for_single(norm: Norm) -> float:
+    """Its epsilon where a row may have one place, else 1: what is normalized there is 0, whatever the epsilon."""
+    known = [n for a in norm.axes if isinstance(n := norm.shape[a], int) and a != norm.fit.split]
+    return norm.epsilon if math.prod(known) == 1 and (norm.fit.split is None or norm.fit.block == 1) else 1.0
+
+
+def prefers_instances(norm: Norm, runtime: str) -> bool:
+    """Whether it is a layer norm whose scale is narrower than its rows and can't be written out, and instances run
+    faster then."""
+    axis = trailing_axis(norm)
+    if (
+        norm.fit.split is not None
+        or not norm.fit.centered
+        or axis is None
+        or needs_full_parameters(norm, runtime, range(axis, len(norm.shape)))
+    ):
+        return False
+    filled = {a for p in (norm.gamma, norm.beta) if p is not None for a in p.varies}
+    narrow = not filled >= {a for a in range(axis, len(norm.shape)) if norm.shape[a] != 1}
+    return (
+        narrow
+        and best_form("LayerNorm", runtime, norm.dtype.name, ("narrow", "instance"), epsilon=epsilon_for_single(norm))
+        == "instance"
+    )
+
+
+def varies_only_along(param: MeasuredParameter | None, axes: Sequence[int]) -> bool:
+    """True where the parameter varies along ``axes`` only."""
+    return param is None or set(param.varies) <= set(axes)
+
+
+def axes_last_permutation(norm: Norm) -> list[int]:
+    """The permutation that moves the normalized axes to the end."""
+    return [a for a in range(len(norm.shape)) if a not in norm.axes] + list(norm.axes)
+
+
+def inverse_permutation(perm: Sequence[int]) -> list[int]:
+    return [int(i) for i in np.argsort(perm)]
+
+
+def format_epsilon(epsilon: float) -> str:
+    """Epsilon as people write it: the shortest number that is the same float32."""
+    return f"{float(np.float32(epsilon)):.7g}" if epsilon else "0"

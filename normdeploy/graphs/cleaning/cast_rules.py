@@ -1,0 +1,98 @@
+"""Rules for Casts, of which the first loses nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from .node_matching import bypass_node, is_understood, replace_node, understood_producer
+
+_T = ir.DataType
+# type -> the types that hold every value of it
+_HELD: dict[ir.DataType, frozenset[ir.DataType]] = {
+    _T.FLOAT16: frozenset({_T.FLOAT, _T.DOUBLE}),
+    _T.BFLOAT16: frozenset({_T.FLOAT, _T.DOUBLE}),
+    _T.FLOAT: frozenset({_T.DOUBLE}),
+    _T.BOOL: frozenset({_T.INT8, _T.UINT8, _T.INT32, _T.INT64, _T.FLOAT16, _T.FLOAT, _T.DOUBLE}),
+    _T.INT8: frozenset({_T.INT16, _T.INT32, _T.INT64, _T.FLOAT, _T.DOUBLE}),
+    _T.UINT8: frozenset({_T.INT16, _T.UINT16, _T.INT32, _T.UINT32, _T.INT64, _T.UINT64, _T.FLOAT, _T.DOUBLE}),
+    _T.INT16: frozenset({_T.INT32, _T.INT64, _T.FLOAT, _T.DOUBLE}),
+    _T.UINT16: frozenset({_T.INT32, _T.UINT32, _T.INT64, _T.UINT64, _T.FLOAT, _T.DOUBLE}),
+    _T.INT32: frozenset({_T.INT64, _T.DOUBLE}),
+    _T.UINT32: frozenset({_T.INT64, _T.UINT64, _T.DOUBLE}),
+}
+_HALVES = frozenset({_T.FLOAT16, _T.BFLOAT16})
+_WHOLE = frozenset({_T.INT8, _T.UINT8, _T.INT16, _T.UINT16, _T.INT32, _T.UINT32, _T.INT64, _T.UINT64, _T.BOOL})
+
+
+def merge_casts(graph: ir.Graph, node: ir.Node) -> bool:
+    """Drop a Cast to its own type, and the first of two that holds every value of its input.
+
+    Premise of the latter: x → A loses nothing by the table above. A → B then sees the numbers of x. It is dropped where
+    B is the type of x; where A is FLOAT and x, B are of half precision (one rounding either way); and where all three
+    are whole (both ways wrap modulo a power of two that divides the wider one).
+    """
+    if not is_understood(node, "Cast"):
+        return False
+    x, to = node.inputs[0], _T(node.attributes.get_int("to", 0))
+    assert x is not None
+    if x.dtype == to:
+        return bypass_node(graph, node, x)
+    inner = understood_producer(x, "Cast")
+    given = None if inner is None else inner.inputs[0]
+    if given is None or given.dtype is None or x.dtype not in _HELD.get(given.dtype, ()):
+        return False
+    if given.dtype == to:
+        return bypass_node(graph, node, given)
+    halves = given.dtype in _HALVES and x.dtype == _T.FLOAT and to in _HALVES
+    whole = {given.dtype, x.dtype, to} <= _WHOLE
+    return (halves or whole) and replace_node(graph, node, ir.node("Cast", [given], {"to": int(to)}))
+
+
+def cast_filling(graph: ir.Graph, node: ir.Node) -> bool:
+    """Cast the value of a ConstantOfShape instead of what it makes. Premise: `exact_cast` knows the result."""
+    filled = understood_producer(node.inputs[0], "ConstantOfShape") if is_understood(node, "Cast") else None
+    if filled is None:
+        return False
+    stated = filled.attributes.get("value")
+    value = np.zeros(1, np.float32) if stated is None else stated.as_tensor().numpy()
+    made = exact_cast(value, _T(node.attributes.get_int("to", 0)))
+    if made is None:
+        return False
+    return replace_node(graph, node, ir.node("ConstantOfShape", [filled.inputs[0]], {"value": ir.tensor(made)}))
+
+
+def exact_cast(array: np.ndarray, to: ir.DataType) -> np.ndarray | None:
+    """Cast as every runtime does, or return None where they may differ.
+
+    Covered: to and from bool; whole to whole, which wraps; whole to float where the float holds it; float to whole
+    where it is finite and in range; float to float that is wider, or float32 to half, or double to float32: one
+    rounding.
+    """
+    source = array.dtype
+    try:
+        target = np.dtype(to.numpy())
+    except TypeError:
+        return None
+    name, wide = source.name, target.name
+    floats = {"float16", "bfloat16", "float32", "float64"}
+    if not (source.kind in "iub" or name in floats) or not (target.kind in "iub" or wide in floats):
+        return None
+    with np.errstate(all="ignore"):
+        if name in floats and target.kind in "iu":
+            limits, whole = np.iinfo(target), np.trunc(array.astype(np.float64))
+            # The largest number of 64 bits is none of float64: the end itself is left out.
+            if not (
+                np.isfinite(whole).all() and (whole >= float(limits.min)).all() and (whole < float(limits.max)).all()
+            ):
+                return None
+            return whole.astype(target)
+        made = array.astype(target)
+        if source.kind in "iu" and wide in floats:
+            most = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}[wide]
+            return (
+                made if bool((array.astype(object) <= most).all() and (array.astype(object) >= -most).all()) else None
+            )
+        if name == "float64" and wide in {"float16", "bfloat16"}:
+            return None
+        return made

@@ -1,0 +1,141 @@
+"""Rules for Min, Max, Clip and Relu: a chain of them limits a number to one interval.
+
+clip(x, lo, hi) = min(max(x, lo), hi). Let a ≤ b, c ≤ d. clip(clip(x, a, b), c, d) = clip(x, a', b') with
+a' = clip(a, c, d), b' = clip(b, c, d): the outer clip is monotone and maps [a, b] onto [a', b'], between which it is
+the identity; below a it gives a', above b it gives b'. Intervals that do not meet give a' = b'. NaN passes all of them.
+Relu is clip(x, 0, ∞). A bound that Clip leaves out is the type's least or largest finite number: so says the standard
+and so does onnxruntime, where ∞ becomes 3.4e38.
+
+The sign of a zero: of two equal arguments, onnxruntime's Clip and Relu give x, its Max gives +0. So Max and Min become
+a Clip only where no bound is 0, and a bound of -0 is left alone everywhere. A merged bound of 0 passes -0 on, so -0
+must pass the inner one too: it lies in [a, b].
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from .node_matching import constant_array, input_at, is_understood, replace_node, understood_producer
+
+_FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
+# Types that onnxruntime's Clip, Max and Min all take.
+_TYPES = _FLOATS | {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT32, ir.DataType.UINT64}
+
+Number = float | int
+
+
+def merge_limits(graph: ir.Graph, node: ir.Node) -> bool:
+    """Merge Clip and Relu with the Clip or Relu before, by the lemma above."""
+    inner = _clamp_producer(node.inputs[0]) if node.inputs else None
+    outer = node if is_understood(node, "Clip") or is_understood(node, "Relu") else None
+    if inner is None or outer is None:
+        return False
+    x = inner.inputs[0]
+    first, second = _clamp_interval(inner), _clamp_interval(outer)
+    if x is None or x.dtype not in _TYPES or first is None or second is None:
+        return False
+    if outer.op_type == inner.op_type == "Relu":
+        return replace_node(graph, node, ir.node("Relu", [x]))
+    low, high = (min(max(bound, second[0]), second[1]) for bound in first)
+    if 0 in (low, high) and not first[0] <= 0 <= first[1]:
+        # The inner one never gives -0 then, and a Clip at 0 does.
+        return False
+    if math.isinf(low) or math.isinf(high):
+        return False
+    return _replace_by_clip(graph, node, x, low, high)
+
+
+def merge_extremes(graph: ir.Graph, node: ir.Node) -> bool:
+    """Merge Min(Min(x, a), b), Max(Max(x, a), b), Min(Max(x, a), b) and Max(Min(x, b), a).
+
+    Premise: scalars a and b that are neither NaN nor zero, and a ≤ b for the latter two; then they are a Clip.
+    """
+    outer = _min_max_operand(node)
+    inner = None if outer is None else _min_max_operand(outer[0].producer())
+    if outer is None or inner is None:
+        return False
+    made = outer[0].producer()
+    assert made is not None
+    x, first = inner
+    second = outer[1]
+    if x.dtype not in _TYPES:
+        return False
+    if made.op_type == node.op_type:
+        bound = (min if node.op_type == "Min" else max)(first, second)
+        limit = _scalar_constant(x, bound)
+        return replace_node(graph, node, limit, ir.node(node.op_type, [x, limit.outputs[0]]))
+    low, high = (first, second) if node.op_type == "Min" else (second, first)
+    if low > high or math.isinf(low) or math.isinf(high):
+        return False
+    return _replace_by_clip(graph, node, x, low, high)
+
+
+def _clamp_producer(value: ir.Value | None) -> ir.Node | None:
+    return understood_producer(value, "Clip") or understood_producer(value, "Relu")
+
+
+def _clamp_interval(node: ir.Node) -> tuple[Number, Number] | None:
+    """Return the interval of a Clip or Relu; None where a bound is computed, NaN or -0, or the interval is empty."""
+    x = node.inputs[0]
+    if x is None or x.dtype not in _TYPES:
+        return None
+    least, most = _finite_limits(x)
+    if node.op_type == "Relu":
+        return (0, math.inf) if x.dtype in _FLOATS else None
+    bounds: list[Number] = []
+    for index, default in ((1, least), (2, most)):
+        value = input_at(node, index)
+        bound = default if value is None else _clamp_bound(value)
+        if bound is None:
+            return None
+        bounds.append(bound)
+    return (bounds[0], bounds[1]) if bounds[0] <= bounds[1] else None
+
+
+def _clamp_bound(value: ir.Value) -> Number | None:
+    array = constant_array(value)
+    if array is None or array.ndim != 0:
+        return None
+    number = array.item()
+    if isinstance(number, float) and (math.isnan(number) or (number == 0 and math.copysign(1, number) < 0)):
+        return None
+    return number if isinstance(number, int | float) else None
+
+
+def _min_max_operand(node: ir.Node | None) -> tuple[ir.Value, Number] | None:
+    """Return x and the number of Min(x, number) or Max(x, number)."""
+    if node is None or not (is_understood(node, "Min") or is_understood(node, "Max")) or len(node.inputs) != 2:
+        return None
+    for value, other in (node.inputs, reversed(node.inputs)):
+        bound = None if other is None else _clamp_bound(other)
+        if value is not None and constant_array(value) is None and bound:
+            return value, bound
+    return None
+
+
+def _scalar_constant(x: ir.Value, number: Number) -> ir.Node:
+    assert x.dtype is not None
+    return ir.node("Constant", [], {"value": ir.tensor(np.array(number, x.dtype.numpy()))})
+
+
+def _replace_by_clip(graph: ir.Graph, node: ir.Node, x: ir.Value, low: Number, high: Number) -> bool:
+    # A Clip says a bound at the end of its type by leaving it out, as the nodes before did.
+    least, most = _finite_limits(x)
+    bounds = [None if number == end else _scalar_constant(x, number) for number, end in ((low, least), (high, most))]
+    inputs = [x, *(None if bound is None else bound.outputs[0] for bound in bounds)]
+    while inputs[-1] is None:
+        inputs.pop()
+    return replace_node(graph, node, *filter(None, bounds), ir.node("Clip", inputs))
+
+
+def _finite_limits(x: ir.Value) -> tuple[Number, Number]:
+    """Return the least and the largest finite number of a tensor's type."""
+    assert x.dtype is not None
+    if x.dtype in _FLOATS:
+        info = np.finfo(x.dtype.numpy())
+        return float(info.min), float(info.max)
+    whole = np.iinfo(x.dtype.numpy())
+    return whole.min, whole.max

@@ -1,0 +1,56 @@
+"""Rules for ScatterND that overwrites all."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from .node_matching import (
+    bypass_node,
+    constant_array,
+    constant_integers,
+    input_at,
+    is_same_size,
+    is_understood,
+    understood_producer,
+)
+
+
+def drop_full_scatter(graph: ir.Graph, node: ir.Node) -> bool:
+    """Replace ScatterND by its updates, where it writes each row once and reads none.
+
+    Premise: no reduction (a reduction combines data with updates); indices of shape [n, 1] hold 0 … n-1 in this order,
+    n the first dim of data. The standard then asks for updates of data's shape, so row i of the result is row i of the
+    updates. The indices are constant, or Unsqueeze(Range(0, d, 1), [-1]) with d a dim that has the size of the first.
+    """
+    if not is_understood(node, "ScatterND") or node.attributes.get_string("reduction", "none") != "none":
+        return False
+    data, indices, updates = node.inputs[0], input_at(node, 1), input_at(node, 2)
+    if data is None or data.shape is None or len(data.shape) == 0 or indices is None or updates is None:
+        return False
+    rows = data.shape[0]
+    stated = constant_array(indices)
+    if stated is not None:
+        counted = isinstance(rows, int) and np.array_equal(stated, np.arange(rows).reshape(-1, 1))
+    else:
+        counted = _counts_all_rows(indices, rows)
+    return counted and bypass_node(graph, node, updates)
+
+
+def _counts_all_rows(indices: ir.Value, rows: object) -> bool:
+    """Return whether ``indices`` are [[0], [1], …] as many as ``rows``, counted by Range."""
+    unsqueeze = understood_producer(indices, "Unsqueeze")
+    counted = None if unsqueeze is None else understood_producer(unsqueeze.inputs[0], "Range")
+    if unsqueeze is None or counted is None or constant_integers(input_at(unsqueeze, 1)) not in ([-1], [1]):
+        return False
+    if constant_integers(counted.inputs[0]) != [0] or constant_integers(input_at(counted, 2)) != [1]:
+        return False
+    gather = understood_producer(input_at(counted, 1), "Gather")
+    shape = None if gather is None else understood_producer(gather.inputs[0], "Shape")
+    if gather is None or shape is None or (shape.attributes.get_int("start") or 0) or "end" in shape.attributes:
+        return False
+    place, source = constant_integers(input_at(gather, 1)), shape.inputs[0]
+    if place is None or len(place) != 1 or source is None or source.shape is None:
+        return False
+    axis = place[0]
+    return -len(source.shape) <= axis < len(source.shape) and is_same_size(source.shape[axis], rows)

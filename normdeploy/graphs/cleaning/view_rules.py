@@ -1,0 +1,182 @@
+"""Rules for views: Reshape, Flatten, Transpose, Slice and the Reshapes around a MatMul. No number is computed.
+
+A view is a bijection of positions, so two views with equal sizes in row-major order are equal bit by bit, whatever the
+type. Each rule therefore only has to show that the shape is the one before, for dims of size 0 as well.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from .node_matching import (
+    bypass_node,
+    constant_array,
+    constant_integers,
+    input_at,
+    int64_constant,
+    is_same_size,
+    is_understood,
+    replace_node,
+    static_dims,
+    understood_producer,
+)
+
+# An end of a Slice beyond this is beyond every axis.
+_UNBOUNDED = 2**62
+
+
+def write_static_reshape(graph: ir.Graph, node: ir.Node) -> bool:
+    """Replace a computed shape by the inferred one.
+
+    Premise: at most one dim of the inferred shape is unknown, and no other is 0. Then -1 stands for the unknown one:
+    the elements divided by a product that is not 0.
+    """
+    if (
+        not is_understood(node, "Reshape")
+        or constant_array(node.inputs[1]) is not None
+        or node.outputs[0].shape is None
+    ):
+        return False
+    dims = [dim if isinstance(dim, int) else -1 for dim in node.outputs[0].shape]
+    if dims.count(-1) > 1 or 0 in dims:
+        return False
+    shape = int64_constant(dims)
+    return replace_node(graph, node, shape, ir.node("Reshape", [node.inputs[0], shape.outputs[0]]))
+
+
+def merge_reshapes(graph: ir.Graph, node: ir.Node) -> bool:
+    """Let a Reshape of a Reshape read what the first one reads, where a single 0 of its shape copies a dim.
+
+    Premise: a constant shape without -1, with 0 in one place that the inferred output leaves unknown. The other dims
+    are positive, so -1 in that place gives the same size: the elements divided by their product.
+    (`movement` merges Reshapes whose shape holds no 0.)
+    """
+    if not is_understood(node, "Reshape") or understood_producer(node.inputs[0], "Reshape") is None:
+        return False
+    wanted, made = constant_integers(node.inputs[1]), node.outputs[0].shape
+    if wanted is None or made is None or len(made) != len(wanted) or (node.attributes.get_int("allowzero") or 0) != 0:
+        return False
+    if 0 not in wanted:
+        return False
+    sizes = [dim if n == 0 and isinstance(dim, int) else n for n, dim in zip(wanted, made, strict=True)]
+    # A dim of size 0 stays a 0 here, and is refused unless it is the only one and no -1 is there.
+    if sizes.count(0) > 1 or (0 in sizes and -1 in sizes):
+        return False
+    shape = int64_constant([n or -1 for n in sizes])
+    return replace_node(graph, node, shape, ir.node("Reshape", [node.inputs[0], shape.outputs[0]]))
+
+
+def drop_reshape_of_squeeze(graph: ir.Graph, node: ir.Node) -> bool:
+    """Reshape(Squeeze(x), [-1]) is x where x has one axis: its elements in one row."""
+    if not is_understood(node, "Reshape") or constant_integers(node.inputs[1]) != [-1]:
+        return False
+    squeeze = understood_producer(node.inputs[0], "Squeeze")
+    if squeeze is None:
+        return False
+    x = squeeze.inputs[0]
+    return x is not None and x.shape is not None and len(x.shape) == 1 and bypass_node(graph, node, x)
+
+
+def write_flatten_as_reshape(graph: ir.Graph, node: ir.Node) -> bool:
+    """Write Flatten as a Reshape, which merges with others.
+
+    Premise: one of both dims of the output is known and positive, so that -1 is the other, also of no elements; or both
+    are known.
+    """
+    if not is_understood(node, "Flatten") or node.outputs[0].shape is None or len(node.outputs[0].shape) != 2:
+        return False
+    dims = [dim if isinstance(dim, int) else -1 for dim in node.outputs[0].shape]
+    if dims.count(-1) > 1 or 0 in dims:
+        return False
+    shape = int64_constant(dims)
+    return replace_node(graph, node, shape, ir.node("Reshape", [node.inputs[0], shape.outputs[0]]))
+
+
+def drop_reshapes_of_matmul(graph: ir.Graph, node: ir.Node) -> bool:
+    """Reshape(MatMul(Reshape(a), [Reshape](b))) is MatMul(a, b) where the Reshapes only merge leading axes.
+
+    Premise, all shapes static and positive. Linear: a is [*L, K] and becomes [prod L, K], b is [K, N], the result is
+    [*L, N]: each row of the result is one row of a times b. Batched: a is [*L, M, K] and becomes [prod L, M, K], b is
+    [*L, K, N] and becomes [prod L, K, N], the result is [*L, M, N]: product i of the merged axis is product i of the
+    leading axes. Either way the same dot products of the same numbers.
+    """
+    if not is_understood(node, "Reshape"):
+        return False
+    matmul = understood_producer(node.inputs[0], "MatMul")
+    if matmul is None or matmul.inputs[1] is None:
+        return False
+    first, result = understood_producer(matmul.inputs[0], "Reshape"), static_dims(node.outputs[0])
+    if first is None or result is None or first.inputs[0] is None:
+        return False
+    second = understood_producer(matmul.inputs[1], "Reshape")
+    a, rows, columns = static_dims(first.inputs[0]), static_dims(matmul.inputs[0]), static_dims(matmul.inputs[1])
+    if a is None or rows is None or columns is None or 0 in a or 0 in result:
+        return False
+    lead = math.prod(a[:-1])
+    if len(a) > 1 and rows == [lead, a[-1]] and len(columns) == 2 and result == [*a[:-1], columns[1]]:
+        return replace_node(graph, node, ir.node("MatMul", [first.inputs[0], matmul.inputs[1]]))
+    b = None if second is None else static_dims(second.inputs[0])
+    if second is None or b is None or len(a) < 3 or len(a) != len(b) or a[:-2] != b[:-2]:
+        return False
+    lead = math.prod(a[:-2])
+    if rows == [lead, *a[-2:]] and columns == [lead, *b[-2:]] and result == [*a[:-1], b[-1]]:
+        return replace_node(graph, node, ir.node("MatMul", [first.inputs[0], second.inputs[0]]))
+    return False
+
+
+def merge_transposes(graph: ir.Graph, node: ir.Node) -> bool:
+    """Compose two Transposes, and drop one that keeps the order. Premise: both state their permutation."""
+    if not is_understood(node, "Transpose"):
+        return False
+    order = list(node.attributes.get_ints("perm", ()))
+    x = node.inputs[0]
+    inner = understood_producer(x, "Transpose")
+    before = [] if inner is None else list(inner.attributes.get_ints("perm", ()))
+    if not order or x is None:
+        return False
+    if inner is not None and len(before) == len(order):
+        order, x = [before[axis] for axis in order], inner.inputs[0]
+    elif order != sorted(order):
+        return False
+    assert x is not None
+    if order == sorted(order):
+        return bypass_node(graph, node, x)
+    return replace_node(graph, node, ir.node("Transpose", [x], {"perm": order}))
+
+
+def _have_same_shape(a: ir.Value, b: ir.Value) -> bool:
+    """Return whether both are known to be of one shape."""
+    if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
+        return False
+    return all(is_same_size(p, q) for p, q in zip(a.shape, b.shape, strict=True))
+
+
+def drop_full_slice(graph: ir.Graph, node: ir.Node) -> bool:
+    """Drop a Slice that takes all.
+
+    Premise: constant steps of 1. Then a Slice takes a range of each axis, which is the whole axis where it starts at 0
+    and ends at the size or beyond; or, of computed starts and ends, where the output has the size of the input.
+    """
+    if not is_understood(node, "Slice"):
+        return False
+    starts, ends, axes, steps = (constant_integers(input_at(node, index)) for index in (1, 2, 3, 4))
+    if input_at(node, 4) is not None and (steps is None or any(step != 1 for step in steps)):
+        return False
+    data, made = node.inputs[0], node.outputs[0]
+    assert data is not None
+    computed = starts is None and ends is None
+    if computed and _have_same_shape(data, made):
+        return bypass_node(graph, node, data)
+    if starts is None or ends is None or (input_at(node, 3) is not None and axes is None):
+        return False
+    if axes is None:
+        axes = list(range(len(starts)))
+    if any(starts) or not len(starts) == len(ends) == len(axes):
+        return False
+    for axis, end in zip(axes, ends, strict=True):
+        size = None if data.shape is None else data.shape[axis]
+        if end < _UNBOUNDED and not (isinstance(size, int) and end >= size):
+            return False
+    return bypass_node(graph, node, data)

@@ -1,0 +1,192 @@
+"""Nodes that onnx's version converter (1.23) gets wrong although it knows their op: refused, or written anew.
+
+- Dropout's mask holds 0 or False below opset 12 and True from there on, and is of the data's type below 10.
+- More than one output of BatchNormalization asked for training below opset 14.
+- The converter gives Clip and Pad bounds of float32 whatever the data are, leaves ``value`` at a Pad that does not
+  fill, and forgets that an absent bound of Clip was float32's largest number.
+- Softmax took axis 1 of a vector too, of which the converter makes the softmax of single numbers.
+- Resize takes either scales or sizes from opset 18 on; before, scales stood empty beside sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from ..storage.onnx_domains import is_standard
+from ..storage.proto_traversal import iter_subgraphs
+from .dims import Dims
+from .shape_inference import infer_types
+
+Types = Mapping[str, tuple[int | None, Dims | None]]
+
+_LARGEST = float(np.finfo(np.float32).max)
+# Input of Resize -> its place, from opset 11 on.
+_SCALES, _SIZES = 2, 3
+
+
+@dataclass(frozen=True)
+class ConverterFacts:
+    """What is known of a file: types and shapes of its tensors, names that are read, and empty constants."""
+
+    types: Types
+    read: frozenset[str]
+    empty: frozenset[str]
+
+
+def collect_facts(proto: onnx.ModelProto) -> ConverterFacts:
+    """Return what `obstacle`, `prepare` and `mend` have to know of a file."""
+    bodies = [proto.graph, *(body for node in proto.graph.node for body in iter_subgraphs(node))]
+    read = {name for body in bodies for node in body.node for name in node.input}
+    read |= {output.name for body in bodies for output in body.output}
+    types = infer_types(proto)
+    fed = {value.name for value in proto.graph.input}
+    empty = {tensor.name for tensor in proto.graph.initializer if 0 in tensor.dims and tensor.name not in fed}
+    empty |= {
+        node.output[0]
+        for node in proto.graph.node
+        if node.op_type == "Constant" and types.get(node.output[0], (None, None))[1] == (0,)
+    }
+    return ConverterFacts(types, frozenset(read), frozenset(empty))
+
+
+def has_mask(node: onnx.NodeProto) -> bool:
+    """Whether a Dropout names its mask."""
+    return node.op_type == "Dropout" and len(node.output) > 1 and bool(node.output[1])
+
+
+def has_scales_and_sizes(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Resize" and len(node.input) > _SIZES and all(node.input[_SCALES : _SIZES + 1])
+
+
+def find_conversion_obstacle(proto: onnx.ModelProto, old: int, new: int, known: ConverterFacts) -> str:
+    """Return why a node has no form at opset ``new`` that computes the same, "" where each has."""
+    for node in proto.graph.node:
+        changes, ask = _OBSTACLES.get(node.op_type, ((), _no_obstacle))
+        if is_standard(node) and any(old < change <= new for change in changes) and (reason := ask(node, known)):
+            return reason
+    return ""
+
+
+def _no_obstacle(node: onnx.NodeProto, known: ConverterFacts) -> str:
+    return ""
+
+
+def _mask_obstacle(node: onnx.NodeProto, known: ConverterFacts) -> str:
+    if has_mask(node) and node.output[1] in known.read:
+        return f"the mask {node.output[1]!r} of a Dropout has another type or other values there"
+    return ""
+
+
+def _training_obstacle(node: onnx.NodeProto, known: ConverterFacts) -> str:
+    if any(node.output[1:]):
+        return (
+            f"the BatchNormalization of {node.output[0]!r} computes statistics as in training, which are others there"
+        )
+    return ""
+
+
+def _clip_bounds_obstacle(node: onnx.NodeProto, known: ConverterFacts) -> str:
+    if known.types.get(node.input[0], (None, None))[0] is None:
+        return f"the type of {node.input[0]!r} is not known, which the constants of its {node.op_type} must have there"
+    return ""
+
+
+def _axis_obstacle(node: onnx.NodeProto, known: ConverterFacts) -> str:
+    shape = known.types.get(node.input[0], (None, None))[1]
+    axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
+    if shape is None:
+        return f"the rank of {node.input[0]!r} is not known, on which the axis of its {node.op_type} depends"
+    if not -len(shape) <= axis < len(shape):
+        return f"{node.input[0]!r} has {len(shape)} dims, and its {node.op_type} axis {axis}"
+    return ""
+
+
+def _scales_obstacle(node: onnx.NodeProto, known: ConverterFacts) -> str:
+    if has_scales_and_sizes(node) and node.input[_SCALES] not in known.empty:
+        return f"the Resize of {node.output[0]!r} has both scales and sizes, and must have one of them there"
+    return ""
+
+
+# Op -> the opsets at which it changes, and what is asked of a node that is raised across one of them.
+_OBSTACLES: dict[str, tuple[tuple[int, ...], Callable[[onnx.NodeProto, ConverterFacts], str]]] = {
+    "BatchNormalization": ((9, 14), _training_obstacle),
+    "Clip": ((11,), _clip_bounds_obstacle),
+    "Dropout": ((10, 12), _mask_obstacle),
+    "LogSoftmax": ((13,), _axis_obstacle),
+    "Pad": ((11,), _clip_bounds_obstacle),
+    "Resize": ((18,), _scales_obstacle),
+    "Softmax": ((13,), _axis_obstacle),
+}
+
+
+def prepare_for_converter(proto: onnx.ModelProto, known: ConverterFacts) -> None:
+    """Leave out masks that nothing reads and empty scales beside sizes, in place."""
+    for node in proto.graph.node:
+        if is_standard(node) and has_mask(node) and node.output[1] not in known.read:
+            del node.output[1:]
+        if is_standard(node) and has_scales_and_sizes(node) and node.input[_SCALES] in known.empty:
+            node.input[_SCALES] = ""
+
+
+def restore_bounds(made: onnx.ModelProto, originals: Mapping[str, onnx.NodeProto], known: ConverterFacts) -> None:
+    """Write the bounds of Clip and Pad anew in what the converter made, in place.
+
+    ``originals``: the name of a node's first output -> the node before.
+    """
+    names = {name for node in made.graph.node for name in (*node.input, *node.output)}
+    nodes: list[onnx.NodeProto] = []
+    for node in made.graph.node:
+        before = originals.get(node.output[0]) if node.output else None
+        write = _ANEW.get(node.op_type) if is_standard(node) else None
+        if before is not None and before.op_type == node.op_type and write is not None and len(before.input) == 1:
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(known.types[before.input[0]][0])
+            for place, value in write(before).items():
+                name = _unused_name(f"{node.output[0]}_{node.op_type.lower()}_{place}", names)
+                with np.errstate(over="ignore"):
+                    # Past the largest number of float16 a bound bounds nothing.
+                    number = np.array(value).astype(dtype)
+                tensor = onnx.numpy_helper.from_array(number)
+                nodes.append(onnx.helper.make_node("Constant", [], [name], value=tensor))
+                node.input.extend([""] * (place + 1 - len(node.input)))
+                node.input[place] = name
+            for attribute in [a for a in node.attribute if a.name in ("min", "max", "value")]:
+                node.attribute.remove(attribute)
+        nodes.append(node)
+    unread = _find_unread_constants(nodes, originals, {output.name for output in made.graph.output})
+    kept = [node for node in nodes if not node.output or node.output[0] not in unread]
+    del made.graph.node[:]
+    made.graph.node.extend(kept)
+
+
+def _default_clip_bounds(node: onnx.NodeProto) -> dict[int, float]:
+    """Input -> its value: an absent bound was the largest number of float32, which cuts off infinities."""
+    stated = {a.name: a.f for a in node.attribute}
+    return {1: stated.get("min", -_LARGEST), 2: stated.get("max", _LARGEST)}
+
+
+def _default_pad_value(node: onnx.NodeProto) -> dict[int, float]:
+    mode = next((a.s for a in node.attribute if a.name == "mode"), b"constant")
+    return {2: next((a.f for a in node.attribute if a.name == "value"), 0.0)} if mode == b"constant" else {}
+
+
+_ANEW = {"Clip": _default_clip_bounds, "Pad": _default_pad_value}
+
+
+def _find_unread_constants(
+    nodes: list[onnx.NodeProto], originals: Mapping[str, onnx.NodeProto], outputs: set[str]
+) -> set[str]:
+    """Return the names of constants that the converter made and nothing reads any more."""
+    read = outputs | {name for node in nodes for name in node.input}
+    made = {n.output[0] for n in nodes if n.op_type == "Constant" and n.output[0] not in originals}
+    return made - read
+
+
+def _unused_name(name: str, names: set[str]) -> str:
+    while name in names:
+        name += "_"
+    names.add(name)
+    return name

@@ -1,0 +1,306 @@
+"""Moves of elements that need not be made: each element is computed as before, so the results are equal bit by bit.
+
+- Packed attention (``torch.nn.MultiheadAttention``) has query, key and value as an axis of three places, which
+  Unsqueeze, Transpose and Squeeze bring to the front, and Gather takes apart.
+- A Reshape of a Reshape is one.
+- A linear layer by Gemm is one of rows: Reshapes around it make them and take them back. Where functions of single
+  elements alone stand between two layers (a GELU, written by hand or not), the rows may stay rows.
+- A Pad by nothing copies (Swin pads each window's image to a multiple of seven that it has).
+- Positions along several axes are made by one Unsqueeze after another.
+- A row of a table of constants is taken by a GatherElements of constants, which onnx's evaluator can't compute (1.23).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+_EACH = frozenset(  # functions of single elements
+    {
+        *(
+            "Add",
+            "Sub",
+            "Mul",
+            "Div",
+            "Pow",
+            "Neg",
+            "Abs",
+            "Sqrt",
+            "Reciprocal",
+            "Exp",
+            "Log",
+            "Tanh",
+            "Erf",
+            "Sigmoid",
+            "Gelu",
+            "Relu",
+        ),
+        *(
+            "LeakyRelu",
+            "Elu",
+            "Selu",
+            "Celu",
+            "HardSigmoid",
+            "HardSwish",
+            "Mish",
+            "Softplus",
+            "Softsign",
+            "ThresholdedRelu",
+            "Clip",
+            "Max",
+            "Min",
+        ),
+    }
+)
+_LONGEST = 64  # nodes between two Reshapes
+_MOST = 2**20  # elements that a GatherElements of constants makes
+
+
+class DataMovementPass(ir.passes.InPlacePass):
+    """Of the main graph: unit axes that are put in and taken out, Transposes, Reshapes and Pads that need not be,
+    Unsqueezes one by one, and selections from tables of constants."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        modified = False
+        for op, step in _STEPS.items():
+            for node in model.graph:
+                if node.domain == "" and node.op_type == op:
+                    modified |= step(model.graph, node)
+        return ir.passes.PassResult(model, modified)
+
+
+def _drop_empty_pad(graph: ir.Graph, pad: ir.Node) -> bool:
+    """Whatever the mode, the axes and the number to pad with."""
+    stated = pad.attributes.get_ints("pads", ())  # below opset 11
+    if len(pad.inputs) > 1 and pad.inputs[1] is not None:
+        pads = ir.convenience.get_const_tensor(pad.inputs[1])
+        stated = () if pads is None else [int(n) for n in pads.numpy().reshape(-1)]
+    return bool(stated) and not any(stated) and _replace_node(graph, pad, ir.node("Identity", [pad.inputs[0]]))
+
+
+def _drop_unit_axes(graph: ir.Graph, squeeze: ir.Node) -> bool:
+    transpose = _producer_of_op(squeeze, "Transpose")
+    unsqueeze = _producer_of_op(transpose or squeeze, "Unsqueeze")
+    if unsqueeze is None or unsqueeze.outputs[0].shape is None:
+        return False
+    if not all(_is_used_once(n.outputs[0]) for n in (transpose, unsqueeze) if n is not None):
+        return False
+    rank = len(unsqueeze.outputs[0].shape)
+    perm = list(range(rank)) if transpose is None else _permutation_of(transpose)
+    put, taken = _constant_axes(unsqueeze, rank), _constant_axes(squeeze, rank)
+    if perm is None or put is None or taken is None or {perm[axis] for axis in taken} != put:
+        return False
+    order, x = _permutation_without(perm, taken), unsqueeze.inputs[0]
+    moved = ir.node("Identity", [x]) if order == sorted(order) else ir.node("Transpose", [x], {"perm": order})
+    return _replace_node(graph, squeeze, moved)
+
+
+def _select_before_transpose(graph: ir.Graph, transpose: ir.Node) -> bool:
+    """Where each use takes one place of an axis, and what is left has its old order, it is taken of the tensor
+    before."""
+    perm, y = _permutation_of(transpose), transpose.outputs[0]
+    uses = list(y.uses())
+    if perm is None or not uses or y.is_graph_output() or any(node.graph is not graph for node, _ in uses):
+        return False
+    axes = [_selected_axis(node, len(perm)) if index == 0 else None for node, index in uses]
+    if any(axis is None or _permutation_without(perm, {axis}) != list(range(len(perm) - 1)) for axis in axes):
+        return False
+    for (node, _), axis in zip(uses, axes, strict=True):
+        assert axis is not None
+        _replace_node(graph, node, ir.node("Gather", [transpose.inputs[0], node.inputs[1]], {"axis": perm[axis]}))
+    return True
+
+
+def _merge_unsqueezes(graph: ir.Graph, second: ir.Node) -> bool:
+    """Two Unsqueezes are one."""
+    first = _producer_of_op(second, "Unsqueeze")
+    if first is None:
+        return False
+    then, before = (_stated_axes(node) for node in (second, first))
+    if then is None or before is None:
+        return False
+    free = (place for place in itertools.count() if place not in then)  # places of the axes of what the first made
+    places = list(itertools.islice(free, max(before) + 1))
+    axes = ir.node("Constant", [], {"value_ints": sorted({*then, *(places[axis] for axis in before)})})
+    made = ir.node("Unsqueeze", [first.inputs[0], axes.outputs[0]])
+    made.metadata_props.update(second.metadata_props)
+    ir.convenience.replace_nodes_and_values(graph, second, [second], [axes, made], second.outputs, made.outputs)
+    return True
+
+
+def _stated_axes(unsqueeze: ir.Node) -> set[int] | None:
+    """Counted from the first; None where they are not stated so."""
+    stated = (
+        ir.convenience.get_const_tensor(unsqueeze.inputs[1])
+        if len(unsqueeze.inputs) > 1 and unsqueeze.inputs[1] is not None
+        else None
+    )
+    axes = None if stated is None else {int(axis) for axis in stated.numpy().reshape(-1)}
+    return axes if axes and min(axes) >= 0 else None
+
+
+def _simplify_reshape(graph: ir.Graph, node: ir.Node) -> bool:
+    past = _merge_reshapes(node)
+    return _drop_reshape_pair(graph, node) or past
+
+
+def _merge_reshapes(outer: ir.Node) -> bool:
+    """Reshape of a Reshape, worked out or stated: of its input, where no 0 of the shape wanted stands for a dim between
+    them."""
+    inner, modified = _producer_of_op(outer, "Reshape"), False
+    sizes = None if outer.inputs[1] is None else ir.convenience.get_const_tensor(outer.inputs[1])
+    if outer.attributes.get_int("allowzero", 0) != 1 and (sizes is None or not sizes.numpy().all()):
+        return False
+    while inner is not None and inner.inputs[0] is not None:
+        outer.replace_input_with(0, inner.inputs[0])
+        inner, modified = _producer_of_op(outer, "Reshape"), True
+    return modified
+
+
+def _drop_reshape_pair(graph: ir.Graph, back: ir.Node) -> bool:
+    """Reshape, functions of single elements, Reshape: the first is left out, and the second where the shape is the one
+    before both."""
+    between, y = _nodes_between_reshapes(graph, back)
+    there = None if y is None else y.producer()
+    if y is None or there is None:
+        return False
+    x = there.inputs[0]
+    sizes = ir.convenience.get_const_tensor(back.inputs[1]) if back.inputs[1] is not None else None
+    wanted = [] if sizes is None else sizes.numpy().reshape(-1).tolist()
+    if x is None or x.shape is None or sizes is None or 0 in wanted:
+        return False
+    for node in between:
+        for i, value in enumerate(node.inputs):
+            if value is y:
+                node.replace_input_with(i, x)
+        node.outputs[0].shape = x.shape.copy()
+    result, inner = back.outputs[0], back.inputs[0]
+    if inner is not None and _has_shape(x, wanted) and not result.is_graph_output():
+        result.replace_all_uses_with(inner)
+    return True
+
+
+def _nodes_between_reshapes(graph: ir.Graph, back: ir.Node) -> tuple[list[ir.Node], ir.Value | None]:
+    """The nodes between ``back`` and the one Reshape that all begins with, and its result; None where others read one
+    of these."""
+    between: dict[ir.Node, None] = {}
+    begins: set[ir.Value] = set()
+    stack = [back.inputs[0]]
+    while stack:
+        value = stack.pop()
+        made = None if value is None else value.producer()
+        if value is None or made is None or made.domain != "" or made.graph is not graph or value.is_graph_output():
+            return [], None
+        if made.op_type == "Reshape":
+            begins.add(value)
+            continue
+        if made in between:
+            continue
+        if made.op_type not in _EACH or len(between) == _LONGEST or value.dtype is None:
+            return [], None
+        between[made] = None
+        stack += [v for v in made.inputs if v is not None and not _is_single_element(v)]
+    if len(begins) != 1 or not between:
+        return [], None
+    inside = {*between, back}
+    (begin,) = begins
+    values = [begin, *(node.outputs[0] for node in between)]
+    alone = all(user in inside for v in values for user, _ in v.uses())
+    return (list(between), begin) if alone else ([], None)
+
+
+def _is_single_element(value: ir.Value) -> bool:
+    constant = ir.convenience.get_const_tensor(value)
+    return constant is not None and len(constant.shape) == 0
+
+
+def _has_shape(x: ir.Value, wanted: Sequence[int]) -> bool:
+    """Whether a Reshape of ``x`` to ``wanted``, which holds no 0, leaves it as it is: the one -1 is what the others
+    leave."""
+    dims = None if x.shape is None else list(x.shape)
+    return (
+        dims is not None and len(dims) == len(wanted) and all(n in (-1, d) for n, d in zip(wanted, dims, strict=True))
+    )
+
+
+def _fold_gather_elements(graph: ir.Graph, node: ir.Node) -> bool:
+    """GatherElements of constants: an initializer."""
+    constants = [None if v is None else ir.convenience.get_const_tensor(v) for v in node.inputs]
+    if (
+        len(constants) != 2
+        or constants[0] is None
+        or constants[1] is None
+        or constants[1].size > min(_MOST, constants[0].size)
+    ):
+        return False
+    data, index = constants[0].numpy(), constants[1].numpy()
+    axis = node.attributes.get_int("axis", 0)
+    if index.ndim != data.ndim or not -data.ndim <= axis < data.ndim:
+        return False
+    axis %= data.ndim
+    if any(n > m for i, (n, m) in enumerate(zip(index.shape, data.shape, strict=True)) if i != axis):
+        return False
+    rows = data[tuple(slice(None) if i == axis else slice(n) for i, n in enumerate(index.shape))]
+    if index.size and not (-data.shape[axis] <= index.min() and index.max() < data.shape[axis]):
+        return False
+    made = ir.node("Constant", [], {"value": ir.tensor(np.take_along_axis(rows, index, axis))})
+    return _replace_node(graph, node, made)
+
+
+def _selected_axis(node: ir.Node, rank: int) -> int | None:
+    """The axis of which a Gather takes one place; None of any other node."""
+    if node.op_type != "Gather" or node.domain != "":
+        return None
+    index = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
+    if index is None or len(index.shape) != 0:
+        return None
+    axis = node.attributes.get_int("axis", 0)
+    return axis % rank if -rank <= axis < rank else None
+
+
+def _producer_of_op(node: ir.Node, op: str) -> ir.Node | None:
+    made = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+    return made if made is not None and made.op_type == op and made.domain == "" else None
+
+
+def _is_used_once(value: ir.Value) -> bool:
+    return len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def _permutation_of(transpose: ir.Node) -> list[int] | None:
+    perm = transpose.attributes.get_ints("perm", ())
+    return list(perm) if perm else None
+
+
+def _constant_axes(node: ir.Node, rank: int) -> set[int] | None:
+    """The axes of an Unsqueeze or Squeeze, of ``rank`` axes in all; None where they are not stated as a constant."""
+    if len(node.inputs) < 2 or node.inputs[1] is None:
+        return None
+    axes = ir.convenience.get_const_tensor(node.inputs[1])
+    return None if axes is None else {int(axis) % rank for axis in axes.numpy().reshape(-1)}
+
+
+def _permutation_without(perm: Sequence[int], axes: set[int]) -> list[int]:
+    """The order that is left where these axes of the result are gone."""
+    kept = [axis for i, axis in enumerate(perm) if i not in axes]
+    order = sorted(kept)
+    return [order.index(axis) for axis in kept]
+
+
+def _replace_node(graph: ir.Graph, old: ir.Node, new: ir.Node) -> bool:
+    new.metadata_props.update(old.metadata_props)
+    ir.convenience.replace_nodes_and_values(graph, old, [old], [new], old.outputs, new.outputs)
+    return True
+
+
+_STEPS: dict[str, Callable[[ir.Graph, ir.Node], bool]] = {
+    "Pad": _drop_empty_pad,
+    "Squeeze": _drop_unit_axes,
+    "Transpose": _select_before_transpose,
+    "Unsqueeze": _merge_unsqueezes,
+    "Reshape": _simplify_reshape,
+    "GatherElements": _fold_gather_elements,
+}

@@ -1,0 +1,164 @@
+"""Writes onnxruntime's DynamicQuantizeLSTM as what its kernel computes: a Scan over time that quantizes the state.
+
+onnxruntime quantizes all of X at once, and the state of each step in front of its product with R (``ComputeGemm`` in
+onnxruntime/core/providers/cpu/rnn/rnn_helpers.cc). W is [directions, input, 4·hidden] and R is
+[directions, hidden, 4·hidden], with the gates in the order i, o, f, c. Each direction has one scale, or one for each
+column (onnxruntime/contrib_ops/cpu/quantization/dynamic_quantize_lstm.cc). Threads may share the batch: each quantizes
+the states of its part, whose range lies inside that of the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import onnx
+from onnx import helper, parser
+
+from ..storage.proto_traversal import iter_subgraphs
+
+_INPUTS = ("X", "W", "R", "B", "lengths", "H", "C", "P", "W_scale", "W_zero", "R_scale", "R_zero")
+_OF_WEIGHTS = ("W", "W_scale", "W_zero", "R", "R_scale", "R_zero")
+_UNKNOWN = frozenset({"lengths", "P"})
+_DIRECTIONS = {"forward": (0,), "reverse": (1,), "bidirectional": (0, 1)}
+_KNOWN = frozenset({"direction", "hidden_size", "activations", "input_forget"})
+_USUAL = ("sigmoid", "tanh", "tanh")
+
+_INPUT = """
+    xq, xs, xz = DynamicQuantizeLinear (X)
+    x = DequantizeLinear (xq, xs, xz)
+"""
+# One direction. "place" is its number, "n" the hidden size; Y is [time, 1, batch, n], Y_h and Y_c are [1, batch, n].
+_WEIGHTS = """
+    w = DequantizeLinear <axis: int = 1> (W, W_scale, W_zero)
+    r = DequantizeLinear <axis: int = 1> (R, R_scale, R_zero)
+    product = MatMul (x, w)
+"""
+_BIAS = """
+    both = Gather <axis: int = 0> (B, place)
+    wb = Slice (both, zero, n4, zero)
+    rb = Slice (both, n4, n8, zero)
+    bias = Add (wb, rb)
+    gates = Add (product, bias)
+"""
+_GIVEN = "{state} = Gather <axis: int = 0> ({given}, place)"
+_ZEROS = """
+    {state}_sizes = Shape (X)
+    {state}_batch = Slice ({state}_sizes, one, two, zero)
+    {state}_shape = Concat <axis: int = 0> ({state}_batch, n)
+    {state} = ConstantOfShape ({state}_shape)
+"""
+_STEPS = """
+    h, c, y = Scan <num_scan_inputs: int = 1,
+        scan_input_directions: ints = [{reverse}], scan_output_directions: ints = [{reverse}],
+        body: graph = step (float h0, float c0, float g) => (float h1, float c1, float y1) {{
+          hq, hs, hz = DynamicQuantizeLinear (h0)
+          hr = DequantizeLinear (hq, hs, hz)
+          p = MatMul (hr, r)
+          a = Add (p, g)
+          ai = Slice (a, zero, n, last)
+          ao = Slice (a, n, n2, last)
+          af = Slice (a, n2, n3, last)
+          ac = Slice (a, n3, n4, last)
+          i = Sigmoid (ai)
+          o = Sigmoid (ao)
+          f = Sigmoid (af)
+          t = Tanh (ac)
+          kept = Mul (f, c0)
+          new = Mul (i, t)
+          c1 = Add (kept, new)
+          u = Tanh (c1)
+          h1 = Mul (o, u)
+          y1 = Identity (h1)
+        }}
+    > (start_h, start_c, gates)
+    Y = Reshape (y, shape_y)
+    Y_h = Reshape (h, shape_h)
+    Y_c = Reshape (c, shape_h)
+"""
+
+
+def is_plain_form(node: onnx.NodeProto) -> bool:
+    """Return whether a node has the plain form: no lengths, peepholes, clip or activations of its own."""
+    given = {name for name, value in zip(_INPUTS, node.input, strict=False) if value}
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    activations = [name.decode().lower() for name in attributes.get("activations", ())]
+    if any(name != _USUAL[place % len(_USUAL)] for place, name in enumerate(activations)):
+        return False
+    return not given & _UNKNOWN and set(attributes) <= _KNOWN and not attributes.get("input_forget", 0)
+
+
+def expand_node(
+    node: onnx.NodeProto,
+    fresh: Callable[[str], str],
+    constant: Callable[[str, np.ndarray], str],
+    stored: Callable[[str], np.ndarray | None],
+) -> Iterator[onnx.NodeProto]:
+    """Write a node that is `writable`; each node written has its name.
+
+    Args:
+        fresh: makes a name that no tensor has yet.
+        constant: adds an initializer under such a name and returns it.
+        stored: gives the value of an initializer, None of any other tensor.
+    """
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    n = int(attributes["hidden_size"])
+    sizes = {"zero": 0, "one": 1, "two": 2, "last": -1, "n": n, "n2": 2 * n, "n3": 3 * n, "n4": 4 * n, "n8": 8 * n}
+    names = {name: constant(f"{node.name}_{name}", np.array([size])) for name, size in sizes.items()}
+    names["shape_y"] = constant(f"{node.name}_shape_y", np.array([0, 1, -1, n]))
+    names["shape_h"] = constant(f"{node.name}_shape_h", np.array([1, -1, n]))
+    names |= {name: value for name, value in zip(_INPUTS, node.input, strict=False) if value}
+    names["x"] = fresh(f"{node.input[0]}_rounded")
+    yield from _parse_nodes(_INPUT, node.name, names, fresh)
+    ends = []
+    for place, reverse in enumerate(_DIRECTIONS[attributes.get("direction", b"forward").decode()]):
+        own = names | {"place": constant(f"{node.name}_place", np.array(place))}
+        own |= {name: fresh(f"{node.name}_{name}") for name in ("Y", "Y_h", "Y_c")}
+        for name in _OF_WEIGHTS:
+            value = stored(names[name])
+            if value is None:
+                own[name] = fresh(names[name])
+                yield helper.make_node("Gather", [names[name], own["place"]], [own[name]], node.name, axis=0)
+            else:
+                # Stored codes stay initializers, which are weights to whoever reads the form.
+                own[name] = constant(names[name], np.asarray(value)[place])
+        ends.append(own)
+        yield from _parse_nodes(_direction_text(names, reverse), node.name, own, fresh)
+    for name, output, axis in zip(("Y", "Y_h", "Y_c"), node.output, (1, 0, 0), strict=False):
+        if output:
+            yield helper.make_node("Concat", [own[name] for own in ends], [output], node.name, axis=axis)
+
+
+def _direction_text(given: dict[str, str], reverse: int) -> str:
+    """Return the text of one direction, with a bias and first states where the node has them."""
+    bias = _BIAS if "B" in given else "gates = Identity (product)"
+    starts = [
+        (_GIVEN if name in given else _ZEROS).format(state=state, given=name)
+        for state, name in (("start_h", "H"), ("start_c", "C"))
+    ]
+    return "\n".join((_WEIGHTS, bias, *starts, _STEPS.format(reverse=reverse)))
+
+
+def _parse_nodes(text: str, name: str, names: dict[str, str], fresh: Callable[[str], str]) -> Iterator[onnx.NodeProto]:
+    """Read nodes from text, and give each its name and each tensor the name in ``names``, or a fresh one."""
+    own = dict(names)
+
+    def tensor_name(end: str) -> str:
+        if end not in own:
+            own[end] = fresh(f"{name}_{end}")
+        return own[end]
+
+    def rename_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
+        for node in nodes:
+            node.name = name
+            for ends in (node.input, node.output):
+                ends[:] = [tensor_name(end) for end in ends]
+            for body in iter_subgraphs(node):
+                for value in (*body.input, *body.output):
+                    value.name = tensor_name(value.name)
+                    value.type.tensor_type.ClearField("shape")
+                rename_nodes(body.node)
+
+    nodes = list(parser.parse_graph(f"part () => () {{ {text} }}").node)
+    rename_nodes(nodes)
+    yield from nodes

@@ -1,0 +1,137 @@
+"""A file's nodes and tensors, and who reads what, over onnx-graphsurgeon's IR.
+
+This file and `normdeploy.graphs.graph` are the only ones that know graphsurgeon's quirks: it loses metadata, node and
+model doc strings, model_version and quantization annotations (kept by tensor name and put back), treats initializers
+that are graph inputs as constants (here they stay inputs), compares tensors by name and nodes by value (here identity
+counts), skips attributes of types it doesn't know (nodes that are not rewritten are written back as they stood in the
+file).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import onnx
+import onnx_graphsurgeon as gs
+from onnx_graphsurgeon.logger import G_LOGGER
+
+from ..storage.shared_weights import shared_array
+from .ordered_list import OrderedList
+from .proto_queries import captured_names, module_path, require_topological_order, separate_default_inputs
+
+G_LOGGER.severity = G_LOGGER.CRITICAL
+
+_COPIES = ("Identity", "Dropout")
+
+
+class LinkedGraph:
+    """The nodes of an ONNX model, linked by their tensors."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        """
+        Raises:
+            GraphError: the nodes stand in no valid order, or a name is written twice.
+        """
+        require_topological_order(proto.graph)
+        self.proto = proto
+        opened, self._defaults = separate_default_inputs(proto)
+        self.gs = gs.import_onnx(opened)
+        self._sequence: OrderedList[gs.Node] = OrderedList(self.gs.nodes)
+        self._consumers: dict[int, dict[int, gs.Node]] = {}
+        self._captured = self._body_reads(opened.graph)
+        for node in self.gs.nodes:
+            self._link_node(node)
+        self._outputs = {id(t) for t in self.gs.outputs}
+        self._attrs: dict[int, dict[str, Any]] = {}
+        self._metadata = {o: n for n in proto.graph.node if n.metadata_props or n.doc_string for o in n.output[:1]}
+        self._original = {id(n): p for n, p in zip(self.gs.nodes, opened.graph.node, strict=True)}
+        self._initializers = {t.name: t for t in opened.graph.initializer}
+        self._resolve_held_weights()
+
+    def _resolve_held_weights(self) -> None:
+        """graphsurgeon would look for held weights in files."""
+        if not any(shared_array(t) is not None for t in self._initializers.values()):
+            return
+        for t in (*(t for node in nodes_with_subgraphs(self.gs.nodes) for t in node.inputs), *self.gs.outputs):
+            lazy = t._values if isinstance(t, gs.Constant) else None
+            if isinstance(lazy, gs.ir.tensor.LazyValues) and (array := shared_array(lazy.tensor)) is not None:
+                t.values, t.data_location = array, None
+
+    def _body_reads(self, graph: onnx.GraphProto) -> dict[int, list[gs.Tensor]]:
+        """For each node that has bodies (If, Loop, Scan) the tensors outside that these read by name."""
+        bodies = {id(n): read for n, p in zip(self.gs.nodes, graph.node, strict=True) if (read := captured_names(p))}
+        if not bodies:
+            return {}
+        tensors = self.gs.tensors()
+        return {place: [tensors[name] for name in read if name in tensors] for place, read in bodies.items()}
+
+    def _read_tensors(self, node: gs.Node) -> list[gs.Tensor]:
+        return [*node.inputs, *self._captured.get(id(node), ())]
+
+    def _link_node(self, node: gs.Node) -> None:
+        for t in self._read_tensors(node):
+            self._consumers.setdefault(id(t), {})[id(node)] = node
+
+    def position_of(self, node: gs.Node) -> int:
+        """A number, 0 or more, that grows along the topological order; good until the next edit."""
+        return self._sequence.position_of(node)
+
+    def producer(self, t: gs.Tensor) -> gs.Node | None:
+        return t.inputs[0] if t.inputs else None
+
+    def consumers(self, t: gs.Tensor) -> list[gs.Node]:
+        """The live nodes that read the value of ``t`` (each once); a CastLike that takes only its type is none."""
+        return [n for n in self._consumers.get(id(t), {}).values() if n.op != "CastLike" or n.inputs[0] is t]
+
+    def all_consumers_of(self, t: gs.Tensor) -> list[gs.Node]:
+        """The live nodes that name ``t``, a CastLike that takes only its type and nodes whose bodies read it
+        included."""
+        return list(self._consumers.get(id(t), {}).values())
+
+    def is_read_once(self, t: gs.Tensor) -> bool:
+        """Whether one live node alone reads the value of ``t``; it does not look at the others where there are
+        thousands."""
+        readers = (n for n in self._consumers.get(id(t), {}).values() if n.op != "CastLike" or n.inputs[0] is t)
+        return next(readers, None) is not None and next(readers, None) is None
+
+    def is_output(self, t: gs.Tensor) -> bool:
+        return id(t) in self._outputs
+
+    def is_overridable(self, name: str) -> bool:
+        """Whether a caller may give this initializer another value (it is a graph input as well)."""
+        return any(t.name == name for t in self._defaults)
+
+    def attrs(self, node: gs.Node) -> dict[str, Any]:
+        """Attributes as plain values: numbers, strings, lists, numpy arrays."""
+        attributes = self._attrs.get(id(node))
+        if attributes is None:
+            attributes = {k: v.values if isinstance(v, gs.Constant) else v for k, v in node.attrs.items()}
+            self._attrs[id(node)] = attributes
+        return attributes
+
+    def module(self, node: gs.Node) -> str:
+        """Qualified module path of a node, "" where the file does not tell."""
+        for t in self._copied_node(node).outputs:
+            source = self._metadata.get(t.name)
+            if source is not None:
+                return module_path(source)
+        return ""
+
+    def _copied_node(self, node: gs.Node) -> gs.Node:
+        """The node whose result ``node`` copies (a Dropout of another module behind a norm), itself where it is no
+        copy."""
+        while node.op in _COPIES and (above := self.producer(node.inputs[0])) is not None:
+            node = above
+        return node
+
+
+def nodes_with_subgraphs(nodes: Iterable[gs.Node]) -> Iterator[gs.Node]:
+    """The nodes and those in their bodies, and in bodies of these."""
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        yield node
+        for value in node.attrs.values():
+            if isinstance(value, gs.Graph):
+                stack.extend(value.nodes)

@@ -1,0 +1,193 @@
+"""Model-local functions, each as a model of its own: its inputs have what all its callers agree on.
+
+Sizes that differ between callers become symbols, the same one where they differ alike. Attributes that a function's
+nodes take from the caller are filled in where all callers give the same, and written back as they were. A function of
+which too little is known is not opened; `unopened` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx
+
+from ..norms.third_party import is_managed_op
+from ..storage.proto_traversal import attribute_graphs, iter_subgraphs
+from .proto_queries import FunctionKey, called_functions, functions_by_key
+from .shape_inference import infer_types
+from .subgraphs import Subgraph, Type, Types, make_value_info
+
+
+@dataclass
+class _CallSites:
+    """What the callers of one function give it."""
+
+    inputs: list[tuple[Type, ...]] = field(default_factory=list)
+    attributes: list[dict[str, onnx.AttributeProto]] = field(default_factory=list)
+
+
+def open_functions(proto: onnx.ModelProto) -> Iterator[Subgraph]:
+    """The functions of ``proto`` whose callers agree on what they give; put back into ``proto`` itself."""
+    yield from (
+        _function_subgraph(function, model)
+        for function, model in _called_functions(proto)
+        if not isinstance(model, str)
+    )
+
+
+def closed_functions(proto: onnx.ModelProto) -> Iterator[tuple[Subgraph, str]]:
+    """The other functions that are called, without types and shapes, and why they are not opened."""
+    defined = functions_by_key(proto)
+    for function, reason in _called_functions(proto):
+        if isinstance(reason, str):
+            model = _model_without_graph(proto, defined, function)
+            model.graph.input.extend(make_value_info(name, None, None) for name in function.input)
+            model.graph.node.extend(function.node)
+            yield _function_subgraph(function, model), reason
+
+
+def _called_functions(proto: onnx.ModelProto) -> Iterator[tuple[onnx.FunctionProto, onnx.ModelProto | str]]:
+    """Each function that is called, as a model or with the reason why it can't be one."""
+    by_key = {(f.domain, f.name, f.overload): f for f in proto.functions if not is_managed_op(f.domain, f.name)}
+    if not by_key:
+        return
+    defined = functions_by_key(proto)
+    sites: dict[FunctionKey, _CallSites] = {}
+    _collect_call_sites(proto.graph.node, infer_types(proto), by_key, sites)
+    for key in _order_callers_first(by_key):
+        if key not in sites:
+            continue
+        model = _function_model(proto, defined, by_key[key], sites[key])
+        if isinstance(model, str):
+            _collect_call_sites(by_key[key].node, {}, by_key, sites)  # what it gives to others is not known
+        else:
+            _collect_call_sites(model.graph.node, infer_types(model), by_key, sites)
+        yield by_key[key], model
+
+
+def _collect_call_sites(
+    nodes: Sequence[onnx.NodeProto],
+    types: Types,
+    by_key: dict[FunctionKey, onnx.FunctionProto],
+    sites: dict[FunctionKey, _CallSites],
+) -> None:
+    for node in nodes:
+        key = (node.domain, node.op_type, node.overload)
+        if key in by_key:
+            site = sites.setdefault(key, _CallSites())
+            site.inputs.append(tuple(types.get(name, (None, None)) for name in node.input))
+            site.attributes.append({a.name: a for a in node.attribute})
+        for body in (g for a in node.attribute for g in attribute_graphs(a)):  # what is given there is not known here
+            _collect_call_sites(body.node, {}, by_key, sites)
+
+
+def _order_callers_first(by_key: dict[FunctionKey, onnx.FunctionProto]) -> list[FunctionKey]:
+    """Each function before those that it calls. ONNX allows no recursion; where a file has one all the same, its order
+    does not matter."""
+    order: list[FunctionKey] = []
+    seen: set[FunctionKey] = set()
+    stack = [(key, False) for key in by_key]
+    while stack:
+        key, called = stack.pop()
+        if called:
+            order.append(key)
+        elif key not in seen:
+            seen.add(key)
+            stack.append((key, True))
+            inner = ((n.domain, n.op_type, n.overload) for n in by_key[key].node)
+            stack.extend((k, False) for k in inner if k in by_key)
+    return order[::-1]
+
+
+def _function_model(
+    proto: onnx.ModelProto,
+    defined: Mapping[FunctionKey, onnx.FunctionProto],
+    function: onnx.FunctionProto,
+    sites: _CallSites,
+) -> onnx.ModelProto | str:
+    """The reason where callers give another number of inputs, other types or ranks, or where a type or an attribute is
+    not known."""
+    inputs = _agreed_types(sites.inputs, function.input)
+    if isinstance(inputs, str):
+        return inputs
+    model = _model_without_graph(proto, defined, function)
+    graph = model.graph
+    graph.input.extend(make_value_info(name, *kind) for name, kind in zip(function.input, inputs, strict=True))
+    graph.output.extend(make_value_info(name, None, None) for name in function.output)
+    graph.value_info.extend(function.value_info)
+    defaults = {a.name: a for a in function.attribute_proto}
+    for node in function.node:
+        if any(a.ref_attr_name for body in iter_subgraphs(node) for inner in body.node for a in inner.attribute):
+            return f"a body in its node {node.name or node.output[0]!r} takes an attribute from the caller"
+        graph.node.append(node)
+        for attribute in graph.node[-1].attribute:
+            if attribute.ref_attr_name:
+                given = {_attribute_value(attribute, s, defaults) for s in sites.attributes}
+                if len(given) != 1 or None in given:
+                    return f"its attribute {attribute.ref_attr_name!r} is not the same at all its calls, or not given"
+                attribute.ParseFromString(given.pop() or b"")
+    types = infer_types(model)
+    for out in graph.output:
+        out.CopyFrom(make_value_info(out.name, *types.get(out.name, (None, None))))
+    return model
+
+
+def _model_without_graph(
+    proto: onnx.ModelProto, defined: Mapping[FunctionKey, onnx.FunctionProto], function: onnx.FunctionProto
+) -> onnx.ModelProto:
+    model = onnx.ModelProto(
+        ir_version=proto.ir_version, opset_import=function.opset_import, functions=called_functions(defined, function)
+    )
+    model.graph.name = function.name
+    return model
+
+
+def _attribute_value(
+    attribute: onnx.AttributeProto, site: dict[str, onnx.AttributeProto], defaults: dict[str, onnx.AttributeProto]
+) -> bytes | None:
+    value = site.get(attribute.ref_attr_name, defaults.get(attribute.ref_attr_name))
+    if value is None:
+        return None
+    filled = onnx.AttributeProto()
+    filled.CopyFrom(value)
+    filled.name = attribute.name
+    return filled.SerializeToString(deterministic=True)
+
+
+def _agreed_types(sites: Sequence[tuple[Type, ...]], inputs: Sequence[str]) -> list[Type] | str:
+    other = next((len(site) for site in sites if len(site) != len(inputs)), None)
+    if other is not None:
+        return f"it has {len(inputs)} inputs, and a call gives it {other}"
+    agreed: list[Type] = []
+    names: dict[tuple[int | str | None, ...], str] = {}
+    for name, position in zip(inputs, zip(*sites, strict=True), strict=True):
+        kinds, ranks = {kind for kind, _ in position}, {None if dims is None else len(dims) for _, dims in position}
+        if None in kinds or None in ranks:
+            return f"the type or rank of its input {name!r} is not known at all its calls"
+        if len(kinds) != 1 or len(ranks) != 1:
+            return f"its calls give its input {name!r} tensors of several types or ranks"
+        dims = [
+            sizes[0] if len(set(sizes)) == 1 and sizes[0] is not None else names.setdefault(sizes, f"n{len(names)}")
+            for sizes in zip(*(d for _, d in position if d is not None), strict=True)
+        ]
+        agreed.append((kinds.pop(), tuple(dims)))
+    return agreed
+
+
+def _function_subgraph(function: onnx.FunctionProto, model: onnx.ModelProto) -> Subgraph:
+    written = {node.output[0]: node for node in function.node if node.output}
+    filled = {node.output[0]: node.SerializeToString(deterministic=True) for node in model.graph.node if node.output}
+
+    def put_back(result: onnx.ModelProto) -> None:
+        nodes = [onnx.helper.make_node("Constant", [], [t.name], value=t) for t in result.graph.initializer]
+        for node in result.graph.node:
+            first = node.output[0] if node.output else ""
+            same = filled.get(first) == node.SerializeToString(deterministic=True)
+            kept = onnx.NodeProto()
+            kept.CopyFrom(written[first] if same else node)
+            nodes.append(kept)
+        del function.node[:]
+        function.node.extend(nodes)
+
+    return Subgraph(f"function {function.domain}.{function.name}", model, put_back)

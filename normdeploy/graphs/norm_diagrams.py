@@ -1,0 +1,125 @@
+"""What is to be drawn of a norm: its nodes that see data, before and after, and the nodes next to them.
+
+Constants, and what is computed from constants and shapes alone, are left out: they are attributes of the norm, not
+steps of it. Boxes carry no names but at the ends, so the norms of all layers are one picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import onnx
+
+from ..findings.records import DiagramBox, Finding, NormDiagram
+from ..storage.onnx_domains import qualified_op
+from . import norm_extraction
+
+_MOST = 60  # boxes of one picture
+_BESIDE = 3  # neighbours that are drawn on each side
+_PICTURES = 40
+
+
+def draw_norm_diagrams(
+    findings: Sequence[Finding], before: onnx.ModelProto, after: onnx.ModelProto
+) -> tuple[NormDiagram, ...]:
+    """The distinct pictures of ``findings``, in their order.
+
+    Args:
+        before: the model that they were found in, its nodes in a valid order.
+        after: what would become of it.
+    """
+    nested = any(f.place for f in findings)
+    cutters: list[Mapping[str, _Surroundings]] = [
+        {
+            place: _Surroundings(graph)
+            for place, graph in (norm_extraction.models_by_location(model) if nested else {"": model}).items()
+        }
+        for model in (before, after)
+    ]
+    by_key: dict[object, NormDiagram] = {}
+    for finding in findings:
+        drawn = [
+            graphs[finding.place].diagram_boxes(tensors) if finding.place in graphs else ()
+            for graphs, tensors in zip(cutters, (finding.tensors, finding.written), strict=True)
+        ]
+        if not drawn[0]:
+            continue
+        key = finding.kind, finding.status, *(tuple(replace(box, name="") for box in boxes) for boxes in drawn)
+        known = by_key.get(key)
+        if known is not None:
+            by_key[key] = replace(known, tensors=(*known.tensors, finding.tensor))
+        elif len(by_key) < _PICTURES:
+            by_key[key] = NormDiagram(finding.kind, finding.module, finding.status, (finding.tensor,), *drawn)
+    return tuple(by_key.values())
+
+
+class _Surroundings:
+    """One graph, with who makes and who reads each tensor."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.cutter = norm_extraction.NormExtractor(model)
+        self.nodes = model.graph.node
+        self.ends = {value.name for value in model.graph.output}
+        self.readers: dict[str, list[int]] = {}
+        for place, node in enumerate(self.nodes):
+            for name in dict.fromkeys(node.input):
+                self.readers.setdefault(name, []).append(place)
+
+    def diagram_boxes(self, tensors: Iterable[str]) -> tuple[DiagramBox, ...]:
+        """The nodes that make ``tensors`` and see data, and their neighbours, each behind those that it reads.
+
+        Nothing where they are too many for a picture.
+        """
+        made = self.cutter.made
+        inside = self._data_nodes(sorted({made[t] for t in tensors if t in made}))
+        outputs = dict.fromkeys(
+            o for place in inside for o in self.nodes[place].output if o
+        )  # in order: they choose the neighbours
+        read = dict.fromkeys(
+            i
+            for place in inside
+            for i in self.nodes[place].input
+            if i and i not in outputs and i not in self.cutter.constant_names
+        )
+        left = dict.fromkeys(
+            o for o in outputs if o in self.ends or any(r not in inside for r in self.readers.get(o, ()))
+        )
+        sources = [name for name in read if name not in self._shaped][:_BESIDE]
+        before = {made[name]: name for name in sources if name in made}
+        behind = [r for name in left for r in self.readers.get(name, ()) if r not in inside][:_BESIDE]
+        places = [*sorted(before), *inside, *dict.fromkeys(r for r in behind if r not in before)]
+        if not inside or len(places) > _MOST:
+            return ()
+        drawn: list[DiagramBox] = []
+        index: dict[str, int] = {}  # tensor -> the box that gives it
+        for name in sources:
+            if name not in made:
+                index[name] = len(drawn)
+                drawn.append(DiagramBox("", name))
+        for place in places:
+            node = self.nodes[place]
+            op = qualified_op(node)
+            known = () if place in before else tuple(dict.fromkeys(index[i] for i in node.input if i in index))
+            index |= {o: len(drawn) for o in node.output if o}
+            drawn.append(DiagramBox(op, inputs=known, own=place in inside))
+        drawn += [DiagramBox("", name, (index[name],)) for name in left if name in self.ends]
+        return tuple(drawn)
+
+    def _data_nodes(self, places: Sequence[int]) -> dict[int, None]:
+        """Those that read data, or what one of them makes; the rest is arithmetic of shapes and constants."""
+        own = {o for place in places for o in self.nodes[place].output}
+        self._shaped = set[str]()
+        kept: dict[int, None] = {}
+        for place in places:
+            node = self.nodes[place]
+            data = [i for i in node.input if i and i not in self.cutter.constant_names and i not in self._shaped]
+            if (
+                node.op_type in ("Shape", "Size")
+                or not data
+                or all(o in self.cutter.constant_names for o in node.output)
+            ):
+                self._shaped.update(o for o in node.output if o in own)
+            else:
+                kept[place] = None
+        return kept

@@ -1,0 +1,133 @@
+"""Norms cut out of a file: each one a small model of its own, to be shown to a runtime.
+
+Tensors and nodes get names of their own, and weights become ones: two norms that a runtime can't tell apart are one
+model, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+import onnx
+
+from ..dtypes import is_float_dtype
+from .dims import Dims
+from .local_functions import open_functions
+from .shape_inference import infer_types
+from .subgraphs import Subgraph, body_subgraphs, make_value_info
+
+_SMALL = 16  # elements of a constant that a runtime may look at: axes, shapes, epsilon
+
+
+def models_by_location(proto: onnx.ModelProto) -> dict[str, onnx.ModelProto]:
+    """The graphs of a file by the place that a finding names: "" is the main one, then bodies and functions."""
+    graphs = {"": proto}
+
+    def add_models(inside: Iterator[Subgraph], around: str) -> None:
+        for nested in inside:
+            place = f"{around}, {nested.place}" if around else nested.place
+            graphs[place] = nested.model
+            add_models(body_subgraphs(nested.model), place)
+
+    add_models(body_subgraphs(proto), "")
+    add_models(open_functions(proto), "")
+    return graphs
+
+
+class NormExtractor:
+    """Cuts pieces out of one graph."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self.made = {o: i for i, n in enumerate(model.graph.node) for o in n.output if o}
+        self.held = {t.name: t for t in model.graph.initializer}
+
+    @cached_property
+    def tensor_types(self) -> dict[str, tuple[int | None, Dims | None]]:
+        return infer_types(self.model)
+
+    @cached_property
+    def constant_names(self) -> set[str]:
+        """Initializers, and what is computed from them alone."""
+        known = set(self.held) - {i.name for i in self.model.graph.input} | {""}
+        for node in self.model.graph.node:
+            if (
+                not node.op_type.startswith("Random")
+                and not any(a.g.node for a in node.attribute)
+                and known.issuperset(node.input)
+            ):
+                known.update(node.output)
+        return known
+
+    def extract_model(self, tensors: Sequence[str], shapes: Mapping[str, Dims | None]) -> onnx.ModelProto | None:
+        """The nodes that make ``tensors``, and the constants that they read. ``shapes``: what is known better than the
+        file states it.
+
+        None where a tensor is not in this graph, or the type of an input is not known.
+        """
+        if not tensors or any(t not in self.made for t in tensors):
+            return None
+        places = self._with_constant_nodes({self.made[t] for t in tensors})
+        nodes = [self.model.graph.node[i] for i in sorted(places)]
+        inside = {o for n in nodes for o in n.output}
+        read = {i for n in nodes for i in n.input}
+        data = dict.fromkeys(i for n in nodes for i in n.input if i and i not in inside)
+        if any(self.tensor_types.get(name, (None,))[0] is None for name in data):
+            return None
+        cut = onnx.ModelProto(ir_version=self.model.ir_version, opset_import=self.model.opset_import)
+        graph = cut.graph
+        graph.name = "norm"
+        names = {
+            name: f"t{i}" for i, name in enumerate(dict.fromkeys([*data, *(o for n in nodes for o in n.output if o)]))
+        } | {"": ""}
+        for name in data:
+            if name in self.held:
+                graph.initializer.append(_plain_initializer(self.held[name], names[name]))
+            else:
+                kind, dims = self.tensor_types[name]
+                known = shapes.get(name)
+                graph.input.append(make_value_info(names[name], kind, known if known is not None else dims))
+        for i, node in enumerate(nodes):
+            graph.node.append(_rename_tensors(node, f"n{i}", names))
+        ends = [o for n in nodes for o in n.output if o and o not in read and o not in self.constant_names]
+        graph.output.extend(make_value_info(names[o], *self.tensor_types.get(o, (None, None))) for o in ends)
+        if {n.domain for n in nodes} - {"", "ai.onnx"}:
+            cut.functions.extend(self.model.functions)
+        return cut if graph.output else None
+
+    def _with_constant_nodes(self, places: set[int]) -> set[int]:
+        """``places`` and the nodes that compute the constants read there."""
+        stack = list(places)
+        while stack:
+            for name in self.model.graph.node[stack.pop()].input:
+                place = self.made.get(name)
+                if place is not None and place not in places and name in self.constant_names:
+                    places.add(place)
+                    stack.append(place)
+        return places
+
+
+def _rename_tensors(node: onnx.NodeProto, name: str, names: Mapping[str, str]) -> onnx.NodeProto:
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    made.name, made.doc_string = name, ""
+    del made.metadata_props[:], made.input[:], made.output[:]
+    made.input.extend(names[i] for i in node.input)
+    made.output.extend(names[o] for o in node.output)
+    for attribute in made.attribute:
+        if attribute.name == "value" and attribute.HasField("t"):
+            attribute.t.CopyFrom(_plain_initializer(attribute.t, ""))
+    return made
+
+
+def _plain_initializer(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
+    """The tensor under another name; a large one of floats holds ones."""
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    if is_float_dtype(dtype) and int(np.prod(tensor.dims, dtype=int)) > _SMALL:
+        return onnx.numpy_helper.from_array(np.ones(tuple(tensor.dims), dtype), name)
+    plain = onnx.TensorProto()
+    plain.CopyFrom(tensor)
+    plain.name, plain.doc_string = name, ""
+    return plain

@@ -1,0 +1,131 @@
+"""Inputs that a node leaves out by an empty name, written in the form that every runtime takes.
+
+ONNX lets a node leave out any optional input, by an empty name or, at the end, by nothing (IR.md, "Optional Inputs and
+Outputs"). onnxruntime 1.31 crashes on a LayerNormalization whose bias is an empty name while its optimizer runs. Of a
+call of a model-local function, nothing is known of the type of an input that no call gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx
+
+from ..norms.third_party import is_managed_op
+from ..storage.onnx_domains import is_standard
+from ..storage.proto_traversal import copy_model, iter_subgraphs
+
+Key = tuple[str, str, str]  # domain, name, overload
+
+# Functions that may be made of those of one file; each of n inputs has up to 2^n.
+_MOST = 256
+
+
+def has_omitted_inputs(proto: onnx.ModelProto) -> bool:
+    """Return whether a call gives a function fewer inputs than it has, or a LayerNormalization has an empty bias."""
+    functions = _functions_by_key(proto)
+    holders = (proto.graph.node, *(f.node for f in functions.values()))
+    return any(
+        _omitted_indices(n, functions) or _has_empty_bias(n) for nodes in holders for n in nodes_with_bodies(nodes)
+    )
+
+
+def remove_omitted_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Let each call that leaves inputs out call a function without them, and cut empty biases of LayerNormalization.
+
+    Returns:
+        A copy; ``proto`` itself where nothing is left out, or where more than `_MOST` functions would be needed.
+    """
+    if not has_omitted_inputs(proto):
+        return proto
+    made = copy_model(proto)
+    functions = _functions_by_key(made)
+    variants: dict[tuple[Key, tuple[int, ...]], onnx.FunctionProto] = {}
+    waiting = [*nodes_with_bodies(made.graph.node)]
+    waiting += [node for f in functions.values() for node in nodes_with_bodies(f.node)]
+    while waiting:
+        node = waiting.pop()
+        omitted = _omitted_indices(node, functions)
+        function = functions.get(_function_key(node))
+        if function is None or not omitted or _passes_omitted_on(function, omitted):
+            continue
+        variant = variants.get((_function_key(node), omitted))
+        if variant is None:
+            if len(variants) == _MOST:
+                return proto
+            variant = _function_variant(function, omitted, taken=functions)
+            variants[_function_key(node), omitted] = variant
+            functions[_function_key(variant)] = variant
+            waiting += nodes_with_bodies(variant.node)
+        node.op_type = variant.name
+        node.input[:] = [name for name in node.input if name]
+    made.functions.extend(variants.values())
+    _drop_uncalled_functions(made, {key for key, _ in variants})
+    for nodes in (made.graph.node, *(f.node for f in made.functions)):
+        for node in nodes_with_bodies(nodes):
+            if _has_empty_bias(node):
+                node.input.pop()
+    return made
+
+
+def _has_empty_bias(node: onnx.NodeProto) -> bool:
+    return node.op_type == "LayerNormalization" and is_standard(node) and len(node.input) == 3 and not node.input[2]
+
+
+def _functions_by_key(proto: onnx.ModelProto) -> dict[Key, onnx.FunctionProto]:
+    return {_function_key(f): f for f in proto.functions if not is_managed_op(f.domain, f.name)}
+
+
+def _function_key(item: onnx.NodeProto | onnx.FunctionProto) -> Key:
+    name = item.op_type if isinstance(item, onnx.NodeProto) else item.name
+    return item.domain, name, item.overload
+
+
+def nodes_with_bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield each node, and those in its bodies."""
+    for node in nodes:
+        yield node
+        yield from (inner for graph in iter_subgraphs(node) for inner in graph.node)
+
+
+def _omitted_indices(node: onnx.NodeProto, functions: dict[Key, onnx.FunctionProto]) -> tuple[int, ...]:
+    """Return the places of the inputs that a call leaves out."""
+    function = functions.get(_function_key(node))
+    if function is None:
+        return ()
+    return tuple(place for place in range(len(function.input)) if place >= len(node.input) or not node.input[place])
+
+
+def _passes_omitted_on(function: onnx.FunctionProto, omitted: tuple[int, ...]) -> bool:
+    """Return whether the function, or a body in it, gives an omitted input as its own output."""
+    bodies = (graph for node in function.node for graph in iter_subgraphs(node))
+    given = {*function.output, *(value.name for graph in bodies for value in graph.output)}
+    return any(function.input[place] in given for place in omitted)
+
+
+def _function_variant(
+    function: onnx.FunctionProto, omitted: tuple[int, ...], *, taken: dict[Key, onnx.FunctionProto]
+) -> onnx.FunctionProto:
+    """Return the function without the omitted inputs; its nodes leave them out in turn."""
+    variant = onnx.FunctionProto()
+    variant.CopyFrom(function)
+    absent = {function.input[place] for place in omitted}
+    variant.input[:] = [name for name in function.input if name not in absent]
+    for node in nodes_with_bodies(variant.node):
+        node.input[:] = ["" if name in absent else name for name in node.input]
+    variant.name = "_without_".join([function.name, *(function.input[place] for place in omitted)])
+    while _function_key(variant) in taken:
+        variant.name += "_"
+    return variant
+
+
+def _drop_uncalled_functions(proto: onnx.ModelProto, replaced: set[Key]) -> None:
+    """Remove those of the ``replaced`` functions that nothing calls any more."""
+    while True:
+        holders = (proto.graph.node, *(f.node for f in proto.functions))
+        calls = {_function_key(node) for nodes in holders for node in nodes_with_bodies(nodes)}
+        kept = [f for f in proto.functions if _function_key(f) not in replaced or _function_key(f) in calls]
+        if len(kept) == len(proto.functions):
+            return
+        del proto.functions[:]
+        proto.functions.extend(kept)

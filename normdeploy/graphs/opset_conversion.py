@@ -1,0 +1,152 @@
+"""Raising a file's opset where a norm's node needs a newer one, and only then.
+
+Most raises are a change of the number: the ops that the file holds mean the same in both versions. That is read off
+onnx's own schemas (same inputs, same attributes with the same defaults, only new optional ones). Where an op did
+change, onnx's version converter rewrites it. The converter loses node metadata and the shapes behind ops that it does
+not know, which are put back, and model-local
+functions: a file with these is refused. So is an op that the converter gets wrong (onnx 1.23: Hardmax keeps its new
+default axis, Resize its new coordinates, GroupNormalization the scale of its groups), or has not been seen to get
+right.
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx.version_converter
+
+from ..storage.onnx_domains import is_standard
+from ..storage.proto_traversal import copy_model, iter_subgraphs, nodes_with_opsets, standard_opset
+from .converter_fixes import (
+    collect_facts,
+    find_conversion_obstacle,
+    has_mask,
+    has_scales_and_sizes,
+    prepare_for_converter,
+    restore_bounds,
+)
+
+# Ops whose meaning changed although the schemas look alike: the default axis, or how it is read.
+_CHANGED = {
+    "Softmax": 13,
+    "LogSoftmax": 13,
+    "Hardmax": 13,
+    "Resize": 19,
+    "Upsample": 10,
+    "AveragePool": 19,
+    "RoiAlign": 16,
+}
+
+# Ops that the converter was seen to rewrite without changing a result, from the opset named on
+# (tests/graphs/test_opset_conversion.py runs each).
+_CONVERTED = {
+    **dict.fromkeys(
+        (
+            "ReduceL1",
+            "ReduceL2",
+            "ReduceLogSum",
+            "ReduceLogSumExp",
+            "ReduceMax",
+            "ReduceMean",
+            "ReduceMin",
+            "ReduceProd",
+        ),
+        1,
+    ),
+    **dict.fromkeys(
+        ("ReduceSum", "ReduceSumSquare", "Softmax", "LogSoftmax", "BatchNormalization", "Clip", "Dropout", "Pad"), 1
+    ),
+    **dict.fromkeys(("Scatter", "Slice", "Split", "Squeeze", "TopK", "Unsqueeze", "AveragePool", "GridSample"), 1),
+    "Resize": 11,
+}
+
+
+def ops_needing_conversion(proto: onnx.ModelProto, opset: int) -> list[str]:
+    """The ops of ``proto`` that mean something else, or are written in another way, at ``opset``."""
+    return sorted(
+        {
+            n.op_type
+            for n, version in nodes_with_opsets(proto)
+            if version < opset and not _is_same_across_opsets(n, version, opset)
+        }
+    )
+
+
+def raise_opset_number(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """``proto`` (changed in place) at ``opset`` or above, its functions with it, where nothing needs conversion."""
+    entries = [
+        e for e in (standard_opset(proto), *map(standard_opset, proto.functions)) if e is not None and e.version < opset
+    ]
+    for entry in entries:
+        entry.version = opset
+    if entries:
+        proto.ir_version = max(
+            proto.ir_version, onnx.helper.find_min_ir_version_for(list(proto.opset_import), ignore_unknown=True)
+        )
+    return proto
+
+
+def convert_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto | str:
+    """A copy of ``proto`` at ``opset``, its ops rewritten by onnx's converter; or why that can't be done."""
+    if proto.functions:
+        return "onnx's converter would lose the file's functions"
+    entry = standard_opset(proto)
+    nested = [n for node in proto.graph.node for body in iter_subgraphs(node) for n in body.node]
+    stuck = next((n for n in nested if entry is not None and not _is_same_across_opsets(n, entry.version, opset)), None)
+    if stuck is not None:
+        return f"onnx's converter does not reach the {stuck.op_type} in a body of If, Loop or Scan"
+    untried = [
+        op for op in ops_needing_conversion(proto, opset) if entry is None or entry.version < _CONVERTED.get(op, opset)
+    ]
+    if untried:
+        return f"{untried[0]} means something else there, and onnx's converter can't be trusted with it"
+    known = collect_facts(proto)
+    if entry is not None and (reason := find_conversion_obstacle(proto, entry.version, opset, known)):
+        return reason
+    kept = {n.output[0]: n for n in proto.graph.node if n.output}
+    proto = copy_model(proto)
+    prepare_for_converter(proto, known)
+    try:
+        result = onnx.version_converter.convert_version(proto, opset)
+    except Exception as e:
+        return f"onnx's converter failed: {' '.join(str(e).split())[:120]}"
+    for node in result.graph.node:
+        original = kept.get(node.output[0]) if node.output else None
+        if original is not None:
+            node.metadata_props.extend(original.metadata_props)
+            node.doc_string = original.doc_string
+    restore_bounds(result, kept, known)
+    made = {o for n in result.graph.node for o in n.output} - {v.name for v in result.graph.value_info}
+    result.graph.value_info.extend(v for v in proto.graph.value_info if v.name in made)
+    del result.metadata_props[:]
+    result.metadata_props.extend(proto.metadata_props)
+    return result
+
+
+def _is_same_across_opsets(node: onnx.NodeProto, old: int, new: int) -> bool:
+    if not is_standard(node):
+        return True
+    if not onnx.defs.has(node.op_type, max_inclusive_version=old, domain=""):
+        return True  # written by us for the new opset
+    a = onnx.defs.get_schema(node.op_type, old)
+    b = onnx.defs.get_schema(node.op_type, new)
+    if a.since_version == b.since_version:
+        return True
+    if a.since_version < _CHANGED.get(node.op_type, 0) <= b.since_version or b.deprecated:
+        return False
+    if has_mask(node) and a.since_version < 12:
+        return False
+    if has_scales_and_sizes(node) and a.since_version < 18 <= b.since_version:
+        return False
+    if node.op_type == "GroupNormalization":
+        return a.since_version >= 21
+    if node.op_type == "Split" and a.since_version < 18 <= b.since_version and not any(node.input[1:]):
+        return False  # equal parts have to be counted since opset 18
+    if [i.name for i in a.inputs] != [i.name for i in b.inputs[: len(a.inputs)]] or len(b.outputs) < len(a.outputs):
+        return False
+    for name, attribute in a.attributes.items():
+        if (
+            name not in b.attributes
+            or attribute.default_value.SerializeToString() != b.attributes[name].default_value.SerializeToString()
+        ):
+            return False
+    return not any(v.required for k, v in b.attributes.items() if k not in a.attributes)

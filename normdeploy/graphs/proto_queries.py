@@ -1,0 +1,196 @@
+"""What graph.py needs of the ONNX protobufs themselves, beside what graphsurgeon reads."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+
+import onnx
+
+from ..errors import GraphError
+from ..storage.proto_traversal import iter_subgraphs
+from .dims import Dims
+
+# Domain, name and overload.
+FunctionKey = tuple[str, str, str]
+IR_OF_CONSTANTS = 4  # the first IR version in which an initializer need not be a graph input
+
+
+def require_topological_order(graph: onnx.GraphProto) -> None:
+    """Each name is written once, and before it is read: in a circle no walk through the graph would end.
+
+    Raises:
+        GraphError: one is not.
+    """
+    written = {t.name for t in (*graph.input, *graph.initializer)}
+    later = {name for node in graph.node for name in node.output}
+    for node in graph.node:
+        early = next((name for name in node.input if name in later and name not in written), "")
+        twice = next((name for name in node.output if name and name in written), "")
+        if early or twice:
+            wrong = (
+                f"reads {early!r} before it is written"
+                if early
+                else f"writes {twice!r}, which is an input or was written before it"
+            )
+            message = f"{node.op_type} {node.name!r} {wrong}"
+            raise GraphError(f"{message}: that is no valid graph; give tensors names of their own and sort the nodes")
+        written.update(node.output)
+
+
+def single_use_symbols(graph: onnx.GraphProto) -> set[str]:
+    """The symbols that one output alone bears: TorchScript's exporter and tf2onnx name an output's dims anew, and say
+    nothing with it."""
+    seen: dict[str, int] = {}
+    for v in (*graph.input, *graph.value_info, *graph.output):
+        for symbol in {d.dim_param for d in v.type.tensor_type.shape.dim if d.dim_param}:
+            seen[symbol] = seen.get(symbol, 0) + 1
+    return {d.dim_param for v in graph.output for d in v.type.tensor_type.shape.dim if seen.get(d.dim_param) == 1}
+
+
+def forget_dim_names(graph: onnx.GraphProto) -> None:
+    """Drop the names of dims.
+
+    onnxruntime keeps tensors of equal dims in one buffer, and fails where a file gives one name to dims that differ.
+    """
+    for v in (*graph.input, *graph.value_info, *graph.output):
+        for dim in v.type.tensor_type.shape.dim:
+            dim.ClearField("dim_param")
+
+
+def value_info_type(v: onnx.ValueInfoProto) -> tuple[int | None, Dims | None]:
+    """Element type and shape that a value_info states, None for what it does not."""
+    kind = v.type.tensor_type
+    if not v.type.HasField("tensor_type"):
+        return None, None
+    shape: Dims | None = None
+    if kind.HasField("shape"):
+        shape = tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in kind.shape.dim)
+    return kind.elem_type or None, shape
+
+
+# torch's name for the module of a node that a pass inserted outside of all modules
+_MADE_UP = "_empty_nn_module_stack_from_metadata_hook"
+
+
+def module_path(node: onnx.NodeProto) -> str:
+    """The module path that ``normdeploy.export`` or torch's exporter wrote beside a node, "" where none."""
+    metadata = {p.key: p.value for p in node.metadata_props}
+    return strip_invented_module(metadata.get("normdeploy.module", "")) or module_from_scope(
+        metadata.get("pkg.torch.onnx.name_scopes", "")
+    )
+
+
+def strip_invented_module(path: str) -> str:
+    """A module path without the name that torch makes up for nodes of no module."""
+    return path.removesuffix(_MADE_UP).removesuffix(".")
+
+
+def module_from_scope(value: str) -> str:
+    """The module path in torch's ``['', 'layers.0', 'layers.0.ln', 'layer_norm']``: the last but one."""
+    try:
+        names = ast.literal_eval(value) if value else []
+    except (SyntaxError, ValueError):
+        return ""
+    return strip_invented_module(str(names[-2])) if isinstance(names, list) and len(names) > 1 else ""
+
+
+def functions_by_key(proto: onnx.ModelProto) -> dict[FunctionKey, onnx.FunctionProto]:
+    """Return the functions that a model defines."""
+    return {(f.domain, f.name, f.overload): f for f in proto.functions}
+
+
+def called_functions(
+    defined: Mapping[FunctionKey, onnx.FunctionProto], body: onnx.GraphProto | onnx.FunctionProto
+) -> list[onnx.FunctionProto]:
+    """The functions that ``body`` calls, directly or by way of another: a model of its own needs no others.
+
+    Args:
+        defined: the model's functions (`functions_by_key`).
+    """
+    functions: dict[FunctionKey, onnx.FunctionProto] = {}
+    stack: list[onnx.GraphProto | onnx.FunctionProto] = [body] if defined else []
+    while stack:
+        for node in stack.pop().node:
+            stack.extend(a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
+            stack.extend(g for a in node.attribute for g in a.graphs)
+            key = (node.domain, node.op_type, node.overload)
+            if key in defined and key not in functions:
+                functions[key] = defined[key]
+                stack.append(defined[key])
+    return list(functions.values())
+
+
+def all_names(graph: onnx.GraphProto) -> Iterator[str]:
+    """Every name that a tensor or node of the graph or of a body in it bears: the bodies see the names outside, and may
+    not take one again; onnxruntime refuses two nodes of one name."""
+    yield from (i.name for i in (*graph.input, *graph.initializer))
+    yield from (i.values.name for i in graph.sparse_initializer)
+    for node in graph.node:
+        yield from (node.name, *node.output)
+        for body in iter_subgraphs(node):
+            yield from (i.name for i in (*body.input, *body.initializer, *body.node))
+            yield from (o for inner in body.node for o in inner.output)
+
+
+RANDOM = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+_KNOWN = (
+    "",
+    "ai.onnx",
+    "ai.onnx.ml",
+    "normdeploy",
+)  # domains none of whose other ops draws, but for a Dropout in training
+
+
+def may_draw(proto: onnx.ModelProto) -> bool:
+    """Whether it may draw random numbers: two runs of it may then differ."""
+    nodes = [*proto.graph.node, *(n for f in proto.functions for n in f.node)]
+    nodes += [inner for node in nodes for body in iter_subgraphs(node) for inner in body.node]
+    functions = {(f.domain, f.name) for f in proto.functions}
+    return any(
+        n.op_type in RANDOM
+        or (n.op_type == "Dropout" and len(n.input) > 2)
+        or (n.domain not in _KNOWN and (n.domain, n.op_type) not in functions)
+        for n in nodes
+    )
+
+
+def captured_names(node: onnx.NodeProto) -> set[str]:
+    """The names that the bodies of a node read, those of their own tensors included."""
+    return {
+        name
+        for body in iter_subgraphs(node)
+        for name in (*(i for n in body.node for i in n.input), *(o.name for o in body.output))
+    }
+
+
+def drop_unused_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto``, changed in place, without the initializers that nothing reads any more."""
+    graph = proto.graph
+    read = {i for n in graph.node for i in n.input} | {o.name for o in graph.output} | {i.name for i in graph.input}
+    read |= {name for n in graph.node for name in captured_names(n)}
+    for field, name in (("initializer", lambda t: t.name), ("sparse_initializer", lambda t: t.values.name)):
+        kept = [t for t in getattr(graph, field) if name(t) in read]
+        if len(kept) < len(getattr(graph, field)):
+            del getattr(graph, field)[:]
+            getattr(graph, field).extend(kept)
+    return proto
+
+
+def separate_default_inputs(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
+    """Initializers that are graph inputs are defaults that a caller may replace, so they must not be read as constants.
+
+    Before IR version 4 every initializer had to be an input, and none could be replaced (onnx, docs/IR.md): there they
+    are constants.
+    """
+    listed = {i.name for i in proto.graph.input} if proto.ir_version >= IR_OF_CONSTANTS else set()
+    defaults = [t for t in proto.graph.initializer if t.name in listed]
+    if not defaults:
+        return proto, []
+    opened = onnx.ModelProto()
+    opened.CopyFrom(proto)
+    del opened.graph.initializer[:]
+    opened.graph.initializer.extend(t for t in proto.graph.initializer if t.name not in listed)
+    return opened, defaults

@@ -1,0 +1,256 @@
+"""Writes ops that quantize inside as what they are defined to be: DequantizeLinear, the op, QuantizeLinear.
+
+    QLinearOp(q) = Q(Op(DQ(q)))
+
+So onnxruntime's quantizer writes files in its QOperator format, and its optimizer what it fuses of a QDQ file
+(https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md). A bias is int32 in steps of the product
+of the operands' scales. The form is for evaluation alone: in it the rounding of each tensor can be left out, and drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from ..storage.onnx_domains import default_domain_opset
+from ..storage.onnx_files import iter_bodies
+from ..storage.proto_traversal import copy_model
+from . import dynamic_quantize_lstm, matmul_nbits
+from .quantization_info import BITS, DEQUANTIZE, DYNAMIC, INTEGER, LSTM, QUANTIZE, GraphQuantization, quantizes_inside
+
+_AXES_ARE_OWN = 13  # the opset from which on Softmax takes one axis, and not all from it on
+
+
+@dataclass(frozen=True, kw_only=True)
+class _QOperatorForm:
+    """``operands``: places of quantized inputs, each with its scale and zero point behind it; ``result``: the place of
+    the output's scale, None where the output is floating; ``first``: inputs that are passed on as they are; ``bias``:
+    its place; ``channels``: operand -> the axis of a scale for each channel."""
+
+    op: str
+    operands: tuple[int, ...] = (0,)
+    result: int | None
+    first: tuple[int, ...] = ()
+    bias: int | None = None
+    channels: dict[int, int] = field(default_factory=dict)
+
+
+def _unary_form(op: str) -> Callable[[onnx.NodeProto], _QOperatorForm]:
+    return lambda node: _QOperatorForm(op=op, result=3)
+
+
+def _binary_form(op: str) -> Callable[[onnx.NodeProto], _QOperatorForm]:
+    return lambda node: _QOperatorForm(op=op, operands=(0, 3), result=6)
+
+
+def _conv_form(node: onnx.NodeProto) -> _QOperatorForm:
+    return _QOperatorForm(op="Conv", operands=(0, 3), result=6, bias=8, channels={3: 0})
+
+
+def _matmul_form(node: onnx.NodeProto) -> _QOperatorForm:
+    return _QOperatorForm(op="MatMul", operands=(0, 3), result=6, channels={0: -2, 3: -1})
+
+
+def _gemm_form(node: onnx.NodeProto) -> _QOperatorForm:
+    rounded = len(node.input) > 7 and bool(node.input[7])
+    axis = 0 if _int_attribute(node, "transB", 0) else 1
+    return _QOperatorForm(op="Gemm", operands=(0, 3), result=7 if rounded else None, bias=6, channels={3: axis})
+
+
+def _concat_form(node: onnx.NodeProto) -> _QOperatorForm:
+    return _QOperatorForm(op="Concat", operands=tuple(range(2, len(node.input), 3)), result=0)
+
+
+def _where_form(node: onnx.NodeProto) -> _QOperatorForm:
+    return _QOperatorForm(op="Where", operands=(1, 4), result=7, first=(0,))
+
+
+_FORMS: dict[str, Callable[[onnx.NodeProto], _QOperatorForm]] = {
+    "QLinearConv": _conv_form,
+    "QLinearMatMul": _matmul_form,
+    "QGemm": _gemm_form,
+    "QLinearAdd": _binary_form("Add"),
+    "QLinearMul": _binary_form("Mul"),
+    "QLinearConcat": _concat_form,
+    "QLinearWhere": _where_form,
+    "QLinearSigmoid": _unary_form("Sigmoid"),
+    "QLinearLeakyRelu": _unary_form("LeakyRelu"),
+    "QLinearSoftmax": _unary_form("Softmax"),
+    "QLinearAveragePool": _unary_form("AveragePool"),
+    "QLinearGlobalAveragePool": _unary_form("GlobalAveragePool"),
+}
+_WRITERS = {LSTM: dynamic_quantize_lstm.expand_node, BITS: matmul_nbits.expand_node}
+_FUSED = ("MatMulIntegerToFloat", "DynamicQuantizeMatMul")
+# Ops that multiply codes with codes, whatever they are written in.
+PRODUCTS = frozenset({*INTEGER, *_FUSED, "QLinearConv", "QLinearMatMul", "QGemm"})
+_DOMAINS = ("", "ai.onnx", "com.microsoft")
+_SUFFIX = "_quantized"
+_OWN_ATTRIBUTES = ("channels_last", "opset")  # which the plain ops do not have
+
+
+def unexpandable_ops(proto: onnx.ModelProto) -> tuple[str, ...]:
+    """Name the ops of a file that quantize inside and can't be written as pairs and plain ops."""
+    opset, main, weights = default_domain_opset(proto), proto.graph, _initializer_names(proto)
+    closed = (
+        n
+        for body in iter_bodies(proto)
+        for n in body.node
+        if quantizes_inside(n) and not (body is main and can_expand(n, opset, weights))
+    )
+    return tuple(sorted({node.op_type for node in closed}))
+
+
+def _initializer_names(proto: onnx.ModelProto) -> set[str]:
+    return {t.name for t in proto.graph.initializer} - {v.name for v in proto.graph.input}
+
+
+def can_expand(node: onnx.NodeProto, opset: int, weights: Collection[str] = ()) -> bool:
+    """Decide whether a node can be written as pairs and a plain op in a file of ``opset`` that stores ``weights``."""
+    if node.domain not in _DOMAINS:
+        return False
+    if node.op_type in _FUSED:
+        return True
+    if node.op_type == LSTM:
+        return dynamic_quantize_lstm.is_plain_form(node)
+    if node.op_type == BITS:
+        return matmul_nbits.is_plain_form(node, weights)
+    if node.op_type not in _FORMS or _int_attribute(node, "channels_last", 0):
+        return False
+    form = _FORMS[node.op_type](node)
+    # Without a zero point nothing in the node says which type it rounds to.
+    if form.result is not None and not (len(node.input) > form.result + 1 and node.input[form.result + 1]):
+        return False
+    if node.op_type != "QLinearSoftmax":
+        return True
+    alike = (_int_attribute(node, "opset", 1) < _AXES_ARE_OWN) == (opset < _AXES_ARE_OWN)
+    return alike or _int_attribute(node, "axis", -1) == -1
+
+
+def expand_qoperators(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Write such nodes of the main graph as pairs and plain ops, which keep the node's name; others stay.
+
+    What has none is returned as it is.
+    """
+    opset, weights = default_domain_opset(proto), _initializer_names(proto)
+    if not any(can_expand(node, opset, weights) for node in proto.graph.node):
+        return proto
+    proto = copy_model(proto)
+    writer = _QOperatorExpander(proto)
+    nodes = [
+        each for n in proto.graph.node for each in (writer.expand_node(n) if can_expand(n, opset, weights) else [n])
+    ]
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    return proto
+
+
+def _int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
+    return next((a.i for a in node.attribute if a.name == name), default)
+
+
+class _QOperatorExpander:
+    """Writes the nodes of one graph, and adds the scales of biases to its initializers."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self._graph = proto.graph
+        self._constants = GraphQuantization(proto)
+        self._used = {name for node in proto.graph.node for name in (*node.input, *node.output)}
+        self._used |= {value.name for value in (*proto.graph.output, *proto.graph.initializer)}
+
+    def expand_node(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+        """Write one node, under its name or that of its output."""
+        if not node.name:
+            node.name = node.output[0]
+        if node.op_type in _FUSED:
+            yield from self._expand_fused_product(node)
+            return
+        if node.op_type in _WRITERS:
+            yield from _WRITERS[node.op_type](
+                node, self._fresh_name, self._add_constant, self._constants.constant_value
+            )
+            return
+        form = _FORMS[node.op_type](node)
+        inputs = [node.input[i] for i in form.first]
+        for place in form.operands:
+            made = self._fresh_name(node.input[place])
+            inputs.append(made)
+            yield self._dequantize_operand(node, place, made, form.channels.get(place))
+        if form.bias is not None and len(node.input) > form.bias and node.input[form.bias]:
+            bias = self._fresh_name(node.input[form.bias])
+            inputs.append(bias)
+            yield from self._dequantize_bias(node, form, bias)
+        result = node.output[0] if form.result is None else self._fresh_name(node.output[0])
+        plain = helper.make_node(form.op, inputs, [result], node.name)
+        plain.attribute.extend(a for a in node.attribute if a.name not in _OWN_ATTRIBUTES)
+        yield plain
+        if form.result is not None:
+            ends = node.input[form.result : form.result + 2]
+            yield helper.make_node(QUANTIZE, [result, *ends], node.output[:1], node.name)
+
+    def _dequantize_operand(self, node: onnx.NodeProto, place: int, made: str, axis: int | None) -> onnx.NodeProto:
+        names = [name for name in node.input[place : place + 3] if name]
+        if axis is None or not self._has_channel_scales(node.input[place + 1]):
+            return helper.make_node(DEQUANTIZE, names, [made], node.name)
+        return helper.make_node(DEQUANTIZE, names, [made], node.name, axis=axis)
+
+    def _has_channel_scales(self, scale: str) -> bool:
+        value = self._constants.constant_value(scale)
+        return value is not None and value.size > 1
+
+    def _dequantize_bias(self, node: onnx.NodeProto, form: _QOperatorForm, made: str) -> Iterator[onnx.NodeProto]:
+        """Dequantize a bias, in steps of the product of the operands' scales."""
+        assert form.bias is not None
+        scales = [node.input[place + 1] for place in form.operands]
+        alpha = next((a.f for a in node.attribute if a.name == "alpha"), 1.0)
+        known = [self._constants.constant_value(name) for name in scales]
+        product = self._fresh_name(f"{made}_scale")
+        if all(value is not None for value in known):
+            a, b = (np.asarray(value, np.float64).reshape(-1) for value in known)
+            steps = (alpha * a * b).astype(np.float32)
+            self._graph.initializer.append(numpy_helper.from_array(steps if steps.size > 1 else steps[0], product))
+        else:
+            yield helper.make_node("Mul", scales, [product], node.name)
+        yield helper.make_node(DEQUANTIZE, [node.input[form.bias], product], [made], node.name, axis=0)
+
+    def _expand_fused_product(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+        """Write a product of integers that is made floating in the same node."""
+        given = [*node.input, *[""] * 7]
+        if node.op_type == "DynamicQuantizeMatMul":
+            a = [self._fresh_name(f"{node.input[0]}_{end}") for end in ("quantized", "scale", "zero_point")]
+            yield helper.make_node(DYNAMIC, node.input[:1], a, node.name)
+            b, bias = [given[1], given[2], given[3]], given[4]
+        else:
+            a, b, bias = [given[0], given[2], given[4]], [given[1], given[3], given[5]], given[6]
+        made = [self._fresh_name(a[0]), self._fresh_name(b[0])]
+        yield helper.make_node(DEQUANTIZE, _without_empty_tail(a), made[:1], node.name)
+        axis = {"axis": -1} if self._has_channel_scales(b[1]) else {}
+        yield helper.make_node(DEQUANTIZE, _without_empty_tail(b), made[1:], node.name, **axis)
+        if not bias:
+            yield helper.make_node("MatMul", made, node.output[:1], node.name)
+            return
+        product = self._fresh_name(node.output[0])
+        yield helper.make_node("MatMul", made, [product], node.name)
+        yield helper.make_node("Add", [product, bias], node.output[:1], node.name)
+
+    def _add_constant(self, name: str, value: np.ndarray) -> str:
+        """Add an initializer under a name of its own."""
+        fresh = self._fresh_name(name)
+        self._graph.initializer.append(numpy_helper.from_array(value, fresh))
+        return fresh
+
+    def _fresh_name(self, name: str) -> str:
+        """Name a floating tensor as onnxruntime's quantizer found it: it adds the suffix."""
+        fresh = name.removesuffix(_SUFFIX) or name
+        while fresh in self._used:
+            fresh += "_"
+        self._used.add(fresh)
+        return fresh
+
+
+def _without_empty_tail(names: Sequence[str]) -> list[str]:
+    return [name for name in names if name]

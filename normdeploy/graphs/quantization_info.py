@@ -1,0 +1,361 @@
+"""What a graph says of its quantization, whoever wrote it: told by the ops alone, never by anybody's metadata."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from ..evaluate.quantize_ops import TABLE, TYPES, finite_limits
+from ..findings.records import QuantizedLayer
+from ..norms.norm_table import DOMAIN, OURS
+from ..storage.onnx_domains import is_standard
+from ..storage.onnx_files import iter_bodies
+from ..storage.proto_traversal import attribute_graphs
+from ..storage.shared_weights import tensor_array
+from .proto_queries import module_path
+
+RECORD = "normdeploy.quantization"  # metadata of a file that `normdeploy.quantization` made
+QUANTIZE, DEQUANTIZE, DYNAMIC = "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"
+LSTM, BITS = "DynamicQuantizeLSTM", "MatMulNBits"
+_INSIDE = {LSTM: (8, 9, 10, 11), BITS: (2, 3)}  # the places of their scales and zero points
+INTEGER = ("MatMulInteger", "ConvInteger")
+RECENTRED = f"{RECORD}.recentred"  # its biases that take a shift back by the weight as it is stored
+LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+# ops that hold their quantization inside, which only the runtime that made them computes
+_SEALED = (
+    "QLinear",
+    "QGemm",
+    "QAttention",
+    "QMoE",
+    "MatMulNBits",
+    "MatMulBnb4",
+    "MatMulFpQ4",
+    "DynamicQuantize",
+    "MatMulIntegerToFloat",
+)
+_MOVES = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast", "Expand"})
+
+
+def is_quantization_node(node: onnx.NodeProto) -> bool:
+    """Whether a node is one of those that the evaluator knows as quantization."""
+    return ("" if is_standard(node) else node.domain, node.op_type) in TABLE
+
+
+def quantizes_inside(node: onnx.NodeProto) -> bool:
+    """Whether a node quantizes inside, out of sight."""
+    return node.op_type.startswith(_SEALED) and not is_quantization_node(node)
+
+
+def is_quantized(proto: onnx.ModelProto) -> bool:
+    """Whether any node, in bodies and functions too, quantizes, dequantizes or computes in a few bits."""
+    return any(
+        is_quantization_node(node) or quantizes_inside(node) for body in iter_bodies(proto) for node in body.node
+    )
+
+
+def quantized_ranges(proto: onnx.ModelProto) -> dict[str, tuple[float, float]]:
+    """What each QuantizeLinear of data in the main graph, and each op of ours that holds one, can say: by the tensor
+    that it makes; those of one constant scale alone."""
+    q, found = GraphQuantization(proto), dict[str, tuple[float, float]]()
+    for node in q.nodes:
+        own = OURS.get(node.op_type) if node.domain == DOMAIN else None
+        if own is not None and own.quantizes and "y_scale" in own.inputs:
+            end = len(node.input)
+            pair = helper.make_node(QUANTIZE, [node.output[0], *node.input[end - 2 : end]], [node.output[0]])
+        elif node.op_type == QUANTIZE and is_quantization_node(node) and not q.is_weight(node.input[0]):
+            pair = node
+        else:
+            continue
+        if (ends := q.scheme_of(pair).representable_range) is not None:
+            found[node.output[0]] = ends
+    return found
+
+
+def read_recorded_ranges(proto: onnx.ModelProto) -> dict[str, tuple[float, float]]:
+    """The same as calibration gave them, where the file records it; {} of any other file."""
+    try:
+        return {str(n): (float(low), float(high)) for n, (low, high) in _read_record(proto)["ranges"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def read_recorded_runtime(proto: onnx.ModelProto) -> str:
+    """The runtime for which the file was quantized, where it records it, else ""."""
+    try:
+        return str(_read_record(proto)["runtime"])
+    except (ValueError, TypeError, KeyError):
+        return ""
+
+
+def read_recorded_biases(proto: onnx.ModelProto) -> dict[str, list[int]]:
+    """The biases that take a shift back by the weight as it is stored (`normdeploy.quantization.bias_corrections`),
+    each with the
+    input channels of which it does not, where the file records them; {} of any other file: nothing in it tells them
+    from those that take it back by the weight as it was."""
+    try:
+        told = json.loads(next((p.value for p in proto.metadata_props if p.key == RECENTRED), "{}"))
+    except ValueError:
+        return {}
+    told = told if isinstance(told, dict) else {}
+    return {name: left for name, left in told.items() if isinstance(left, list) and all(type(i) is int for i in left)}
+
+
+def _read_record(proto: onnx.ModelProto) -> Any:
+    return json.loads(next((p.value for p in proto.metadata_props if p.key == RECORD), ""))
+
+
+def quantization_parameters(proto: onnx.ModelProto) -> set[str]:
+    """The initializers, of bodies and functions too, that are nothing but scales and zero points."""
+    read, other = set[str](), set[str]()
+    for body in iter_bodies(proto):
+        dynamic = {n.output[1] for n in body.node if n.op_type == DYNAMIC and is_quantization_node(n)}
+        for node in body.node:
+            own = {"y_scale", "y_zero_point"} if node.domain == DOMAIN else set()
+            names = OURS[node.op_type].inputs if own and node.op_type in OURS else ()
+            for i, name in enumerate(node.input):
+                of_own = i < len(names) and names[i] in own
+                of_pair = i > 0 and node.op_type in (QUANTIZE, DEQUANTIZE) and is_quantization_node(node)
+                of_product = node.op_type == "Mul" and bool(dynamic & set(node.input))
+                is_inside = i in _INSIDE.get(node.op_type, ())
+                (read if of_own or of_pair or of_product or is_inside else other).add(name)
+    return read - other - {""}
+
+
+@dataclass(frozen=True)
+class QuantizationScheme:
+    """One QuantizeLinear or DequantizeLinear: its type, and how its numbers lie.
+
+    ``scale`` and ``zero_point``: arrays, or None where they are computed; ``axis`` and ``block`` as in ONNX.
+    """
+
+    node: onnx.NodeProto
+    kind: np.dtype[Any] | None
+    scale: np.ndarray | None
+    zero_point: np.ndarray | None
+    axis: int
+    block: int
+
+    @property
+    def granularity(self) -> str:
+        """ "tensor", "384 channels" or "blocks of 32"; "" where the scale is computed."""
+        if self.scale is None:
+            return ""
+        if self.block:
+            return f"blocks of {self.block}"
+        return f"{self.scale.size} channels" if self.scale.ndim and self.scale.size > 1 else "tensor"
+
+    @property
+    def is_asymmetric(self) -> bool:
+        """Whether a zero point is not 0. Of an unsigned type the middle counts as 0 too where weights are meant; that
+        is the caller's."""
+        return self.zero_point is not None and bool(np.any(self.zero_point.astype(np.float64)))
+
+    @property
+    def representable_range(self) -> tuple[float, float] | None:
+        """The real numbers that it can say, of one scale for all."""
+        if self.kind is None or self.scale is None or self.scale.size != 1:
+            return None
+        low, high = finite_limits(self.kind)
+        zero = 0.0 if self.zero_point is None else float(self.zero_point.astype(np.float64).reshape(-1)[0])
+        step = float(self.scale.astype(np.float64).reshape(-1)[0])
+        return (low - zero) * step, (high - zero) * step
+
+
+class GraphQuantization:
+    """The quantization of one graph of a file, its weights loaded or referred to: of the main graph, or of ``body``.
+
+    ``around``: of the graph that holds ``body``, whose tensors it sees; None for a function. ``place``: as findings
+    name it, "then_branch of If 'gate'"; "" for the main graph.
+    """
+
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        body: onnx.GraphProto | onnx.FunctionProto | None = None,
+        around: GraphQuantization | None = None,
+        place: str = "",
+    ) -> None:
+        graph = proto.graph if body is None else body
+        self.place = place
+        self.nodes = list(graph.node)
+        self.weights: dict[str, onnx.TensorProto] = {} if around is None else dict(around.weights)
+        self.makers: dict[str, onnx.NodeProto] = {} if around is None else dict(around.makers)
+        if not isinstance(graph, onnx.FunctionProto):
+            self.weights |= {t.name: t for t in graph.initializer}
+        self.makers |= {name: node for node in self.nodes for name in node.output if name}
+        self.outputs = {v if isinstance(v, str) else v.name for v in graph.output}
+
+    @cached_property
+    def readers_by_tensor(self) -> dict[str, list[onnx.NodeProto]]:
+        """By tensor, those in the bodies of nodes too."""
+        readers: dict[str, list[onnx.NodeProto]] = {}
+        waiting = self.nodes[::-1]
+        while waiting:
+            node = waiting.pop()
+            for name in dict.fromkeys(filter(None, node.input)):
+                readers.setdefault(name, []).append(node)
+            waiting += [n for a in node.attribute for body in attribute_graphs(a) for n in reversed(body.node)]
+        return readers
+
+    def constant_value(self, name: str) -> np.ndarray | None:
+        """The value of an initializer or a Constant node's tensor; None of all else."""
+        if name in self.weights:
+            return np.asarray(tensor_array(self.weights[name]))
+        maker = self.makers.get(name)
+        if maker is not None and maker.op_type == "Constant" and is_standard(maker):
+            for a in maker.attribute:
+                return np.asarray(tensor_array(a.t) if a.name == "value" else onnx.helper.get_attribute_value(a))
+        return None
+
+    def scheme_of(self, node: onnx.NodeProto) -> QuantizationScheme:
+        """What a QuantizeLinear or DequantizeLinear says."""
+        attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        zero = self.constant_value(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+        kind: np.dtype[Any] | None = None if zero is None else zero.dtype
+        if kind is None and node.op_type == QUANTIZE:
+            kind = TYPES.get(int(attrs.get("output_dtype", 0)) or 2)
+        if kind is None and node.op_type == DEQUANTIZE:
+            kind = self._stored_dtype(node.input[0])
+        scale = self.constant_value(node.input[1])
+        return QuantizationScheme(node, kind, scale, zero, int(attrs.get("axis", 1)), int(attrs.get("block_size", 0)))
+
+    def _stored_dtype(self, name: str) -> np.dtype[Any] | None:
+        origin = self.source_tensor(name)
+        if origin in self.weights:
+            return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.weights[origin].data_type))
+        maker = self.makers.get(origin)
+        if maker is not None and maker.op_type == QUANTIZE:
+            return self.scheme_of(maker).kind
+        value = self.constant_value(origin)
+        return None if value is None else value.dtype
+
+    def source_tensor(self, name: str, through: frozenset[str] = _MOVES) -> str:
+        """The tensor that ``name`` only moves, or casts."""
+        while (maker := self.makers.get(name)) is not None and maker.op_type in through and is_standard(maker):
+            name = maker.input[0]
+        return name
+
+    def source_node(self, name: str, op: str) -> onnx.NodeProto | None:
+        """The node of type ``op`` that ``name`` comes from by moves alone."""
+        node = self.makers.get(self.source_tensor(name))
+        return node if node is not None and node.op_type == op and is_quantization_node(node) else None
+
+    def is_weight(self, name: str) -> bool:
+        """Whether a tensor comes from constants alone, by moves, quantizing and dequantizing."""
+        through = _MOVES | {QUANTIZE, DEQUANTIZE}
+        return self.constant_value(self.source_tensor(name, through)) is not None
+
+    def data_quantizers(self) -> Iterator[onnx.NodeProto]:
+        """The QuantizeLinear nodes of data, in order."""
+        return (
+            n
+            for n in self.nodes
+            if n.op_type == QUANTIZE and is_quantization_node(n) and not self.is_weight(n.input[0])
+        )
+
+    # -------------------------------------------------------------- the census
+
+    def quantized_layers(self) -> list[QuantizedLayer]:
+        """Every linear layer and convolution with a constant weight, in the file's order, quantized or not."""
+        return [layer for node in self.nodes if (layer := self._read_layer(node)) is not None]
+
+    def _read_layer(self, node: onnx.NodeProto) -> QuantizedLayer | None:
+        if node.op_type in INTEGER and is_quantization_node(node):
+            return self._read_integer_layer(node)
+        if node.op_type not in LINEAR or not is_standard(node) or len(node.input) < 2:
+            return None
+        sides = [i for i in range(2) if self.is_weight(node.input[i])]
+        if len(sides) != 1 or (node.op_type.startswith("Conv") and sides != [1]):
+            return None
+        weight, data = node.input[sides[0]], node.input[1 - sides[0]]
+        stored, made = self.source_node(weight, DEQUANTIZE), self.source_node(data, DEQUANTIZE)
+        layer = QuantizedLayer(node.output[0], node.op_type, module_path(node), data, place=self.place)
+        if stored is not None:
+            scheme = self.scheme_of(stored)
+            layer = replace(
+                layer,
+                weight="" if scheme.kind is None else scheme.kind.name,
+                granularity=scheme.granularity,
+                weight_symmetric=not scheme.is_asymmetric,
+            )
+        if made is not None:
+            layer = self._with_activation_scheme(layer, made)
+        if stored is not None:
+            return replace(layer, status="weight" if made is None else "quantized")
+        return layer if made is None else replace(layer, status="activation")
+
+    def _with_activation_scheme(self, layer: QuantizedLayer, made: onnx.NodeProto) -> QuantizedLayer:
+        scheme = self.scheme_of(made)
+        source = self.source_node(made.input[0], QUANTIZE)
+        dynamic = self.source_node(made.input[0], DYNAMIC) is not None
+        low, high = scheme.representable_range or (None, None)
+        single = scheme.scale is not None and scheme.scale.size == 1
+        return replace(
+            layer,
+            input=source.input[0] if source is not None else layer.input,
+            activation="" if scheme.kind is None else scheme.kind.name,
+            dynamic=dynamic,
+            scale=float(scheme.scale.astype(np.float64).reshape(-1)[0])
+            if single and scheme.scale is not None
+            else None,
+            zero_point=_integer_zero_point(scheme.zero_point) if single else None,
+            low=low,
+            high=high,
+        )
+
+    def _read_integer_layer(self, node: onnx.NodeProto) -> QuantizedLayer | None:
+        weight = self.constant_value(self.source_tensor(node.input[1]))
+        if weight is None:
+            return None
+        made = self.makers.get(self.source_tensor(node.input[0]))
+        dynamic = made is not None and made.op_type == DYNAMIC
+        zero = self.constant_value(node.input[3]) if len(node.input) > 3 and node.input[3] else None
+        return QuantizedLayer(
+            node.output[0],
+            node.op_type,
+            module_path(node),
+            made.input[0] if made is not None and dynamic else node.input[0],
+            status="quantized",
+            weight=weight.dtype.name,
+            granularity="",  # the scale is multiplied in behind it
+            weight_symmetric=zero is None or not np.any(zero.astype(np.float64)),
+            activation="uint8" if dynamic else "",
+            dynamic=dynamic,
+            place=self.place,
+        )
+
+
+def all_quantizations(proto: onnx.ModelProto) -> Iterator[GraphQuantization]:
+    """Of the main graph, the bodies in it, and the functions and the bodies in these."""
+    waiting = [
+        *(GraphQuantization(proto, f, None, f"function {f.domain}.{f.name}") for f in reversed(proto.functions)),
+        GraphQuantization(proto),
+    ]
+    while waiting:
+        q = waiting.pop()
+        yield q
+        inner = [
+            GraphQuantization(
+                proto, body, q, f"{q.place}, {_body_path(node, a, i)}" if q.place else _body_path(node, a, i)
+            )
+            for node in q.nodes
+            for a in node.attribute
+            for i, body in enumerate(attribute_graphs(a))
+        ]
+        waiting += reversed(inner)
+
+
+def _body_path(node: onnx.NodeProto, attribute: onnx.AttributeProto, i: int) -> str:
+    which = attribute.name + (f"[{i}]" if len(attribute.graphs) else "")
+    return f"{which} of {node.op_type} {node.name or node.output[0]!r}"
+
+
+def _integer_zero_point(zero_point: np.ndarray | None) -> int:
+    return 0 if zero_point is None else int(zero_point.astype(np.float64).reshape(-1)[0])

@@ -1,0 +1,384 @@
+"""Shapes that onnx's inference does not find: those behind a Reshape, Expand or Slice whose operand is computed, and
+what follows.
+
+Operands are worked out for all sizes at once, as polynomials of the dims that the file leaves open (`whole_numbers`),
+and so is the shape that the node makes of them. What is stated holds at every size: a dim that Min, Max, Mod or a rest
+of a division decides stays unknown, and so does one that a Slice may cut short.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import numpy_helper
+
+from ..storage.onnx_domains import is_standard
+from . import integer_ops
+from .dims import Dims, dim_size, is_invented_name
+from .graph import Graph
+from .symbolic_sizes import ONE, UNKNOWN, NoPolynomial, Size
+
+_OPERAND = 64  # elements of whole numbers that may say something of a shape
+_END = 2**31 - 1  # exporters write this, or the largest of int64, for "to the end"
+_FAILURES = (NoPolynomial, ValueError, TypeError, IndexError, KeyError, AttributeError, ArithmeticError)
+
+Shape = list["Size | None"]
+
+
+class ShapedGraph(Graph):
+    """A graph that also knows the shapes worked out here, from the first time that the file does not state one."""
+
+    _worked_out = False
+
+    def _work_out_shapes(self) -> None:
+        if not self._worked_out:
+            self._worked_out = True
+            integer_values(self)
+
+
+def integer_values(graph: Graph) -> Mapping[int, np.ndarray]:
+    """Work out sizes and let ``graph`` know the shapes that can be found, in its own order, so that one leads to the
+    next.
+
+    Returns:
+        what the graph computes of sizes, by the ids of the tensors: arrays of integers and `Size`.
+    """
+    known: dict[int, np.ndarray] = {}
+    for node in graph.nodes:
+        if not is_standard(node):
+            continue
+        _compute_integers(graph, node, known)
+        unknown = [o for o in node.outputs if not o.is_empty() and _has_unknown_dims(graph.shape(o))]
+        if not unknown:
+            continue
+        for output, (kind, dims) in _infer_node(graph, node).items():
+            if dims is not None and any(o.name == output for o in unknown):
+                told = next(o for o in unknown if o.name == output)
+                graph.record_type(told, kind, refine_dims(graph, node, graph.shape(told), dims))
+        for output in unknown:
+            if _has_unknown_dims(graph.shape(output)) and node.op in _SHAPES:
+                shape = _output_dims(graph, node, output, known)
+                if shape is not None:
+                    graph.record_type(output, None, refine_dims(graph, node, graph.shape(output), shape))
+    return known
+
+
+def _has_unknown_dims(dims: Dims | None) -> bool:
+    return dims is None or any(d is None or is_invented_name(d) for d in dims)
+
+
+def refine_dims(graph: Graph, node: gs.Node, old: Dims | None, new: Dims) -> Dims:
+    """Each dim as ``new`` says it; where that says nothing, the name that inference made up: equal ones are equal
+    sizes.
+
+    A name that was made up before, for an input, says something: this dim is that one.
+    """
+    if old is None or len(old) != len(new):
+        return new
+    passed = {d for t in node.inputs if not t.is_empty() for d in graph.shape(t) or ()}
+    return tuple(
+        b if b is not None and (b in passed or not is_invented_name(b)) else a for a, b in zip(old, new, strict=True)
+    )
+
+
+def _infer_node(graph: Graph, node: gs.Node) -> dict[str, tuple[int, Dims | None]]:
+    """What onnx says of one node, given what is known of its inputs by now."""
+    types: dict[str, onnx.TypeProto] = {}
+    data: dict[str, onnx.TensorProto] = {}
+    for t in node.inputs:
+        if t.is_empty():
+            continue
+        dims, dtype = graph.shape(t), graph.dtype(t)
+        if dims is None or dtype is None:
+            return {}
+        types[t.name] = onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(dtype), dims)
+        value = graph.known_value(t) if dtype.kind == "i" and _is_small(dims) else None
+        if value is not None:
+            data[t.name] = numpy_helper.from_array(np.asarray(value, dtype=dtype), t.name)
+    try:
+        schema = onnx.defs.get_schema(node.op, graph.opset)
+        results = onnx.shape_inference.infer_node_outputs(
+            schema, graph.node_proto(node), types, data, opset_imports=list(graph.proto.opset_import)
+        )
+    except Exception:  # it refuses what it can't follow
+        return {}
+    return {name: (t.tensor_type.elem_type, _type_dims(t)) for name, t in results.items() if t.HasField("tensor_type")}
+
+
+def _is_small(dims: Dims) -> bool:
+    sizes = [d for d in dims if isinstance(d, int)]
+    return len(sizes) == len(dims) and math.prod(sizes) <= _OPERAND
+
+
+def _type_dims(kind: onnx.TypeProto) -> Dims | None:
+    if not kind.tensor_type.HasField("shape"):
+        return None
+    return tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in kind.tensor_type.shape.dim)
+
+
+# ------------------------------------------------------------------ whole numbers
+
+
+def _compute_integers(graph: Graph, node: gs.Node, known: dict[int, np.ndarray]) -> None:
+    """Let ``known`` hold what a node makes of sizes, by the ids of its outputs; nothing where that changes from size to
+    size."""
+    if node.op in ("Shape", "Size"):
+        shape = symbolic_shape(graph, node.inputs[0])
+        if shape is None:
+            return
+        attrs = graph.attrs(node)
+        try:
+            sizes = (
+                shape[attrs.get("start", 0) : attrs.get("end")] if node.op == "Shape" else [_product_of_sizes(shape)]
+            )
+        except OverflowError:
+            return
+        made = np.empty(len(sizes), dtype=object)
+        made[:] = sizes
+        known[id(node.outputs[0])] = made if node.op == "Shape" else made.reshape(())
+        return
+    if not any(id(t) in known for t in node.inputs):
+        return
+    inputs = [None if t.is_empty() else _integer_operand(graph, t, known) for t in node.inputs]
+    if any(a is None and not t.is_empty() for a, t in zip(inputs, node.inputs, strict=True)):
+        return
+    if node.op == "Cast":
+        kind = graph.dtype(node.outputs[0])
+        if kind is not None and kind.name in ("int64", "int32"):
+            known[id(node.outputs[0])] = inputs[0]  # type: ignore[assignment]
+        return
+    try:
+        numbers = integer_ops.apply_integer_op(node.op, inputs, graph.attrs(node), graph.opset, len(node.outputs))
+    except _FAILURES:
+        return
+    for output, value in zip(node.outputs, numbers, strict=False):
+        if integer_ops.is_integer_value(value) and value is not None and value.size <= _OPERAND:
+            known[id(output)] = value
+
+
+def _integer_operand(graph: Graph, t: gs.Tensor, known: Mapping[int, np.ndarray]) -> np.ndarray | None:
+    if id(t) in known:
+        return known[id(t)]
+    dtype, dims = graph.dtype(t), graph.shape(t)
+    if dtype is None or dtype.kind not in "iub" or dims is None or not _is_small(dims):
+        return None
+    value = graph.known_value(t)
+    return None if value is None else np.asarray(value).astype(dtype)
+
+
+def _constant_integers(operand: np.ndarray | None) -> list[int] | None:
+    """The operand where it does not depend on a size."""
+    if operand is None:
+        return None
+    numbers = [n.constant_value if isinstance(n, Size) else int(n) for n in operand.reshape(-1).tolist()]
+    return None if any(n is None for n in numbers) else numbers  # type: ignore[return-value]
+
+
+# ------------------------------------------------------------------ shapes
+
+
+def symbolic_shape(graph: Graph, t: gs.Tensor) -> list[Size] | None:
+    """Each dim as a polynomial; one of which nothing is known is a symbol of its own."""
+    dims = graph.shape(t)
+    return None if dims is None else [dim_size(d, f"{t.name}:{i}") for i, d in enumerate(dims)]
+
+
+def _product_of_sizes(sizes: Sequence[Size]) -> Size:
+    total = ONE
+    for n in sizes:
+        total = total * n
+    return total
+
+
+def _output_dims(graph: Graph, node: gs.Node, output: gs.Tensor, known: Mapping[int, np.ndarray]) -> Dims | None:
+    data = [t for t in node.inputs if not t.is_empty()] if node.op == "Concat" else node.inputs[:1]
+    shapes = [symbolic_shape(graph, t) for t in data]
+    if any(s is None for s in shapes):
+        return None
+    operands = [None if t.is_empty() else _integer_operand(graph, t, known) for t in node.inputs]
+    missing = any(a is None and not t.is_empty() for a, t in zip(operands[1:], node.inputs[1:], strict=True))
+    if missing and node.op not in ("Concat", "Gather"):
+        return None
+    try:
+        if node.op == "Gather":
+            indices = symbolic_shape(graph, node.inputs[1])
+            shape = None if indices is None else _gather_shape(shapes[0], indices, graph.attrs(node))  # type: ignore[arg-type]
+        else:
+            shape = _SHAPES[node.op](shapes, operands, graph.attrs(node), node.outputs.index(output))
+    except _FAILURES:
+        return None
+    return None if shape is None else tuple(_dim_from_size(n) for n in shape)
+
+
+def _dim_from_size(size: Size | None) -> int | str | None:
+    """A dim as a number or an expression of the file's symbols; None where it depends on others."""
+    if size is None or size.constant_value is not None:
+        return None if size is None else size.constant_value
+    symbols = size.symbols()
+    if any(s.startswith(UNKNOWN) for s in symbols):
+        return None
+    if size.terms == (((s := next(iter(symbols)),), 1),):
+        return s
+    if not all(s.isidentifier() for s in symbols) or any(c < 0 for _, c in size.terms):
+        return None
+    return " + ".join("*".join([str(c)] * (c != 1 or not m) + list(m)) for m, c in reversed(size.terms))
+
+
+Inputs = list["np.ndarray | None"]
+Shapes = list[Any]
+
+
+def _reshape_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: int) -> Shape | None:
+    (old, *_), target = shapes, operands[1]
+    if target is None:
+        return None
+    asked = [Size.from_int(n) for n in target.reshape(-1).tolist()]
+    copied = [old[i] if n == 0 and not attrs.get("allowzero", 0) else n for i, n in enumerate(asked)]
+    if -1 not in [n.constant_value for n in copied]:
+        return copied if all(n.is_positive for n in copied) else None
+    gap = next(i for i, n in enumerate(copied) if n.constant_value == -1)
+    rest, over = [n for i, n in enumerate(copied) if i != gap], list(old)
+    if not all(n.is_positive for n in rest):
+        return None
+    for n in list(rest):  # what is on both sides, first: a sum divides nothing but itself
+        if n in over:
+            over.remove(n)
+            rest.remove(n)
+    return [*copied[:gap], _product_of_sizes(over).divide_exactly(_product_of_sizes(rest)), *copied[gap + 1 :]]
+
+
+def _expand_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: int) -> Shape | None:
+    (old, *_), target = shapes, operands[1]
+    if target is None:
+        return None
+    asked = [Size.from_int(n) for n in target.reshape(-1).tolist()]
+    rank = max(len(old), len(asked))
+    pairs = zip([ONE] * (rank - len(old)) + old, [ONE] * (rank - len(asked)) + asked, strict=True)
+    return [_broadcast_size(a, b) for a, b in pairs]
+
+
+def _broadcast_size(a: Size, b: Size) -> Size | None:
+    if a == b or b == ONE:
+        return a
+    if a == ONE:
+        return b
+    return next(
+        (n for n in (a, b) if n.constant_value is not None and n.constant_value > 1), None
+    )  # the other one is 1 or the same
+
+
+def _tile_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: int) -> Shape | None:
+    assert operands[1] is not None
+    return [n * r for n, r in zip(shapes[0], operands[1].reshape(-1).tolist(), strict=True)]
+
+
+def _pad_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: int) -> Shape | None:
+    if len(operands) < 2 or operands[1] is None:
+        return None
+    pads, rank = operands[1].reshape(-1).tolist(), len(shapes[0])
+    axes = _constant_integers(operands[3]) if len(operands) > 3 and operands[3] is not None else list(range(rank))
+    if axes is None or len(pads) != 2 * len(axes):
+        return None
+    shape = list(shapes[0])
+    for i, axis in enumerate(axes):
+        shape[axis] = Size.from_int(shape[axis] + pads[i] + pads[i + len(axes)])
+    return [n if n.is_nonnegative else None for n in shape]
+
+
+def _concat_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: int) -> Shape | None:
+    axis, ranks = attrs["axis"], {len(s) for s in shapes}
+    if len(ranks) != 1:
+        return None
+    axis %= ranks.pop()
+    shape: Shape = [
+        next((s[i] for s in shapes if s[i].number is not None), shapes[0][i]) for i in range(len(shapes[0]))
+    ]
+    total = Size.from_int(0)
+    for s in shapes:
+        total = total + s[axis]
+    shape[axis] = total
+    return shape
+
+
+def _gather_shape(data: list[Size], indices: list[Size], attrs: Mapping[str, Any]) -> Shape:
+    axis = attrs.get("axis", 0) % len(data)
+    return [*data[:axis], *indices, *data[axis + 1 :]]
+
+
+def _slice_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: int) -> Shape | None:
+    if len(operands) < 3 or operands[1] is None or operands[2] is None:
+        return None
+    starts, ends = (o.reshape(-1).tolist() for o in (operands[1], operands[2]))
+    given = [_constant_integers(operands[i]) if len(operands) > i and operands[i] is not None else None for i in (3, 4)]
+    axes = given[0] if given[0] is not None else list(range(len(starts)))
+    steps = given[1] if given[1] is not None else [1] * len(starts)
+    if any(len(operands) > i and operands[i] is not None and given[i - 3] is None for i in (3, 4)):
+        return None
+    shape: Shape = list(shapes[0])
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        shape[axis] = _sliced_size(shapes[0][axis], Size.from_int(start), Size.from_int(end), step)
+    return shape
+
+
+def _sliced_size(size: Size, start: Size, end: Size, step: int) -> Size | None:
+    """How many places a Slice leaves of an axis, where that is one polynomial at every size."""
+    numbers = [n.constant_value for n in (size, start, end)]
+    if all(n is not None for n in numbers):
+        n, first, last = (int(v) for v in numbers if v is not None)
+        return Size.from_int(len(range(n)[first:last:step]))
+    if step != 1:
+        return (
+            size
+            if step == -1 and _is_last_place(size, start) and (numbers[2] is not None and numbers[2] <= -_END)
+            else None
+        )
+    bounds = []
+    for bound, number in ((start, numbers[1]), (end, numbers[2])):
+        at = (
+            size
+            if number is not None and number >= _END
+            else size + bound
+            if number is not None and number < 0
+            else bound
+        )
+        if not at.is_nonnegative or not (size - at).is_nonnegative:
+            return None
+        bounds.append(at)
+    left = bounds[1] - bounds[0]
+    return left if left.is_nonnegative else None
+
+
+def _is_last_place(size: Size, start: Size) -> bool:
+    number = start.constant_value
+    return number == -1 or (number is not None and number >= _END) or start in (size, size - 1)
+
+
+def _flatten_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: int) -> Shape | None:
+    axis = attrs.get("axis", 1)
+    axis = axis + len(shapes[0]) if axis < 0 else axis
+    return [_product_of_sizes(shapes[0][:axis]), _product_of_sizes(shapes[0][axis:])]
+
+
+def _split_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: int) -> Shape | None:
+    if len(operands) < 2 or operands[1] is None:
+        return None
+    axis = attrs.get("axis", 0) % len(shapes[0])
+    return [*shapes[0][:axis], Size.from_int(operands[1].reshape(-1).tolist()[at]), *shapes[0][axis + 1 :]]
+
+
+_SHAPES: dict[str, Callable[..., Shape | None]] = {
+    "Reshape": _reshape_shape,
+    "Expand": _expand_shape,
+    "Tile": _tile_shape,
+    "Pad": _pad_shape,
+    "Concat": _concat_shape,
+    "Gather": _gather_shape,
+    "Slice": _slice_shape,
+    "Flatten": _flatten_shape,
+    "Split": _split_shape,
+}

@@ -1,0 +1,225 @@
+"""onnx's own inference of types and shapes, kept from what would take it hours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import onnx
+
+from .dims import Dims
+from .proto_queries import single_use_symbols, value_info_type
+
+# Inference of shapes and types reads the values of small integer constants only.
+_INFERENCE_SIZE = 512
+_LONGEST = 2**20  # elements of a vector whose values it may write out
+
+
+def infer_types(
+    proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = None
+) -> dict[str, tuple[int | None, Dims | None]]:
+    """Element type and shape of each tensor by onnx's own inference, over a copy without the weights.
+
+    ``nodes``: those to look at in the place of the graph's, where it holds some that inference does not know.
+    """
+    initializers = {t.name: (t.data_type, tuple(t.dims)) for t in proto.graph.initializer}
+    return initializers | stated_types(infer_graph(proto, nodes))
+
+
+def infer_graph(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = None) -> onnx.GraphProto:
+    """Return a copy of the graph without the weights, with all that onnx infers in it and in its bodies."""
+    skeleton = _copy_skeleton(proto, nodes)
+    return _run_inference(skeleton, data_prop=_has_short_vectors(skeleton)).graph
+
+
+def stated_types(graph: onnx.GraphProto) -> dict[str, tuple[int | None, Dims | None]]:
+    """Read element type and shape of what a graph, not its bodies, says of its tensors."""
+    return {v.name: value_info_type(v) for v in [*graph.value_info, *graph.output, *graph.input]}
+
+
+def _copy_skeleton(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = None) -> onnx.ModelProto:
+    """Copy what inference reads: all but the large weights, which become inputs."""
+    skeleton = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
+    graph = skeleton.graph
+    graph.name = proto.graph.name
+    graph.node.extend(proto.graph.node if nodes is None else nodes)
+    for field in ("input", "output", "value_info"):
+        getattr(graph, field).extend(getattr(proto.graph, field))
+        for dim in (d for v in getattr(graph, field) for d in v.type.tensor_type.shape.dim if d.dim_value < 0):
+            dim.Clear()  # PaddlePaddle's older writers put -1 for a dynamic size; inference counts with it
+    alone = single_use_symbols(proto.graph)
+    for dim in (d for v in graph.output for d in v.type.tensor_type.shape.dim if d.dim_param in alone):
+        dim.Clear()  # inference would keep the name
+    listed = {i.name for i in graph.input}
+    for tensor in proto.graph.initializer:
+        if math.prod(tensor.dims) <= _INFERENCE_SIZE:
+            graph.initializer.append(tensor)
+        elif tensor.name not in listed:
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    return skeleton
+
+
+def _has_short_vectors(skeleton: onnx.ModelProto) -> bool:
+    """Whether inference may follow the values of vectors."""
+    return not _has_endless_range(skeleton.graph) and not _has_long_vectors(skeleton)
+
+
+def _run_inference(skeleton: onnx.ModelProto, *, data_prop: bool) -> onnx.ModelProto:
+    """Run onnx's inference over ``skeleton``, which is changed: shapes that it contradicts are dropped."""
+    try:
+        return onnx.shape_inference.infer_shapes(skeleton, strict_mode=True, data_prop=data_prop)
+    except Exception:
+        _drop_stated_shapes(skeleton.graph, _find_contradictions(skeleton, data_prop=data_prop))
+    try:
+        return onnx.shape_inference.infer_shapes(skeleton, data_prop=data_prop)
+    except Exception:
+        # A file that inference refuses is still readable where it states its shapes itself.
+        return skeleton
+
+
+@dataclass(frozen=True)
+class ShapeContradiction:
+    """A tensor whose stated shape or type is not the one that its node makes, dims as in `Dims`.
+
+    ``stated_type``, ``inferred_type``: ONNX's numbers of the element types, where they differ.
+    """
+
+    name: str
+    stated: Dims | None
+    inferred: Dims | None
+    stated_type: int = 0
+    inferred_type: int = 0
+
+    def __str__(self) -> str:
+        if self.stated_type:
+            types = [onnx.TensorProto.DataType.Name(kind).lower() for kind in (self.stated_type, self.inferred_type)]
+            return f"{self.name!r} is stated as {types[0]} and computed as {types[1]}"
+        return (
+            f"{self.name!r} is stated as {_describe_dims(self.stated)} and computed as {_describe_dims(self.inferred)}"
+        )
+
+
+def _describe_dims(dims: Dims | None) -> str:
+    return "a tensor" if dims is None else f"[{', '.join('?' if d is None else str(d) for d in dims)}]"
+
+
+def drop_contradictions(proto: onnx.ModelProto) -> list[ShapeContradiction]:
+    """Remove from ``proto`` the shapes of tensors that its own nodes contradict; outputs take the computed shape.
+
+    onnxruntime runs such a file and warns; ``onnx.shape_inference`` in strict mode refuses it. Functions that read a
+    stated shape would take the wrong one. An output keeps a shape, because ``onnx.checker`` asks for one.
+
+    Returns:
+        What was contradicted.
+    """
+    skeleton = _copy_skeleton(proto)
+    data_prop = _has_short_vectors(skeleton)
+    try:
+        onnx.shape_inference.infer_shapes(skeleton, strict_mode=True, data_prop=data_prop)
+    except Exception:
+        found = _find_contradictions(skeleton, data_prop=data_prop)
+        _drop_stated_shapes(proto.graph, found)
+        _state_output_shapes(proto.graph.output, found)
+        return found
+    return []
+
+
+def _find_contradictions(skeleton: onnx.ModelProto, *, data_prop: bool) -> list[ShapeContradiction]:
+    """Compare the shapes that ``skeleton`` states with those inferred from its inputs alone."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(skeleton)
+    bare.graph.ClearField("value_info")
+    for output in bare.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    try:
+        result = onnx.shape_inference.infer_shapes(bare, data_prop=data_prop).graph
+    except Exception:
+        # Without inference nothing contradicts what is stated.
+        return []
+    computed = {v.name: value_info_type(v) for v in (*result.value_info, *result.output)}
+    found = []
+    for value in (*skeleton.graph.value_info, *skeleton.graph.output):
+        stated_type, stated = value_info_type(value)
+        inferred_type, inferred_dims = computed.get(value.name, (None, None))
+        if stated_type and inferred_type and stated_type != inferred_type:
+            found.append(ShapeContradiction(value.name, stated, inferred_dims, stated_type, inferred_type))
+        elif stated is not None and inferred_dims is not None and not _shapes_agree(stated, inferred_dims):
+            found.append(ShapeContradiction(value.name, stated, inferred_dims))
+    return found
+
+
+def _shapes_agree(stated: Dims, computed: Dims) -> bool:
+    """Whether both shapes can be one: equal ranks, and equal sizes where both are numbers."""
+    if len(stated) != len(computed):
+        return False
+    pairs = zip(stated, computed, strict=True)
+    return all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int) and a >= 0)
+
+
+def _drop_stated_shapes(graph: onnx.GraphProto, contradictions: Iterable[ShapeContradiction]) -> None:
+    """Remove what is stated of these tensors; an output keeps its element type."""
+    names = {contradiction.name for contradiction in contradictions}
+    if not names:
+        return
+    kept = [v for v in graph.value_info if v.name not in names]
+    graph.ClearField("value_info")
+    graph.value_info.extend(kept)
+    for output in graph.output:
+        if output.name in names:
+            output.type.tensor_type.ClearField("shape")
+
+
+def _state_output_shapes(outputs: Iterable[onnx.ValueInfoProto], contradictions: Iterable[ShapeContradiction]) -> None:
+    """Give these outputs the shapes that their nodes make."""
+    computed = {contradiction.name: contradiction.inferred for contradiction in contradictions}
+    for output in outputs:
+        dims = computed.get(output.name)
+        if dims is None:
+            continue
+        shape = output.type.tensor_type.shape
+        # A scalar has a shape without dims, which must be present.
+        shape.SetInParent()
+        for dim in dims:
+            if isinstance(dim, int):
+                shape.dim.add(dim_value=dim)
+            else:
+                shape.dim.add(dim_param=dim or "")
+
+
+def _has_endless_range(graph: onnx.GraphProto) -> bool:
+    """Whether inference would write out values without end: those of a Range, or one for each element of a vector."""
+    shapes = [v.type.tensor_type.shape for v in (*graph.input, *graph.output, *graph.value_info)]
+    if any(len(shape.dim) == 1 and shape.dim[0].dim_value > _LONGEST for shape in shapes):
+        return True
+    initializers = {t.name: t for t in graph.initializer}
+    initializers |= {
+        n.output[0]: a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"
+    }
+    for node in graph.node:
+        ends = [initializers[name] for name in node.input if name in initializers] if node.op_type == "Range" else []
+        if len(ends) == 3:
+            start, limit, step = (float(onnx.numpy_helper.to_array(t).ravel()[:1].sum()) for t in ends)
+            if not abs(limit - start) <= _LONGEST * abs(step):
+                return True
+    return False
+
+
+def _has_long_vectors(model: onnx.ModelProto) -> bool:
+    """The same of vectors whose size inference finds itself: those that a ConstantOfShape, an Expand or a Reshape
+    makes."""
+    graph = model.graph
+    shapes = (v.type.tensor_type.shape for v in (*graph.input, *graph.value_info))
+    wide = any(math.prod(max(d.dim_value, 1) for d in shape.dim) > _LONGEST for shape in shapes)
+    whole = [
+        *graph.initializer,
+        *(a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"),
+    ]
+    vectors = [
+        t for t in whole if t.data_type == onnx.TensorProto.INT64 and t.data_location != onnx.TensorProto.EXTERNAL
+    ]
+    if not wide and not any(max(onnx.numpy_helper.to_array(t).ravel().tolist(), default=0) > _LONGEST for t in vectors):
+        return False
+    inferred_graph = onnx.shape_inference.infer_shapes(model).graph
+    shapes = (v.type.tensor_type.shape for v in (*inferred_graph.value_info, *inferred_graph.output))
+    return any(len(shape.dim) == 1 and shape.dim[0].dim_value > _LONGEST for shape in shapes)

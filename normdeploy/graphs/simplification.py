@@ -1,0 +1,371 @@
+"""Cleaning up what the exporter left: constants folded, duplicates merged, shape arithmetic resolved, nothing lost.
+
+Run after the norms are single nodes: an epsilon that is an attribute can't be taken for ``x + 0`` any more.
+
+The rules are in `cleaning`, one file a family, each with its premise and proof. onnxscript's own are not used: five of
+those that looked exact were not (ScatterND with a reduction, Clips that do not meet, Reshapes around a MatMul, Pad into
+ConvInteger, x + 0 at -0), and its evaluator computes LogSoftmax as log(softmax). What is left of onnxscript is the walk
+that infers shapes and follows them through sequences; nodes that it misreads are hidden from it (`cleaning.shields`).
+``benchmarks.attack.cleaning`` draws graphs against all of it.
+
+Processor seconds on a chain of LayerNormalization and MatMul nodes (the whole of ``simplify`` unchecked; rows 2 and 3
+are parts of onnxscript's optimizer):
+
+=================================  =====  ======  =======
+nodes                              5,000  20,000  100,000
+=================================  =====  ======  =======
+this module                          1.3     6.5       38
+onnxscript's constant folding        0.7     2.6
+onnxscript's basic rules             9.8     144
+=================================  =====  ======  =======
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from onnxscript.optimizer import FOLDED_FROM_KEY, fold_constants_ir
+
+from ..evaluate import evaluator
+from ..norms.norm_table import STANDARD, StatisticsKind
+from ..storage.shared_weights import shared_array
+from ..storage.weight_serialization import detach_weights, set_weight_locations
+from .cleaning.constant_folding import ConstantFolder
+from .cleaning.hidden_nodes import find_misread_by_folding, find_misread_by_merging, hide_nodes
+from .cleaning.rule_table import CleaningRules
+from .data_movement import DataMovementPass
+from .ort_equivalence import require_equal_models
+from .proto_queries import RANDOM
+from .shape_inference import infer_types
+from .static_reshapes import resolve_reshapes
+
+__all__ = ["SimplifiedModel", "require_equal_models", "simplify"]
+
+# `rewriting.constants` computes the norm of a constant, in float64, or says why it stays.
+_UNFOLDED = frozenset(op for op, row in STANDARD.items() if row.statistics is StatisticsKind.INPUT)
+# A weight that is dequantized stays in its few bits, and runtimes look for the pair of nodes.
+_QUANTIZING = frozenset(op for _, op in evaluator.QUANTIZATION)
+_RULES_FROM = 14  # the opset of the newest op that the rules write (Reshape with allowzero)
+_SELECTIONS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
+_MADE = 2**20  # elements that positions, masks and rows of tables may have to be folded
+_READ = 2**13  # elements of each other constant that is computed with
+_GROWN = 2**18  # elements that are made of them
+_ALIKE = 2**16  # elements of initializers that are compared with each other: tables of positions, one for each layer
+_WIDE = (
+    256  # inputs of a node beyond which merging equal initializers, which looks at all of them each time, takes minutes
+)
+_ROUNDS = 4  # each resolves what the one before made constant; the models seen settle in two or three
+
+
+class SplitTiledSlices(ir.passes.InPlacePass):
+    """Slices that tile one axis of a tensor become one Split."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        tiles: dict[tuple[ir.Value, int], dict[int, tuple[int, ir.Node]]] = defaultdict(dict)
+        for node in model.graph:
+            if (tile := _slice_bounds(node)) is not None:
+                data, axis, start, end = tile
+                tiles[data, axis].setdefault(start, (end, node))  # in the graph's order
+        modified = False
+        for (data, axis), pieces in tiles.items():
+            chosen: list[ir.Node] = []
+            sizes: list[int] = []
+            while (cut := sum(sizes)) in pieces:
+                end, node = pieces[cut]
+                chosen.append(node)
+                sizes.append(end - cut)
+            if len(chosen) < 2 or cut != data.shape[axis]:  # type: ignore[index]
+                continue
+            first = next(node for _, node in pieces.values() if node in chosen)
+            lengths = ir.node("Constant", [], {"value_ints": sizes})
+            # Not ``data``: where that was a slice itself, a Split before this one has taken its place.
+            split = ir.node("Split", [first.inputs[0], lengths.outputs[0]], {"axis": axis}, num_outputs=len(sizes))
+            ir.convenience.replace_nodes_and_values(
+                model.graph, first, chosen, [lengths, split], [n.outputs[0] for n in chosen], split.outputs
+            )
+            modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+def _slice_bounds(node: ir.Node) -> tuple[ir.Value, int, int, int] | None:
+    """(data, axis, start, end) of a Slice along one axis of known size with step 1; None for everything else."""
+    if (
+        node.op_type != "Slice"
+        or node.domain != ""
+        or len(node.inputs) < 4
+        or (data := node.inputs[0]) is None
+        or data.shape is None
+    ):
+        return None
+    given = [None if v is None else ir.convenience.get_const_tensor(v) for v in node.inputs[1:]]
+    if any(t is None or t.size != 1 for t in given):
+        return None
+    start, end, axis, *step = (int(t.numpy().item()) for t in given)  # type: ignore[union-attr]
+    axis %= len(data.shape)
+    size = data.shape[axis]
+    if not isinstance(size, int) or step not in ([], [1]):
+        return None
+    start, end, _ = slice(start, end).indices(size)
+    return (data, axis, start, end) if start < end else None
+
+
+@dataclass(frozen=True)
+class SimplifiedModel:
+    """``proto`` is the cleaned model, or the one given where that failed; ``note`` then says why, and is ""
+    otherwise.
+
+    ``ran``: onnxruntime ran both models on samples, and they agree.
+    """
+
+    proto: onnx.ModelProto
+    note: str = ""
+    ran: bool = False
+
+
+def simplify(
+    proto: onnx.ModelProto,
+    samples: Sequence[Mapping[str, np.ndarray]] = (),
+    *,
+    resolves: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> SimplifiedModel:
+    """Clean up ``proto`` (external data loaded) and check the result on ``samples``.
+
+    Kept as they are: the norm ops, function bodies, metadata under ``normdeploy.``, the model's metadata, dim names,
+    the names of inputs, outputs and surviving tensors, initializers that are inputs too. No op outside the default
+    domain and none newer than the file's opset is written. Before opset 14 the rules are left out: constants are
+    folded, duplicates and dead ends removed.
+
+    Args:
+        proto: not changed.
+        samples: inputs for ``check_equal``; empty: not checked.
+        resolves: whether Reshapes and Expands to computed sizes get constant ones first (`graphs.reshapes`).
+        progress: called with (stage, done, total).
+    """
+    try:
+        cleaned = _clean_model(proto, progress, resolves=resolves)
+        if cleaned is None:
+            return SimplifiedModel(proto)
+        after, untouched = serialize_model(cleaned)
+        if samples:
+            require_equal_models(proto, after, samples, {name: weight.name for name, weight in untouched.items()})
+        restore_weights(after, untouched)
+    except Exception as error:
+        # Cleaning up is a convenience: whatever goes wrong in it must not cost the user the export.
+        return SimplifiedModel(proto, f"the graph was left unsimplified: {str(error).strip() or type(error).__name__}")
+    return SimplifiedModel(after, ran=bool(samples))
+
+
+class _LazyWeight(ir.LazyTensor):
+    """A large initializer of the model given, read only where a pass computes with it: renaming it here does not reach
+    that model."""
+
+    def __init__(self, proto: onnx.TensorProto) -> None:
+        self.proto = proto
+        super().__init__(
+            lambda: _read_tensor(proto), dtype=ir.DataType(proto.data_type), shape=ir.Shape(proto.dims), name=proto.name
+        )
+
+
+def _read_tensor(proto: onnx.TensorProto) -> ir.TensorProtocol:
+    array = shared_array(proto)
+    return ir.serde.TensorProtoTensor(proto) if array is None else ir.tensor(array, name=proto.name)
+
+
+def open_model(light: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto]) -> ir.Model:
+    """Return a model of what `storage.weights.detached` gives; ``light`` is changed."""
+    set_weight_locations(light, dict.fromkeys(tensors, ("the model given", 0, 0)))
+    model = ir.serde.deserialize_model(light)
+    # The folding pass infers shapes node by node. Without a type it would take any tensor for a shape.
+    kinds = {name: kind for name, (kind, _) in infer_types(light).items() if kind is not None}
+    for node in model.graph:
+        for value in node.outputs:
+            if value.dtype is None and value.name in kinds:
+                value.dtype = ir.DataType(kinds[value.name])
+    for name, tensor in tensors.items():
+        model.graph.initializers[name].const_value = _LazyWeight(tensor)
+    return model
+
+
+def serialize_model(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
+    """As a proto, with references to the weights that no pass touched, and these by the names that they have now."""
+    untouched = {
+        name: v.const_value.proto
+        for name, v in model.graph.initializers.items()
+        if isinstance(v.const_value, _LazyWeight)
+    }
+    for name in untouched:
+        model.graph.initializers[name].const_value = ir.tensor(0, name=name)
+    proto = ir.serde.serialize_model(model)
+    for initializer in proto.graph.initializer:
+        if (weight := untouched.get(initializer.name)) is not None:
+            reference = onnx.TensorProto(name=initializer.name, dims=weight.dims, data_type=weight.data_type)
+            reference.data_location = onnx.TensorProto.EXTERNAL
+            initializer.CopyFrom(reference)
+    return proto, untouched
+
+
+def restore_weights(proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> None:
+    """Put copies of the weights in the place of the references."""
+    for initializer in proto.graph.initializer:
+        if initializer.name in weights:
+            name = initializer.name
+            initializer.CopyFrom(weights[name])
+            initializer.name = name
+
+
+def _clean_model(
+    proto: onnx.ModelProto,
+    progress: Callable[[str, int, int], None] | None,
+    *,
+    resolves: bool,
+) -> ir.Model | None:
+    """Return the cleaned model; None where there was nothing to clean, so that a file keeps its bytes."""
+    light, tensors = detach_weights(proto)
+    changed = resolves and resolve_reshapes(light)
+    model = open_model(light, tensors)
+    before = _collect_metadata(model)
+    imports = dict(model.opset_imports)
+    draws, functions = _draws_random_numbers(model), dict(model.functions)
+    model.functions.clear()  # out of the passes' reach
+    given = {v: v.const_value for v in model.graph.inputs if v.const_value is not None}
+    for value in given:  # a default that the caller may override is no constant
+        value.const_value = None
+        model.graph.initializers.pop(str(value.name), None)
+    for done in range(_ROUNDS):
+        if progress is not None:
+            progress("simplify", done, _ROUNDS)
+        if not _run_all_passes(model, draws):
+            break
+        changed = True
+    if not changed:
+        return None
+    for value, default in given.items():
+        value.const_value = default
+        model.graph.register_initializer(value)
+    common.NameFixPass()(model)
+    model.functions.update(functions)
+    model.opset_imports.update({domain: version for domain, version in imports.items() if domain})
+    _restore_metadata(model, before)
+    if progress is not None:
+        progress("simplify", _ROUNDS, _ROUNDS)
+    return model
+
+
+def _draws_random_numbers(model: ir.Model) -> bool:
+    """Whether it draws random numbers: two nodes alike may then differ."""
+    nodes = [*ir.traversal.RecursiveGraphIterator(model.graph), *(n for f in model.functions.values() for n in f)]
+    return any(n.op_type in RANDOM or (n.op_type == "Dropout" and len(n.inputs) > 2) for n in nodes)
+
+
+def _run_all_passes(model: ir.Model, draws: bool) -> bool:
+    """One round of all passes; False where nothing changed."""
+    folded = _fold_constants(model)
+    wide = any(len(node.inputs) > _WIDE for node in model.graph)
+    texts = any(v.dtype == ir.DataType.STRING for v in model.graph.initializers.values())
+    ruled = model.opset_imports.get("", 0) >= _RULES_FROM
+    results = [
+        run(model).modified
+        for run in (
+            *([CleaningRules(), SplitTiledSlices(), DataMovementPass()] if ruled else []),
+            common.RemoveUnusedNodesPass(),
+            common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+            common.LiftSubgraphInitializersToMainGraphPass(),
+            # Strings are compared padded by zero bytes, which may be a part of them.
+            *([] if wide or texts else [common.DeduplicateInitializersPass(_ALIKE)]),
+        )
+    ]
+    if not draws:
+        with hide_nodes(find_misread_by_merging(model)):
+            results.append(common.CommonSubexpressionEliminationPass()(model).modified)
+    return folded or any(results)
+
+
+def _fold_constants(model: ir.Model) -> bool:
+    """Fold constants, and infer shapes on the way. Returns: whether anything changed."""
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.op_type == "Identity" and node.domain == "" and not node.outputs[0].is_graph_output():
+            # The pass believes the shape stated behind an Identity of the tensor before it too.
+            node.outputs[0].shape = None
+    folder = ConstantFolder(_is_foldable, model.opset_imports.get("", 0))
+    with hide_nodes([*find_misread_by_folding(model), *_protect_output_shapes(model)]):
+        folded = fold_constants_ir(model, onnx_shape_inference=True, should_fold=folder)
+    return folder.write_constants() or folded.modified
+
+
+def _protect_output_shapes(model: ir.Model) -> list[ir.Node]:
+    """Identities that make an output of the graph of which another shape is stated than of their input."""
+    return [
+        node
+        for node in model.graph
+        if node.op_type == "Identity"
+        and node.domain == ""
+        and node.outputs[0].is_graph_output()
+        and node.inputs[0] is not None
+        and node.outputs[0].shape is not None
+        and node.outputs[0].shape != node.inputs[0].shape
+    ]
+
+
+def _is_foldable(node: ir.Node) -> bool:
+    """Whether a node on constants is folded, as far as sizes go.
+
+    8,192 elements may be read and 262,144 made. More for positions and masks, and for rows of a table that are fewer
+    than it has: they feed chains of such nodes. A Transpose of a weight that nothing else reads is always folded.
+    """
+    for value in node.inputs:
+        if value is not None:  # the pass's list of ancestors, which grows with the square of a chain of constants
+            value.meta.pop(FOLDED_FROM_KEY, None)
+    if node.op_type in _UNFOLDED or node.op_type in _QUANTIZING:
+        return False
+    made = [_element_count(value) for value in node.outputs]
+    total = None if None in made else sum(n or 0 for n in made)
+    whole = all(value.dtype is not None and not value.dtype.is_floating_point() for value in node.outputs)
+    table = _element_count(node.inputs[0]) if node.op_type in _SELECTIONS and node.inputs[0] is not None else None
+    if total is not None and total <= _MADE and (whole or (table is not None and (made[0] or 0) <= table)):
+        return True
+    large = [v for v in node.inputs if v is not None and v.const_value is not None and v.const_value.size > _READ]
+    if node.op_type == "ConstantOfShape" or (total is not None and total > _GROWN):
+        return False
+    return not large or (node.op_type == "Transpose" and all(len(v.consumers()) == 1 for v in large))
+
+
+def _element_count(value: ir.Value) -> int | None:
+    """Elements of a tensor of static shape."""
+    dims = None if value.shape is None else [d for d in value.shape if isinstance(d, int)]
+    return math.prod(dims) if dims is not None and value.shape is not None and len(dims) == len(value.shape) else None
+
+
+def _collect_metadata(model: ir.Model) -> dict[tuple[str, str], dict[str, str]]:
+    """Each node's metadata, by a tensor that it makes and by the tensor that it reads first."""
+    metadata: dict[tuple[str, str], dict[str, str]] = {}
+    for node in model.graph:
+        for kind, values in (("made", node.outputs), ("read", node.inputs[:1])):
+            for value in values:
+                if (
+                    value is not None and value.name and (node.metadata_props or kind == "made")
+                ):  # a node of no module stays one
+                    metadata.setdefault((kind, value.name), dict(node.metadata_props))
+    return metadata
+
+
+def _restore_metadata(model: ir.Model, before: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
+    """Drop what the optimizers noted for themselves; a node that they wrote takes the metadata of the one it stands
+    for."""
+    for initializer in model.graph.initializers.values():
+        initializer.metadata_props.pop(FOLDED_FROM_KEY, None)
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        for output in node.outputs:
+            output.metadata_props.pop(FOLDED_FROM_KEY, None)
+        if not node.metadata_props:
+            places = [("made", str(o.name)) for o in node.outputs] + [
+                ("read", str(i.name)) for i in node.inputs[:1] if i is not None
+            ]
+            node.metadata_props.update(next((before[place] for place in places if place in before), {}))

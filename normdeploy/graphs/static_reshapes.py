@@ -1,0 +1,122 @@
+"""Reshape and Expand to computed sizes as the same to constants: what a graph computes of one open dim goes away. One
+to the shape that its input has is an Identity.
+
+Of a Reshape's operand each size that is the data's own at that place is 0 ("as it is"), or one other open size is -1
+("the rest", which is what remains where the operand is right); not both, for of an empty batch nothing tells the rest.
+Of an Expand's operand a size that is the data's own is 1. All of it holds at every size, by the polynomials of
+`normdeploy.graphs.shape_completion`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from ..storage.onnx_domains import is_standard
+from .graph import Graph
+from .shape_completion import integer_values, symbolic_shape
+from .symbolic_sizes import ONE, Size
+
+_OPS = frozenset({"Reshape", "Expand"})
+
+
+def resolve_reshapes(proto: onnx.ModelProto) -> bool:
+    """Give the Reshapes and Expands of the main graph constant operands, where they are worked out.
+
+    Returns:
+        Whether ``proto`` was changed.
+    """
+    if not any(node.op_type in _OPS for node in proto.graph.node):
+        return False
+    graph = Graph(proto)
+    sizes = integer_values(graph)
+    resolved: dict[str, list[int]] = {}
+    idle: set[str] = set()
+    for node in graph.nodes:
+        if node.op not in _OPS or not is_standard(node) or len(node.inputs) < 2:
+            continue
+        operand, data = sizes.get(id(node.inputs[1])), symbolic_shape(graph, node.inputs[0])
+        if operand is None and graph.is_constant(node.inputs[1]):
+            operand = np.asarray(graph.value(node.inputs[1]))
+        if (
+            data is not None
+            and operand is not None
+            and operand.ndim == 1
+            and _keeps_shape(node.op, data, [Size.from_int(n) for n in operand.tolist()])
+        ):
+            idle.add(node.outputs[0].name)
+            continue
+        if operand is None or data is None or operand.ndim != 1 or graph.is_constant(node.inputs[1]):
+            continue
+        asked = [Size.from_int(n) for n in operand.tolist()]
+        numbers = (
+            _reshape_operand(data, asked, graph.attrs(node).get("allowzero", 0))
+            if node.op == "Reshape"
+            else _expand_operand(data, asked)
+        )
+        if numbers is not None:
+            resolved[node.outputs[0].name] = numbers
+    taken = {t.name for t in proto.graph.initializer} | {
+        name for node in proto.graph.node for name in (*node.input, *node.output)
+    }
+    for node_proto in proto.graph.node:
+        if node_proto.output and node_proto.output[0] in idle:
+            node_proto.op_type = "Identity"
+            del node_proto.input[1:], node_proto.attribute[:]
+        numbers = resolved.get(node_proto.output[0]) if node_proto.output else None
+        if numbers is None:
+            continue
+        name = f"{node_proto.output[0]}.sizes"
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        proto.graph.initializer.append(numpy_helper.from_array(np.array(numbers, dtype=np.int64), name))
+        node_proto.input[1] = name
+    return bool(idle or resolved)
+
+
+def _keeps_shape(op: str, data: list[Size], asked: list[Size]) -> bool:
+    """Whether the operand itself asks for the shape that is there: what a file states of the result is not believed."""
+    if op == "Expand":
+        return len(asked) <= len(data) and all(
+            n in (own, ONE) for n, own in zip(reversed(asked), reversed(data), strict=False)
+        )
+    rest = [i for i, n in enumerate(asked) if n == -1]
+    return (
+        len(asked) == len(data)
+        and len(rest) < 2
+        and all(i in rest or n == own for i, (n, own) in enumerate(zip(asked, data, strict=True)))
+    )
+
+
+def _reshape_operand(data: list[Size], asked: list[Size], allowzero: int) -> list[int] | None:
+    if allowzero:
+        return None
+    view: list[int] = []
+    copied = rest = False
+    for i, n in enumerate(asked):
+        number = n.constant_value
+        if number is not None:  # a size, 0 or -1
+            view.append(number)
+        elif i < len(data) and n == data[i]:
+            view.append(0)
+            copied = True
+        else:
+            view.append(-1)
+            rest = True
+    if view.count(-1) > 1 or (rest and copied):  # of no elements "the rest" is not known beside a copied size of zero
+        return None
+    return view
+
+
+def _expand_operand(data: list[Size], asked: list[Size]) -> list[int] | None:
+    offset = len(asked) - len(data)
+    spread: list[int] = []
+    for i, n in enumerate(asked):
+        own = data[i - offset] if i >= offset else ONE
+        number = n.constant_value
+        if number is None and n != own:
+            return None
+        spread.append(1 if number is None else number)
+    return spread

@@ -1,0 +1,99 @@
+"""Draws inputs at which the constants of a graph act, and inputs that are no ordinary numbers.
+
+Normal inputs seldom reach a Clip from 5 to 9 or a mask of x > 100, so they do not tell two graphs apart that differ
+there alone. `edge_values` draws each threshold itself (`normdeploy.graphs.graph_thresholds`), its neighbors in the
+input's type,
+and numbers some way below and above it. `special_values` draws −0, ±Inf, NaN and the smallest number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import ml_dtypes
+import numpy as np
+
+from ..dtypes import is_float_dtype
+from ..model import InputSpec
+from .graph_thresholds import GraphThresholds
+
+_LARGE = (2, 7, 127, 128, 255, 256, 2**15, 2**24 + 1, 2**31 - 1, -(2**31), 2**53 + 1)
+
+
+def draw_threshold_values(
+    spec: InputSpec, edges: GraphThresholds, rng: np.random.Generator, sizes: Mapping[str, int]
+) -> np.ndarray:
+    """Draw an input of which every second element lies at, just below, just above or on either side of a threshold.
+
+    A range that somebody stated is kept. Booleans and masks of attentions are drawn as always: they have no threshold.
+    """
+    values = spec.sample(rng, sizes)
+    if spec.mask or not values.size or values.dtype.kind in "bSOU":
+        return values
+    pool = (
+        _integer_pool(spec, edges, values.dtype)
+        if values.dtype.kind in "iu"
+        else _float_pool(spec, edges, values.dtype)
+    )
+    return _scatter_values(values, pool, rng, every=2)
+
+
+def draw_special_values(spec: InputSpec, rng: np.random.Generator, sizes: Mapping[str, int]) -> np.ndarray:
+    """Draw an input with −0, ±Inf, NaN and the smallest number in every eighth place, and a row of Inf.
+
+    The largest number is not among them: whether its square overflows on the way is a matter of rounding.
+    A range that somebody stated holds none of them, so such an input is drawn as always; so are integers.
+    """
+    values = spec.sample(rng, sizes)
+    if spec.range is not None or not values.size or not is_float_dtype(values.dtype):
+        return values
+    limits = ml_dtypes.finfo(values.dtype)
+    pool = [-0.0, np.inf, np.nan, -np.inf, float(limits.smallest_subnormal)]
+    values = _scatter_values(values, np.array(pool).astype(values.dtype), rng, every=8)
+    if values.ndim > 1:
+        values.reshape(-1, values.shape[-1])[0] = np.inf
+    return values
+
+
+def _scatter_values(values: np.ndarray, pool: np.ndarray, rng: np.random.Generator, every: int) -> np.ndarray:
+    """Put the numbers of ``pool`` one after the other, in random order, into random places of ``values``."""
+    if not pool.size:
+        return values
+    flat = values.reshape(-1)
+    count = max(1, flat.size // every)
+    places = rng.permutation(flat.size)[:count]
+    flat[places] = np.resize(rng.permutation(pool), count)
+    return flat.reshape(values.shape)
+
+
+def _float_pool(spec: InputSpec, edges: GraphThresholds, dtype: np.dtype) -> np.ndarray:
+    """The numbers at, next to, and some way from each threshold, in the input's own type."""
+    with np.errstate(all="ignore"):
+        at = np.array(edges.for_input(spec.name) or (0.0,)).astype(dtype)
+        near = [np.nextafter(at, np.array(side, dtype)) for side in (-np.inf, np.inf)]
+        apart = (np.abs(at.astype(np.float64)) / 8 + 0.25) * np.array([[-1.0], [1.0]])
+        far = (at.astype(np.float64) + apart).astype(dtype).reshape(-1)
+    pool = np.concatenate([at, *near, far, np.array([0.0, -0.0], dtype)])
+    pool = pool[np.isfinite(pool.astype(np.float64))]
+    if spec.range is None:
+        return pool
+    return pool[(pool.astype(np.float64) >= spec.range[0]) & (pool.astype(np.float64) <= spec.range[1])]
+
+
+def _integer_pool(spec: InputSpec, edges: GraphThresholds, dtype: np.dtype) -> np.ndarray:
+    """The integers at and next to each threshold, and large ones where the input decides no size and no place."""
+    low, high = (int(n) for n in (np.iinfo(dtype).min, np.iinfo(dtype).max))
+    at = {math.floor(v) for v in edges.for_input(spec.name) if abs(v) < 2**53}
+    wanted = {0, 1, *(v + step for v in at for step in (-1, 0, 1, 2))}
+    if spec.range is not None:
+        low, high = max(low, math.ceil(spec.range[0])), min(high, math.ceil(spec.range[1]) - 1)
+        wanted |= {low, high}
+    elif (rows := edges.limits.get(spec.name)) is not None:
+        low, high = max(low, rows.low), min(high, rows.high - 1)
+        wanted |= {high // 2, high}
+    elif spec.name in edges.sized:
+        low, high = max(low, 0), 1
+    else:
+        wanted |= {low, high, -1, *_LARGE}
+    return np.array(sorted(v for v in wanted if low <= v <= high), dtype=dtype)

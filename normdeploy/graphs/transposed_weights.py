@@ -1,0 +1,64 @@
+"""Weights that lie in memory by columns, given to onnxruntime as they lie.
+
+onnxruntime reads a matrix by rows. But its FusedMatMul, like Gemm, takes the second factor transposed: x·Wᵀ of a W by
+rows is the sum that MatMul makes of the matrix Wᵀ, in the same order, and no copy is made of W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+
+from ..storage.onnx_domains import is_standard
+from ..storage.onnx_files import iter_bodies
+from ..storage.shared_weights import is_column_major
+
+_FUSED = "com.microsoft"
+
+
+def transpose_column_weights(light: onnx.ModelProto, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """``arrays``, the initializers to which ``light`` refers, with those by columns transposed where all who read them
+    can take them so; ``light`` is changed to that."""
+    readers = _second_factor_readers(
+        light, {name for name, array in arrays.items() if is_column_major(array) and array.dtype == np.float32}
+    )
+    if not readers:
+        return dict(arrays)
+    stated = {t.name: t for t in light.graph.initializer}
+    for name, nodes in readers.items():
+        stated[name].dims[:] = arrays[name].shape[::-1]
+        for node in nodes:
+            _transpose_operand(node)
+    if all(o.domain != _FUSED for o in light.opset_import):
+        light.opset_import.add(domain=_FUSED, version=1)
+    return {name: array.T if name in readers else array for name, array in arrays.items()}
+
+
+def _second_factor_readers(light: onnx.ModelProto, wanted: set[str]) -> dict[str, list[onnx.NodeProto]]:
+    """The nodes that read each of ``wanted``, where all of them are products of which it is the second factor alone."""
+    found: dict[str, list[onnx.NodeProto]] = {name: [] for name in wanted}
+    for number, body in enumerate(iter_bodies(light) if found else ()):  # the main graph is the first
+        for value in (*body.input, *body.output) if isinstance(body, onnx.GraphProto) else ():
+            found.pop(value.name, None)
+        for node in body.node:
+            suits = number == 0 and is_standard(node) and node.op_type in ("MatMul", "Gemm")
+            for place, name in enumerate(node.input):
+                if name in found and suits and place == 1:
+                    found[name].append(node)
+                else:
+                    found.pop(name, None)
+    return {name: nodes for name, nodes in found.items() if nodes}
+
+
+def _transpose_operand(node: onnx.NodeProto) -> None:
+    if node.op_type == "MatMul":
+        node.op_type, node.domain = "FusedMatMul", _FUSED
+        node.attribute.append(onnx.helper.make_attribute("transB", 1))
+        return
+    given = next((a for a in node.attribute if a.name == "transB"), None)
+    if given is None:
+        node.attribute.append(onnx.helper.make_attribute("transB", 1))
+    else:
+        given.i = 1 - given.i

@@ -1,0 +1,1 @@
+"""Sizes and values that the inputs of an ONNX file take."""

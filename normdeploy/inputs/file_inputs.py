@@ -1,0 +1,255 @@
+"""Decides which sizes and values the inputs of an ONNX file take: stated by the user, recorded, or guessed.
+
+    NAME[:DTYPE][ DIM, ... ][{LOW:HIGH}]    sizes and values, as `normdeploy.loading.input_request` reads them
+    NAME=LOW:HIGH                           values alone, half-open for integers
+    NAME=VALUE                              one value
+    NAME=FILE.npy, NAME=FILE.npz            the range of the values in the file
+
+An .npz file holds one array, or one of the input's name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+
+from ..errors import GraphError, InputError
+from ..graphs.declared_inputs import STRING, DeclaredInput, declared_inputs
+from ..model import DEFAULT_SIZES, Dim, InputSpec
+from ..storage.export_record import read_record
+from ..storage.npz_files import read_npy, read_npz
+
+if TYPE_CHECKING:
+    from ..loading.input_request import InputRequest
+
+_FILES = (".npy", ".npz")
+# A dim with a range holds = as well, but only inside brackets.
+_VALUED = re.compile(r"\s*(?P<name>[^\[\]{}=]+)=[^\[\]{}]*")
+_HOW = "NAME=LOW:HIGH, NAME=VALUE, or NAME=FILE.npy"
+
+
+@dataclass(frozen=True)
+class InputValueRange:
+    """The values that one input takes, without its sizes.
+
+    ``range`` is as in `InputSpec`. ``array`` is what a file holds, None where a range was written.
+    """
+
+    name: str
+    range: tuple[float, float]
+    array: np.ndarray | None = None
+
+
+def parse_input_values(texts: Sequence[str], names: Collection[str]) -> tuple[dict[str, InputValueRange], list[str]]:
+    """Read those of ``texts`` that state values alone, such as ``sr=16000``.
+
+    Args:
+        names: the inputs of the file. A name may hold any character, ``=`` too.
+
+    Returns:
+        Input name -> its values; and the other texts.
+
+    Raises:
+        InputError: a value can't be read, or an input is stated twice.
+    """
+    values: dict[str, InputValueRange] = {}
+    others = []
+    for text in texts:
+        name = next((n for n in sorted(names, key=len, reverse=True) if text.strip().startswith(f"{n}=")), None)
+        if name is None:
+            if (foreign := _VALUED.fullmatch(text)) is not None:
+                raise InputError(f"the file has no input {foreign['name']!r}; it has {sorted(names)}")
+            if "[" not in text:
+                raise InputError(f"the input {text!r} states neither sizes nor values; write NAME[DIM,...], {_HOW}")
+            others.append(text)
+            continue
+        if name in values:
+            raise InputError(f"the input {name!r} is given twice; give each input once")
+        values[name] = _parse_values(name, text.strip().removeprefix(f"{name}=").strip(), text)
+    return values, others
+
+
+def _parse_values(name: str, rest: str, text: str) -> InputValueRange:
+    if rest.lower().endswith(_FILES):
+        array = _load_array(name, rest)
+        return InputValueRange(name, _finite_range(array, rest), array)
+    try:
+        numbers = [float(part) if any(c in part for c in ".eE") else int(part) for part in rest.split(":")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, 2) or not all(math.isfinite(number) for number in numbers):
+        raise InputError(f"the values of the input {text!r} can't be read; write {_HOW}")
+    if len(numbers) == 1:
+        return InputValueRange(name, _single_value_range(numbers[0]))
+    low, high = numbers
+    if low >= high:
+        raise InputError(f"the range {low}:{high} of the input {name!r} holds no value; its first number is the lowest")
+    return InputValueRange(name, (low, high))
+
+
+def _single_value_range(value: float) -> tuple[float, float]:
+    """The range that holds one value: half-open for integers, a single point for floats."""
+    return (value, value + 1) if isinstance(value, int) else (value, value)
+
+
+def _load_array(name: str, path: str) -> np.ndarray:
+    if path.lower().endswith(".npy"):
+        return read_npy(path)
+    arrays = read_npz(path)
+    if name not in arrays and len(arrays) != 1:
+        raise InputError(f"{path!r} holds {sorted(arrays)}, and none is called {name!r}; name one so")
+    return arrays.get(name, next(iter(arrays.values())))
+
+
+def _finite_range(array: np.ndarray, path: str) -> tuple[float, float]:
+    if array.dtype.kind not in "biuf" or not array.size:
+        raise InputError(f"{path!r} holds {array.dtype}{list(array.shape)}; an array of numbers is needed")
+    low, high = array.min().item(), array.max().item()
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise InputError(f"{path!r} holds values from {low} to {high}; a range has finite ends")
+    return (low, high) if array.dtype.kind == "f" else (int(low), int(high) + 1)
+
+
+@dataclass(frozen=True)
+class FileInputs:
+    """The inputs of a file, and what nobody says of them.
+
+    ``guessed``: dims whose sizes are guessed; ``open``: integer inputs whose values are.
+    """
+
+    specs: tuple[InputSpec, ...]
+    guessed: tuple[str, ...]
+    open: tuple[str, ...]
+
+
+def describe_file_inputs(
+    proto: onnx.ModelProto,
+    inputs: Sequence[str],
+    dims: Sequence[str],
+    label: str,
+    known: Sequence[InputSpec] | None = None,
+) -> FileInputs:
+    """Describe the inputs of a file.
+
+    Args:
+        inputs: "ids:int64[batch,seq]{0:30522}": sizes and values of an input of that name; "ids=0:30522": its values.
+        dims: "batch=1:8:64": the range of a named dim.
+        label: the file's name in messages.
+        known: the inputs as described so far. None takes what `normdeploy.export` recorded in the file.
+
+    Raises:
+        InputError: what is said of an input or dim fits none, or one is no tensor of numbers.
+    """
+    stated = declared_inputs(proto.graph)
+    described = read_recorded_inputs(proto) if known is None else {spec.name: spec for spec in known}
+    every = {d for item in stated for d in item.dims or () if isinstance(d, str)}
+    every |= {
+        d.name for spec in described.values() for dim in spec.shape for d in dim.named_dims() if d.name is not None
+    }
+    names = [item.name for item in stated]
+    values, others = parse_input_values(inputs, names)
+    # The package of this module imports torch, which the verbs on ONNX files do without.
+    from ..loading.input_request import parse_input_request
+
+    wishes = parse_input_request(others, dims, names, every)
+    if twice := next((wish.name for wish in wishes.inputs if wish.name in values), None):
+        raise InputError(f"the input {twice!r} is given twice; write its values behind its shape, {twice}[...]{{0:10}}")
+    return _build_input_specs(stated, described, wishes, values, label)
+
+
+def _fit_to_dtype(values: InputValueRange, dtype: str, label: str) -> tuple[float, float]:
+    """The range of ``values`` for an input of this type.
+
+    Raises:
+        InputError: an integer input can't take them.
+    """
+    kind = np.dtype(np.float32 if dtype == "bfloat16" else dtype)
+    if kind.kind not in "iu":
+        return values.range
+    if values.array is not None and values.array.dtype.kind == "f":
+        raise InputError(
+            f"{label}: the input {values.name!r} is {dtype}, and the file of its values holds {values.array.dtype};"
+            f" write them as {dtype}"
+        )
+    low, high = values.range
+    if not (isinstance(low, int) and isinstance(high, int)):
+        raise InputError(
+            f"{label}: the input {values.name!r} is {dtype}, and its values are stated as {low:g}:{high:g}; write whole"
+            " numbers"
+        )
+    limits = np.iinfo(kind)
+    if low < limits.min or high - 1 > limits.max:
+        raise InputError(
+            f"{label}: the input {values.name!r} is {dtype}, which holds {limits.min} to {limits.max}, and its values"
+            f" are stated as {low} to {high - 1}"
+        )
+    return values.range
+
+
+def read_recorded_inputs(proto: onnx.ModelProto) -> dict[str, InputSpec]:
+    """What ``export`` recorded; {} where it did not, or another version did."""
+    try:
+        return {spec.name: spec for spec in read_record(proto).get("inputs", ())}
+    except GraphError:
+        return {}
+
+
+def _build_input_specs(
+    file: Sequence[DeclaredInput],
+    by_record: Mapping[str, InputSpec],
+    wishes: InputRequest,
+    valued: Mapping[str, InputValueRange],
+    label: str,
+) -> FileInputs:
+    by_name = {wish.name: wish for wish in wishes.inputs}
+    stated = {**wishes.single, **{name: wishes.dims[name] for name in wishes.stated}}
+    specs, values, sizes = list[InputSpec](), list[str](), dict[str, None]()
+    used = set[str]()
+    for item in file:
+        name, dtype, dims = item.name, item.dtype, item.dims
+        if not dtype or dtype == STRING:
+            what = "takes strings" if dtype else "is no tensor of a known type"
+            raise InputError(f"{label}: the input {name!r} {what}; only tensors of numbers can be given: make it one")
+        spec = by_record.get(name)
+        if (wish := by_name.pop(name, None)) is not None:
+            if wish.dtype not in (None, dtype):
+                raise InputError(
+                    f"{label}: the input {name!r} is {dtype}, and --input says {wish.dtype}; leave the type out"
+                )
+            if dims is not None and len(dims) != len(wish.shape):
+                raise InputError(
+                    f"{label}: the input {name!r} has {len(dims)} dims, and --input says {len(wish.shape)}"
+                )
+            for place, (own, wished) in enumerate(zip(dims or (), wish.shape, strict=False)):
+                if isinstance(own, int) and wished.name is None and wished.opt != own:
+                    raise InputError(
+                        f"{label}: dim {place} of the input {name!r} is {own}, and --input says {wished.opt}"
+                    )
+            old = InputSpec(name, dtype, wish.shape) if spec is None else replace(spec, dtype=dtype, shape=wish.shape)
+            spec = old if wish.range is None else replace(old, range=wish.range, mask=False)
+        elif spec is None or spec.dtype != dtype or (dims is not None and len(spec.shape) != len(dims)):
+            if dims is None:
+                raise InputError(
+                    f"{label} does not say which shape the input {name!r} has; give --input '{name}:{dtype}[...]'"
+                )
+            shape = tuple(Dim.from_size(d) if isinstance(d, int) else Dim(d, *DEFAULT_SIZES) for d in dims)
+            sizes |= dict.fromkeys(d.name for d in shape if d.name is not None and d.name not in stated)
+            spec = InputSpec(name, dtype, shape)
+        if name in valued:
+            spec = replace(spec, range=_fit_to_dtype(valued[name], dtype, label), mask=False)
+        used |= {d.name for dim in spec.shape for d in dim.named_dims() if d.name is not None}
+        spec = replace(spec, shape=tuple(d.with_ranges_of(stated) for d in spec.shape))
+        if spec.range is None and np.dtype(np.float32 if dtype == "bfloat16" else dtype).kind in "iu":
+            values.append(name)
+        specs.append(spec)
+    if by_name:
+        raise InputError(f"{label} has no input {next(iter(by_name))!r}; it has {[spec.name for spec in specs]}")
+    if unknown := sorted(stated.keys() - used):
+        raise InputError(f"{label} has no dynamic dim {unknown[0]!r}; it has {sorted(used)}")
+    return FileInputs(tuple(specs), tuple(sizes), tuple(values))

@@ -1,0 +1,175 @@
+"""Which sizes and values the inputs of an ONNX file take: what the user states, what the file recorded, and what its
+tables say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import onnx
+
+from ..errors import InputError
+from ..graphs.declared_inputs import STRING, declared_inputs
+from ..graphs.index_bounds import IndexBounds, find_index_bounds
+from ..model import Dim, InputSpec
+
+_HOW = "write NAME=MIN:OPT:MAX, for example batch=1:8:64"
+_USUAL = 8
+_MAX_SIZE = 2**31 - 1
+
+
+def resolve_input_ranges(
+    proto: onnx.ModelProto, recorded: Sequence[InputSpec], dims: Sequence[str]
+) -> tuple[tuple[InputSpec, ...], list[str]]:
+    """The inputs of the file with the ranges that the user states, and notes; as ``recorded`` where none is stated.
+
+    A dim that the file leaves without a name is called after its input and axis, ``x_0`` (``name_dims`` writes that).
+
+    Args:
+        dims: ``batch=1:8:64`` (min:opt:max).
+
+    Raises:
+        InputError: a range can't be read, belongs to no dim, contradicts a table, or another dim has none.
+    """
+    stated = _parse_dims(dims)
+    limits = find_index_bounds(proto)
+    if not stated:
+        return tuple(recorded), list(_table_hints(proto, recorded, limits))
+    sums = {d.name for spec in recorded for d in spec.shape if d.terms}  # each is as long as its terms together
+    known = {d.name: d for spec in recorded for dim in spec.shape for d in dim.named_dims() if d.name is not None}
+    terms = [
+        d.name for spec in recorded for dim in spec.shape if dim.terms for d in dim.named_dims() if d.name is not None
+    ]
+    names = list(
+        dict.fromkeys(
+            [d for _, _, shape in _iter_inputs(proto) for d in shape if isinstance(d, str) and d not in sums] + terms
+        )
+    )
+    if unknown := sorted(stated.keys() - set(names)):
+        raise InputError(
+            f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are {', '.join(names) or 'none'}"
+        )
+    for name, dim in stated.items():
+        most = limits.sizes.get(name)
+        if most is not None and dim.max >= most.high:
+            raise InputError(
+                f"the dim {_describe_dim(dim)} goes beyond the table {most.source!r}, which has rows for "
+                f"{most.high - 1}:"
+                " narrow it"
+            )
+    taken: dict[str, Dim] = {}
+    notes: list[str] = []
+    for name in names:
+        most = limits.sizes.get(name)
+        if name in stated:
+            taken[name] = stated[name]
+            if name in known and stated[name].max > known[name].max:
+                notes.append(
+                    f"{_describe_dim(stated[name])} goes beyond {_describe_dim(known[name])}, which the file "
+                    "recorded: verify it there"
+                )
+        elif name in known:
+            taken[name] = known[name]
+        elif most is not None and most.high > 1:
+            taken[name] = Dim(name, 1, min(_USUAL, most.high - 1), most.high - 1)
+            notes.append(
+                f"sizes taken where none were stated: {_describe_dim(taken[name])} (the rows of "
+                f"{most.source!r}); state others"
+                " with --dim"
+            )
+        else:
+            raise InputError(
+                f"nothing says which sizes the dim {name!r} takes: state it too, with --dim {name}=1:8:64 or another"
+                " range"
+            )
+    specs = {spec.name: spec for spec in recorded}
+    made = []
+    for name, dtype, shape in _iter_inputs(proto):
+        old = specs.get(name)
+        if old is not None and old.dtype == dtype and len(old.shape) == len(shape):
+            sizes = tuple(
+                was.with_ranges_of(taken) if was.terms else _dim_from_size(d, taken)
+                for d, was in zip(shape, old.shape, strict=True)
+            )
+            made.append(replace(old, shape=sizes))
+            continue
+        sizes = tuple(_dim_from_size(d, taken) for d in shape)
+        values = limits.values.get(name)
+        made.append(
+            InputSpec(
+                name,
+                dtype,
+                sizes,
+                (max(values.low, 0), values.high) if values and values.high > max(values.low, 0) else None,
+            )
+        )
+        if values is None and dtype.startswith(("int", "uint")):
+            notes.append(f"nothing says which values the input {name!r} takes: 0 and 1 are recorded")
+    return tuple(made), notes
+
+
+def _dim_from_size(d: int | str, taken: Mapping[str, Dim]) -> Dim:
+    if isinstance(d, int):
+        return Dim.from_size(d)
+    if d not in taken:
+        raise InputError(
+            f"the file's record says that the dim {d!r} is the sum of others, and not everywhere: export it again"
+        )
+    return taken[d]
+
+
+def name_dynamic_dims(proto: onnx.ModelProto) -> None:
+    """Give the inputs' dynamic dims without a name those by which ``described`` calls them."""
+    for value in proto.graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if not dim.dim_param and (not dim.HasField("dim_value") or dim.dim_value < 0):
+                dim.dim_param = f"{value.name}_{axis}"
+
+
+def _iter_inputs(proto: onnx.ModelProto) -> Iterator[tuple[str, str, tuple[int | str, ...]]]:
+    for stated in declared_inputs(proto.graph):
+        if stated.dtype in ("", STRING) or stated.dims is None:
+            raise InputError(
+                f"the input {stated.name!r} is no tensor of numbers of a known type and rank: no sizes can be recorded"
+                " of it"
+            )
+        yield stated.name, stated.dtype, stated.dims
+
+
+def _table_hints(proto: onnx.ModelProto, recorded: Sequence[InputSpec], limits: IndexBounds) -> Iterator[str]:
+    """Where the file's tables go further than its record."""
+    sums = {d.name for spec in recorded for d in spec.shape if d.terms}
+    known = {d.name: d for spec in recorded for dim in spec.shape for d in dim.named_dims() if d.name is not None}
+    for name, most in limits.sizes.items():
+        if name not in sums and most.high > 1 and (name not in known or known[name].max < most.high - 1):
+            now = f"recorded as {_describe_dim(known[name])}" if name in known else "not recorded"
+            yield (
+                f"the sizes of {name!r} are {now}, and {most.source!r} has rows for {most.high - 1}: "
+                f"--dim {name}=1:{min(_USUAL, most.high - 1)}:{most.high - 1} records that"
+            )
+
+
+def _parse_dims(dims: Sequence[str]) -> dict[str, Dim]:
+    parsed: dict[str, Dim] = {}
+    for text in dims:
+        name, _, rest = text.rpartition("=")
+        match = re.fullmatch(r"(\d{1,10}):(\d{1,10}):(\d{1,10})", rest.strip())
+        if not name.strip() or match is None:
+            raise InputError(f"the dim {text!r} can't be read: {_HOW}")
+        low, best, high = map(int, match.groups())
+        if not (0 <= low <= best <= high <= _MAX_SIZE and high):
+            raise InputError(
+                f"the dim {text!r} must have 0 <= min <= opt <= max and max >= 1, for example batch=1:8:64"
+            )
+        dim = Dim(name.strip(), low, best, high)
+        if parsed.setdefault(name.strip(), dim) != dim:
+            raise InputError(
+                f"the dim {name.strip()!r} is given twice: {_describe_dim(parsed[name.strip()])} and "
+                f"{_describe_dim(dim)}; give it once"
+            )
+    return parsed
+
+
+def _describe_dim(dim: Dim) -> str:
+    return f"{dim.name}={dim.min}:{dim.opt}:{dim.max}"

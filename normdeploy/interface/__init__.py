@@ -1,0 +1,1 @@
+"""The arguments and results of the public functions."""

@@ -1,0 +1,278 @@
+"""Writes a copy of an ExportedProgram's archive that can't run code when torch loads it.
+
+``torch.export.load`` runs what a crafted file wants in many places: it unpickles ``data/sample_inputs/model.pt``,
+weights marked ``use_pickle``, TorchBind and opaque constants; evaluates every ``expr_str`` (``sympy.sympify``);
+executes ``guards_code`` on the first call; imports whatever module a tree spec names; takes any attribute of torch as a
+node's target (``torch.os.system``); and loads the libraries under ``data/aotinductor``. The copy holds only what was
+checked here; what can't be checked is a reason for asking for trust.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import mmap
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._export.serde import schema
+
+from ..errors import LoadError
+from .composite_file import PartCollector
+from .file_kinds import PROGRAM_JSON, archive_root, read_entry
+from .operator_allowlist import OperatorAllowlist
+from .schema_check import require_schema
+from .shape_expressions import DisallowedExpression, SizeGuard, require_allowed_expression, split_words
+from .torch_pickles import find_foreign_globals, join_names
+
+_SAMPLES = "data/sample_inputs/model.pt"
+_WEIGHTS = "data/weights"
+_CONSTANTS = "data/constants"
+_CONFIGS = {_WEIGHTS: f"{_WEIGHTS}/model_weights_config.json", _CONSTANTS: f"{_CONSTANTS}/model_constants_config.json"}
+_CARRIED = ("archive_format", "archive_version", ".data/version", "byteorder")
+_PAYLOAD = re.compile(r"(weight|tensor)_\d+")
+
+_CLASS = re.compile(r'"type": *"(\w+(?:\.\w+)+)"')  # in a tree spec
+_FACTORIES = split_words(
+    "list dict set int float str bool tuple"
+)  # of builtins: what a defaultdict in the inputs may make
+
+
+class ArchiveFindings:
+    """What was found in one archive: the checked parts, and the reasons why it can't be loaded without trust."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.guards: list[SizeGuard] = []
+        self.classes: set[str] = set()  # that the inputs and outputs are made of, beyond Python's own
+
+    def add_refusal(self, part: str, does: str) -> None:
+        self.reasons.append(f"{part} {does}")
+
+
+def sanitize_archive(
+    path: Path, archive: zipfile.ZipFile, copy: PartCollector, operators: OperatorAllowlist
+) -> ArchiveFindings:
+    """Write the checked parts of ``archive`` to ``copy``; nothing is written where there is a reason to refuse.
+
+    Weights are views of the mapped file, which must not be shortened while the copy is in use.
+
+    Raises:
+        LoadError: a part is missing, damaged, or not what torch's schema says.
+    """
+    findings, root = ArchiveFindings(), archive_root(archive)
+    names = set(archive.namelist())
+    program = _read_json_entry(archive, root, PROGRAM_JSON, path)
+    require_schema(schema.ExportedProgram, program, PROGRAM_JSON, path)
+    _check_program_json(program, operators, findings)
+    written: dict[str, bytes] = {}
+    payloads: set[str] = set()
+    for folder, config_name in _CONFIGS.items():
+        if f"{root}/{folder}/model.pt" in names:
+            raise LoadError(
+                f"{path} keeps its weights in an older torch's format ({folder}/model.pt): torch.export.load it there "
+                "and torch.export.save it with a newer torch"
+            )
+        config = _read_json_entry(archive, root, config_name, path)
+        require_schema(schema.PayloadConfig, config, config_name, path)
+        payloads |= {f"{folder}/{name}" for name in _check_payload_config(config, folder, findings)}
+        _require_payload_bytes(
+            config, folder, {name: info.file_size for name, info in archive.NameToInfo.items()}, root, path
+        )
+        written[config_name] = json.dumps(config).encode()
+    written[_SAMPLES] = _rewrite_example_inputs(read_entry(archive, f"{root}/{_SAMPLES}", path), findings)
+    if findings.reasons:
+        return findings
+    written[PROGRAM_JSON] = json.dumps(program | {"guards_code": []}).encode()
+    written |= {name: read_entry(archive, f"{root}/{name}", path) for name in _CARRIED if f"{root}/{name}" in names}
+    assert archive.fp is not None
+    mapped = memoryview(mmap.mmap(archive.fp.fileno(), 0, access=mmap.ACCESS_READ))
+    with zipfile.ZipFile(copy, "w", zipfile.ZIP_STORED) as out:  # type: ignore[call-overload]  # it needs write and flush alone
+        for name, data in written.items():
+            out.writestr(f"model/{name}", data)
+        for name in sorted(payloads):
+            _copy_entry(archive, mapped, f"{root}/{name}", out, f"model/{name}", path)
+    return findings
+
+
+def _copy_entry(
+    archive: zipfile.ZipFile, mapped: memoryview, name: str, out: zipfile.ZipFile, target: str, path: Path
+) -> None:
+    """The bytes of an entry as they lie in the file; one that was compressed is unpacked into memory."""
+    try:
+        info = archive.getinfo(name)
+    except KeyError:
+        raise LoadError(
+            f"{path} lacks {name.partition('/')[2]!r}, which its configuration names: it is incomplete; save it again"
+        ) from None
+    try:
+        data = (
+            memoryview(archive.read(name))
+            if info.compress_type != zipfile.ZIP_STORED
+            else _uncompressed_data(archive, mapped, info)
+        )
+        with out.open(target, "w", force_zip64=True) as sink:
+            sink.write(data)
+        if out.getinfo(target).CRC != info.CRC:
+            raise zipfile.BadZipFile("its checksum is another")
+    except (zipfile.BadZipFile, OSError, EOFError, zlib.error) as error:
+        raise LoadError(
+            f"{path}: the entry {name!r} can't be read ({error}): the file is damaged; copy or save it again"
+        ) from error
+
+
+def _uncompressed_data(archive: zipfile.ZipFile, mapped: memoryview, info: zipfile.ZipInfo) -> memoryview:
+    """The data of an uncompressed entry, behind its local header (APPNOTE.TXT 4.3.7: 30 bytes, the name, the extra
+    field)."""
+    with archive.open(info):  # its local header is what the table of contents says
+        pass
+    lengths = struct.unpack_from("<HH", mapped, info.header_offset + 26)
+    start = info.header_offset + 30 + sum(lengths)
+    if start + info.file_size > mapped.nbytes:
+        raise EOFError(f"it ends at byte {start + info.file_size} of {mapped.nbytes}")
+    return mapped[start : start + info.file_size]
+
+
+def _read_json_entry(archive: zipfile.ZipFile, root: str, name: str, path: Path) -> dict[str, Any]:
+    try:
+        value = _with_cpu_devices(json.loads(read_entry(archive, f"{root}/{name}", path)))
+    except (ValueError, RecursionError) as error:
+        raise LoadError(f"{path}: {name} is not JSON ({error}): the file is damaged; save it again") from error
+    if not isinstance(value, dict):
+        raise LoadError(f"{path}: {name} holds a {type(value).__name__} where an object is wanted: the file is damaged")
+    return value
+
+
+def _check_program_json(program: dict[str, Any], operators: OperatorAllowlist, findings: ArchiveFindings) -> None:
+    for key, value in _iter_strings(program):
+        if key == "expr_str":
+            try:
+                require_allowed_expression(value)
+            except DisallowedExpression as error:
+                findings.add_refusal(
+                    f"the shape expression {value[:100]!r} in {PROGRAM_JSON}",
+                    f"would be evaluated as code: it holds {error}",
+                )
+        elif key in ("target", "as_operator") and not operators.is_allowed(value):
+            findings.add_refusal(
+                f"the node target {value[:100]!r} in {PROGRAM_JSON}",
+                "is no operator on tensors that torch has: running the graph would call it. If a module of yours "
+                "registers it, pass --import with that module",
+            )
+        elif key in ("in_spec", "out_spec"):
+            for name in _find_pytree_imports(value):
+                findings.add_refusal(f"the tree spec {key} in {PROGRAM_JSON}", f"would import {name}")
+            findings.classes |= set(_CLASS.findall(value))
+    for text in program.get("guards_code", []):
+        try:
+            findings.guards.append(SizeGuard(text))
+        except DisallowedExpression as error:
+            findings.add_refusal(
+                f"the guard {text[:100]!r} in guards_code of {PROGRAM_JSON}",
+                f"would be executed as code: it holds {error}",
+            )
+
+
+def _with_cpu_devices(value: Any) -> Any:
+    """The JSON with every device the CPU: a program exported on a GPU loads on any machine."""
+    if isinstance(value, dict):
+        if value.keys() == {"type", "index"}:
+            return {"type": "cpu", "index": None}
+        return {key: _with_cpu_devices(item) for key, item in value.items()}
+    return [_with_cpu_devices(item) for item in value] if isinstance(value, list) else value
+
+
+def _iter_strings(value: Any) -> Iterator[tuple[str, str]]:
+    """Every (key, string) in nested JSON."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict):
+            yield from ((key, text) for key, text in item.items() if isinstance(text, str))
+        stack.extend(item.values() if isinstance(item, dict) else item if isinstance(item, list) else ())
+
+
+def _find_pytree_imports(spec: str) -> list[str]:
+    """What loading a pytree spec would import: a defaultdict's factory, the class of an enum among its keys."""
+    imports: list[str] = []
+    stack: list[Any] = [spec]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            with contextlib.suppress(
+                ValueError, RecursionError
+            ):  # most strings are names; a context is JSON within JSON
+                parsed = json.loads(item)
+                stack.extend([parsed] if isinstance(parsed, dict | list) else [])
+        elif isinstance(item, list):
+            stack.extend(item)
+        elif isinstance(item, dict):
+            if "__enum__" in item:
+                imports.append(str(item.get("fqn")))
+            factory = item.get("default_factory_module"), item.get("default_factory_name")
+            if factory != (None, None) and not (factory[0] == "builtins" and factory[1] in _FACTORIES):
+                imports.append(f"{factory[0]}.{factory[1]}")
+            stack.extend(item.values())
+    return imports
+
+
+def _check_payload_config(config: dict[str, Any], folder: str, findings: ArchiveFindings) -> set[str]:
+    for name, meta in config["config"].items():
+        part = f"{name!r} ({folder}/{meta['path_name']})"
+        if meta["use_pickle"]:
+            findings.add_refusal(
+                part, "is marked use_pickle: it would be unpickled, which runs whatever the pickle says"
+            )
+        elif not _PAYLOAD.fullmatch(meta["path_name"]):
+            findings.add_refusal(
+                part,
+                "is a custom object (TorchBind or opaque): it would be unpickled, which runs whatever the pickle says",
+            )
+    return {meta["path_name"] for meta in config["config"].values()}
+
+
+def _require_payload_bytes(config: dict[str, Any], folder: str, sizes: dict[str, int], root: str, path: Path) -> None:
+    """Each tensor has bytes; of one without, torch makes zeros of whatever size is written there."""
+    for name, meta in config["config"].items():
+        shape = [size.get("as_int", 1) for size in (meta.get("tensor_meta") or {"sizes": [{"as_int": 0}]})["sizes"]]
+        if sizes.get(f"{root}/{folder}/{meta['path_name']}") == 0 and 0 not in shape:
+            raise LoadError(
+                f"{path} holds {name!r} of the shape {shape}, but its {folder}/{meta['path_name']} has 0 bytes: it was "
+                "saved without its weights"
+            )
+
+
+def _rewrite_example_inputs(data: bytes, findings: ArchiveFindings) -> bytes:
+    """The example inputs, read as data and written anew."""
+    if not data:
+        return data
+    try:
+        samples = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except (
+        Exception
+    ):  # torch raises UnpicklingError, RuntimeError, EOFError, ... and reads the same bytes in full afterwards
+        named = _find_sample_globals(data)
+        what = f"it would import {join_names(named)}" if named else "it can't be read as tensors"
+        findings.add_refusal(f"the example inputs ({_SAMPLES})", f"are a pickle with more than tensors in it: {what}")
+        return b""
+    buffer = io.BytesIO()
+    torch.save(samples, buffer)
+    return buffer.getvalue()
+
+
+def _find_sample_globals(data: bytes) -> list[str]:
+    """The globals of a torch.save file held in memory, which may be crafted: the text of a refusal must not fail on
+    it."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entry = next(entry for entry in archive.infolist() if entry.filename.endswith("data.pkl"))
+            return find_foreign_globals(io.BytesIO(archive.read(entry))) if entry.file_size <= len(data) else []
+    except Exception:
+        return find_foreign_globals(io.BytesIO(data))

@@ -1,0 +1,57 @@
+"""Which inputs of an exported program are attention masks: 0/1 inputs that decide which keys an attention sees.
+
+From each integer, bool or floating input one goes forward through what keeps a mask a mask (views, casts, comparisons,
+logic, sums and products, choices by it), and looks whether that ends in the mask of an attention, or in what a softmax
+reads. An embedding, a matmul or a convolution ends the way: behind it stand features, no longer a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from .shape_expressions import split_words
+from .train_mode_checks import bind_node_arguments, operator_name
+
+_KEEPING = split_words(
+    "view _unsafe_view reshape unsqueeze squeeze expand expand_as broadcast_to slice select narrow transpose permute"
+    " movedim t contiguous clone alias detach flatten unflatten repeat repeat_interleave to _to_copy type_as"
+    " lift_fresh_copy index eq ne gt ge lt le logical_and logical_or logical_not logical_xor bitwise_and bitwise_or"
+    " bitwise_not bitwise_xor __and__ __or__ add sub rsub mul where masked_fill cat pad constant_pad_nd all any"
+)
+_ATTENTION = "scaled_dot_product_attention"
+_SOFTMAX = split_words("softmax _softmax _safe_softmax special_softmax log_softmax _log_softmax")
+
+
+def find_attention_masks(program: torch.export.ExportedProgram) -> set[str]:
+    """The names of the placeholders that hide keys of an attention."""
+    inputs = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
+    return {
+        node.name
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in inputs and _is_attention_mask(node)
+    }
+
+
+def _is_attention_mask(placeholder: torch.fx.Node) -> bool:
+    value = placeholder.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.is_complex() or value.dim() < 2:
+        return False
+    seen, stack = {placeholder}, [placeholder]
+    while stack:
+        node = stack.pop()
+        for user, name in _iter_readers(node):
+            if name in _SOFTMAX or (name == _ATTENTION and bind_node_arguments(user).get("attn_mask") is node):
+                return True
+            if name in _KEEPING and user not in seen:
+                seen.add(user)
+                stack.append(user)
+    return False
+
+
+def _iter_readers(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, str]]:
+    """Who reads the node, each with its operator's name, an in-place one's without the last _."""
+    for user in node.users:
+        name = operator_name(user)
+        yield user, name.removesuffix("_") if not name.endswith("__") else name

@@ -1,0 +1,60 @@
+"""A file made of buffers, so that an archive of checked parts and another file's weights takes neither memory nor
+disk."""
+
+from __future__ import annotations
+
+import io
+from bisect import bisect_right
+from typing import Any
+
+
+class PartCollector:
+    """What was written, kept and not copied: views of a mapped file stay where they are. ``zipfile`` writes to it from
+    front to back."""
+
+    def __init__(self) -> None:
+        self.held: list[memoryview] = []
+
+    def write(self, data: Any) -> int:
+        part = memoryview(data).cast("B")
+        if part.nbytes:
+            self.held.append(part)
+        return part.nbytes
+
+    def flush(self) -> None:
+        pass
+
+
+class CompositeFile(io.RawIOBase):
+    """The parts as one file to read."""
+
+    def __init__(self, parts: PartCollector) -> None:
+        self._parts = parts.held
+        self._starts = [0]
+        for part in self._parts:
+            self._starts.append(self._starts[-1] + part.nbytes)
+        self._at = 0
+
+    def readinto(self, target: Any) -> int:
+        wanted, done = memoryview(target).cast("B"), 0
+        while done < wanted.nbytes and self._at < self._starts[-1]:
+            place = bisect_right(self._starts, self._at) - 1
+            offset = self._at - self._starts[place]
+            piece = self._parts[place][offset : offset + wanted.nbytes - done]
+            wanted[done : done + piece.nbytes] = piece
+            done += piece.nbytes
+            self._at += piece.nbytes
+        return done
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = max(0, offset + (0, self._at, self._starts[-1])[whence])
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True

@@ -1,0 +1,161 @@
+"""What a Hugging Face model takes where the user names no input: texts, images, sound and points, their sizes from
+config and preprocessor.
+
+Batch sizes are ``batch`` everywhere; a text has ``seq`` tokens, what a decoder is given ``decoder_seq``, sound
+``samples`` or ``frames``. A model that compares texts with images takes any number of either (``image_batch``).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from .shape_expressions import split_words
+
+# models whose tokenizers make segments; RoBERTa's has a table for them and a tokenizer without
+_SEGMENTED = frozenset(
+    split_words("bert albert electra mobilebert convbert rembert roformer xlnet tapas big_bird funnel")
+)
+_IMAGE_SIZE, _CHANNELS, _BINS = 224, 3, 80
+_STRIDES = {"min": 10, "opt": 50, "max": 1500}  # of a sound encoder: 0.2 s, 1 s and 30 s at the 20 ms that most have
+
+
+def infer_default_inputs(model: nn.Module, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """The inputs of ``model``, as ``--input`` takes them, and ranges of dims that have a reason, by name, as ``--dim``
+    takes them.
+
+    Args:
+        model: of transformers, with its ``config``.
+        folder: where ``preprocessor_config.json`` may lie, which says how large images are.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    preprocessor, config = read_preprocessor(folder), config_of(model)
+    shapes: dict[str, str] = {}
+    ranges: dict[str, str] = {}
+    if "input_ids" in parameters:
+        shapes["input_ids"] = "int64[batch,seq]"
+        if "attention_mask" in parameters:
+            shapes["attention_mask"] = "int64[batch,seq]"
+        if "token_type_ids" in parameters and takes_text_pairs(config):
+            shapes["token_type_ids"] = f"int64[batch,seq]{{0:{config.type_vocab_size}}}"
+    if "pixel_values" in parameters:
+        shapes["pixel_values"] = f"float32[{_describe_image_input(model, parameters, preprocessor)}]"
+    if "input_features" in parameters:
+        shapes["input_features"] = f"float32[batch,{_describe_feature_input(config, preprocessor)}]"
+    if "input_values" in parameters:
+        shape, ranges = _describe_sound_input(config)
+        shapes["input_values"] = f"float32[batch,{shape}]"
+    if "input_points" in parameters:
+        height = preprocessed_image_size(config, preprocessor)[0]
+        shapes["input_points"] = f"float32[batch,point_batch,points,2]{{0:{height}}}"
+        if "input_labels" in parameters:
+            shapes["input_labels"] = "int64[batch,point_batch,points]{0:2}"
+        ranges |= {"point_batch": "1:2:4", "points": "1:2:8"}
+    if "decoder_input_ids" in parameters and getattr(config, "is_encoder_decoder", False):
+        shapes["decoder_input_ids"] = "int64[batch,decoder_seq]"
+    return [f"{name}:{shapes[name]}" for name in parameters if name in shapes], ranges
+
+
+def config_of(model: nn.Module) -> Any:
+    """The config that transformers gives each model."""
+    return model.config
+
+
+def takes_text_pairs(config: Any) -> bool:
+    """Whether the tokenizer of such a model tells the first text from the second."""
+    return getattr(config, "model_type", "") in _SEGMENTED and (getattr(config, "type_vocab_size", 0) or 0) > 1
+
+
+def read_preprocessor(folder: Path) -> dict[str, Any]:
+    """What ``preprocessor_config.json`` says, {} where there is none that can be read."""
+    try:
+        content = json.loads((folder / "preprocessor_config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def modality_setting(config: Any, name: str, default: Any = None) -> Any:
+    """``name`` of the config, or of its part for images or sound."""
+    places = (
+        config,
+        *(getattr(config, part, None) for part in ("vision_config", "encoder", "backbone_config", "audio_config")),
+    )
+    parts = (
+        value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+        for value in places
+        if value is not None
+    )
+    return next((value for value in parts if value is not None), default)
+
+
+def preprocessed_image_size(config: Any, preprocessor: Mapping[str, Any]) -> tuple[int, int]:
+    """(height, width) of the images that the preprocessor makes, else of those that the model was made for."""
+    sizes = []
+    if preprocessor.get("do_pad"):
+        sizes.append(preprocessor.get("pad_size"))
+    if preprocessor.get("do_center_crop"):
+        sizes.append(preprocessor.get("crop_size"))
+    if preprocessor.get("do_resize", True):
+        sizes.append(preprocessor.get("size"))
+    for size in (*sizes, modality_setting(config, "image_size"), _IMAGE_SIZE):
+        if (pair := _height_and_width(size)) is not None:
+            return pair
+    raise AssertionError("224 is a size")
+
+
+def _height_and_width(size: Any) -> tuple[int, int] | None:
+    if isinstance(size, Mapping):
+        both = (size.get("height"), size.get("width"))
+        size = both if None not in both else size.get("shortest_edge", size.get("longest_edge"))
+    if isinstance(size, int) and not isinstance(size, bool):
+        size = (size, size)
+    fits = isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(n, int) and n > 0 for n in size)
+    return (size[0], size[1]) if fits else None
+
+
+def _describe_image_input(model: nn.Module, parameters: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> str:
+    config = config_of(model)
+    height, width = preprocessed_image_size(config, preprocessor)
+    compared = "input_ids" in parameters and any(name.endswith("logit_scale") for name, _ in model.named_parameters())
+    frames = modality_setting(config, "num_frames")
+    several = (
+        f"{frames},"
+        if isinstance(frames, int)
+        and getattr(model, "main_input_name", "") == "pixel_values"
+        and _is_video_model(config)
+        else ""
+    )
+    batch, channels = "image_batch" if compared else "batch", modality_setting(config, "num_channels", _CHANNELS)
+    return f"{batch},{several}{channels},{height},{width}"
+
+
+def _is_video_model(config: Any) -> bool:
+    return getattr(config, "model_type", "") in ("videomae", "vivit", "timesformer")
+
+
+def _describe_feature_input(config: Any, preprocessor: Mapping[str, Any]) -> str:
+    """[mel bins, frames] of Whisper, whose encoder has a table of that length; else [frames, features]."""
+    bins = modality_setting(config, "num_mel_bins")
+    if bins is not None and getattr(config, "model_type", "") == "whisper":
+        return f"{bins},{2 * modality_setting(config, 'max_source_positions')}"
+    widths = (modality_setting(config, name) for name in ("input_feat_per_channel", "feature_projection_input_dim"))
+    return f"frames,{next((width for width in widths if width), preprocessor.get('feature_size', bins or _BINS))}"
+
+
+def _describe_sound_input(config: Any) -> tuple[str, dict[str, str]]:
+    """The waveform's samples, in steps of the encoder's frames; or the spectrogram that an audio transformer takes."""
+    strides = getattr(config, "conv_stride", None)
+    if not strides:
+        if (length := getattr(config, "max_length", None)) and (bins := getattr(config, "num_mel_bins", None)):
+            return f"{length},{bins}", {}
+        return "samples", {}
+    step = 1
+    for stride in strides:
+        step *= int(stride)
+    return "samples", {"samples": ":".join(str(step * _STRIDES[which]) for which in ("min", "opt", "max"))}

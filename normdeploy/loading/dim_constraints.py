@@ -1,0 +1,175 @@
+"""What torch.export says of dims that can't have all of their range: the ranges that it asks for, and errors in words
+of ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from ..errors import InputError
+from ..model import Dim
+from .input_request import InputRequest, describe_dim
+from .size_conditions import TracedConditions
+
+_RANGE = re.compile(r"Dim\('\w+'(, min=(?P<min>\d+))?(, max=(?P<max>\d+))?\)")
+_STEPS = re.compile(r"(?P<step>\d+)\*(?P<root>\w+)( \+ (?P<offset>\d+))?")
+
+
+def _parse_suggested_fixes(message: str) -> dict[str, str]:
+    """torch's suggested fixes, ``{"seq": "Dim('seq', max=12)"}``."""
+    lines = message.partition("Suggested fixes:")[2].splitlines()
+    return {
+        name: value
+        for line in lines
+        if line.startswith("  ")
+        for name, separator, value in [line.strip().partition(" = ")]
+        if separator
+    }
+
+
+def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditions) -> tuple[InputRequest, bool]:
+    """The wishes with the ranges that torch asks for, and whether dims go in steps.
+
+    Args:
+        conditions: those that torch met, which name the place.
+
+    Raises:
+        InputError: a dim is fixed by the model, equal to another, or its stated range is too wide.
+    """
+    dims, steps = dict(wishes.dims), False
+    fixes = _parse_suggested_fixes(message)
+    for name, fix in fixes.items():
+        if fix.isdecimal():
+            wished = f" ({describe_dim(dims[name])})" if name in dims else ""
+            raise InputError(
+                f"the dim {name!r} was asked to be dynamic{wished}, but the model fixes it to the size {fix}, or"
+                f" computes otherwise at that size{conditions.place_limiting(name)}: write {fix} in the place "
+                "of its name,"
+                " take an example of another size, or change what fixes it in the model"
+            )
+        if name in dims and fix in dims:
+            raise InputError(
+                f"the dims {name!r} and {fix!r} are always equal in the model{conditions.place_limiting(name)}: "
+                "give them one"
+                " name"
+            )
+        low, high, step, offset = _parse_range_fix(fix, fixes)
+        if name in dims and low is not None:
+            steps |= step > 1
+            dims[name] = _fit_dim_to_range(dims[name], low, high, step, offset, name in wishes.stated, conditions)
+    return wishes.with_dims(dims), steps
+
+
+def _parse_range_fix(fix: str, fixes: Mapping[str, str]) -> tuple[int | None, int | None, int, int]:
+    """(min, max, step, offset) of one suggested fix; the min is None where it can't be read."""
+    step, offset = 1, 0
+    if match := _STEPS.fullmatch(fix):
+        step, offset, fix = int(match["step"]), int(match["offset"] or 0), fixes.get(match["root"], "")
+    if not (match := _RANGE.fullmatch(fix)):
+        return None, None, 1, 0
+    high = int(match["max"]) * step + offset if match["max"] else None
+    return int(match["min"] or 1) * step + offset, high, step, offset
+
+
+def _fit_dim_to_range(
+    wished: Dim, low: int, high: int | None, step: int, offset: int, stated: bool, conditions: TracedConditions
+) -> Dim:
+    high = wished.max if high is None else min(high, wished.max)
+    sizes = range(low + max(0, -(-(wished.min - low) // step)) * step, high + 1, step)
+    kind = f"multiples of {step}{f' plus {offset}' if offset else ''} " if step > 1 else ""
+    outside = sorted({wished.min, wished.opt, wished.max} - set(sizes))
+    if not sizes or (stated and outside):
+        where = next(
+            (found for size in reversed(outside) if (found := conditions.place_limiting(wished.name, size))), ""
+        )
+        raise InputError(
+            f"the dim {describe_dim(wished)} was asked for, but the model takes only {kind}from {low} to {high}{where}:"
+            " state such a range, or change what limits it in the model"
+        )
+    return Dim(wished.name, sizes[0], min(sizes, key=lambda size: abs(size - wished.opt)), sizes[-1])
+
+
+_VIOLATED = re.compile(
+    r"Not all values of (?P<name>\w+) = (?P<source>.*) in the specified range .* satisfy the generated guard"
+    r" (?P<guard>.*)"
+)
+_EXCLUDED = re.compile(r"\(\((?P<offset>-\d+)\) \+ L\[\S*\.size\(\)\[\d+\]\) != (?P<size>[01])\.?")
+_SPECIAL = re.compile(r"L\[\S*\.size\(\)\[\d+\] != (?P<size>\d+)\.?")
+
+
+def _parse_excluded_sizes(message: str) -> dict[str, int]:
+    """Sizes that torch can't trace together with others, as something a constant shorter (x[:, 1:]) has one place
+    there, or none."""
+    lines = [match for line in message.splitlines() if (match := _VIOLATED.match(line.strip().removeprefix("- ")))]
+    return {m["name"]: int(e["size"]) - int(e["offset"]) for m in lines if (e := _EXCLUDED.fullmatch(m["guard"]))}
+
+
+def raise_above_excluded(message: str, wishes: InputRequest) -> InputRequest:
+    """The wishes with dims of which nothing was stated above the sizes that torch excludes."""
+    dims = dict(wishes.dims)
+    for name, size in _parse_excluded_sizes(message).items():
+        dim = dims.get(name)
+        if dim is not None and name not in wishes.stated and dim.min <= size < dim.max:
+            dims[name] = Dim(name, size + 1, max(dim.opt, size + 1), dim.max)
+    return wishes.with_dims(dims)
+
+
+_BOUND = re.compile(r"Expected op to be '==', got \S+ for (?P<over>\d+)(/(?P<under>\d+))? <= (?P<name>\w+)")
+
+
+def describe_unsolved_dims(message: str, wishes: InputRequest, conditions: TracedConditions) -> str:
+    """What to state where torch.export's own solver stops at the dims; "" where it did not."""
+    bound = _BOUND.search(message)
+    if bound is not None and (dim := wishes.dims.get(bound["name"])) is not None:
+        # The bound is the size at which a slice (x[1:-1]) has one place, which torch can't trace with the others.
+        first = -(-int(bound["over"]) // int(bound["under"] or 1)) + 1
+        if first <= dim.max:
+            begun = Dim(dim.name, first, max(dim.opt, first), dim.max)
+            return (
+                f"the dim {describe_dim(dim)} was asked for, but torch can't trace the model with sizes below"
+                f" {first}{conditions.last_place([dim.name])}: begin there, --dim {describe_dim(begun)}"
+            )
+    if bound is None and "Cannot create Dim with inconsistent" not in message:
+        return ""
+    dims = ", ".join(map(describe_dim, wishes.dims.values()))
+    return (
+        f"torch.export can't tell which sizes of {dims} the model takes, as where it divides a size, or pads it to a"
+        f" multiple{conditions.last_place(wishes.dims)}: state a range of multiples with --dim, such as NAME=4:8:64 for"
+        " multiples of 4, take an example of such a size, or write a fixed size in its place"
+    )
+
+
+def describe_violation(message: str, wishes: InputRequest, conditions: TracedConditions) -> str:
+    """Say which constraint of the model the dims violate, and where it is; without torch's advice on its own API."""
+    lines = [
+        line.strip().removeprefix("- ")
+        for line in message.partition("Suggested fixes")[0].splitlines()
+        if line.startswith("  ")
+    ]
+    violated = [match for line in lines if (match := _VIOLATED.match(line))]
+    for match in violated:
+        if special := _SPECIAL.fullmatch(match["guard"]):
+            size, dim = special["size"], wishes.dims.get(match["name"])
+            wished = f" ({describe_dim(dim)})" if dim else ""
+            asked = f"the dim {match['name']!r} was asked to be dynamic{wished}"
+            where = conditions.place_limiting(match["name"])
+            return f"{asked}, but the model was made for the size {size}{where}: write {size} in the place of its name"
+    for name, size in _parse_excluded_sizes(message).items():
+        if name in wishes.dims:
+            return (
+                f"the dim {describe_dim(wishes.dims[name])} was asked for, but torch can't trace the model with"
+                f" {size}{conditions.place_limiting(name, size)}: begin at {size + 1}"
+            )
+    if violated:
+        name = violated[0]["name"]
+        needed = "; ".join(_substitute_dim_names(match["guard"].rstrip("."), violated) for match in violated[:3])
+        asked = f"the dim {name!r} does not have the range that was asked for"
+        return f"{asked}: the model needs {needed}{conditions.last_place([name])}; state another with --dim"
+    return "the dynamic dims do not fit the model: " + "; ".join(lines[:3])
+
+
+def _substitute_dim_names(guard: str, violated: Iterable[re.Match[str]]) -> str:
+    """Write the names of dims where torch writes ``L['x'].size()[0]``."""
+    for match in violated:
+        guard = guard.replace(match["source"], match["name"])
+    return guard

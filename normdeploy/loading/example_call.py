@@ -1,0 +1,348 @@
+"""The example call that torch.export traces: the user's own, or one made from what the user says of the inputs."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..errors import InputError
+from ..model import DEFAULT_SIZES, Dim
+from .input_request import InputRequest, RequestedInput
+from .program_signature import dtype_name, is_renaming, match_requested_inputs
+
+# Annotations of parameters that no tensor is for; their names where annotations are texts.
+_PLAIN = (int, float, bool, str, "int", "float", "bool", "str")
+
+
+@dataclass(frozen=True)
+class ExampleCall:
+    """The example call, on the CPU. ``matched`` holds for each tensor, in the order of the leaves, the index of its
+    wish or None."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    matched: tuple[int | None, ...]
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, torch.Tensor)]
+
+    def matched_inputs(self, wishes: InputRequest) -> list[RequestedInput | None]:
+        return [None if index is None else wishes.inputs[index] for index in self.matched]
+
+
+def forward_signature(module: nn.Module) -> inspect.Signature:
+    """Of the module's forward, without annotations: the text of it stands in messages."""
+    signature = inspect.signature(module.forward)
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    return signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
+
+
+def make_example_call(module: nn.Module, wishes: InputRequest, sizes: Mapping[str, int]) -> ExampleCall:
+    """Example arguments from the wishes alone: by the names of forward's parameters, else in their order."""
+    order = require_fitting_inputs(module, wishes)
+    rng = np.random.default_rng(0)
+    tensors = [_sample_input(wish, rng, sizes) for wish in wishes.inputs]
+    args = tuple(tensors[index] for index in order.positional)
+    kwargs = {key: tensors[index] for key, index in order.keywords.items()}
+    return ExampleCall(args, kwargs, (*order.positional, *order.keywords.values()))
+
+
+@dataclass(frozen=True)
+class ArgumentOrder:
+    """Which of the inputs go by position, in their order, and which by keyword, in that of forward's parameters."""
+
+    positional: list[int]
+    keywords: dict[str, int]
+
+
+def require_fitting_inputs(module: nn.Module, wishes: InputRequest) -> ArgumentOrder:
+    """Return how the wished inputs are passed to forward.
+
+    Raises:
+        InputError: there are none, or they do not fit forward's parameters.
+    """
+    name = type(module).__name__
+    if type(module).forward is nn.Module.forward:
+        raise InputError(f"{name} defines no forward, so it computes nothing: define it, or name another class")
+    if not wishes.inputs:
+        raise InputError(
+            f"{name} needs example inputs: say what they look like with --input, for example "
+            f"{_suggest_input_options(module)}; its"
+            f" forward is {name}{forward_signature(module)}"
+        )
+    names = [wish.name for wish in wishes.inputs]
+    order = _arrange_arguments(module, names)
+    try:
+        forward_signature(module).bind(*order.positional, **order.keywords)
+    except TypeError as error:
+        lacking = _find_missing_parameters(module, order)
+        told = (
+            f"it needs {', '.join(map(repr, lacking))} too: {_advise_on_parameters(module, lacking)}"
+            if lacking
+            else str(error)
+        )
+        raise InputError(
+            f"the inputs {', '.join(names)} do not fit {name}{forward_signature(module)}: {told}"
+        ) from error
+    return order
+
+
+def _find_missing_parameters(module: nn.Module, order: ArgumentOrder) -> list[str]:
+    """Return the parameters of forward that have no default and are given nothing."""
+    try:
+        bound = forward_signature(module).bind_partial(*order.positional, **order.keywords).arguments
+    except TypeError:
+        # Too many are given, so none is lacking.
+        return []
+    return [name for name in _required_parameters(module) if name not in bound]
+
+
+def _required_parameters(module: nn.Module) -> list[str]:
+    parameters = forward_signature(module).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in parameters if p.default is p.empty and p.kind in kinds]
+
+
+def _advise_on_parameters(module: nn.Module, names: Sequence[str]) -> str:
+    """Say how forward's parameters are given: a tensor by --input, a plain value by a default alone."""
+    plain = [name for name in names if _takes_plain_value(module, name)]
+    tensors = [name for name in names if name not in plain]
+    parts = [f"say what it looks like with {' '.join(_example_option(name) for name in tensors)}"] if tensors else []
+    if plain:
+        parts.append(f"give {', '.join(map(repr, plain))} a default in forward, as a file takes tensors alone")
+    return ", and ".join(parts)
+
+
+def _takes_plain_value(module: nn.Module, name: str) -> bool:
+    return inspect.signature(module.forward).parameters[name].annotation in _PLAIN
+
+
+def _example_option(name: str) -> str:
+    return f"--input '{name}:{'int64[batch,seq]' if 'id' in name or 'mask' in name else 'float32[batch,3,224,224]'}'"
+
+
+def _arrange_arguments(module: nn.Module, names: Sequence[str]) -> ArgumentOrder:
+    parameters = forward_signature(module).parameters
+    known = {
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if not set(names) & known:
+        return ArgumentOrder(list(range(len(names))), {})
+    if not set(names) <= known and not open_ended:
+        ordered = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+        if set(names) & known <= set(ordered) and is_renaming(ordered, names):
+            return ArgumentOrder(list(range(len(names))), {})
+        wrong = next(name for name in names if name not in known)
+        near = difflib.get_close_matches(wrong, known, 1)
+        moved = next((n for place, n in enumerate(names) if n in known and n not in ordered[place : place + 1]), "")
+        raise InputError(
+            f"the input {wrong!r} is not a parameter of"
+            f" {type(module).__name__}{forward_signature(module)}{f' (is {near[0]!r} meant?)' if near else ''}: use its"
+            " names, or give the inputs in its order under names of your own"
+            + (f", where {moved!r} can stand in its own place alone" if moved else "")
+        )
+    given = {name: index for index, name in enumerate(names)}
+    positional = _leading_positional_inputs(parameters, given)
+    ranked = sorted(given.items(), key=lambda item: _parameter_rank(parameters, item[0]))
+    return ArgumentOrder(positional, {name: index for name, index in ranked if index not in positional})
+
+
+def _leading_positional_inputs(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, int]) -> list[int]:
+    """Which of the inputs given by name can go by position: those of the first parameters, up to the first that is not
+    given."""
+    leading: list[int] = []
+    for name, parameter in parameters.items():
+        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or name not in given:
+            break
+        leading.append(given[name])
+    return leading
+
+
+def _parameter_rank(parameters: Mapping[str, inspect.Parameter], name: str) -> int:
+    return list(parameters).index(name) if name in parameters else len(parameters)
+
+
+def _suggest_input_options(module: nn.Module) -> str:
+    tensors = [name for name in _required_parameters(module) if not _takes_plain_value(module, name)]
+    return " ".join(map(_example_option, tensors or ["x"]))
+
+
+def _sample_input(wish: RequestedInput, rng: np.random.Generator, sizes: Mapping[str, int]) -> torch.Tensor:
+    spec = wish.as_input_spec()
+    values = replace(spec, dtype="float32" if spec.dtype == "bfloat16" else spec.dtype).sample(rng, sizes)
+    return torch.from_numpy(values).to(getattr(torch, spec.dtype))
+
+
+def iter_example_sizes(wishes: InputRequest) -> Iterator[dict[str, int]]:
+    """Sizes to trace with, one way after the other, for models that do not run at the first.
+
+    torch.export takes the sizes 0 and 1 for constants, and dims of equal size may hide that they differ. So: different
+    multiples of the opt sizes (a model that wants a size divisible by something was given one that is), sizes next to
+    them, the opt sizes.
+    """
+    tried: list[dict[str, int]] = []
+    for step in ("opt", 1, 0):
+        chosen: dict[str, int] = {}
+        for name, dim in wishes.dims.items():
+            start = max(2, dim.opt)
+            stride = start if step == "opt" else int(step)
+            sizes = range(start, min(dim.max, start + 64 * stride) + 1, stride) if stride else ()
+            chosen[name] = next((size for size in sizes if size not in chosen.values()), start)
+        if chosen not in tried:
+            tried.append(chosen)
+            yield chosen
+
+
+def spread_arguments(
+    module: nn.Module, args: torch.Tensor | Sequence[Any] | Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments from what people write: one tensor, a tuple, or a mapping.
+
+    A mapping is one of keyword arguments where forward can be called with it, else forward's one argument: a batch in a
+    dict.
+    """
+    if isinstance(args, Mapping):
+        own = dict(args)  # transformers' BatchEncoding is no dict, and torch's pytree knows dicts
+        try:
+            forward_signature(module).bind(**own, **kwargs)
+        except TypeError:
+            return (own,), dict(kwargs)
+        return (), {**own, **kwargs}
+    return tuple(args) if isinstance(args, list | tuple) else (args,), dict(kwargs)
+
+
+def copy_example_call(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], wishes: InputRequest
+) -> ExampleCall:
+    """The user's example, detached and on the CPU; a dim that is to be dynamic is stretched where its size is 1."""
+    own_args, own_kwargs = pytree.tree_map_only(
+        torch.Tensor, lambda t: t.detach().cpu().clone(), (tuple(args), dict(kwargs))
+    )
+    try:
+        bound = forward_signature(module).bind(*own_args, **own_kwargs)
+    except TypeError as error:
+        raise InputError(
+            f"the arguments do not fit {type(module).__name__}{forward_signature(module)}: {error}"
+        ) from error
+    own_kwargs = dict(sorted(own_kwargs.items(), key=lambda item: _parameter_rank(bound.signature.parameters, item[0])))
+    call = ExampleCall(own_args, own_kwargs, ())
+    if not call.tensors():
+        raise InputError(
+            f"the example arguments of {type(module).__name__} hold no tensor: pass tensors, in containers that torch's"
+            " pytree knows"
+        )
+    names = placeholder_names(bound)
+    order = [names[id(leaf)] for leaf in call.tensors()]
+    matched = (
+        match_requested_inputs(order, wishes.inputs, f"the inputs of {type(module).__name__}")
+        if wishes.inputs
+        else [None] * len(order)
+    )
+    call = replace(call, matched=tuple(None if wish is None else wishes.inputs.index(wish) for wish in matched))
+    sizes = {
+        dim.name: size
+        for leaf, wish in zip(call.tensors(), matched, strict=True)
+        if wish
+        for dim, size in _iter_matching_dims(leaf, wish)
+        if dim.name
+    }
+    stretched = {
+        id(leaf): _stretch_unit_dims(leaf, wish, sizes) for leaf, wish in zip(call.tensors(), matched, strict=True)
+    }
+    own_args, own_kwargs = pytree.tree_map_only(torch.Tensor, lambda t: stretched[id(t)], (call.args, call.kwargs))
+    return replace(call, args=own_args, kwargs=own_kwargs)
+
+
+def placeholder_names(bound: inspect.BoundArguments) -> dict[int, str]:
+    """For each tensor the name that torch.export gives its placeholder: ``batch_ids`` for ``batch["ids"]``."""
+    arguments: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        arguments |= value if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    names: dict[int, str] = {}
+    for path, leaf in pytree.tree_flatten_with_path(arguments)[0]:
+        if isinstance(leaf, torch.Tensor):
+            names[id(leaf)] = re.sub(
+                r"\W+",
+                "_",
+                "_".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path),
+            )
+    return names
+
+
+def user_dim_names(module: nn.Module, call: ExampleCall, dynamic_shapes: Any) -> list[dict[int, str]]:
+    """For each tensor the names of the ``torch.export.Dim`` objects that the user gave it, by dim."""
+    arguments = forward_signature(module).bind(*call.args, **call.kwargs).arguments
+    if isinstance(dynamic_shapes, torch.export.ShapesCollection):
+        dynamic_shapes = dynamic_shapes.dynamic_shapes(module, call.args, call.kwargs)
+    names: dict[int, dict[int, str]] = {}
+    stack: list[tuple[Any, Any]] = [
+        (arguments if isinstance(dynamic_shapes, Mapping) else list(arguments.values()), dynamic_shapes)
+    ]
+    while stack:
+        value, shape = stack.pop()
+        pairs = list(
+            shape.items() if isinstance(shape, Mapping) else enumerate(shape) if isinstance(shape, list | tuple) else ()
+        )
+        if isinstance(value, torch.Tensor):
+            names[id(value)] = {
+                index: dim.__name__ for index, dim in pairs if str(getattr(dim, "__name__", "")).isidentifier()
+            }
+        elif isinstance(value, Mapping):
+            stack.extend((value[key], part) for key, part in pairs if key in value)
+        elif isinstance(value, list | tuple):
+            stack.extend((value[index], part) for index, part in pairs if isinstance(index, int) and index < len(value))
+    return [names.get(id(leaf), {}) for leaf in call.tensors()]
+
+
+def _iter_matching_dims(leaf: torch.Tensor, wish: RequestedInput) -> Iterator[tuple[Dim, int]]:
+    if wish.dtype is not None and wish.dtype != dtype_name(leaf):
+        raise InputError(
+            f"the input {wish.name!r} was given as {wish.dtype}, but its example is {dtype_name(leaf)}: change one of"
+            " them"
+        )
+    if len(wish.shape) != leaf.dim():
+        raise InputError(
+            f"the input {wish.name!r} was given {len(wish.shape)} dims, but its example has {leaf.dim()}:"
+            f" {list(leaf.shape)}"
+        )
+    for index, (dim, size) in enumerate(zip(wish.shape, leaf.shape, strict=True)):
+        if dim.name is None and dim.opt != size:
+            raise InputError(
+                f"dim {index} of the input {wish.name!r} was given the size {dim.opt}, but its example has {size}:"
+                " change one of them"
+            )
+        yield dim, size
+
+
+def _stretch_unit_dims(leaf: torch.Tensor, wish: RequestedInput | None, sizes: Mapping[str, int]) -> torch.Tensor:
+    for index, dim in enumerate(wish.shape if wish else ()):
+        if wish and dim.name and leaf.shape[index] != sizes[dim.name]:
+            raise InputError(
+                f"the dim {dim.name!r} has the size {sizes[dim.name]} in one example and {leaf.shape[index]} in that of"
+                f" {wish.name!r}: one name is one size"
+            )
+        if dim.name and leaf.shape[index] == 1 and dim.max > 1:
+            leaf = leaf.repeat_interleave(2, index)
+    return leaf
+
+
+def prefer_example_sizes(wishes: InputRequest, call: ExampleCall) -> InputRequest:
+    """A dim of which no range was stated is best at the size of its example."""
+    dims = dict(wishes.dims)
+    for leaf, wish in zip(call.tensors(), call.matched_inputs(wishes), strict=True):
+        for dim, size in zip(wish.shape if wish else (), leaf.shape, strict=False):
+            if dim.name and not dim.terms and dim.name not in wishes.stated:
+                dims[dim.name] = Dim(dim.name, 1, size, max(DEFAULT_SIZES[2], size))
+    return wishes.with_dims(dims)

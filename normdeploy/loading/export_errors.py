@@ -1,0 +1,118 @@
+"""torch.export's failures as one line: what it can't trace, in which module and line of the model, what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+from types import FrameType
+
+import torch
+import torch.ao.nn.quantized
+from torch import nn
+
+from ..errors import ExportError
+from .program_signature import dtype_name
+from .size_conditions import LONGEST, TORCH, describe_location, module_paths, traceback_frames
+from .torch_pickles import join_names
+
+_DISTRIBUTIONS = os.path.join(TORCH, "distributions") + os.sep
+_PACKING = os.path.join(TORCH, "nn", "utils", "rnn.py")
+_RECURRENT = os.path.join(TORCH, "nn", "modules", "rnn.py")
+PACKED = (
+    "packed as integers for kernels of torch's own, which no file can call: give the float model, and quantize it with"
+    " --quantize int8, or quantize with fake quantization (prepare_qat) and export that"
+)
+_UNKNOWN_OUTPUT = re.compile(r"Found <class '(?P<name>[^']+)'> in output")
+# Not torch.ao.nn.qat, whose modules round in float.
+_INTEGER_MODULE = re.compile(r"torch\.ao\.nn\.(intrinsic\.)?quantized\b")
+# What is left of QuantStub and DeQuantStub holds no weights.
+_FLOAT_ENDS = (torch.ao.nn.quantized.Quantize, torch.ao.nn.quantized.DeQuantize)
+_SHOWN = 4
+
+
+def make_export_error(module: nn.Module, error: Exception) -> ExportError:
+    """Return torch.export's failure as an error of ours."""
+    name, kind, text = type(module).__name__, type(error).__name__, str(error)
+    head = f"torch.export can't trace {name}"
+    where = describe_location(module_paths(module), traceback_frames(error))
+    if unknown := _UNKNOWN_OUTPUT.search(text):
+        returned = unknown["name"].rpartition(".")[2]
+        return ExportError(
+            f"{head}: its forward returns {returned}, and a file holds tensors alone: return tensors, or tuples, lists"
+            f" and dicts of them (a dataclass counts after torch.export.register_dataclass)"
+        )
+    if any(frame.f_code.co_filename.startswith(_DISTRIBUTIONS) for frame, _ in traceback_frames(error)):
+        return ExportError(
+            f"{head}: a distribution checks its values{where}, and a file can't stop at a value: make it with"
+            " validate_args=False"
+        )
+    if any(
+        frame.f_code.co_filename == _PACKING or _is_packed_recurrence(frame) for frame, _ in traceback_frames(error)
+    ):
+        return ExportError(
+            f"{head}: it packs sequences by their lengths{where}, and ONNX has no packed sequences: run"
+            " the layer on the padded batch, and take what stands at the last step of each row (gather)"
+        )
+    if kind == "GuardOnDataDependentSymNode" or "data-dependent" in text:
+        return ExportError(
+            f"{head}: the values of a tensor decide what is computed{where}, by an if, while, assert, int() or .item(),"
+            " and a file holds no Python: use torch.where or torch.cond instead"
+        )
+    if kind == "UnsupportedOperatorException":
+        operator = re.sub(r"^torch\.ops\.", "", _first_line(text))
+        return ExportError(f"{head}: it has no form of the operator {operator}{where}; use other operators there")
+    if ".numpy()" in text:
+        return ExportError(f"{head}: it leaves torch for numpy{where}, and a file holds torch's operators alone")
+    return ExportError(f"{head}{where}: {kind}: {_first_line(text)}")
+
+
+def refuse_integer_modules(module: nn.Module) -> None:
+    """Refuse the integer modules that torch.ao makes (quantize_dynamic, convert).
+
+    Raises:
+        ExportError: it names them.
+    """
+    found = [
+        f"{name or 'the model itself'} ({type(part).__name__})"
+        for name, part in module.named_modules()
+        if _INTEGER_MODULE.match(type(part).__module__)
+        and not isinstance(part, _FLOAT_ENDS)
+        and not name.endswith("_packed_params")
+    ]
+    if found:
+        raise ExportError(f"torch.ao has the weights of {join_names(found, _SHOWN)} {PACKED}")
+
+
+def require_tensor_outputs(program: torch.export.ExportedProgram) -> None:
+    """Refuse a program whose outputs ONNX does not have: numbers and texts of Python, complex tensors, none at all.
+
+    Raises:
+        ExportError: it names the output.
+    """
+    specs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
+    constants = [spec.value for spec in specs if getattr(spec, "value", None) is not None]
+    if constants:
+        shown = f"{constants[0]!r}"[:LONGEST]
+        raise ExportError(
+            f"forward returns {shown} ({type(constants[0]).__name__}) beside or in the place of tensors, and a file"
+            " holds tensors alone: leave it out, or make it a tensor"
+        )
+    if all(hasattr(spec, "value") for spec in specs):
+        raise ExportError("forward returns no tensor, so there is nothing to export: return what it computes")
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    for spec in specs:
+        value = values.get(spec.name)
+        if isinstance(value, torch.Tensor) and value.is_complex():
+            raise ExportError(
+                f"forward returns a tensor of {dtype_name(value)}, and ONNX has no complex tensors: return"
+                " torch.view_as_real of it"
+            )
+
+
+def _is_packed_recurrence(frame: FrameType) -> bool:
+    """Return whether the frame is one of a recurrent layer that was given a packed sequence."""
+    return frame.f_code.co_filename == _RECURRENT and frame.f_locals.get("batch_sizes") is not None
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason is given")

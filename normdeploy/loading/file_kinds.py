@@ -1,0 +1,262 @@
+"""What a file is, told from its bytes alone: nothing in it is executed, imported or unpickled.
+
+| kind | marker |
+|---|---|
+| ExportedProgram | zip with one root folder; ``archive_format`` reads ``pt2``; ``models/model.json`` |
+| TorchScript | zip with ``constants.pkl`` or ``code/`` |
+| torch.save | zip with ``data.pkl``; the legacy format is a row of bare pickles, the first holding a magic number |
+| safetensors | a little-endian u64 length, then ``{``; of several shards, a JSON called ``*.safetensors.index.json`` |
+| Hugging Face folder | ``config.json`` |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zipfile
+import zlib
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
+
+from ..errors import LFS_POINTER, LoadError
+
+LEGACY_MAGIC = bytes.fromhex(
+    "80028a0a6cfc9c46f9206aa850192e"
+)  # the pickle of torch.serialization.MAGIC_NUMBER, protocol 2
+PROGRAM_JSON = "models/model.json"
+_HEADER_LIMIT = 100 << 20  # the safetensors library's own limit on its header, bytes
+_CHUNK = 1 << 20
+INDEX = ".safetensors.index.json"  # of shards: {"weight_map": {tensor: file}}
+_OF_MODELS = (".pt2", ".pt", ".pth", ".ckpt", ".bin", ".safetensors")
+BOOKKEEPING = (".git", ".cache")
+
+
+class FileKind(StrEnum):
+    PROGRAM = "ExportedProgram"
+    TORCHSCRIPT = "TorchScript"
+    PICKLE = "torch.save"
+    LEGACY_PICKLE = "torch.save (legacy)"
+    SAFETENSORS = "safetensors"
+    HUGGINGFACE = "Hugging Face folder"
+    PYTHON = "Python file"
+
+
+def detect_kind(path: Path) -> FileKind:
+    """The kind of the file or folder at ``path``.
+
+    Raises:
+        LoadError: there is nothing there, it is broken or truncated, or of no kind that can be loaded.
+    """
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return FileKind.HUGGINGFACE
+        raise LoadError(_describe_plain_folder(path))
+    if not path.is_file():
+        raise LoadError(f"there is no file {path}: check the path (seen from {Path.cwd()}){_suggest_zoo_factory(path)}")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(64)
+    if not head:
+        raise LoadError(f"{path} is empty (0 bytes): copy or save it again")
+    if head.startswith(b"PK\x03\x04"):
+        with open_torch_archive(path) as archive:
+            return _classify_archive(path, archive)
+    if head.startswith(LEGACY_MAGIC[:4]):
+        if not head.startswith(LEGACY_MAGIC):
+            raise LoadError(
+                f"{path} starts like a file of torch.save's legacy format, but the magic number is not torch's: it is"
+                " broken or foreign"
+            )
+        return FileKind.LEGACY_PICKLE
+    if path.name.endswith(INDEX) and head.lstrip().startswith(b"{"):
+        return FileKind.SAFETENSORS
+    if head[8:9] == b"{":
+        return _check_safetensors(path, head, size)
+    raise LoadError(_describe_unknown_file(path, head))
+
+
+def _describe_plain_folder(path: Path) -> str:
+    files = sorted(path.iterdir())
+    models = [file for file in files if file.name.endswith(INDEX)] or [f for f in files if f.suffix in _OF_MODELS]
+    if not files:
+        return f"{path} is an empty folder without a config.json: give a model file, or a Hugging Face model folder"
+    advice = f"give {' or '.join(map(str, models[:3]))}" if models else "give a model file"
+    return f"{path} is a folder without a config.json: {advice}, or a Hugging Face model folder"
+
+
+def _suggest_zoo_factory(path: Path) -> str:
+    """Say how a model that a package knows by its name (resnet50) is given."""
+    if path.suffix or path.name != str(path):
+        return ""
+    return (
+        f". A model of a package, such as timm, is given by a Python file that makes it: a file net.py with the line"
+        f" `model = timm.create_model({path.name!r}, pretrained=True)`, given as net.py"
+    )
+
+
+# How files of other tools begin, what they are, and what to do.
+_FOREIGN = (
+    (LFS_POINTER, "the pointer that Git LFS keeps in the place of a file", "fetch the file itself with `git lfs pull`"),
+    (b"GGUF", "a GGUF file of llama.cpp", "give the Hugging Face folder or the weights from which it was made"),
+    (b"\x89HDF", "an HDF5 file, as Keras writes", "convert it with tf2onnx, and give the ONNX file to `optimize`"),
+    (b"ftrt", "a TensorRT engine, which holds no model any more", "give the model from which it was built"),
+    (b"\x93NUMPY", "an array of NumPy", "give the model"),
+    (b"<", "a page of HTML or XML, as of a failed download", "fetch the file again"),
+    (b"\x80", "a bare pickle", "save the model with torch.save or torch.export.save"),
+    (b"\x1f\x8b", "a gzip archive", "unpack it"),
+)
+_SUFFIXES = {
+    ".onnx": ("an ONNX file", "use `normdeploy optimize` or `inspect`"),
+    ".tflite": ("a file of TensorFlow Lite", "convert it with tf2onnx, and give the ONNX file to `optimize`"),
+    ".pb": ("a TensorFlow graph", "convert it with tf2onnx, and give the ONNX file to `optimize`"),
+    ".mlmodel": ("a Core ML file", "give the model from which it was made"),
+}
+_WANTED = "wanted: a file of torch.export.save or torch.save, safetensors, a Hugging Face folder, or net.py:Net"
+
+
+def _describe_unknown_file(path: Path, head: bytes) -> str:
+    """Say what a file that can't be loaded is, as far as its first bytes or its name tell."""
+    for magic, kind, advice in _FOREIGN:
+        if head.startswith(magic):
+            return f"{path} is {kind}: {advice}"
+    start = f"it begins with the bytes {head[:8].hex(' ')}"
+    if path.suffix in _SUFFIXES:
+        kind, advice = _SUFFIXES[path.suffix]
+        return f"{path} is no PyTorch model but, by its name, {kind}: {advice} ({start})"
+    return f"{path} is no model that can be loaded, {start}; {_WANTED}"
+
+
+def _check_safetensors(path: Path, head: bytes, size: int) -> FileKind:
+    (length,) = struct.unpack("<Q", head[:8])
+    if length > _HEADER_LIMIT:
+        raise LoadError(
+            f"{path} looks like safetensors, but says its header has {length} bytes (the format allows"
+            f" {_HEADER_LIMIT}): it is broken"
+        )
+    if 8 + length > size:
+        raise LoadError(
+            f"{path} is a truncated safetensors file: its header alone has {length} bytes, the file {size}; copy it"
+            " again"
+        )
+    return FileKind.SAFETENSORS
+
+
+def _classify_archive(path: Path, archive: zipfile.ZipFile) -> FileKind:
+    names = archive.namelist()
+    root = archive_root(archive)
+    inner = {name.removeprefix(f"{root}/") for name in names}
+    if "serialized_exported_program.json" in names:
+        raise LoadError(
+            f"{path} is an ExportedProgram in the format of torch 2.7 and older: torch.export.load it there, and "
+            "torch.export.save it with a newer torch"
+        )
+    if "archive_format" in inner and read_entry(archive, f"{root}/archive_format", path) == b"pt2":
+        models = sorted(name for name in inner if name.startswith("models/") and name.endswith(".json"))
+        if PROGRAM_JSON in models:
+            return FileKind.PROGRAM
+        holds = f"only {', '.join(models)}" if models else "none, only compiled code"
+        raise LoadError(
+            f"{path} is a .pt2 archive without {PROGRAM_JSON} (models in it: {holds}): save the program with"
+            " torch.export.save"
+        )
+    if "constants.pkl" in inner or any(name.startswith("code/") for name in inner):
+        return FileKind.TORCHSCRIPT
+    if "data.pkl" in inner:
+        return FileKind.PICKLE
+    raise LoadError(f"{path} is a zip file, but not one that torch writes: it holds {', '.join(sorted(inner)[:5])}")
+
+
+def archive_root(archive: zipfile.ZipFile) -> str:
+    """The one folder that everything in an archive of torch lies in."""
+    return PurePosixPath(archive.namelist()[0]).parts[0]
+
+
+def open_torch_archive(path: Path) -> zipfile.ZipFile:
+    """A zip file of torch's whose table of contents can be relied on.
+
+    torch stores its entries uncompressed, so what they declare can't exceed the file by much: whatever does is a bomb,
+    and is refused by the declared sizes, before a byte of it is inflated.
+
+    Raises:
+        LoadError: broken, truncated or empty; an entry leaves the archive, occurs twice, is encrypted or is a bomb.
+    """
+    try:
+        archive = zipfile.ZipFile(path)
+        entries = archive.infolist()
+    except (zipfile.BadZipFile, OSError, EOFError, struct.error, ValueError, NotImplementedError) as error:
+        raise LoadError(
+            f"{path} starts like a zip file but can't be read as one: it is truncated or broken ({error}); copy or save"
+            " it again"
+        ) from error
+    try:
+        _require_sound_entries(path, entries)
+    except LoadError:
+        archive.close()
+        raise
+    return archive
+
+
+def _require_sound_entries(path: Path, entries: list[zipfile.ZipInfo]) -> None:
+    if not entries:
+        raise LoadError(f"{path} is a zip file without entries: save it again")
+    seen: set[str] = set()
+    for entry in entries:
+        parts = PurePosixPath(entry.filename).parts
+        if not parts or entry.filename.startswith("/") or ".." in parts or "\\" in entry.filename or ":" in parts[0]:
+            raise LoadError(
+                f"{path} holds an entry that leads out of the archive, {entry.filename!r}: torch writes no such file"
+            )
+        if entry.filename in seen:
+            raise LoadError(
+                f"{path} holds {entry.filename!r} twice: which of them counts depends on the reader; torch writes no"
+                " such file"
+            )
+        if entry.flag_bits & 1:
+            raise LoadError(f"{path} is encrypted (entry {entry.filename!r}): decrypt it first")
+        seen.add(entry.filename)
+    declared, size = sum(entry.file_size for entry in entries), path.stat().st_size
+    if declared > 2 * size + _CHUNK:
+        largest = max(entries, key=lambda entry: entry.file_size)
+        raise LoadError(
+            f"{path} has {size} bytes but says that it holds {declared} ({largest.filename!r} alone "
+            f"{largest.file_size}): torch does not compress, this is a zip bomb"
+        )
+
+
+def read_entry(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
+    """One whole entry.
+
+    Raises:
+        LoadError: it is not there, or damaged.
+    """
+    try:
+        return archive.read(name)
+    except KeyError:
+        raise LoadError(
+            f"{path} lacks {name.partition('/')[2]!r}, which such a file must hold: it is incomplete; save it again"
+        ) from None
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError, zlib.error) as error:
+        raise LoadError(
+            f"{path}: the entry {name!r} can't be read ({error}): the file is damaged; copy or save it again"
+        ) from error
+
+
+def hash_model_files(path: Path) -> str:
+    """The hash of a file, of an index with the shards beside it; of a folder: of the names and bytes of its files, in
+    the order of their names.
+
+    What git and huggingface_hub keep for themselves at its top differs from copy to copy of one model, and is left out.
+    """
+    digest = hashlib.sha256()
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    if path.name.endswith(INDEX):
+        files += sorted(path.parent.glob("*.safetensors"))
+    files = [file for file in files if path.is_file() or file.relative_to(path).parts[0] not in BOOKKEEPING]
+    for file in files:
+        if file != path:
+            name = file.relative_to(path if path.is_dir() else path.parent).as_posix()
+            digest.update(f"{name}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,98 @@
+"""Tasks of Hugging Face models: the class that each is loaded with, and the inputs and outputs that its users know.
+
+Names of tasks, inputs and outputs are those of the optimum library's ONNX export (its ``TasksManager`` and
+``model_configs.py``), so that code written for its files runs on ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import InputError
+
+
+@dataclass(frozen=True)
+class HuggingfaceTask:
+    """``loaders``: the classes of transformers that are tried, in this order; ``outputs``: what is kept, () being all;
+    ``past``: the cache of a decoder is among inputs and outputs."""
+
+    name: str
+    loaders: tuple[str, ...]
+    outputs: tuple[str, ...] = ()
+    past: bool = False
+
+
+_LOGITS = ("logits",)
+_TASKS = (
+    HuggingfaceTask("feature-extraction", ("AutoModel",), ("last_hidden_state",)),
+    HuggingfaceTask("fill-mask", ("AutoModelForMaskedLM",), _LOGITS),
+    HuggingfaceTask("text-generation", ("AutoModelForCausalLM",), _LOGITS),
+    HuggingfaceTask("text-generation-with-past", ("AutoModelForCausalLM",), _LOGITS, past=True),
+    HuggingfaceTask("text2text-generation", ("AutoModelForSeq2SeqLM",), _LOGITS),
+    HuggingfaceTask("text-classification", ("AutoModelForSequenceClassification",), _LOGITS),
+    HuggingfaceTask("token-classification", ("AutoModelForTokenClassification",), _LOGITS),
+    HuggingfaceTask("question-answering", ("AutoModelForQuestionAnswering",), ("start_logits", "end_logits")),
+    HuggingfaceTask("image-classification", ("AutoModelForImageClassification",), _LOGITS),
+    HuggingfaceTask("image-feature-extraction", ("AutoModel",), ("last_hidden_state",)),
+    HuggingfaceTask("object-detection", ("AutoModelForObjectDetection",), ("logits", "pred_boxes")),
+    HuggingfaceTask("semantic-segmentation", ("AutoModelForSemanticSegmentation",), _LOGITS),
+    HuggingfaceTask("depth-estimation", ("AutoModelForDepthEstimation",), ("predicted_depth",)),
+    HuggingfaceTask(
+        "zero-shot-image-classification",
+        ("AutoModelForZeroShotImageClassification",),
+        ("logits_per_image", "logits_per_text", "text_embeds", "image_embeds"),
+    ),
+    HuggingfaceTask("mask-generation", ("AutoModelForMaskGeneration",), ("iou_scores", "pred_masks")),
+    HuggingfaceTask("automatic-speech-recognition", ("AutoModelForSpeechSeq2Seq", "AutoModelForCTC"), _LOGITS),
+    HuggingfaceTask("audio-classification", ("AutoModelForAudioClassification",), _LOGITS),
+    HuggingfaceTask("image-to-text", ("AutoModelForImageTextToText",), _LOGITS),
+)
+_SYNONYMS = {
+    "default": "feature-extraction",
+    "masked-lm": "fill-mask",
+    "causal-lm": "text-generation",
+    "causal-lm-with-past": "text-generation-with-past",
+    "seq2seq-lm": "text2text-generation",
+    "sequence-classification": "text-classification",
+    "summarization": "text2text-generation",
+    "translation": "text2text-generation",
+    "image-segmentation": "semantic-segmentation",
+}
+PART_FILES = {
+    "encoder": "encoder_model.onnx",
+    "decoder": "decoder_model.onnx",
+    "decoder-with-past": "decoder_with_past_model.onnx",
+}  # part -> the file that optimum's classes look for
+PARTS = tuple(PART_FILES)
+ALL_PARTS = "all"
+
+
+def find_task(name: str) -> HuggingfaceTask:
+    """
+    Raises:
+        InputError: there is no such task.
+    """
+    wanted = _SYNONYMS.get(name, name)
+    chosen = next((task for task in _TASKS if task.name == wanted), None)
+    if chosen is None:
+        known = ", ".join(task.name for task in _TASKS)
+        raise InputError(
+            f"there is no task {name!r}; one of {known}. An encoder-decoder's cache is in its part decoder-with-past"
+            " (--part)"
+        )
+    return chosen
+
+
+def require_part_name(part: str) -> str:
+    """
+    Raises:
+        InputError: there is no such part.
+    """
+    if part == ALL_PARTS:
+        raise InputError(
+            "the part 'all' is a folder of files, and one model is wanted here: choose one of "
+            f"{', '.join(PARTS)}. `normdeploy export --part all -o FOLDER` (from Python export_parts) writes them all"
+        )
+    if part not in PARTS:
+        raise InputError(f"there is no part {part!r} of an encoder-decoder; one of {', '.join(PARTS)}")
+    return part

@@ -1,0 +1,103 @@
+"""Name the buffers and inputs that forward writes: a file computes one run, keeps nothing for the next, and leaves its
+inputs as they are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export.graph_signature import InputKind
+from torch.nn.modules.module import register_module_buffer_registration_hook
+
+__all__ = ["buffer_write_notes", "find_written_buffers", "input_write_notes", "record_buffer_assignments"]
+
+
+def buffer_write_notes(buffers: tuple[str, ...]) -> list[str]:
+    """A note for each buffer, which is given by its path."""
+    notes = []
+    for buffer in buffers:
+        module, _, name = buffer.rpartition(".")
+        owner = f"of module {module!r}" if module else "of the model itself"
+        notes.append(
+            f"the buffer {name!r} {owner} is written in forward; the file does not keep it between runs: make it an"
+            " input and an output of the model where the next run has to see it"
+        )
+    return notes
+
+
+def input_write_notes(program: torch.export.ExportedProgram) -> list[str]:
+    """Return a note for each input that forward changes in place."""
+    specs = program.graph_signature.input_specs
+    inputs = [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
+    found = dict.fromkeys(
+        [*program.graph_signature.user_inputs_to_mutate.values(), *_iter_written_placeholders(program, inputs)]
+    )
+    return [
+        f"forward changes its input {name!r} in place; the file computes the same outputs and leaves the array that it"
+        " is given as it is"
+        for name in found
+    ]
+
+
+def find_written_buffers(program: torch.export.ExportedProgram) -> tuple[str, ...]:
+    """Return the buffers and constants that the graph writes into, or into views of them, by their paths."""
+    signature = program.graph_signature
+    state = {
+        spec.arg.name: spec.target
+        for spec in signature.input_specs
+        if spec.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR) and spec.target is not None
+    }
+    found = [
+        *signature.buffers_to_mutate.values(),
+        *(state[name] for name in _iter_written_placeholders(program, state)),
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def _iter_written_placeholders(program: torch.export.ExportedProgram, names: Collection[str]) -> Iterator[str]:
+    """Which of the placeholders of these names the graph writes into, or into views of them."""
+    for node in program.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload):
+            for given, argument in zip(node.args, node.target._schema.arguments, strict=False):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    yield from (name for name in _iter_memory_owners(given) if name in names)
+
+
+def _iter_memory_owners(given: Any) -> Iterator[str]:
+    """The tensors in whose memory the given ones lie."""
+    for node in given if isinstance(given, list | tuple) else [given]:
+        while isinstance(node, torch.fx.Node):
+            yield node.name
+            target = node.target
+            aliases = isinstance(target, torch._ops.OpOverload) and any(
+                result.alias_info is not None for result in target._schema.returns
+            )
+            # an item of a list of views, as split and unbind return it
+            item = getattr(target, "__name__", "") == "getitem"
+            node = node.args[0] if (aliases or item) and node.args else None
+
+
+@contextmanager
+def record_buffer_assignments(module: nn.Module) -> Iterator[dict[str, None]]:
+    """Collect the paths of the buffers of ``module`` that are set to another tensor within it.
+
+    torch.export drops such an assignment without a trace.
+    """
+    found: dict[str, None] = {}
+    paths = {id(part): path for path, part in module.named_modules()}
+    thread = threading.get_ident()
+
+    def record_assignment(part: nn.Module, name: str, value: torch.Tensor | None) -> None:
+        path = paths.get(id(part))
+        if path is not None and threading.get_ident() == thread and part._buffers.get(name) is not value:
+            found[f"{path}.{name}" if path else name] = None
+
+    hook = register_module_buffer_registration_hook(record_assignment)
+    try:
+        yield found
+    finally:
+        hook.remove()

@@ -1,0 +1,202 @@
+"""What the user says of the inputs: ``--input "ids:int64[batch,seq]{0:30522}"`` and ``--dim "batch=1:8:64"``.
+
+    NAME[:DTYPE][ DIM, ... ][{LOW:HIGH}]      the shape's brackets are written; DTYPE is float32 where it is left out
+    DIM = SIZE | NAME | NAME=MIN:OPT:MAX | DIM+DIM      a size is static, a name is dynamic; one name is one size
+    everywhere
+
+The range is half-open for integers: {0:30522} are the ids 0 to 30521.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..dtypes import normalize_dtype
+from ..errors import InputError
+from ..model import DEFAULT_SIZES, Dim, InputSpec
+from .shape_expressions import split_words
+
+_MAX_SIZE = 2**31 - 1
+
+_REST = re.compile(r"\s*(:\s*(?P<dtype>\w+)\s*)?\[(?P<shape>[^\]]*)\]\s*(\{(?P<range>[^}]*)\})?\s*")
+_SPEC = re.compile(r"\s*(?P<name>[A-Za-z_][\w.\-/]*)(?P<rest>.*)", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_DTYPES = {
+    **{name: name for name in split_words("float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 bool")},
+    **{"short": "int16", "int": "int32", "long": "int64"},
+}
+
+
+@dataclass(frozen=True)
+class RequestedInput:
+    """One --input: the input as the user wants it; ``dtype`` is None where it was left out."""
+
+    name: str
+    dtype: str | None
+    shape: tuple[Dim, ...]
+    range: tuple[float, float] | None
+
+    def as_input_spec(self) -> InputSpec:
+        return InputSpec(self.name, self.dtype or "float32", self.shape, self.range)
+
+
+@dataclass(frozen=True)
+class InputRequest:
+    """All that the user said: the inputs in their order, the dims by name, and which of the dims have a stated range.
+
+    ``sources`` tells of some of the others what their largest size is taken from; ``single``: those whose range is one
+    size, which are static in ``inputs``.
+    """
+
+    inputs: tuple[RequestedInput, ...]
+    dims: dict[str, Dim]
+    stated: frozenset[str]
+    sources: dict[str, str] = field(default_factory=dict)
+    single: dict[str, Dim] = field(default_factory=dict)
+
+    def with_dims(self, dims: dict[str, Dim]) -> InputRequest:
+        """The same with other ranges of dims."""
+        inputs = tuple(replace(wish, shape=tuple(d.with_ranges_of(dims) for d in wish.shape)) for wish in self.inputs)
+        return replace(self, inputs=inputs, dims=dims)
+
+
+def parse_input_request(
+    inputs: Sequence[str], dims: Sequence[str], names: Collection[str] = (), dim_names: Collection[str] | None = None
+) -> InputRequest:
+    """Read the --input and --dim values.
+
+    Args:
+        names, dim_names: the inputs of an ONNX file and their dims, whose names may be anything ("x:0", "unk-1").
+
+    Raises:
+        InputError: one can't be read, or two contradict each other.
+    """
+    ranges: dict[str, Dim] = {}
+    for text in dims:
+        name, _, rest = text.partition("=") if dim_names is None else text.rpartition("=")
+        if not (_NAME.fullmatch(name.strip()) if dim_names is None else name.strip()) or not rest:
+            raise InputError(f"the dim {text!r} can't be read: write NAME=MIN:OPT:MAX, for example batch=1:8:64")
+        _record_stated_range(ranges, _parse_range(name.strip(), rest, text), text)
+    drafts = [_parse_input(text, ranges, names, dim_names or ()) for text in inputs]
+    names = [wish.name for wish in drafts]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(f"the input {twice[0]!r} is given {names.count(twice[0])} times: give each input once")
+    used = dynamic_dim_names(drafts)
+    known = {name: Dim(name, *DEFAULT_SIZES) for name in used} | ranges
+    wishes = InputRequest(tuple(drafts), {}, frozenset(ranges)).with_dims(known)
+    return _make_single_sizes_static(wishes)
+
+
+def dynamic_dim_names(wishes: Sequence[RequestedInput]) -> list[str]:
+    """The names of the dynamic dims, of a sum those of its terms."""
+    return [d.name for wish in wishes for dim in wish.shape for d in dim.named_dims() if d.name]
+
+
+def _make_single_sizes_static(wishes: InputRequest) -> InputRequest:
+    """A dim whose range is one size is not dynamic."""
+    single = {name: Dim.from_size(dim.opt) for name, dim in wishes.dims.items() if dim.min == dim.max}
+    inputs = tuple(replace(wish, shape=tuple(d.with_ranges_of(single) for d in wish.shape)) for wish in wishes.inputs)
+    dims = {name: dim for name, dim in wishes.dims.items() if name not in single}
+    return InputRequest(inputs, dims, wishes.stated - single.keys(), single=single)
+
+
+def _record_stated_range(ranges: dict[str, Dim], dim: Dim, text: str) -> None:
+    assert dim.name is not None
+    other = ranges.setdefault(dim.name, dim)
+    if other != dim:
+        raise InputError(
+            f"the dim {dim.name!r} is given twice: {describe_dim(other)}, and {describe_dim(dim)} in {text!r}; "
+            "one name is one"
+            " size"
+        )
+
+
+def _parse_range(name: str, text: str, where: str) -> Dim:
+    parts = text.split(":")
+    if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
+        raise InputError(
+            f"the dim {name}={text} in {where!r} can't be read: write {name}=MIN:OPT:MAX in whole numbers, for example"
+            f" {name}=1:8:64"
+        )
+    low, best, high = (int(part) for part in parts)
+    if not (0 <= low <= best <= high <= _MAX_SIZE and high):
+        raise InputError(
+            f"the dim {name}={text} in {where!r} must have 0 <= min <= opt <= max and max >= 1, for example"
+            f" {name}=1:8:64"
+        )
+    return Dim(name, low, best, high)
+
+
+def _parse_input(
+    text: str, ranges: dict[str, Dim], names: Collection[str], dim_names: Collection[str]
+) -> RequestedInput:
+    name, match = _split_input_name(text, names)
+    if match is None:
+        raise InputError(
+            f"the input {text!r} can't be read: write NAME:DTYPE[DIM,...], for example ids:int64[batch,seq]{{0:30522}} "
+            "or x:float32[batch,3,224,224]"
+        )
+    dtype = match["dtype"] and (normalize_dtype(match["dtype"]) or _DTYPES.get(match["dtype"].lower(), ""))
+    if dtype == "":
+        known = f"; the inputs are {[*names]}" if names else ""
+        raise InputError(
+            f"the input {text!r} has the unknown dtype {match['dtype']!r}: one of {', '.join(_DTYPES)}{known}"
+        )
+    shape = (
+        tuple(_parse_dim(part.strip(), text, ranges, dim_names) for part in match["shape"].split(","))
+        if match["shape"].strip()
+        else ()
+    )
+    values = _parse_value_range(match["range"], text) if match["range"] is not None else None
+    return RequestedInput(name, dtype, shape, values)
+
+
+def _split_input_name(text: str, names: Collection[str]) -> tuple[str, re.Match[str] | None]:
+    """The input's name and what stands behind it; of names that a file has the longest that can be meant."""
+    bare = text.strip()
+    for name in sorted(names, key=len, reverse=True):
+        if bare.startswith(name) and (rest := _REST.fullmatch(bare[len(name) :])) is not None:
+            return name, rest
+    match = _SPEC.fullmatch(text)
+    return ("", None) if match is None else (match["name"], _REST.fullmatch(match["rest"]))
+
+
+def _parse_dim(part: str, text: str, ranges: dict[str, Dim], dim_names: Collection[str]) -> Dim:
+    if part.isdecimal() and 1 <= int(part) <= _MAX_SIZE:
+        return Dim.from_size(int(part))
+    terms = [term.partition("=")[0].strip() for term in part.split("+")]
+    if "+" in part and all(term.isdecimal() or _NAME.fullmatch(term) or term in dim_names for term in terms):
+        return Dim.sum_of(tuple(_parse_dim(term.strip(), text, ranges, dim_names) for term in part.split("+")))
+    if (known := next((n for n in dim_names if part == n or part.startswith((f"{n}=", f"{n} ="))), None)) is not None:
+        if rest := part[len(known) :].strip().removeprefix("=").strip():
+            _record_stated_range(ranges, _parse_range(known, rest, text), text)
+        return Dim(known, *DEFAULT_SIZES)
+    name, _, rest = (piece.strip() for piece in part.partition("="))
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"the dim {part!r} of {text!r} can't be read: write a size of 1 or more, a name, or NAME=MIN:OPT:MAX"
+        )
+    if rest:
+        _record_stated_range(ranges, _parse_range(name, rest, text), text)
+    return Dim(name, *DEFAULT_SIZES)
+
+
+def _parse_value_range(body: str, text: str) -> tuple[float, float]:
+    try:
+        low, high = (float(part) if any(c in part for c in ".eE") else int(part) for part in body.split(":"))
+    except ValueError:
+        raise InputError(
+            f"the range {{{body}}} of {text!r} can't be read: write {{LOW:HIGH}}, for example {{0:30522}}"
+        ) from None
+    if not (low < high and math.isfinite(high - low)):
+        raise InputError(
+            f"the range {{{body}}} of {text!r} holds no value: it runs from {low} up to but not including {high}"
+        )
+    return low, high
+
+
+def describe_dim(dim: Dim) -> str:
+    return f"{dim.name}={dim.min}:{dim.opt}:{dim.max}" if dim.name else str(dim.opt)

@@ -1,0 +1,297 @@
+"""The inputs of an exported program as InputSpecs: names, dtypes, dims with their ranges, and the values that they may
+take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import InputError
+from ..model import DEFAULT_SIZES, Dim, InputSpec
+from .attention_masks import find_attention_masks
+from .config_limits import OPEN
+from .input_request import InputRequest, RequestedInput, describe_dim
+from .program_bounds import ValueBound, find_program_bounds
+from .program_signature import InputPlaceholder, dtype_name, find_placeholders
+from .shape_expressions import SizeGuard, split_words
+
+_DTYPES = split_words("float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 bool")
+_LARGEST = 2**63 - 1  # size of a dim in ONNX
+_SEARCH = 4096  # sizes tried when a min or max has to move so that the program's conditions hold
+
+
+def build_input_specs(
+    program: torch.export.ExportedProgram,
+    guards: Sequence[SizeGuard],
+    matched: Sequence[RequestedInput | None],
+    wishes: InputRequest,
+    *,
+    fresh: bool,
+    names: Sequence[Mapping[int, str]] = (),
+) -> tuple[tuple[InputSpec, ...], dict[str, str]]:
+    """The program's tensor inputs, named and bounded as the user wishes where the program allows it.
+
+    And of each dim whose largest size nobody stated, neither the user nor a saved program, what it was taken from.
+
+    ``matched`` is one wish or None for each tensor input. ``fresh`` says that the program was just exported for these
+    wishes: their dims then hold also where no range was stated; otherwise the sizes that the program was exported with
+    count. ``names`` are those of the dims of inputs without a wish, where they are known.
+
+    Raises:
+        InputError: a wish contradicts the program.
+    """
+    tensors, constants = find_placeholders(program)
+    shapes = [
+        _name_shape(tensor, wish, hints)
+        for tensor, wish, hints in zip(tensors, matched, names or [{}] * len(tensors), strict=True)
+    ]
+    named = _group_symbols_by_name(tensors, shapes)
+    if unknown := sorted(wishes.dims.keys() - set(named)):
+        raise InputError(
+            f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are {', '.join(named) or 'none'}"
+        )
+    limits, hiding = find_program_bounds(program), find_attention_masks(program)
+    sums = {dim.name: dim for wish in wishes.inputs for dim in wish.shape if dim.name and dim.terms}
+    singles = {name: symbols for name, symbols in named.items() if name not in sums}
+    ranged = {
+        name: _derive_range(name, symbols, program, wishes, fresh, limits.sizes) for name, symbols in singles.items()
+    }
+    dims = {name: dim for name, (dim, _) in ranged.items()}
+    dims = _fit_ranges_to_guards(dims, sums, guards, tensors, shapes, constants, wishes)
+    dims |= {name: dim.with_ranges_of(dims) for name, dim in sums.items()}
+    specs = tuple(
+        _build_input_spec(
+            tensor,
+            wish,
+            tuple(dims[size] if isinstance(size, str) else Dim.from_size(size) for size in shape),
+            limits.values.get(tensor.name),
+            tensor.name in limits.masks,
+            tensor.name in hiding,
+        )
+        for tensor, wish, shape in zip(tensors, matched, shapes, strict=True)
+    )
+    return specs, {name: source for name, (_, source) in ranged.items() if source}
+
+
+Shape = list[str | int]  # a name for each dynamic dim
+
+
+def _name_shape(tensor: InputPlaceholder, wish: RequestedInput | None, hints: Mapping[int, str]) -> Shape:
+    """The input's shape with the wished names; dims without one get theirs from their symbol later, written as its
+    expression."""
+    shape = [tensor.dim_size(index) for index in range(tensor.value.dim())]
+    sizes: Shape = [size if isinstance(size, int) else str(size) for size in shape]
+    if wish is None:
+        return [hints.get(index, f"?{size}") if isinstance(size, str) else size for index, size in enumerate(sizes)]
+    if wish.dtype is not None and wish.dtype != dtype_name(tensor.value):
+        raise InputError(
+            f"the input {wish.name!r} was given as {wish.dtype}, but the program takes {dtype_name(tensor.value)}:"
+            " change one of them"
+        )
+    if len(wish.shape) != len(sizes):
+        raise InputError(
+            f"the input {wish.name!r} was given {len(wish.shape)} dims, but the program takes {len(sizes)}:"
+            f" {_format_sizes(sizes)}"
+        )
+    return [
+        _match_dim(tensor, wish, index, dim, size)
+        for index, (dim, size) in enumerate(zip(wish.shape, sizes, strict=True))
+    ]
+
+
+def _match_dim(tensor: InputPlaceholder, wish: RequestedInput, index: int, dim: Dim, size: str | int) -> str | int:
+    where = f"dim {index} of the input {wish.name!r}"
+    if dim.name is not None and isinstance(size, int):
+        raise InputError(
+            f"the dim {dim.name!r} ({where}) was asked to be dynamic ({describe_dim(dim)}), but the program has "
+            "the fixed"
+            f" size {size} there: write {size} in its place, or export the program again with a dynamic dim there"
+        )
+    if dim.name is None and isinstance(size, str):
+        raise InputError(
+            f"{where} was given the fixed size {dim.opt}, but it is dynamic in the program: give it a name and a range,"
+            f" such as n=1:{dim.opt}:{dim.opt}"
+        )
+    if dim.name is None and size != dim.opt:
+        raise InputError(f"{where} was given the size {dim.opt}, but the program takes {size}: write {size}")
+    return dim.name or size
+
+
+def _format_sizes(sizes: Shape) -> str:
+    return f"[{', '.join(map(str, sizes))}]"
+
+
+def _group_symbols_by_name(tensors: list[InputPlaceholder], shapes: list[Shape]) -> dict[str, dict[Any, int | None]]:
+    """For each name the sizes (sympy) that bear it, with their example; unnamed ones become d0, d1, ... (``shapes`` is
+    filled in)."""
+    named: dict[str, dict[Any, int | None]] = {}
+    bearers: dict[Any, str] = {}
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        for index, name in enumerate(shape):
+            if isinstance(name, str) and not name.startswith("?"):
+                expr = tensor.dim_size(index)
+                if (other := bearers.setdefault(expr, name)) != name:
+                    raise InputError(
+                        f"the dims {other!r} and {name!r} are always equal in the model (dim {index} of "
+                        f"{tensor.name!r}): give them one name"
+                    )
+    taken = set(bearers.values())
+    fresh = (name for name in (f"d{count}" for count in range(10_000)) if name not in taken)
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        for index, name in enumerate(shape):
+            if isinstance(name, str):
+                expr = tensor.dim_size(index)
+                if expr not in bearers:
+                    bearers[expr] = next(fresh)
+                shape[index] = bearers[expr]
+                named.setdefault(bearers[expr], {})[expr] = tensor.example[index] if tensor.example else None
+    _refuse_dependent_dims({expr: name for expr, name in bearers.items() if "+" not in name})
+    return named
+
+
+def _refuse_dependent_dims(bearers: dict[Any, str]) -> None:
+    for expr, name in bearers.items():
+        for other, its_name in bearers.items():
+            if other != expr and other.free_symbols & expr.free_symbols:
+                raise InputError(
+                    f"the dims {name!r} ({expr}) and {its_name!r} ({other}) of the program depend on each other, which "
+                    "can't be said of an ONNX input: export it with one of them fixed"
+                )
+
+
+def _derive_range(
+    name: str,
+    symbols: Mapping[Any, int | None],
+    program: torch.export.ExportedProgram,
+    wishes: InputRequest,
+    fresh: bool,
+    limits: Mapping[Any, ValueBound],
+) -> tuple[Dim, str]:
+    """The dim's range: as stated, which must fit the program and the tables that it indexes, or as wide as those allow.
+
+    And what the largest size was taken from, "" where it was stated, by the user or in a saved program.
+    """
+    low, high, limit, source = 0, None, "", ""
+    for expr in symbols:
+        constraint = program.range_constraints.get(expr)
+        if constraint is not None:
+            low = max(low, int(constraint.lower))
+            upper = int(constraint.upper) if constraint.upper.is_Integer else None
+            # No size is larger: such a bound bounds nothing.
+            upper = None if upper is not None and upper > _LARGEST else upper
+            if upper is not None and (high is None or upper < high) and not (fresh and upper >= OPEN):
+                high, limit = upper, "the program's own range"
+                source = wishes.sources.get(name, "the model's own code") if fresh else ""
+        bound = limits.get(expr)
+        if bound is not None and (high is None or bound.high - 1 < high):
+            high, limit = bound.high - 1, f"the table {bound.source!r} has {bound.high - 1} usable rows"
+            source = f"the rows of {bound.source!r}"
+    example = next((size for size in symbols.values() if size is not None), None)
+    if name in wishes.stated:
+        wished, source = wishes.dims[name], ""
+    else:
+        best = wishes.dims[name].opt if fresh and name in wishes.dims else example or max(low, DEFAULT_SIZES[1])
+        wished = Dim(name, 1, best, high if high is not None else max(DEFAULT_SIZES[2], best))
+        source = source if high is not None else "nothing says more"
+    if name in wishes.stated and (wished.min < low or (high is not None and wished.max > high)):
+        raise InputError(
+            f"the dim {describe_dim(wished)} goes beyond the model's {low} to "
+            f"{high or 'any size'}{f' ({limit})' if high is not None and wished.max > high else ''}: narrow it"
+        )
+    top = max(low, wished.max if high is None else min(high, wished.max))
+    return Dim(name, max(low, wished.min), min(max(low, wished.opt), top), top), source
+
+
+def _fit_ranges_to_guards(
+    dims: dict[str, Dim],
+    sums: Mapping[str, Dim],
+    guards: Sequence[SizeGuard],
+    tensors: list[InputPlaceholder],
+    shapes: list[Shape],
+    constants: dict[tuple[str, int], Any],
+    wishes: InputRequest,
+) -> dict[str, Dim]:
+    """Move the ends of unstated ranges to sizes at which the program's conditions hold; a stated one must hold.
+
+    A condition that two sizes differ is left out: torch notes those for sizes that happened to differ while tracing.
+    """
+    owners: dict[tuple[str, int], str | int] = {
+        (path, i): name
+        for tensor, shape in zip(tensors, shapes, strict=True)
+        for path in tensor.paths
+        for i, name in enumerate(shape)
+    }
+    sound = [guard for guard in guards if "!=" not in guard.text]
+
+    def find_broken_guard(sizes: dict[str, int]) -> SizeGuard | None:
+        every = sizes | {name: dim.size(sizes) for name, dim in sums.items()}
+        known = constants | {key: every[owner] if isinstance(owner, str) else owner for key, owner in owners.items()}
+        return next((guard for guard in sound if guard.holds(known) is False), None)
+
+    best = {name: dim.opt for name, dim in dims.items()}
+    for name, dim in dims.items():
+
+        def guard_broken_at(size: int, name: str = name) -> SizeGuard | None:
+            return find_broken_guard(best | {name: size})
+
+        if name in wishes.stated:
+            for size in (dim.opt, dim.min, dim.max):
+                if guard := guard_broken_at(size):
+                    raise InputError(
+                        f"the dim {describe_dim(dim)} holds the size {size}, at which the program's condition "
+                        f"{guard.text} "
+                        "fails: choose another"
+                    )
+            continue
+        opt = _first_valid_size(range(dim.opt, dim.max + 1), guard_broken_at) or _first_valid_size(
+            range(dim.opt, dim.min - 1, -1), guard_broken_at
+        )
+        if opt is None:
+            guard = guard_broken_at(dim.opt)
+            condition = guard.text if guard else "of its other dims"
+            raise InputError(
+                f"no size of the dim {describe_dim(dim)} meets the program's condition {condition}: state its "
+                "range with"
+                " --dim"
+            )
+        best[name] = opt
+        low = _first_valid_size(range(dim.min, opt + 1), guard_broken_at) or opt
+        high = _first_valid_size(range(dim.max, opt - 1, -1), guard_broken_at) or opt
+        dims = dims | {name: Dim(name, low, opt, high)}
+    return dims
+
+
+def _first_valid_size(sizes: range, fails: Callable[[int], SizeGuard | None]) -> int | None:
+    return next((size for size in sizes[:_SEARCH] if fails(size) is None), None)
+
+
+def _build_input_spec(
+    tensor: InputPlaceholder,
+    wish: RequestedInput | None,
+    shape: tuple[Dim, ...],
+    bound: ValueBound | None,
+    mask: bool,
+    hides: bool,
+) -> InputSpec:
+    name, dtype = wish.name if wish else tensor.name, dtype_name(tensor.value)
+    if dtype not in _DTYPES:
+        raise InputError(f"the input {name!r} is of dtype {dtype}, which can't be exported: cast it inside the model")
+    wished = wish.range if wish else None
+    if wished is not None and bound is not None and (wished[0] < bound.low or wished[1] > bound.high):
+        raise InputError(
+            f"the input {name!r} was given the values {{{wished[0]}:{wished[1]}}}, but it indexes {bound.source!r}, "
+            f"which takes {{{bound.low}:{bound.high}}}"
+        )
+    if dtype == "bool":
+        return InputSpec(name, dtype, shape, mask=hides)
+    if tensor.value.is_floating_point():
+        return InputSpec(name, dtype, shape, wished or ((0.0, 1.0) if mask else None))
+    values = wished or ((bound.low, bound.high) if bound else (0, 2))
+    if not values[0] < values[1]:
+        raise InputError(
+            f"no value of the input {name!r} fits all the tables that it indexes (the smallest is "
+            f"{bound.source if bound else ''!r}): say which with {name}[...]{{LOW:HIGH}}"
+        )
+    return InputSpec(name, dtype, shape, values, mask=hides and wished is None and bound is None)

@@ -1,0 +1,103 @@
+"""Key-value caches of transformers, taken apart into tensors and put together again while a model is traced.
+
+A layer's cache is a pair of tensors [batch, heads, length, head size]; torch.export takes tensors, not caches. The
+names are those that optimum's users know: ``past_key_values.0.key`` goes in and ``present.0.key`` comes out; with an
+encoder, ``past_key_values.0.decoder.key`` and ``past_key_values.0.encoder.key``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import ExportError
+
+KINDS = ("key", "value")
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def cache_tensor_names(prefix: str, layers: int, side: str = "") -> list[str]:
+    """``prefix.0.key``, ``prefix.0.value``, ``prefix.1.key``, ...; with a side ``prefix.0.decoder.key``."""
+    inner = f".{side}" if side else ""
+    return [f"{prefix}.{layer}{inner}.{kind}" for layer in range(layers) for kind in KINDS]
+
+
+def pair_keys_values(tensors: Sequence[torch.Tensor]) -> list[Pair]:
+    """The tensors in the order of ``names`` as one pair for each layer."""
+    return list(zip(tensors[::2], tensors[1::2], strict=True))
+
+
+def flatten_cache(cache: Any) -> list[torch.Tensor]:
+    """Keys and values of each layer, in the order of ``names``.
+
+    Raises:
+        ExportError: a layer holds something else (the state of a recurrent layer, a quantized cache).
+    """
+    tensors: list[torch.Tensor] = []
+    for layer in _cache_layers(cache):
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor):
+            raise ExportError(
+                f"a layer of the model's cache is a {type(layer).__name__}, not keys and values; export the model"
+                " without its past"
+            )
+        tensors += [keys, values]
+    return tensors
+
+
+def _cache_layers(cache: Any) -> Sequence[Any]:
+    layers = getattr(cache, "layers", None)
+    if layers is None:
+        raise ExportError(
+            f"the model's cache is a {type(cache).__name__}, which has no layers of keys and values; export it without"
+            " its past"
+        )
+    return layers
+
+
+def make_cache(past: Sequence[Pair]) -> Any:
+    """A cache that holds ``past``; new tokens are appended behind it, whatever the length is, 0 included."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    cache.layers = [_prefilled_layer_class()(*pair) for pair in past]
+    return cache
+
+
+@functools.cache
+def _prefilled_layer_class() -> type:
+    from transformers.cache_utils import DynamicLayer
+
+    class PrefilledLayer(DynamicLayer):  # type: ignore[misc]
+        """A full layer that begins with what it is given: transformers' own asks whether it is empty, which a trace
+        would keep as a condition on its length, and one with a sliding window would keep its counter as a constant. The
+        mask applies the window.
+        """
+
+        def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+            super().__init__()
+            self.lazy_initialization(keys, values)
+            self.keys, self.values = keys, values
+
+        def get_seq_length(self, *_: Any) -> int:
+            return self.keys.shape[-2]  # type: ignore[no-any-return]
+
+    return PrefilledLayer
+
+
+def make_encoder_decoder_cache(own: Sequence[Pair], cross: Sequence[Pair]) -> Any:
+    """The cache of a decoder that also attends to an encoder, whose keys and values are there already."""
+    from transformers import EncoderDecoderCache
+
+    cache = EncoderDecoderCache(make_cache(own), make_cache(cross))
+    cache.is_updated = dict.fromkeys(range(len(cross)), True)
+    return cache
+
+
+def flatten_both_caches(cache: Any) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    """("decoder", its tensors) and ("encoder", those of the attention to it)."""
+    yield "decoder", flatten_cache(cache.self_attention_cache)
+    yield "encoder", flatten_cache(cache.cross_attention_cache)

@@ -1,0 +1,354 @@
+"""A live module as a Model: a copy in eval mode, traced by torch.export with the wished dynamic dims."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import ExportError, InputError, LoadError, NormdeployError
+from ..model import LoadedModel
+from .config_limits import widen_unstated_dims
+from .dim_constraints import describe_unsolved_dims, describe_violation, narrow_ranges, raise_above_excluded
+from .eager_failures import describe_failure
+from .example_call import (
+    ExampleCall,
+    copy_example_call,
+    iter_example_sizes,
+    make_example_call,
+    prefer_example_sizes,
+    spread_arguments,
+    user_dim_names,
+)
+from .export_errors import make_export_error, refuse_integer_modules, require_tensor_outputs
+from .fake_quantizers import fix_fake_quantizers, register_fake_quantizer_shapes
+from .in_place_writes import find_written_buffers, record_buffer_assignments
+from .input_request import InputRequest, describe_dim, dynamic_dim_names, parse_input_request
+from .input_specs import build_input_specs
+from .program_file import find_live_guards
+from .program_signature import name_outputs
+from .recurrent_ops import keep_recurrent_ops
+from .size_conditions import TracedConditions, record_conditions
+from .torch_func import inline_vmap, is_derivative_failure, make_derivative_error
+from .torch_state import preserve_torch_state
+from .trace_asserts import drop_guessed_asserts
+from .train_mode_checks import iter_reachable, require_eval, require_eval_graph
+
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)  # torch.compile's has a child called _orig_mod
+_ATTEMPTS = 4  # exports, each with the ranges narrowed to what the one before asked for
+
+
+def from_module(
+    module: nn.Module,
+    args: torch.Tensor | Sequence[Any] | Mapping[str, Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dims: Sequence[str] = (),
+    dynamic_shapes: Any = None,
+    inputs: Sequence[str] = (),
+    eval: bool = False,
+    shared: bool = False,
+) -> LoadedModel:
+    """Trace a live module. A copy of it is traced: the object itself, its tensors and its flags stay as they are.
+
+    Args:
+        module: in eval mode, unless ``eval``.
+        args: example positional arguments: tensors, nested containers, plain values; or one tensor alone. A mapping
+            holds keyword arguments where it fits forward's parameters, else it is the one argument. Without args and
+            kwargs, examples are made from ``inputs``.
+        kwargs: example keyword arguments.
+        dims: ranges of named dims, ``batch=1:8:64`` (min:opt:max).
+        dynamic_shapes: as ``torch.export.export`` takes it, instead of names in ``inputs``.
+        inputs: what the tensors look like and which dims are dynamic, ``ids:int64[batch,seq]{0:30522}``; by the names
+            of the forward parameters, or all of them in their order under new names.
+        eval: put the copy in eval mode where it is not.
+        shared: the copy's parameters lie in the memory of the module's: for whoever is done before the module changes.
+
+    Raises:
+        InputError: the inputs do not fit the module, or a dim that was asked to be dynamic is fixed by it.
+        TrainingModeError: a part of the module is in training mode.
+        ExportError: torch.export can't trace the module.
+    """
+    if not isinstance(module, nn.Module):
+        raise InputError(
+            f"a module is wanted, not {type(module).__name__}: pass a torch.nn.Module, an ExportedProgram or a file's"
+            " path"
+        )
+    own, wishes = copy_module(unwrap_module(module), shared), parse_input_request(inputs, dims)
+    args, kwargs = spread_arguments(own, args, kwargs or {})
+    return trace_module(own, args, kwargs, wishes, dynamic_shapes=dynamic_shapes, eval_mode=eval, kind="live module")
+
+
+def unwrap_module(module: nn.Module) -> nn.Module:
+    """The module that DataParallel, DistributedDataParallel or torch.compile wraps.
+
+    Raises:
+        LoadError: it is TorchScript.
+    """
+    while isinstance(module, _WRAPPERS) or "_orig_mod" in getattr(module, "_modules", {}):
+        module = module.module if isinstance(module, _WRAPPERS) else module.get_submodule("_orig_mod")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise LoadError(
+            f"{type(module).__name__} is a TorchScript module, which torch.export does not take: pass the module that"
+            " it was made from"
+        )
+    return module
+
+
+def copy_module(module: nn.Module, shared: bool = False) -> nn.Module:
+    """A copy on the CPU. ``shared``: its parameters, not its buffers, lie in the memory of ``module``'s, for whoever
+    does not run it.
+
+    Raises:
+        LoadError: it holds something that can't be copied.
+    """
+    # copy.deepcopy refuses tensors that are results of a computation, such as the weight of an old weight_norm
+    memo = {
+        id(item): item.detach().clone()
+        for _, item in iter_reachable(module)
+        if isinstance(item, torch.Tensor) and not item.is_leaf
+    }
+    if shared:
+        memo |= {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in module.parameters() if _is_shareable(p)}
+    try:
+        return copy.deepcopy(module, memo).cpu()
+    except Exception as error:  # whatever an attribute of the user's module raises
+        raise LoadError(
+            f"{type(module).__name__} can't be copied ({type(error).__name__}: {error}), and it is never exported in "
+            "place: remove what can't be copied from its attributes"
+        ) from error
+
+
+def _is_shareable(parameter: nn.Parameter) -> bool:
+    plain = type(parameter) is nn.Parameter and not parameter.is_inference()
+    return plain and parameter.device.type == "cpu" and parameter.layout == torch.strided
+
+
+def trace_module(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    wishes: InputRequest,
+    *,
+    dynamic_shapes: Any = None,
+    eval_mode: bool = False,
+    kind: str,
+) -> LoadedModel:
+    """``from_module`` for a module that is ours already: it may be changed."""
+    refuse_integer_modules(module)
+    module.requires_grad_(
+        False
+    )  # of an attention that asks for gradients torch 2.13 traces views that it then can't decompose
+    require_eval(module, eval_mode)
+    fix_fake_quantizers(module)
+    if dynamic_shapes is not None and any(dim.name for wish in wishes.inputs for dim in wish.shape):
+        raise InputError("dynamic dims are given twice, by names in the inputs and by dynamic_shapes: give one of them")
+    if dynamic_shapes is not None and not (args or kwargs):
+        raise InputError(
+            "dynamic_shapes were given without example arguments: give args or kwargs too, or name the dims in inputs"
+        )
+    used = dynamic_dim_names(wishes.inputs)
+    # Without any input its absence is the fault to name, which the example call does.
+    described = wishes.inputs or args or kwargs
+    if described and (unknown := sorted(wishes.dims.keys() - set(used))):
+        raise InputError(
+            f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are"
+            f" {', '.join(dict.fromkeys(used)) or 'none'}"
+        )
+    with record_buffer_assignments(module) as replaced:
+        if args or kwargs:
+            call = copy_example_call(module, args, kwargs, wishes)
+            program, wishes = _export_widest(module, call, prefer_example_sizes(wishes, call), dynamic_shapes)
+        else:
+            program, call, wishes = _export_with_made_example(module, wishes)
+    require_eval_graph(program, eval_mode)
+    names = user_dim_names(module, call, dynamic_shapes) if dynamic_shapes is not None else ()
+    specs, taken = build_input_specs(
+        program, find_live_guards(program), call.matched_inputs(wishes), wishes, fresh=True, names=names
+    )
+    require_tensor_outputs(program)
+    outputs = name_outputs(program, [spec.name for spec in specs])
+    written = tuple(dict.fromkeys([*replaced, *find_written_buffers(program)]))
+    model = LoadedModel(program=program, inputs=specs, outputs=outputs, kind=kind, taken=taken, written=written)
+    drop_guessed_asserts(model, lambda: copy_module(module))
+    return model
+
+
+class _ExampleRunError(InputError):
+    """The module itself fails on the example inputs."""
+
+
+def _export_with_made_example(
+    module: nn.Module, wishes: InputRequest
+) -> tuple[torch.export.ExportedProgram, ExampleCall, InputRequest]:
+    failure: _ExampleRunError | None = None
+    for sizes in iter_example_sizes(widen_unstated_dims(wishes, getattr(module, "config", None))):
+        call = make_example_call(module, wishes, sizes)
+        try:
+            program, wishes = _export_widest(module, call, wishes, None)
+            return program, call, wishes
+        except _ExampleRunError as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
+
+
+def _export_widest(
+    module: nn.Module, call: ExampleCall, wishes: InputRequest, dynamic_shapes: Any
+) -> tuple[torch.export.ExportedProgram, InputRequest]:
+    """Export with the dims of which nothing was stated as wide as the module allows; where that fails, up to the usual
+    maximum."""
+    wider = widen_unstated_dims(wishes, getattr(module, "config", None))
+    if wider.dims == wishes.dims:
+        return export_narrowing(module, call, wishes, dynamic_shapes)
+    try:
+        return export_narrowing(module, call, wider, dynamic_shapes)
+    except (ExportError, InputError) as error:
+        first = error
+    try:
+        return export_narrowing(module, call, wishes, dynamic_shapes)
+    except (ExportError, InputError) as error:
+        if _restore_range_names(str(first), wider, wishes) == str(error):
+            raise
+        tried = ", ".join(describe_dim(dim) for name, dim in wider.dims.items() if dim != wishes.dims.get(name))
+        raise type(error)(f"{error}. Before, with {tried}: {first}") from first
+
+
+def _restore_range_names(message: str, wider: InputRequest, wishes: InputRequest) -> str:
+    """Return the message with the ranges of ``wishes`` where it names those of ``wider``."""
+    for name, dim in wider.dims.items():
+        message = message.replace(describe_dim(dim), describe_dim(wishes.dims.get(name, dim)))
+    return message
+
+
+def export_narrowing(
+    module: nn.Module, call: ExampleCall, wishes: InputRequest, dynamic_shapes: Any
+) -> tuple[torch.export.ExportedProgram, InputRequest]:
+    """Export; where torch finds that a dim can't have all of its range, narrow it if the user stated none, and try
+    again."""
+    in_steps = False
+    for _ in range(_ATTEMPTS):
+        shapes = dynamic_shapes if dynamic_shapes is not None else _build_dynamic_shapes(module, call, wishes)
+        with record_conditions(module) as conditions:
+            try:
+                return _export_silently(module, call, shapes, in_steps), wishes
+            except NormdeployError:
+                raise
+            except Exception as error:
+                failure = error
+        if "Constraints violated" not in str(failure):
+            raise _translate_export_failure(module, call, wishes, failure, conditions) from failure
+        narrower, asked_steps = narrow_ranges(str(failure), wishes, conditions)
+        narrower = raise_above_excluded(str(failure), narrower)
+        if narrower == wishes and asked_steps <= in_steps:
+            raise InputError(describe_violation(str(failure), wishes, conditions)) from failure
+        wishes, in_steps = narrower, in_steps or asked_steps
+    raise InputError(
+        f"{type(module).__name__} can't be exported with {', '.join(map(describe_dim, wishes.dims.values()))}: state"
+        " narrower ranges with --dim"
+    )
+
+
+def _build_dynamic_shapes(module: nn.Module, call: ExampleCall, wishes: InputRequest) -> Any:
+    ranges: dict[str, Any] = {
+        name: torch.export.Dim(name, min=dim.min, max=dim.max) for name, dim in wishes.dims.items()
+    }
+    shapes = torch.export.ShapesCollection()
+    dynamic = False
+    for leaf, wish in zip(call.tensors(), call.matched_inputs(wishes), strict=True):
+        # torch has no sums of dims: it finds out itself that one is as long as others together
+        shape = wish.shape if wish else ()
+        named = {
+            index: torch.export.Dim.AUTO if dim.terms else ranges[dim.name]
+            for index, dim in enumerate(shape)
+            if dim.name
+        }
+        if named:
+            shapes[leaf], dynamic = named, True
+    return shapes.dynamic_shapes(module, call.args, call.kwargs) if dynamic else None
+
+
+def _export_silently(module: nn.Module, call: ExampleCall, shapes: Any, steps: bool) -> torch.export.ExportedProgram:
+    """torch.export, silent. ``steps``: a dim goes in steps (multiples of something), which torch can only check at run
+    time."""
+    # A length that may change must not be unrolled; a fixed one is exported as ever.
+    recurrent = keep_recurrent_ops() if shapes is not None else contextlib.nullcontext()
+    with (
+        warnings.catch_warnings(),
+        _silence_torch_export(),
+        _disable_distribution_checks(),
+        recurrent,
+        preserve_torch_state(),
+        register_fake_quantizer_shapes(),
+    ):
+        warnings.simplefilter(
+            "ignore"
+        )  # of attributes assigned in the copy while tracing, deprecations of torch's own calls
+        program = torch.export.export(
+            module,
+            call.args,
+            call.kwargs,
+            dynamic_shapes=shapes,
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=steps,
+        )
+        return inline_vmap(program, type(module).__name__)
+
+
+@contextlib.contextmanager
+def _silence_torch_export() -> Iterator[None]:
+    """torch.export logs and prints the whole graph with some failures; what matters of it is in the exception."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _disable_distribution_checks() -> Iterator[None]:
+    """Let distributions not check their values, which no trace can hold; what they compute stays the same."""
+    checks = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(checks)
+
+
+def _translate_export_failure(
+    module: nn.Module, call: ExampleCall, wishes: InputRequest, error: Exception, conditions: TracedConditions
+) -> Exception:
+    """torch.export's failure as an error of ours: of the inputs where the call itself fails, else of the export."""
+    name, text = type(module).__name__, str(error)
+    if solved := describe_unsolved_dims(text, wishes, conditions):
+        return InputError(solved)
+    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    if "tree_name" in text:
+        return InputError(
+            f"{name} takes inputs by **kwargs, for which torch.export has no dynamic dims: give forward named"
+            " parameters, or fixed sizes"
+        )
+    if type(error).__name__ == "UserError" and "dynamic_shapes" in text:
+        return InputError(f"the dynamic_shapes do not fit {name}: {first}")
+    if isinstance(error, ExportError):
+        return error
+    own = copy_module(module)
+    try:
+        with torch.no_grad(), preserve_torch_state():
+            own(*call.args, **call.kwargs)
+    except Exception as eager:
+        return _ExampleRunError(describe_failure(own, call, wishes, eager))
+    if is_derivative_failure(error):
+        return make_derivative_error(name)
+    return make_export_error(module, error)

@@ -1,0 +1,153 @@
+"""Loads an ExportedProgram from a file. A file that is not trusted is loaded from a copy that can't run code."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import logging
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export.passes import move_to_device_pass
+
+from ..errors import LoadError, TrustError
+from .archive_sanitizer import ArchiveFindings, sanitize_archive
+from .composite_file import CompositeFile, PartCollector
+from .file_kinds import open_torch_archive
+from .operator_allowlist import OperatorAllowlist
+from .shape_expressions import DisallowedExpression, SizeGuard
+
+_SCHEMA = re.compile(r"schema version (?P<theirs>.*) does not match our current schema version (?P<ours>.*)")
+_KNOWN_LIBRARIES = ("transformers", "diffusers")
+
+
+def load_program(
+    path: Path, trust: bool, operators: OperatorAllowlist
+) -> tuple[torch.export.ExportedProgram, list[SizeGuard]]:
+    """The program, on the CPU, and the conditions on its input sizes.
+
+    An ordinary file is loaded from a sanitised copy, whatever ``trust`` says; only what is not ordinary is handed to
+    torch as it is.
+
+    Raises:
+        TrustError: parts of the file would run code; the message names each.
+        LoadError: the file is broken, or needs operators or classes that are not imported.
+    """
+    copy = PartCollector()
+    with open_torch_archive(path) as archive:
+        findings = sanitize_archive(path, archive, copy, operators)
+    if findings.reasons and not trust:
+        raise TrustError(_describe_refusals(path, findings))
+    _register_known_classes(findings.classes)
+    with path.open("rb") if findings.reasons else CompositeFile(copy) as file:
+        program = _load_exported_program(file, path)
+    return _move_to_cpu(program), findings.guards
+
+
+def _describe_refusals(path: Path, findings: ArchiveFindings) -> str:
+    shown = "\n".join(f"  - {reason}" for reason in findings.reasons[:8])
+    more = f"\n  - and {len(findings.reasons) - 8} more" if len(findings.reasons) > 8 else ""
+    return (
+        f"{path} is not loaded, parts of it would run code:\n{shown}{more}\nIf you trust who made the file, pass"
+        " --trust"
+    )
+
+
+def _register_known_classes(names: Iterable[str]) -> None:
+    """Importing the module of a library's output class registers it, without which a program that returns one does not
+    load."""
+    for name in names:
+        module = name.rpartition(".")[0]
+        if (
+            module.partition(".")[0] in _KNOWN_LIBRARIES
+            and importlib.util.find_spec(module.partition(".")[0]) is not None
+        ):
+            with contextlib.suppress(ImportError):  # of another version of the library: the load below names the class
+                importlib.import_module(module)
+
+
+class _CauseCollector(logging.Handler):
+    """torch.export.load logs the cause of a failure and raises an error that only points at the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[BaseException] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            self.errors.append(record.exc_info[1])
+
+
+@contextlib.contextmanager
+def _capture_log(name: str) -> Iterator[_CauseCollector]:
+    logger, handler = logging.getLogger(name), _CauseCollector()
+    propagate, handlers = logger.propagate, list(logger.handlers)
+    logger.handlers, logger.propagate = [handler], False
+    try:
+        yield handler
+    finally:
+        logger.handlers, logger.propagate = handlers, propagate
+
+
+def _load_exported_program(file: Any, path: Path) -> torch.export.ExportedProgram:
+    with (
+        _capture_log("torch.export") as causes,
+        _capture_log("torch._export.serde.serialize"),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings(
+            "ignore", message="The given buffer is not writable"
+        )  # torch 2.11 reads weights without copying
+        try:
+            return torch.export.load(file)
+        except (
+            Exception
+        ) as error:  # torch raises RuntimeError, AssertionError, KeyError, ... for a file that does not fit
+            raise LoadError(explain_load_failure(path, [*causes.errors, error])) from error
+
+
+def explain_load_failure(path: Path, errors: list[BaseException]) -> str:
+    text = "\n".join(str(error) for error in errors)
+    if match := re.search(r"failed to resolve (torch\.ops\.)?(?P<op>[\w.]+) to an operator", text):
+        unknown = f"{path} uses the operator {match['op']}, which is not registered in this process"
+        return f"{unknown}: pass --import with the module that defines it"
+    if match := re.search(
+        # the longer one from 2.15 on
+        r"(?<![\w.])(?P<name>[\w.]+) in pytree (?:failed because the serialized type )?is not registered"
+        r"|couldn't find a serializated name|namedtuple class (?P<tuple>[\w.]+)",
+        text,
+    ):
+        name = match["name"] or match["tuple"] or "an unknown class"
+        unknown = f"{path} takes or returns {name}, a class that is not registered in this process"
+        return f"{unknown}: pass --import {name.rpartition('.')[0] or 'MODULE'} (the module that registers it)"
+    if match := _SCHEMA.search(text):
+        theirs, ours = (".".join(re.findall(r"\d+", part)) for part in match.groups())
+        other = f"{path} was saved by another torch: its format is {theirs}, and torch {torch.__version__} reads {ours}"
+        return f"{other}; load and save it again with a torch that reads both"
+    lines = [line.strip() for line in str(errors[0]).splitlines() if line.strip()]
+    detail = f"{type(errors[0]).__name__}: {lines[-1] if lines else ''}"[:300]
+    return (
+        f"{path} can't be deserialized ({detail}): the file is damaged, or was saved by a torch too far from"
+        f" {torch.__version__}"
+    )
+
+
+def _move_to_cpu(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    if any(value.device.type != "cpu" for value in values if isinstance(value, torch.Tensor)):
+        return move_to_device_pass(program, "cpu")
+    return program
+
+
+def find_live_guards(program: torch.export.ExportedProgram) -> list[SizeGuard]:
+    """The conditions on the input sizes that torch.export found while tracing in this process."""
+    guards = []
+    for text in getattr(program, "_guards_code", []):
+        with contextlib.suppress(DisallowedExpression):
+            guards.append(SizeGuard(text))
+    return guards

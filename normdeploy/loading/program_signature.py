@@ -1,0 +1,192 @@
+"""What an exported program takes and returns: its tensor inputs, their paths in the call, and names for its outputs."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..errors import InputError
+from .input_request import RequestedInput
+
+
+@dataclass(frozen=True)
+class InputPlaceholder:
+    """One tensor input of the program: its node, its path as guards write it, and the size that it was exported
+    with."""
+
+    node: torch.fx.Node
+    paths: tuple[str, ...]
+    example: tuple[int, ...] | None
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def value(self) -> torch.Tensor:
+        return self.node.meta["val"]
+
+    def dim_size(self, index: int) -> Any:
+        """A dim as sympy has it where it is dynamic, else its size."""
+        size = self.value.shape[index]
+        if isinstance(size, torch.SymInt):
+            size = size.node.expr
+            return int(size) if size.is_number else size
+        return size
+
+
+def find_placeholders(
+    program: torch.export.ExportedProgram,
+) -> tuple[list[InputPlaceholder], dict[tuple[str, int], Any]]:
+    """The tensor inputs in the program's order, and the values of the constant ones by their paths.
+
+    Raises:
+        InputError: an input is a number of unknown value.
+    """
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    user = [spec.arg for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
+    examples = pytree.tree_leaves(program.example_inputs) if program.example_inputs else []
+    tensors: list[InputPlaceholder] = []
+    constants: dict[tuple[str, int], Any] = {}
+    for index, (argument, paths) in enumerate(zip(user, _guard_paths(program, len(user)), strict=True)):
+        value = nodes[argument.name].meta.get("val") if argument.name in nodes else None
+        if isinstance(value, torch.Tensor):
+            example = examples[index] if len(examples) == len(user) else None
+            tensors.append(
+                InputPlaceholder(
+                    nodes[argument.name], paths, tuple(example.shape) if isinstance(example, torch.Tensor) else None
+                )
+            )
+        elif hasattr(argument, "value"):
+            constants |= {(path, -1): argument.value for path in paths}
+        else:
+            raise InputError(
+                f"the program's input {argument.name!r} is a number whose value is open: export it with a tensor or a"
+                " fixed number there"
+            )
+    return tensors, constants
+
+
+def _guard_paths(program: torch.export.ExportedProgram, count: int) -> list[tuple[str, ...]]:
+    """For each input the ways in which a guard may write it: ``['x']``, ``['batch']['ids']``, ``['xs'][0]``."""
+    signature = program.module_call_graph[0].signature
+    if signature is None or signature.in_spec.num_leaves != count:
+        return [()] * count
+    names = signature.forward_arg_names or []
+    paths = []
+    for path, _ in pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(count)), signature.in_spec))[0]:
+        place: Any = path[0]
+        position: Any = path[1]
+        keyword, rest = place.idx == 1, pytree.keystr(tuple(path[2:]))
+        name = position.key if keyword else names[position.idx] if position.idx < len(names) else f"args_{position.idx}"
+        variadic = re.fullmatch(r"(.+)_(\d+)", str(name))  # torch names the parts of *xs xs_0, xs_1
+        paths.append((f"[{name!r}]{rest}", *([f"[{variadic[1]!r}][{variadic[2]}]{rest}"] if variadic else [])))
+    return paths
+
+
+def find_used_parameters(program: torch.export.ExportedProgram) -> frozenset[str]:
+    """The qualified names of the parameters and buffers that the program reads."""
+    read = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
+    signature = program.graph_signature
+    stored = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    return frozenset(target for name, target in stored.items() if name in read)
+
+
+def match_requested_inputs(
+    names: Sequence[str], wishes: Sequence[RequestedInput], what: str
+) -> list[RequestedInput | None]:
+    """The wishes in the order of the inputs ``names``: by name where all are known, else by position, where a name may
+    stay as it is.
+
+    Raises:
+        InputError: neither fits.
+    """
+    given = {wish.name: wish for wish in wishes}
+    if given.keys() <= set(names):
+        return [given.get(name) for name in names]
+    if len(wishes) == len(names) and is_renaming(names, list(given)):
+        return list(wishes)
+    raise InputError(describe_misnaming(names, list(given), what))
+
+
+def is_renaming(names: Sequence[str], given: Sequence[str]) -> bool:
+    """Whether ``given`` are new names for the first of ``names`` in their order, some of which may be kept in their own
+    places.
+
+    Where some are kept, a name that is nearly one of the others is a slip and no new name.
+    """
+    if len(given) > len(names) or any(name in names and names.index(name) != place for place, name in enumerate(given)):
+        return False
+    kept, fresh = set(given) & set(names), [name for name in given if name not in names]
+    return not kept or not any(
+        difflib.get_close_matches(name, [n for n in names if n not in kept], 1) for name in fresh
+    )
+
+
+def describe_misnaming(names: Sequence[str], given: Sequence[str], what: str) -> str:
+    """What is wrong with the names ``given`` of inputs that are called ``names``, and what to do."""
+    unknown = [name for name in given if name not in names]
+    near = difflib.get_close_matches(unknown[0], names, 1)
+    message = f"the input {unknown[0]!r} is not one of {what}: {', '.join(names) or 'none'}"
+    message += f" (is {near[0]!r} meant?)" if near else ""
+    if len(given) != len(names):
+        return (
+            f"{message}; use those names, or give all {len(names)} in their order under names of your own (given:"
+            f" {len(given)})"
+        )
+    moved = next((name for place, name in enumerate(given) if name in names and names.index(name) != place), "")
+    if not moved:
+        return f"{message}; write it so, or give it a name that can't be taken for that"
+    place = names.index(moved) + 1
+    return (
+        f"{message}; all {len(names)} may have names of your own in their order, but {moved!r} is that of input"
+        f" {place}: put it there"
+    )
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def name_outputs(program: torch.export.ExportedProgram, inputs: Collection[str]) -> tuple[str, ...]:
+    """A name for each tensor that the program returns: the path in the returned structure, "output" for a lone tensor.
+
+    A path that is also the name of one of ``inputs`` (diffusers' models take and return a "sample") begins with
+    "output_".
+    """
+    outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
+    signature = program.module_call_graph[0].signature
+    paths = [str(index) for index in range(len(outputs))]
+    if signature is not None and signature.out_spec.num_leaves == len(outputs):
+        paths = list(_iter_leaf_names(signature.out_spec, ""))
+    names = [path if re.match(r"[A-Za-z_]", path) else f"output_{path}" if path else "output" for path in paths]
+    for place, name in enumerate(names):
+        others = {*inputs, *names} if name in inputs else ()
+        while name in others:
+            name = f"output_{name}"
+        names[place] = name
+    return tuple(name for name, argument in zip(names, outputs, strict=True) if not hasattr(argument, "value"))
+
+
+def _iter_leaf_names(spec: pytree.TreeSpec, prefix: str) -> Iterator[str]:
+    """The leaves of a tree spec by their keys; classes registered with keys as their context (ModelOutput, dict) by
+    these."""
+    children = spec.children()
+    if spec.is_leaf():
+        yield prefix
+        return
+    context = spec.context
+    fields = getattr(context, "_fields", None) or (context[0] if _has_nested_keys(context) else context)
+    keys = fields if isinstance(fields, list | tuple) and len(fields) == len(children) else range(len(children))
+    for key, child in zip(keys, children, strict=True):
+        yield from _iter_leaf_names(child, f"{prefix}_{key}".removeprefix("_"))
+
+
+def _has_nested_keys(context: Any) -> bool:
+    return isinstance(context, list | tuple) and bool(context) and isinstance(context[0], list | tuple)

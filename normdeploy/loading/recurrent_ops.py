@@ -1,0 +1,265 @@
+"""Keeps LSTM, GRU and RNN as one operator while a model is traced, so that their length may be dynamic.
+
+torch.export (2.13) unrolls these over time, which fixes the number of steps to that of the example. The modules call
+operators of ours instead, whose results have the length of their input. They are written as ONNX's LSTM, GRU and
+RNN. Each has weights in the order of torch's ``_flat_weights``.
+
+ONNX has no packed sequences (``batch_sizes``), which torch.export can't trace, and no projections (``proj_size``),
+which are refused here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from onnxscript import opset18 as op
+from onnxscript.function_libs.torch_lib.ops.core import aten_gru, aten_lstm
+from torch.nn.modules import rnn
+
+from ..errors import InputError
+
+Tensor = torch.Tensor
+
+PROJECTION = (
+    "an LSTM with proj_size, and ONNX has no projection of the state: train it with proj_size=0, or write it as a loop"
+    " over its steps"
+)
+
+
+@torch.library.custom_op("normdeploy::lstm", mutates_args=())
+def _run_lstm(
+    x: Tensor,
+    hidden: Tensor,
+    cell: Tensor,
+    weights: list[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    states = (hidden, cell)
+    y, last_hidden, last_cell = torch.lstm(
+        x, states, weights, has_biases, num_layers, 0.0, False, bidirectional, batch_first
+    )
+    return y, last_hidden, last_cell
+
+
+@_run_lstm.register_fake
+def _(
+    x: Tensor,
+    hidden: Tensor,
+    cell: Tensor,
+    weights: list[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty_outputs(x, hidden, bidirectional), torch.empty_like(hidden), torch.empty_like(cell)
+
+
+@torch.library.custom_op("normdeploy::gru", mutates_args=())
+def _run_gru(
+    x: Tensor,
+    hidden: Tensor,
+    weights: list[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor]:
+    y, last = torch.gru(x, hidden, weights, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
+    return y, last
+
+
+@_run_gru.register_fake
+def _(
+    x: Tensor,
+    hidden: Tensor,
+    weights: list[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor]:
+    return _empty_outputs(x, hidden, bidirectional), torch.empty_like(hidden)
+
+
+@torch.library.custom_op("normdeploy::rnn", mutates_args=())
+def _run_rnn(
+    x: Tensor,
+    hidden: Tensor,
+    weights: list[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    bidirectional: bool,
+    batch_first: bool,
+    activation: str,
+) -> tuple[Tensor, Tensor]:
+    run = torch.rnn_tanh if activation == "Tanh" else torch.rnn_relu
+    y, last = run(x, hidden, weights, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
+    return y, last
+
+
+@_run_rnn.register_fake
+def _(
+    x: Tensor,
+    hidden: Tensor,
+    weights: list[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    bidirectional: bool,
+    batch_first: bool,
+    activation: str,
+) -> tuple[Tensor, Tensor]:
+    return _empty_outputs(x, hidden, bidirectional), torch.empty_like(hidden)
+
+
+def _empty_outputs(x: Tensor, hidden: Tensor, bidirectional: bool) -> Tensor:
+    """Return an empty result of the length of ``x``: (time, batch, directions · hidden), or batch first."""
+    width = hidden.shape[-1] * (2 if bidirectional else 1)
+    return hidden.new_empty((*x.shape[:-1], width))
+
+
+# ------------------------------------------------------------------ tracing
+
+
+@contextlib.contextmanager
+def keep_recurrent_ops() -> Iterator[None]:
+    """Let torch.nn.LSTM, GRU and RNN call the operators of this module; others in the process are not meant to run."""
+    functions = rnn._VF
+    rnn._VF = _recurrent_functions(functions)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        rnn._VF = functions
+
+
+def _recurrent_functions(torchs: Any) -> Any:
+    """Return what torch.nn.modules.rnn calls, with the recurrent ones of ours in front of torch's."""
+
+    def is_ours(args: Sequence[Any], states: int) -> bool:
+        # A packed sequence has its batch sizes, a tensor, in the second place, where an LSTM has a pair of states.
+        packed = isinstance(args[1], torch.Tensor) and (states == 2 or isinstance(args[2], torch.Tensor))
+        if packed or len(args) != 9:
+            return False
+        _, _, weights, has_biases, num_layers, _, _, bidirectional, _ = args
+        # A projection adds a weight to each layer and direction.
+        if len(weights) == num_layers * (2 if bidirectional else 1) * (4 if has_biases else 2):
+            return True
+        raise InputError(f"the model has {PROJECTION}")
+
+    def lstm(*args: Any) -> Any:
+        if not is_ours(args, 2):
+            return torchs.lstm(*args)
+        x, (hidden, cell), weights, has_biases, num_layers, _, _, bidirectional, batch_first = args
+        return _run_lstm(x, hidden, cell, list(weights), has_biases, num_layers, bidirectional, batch_first)
+
+    def gru(*args: Any) -> Any:
+        if not is_ours(args, 1):
+            return torchs.gru(*args)
+        x, hidden, weights, has_biases, num_layers, _, _, bidirectional, batch_first = args
+        return _run_gru(x, hidden, list(weights), has_biases, num_layers, bidirectional, batch_first)
+
+    def make_simple_rnn(activation: str) -> Callable[..., Any]:
+        def run_simple_rnn(*args: Any) -> Any:
+            if not is_ours(args, 1):
+                return (torchs.rnn_tanh if activation == "Tanh" else torchs.rnn_relu)(*args)
+            x, hidden, weights, has_biases, num_layers, _, _, bidirectional, batch_first = args
+            return _run_rnn(x, hidden, list(weights), has_biases, num_layers, bidirectional, batch_first, activation)
+
+        return run_simple_rnn
+
+    ours = {"lstm": lstm, "gru": gru, "rnn_tanh": make_simple_rnn("Tanh"), "rnn_relu": make_simple_rnn("Relu")}
+    others = {name: getattr(torchs, name) for name in ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")}
+    return SimpleNamespace(**others, **ours)
+
+
+# ------------------------------------------------------------------ ONNX
+
+
+def _translate_lstm(
+    x: Any,
+    hidden: Any,
+    cell: Any,
+    weights: Sequence[Any],
+    has_biases: bool,
+    num_layers: int,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    return aten_lstm(x, [hidden, cell], weights, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
+
+
+def _translate_gru(
+    x: Any,
+    hidden: Any,
+    weights: Sequence[Any],
+    has_biases: bool,
+    num_layers: int,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    return aten_gru(x, hidden, weights, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
+
+
+def _translate_rnn(
+    x: Any,
+    hidden: Any,
+    weights: Sequence[Any],
+    has_biases: bool,
+    num_layers: int,
+    bidirectional: bool,
+    batch_first: bool,
+    activation: str,
+) -> Any:
+    """Write one RNN for each layer (https://onnx.ai/onnx/operators/onnx__RNN.html).
+
+    ONNX has Y as (time, directions, batch, hidden), and biases of both products in one row.
+    """
+    directions = 2 if bidirectional else 1
+    step = 4 if has_biases else 2
+    if batch_first:
+        x = op.Transpose(x, perm=[1, 0, 2])
+    last = []
+    for layer in range(num_layers):
+        own = [
+            weights[(layer * directions + d) * step : (layer * directions + d + 1) * step] for d in range(directions)
+        ]
+        row = layer * directions
+        both = [op.Unsqueeze(op.Concat(w[2], w[3], axis=0), _int64_constant([0])) for w in own] if has_biases else []
+        y, last_of_layer = op.RNN(
+            x,
+            op.Concat(*(op.Unsqueeze(w[0], _int64_constant([0])) for w in own), axis=0),
+            op.Concat(*(op.Unsqueeze(w[1], _int64_constant([0])) for w in own), axis=0),
+            op.Concat(*both, axis=0) if has_biases else None,
+            None,
+            op.Slice(hidden, _int64_constant([row]), _int64_constant([row + directions]), _int64_constant([0])),
+            direction="bidirectional" if bidirectional else "forward",
+            hidden_size=hidden.shape[2],
+            activations=[activation] * directions,
+        )
+        last.append(last_of_layer)
+        # (time, directions, batch, hidden) becomes (time, batch, directions · hidden).
+        x = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), _int64_constant([0, 0, -1]))
+    if batch_first:
+        x = op.Transpose(x, perm=[1, 0, 2])
+    return x, op.Concat(*last, axis=0)
+
+
+def _int64_constant(values: Sequence[int]) -> Any:
+    return op.Constant(value=ir.tensor(np.array(values, np.int64)))
+
+
+# What torch.onnx.export takes as custom_translation_table.
+TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    torch.ops.normdeploy.lstm.default: _translate_lstm,
+    torch.ops.normdeploy.gru.default: _translate_gru,
+    torch.ops.normdeploy.rnn.default: _translate_rnn,
+}

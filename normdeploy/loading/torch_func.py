@@ -1,0 +1,63 @@
+"""Traces of models that use ``torch.func``.
+
+They hold its levels as calls of Python functions, which neither an exporter nor another evaluation of the graph
+understands.
+"""
+
+from __future__ import annotations
+
+import traceback
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ..errors import ExportError
+
+_LEVELS = "torch._functorch.predispatch"
+_DERIVATIVES = "torch/_functorch/eager_transforms.py"
+_NO_VALUES = "fake tensor in the exported program constant"
+
+
+def inline_vmap(program: torch.export.ExportedProgram, name: str) -> torch.export.ExportedProgram:
+    """Return the program with ``torch.vmap`` written as operators on whole batches; itself where it has none.
+
+    Args:
+        program: the trace of a module.
+        name: of the module's class, for messages.
+
+    Raises:
+        ExportError: it differentiates inside, or writes to a tensor's data.
+    """
+    if any(map(_is_shape_only, program.constants.values())):
+        raise make_derivative_error(name)
+    enters_level = any(
+        getattr(node.target, "__module__", "") == _LEVELS
+        for module in program.graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+    )
+    # An empty table keeps every operator that the levels do not touch.
+    return program.run_decompositions({}) if enters_level else program
+
+
+def is_derivative_failure(error: Exception) -> bool:
+    """Return whether tracing failed at a derivative that the model takes in its forward."""
+    if _NO_VALUES in str(error):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.filename.replace("\\", "/").endswith(_DERIVATIVES) for frame in frames)
+
+
+def make_derivative_error(name: str) -> ExportError:
+    return ExportError(
+        f"torch.export can't trace {name}: the trace would read constants without values, which a model makes that"
+        " differentiates in its forward (torch.func.grad, jvp, jacrev, torch.autograd.grad) or writes to a tensor's"
+        " .data; write the derivative out as operators, and change weights before the export"
+    )
+
+
+def _is_shape_only(constant: object) -> bool:
+    """Whether it is a tensor of the tracer's, which has a shape alone."""
+    return isinstance(constant, FakeTensor) or (
+        isinstance(constant, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(constant)
+    )

@@ -1,0 +1,36 @@
+"""Keeps what torch holds for the whole process: a forward that fails, or that sets something and leaves it so, must not
+reach the models that run after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+@contextmanager
+def preserve_torch_state() -> Iterator[None]:
+    """Put back on leaving: gradients, default dtype and device, autocast, and the levels of ``torch.func``.
+
+    ``vmap``, ``grad`` and ``jvp`` enter a level and leave it at their end. Where an operator between fails in a graph,
+    nothing leaves it, and every later operator of the process would run inside.
+    """
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    gradients = torch.is_grad_enabled()
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    casts = {name: (torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in _AUTOCAST_DEVICES}
+    try:
+        yield
+    finally:
+        if torch._C._functorch.get_dynamic_layer_stack_depth() > depth:
+            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        torch.set_grad_enabled(gradients)
+        torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(device)
+        for name, (enabled, kind) in casts.items():
+            torch.set_autocast_enabled(name, enabled)
+            torch.set_autocast_dtype(name, kind)

@@ -1,0 +1,151 @@
+"""The weights of a TorchScript archive, read as data: none of its code is compiled or run.
+
+``data.pkl`` holds the module as a tree of objects of the archive's own classes, with every attribute; what of it are
+parameters and buffers stands in the text of the classes (``code/``). ``torch.jit.load`` would compile that code and run
+its ``__setstate__``.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import torch
+from torch import nn
+
+from ..errors import LoadError, TrustError
+from .file_kinds import archive_root, open_torch_archive, read_entry
+
+_CLASS = r"class {}\(Module\):\s+__parameters__ = \[(?P<parameters>[^\]]*)\]\s+__buffers__ = \[(?P<buffers>[^\]]*)\]"
+
+_MOST = 2**18  # paths of modules: forty that each hold the next one twice are 2**40
+_DEEPEST = 1000  # modules in each other
+
+
+@dataclass(frozen=True)
+class ScriptWeights:
+    """Parameters and buffers by their qualified names. TorchScript does not tell which buffers a state_dict would
+    hold."""
+
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def weights_for(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        """What is to be put into ``module``: all parameters, and those buffers that its state_dict holds."""
+        own = module.state_dict()
+        return self.parameters | {name: value for name, value in self.buffers.items() if name in own}
+
+
+def read_torchscript(path: Path) -> ScriptWeights:
+    """The weights of the archive.
+
+    Raises:
+        TrustError: its pickle names what no tensor and no module of TorchScript needs.
+        LoadError: it is broken, or holds no weights (``torch.jit.freeze`` writes them into the code).
+    """
+    with open_torch_archive(path) as archive:
+        root = archive_root(archive)
+        if f"{root}/byteorder" in archive.namelist() and read_entry(archive, f"{root}/byteorder", path) != b"little":
+            raise LoadError(f"{path} was saved on a big-endian machine; save it on one like this")
+        try:
+            tree = _ScriptUnpickler(archive, root, path).load()
+        except TrustError:
+            raise
+        except Exception as error:  # pickle raises whatever its instructions run into
+            raise LoadError(
+                f"{path} can't be read as TorchScript: {type(error).__name__}: {error}; it is truncated or broken"
+            ) from error
+        weights = _collect_weights(tree, archive, root, path)
+    if not weights.parameters and not weights.buffers:
+        raise LoadError(
+            f"{path} holds no weights: torch.jit.freeze has written them into its code; save the module before it is"
+            " frozen"
+        )
+    return weights
+
+
+class _ScriptObject:
+    """A module of the archive: its attributes, and the module and name of the class that it had there."""
+
+    origin: tuple[str, str]
+
+
+class _ScriptUnpickler(pickle.Unpickler):
+    """Builds tensors, lists and plain objects; every other name is refused before anything of it is imported."""
+
+    def __init__(self, archive: ZipFile, root: str, path: Path) -> None:
+        super().__init__(io.BytesIO(read_entry(archive, f"{root}/data.pkl", path)))
+        self._archive, self._root, self._path = archive, root, path
+        self._storages: dict[str, torch.Tensor] = {}  # each is read once, and tensors that share one keep sharing it
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "__torch__" or module.startswith("__torch__."):
+            return type(name, (_ScriptObject,), {"origin": (module, name)})
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _rebuild_tensor
+        if (module, name) == ("collections", "OrderedDict"):
+            return dict
+        if module == "torch.jit._pickle" and (name.startswith("build_") or name == "restore_type_tag"):
+            return lambda value, *_: value
+        if module == "torch" and name.endswith("Storage") and isinstance(kind := getattr(torch, name, None), type):
+            return kind
+        raise TrustError(f"{self._path} is not loaded: its pickle names {module}.{name}, which no weights need")
+
+    def persistent_load(self, pid: Any) -> torch.Tensor:
+        _, kind, key, _, count = pid
+        if key not in self._storages:
+            data = bytearray(read_entry(self._archive, f"{self._root}/data/{key}", self._path))
+            self._storages[key] = (
+                torch.frombuffer(data, dtype=kind.dtype, count=count) if data else torch.empty(0, dtype=kind.dtype)
+            )
+        return self._storages[key]
+
+
+def _rebuild_tensor(
+    storage: torch.Tensor, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any
+) -> torch.Tensor:
+    return storage.as_strided(size, stride, offset)
+
+
+def _collect_weights(tree: Any, archive: ZipFile, root: str, path: Path) -> ScriptWeights:
+    """All tensors that the classes name, by their paths from the root; a module under two names is there twice, as in a
+    state_dict."""
+    weights, visited = ScriptWeights(), 0
+    classes: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
+    ahead: list[tuple[str, Any, frozenset[int]]] = [("", tree, frozenset())]
+    while ahead:
+        prefix, item, around = ahead.pop()
+        visited += 1
+        if visited > _MOST:
+            raise LoadError(
+                f"{path} holds more than {_MOST} modules, counted by their paths: no model is so large, the file is"
+                " hostile"
+            )
+        if len(around) > _DEEPEST:
+            raise LoadError(f"{path} holds modules {_DEEPEST} deep in each other: no model does, the file is hostile")
+        if not isinstance(item, _ScriptObject) or id(item) in around:  # a module that holds itself
+            continue
+        if item.origin not in classes:
+            classes[item.origin] = _declared_names(item.origin, archive, root, path)
+        parameters, buffers = classes[item.origin]
+        for name, value in vars(item).items():
+            if isinstance(value, _ScriptObject):
+                ahead.append((f"{prefix}{name}.", value, around | {id(item)}))
+            elif isinstance(value, torch.Tensor) and (name in parameters or name in buffers):
+                (weights.parameters if name in parameters else weights.buffers)[prefix + name] = value
+    return weights
+
+
+def _declared_names(origin: tuple[str, str], archive: ZipFile, root: str, path: Path) -> tuple[set[str], set[str]]:
+    """The names of the parameters and buffers of one class, from the text of its module."""
+    module, name = origin
+    text = read_entry(archive, f"{root}/code/{module.replace('.', '/')}.py", path).decode(errors="replace")
+    match = re.search(_CLASS.format(re.escape(name)), text)
+    if match is None:
+        return set(), set()
+    return set(re.findall(r'"([^"]+)"', match["parameters"])), set(re.findall(r'"([^"]+)"', match["buffers"]))

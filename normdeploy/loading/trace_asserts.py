@@ -1,0 +1,150 @@
+"""Take away asserts of a trace that the module itself contradicts.
+
+Where a dim goes in steps, torch defers its guards to asserts in the graph. Among them are its own guesses, on strides
+and on paddings of no width, say, which hold at the example's sizes and on which nothing hangs: the module runs at other
+sizes, and so does the graph, but for the assert.
+An assert stays unless both give the same at sizes that it excludes, which tells a branch of the module from a guess.
+Sizes that the module refuses itself say nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.utils._pytree import tree_leaves, tree_unflatten
+
+from ..errors import InputError
+from ..model import Dim, InputSpec, LoadedModel
+
+_ASSERT = torch.ops.aten._assert_scalar.default
+_TRIES = 3  # sizes that an assert excludes
+_MOST_PARAMETERS = 2**28  # each run takes a copy of the module
+_NEAR = 24  # sizes of a dim beside its smallest
+# Of the epsilon of the outputs' type: the module and its trace run the same operators, and round alike but for what
+# several threads add up in another order.
+_ROUNDINGS = 256
+
+
+def drop_guessed_asserts(model: LoadedModel, fresh: Callable[[], nn.Module]) -> None:
+    """Erase from the graph of ``model`` the asserts that exclude sizes at which it gives what its module gives.
+
+    ``fresh`` makes a copy of the module, which a run may change.
+    """
+    program = model.program
+    asserts = [node for node in program.graph.nodes if node.target is _ASSERT]
+    if not asserts or sum(value.numel() for value in program.state_dict.values()) > _MOST_PARAMETERS:
+        return
+    symbols = _dim_names_of_symbols(model)
+    agreed: dict[tuple[int, ...], bool | None] = {}
+    erased = []
+    for node in asserts:
+        holds = _assert_condition(node, symbols)
+        if holds is None:
+            continue
+        excluded = (sizes for sizes in _iter_small_sizes(model.named_dims) if not holds(sizes))
+        tried = list(itertools.islice(excluded, _TRIES))
+        for sizes in tried:
+            key = tuple(sizes.values())
+            if key not in agreed:
+                agreed[key] = _outputs_agree(model, fresh, sizes)
+        found = {agreed[tuple(sizes.values())] for sizes in tried}
+        if True in found and False not in found:
+            erased.append(node)
+    for node in erased:
+        program.graph.erase_node(node)
+    if erased:
+        program.graph_module.recompile()
+
+
+def _dim_names_of_symbols(model: LoadedModel) -> dict[Any, str]:
+    """The symbol of the trace -> the dim of the inputs that it stands for."""
+    found: dict[Any, str] = {}
+    nodes = {node.name: node for node in model.program.graph.nodes if node.op == "placeholder"}
+    tensors = [
+        nodes[spec.arg.name]
+        for spec in model.program.graph_signature.input_specs
+        if spec.kind == InputKind.USER_INPUT and not isinstance(spec.arg, ConstantArgument)
+    ]
+    for node, given in zip(tensors, model.inputs, strict=True):
+        for size, dim in zip(node.meta["val"].shape, given.shape, strict=True):
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol and dim.name and not dim.terms:
+                found[size.node.expr] = dim.name
+    return found
+
+
+def _assert_condition(node: torch.fx.Node, symbols: Mapping[Any, str]) -> Callable[[Mapping[str, int]], bool] | None:
+    """What the assert asks of the dims; None where it speaks of other values."""
+    given = node.args[0]
+    value = given.meta.get("val") if isinstance(given, torch.fx.Node) else None
+    expression = getattr(getattr(value, "node", None), "expr", None)
+    if expression is None or not expression.free_symbols or not expression.free_symbols <= set(symbols):
+        return None
+    return lambda sizes: bool(expression.subs({symbol: sizes[dim] for symbol, dim in symbols.items()}))
+
+
+def _iter_small_sizes(dims: Mapping[str, Dim]) -> Iterator[dict[str, int]]:
+    """Sizes next to the smallest: all dims moved alike, each by another amount, one alone."""
+    count = len(dims)
+    for step in range(1, _NEAR):
+        moves = [[step] * count, [step + k for k in range(count)]]
+        moves += [[step if k == one else 0 for k in range(count)] for one in range(count)]
+        for move in moves:
+            sizes = {name: dim.min + by for (name, dim), by in zip(dims.items(), move, strict=True)}
+            if all(sizes[name] <= dim.max for name, dim in dims.items()):
+                yield sizes
+
+
+class _AssertFreeInterpreter(torch.fx.Interpreter):
+    """Runs the graph without its asserts."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return None if target is _ASSERT else super().call_function(target, args, kwargs)
+
+
+def _outputs_agree(model: LoadedModel, fresh: Callable[[], nn.Module], sizes: Mapping[str, int]) -> bool | None:
+    """Whether the module gives what the graph gives without its asserts; None where it does not run at these sizes."""
+    try:
+        samples = zip(model.inputs, model.samples(0, sizes).values(), strict=True)
+        tensors = iter([_sample_to_tensor(given, value) for given, value in samples])
+    except InputError:  # too many values
+        return None
+    flat = [
+        spec.arg.value if isinstance(spec.arg, ConstantArgument) else next(tensors)
+        for spec in model.program.graph_signature.input_specs
+        if spec.kind == InputKind.USER_INPUT
+    ]
+    args, kwargs = tree_unflatten(flat, model.program.call_spec.in_spec)
+    try:
+        with torch.no_grad():
+            wanted = tree_leaves(fresh()(*args, **kwargs))
+    except Exception:  # whatever the user's forward raises
+        return None
+    try:
+        with torch.no_grad():
+            unlifted = model.program.module(check_guards=False)
+            given = tree_leaves(_AssertFreeInterpreter(unlifted).run(*flat, enable_io_processing=False))
+    except Exception:  # whatever torch raises
+        return False
+    return len(wanted) == len(given) and all(map(_values_agree, wanted, given))
+
+
+def _sample_to_tensor(given: InputSpec, value: np.ndarray) -> torch.Tensor:
+    plain = value.astype(np.float32) if given.dtype == "bfloat16" else value
+    return torch.from_numpy(plain).to(getattr(torch, given.dtype))
+
+
+def _values_agree(wanted: Any, given: Any) -> bool:
+    if not isinstance(wanted, torch.Tensor) or not isinstance(given, torch.Tensor):
+        return bool(wanted == given)
+    if wanted.shape != given.shape or wanted.dtype != given.dtype:
+        return False
+    if not wanted.dtype.is_floating_point or not wanted.numel():
+        return torch.equal(wanted, given)
+    room = _ROUNDINGS * torch.finfo(wanted.dtype).eps * float(wanted.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    return torch.allclose(wanted, given, rtol=0.0, atol=room, equal_nan=True)

@@ -1,0 +1,320 @@
+"""Hugging Face models as their users deploy them: outputs of a task alone, a decoder with its past, the parts of an
+encoder-decoder.
+
+Each is the model itself with another ``forward``, so that its modules keep their paths: it takes tensors in the order
+of the inputs and returns them by name. Parts are made to fit each other: the encoder's ``last_hidden_state`` is the
+decoder's ``encoder_hidden_states``, and what comes out as ``present.0.decoder.key`` goes in as
+``past_key_values.0.decoder.key``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import InputError
+from .default_inputs import infer_default_inputs
+from .huggingface_tasks import HuggingfaceTask
+from .input_request import parse_input_request
+from .key_value_cache import (
+    cache_tensor_names,
+    flatten_both_caches,
+    flatten_cache,
+    make_cache,
+    make_encoder_decoder_cache,
+    pair_keys_values,
+)
+
+_POSITIONS = 512  # where neither config nor table says how many there are
+Outputs = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class TraceableModel:
+    """A module to trace: ``inputs`` as ``--input`` takes them, in the order of its forward; ``ranges`` of dims as
+    ``--dim`` does.
+
+    ``new``: the dim of the new tokens beside a past, with which it shares ``positions``; "" where there is no past.
+    """
+
+    module: nn.Module
+    inputs: list[str]
+    ranges: dict[str, str] = field(default_factory=dict)
+    new: str = ""
+    positions: int = 0
+
+
+def prepare_model(model: nn.Module, folder: Path, task: HuggingfaceTask | None, part: str | None) -> TraceableModel:
+    """
+    Raises:
+        InputError: the model has no such part, or no past.
+    """
+    if part is not None:
+        return _PARTS[part](model, folder)
+    if task is not None and task.past:
+        return _prepare_decoder_only(model)
+    inputs, ranges = infer_default_inputs(model, folder)
+    if task is None:
+        return TraceableModel(model, inputs, ranges)
+    if task.name == "text-generation" and "position_ids" in inspect.signature(model.forward).parameters:
+        inputs = _insert_after_input(
+            inputs, "attention_mask", f"position_ids:int64[batch,seq]{{0:{_position_limit(model)}}}"
+        )
+    return TraceableModel(_select_outputs(model, inputs, task.outputs), inputs, ranges)
+
+
+def _insert_after_input(inputs: list[str], name: str, new: str) -> list[str]:
+    place = next((index for index, text in enumerate(inputs) if text.startswith(f"{name}:")), len(inputs) - 1)
+    return [*inputs[: place + 1], new, *inputs[place + 1 :]]
+
+
+def _input_names(inputs: Sequence[str]) -> list[str]:
+    return [text.partition(":")[0] for text in inputs]
+
+
+def _replace_forward(module: nn.Module, count: int, forward: Callable[..., Outputs]) -> nn.Module:
+    """``module`` with a forward that takes ``count`` tensors; their parameters have names that are no input's, so that
+    order counts."""
+    parameters = [
+        inspect.Parameter(f"tensor_{index}", inspect.Parameter.POSITIONAL_OR_KEYWORD) for index in range(count)
+    ]
+    signature = inspect.Signature(parameters)
+
+    def forward_by_position(*args: Any, **kwargs: Any) -> Outputs:
+        return forward(*signature.bind(*args, **kwargs).args)
+
+    forward_by_position.__signature__ = signature  # type: ignore[attr-defined]
+    module.forward = forward_by_position
+    return module
+
+
+def _select_outputs(model: nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> nn.Module:
+    """``model`` with those of ``outputs`` that it has; all where it has none of them."""
+    original, keys = model.forward, _input_names(inputs)
+
+    def forward_selected(*tensors: torch.Tensor) -> Outputs:
+        made = dict(original(**dict(zip(keys, tensors, strict=True))))
+        return {name: made[name] for name in outputs if name in made} or made
+
+    return _replace_forward(model, len(keys), forward_selected)
+
+
+# ------------------------------------------------------------------ decoders
+
+
+def _text_config_of(model: nn.Module) -> Any:
+    config: Any = model.config
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+
+
+def _position_limit(model: nn.Module) -> int:
+    """How many positions the model knows."""
+    config = _text_config_of(model)
+    positions = (
+        getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_target_positions")
+    )
+    return next((n for n in positions if isinstance(n, int) and n > 0), _POSITIONS)
+
+
+def _run_for_cache(model: nn.Module, **example: Any) -> Any:
+    """The cache of one run: its layers, heads and sizes are what no config says in the same words."""
+    with torch.no_grad():
+        made = model(**example, use_cache=True)
+    cache = getattr(made, "past_key_values", None)
+    if cache is None:
+        raise InputError(
+            f"{type(model).__name__} gives no past_key_values, so there is no past to export; leave -with-past out"
+        )
+    return cache
+
+
+def _make_example_tokens() -> torch.Tensor:
+    return torch.ones(1, 3, dtype=torch.int64)  # 3: a length that no head count or head size is taken for
+
+
+def _dtype_of(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _describe_cache_inputs(prefix: str, tensors: Sequence[torch.Tensor], length: str, side: str = "") -> list[str]:
+    titles = cache_tensor_names(prefix, len(tensors) // 2, side)
+    return [
+        f"{title}:{_dtype_of(t)}[batch,{t.shape[1]},{length},{t.shape[3]}]{{-3.0:3.0}}"
+        for title, t in zip(titles, tensors, strict=True)
+    ]
+
+
+def _prepare_decoder_only(model: nn.Module) -> TraceableModel:
+    """A decoder that takes what it has seen as keys and values and returns these with those of the new tokens."""
+    original, known = model.forward, inspect.signature(model.forward).parameters
+    past = flatten_cache(_run_for_cache(model, input_ids=_make_example_tokens()))
+    inputs = ["input_ids:int64[batch,seq]"]
+    inputs += ["attention_mask:int64[batch,past+seq]"] if "attention_mask" in known else []
+    inputs += [f"position_ids:int64[batch,seq]{{0:{_position_limit(model)}}}"] if "position_ids" in known else []
+    keys = _input_names(inputs)
+    inputs += _describe_cache_inputs("past_key_values", past, "past")
+    presents = cache_tensor_names("present", len(past) // 2)
+
+    def forward_with_past(*tensors: torch.Tensor) -> Outputs:
+        given = dict(zip(keys, tensors[: len(keys)], strict=True))
+        cache = make_cache(pair_keys_values(tensors[len(keys) :]))
+        made = original(**given, past_key_values=cache, use_cache=True)
+        return {"logits": made.logits, **dict(zip(presents, flatten_cache(made.past_key_values), strict=True))}
+
+    return TraceableModel(
+        _replace_forward(model, len(inputs), forward_with_past), inputs, new="seq", positions=_position_limit(model)
+    )
+
+
+# ------------------------------------------------------------------ encoder-decoders
+
+
+def _require_encoder(model: nn.Module) -> nn.Module:
+    if not getattr(model.config, "is_encoder_decoder", False) or not hasattr(model, "get_encoder"):
+        raise InputError(
+            f"{type(model).__name__} is no encoder-decoder, so it has no parts; leave --part out. A decoder with its"
+            " past is one file: --task text-generation-with-past"
+        )
+    return model.get_encoder()  # type: ignore[operator, no-any-return]
+
+
+def _encoder_inputs(model: nn.Module, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """What the whole model takes besides what its decoder does."""
+    inputs, ranges = infer_default_inputs(model, folder)
+    return [text for text in inputs if not text.startswith("decoder_")], ranges
+
+
+def _prepare_encoder(model: nn.Module, folder: Path) -> TraceableModel:
+    encoder, (inputs, ranges) = _require_encoder(model), _encoder_inputs(model, folder)
+    known = inspect.signature(encoder.forward).parameters
+    inputs = [text for text in inputs if text.partition(":")[0] in known]
+    return TraceableModel(_select_outputs(encoder, inputs, ("last_hidden_state",)), inputs, ranges)
+
+
+def _prepare_decoder(model: nn.Module, folder: Path) -> TraceableModel:
+    """The first tokens: keys and values of both attentions come out."""
+    example, hidden, masked = _run_encoder(model, folder)
+    original = model.forward
+    inputs = ["input_ids:int64[batch,decoder_seq]", hidden]
+    inputs += ["encoder_attention_mask:int64[batch,seq]"] if masked else []
+    layers = len(flatten_cache(_run_for_cache(model, **example).self_attention_cache)) // 2
+
+    def forward_decoder(ids: torch.Tensor, states: torch.Tensor, *mask: torch.Tensor) -> Outputs:
+        made = original(encoder_outputs=(states,), decoder_input_ids=ids, use_cache=True, **_mask_keywords(mask))
+        return {"logits": made.logits, **_name_present_tensors(made.past_key_values, layers)}
+
+    return TraceableModel(_replace_forward(model, len(inputs), forward_decoder), inputs)
+
+
+def _prepare_decoder_with_past(model: nn.Module, folder: Path) -> TraceableModel:
+    """The tokens behind ``past`` others; keys and values of the attention to the encoder go in and, unchanged, do not
+    come out."""
+    example, hidden, masked = _run_encoder(model, folder)
+    original = model.forward
+    own, cross = (tensors for _, tensors in flatten_both_caches(_run_for_cache(model, **example)))
+    width, length = int(hidden.rpartition(",")[2].rstrip("]")), hidden.split(",")[1]
+    inputs = ["input_ids:int64[batch,decoder_seq]", *(["encoder_attention_mask:int64[batch,seq]"] if masked else [])]
+    first = len(inputs)
+    inputs += _describe_cache_inputs("past_key_values", own, "past", "decoder") + _describe_cache_inputs(
+        "past_key_values", cross, length, "encoder"
+    )
+    middle = first + len(own)
+
+    def forward_with_past(ids: torch.Tensor, *tensors: torch.Tensor) -> Outputs:
+        mask, past, seen = tensors[: first - 1], tensors[first - 1 : middle - 1], tensors[middle - 1 :]
+        cache = make_encoder_decoder_cache(pair_keys_values(past), pair_keys_values(seen))
+        states = seen[0].new_zeros(
+            seen[0].shape[0], seen[0].shape[2], width
+        )  # never read: keys and values of it are in the cache
+        made = original(
+            encoder_outputs=(states,),
+            decoder_input_ids=ids,
+            past_key_values=cache,
+            use_cache=True,
+            **_mask_keywords(mask),
+        )
+        return {"logits": made.logits, **_name_present_tensors(made.past_key_values, len(own) // 2, ("decoder",))}
+
+    return TraceableModel(
+        _replace_forward(model, len(inputs), forward_with_past),
+        inputs,
+        new="decoder_seq",
+        positions=_position_limit(model),
+    )
+
+
+def unstated_ranges(ready: TraceableModel, stated: Mapping[str, int]) -> dict[str, str]:
+    """The ranges of the dims of which the user says nothing, for those that have a reason for them.
+
+    The past and the new tokens have together no more than the decoder's table of positions.
+
+    Args:
+        stated: the largest sizes that the user gave, by the dim; of past and new tokens the other gets what is left.
+
+    Raises:
+        InputError: nothing is left, or both together are more.
+    """
+    ranges = {name: text for name, text in ready.ranges.items() if name not in stated}
+    if not ready.new:
+        return ranges
+    new, known = ready.new, ready.positions
+    past = stated.get("past", known - stated[new] if new in stated else known // 2)
+    tokens = stated.get(new, known - past)
+    if past < 0 or tokens < 1 or past + tokens > known:
+        raise InputError(
+            f"past and {new} together have at most the {known} positions of the model, and {past} and {tokens} were to"
+            " be allowed: state smaller ones with --dim"
+        )
+    shared = {"past": f"0:{min(8, past)}:{past}", new: f"1:{min(8, tokens)}:{tokens}"}
+    return ranges | {name: text for name, text in shared.items() if name not in stated}
+
+
+def _mask_keywords(mask: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"attention_mask": mask[0]} if mask else {}
+
+
+def _name_present_tensors(cache: Any, layers: int, wanted: Sequence[str] = ("decoder", "encoder")) -> Outputs:
+    presents: Outputs = {}
+    for side, tensors in flatten_both_caches(cache):
+        if side in wanted:
+            presents |= dict(zip(cache_tensor_names("present", layers, side), tensors, strict=True))
+    return presents
+
+
+def _run_encoder(model: nn.Module, folder: Path) -> tuple[dict[str, Any], str, bool]:
+    """An example call, the encoder's states as an input, and whether the decoder takes the encoder's mask."""
+    encoder, (inputs, _) = _require_encoder(model), _encoder_inputs(model, folder)
+    example = _make_example_tensors(
+        parse_input_request(inputs, ()).inputs
+    )  # the specs are texts; the wish makes the example
+    known = inspect.signature(encoder.forward).parameters
+    with torch.no_grad():
+        states = encoder(**{name: value for name, value in example.items() if name in known})[0]
+    text = "input_ids" in example
+    length = "seq" if text else states.shape[1]
+    hidden = f"encoder_hidden_states:{_dtype_of(states)}[batch,{length},{states.shape[2]}]"
+    return {**example, "decoder_input_ids": _make_example_tokens()}, hidden, text and "attention_mask" in example
+
+
+def _make_example_tensors(wishes: Sequence[Any]) -> dict[str, torch.Tensor]:
+    def example_size(dim: Any) -> int:
+        return dim.opt if dim.name is None else 1 if dim.name == "batch" else 3
+
+    made = {}
+    for wish in wishes:
+        shape, kind = [example_size(dim) for dim in wish.shape], getattr(torch, wish.dtype or "float32")
+        made[wish.name] = torch.zeros(shape, dtype=kind) if kind.is_floating_point else torch.ones(shape, dtype=kind)
+    return made
+
+
+_PARTS: Mapping[str, Callable[[nn.Module, Path], TraceableModel]] = {
+    "encoder": _prepare_encoder,
+    "decoder": _prepare_decoder,
+    "decoder-with-past": _prepare_decoder_with_past,
+}

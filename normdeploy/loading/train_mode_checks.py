@@ -1,0 +1,294 @@
+"""Training mode, wherever it hides: in modules, in plain objects that modules hold, and in exported graphs.
+
+A norm in training mode normalizes by its batch, and a dropout is random; exporters drop or keep either without a word.
+What is not an error: BatchNorm without running statistics and InstanceNorm, which use their input's statistics in eval
+mode too.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..errors import TrainingModeError
+from .torch_pickles import join_names
+
+_LEAVES = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    bool,
+    type(None),
+    torch.Tensor,
+    torch.dtype,
+    torch.device,
+    np.ndarray,
+    type,
+    types.ModuleType,
+)
+_SENSITIVE = ("BatchNorm", "InstanceNorm", "Dropout", "RReLU", "LSTM", "GRU", "RNN", "Attention")
+_OpOverload = type(torch.ops.aten.add.Tensor)
+
+
+def iter_reachable(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Every object that ``module``'s attributes lead to, itself first, with its qualified name (``layers[2].norm``).
+
+    Goes through submodules, plain objects, containers, partials, bound methods and closures; each object comes once.
+    """
+    queue: deque[tuple[str, Any]] = deque([("", module)])
+    seen = {id(module)}
+    while queue:
+        path, item = queue.popleft()
+        yield path, item
+        for step, child in _iter_children(item):
+            if id(child) not in seen:
+                seen.add(id(child))
+                queue.append((f"{path}{step}".removeprefix("."), child))
+
+
+def _iter_children(item: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(item, _LEAVES):
+        return
+    if isinstance(item, Mapping):
+        yield from ((f"[{key!r}]", value) for key, value in item.items())
+    elif isinstance(item, list | tuple | set | frozenset | deque):
+        yield from ((f"[{index}]", value) for index, value in enumerate(item))
+    elif isinstance(item, functools.partial):
+        yield from ((".func", item.func), (".args", item.args), (".keywords", item.keywords))
+    elif isinstance(item, types.MethodType):
+        yield (".__self__", item.__self__)
+    elif isinstance(item, types.FunctionType):
+        yield from (
+            (f".{name}", cell.cell_contents)
+            for name, cell in zip(item.__code__.co_freevars, item.__closure__ or (), strict=True)
+            if _is_filled_cell(cell)
+        )
+    else:
+        yield from _iter_attributes(item)
+
+
+def _is_filled_cell(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def _iter_attributes(item: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(item, nn.Module):
+        yield from ((f".{name}", child) for name, child in item._modules.items() if child is not None)
+    own = getattr(item, "__dict__", {})
+    internal = _MODULE_INTERNALS if isinstance(item, nn.Module) else ()
+    yield from ((f".{name}", value) for name, value in list(own.items()) if name not in internal)
+    for owner in type(item).__mro__:
+        slots = owner.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if not name.startswith("__") and hasattr(item, name):
+                yield f".{name}", getattr(item, name)
+
+
+_MODULE_INTERNALS = frozenset(vars(nn.Module()))
+
+
+def find_training_parts(module: nn.Module) -> list[tuple[str, Any]]:
+    """The modules and plain objects whose ``training`` flag is set, with their qualified names."""
+    return [
+        (path, item)
+        for path, item in iter_reachable(module)
+        if not isinstance(item, _LEAVES) and not _ignores_mode(item) and _has_training_flag(item)
+    ]
+
+
+def _ignores_mode(item: Any) -> bool:
+    """Return whether a module's own flag decides nothing.
+
+    The code of a traced graph has the mode of its trace (`require_eval_graph`), and a bare Module holds tensors alone.
+    ``torch.export`` gives back such modules, always with the flag set, and their ``eval()`` raises.
+    """
+    of_export = type(item).__module__.startswith("torch.export.")
+    return of_export or isinstance(item, torch.fx.GraphModule) or type(item) is nn.Module
+
+
+def _has_training_flag(item: Any) -> bool:
+    try:
+        flag = getattr(item, "training", False)
+    except Exception:  # a property of the user's own may do anything
+        return False
+    return isinstance(flag, bool | np.bool_) and bool(flag)
+
+
+def require_eval(module: nn.Module, mend: bool) -> None:
+    """Raise where any part of ``module`` is in training mode; with ``mend`` put it in eval mode instead (``module`` is
+    changed).
+
+    Raises:
+        TrainingModeError: naming the parts.
+    """
+    parts = find_training_parts(module)
+    if parts and mend:
+        parts = _set_eval_mode(module, parts)
+        if parts:
+            raise TrainingModeError(
+                f"the training flag of {_describe_parts(module, parts)} can't be set to False: do it before the "
+                "model is"
+                " saved or exported"
+            )
+    if parts:
+        raise TrainingModeError(
+            f"{_describe_parts(module, parts)} {'is' if len(parts) == 1 else 'are'} in training mode: the "
+            "export would hold "
+            "batch statistics or random dropout. "
+            "Call .eval() before (it does not reach plain objects: set their training flag to False), or pass --eval"
+            " (eval=True in Python)"
+        )
+
+
+def _set_eval_mode(module: nn.Module, parts: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    for _, item in parts:
+        try:
+            if isinstance(item, nn.Module):
+                item.eval()
+            else:
+                item.training = False
+        except Exception:  # read-only, a property, a frozen dataclass: named by the caller
+            continue
+    return find_training_parts(module)
+
+
+def _describe_parts(module: nn.Module, parts: list[tuple[str, Any]]) -> str:
+    """The parts by name, those first whose results depend on the mode."""
+
+    def mode_rank(part: tuple[str, Any]) -> int:
+        plain = not isinstance(part[1], nn.Module)
+        return 0 if plain else 1 if any(word in type(part[1]).__name__ for word in _SENSITIVE) else 2 if part[0] else 3
+
+    names = [
+        (
+            f"{path} ({'plain object ' if not isinstance(item, nn.Module) else ''}{type(item).__name__})"
+            if path
+            else f"the model itself ({type(module).__name__})"
+        )
+        for path, item in sorted(parts, key=mode_rank)
+    ]
+    return join_names(names, 8)
+
+
+def require_eval_graph(program: torch.export.ExportedProgram, mend: bool) -> None:
+    """Raise where the exported graph holds a train-mode BatchNorm, dropout or the like; with ``mend`` rewrite it to its
+    eval form in place.
+
+    Raises:
+        TrainingModeError: naming the modules; with ``mend`` those whose op has no eval form in place.
+    """
+    nodes = [node for node in iter_graph_nodes(program) if is_train_mode_op(node)]
+    if not nodes:
+        return
+    if mend:
+        for node in nodes:
+            _set_op_to_eval(node)
+        _drop_batch_counters(program)
+        nodes = [node for node in nodes if is_train_mode_op(node)]
+        for part in iter_graph_modules(program):
+            part.graph.lint()
+            part.recompile()
+    if nodes:
+        names = list(dict.fromkeys(f"{_module_path_of(node)} ({operator_name(node)})" for node in nodes))
+        advice = "export the program again after model.eval()" + (
+            "" if mend else ", or pass --eval (eval=True in Python)"
+        )
+        raise TrainingModeError(
+            f"the program holds training-mode operators: {join_names(names, 8)}. Its outputs would be random or "
+            "depend on"
+            f" the batch: {advice}"
+        )
+
+
+def iter_graph_modules(program: torch.export.ExportedProgram) -> Iterator[torch.fx.GraphModule]:
+    """The program's graph and the bodies of its higher-order operators."""
+    return (part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule))
+
+
+def iter_graph_nodes(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
+    return (node for part in iter_graph_modules(program) for node in part.graph.nodes)
+
+
+def _module_path_of(node: torch.fx.Node) -> str:
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    path = str(stack[-1][0]).removeprefix("L['self']").removeprefix(".") if stack else ""
+    return path or f"the model itself, node {node.name}"
+
+
+def bind_node_arguments(node: torch.fx.Node) -> dict[str, Any]:
+    """The node's arguments by the names of its operator's schema, defaults included; empty where the target is no
+    operator."""
+    if not isinstance(node.target, _OpOverload):
+        return {}
+    schema = operator_schema(node).arguments
+    given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | dict(node.kwargs)
+    return {argument.name: argument.default_value for argument in schema if argument.has_default_value()} | given
+
+
+_FLAGS = ("training", "train", "use_input_stats")
+
+
+def operator_name(node: torch.fx.Node) -> str:
+    """``batch_norm`` for ``aten.batch_norm.default``, "" where the target is no operator."""
+    return operator_schema(node).name.partition("::")[2] if isinstance(node.target, _OpOverload) else ""
+
+
+def operator_schema(node: torch.fx.Node) -> Any:
+    return node.target._schema  # type: ignore[union-attr]
+
+
+def is_train_mode_op(node: torch.fx.Node) -> bool:
+    given = bind_node_arguments(node)
+    if not given:
+        return False
+    name = operator_name(node)
+    if "batch_norm_with_update" in name or name == "_fused_dropout":
+        return True
+    if name == "native_dropout":  # train=None means training
+        return given["train"] is not False and given["p"] != 0
+    if (given.get("dropout_p") or 0) != 0:
+        return True
+    if not any(given.get(flag) is True for flag in _FLAGS):
+        return False
+    if "batch_norm" in name or "instance_norm" in name:
+        return given.get("running_mean") is not None
+    return given.get("p", given.get("dropout", 1)) != 0
+
+
+def _set_op_to_eval(node: torch.fx.Node) -> None:
+    """Set the operator's flag to eval; not where it also returns updated statistics, which the program would write
+    back."""
+    if "functional" in operator_name(node):
+        return
+    given = bind_node_arguments(node)
+    for index, argument in enumerate(operator_schema(node).arguments):
+        if (argument.name in _FLAGS and given[argument.name] is not False) or argument.name == "dropout_p":
+            value: Any = 0.0 if argument.name == "dropout_p" else False
+            if index < len(node.args):
+                node.update_arg(index, value)
+            else:
+                node.update_kwarg(argument.name, value)
+
+
+def _drop_batch_counters(program: torch.export.ExportedProgram) -> None:
+    """A BatchNorm in training counts its batches in place; in eval it does not."""
+    buffers = program.graph_signature.inputs_to_buffers
+    for node in reversed(list(program.graph.nodes)):
+        if (
+            node.target is torch.ops.aten.add_.Tensor
+            and not node.users
+            and buffers.get(getattr(node.args[0], "name", ""), "").endswith("num_batches_tracked")
+        ):
+            program.graph.erase_node(node)

@@ -1,0 +1,280 @@
+"""This project's own ops (domain ``normdeploy``): what no standard node can say in one. A row each, with its function
+body in standard ops.
+
+They are written on request (``--fuse portable``). The body is part of the file, so that every runtime runs it; where a
+fused kernel is at hand, that takes its place. They compute in the type ``stash_type`` (1: float32, 11: float64), from
+which the result alone is rounded to X's. The body is also what is evaluated in float64 and in the prover's field: there
+is no second definition that could differ.
+
+The norms normalize over ``axes``, the trailing ones (L2Norm: any), and take one scale (and bias) that broadcasts to X:
+
+    RMSNorm           X / sqrt(mean(X²) + epsilon) · scale                 (ONNX has it from opset 23 on)
+    LayerNorm         (X − mean) / sqrt(Σ(X − mean)²/(n − ddof) + epsilon) · scale + bias
+                      (torch.var without arguments, n dynamic)
+    StdNorm           (X − mean) / (sqrt(Σ(X − mean)²/(n − ddof)) + epsilon) · scale + bias
+                      (Rush, "The Annotated Transformer", 2018: a·(x − mean)/(std + eps) + b)
+    L2Norm            X / max(‖X‖₂, epsilon) · scale                       (torch.nn.functional.normalize)
+    ChannelLayerNorm  LayerNormalization over axis 1 of (N, C, …) at each place, scale and bias of shape (C,)
+                      (ConvNeXt, Liu et al. 2022)
+
+Joined are a norm and its neighbours; their bodies hold the standard nodes that they took the place of, which runtimes
+know to fuse:
+
+    AddLayerNorm, AddRMSNorm   sum = X + residual (of one shape), Y = the norm of the sum over its last axis; both are
+                               outputs
+    ModulatedLayerNorm         X̂ · (1 + scale) + shift over the last axis, scale and shift of shape (B, 1, D)
+                               (DiT, Peebles, Xie 2022)
+    GroupNormSiLU              y · sigmoid(y) of y = GroupNormalization(X) (opset 21 on)
+    LayerNormQuantize, RMSNormQuantize, AddLayerNormQuantize, AddRMSNormQuantize
+                               the norm, or the residual add and the norm, then QuantizeLinear; Y has the type of
+                               y_zero_point, int8 or float8e4m3fn; ``sum``, where there is one, is not quantized
+    LayerNormDynamicQuantize, RMSNormDynamicQuantize, AddLayerNormDynamicQuantize, AddRMSNormDynamicQuantize
+                               the same over the last axis by a scale of each row, y_scale = max(max|norm|, least) /
+                               largest, in float32, where largest is 127 for int8 and 448 for float8e4m3fn
+
+No op bears a standard one's name: TensorRT's parser goes by the name alone, and takes its own op and that one's
+attributes instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .norm_op import DOMAIN, NormOp, OpOwner, make_row
+
+if TYPE_CHECKING:
+    from ..forms.norm_writer import NormForm, OpWriter
+    from ..graphs.region import Refusal
+    from ..recognition.norm_facts import Norm
+
+
+def _own_row(op: str, *words: str, since: int = 17, plugin: str | None = None, **more: Any) -> NormOp:
+    """Bodies are written for opset 17 and newer ones, kernels have their op's name, and TensorRT's parser reads
+    functions from 9.0 on."""
+    kernel = op if plugin is None else plugin
+    return make_row(OpOwner.OURS, op, *words, since=since, domains=(DOMAIN,), plugin=kernel, tensorrt=(9, 0), **more)
+
+
+_AFFINE, _GROUPS = "X scale bias", "epsilon num_groups stash_type"
+
+# {mean} and the like are reductions over the axes, which each opset writes in its way
+# (`normdeploy.norms.function_bodies`)
+_EPSILON = "given = Constant <value_float: float = @epsilon> () small = Cast <to: int = @stash_type> (given)"
+_SCALED = "wide = Cast <to: int = @stash_type> (scale) scaled = Mul (normal, wide)"
+_SHIFTED = (
+    f"{_SCALED} shift = Cast <to: int = @stash_type> (bias) shifted = Add (scaled, shift) Y = CastLike (shifted, X)"
+)
+_CENTERED = f"""
+    x = Cast <to: int = @stash_type> (X)
+    {{mean}} d = Sub (x, mean) q = Mul (d, d)
+    {{biased}}
+    counted = Shape (X) over = Constant <value_ints: ints = @axes> () each = Gather (counted, over)
+    n = ReduceProd <keepdims: int = 0> (each) ddof = Constant <value_int: int = @ddof> () less = Sub (n, ddof)
+    many = Cast <to: int = @stash_type> (n) fewer = Cast <to: int = @stash_type> (less) factor = Div (many, fewer)
+    variance = Mul (biased, factor) {_EPSILON}"""
+
+# onnxruntime makes one kernel of this; of Mul (x, x) it would not
+_RMS = (
+    "x = Cast <to: int = @stash_type> ({of}) of = Constant <value_float: float = 2.0> () two = Cast <to: int ="
+    f" @stash_type> (of) q = Pow (x, two) {{biased}} {_EPSILON} e = Add (biased, small) r = Sqrt (e) normal = Div (x,"
+    f" r) {_SCALED} Y = CastLike (scaled, X)"
+)
+_ON_THE_LAST = "LayerNormalization <axis: int = -1, epsilon: float = @epsilon, stash_type: int = @stash_type>"
+_QUANTIZED = "Y = QuantizeLinear (result, y_scale, y_zero_point)"
+
+
+_BY_ROW = (
+    "plain = Cast <to: int = 1> (result) magnitude = Abs (plain) {largest}"
+    " floor = Constant <value_float: float = @least> () held = Max (top, floor)"
+    " limit = Constant <value_float: float = @largest> () y_scale = Div (held, limit)"
+    " quotient = Div (plain, y_scale) one = Constant <value_float: float = 1.0> ()"
+    " Y = QuantizeLinear (quotient, one, y_zero_point)"
+)
+
+
+def _quantizing_row(norm: str, op: str, inputs: str, attributes: str, outputs: str, body: str) -> NormOp:
+    """A norm that stands alone, or a residual add and a norm, whose body makes ``result``; then QuantizeLinear, by a
+    scale that is given or, where it is an output, made of each row."""
+    by_row = "y_scale" in outputs
+    return _own_row(
+        op,
+        "LayerNorm" if "bias" in inputs else "RMSNorm",
+        f"{inputs} y_zero_point" if by_row else f"{inputs} y_scale y_zero_point",
+        attributes,
+        outputs,
+        joined=True,
+        centered="bias" in inputs,
+        typed_by="y_zero_point",
+        quantizes=norm,
+        body=f"{body} {_BY_ROW if by_row else _QUANTIZED}",
+    )
+
+
+def _l2_norm_form(norm: Norm, writer: OpWriter) -> NormForm | Refusal:
+    """Over whatever axes, with a scale that broadcasts to x as it is."""
+    if norm.fit.split is not None or not norm.fit.clamped:
+        return writer.refuse("its norm is not clamped from below")
+    if writer.exact_epsilon is None:  # the number that clamps is of the norm: another one would be another function
+        return writer.refuse("the number that clamps it does not stand in the file")
+    shape = [1]
+    if norm.gamma is not None and norm.gamma.value is not None:
+        sizes = list(norm.gamma.value.shape)
+        shape = sizes[next((i for i, n in enumerate(sizes) if n > 1), len(sizes)) :] or [1]
+    scale = writer.parameter(norm.gamma, shape, 1.0, "scale")
+    axes = [a - len(norm.shape) for a in norm.axes]
+    writer.op(scale, axes=axes, epsilon=norm.epsilon, stash_type=writer.stash_type)
+    writer.affine(None, norm.beta)
+    return writer.done()
+
+
+ROWS: tuple[NormOp, ...] = (
+    _own_row(
+        "RMSNorm",
+        "RMSNorm",
+        "X scale",
+        "axes epsilon stash_type",
+        centered=False,
+        body=_RMS.replace("{of}", "X"),
+    ),
+    _own_row(
+        "LayerNorm",
+        "LayerNorm",
+        _AFFINE,
+        "axes epsilon ddof stash_type",
+        body=f"{_CENTERED} e = Add (variance, small) r = Sqrt (e) normal = Div (d, r) {_SHIFTED}",
+    ),
+    _own_row(
+        "StdNorm",
+        "StdNorm",
+        _AFFINE,
+        "axes epsilon ddof stash_type",
+        body=f"{_CENTERED} s = Sqrt (variance) r = Add (s, small) normal = Div (d, r) {_SHIFTED}",
+    ),
+    _own_row(
+        "L2Norm",
+        "L2Norm",
+        "X scale",
+        "axes epsilon stash_type",
+        centered=False,
+        plugin="",  # in TensorRT too its body runs
+        form=_l2_norm_form,
+        body=f"x = Cast <to: int = @stash_type> (X) {{length}} {_EPSILON} r = Clip (length, small) normal = Div (x, r)"
+        f" {_SCALED} Y = CastLike (scaled, X)",
+    ),
+    _own_row(
+        "ChannelLayerNorm",
+        "LayerNorm",
+        _AFFINE,
+        "epsilon stash_type",
+        # to (N, places, C) and back; no −1 in a Reshape, which an empty batch could not fill in
+        body="whole = Shape (X) head = Shape <start: int = 0, end: int = 2> (X) tail = Shape <start: int = 2> (X)"
+        " places = ReduceProd <keepdims: int = 1> (tail) flat = Concat <axis: int = 0> (head, places)"
+        " rows = Reshape <allowzero: int = 1> (X, flat) last = Transpose <perm: ints = [0, 2, 1]> (rows)"
+        f" normal = {_ON_THE_LAST} (last, scale, bias) first = Transpose <perm: ints = [0, 2, 1]> (normal)"
+        " Y = Reshape <allowzero: int = 1> (first, whole)",
+    ),
+    _own_row(
+        "AddLayerNorm",
+        "LayerNorm",
+        "X residual scale bias",
+        "epsilon stash_type",
+        "Y sum",
+        joined=True,
+        body=f"sum = Add (X, residual) Y = {_ON_THE_LAST} (sum, scale, bias)",
+    ),
+    _own_row(
+        "AddRMSNorm",
+        "RMSNorm",
+        "X residual scale",
+        "epsilon stash_type",
+        "Y sum",
+        joined=True,
+        centered=False,
+        body=f"sum = Add (X, residual) {_RMS.replace('{of}', 'sum').replace('{biased}', '{last}')}",
+    ),
+    _own_row(
+        "ModulatedLayerNorm",
+        "LayerNorm",
+        "X scale shift",
+        "epsilon stash_type",
+        joined=True,
+        body="one = Constant <value_float: float = 1.0> () unit = CastLike (one, scale) gain = Add (scale, unit)"
+        f" Y = {_ON_THE_LAST} (X, gain, shift)",
+    ),
+    _own_row(
+        "GroupNormSiLU",
+        "GroupNorm",
+        _AFFINE,
+        _GROUPS,
+        joined=True,
+        since=21,
+        body="normal = GroupNormalization <epsilon: float = @epsilon, num_groups: int = @num_groups, stash_type: int ="
+        " @stash_type> (X, scale, bias) gate = Sigmoid (normal) Y = Mul (normal, gate)",
+    ),
+    _quantizing_row(
+        "LayerNormalization",
+        "LayerNormQuantize",
+        _AFFINE,
+        "axis epsilon stash_type",
+        "Y",
+        f"result = {_ON_THE_LAST.replace('-1', '@axis')} (X, scale, bias)",
+    ),
+    _quantizing_row(
+        f"{DOMAIN}.RMSNorm",
+        "RMSNormQuantize",
+        "X scale",
+        "axes epsilon stash_type",
+        "Y",
+        _RMS.replace("{of}", "X").replace("Y =", "result ="),
+    ),
+    _quantizing_row(
+        f"{DOMAIN}.AddLayerNorm",
+        "AddLayerNormQuantize",
+        "X residual scale bias",
+        "epsilon stash_type",
+        "Y sum",
+        f"sum = Add (X, residual) result = {_ON_THE_LAST} (sum, scale, bias)",
+    ),
+    _quantizing_row(
+        f"{DOMAIN}.AddRMSNorm",
+        "AddRMSNormQuantize",
+        "X residual scale",
+        "epsilon stash_type",
+        "Y sum",
+        "sum = Add (X, residual) "
+        + _RMS.replace("{of}", "sum").replace("{biased}", "{last}").replace("Y =", "result ="),
+    ),
+    _quantizing_row(
+        "LayerNormalization",
+        "LayerNormDynamicQuantize",
+        _AFFINE,
+        "epsilon stash_type least largest",
+        "Y y_scale",
+        f"result = {_ON_THE_LAST} (X, scale, bias)",
+    ),
+    _quantizing_row(
+        f"{DOMAIN}.RMSNorm",
+        "RMSNormDynamicQuantize",
+        "X scale",
+        "epsilon stash_type least largest",
+        "Y y_scale",
+        _RMS.replace("{of}", "X").replace("{biased}", "{last}").replace("Y =", "result ="),
+    ),
+    _quantizing_row(
+        f"{DOMAIN}.AddLayerNorm",
+        "AddLayerNormDynamicQuantize",
+        "X residual scale bias",
+        "epsilon stash_type least largest",
+        "Y y_scale sum",
+        f"sum = Add (X, residual) result = {_ON_THE_LAST} (sum, scale, bias)",
+    ),
+    _quantizing_row(
+        f"{DOMAIN}.AddRMSNorm",
+        "AddRMSNormDynamicQuantize",
+        "X residual scale",
+        "epsilon stash_type least largest",
+        "Y y_scale sum",
+        "sum = Add (X, residual) "
+        + _RMS.replace("{of}", "sum").replace("{biased}", "{last}").replace("Y =", "result ="),
+    ),
+)

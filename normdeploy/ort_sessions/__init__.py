@@ -1,0 +1,1 @@
+"""onnxruntime sessions, and the child process that tries a risky one first."""

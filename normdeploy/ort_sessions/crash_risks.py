@@ -1,0 +1,331 @@
+"""Finds the nodes at which onnxruntime may end its process, without an error that Python could catch.
+
+onnxruntime 1.31 checks divisors for 0 and indices for their range. It does not check these, and the process ends:
+with SIGFPE at an integer division whose result does not fit, a frame of no samples, and no groups, heads or parts;
+with SIGSEGV or SIGABRT at a batch dim below 0, at a sparse constant in a function and, in some ops, at tensors without
+an element.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx
+import onnx.shape_inference
+from onnx import TensorProto, numpy_helper
+
+from ..errors import escape_line
+from ..storage.onnx_domains import is_standard
+from ..storage.proto_traversal import iter_subgraphs
+
+_WIDE = frozenset({TensorProto.INT32, TensorProto.INT64})
+# Ops of other domains than ONNX's are written with the domain.
+# A count of 0 divides by 0, in each kernel of these ops.
+_COUNTS = {
+    "Attention": ("q_num_heads", "kv_num_heads"),
+    "ConvTranspose": ("group",),
+    "com.microsoft.GroupQueryAttention": ("num_heads", "kv_num_heads"),
+    "com.microsoft.SparseAttention": ("num_heads", "kv_num_heads"),
+}
+# Counts of Microsoft's ops are cut to 32 bits, and a block whose square is 0 in 64 bits divides by it.
+_CUT = 2**32
+_BLOCKS = frozenset({"DepthToSpace", "SpaceToDepth"})
+# These end the process where a tensor that they read has no element.
+_NEED_ELEMENTS = frozenset(
+    {
+        "Attention",
+        "GRU",
+        "InstanceNormalization",
+        "LSTM",
+        "RoiAlign",
+        "STFT",
+        "Unique",
+        "ai.onnx.ml.FeatureVectorizer",
+        "com.microsoft.DynamicQuantizeLSTM",
+        "com.microsoft.Inverse",
+        "com.microsoft.LinearAttention",
+        "com.microsoft.MoE",
+        "com.microsoft.MultiHeadAttention",
+        "com.microsoft.QAttention",
+        "com.microsoft.QMoE",
+        "com.microsoft.RotaryEmbedding",
+        "com.microsoft.SkipLayerNormalization",
+        "com.microsoft.SkipSimplifiedLayerNormalization",
+    }
+)
+# These read the size of a dim that an input of fewer dims lacks: the places of such inputs, and the fewest dims.
+_LEAST_RANKS = {
+    "AffineGrid": {1: 1},
+    "Attention": {4: 3, 5: 3},
+    "ConvInteger": {0: 3, 1: 3},
+    "DFT": {0: 1},
+    "QLinearConv": {0: 3, 3: 3},
+    "STFT": {0: 1, 2: 1},
+    "com.microsoft.CropAndResize": {0: 4, 1: 2, 2: 1},
+    "com.microsoft.QMoE": {2: 3, 5: 3},
+}
+# What these make may have no element, whatever they read.
+_MAY_BE_EMPTY = frozenset({"Compress", "NonMaxSuppression", "NonZero"})
+_SIZES = frozenset({"Shape", "Size"})
+# Each element of the result is an element of the data.
+_MOVERS = frozenset(
+    {
+        "Concat",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "Identity",
+        "Reshape",
+        "Slice",
+        "Squeeze",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
+# Which input has the type of the result, where it is not the first.
+_TYPED_BY = {"CastLike": 1, "OneHot": 2, "Where": 1}
+_INTEGERS = frozenset({"ArgMax", "ArgMin", "NonZero", "Shape", "Size"})
+# A file without these words has no node that is looked at.
+_OPS = {*_BLOCKS, *_COUNTS, *_LEAST_RANKS, *_NEED_ELEMENTS, "Div", "GatherND", "Mod", "SplitToSequence", "sparse_value"}
+MENTIONS = re.compile("|".join(sorted(op.rpartition(".")[2] for op in _OPS)).encode())
+_SHOWN = 3
+# Bytes. Shapes of larger models are not inferred, which copies the model.
+_INFERRED = 1 << 28
+
+
+def find_crash_risks(model: onnx.ModelProto) -> list[str]:
+    """Return what each node divides by that may end the process, with the node's name; [] for nearly every model."""
+    risks = _RiskScope(model.graph).find_risks()
+    for function in model.functions:
+        risks += _RiskScope(function).find_risks()
+        # onnxruntime 1.31 ends with SIGSEGV when it opens some of these files, by the number of nodes around.
+        risks += [
+            f"{node_label(node)} of the function {escape_line(function.name)} has a sparse value"
+            for node in _nodes_with_bodies(function)
+            if any(attribute.HasField("sparse_tensor") for attribute in node.attribute)
+        ]
+    risks += _find_rank_risks(model)
+    needing = _find_nonempty_requirements(model)
+    if needing and _may_hold_empty_tensor(model):
+        risks += needing
+    return _abbreviate_risks(risks)
+
+
+def find_empty_input_risks(model: onnx.ModelProto) -> list[str]:
+    """Return the nodes that may end the process where an input of the model has no element."""
+    return _abbreviate_risks(_find_nonempty_requirements(model))
+
+
+def _abbreviate_risks(risks: list[str]) -> list[str]:
+    if len(risks) <= _SHOWN:
+        return risks
+    return [*risks[:_SHOWN], f"{len(risks) - _SHOWN} more nodes like these"]
+
+
+def _find_nonempty_requirements(model: onnx.ModelProto) -> list[str]:
+    """Return each node that ends the process where a tensor that it reads has no element."""
+    return [
+        f"{node_label(node)} may be given a tensor without an element"
+        for body in (model.graph, *model.functions)
+        for node in _nodes_with_bodies(body)
+        if _op_name(node) in _NEED_ELEMENTS
+    ]
+
+
+def _may_hold_empty_tensor(model: onnx.ModelProto) -> bool:
+    """Whether a tensor may have no element though each input has some."""
+    graphs = [model.graph, *(graph for node in model.graph.node for graph in iter_subgraphs(node))]
+    if any(0 in tensor.dims for graph in graphs for tensor in graph.initializer):
+        return True
+    nodes = [node for body in (model.graph, *model.functions) for node in _nodes_with_bodies(body)]
+    if any(
+        node.op_type in _MAY_BE_EMPTY or ((constant := _constant_tensor(node)) is not None and 0 in constant.dims)
+        for node in nodes
+    ):
+        return True
+    return _infers_empty_tensor(model)
+
+
+def _infers_empty_tensor(model: onnx.ModelProto) -> bool:
+    """Return whether the sizes that the file states leave a tensor of the main graph without an element."""
+    return any(dims is not None and 0 in dims for dims in _infer_dims(model).values())
+
+
+def _infer_dims(model: onnx.ModelProto) -> dict[str, list[int | None] | None]:
+    """Return the dims of the values of the main graph, None for an unknown size or an unknown rank."""
+    inferred = model
+    if model.ByteSize() <= _INFERRED:
+        # onnxruntime infers shapes, too, and says what is wrong.
+        with contextlib.suppress(Exception):
+            inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    dims: dict[str, list[int | None] | None] = {}
+    for value in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
+        kind = value.type.tensor_type
+        sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
+        dims[value.name] = sizes if kind.HasField("shape") else None
+    return dims | {tensor.name: list(tensor.dims) for tensor in inferred.graph.initializer}
+
+
+def _find_rank_risks(model: onnx.ModelProto) -> list[str]:
+    """Return each node that ends the process where a tensor that it reads has too few dims, and may have."""
+    nodes = [node for node in model.graph.node if _op_name(node) in _LEAST_RANKS]
+    dims = _infer_dims(model) if nodes else {}
+    risks = []
+    for node in nodes:
+        for place, least in _LEAST_RANKS[_op_name(node)].items():
+            name = node.input[place] if place < len(node.input) else ""
+            known = dims.get(name)
+            if name and (known is None or len(known) < least):
+                risks.append(f"{node_label(node)} may be given {escape_line(name)!r} with less than {least} dims")
+    return risks
+
+
+class _RiskScope:
+    """A graph with the bodies inside it, or a function: names, and the node or the type behind each."""
+
+    def __init__(self, body: onnx.GraphProto | onnx.FunctionProto) -> None:
+        self._nodes = list(_nodes_with_bodies(body))
+        self._makers: dict[str, onnx.NodeProto] = {}
+        # Bodies side by side may use one name twice, and such a name tells nothing.
+        self._ambiguous: set[str] = set()
+        for node in self._nodes:
+            for name in filter(None, node.output):
+                if name in self._makers:
+                    self._ambiguous.add(name)
+                self._makers[name] = node
+        self._types: dict[str, int] = {}
+        self._constants: dict[str, TensorProto] = {}
+        graphs = [body] if isinstance(body, onnx.GraphProto) else []
+        graphs += [graph for node in body.node for graph in iter_subgraphs(node)]
+        for graph in graphs:
+            for value in (*graph.input, *graph.output, *graph.value_info):
+                self._types[value.name] = value.type.tensor_type.elem_type
+            for tensor in graph.initializer:
+                self._types[tensor.name] = tensor.data_type
+                self._constants[tensor.name] = tensor
+        # A caller may give an input that has a default.
+        for value in body.input if isinstance(body, onnx.GraphProto) else ():
+            self._constants.pop(value.name, None)
+
+    def find_risks(self) -> list[str]:
+        return [f"{node_label(node)} {why}" for node in self._nodes if (why := self._describe_risk(node))]
+
+    def _describe_risk(self, node: onnx.NodeProto) -> str:
+        counts = _COUNTS.get(_op_name(node), ())
+        zero = [f"{a.name} = {a.i}" for a in node.attribute if a.name in counts and a.i % _CUT == 0]
+        if zero:
+            return f"has {zero[0]} and divides by it"
+        if _op_name(node) == "com.microsoft.Inverse":
+            return "inverts what may be no square matrix"
+        if _op_name(node) == "ai.onnx.ml.FeatureVectorizer" and any(n < 0 for a in node.attribute for n in a.ints):
+            return "has a negative size in inputdimensions"
+        if not is_standard(node):
+            return ""
+        if node.op_type in {"Div", "Mod"} and len(node.input) == 2:
+            return self._describe_division_risk(node)
+        if node.op_type == "STFT" and len(node.input) > 3 and self._may_contain(node.input[3], 0):
+            return "takes frames of as many samples as an input says, which may be 0"
+        if node.op_type == "SplitToSequence" and len(node.input) > 1 and self._may_contain(node.input[1], 0):
+            return "splits into parts of a size that may be 0"
+        stated = {a.name: a.i for a in node.attribute}
+        if node.op_type == "GatherND" and stated.get("batch_dims", 0) < 0:
+            return f"has batch_dims = {stated['batch_dims']}"
+        if node.op_type in _BLOCKS and stated.get("blocksize", 1) % _CUT == 0:
+            return f"has blocksize = {stated['blocksize']}, whose square is 0 in 64 bits"
+        return ""
+
+    def _describe_division_risk(self, node: onnx.NodeProto) -> str:
+        kind = self._elem_type_of(node.input[0])
+        # Where no type is known it may be an integer.
+        if kind not in _WIDE and kind != TensorProto.UNDEFINED:
+            return ""
+        least = [np.iinfo(t).min for t in (np.int32, np.int64)]
+        if not self._may_contain(node.input[1], -1) or not any(self._may_contain(node.input[0], n) for n in least):
+            return ""
+        return f"may divide the least integer, {least[1] if kind != TensorProto.INT32 else least[0]}, by -1"
+
+    def _may_contain(self, name: str, number: int) -> bool:
+        """Whether a value may have the number as an element, by the constants, sizes and moves that it is made of."""
+        waiting = [name]
+        seen: set[str] = set()
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            maker = self._makers.get(name)
+            if name in self._ambiguous:
+                return True
+            constant = self._constants.get(name) if maker is None else _constant_tensor(maker)
+            if constant is not None:
+                if _contains_number(constant, number):
+                    return True
+            elif maker is not None and maker.op_type in _SIZES and is_standard(maker):
+                if number == 0:
+                    return True
+            elif maker is not None and maker.op_type in _MOVERS and is_standard(maker):
+                waiting += maker.input if maker.op_type == "Concat" else maker.input[:1]
+            else:
+                return True
+        return False
+
+    def _elem_type_of(self, name: str) -> int:
+        """Return the element type of a value, or UNDEFINED."""
+        seen: set[str] = set()
+        while name not in seen:
+            seen.add(name)
+            if kind := self._types.get(name, 0):
+                return kind
+            maker = self._makers.get(name)
+            if maker is None or name in self._ambiguous or not any(maker.input):
+                constant = None if maker is None else _constant_tensor(maker)
+                return TensorProto.UNDEFINED if constant is None else constant.data_type
+            if maker.op_type in _INTEGERS:
+                return TensorProto.INT64
+            if maker.op_type == "Cast":
+                return next((a.i for a in maker.attribute if a.name == "to"), TensorProto.UNDEFINED)
+            place = _TYPED_BY.get(maker.op_type, 0)
+            name = maker.input[place] if place < len(maker.input) else ""
+        return TensorProto.UNDEFINED
+
+
+def _nodes_with_bodies(body: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    for node in body.node:
+        yield node
+        for graph in iter_subgraphs(node):
+            yield from graph.node
+
+
+def _constant_tensor(node: onnx.NodeProto) -> TensorProto | None:
+    """Return the tensor of a Constant, None for any other node."""
+    if node.op_type != "Constant":
+        return None
+    stated: Mapping[str, onnx.AttributeProto] = {a.name: a for a in node.attribute}
+    if "value" in stated:
+        return stated["value"].t
+    if "value_int" in stated:
+        return numpy_helper.from_array(np.array(stated["value_int"].i))
+    if "value_ints" in stated:
+        return numpy_helper.from_array(np.array(list(stated["value_ints"].ints), np.int64))
+    return None
+
+
+def _contains_number(constant: TensorProto, number: int) -> bool:
+    if constant.data_location == TensorProto.EXTERNAL:
+        return True
+    return bool((numpy_helper.to_array(constant) == number).any())
+
+
+def _op_name(node: onnx.NodeProto) -> str:
+    return node.op_type if is_standard(node) else f"{node.domain}.{node.op_type}"
+
+
+def node_label(node: onnx.NodeProto) -> str:
+    """Return the node's op, name and first output, as errors name it."""
+    named = f" {node.name!r}" if node.name else ""
+    made = f" (output {node.output[0]!r})" if node.output else ""
+    return escape_line(f"{node.op_type}{named}{made}")

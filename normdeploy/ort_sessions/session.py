@@ -1,0 +1,298 @@
+"""The one place that makes onnxruntime's sessions.
+
+A session whose nodes may end the process runs each set of feeds in a child first
+(`normdeploy.ort_sessions.trial_process`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime as ort
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from .child_process import REHEARSE_ALL
+from .crash_risks import MENTIONS, find_crash_risks, find_empty_input_risks
+from .trial_process import TrialProcess
+
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+# On x86 processors without VNNI, onnxruntime adds pairs of uint8 · int8 products in 16 bits, where they saturate. This
+# entry (onnxruntime_session_options_config_keys.h) takes the kernels that don't: results are then those of the file.
+EXACT_INTEGERS = {"session.x64quantprecision": "1"}
+# With that entry onnxruntime 1.31 refuses a file in which several nodes read one int8 weight or zero point. Each gets
+# its own, if all weights lie in the file. Else this entry keeps products of such a weight from becoming uint8 · int8.
+_NO_UNSIGNED = {"optimization.disable_specified_optimizers": "QDQS8ToU8Transformer"}
+# onnxruntime 1.31 makes MatMulNBits of a DequantizeLinear of 2, 4 or 8 bits and the MatMul behind it. Its kernel rounds
+# the other operand to 8 bits by default, which no file asks for. With this entry it does not.
+FLOAT_OPERANDS = {"session.qdq_matmulnbits_accuracy_level": "1"}
+_FATAL = 4  # onnxruntime's severity: an exception says everything else better than its log
+# A file of onnxruntime's source, a line, and a function of C++ with the types that it takes.
+_NODE = re.compile(
+    r"^\[ONNXRuntimeError\] : \d+ : \w+ : Non-zero status code returned while running (?P<op>\w+) node\."
+    r" Name:'(?P<name>[^']*)' (?:Status Message: )?"
+)
+_PLACE = re.compile(r"/\S+:\d+ [^()]*\([^()]*\)(?: const)? ")
+
+
+class _TrialFirstSession(ort.InferenceSession):
+    """A session that runs its feeds in a child process before it runs them here.
+
+    ``rehearsal`` is None until a child is needed: ``start`` starts one, for the first feed without an element.
+    """
+
+    rehearsal: TrialProcess | None
+    start: Callable[[], TrialProcess]
+
+    def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
+        self.run_in_trial_process(input_feed)
+        return super().run(output_names, input_feed, run_options)
+
+    def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
+        self.run_in_trial_process(input_dict_ort_values)
+        return super().run_with_ort_values(output_names, input_dict_ort_values, run_options)
+
+    def run_in_trial_process(self, feeds: Mapping[str, Any]) -> None:
+        if self.rehearsal is None and any(map(_is_empty_value, feeds.values())):
+            self.rehearsal = self.start()
+        if self.rehearsal is not None:
+            self.rehearsal.run(_feeds_to_numpy(feeds))
+
+
+def _is_empty_value(value: Any) -> bool:
+    return 0 in (value.shape() if isinstance(value, ort.OrtValue) else np.shape(value))
+
+
+def ort_value_to_numpy(value: ort.OrtValue) -> np.ndarray:
+    """A copy of the value; bfloat16 as ``ml_dtypes.bfloat16``."""
+    if value.data_type() != "tensor(bfloat16)":
+        return value.numpy()
+    data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes()) if value.tensor_size_in_bytes() else b""
+    return np.frombuffer(data, dtype=ml_dtypes.bfloat16).reshape(value.shape()).copy()
+
+
+def to_ort(array: np.ndarray) -> ort.OrtValue:
+    """Return a value over the array's own memory, where that is contiguous; onnxruntime writes to no input."""
+    array = np.asarray(array, order="C")
+    if array.dtype == ml_dtypes.bfloat16:
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def _feeds_to_numpy(feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: ort_value_to_numpy(v) if isinstance(v, ort.OrtValue) else np.asarray(v) for name, v in feeds.items()}
+
+
+def run_in_trial_process(session: ort.InferenceSession, feeds: Mapping[str, np.ndarray]) -> None:
+    """Run the feeds in the session's child process, if it has one: for feeds that are bound to memory.
+
+    Raises:
+        RuntimeCrash: onnxruntime ends its process on them.
+    """
+    if isinstance(session, _TrialFirstSession):
+        session.run_in_trial_process(feeds)
+
+
+def open_session(
+    model: str | os.PathLike[str] | bytes,
+    *,
+    optimize: bool = False,
+    provider: str = "cpu",
+    settings: Mapping[str, str] | None = None,
+    threads: int = 0,
+    entries: Mapping[str, str] | None = None,
+    initializers: Mapping[str, ort.OrtValue] | None = None,
+    saved: Path | None = None,
+    rehearsed: bool = True,
+) -> ort.InferenceSession:
+    """
+    Args:
+        model: a path (needed where weights are external or above 2 GB), or the bytes of a model.
+        optimize: onnxruntime's own optimizer: all of it, or none.
+        provider: "cpu" or "cuda", behind which stands the CPU, as onnxruntime adds it itself.
+        settings: of the provider.
+        threads: of one operator; 0: one for each core.
+        entries: of the session's configuration, by their names in onnxruntime_session_options_config_keys.h.
+        initializers: values of external weights, taken where they lie.
+        saved: where to write the optimized graph.
+        rehearsed: whether a model that may end the process is opened and run in a child first (on the CPU alone).
+
+    Raises:
+        RuntimeCrash: onnxruntime ends the process that opens the model. A run of the session raises it, too.
+        Exception: onnxruntime refuses the model; its exceptions share no base class.
+    """
+    held = initializers or {}
+    risks = _read_crash_risks(model) if rehearsed and provider == "cpu" else _CrashRisks()
+
+    def start_trial_process() -> TrialProcess:
+        content = model if isinstance(model, bytes) else b""
+        path = "" if isinstance(model, bytes) else os.path.abspath(model)
+        request = {"path": path, "optimize": optimize, "entries": dict(entries or {})}
+        return TrialProcess(request, content, _feeds_to_numpy(held), risks.always or risks.empty)
+
+    rehearsal = start_trial_process() if risks.always or risks.unknown else None
+
+    def create_session(more: Mapping[str, str], unshared: bytes = b"") -> ort.InferenceSession:
+        options = ort.SessionOptions()
+        options.log_severity_level = _FATAL
+        options.intra_op_num_threads = threads
+        level = ort.GraphOptimizationLevel
+        options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+        if saved is not None:
+            options.optimized_model_filepath = os.fspath(saved)
+        for name, value in {**more, **(entries or {})}.items():
+            options.add_session_config_entry(name, value)
+        if held:
+            options.add_external_initializers(list(held), list(held.values()))
+        providers: list[Any] = [(PROVIDERS[provider], dict(settings or {}))]
+        source = unshared or (model if isinstance(model, bytes) else os.fspath(model))
+        if not (risks.always or risks.empty or risks.unknown):
+            return ort.InferenceSession(source, options, providers=providers)
+        session = _TrialFirstSession(source, options, providers=providers)
+        session.rehearsal = rehearsal
+        session.start = start_trial_process
+        return session
+
+    # It is a part of the optimizer.
+    if optimize and not _lacks_zero_points(model):
+        with contextlib.suppress(Exception):
+            return create_session(EXACT_INTEGERS)
+        if (unshared := _unshare_quantizer_inputs(model)) and rehearsal is None:
+            with contextlib.suppress(Exception):
+                return create_session(EXACT_INTEGERS, unshared)
+        with contextlib.suppress(Exception):
+            return create_session(_NO_UNSIGNED)
+    return create_session({})
+
+
+def _unshare_quantizer_inputs(model: str | os.PathLike[str] | bytes) -> bytes:
+    """Return a model in which each quantizer reads int8 tensors of its own.
+
+    Empty if all of them do already, or weights lie outside of the file.
+    """
+    content = model if isinstance(model, bytes) else Path(model).read_bytes()
+    try:
+        proto = onnx.ModelProto.FromString(content)
+    except DecodeError:
+        # onnxruntime says what is wrong with it.
+        return b""
+    tensors = {t.name: t for t in proto.graph.initializer if t.data_type == onnx.TensorProto.INT8}
+    if any(t.data_location == onnx.TensorProto.EXTERNAL for t in proto.graph.initializer):
+        return b""
+    read, shared = set[str](), False
+    for node in proto.graph.node:
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+            continue
+        for place, name in enumerate(node.input):
+            if name in read:
+                shared = True
+                own = proto.graph.initializer.add()
+                own.CopyFrom(tensors[name])
+                own.name = node.input[place] = f"{name}_of_{node.output[0]}"
+            elif name in tensors:
+                read.add(name)
+    return proto.SerializeToString() if shared else b""
+
+
+def rounds_float_operands(path: str | os.PathLike[str]) -> bool:
+    """Return whether a MatMul of a file reads floats and a constant that a DequantizeLinear makes, so that
+    `FLOAT_OPERANDS` may change its result."""
+    content = Path(path).read_bytes()
+    if b"DequantizeLinear" not in content or b"MatMul" not in content:
+        return False
+    try:
+        graph = onnx.ModelProto.FromString(content).graph
+    except DecodeError:
+        # onnxruntime says what is wrong with it.
+        return False
+    constants = {tensor.name for tensor in graph.initializer}
+    dequantized = [node for node in graph.node if node.op_type == "DequantizeLinear"]
+    weights = {node.output[0] for node in dequantized if node.input[0] in constants}
+    others = {node.output[0] for node in dequantized}.difference(weights)
+    products = (node for node in graph.node if node.op_type == "MatMul" and len(node.input) == 2)
+    return any(node.input[1] in weights and node.input[0] not in others for node in products)
+
+
+def ort_error_message(error: Exception) -> str:
+    """Return onnxruntime's message in one line, without the places in its source.
+
+    Of a node that fails: its op, its name and the reason.
+    """
+    line = _NODE.sub(r"\g<op> '\g<name>': ", " ".join(str(error).split()))
+    return _PLACE.sub("", line).rstrip(".")
+
+
+@functools.cache
+def saturates_int8_pairs() -> bool:
+    """Return whether this processor adds pairs of uint8 · int8 products in 16 bits in a session without
+    `EXACT_INTEGERS`."""
+    value = onnx.helper.make_tensor_value_info
+    weight = onnx.numpy_helper.from_array(np.full((2, 1), 127, np.int8), "weight")
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMulInteger", ["x", "weight"], ["sum"])],
+        "pair",
+        [value("x", onnx.TensorProto.UINT8, [1, 2])],
+        [value("sum", onnx.TensorProto.INT32, [1, 1])],
+        [weight],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    (total,) = open_session(model.SerializeToString()).run(None, {"x": np.full((1, 2), 255, np.uint8)})
+    return int(total.item()) != 2 * 255 * 127
+
+
+@dataclass(frozen=True)
+class _CrashRisks:
+    """The nodes that may end the process: on any inputs, and on inputs without an element.
+
+    ``unknown``: some node does, and which one is not known.
+    """
+
+    always: Sequence[str] = ()
+    empty: Sequence[str] = ()
+    unknown: bool = False
+
+
+def _read_crash_risks(model: str | os.PathLike[str] | bytes) -> _CrashRisks:
+    """Return the risks of a file or of bytes; none if they hold no model."""
+    content = model if isinstance(model, bytes) else Path(model).read_bytes()
+    if REHEARSE_ALL in os.environ:
+        return _CrashRisks(unknown=True)
+    if not MENTIONS.search(content):
+        return _CrashRisks()
+    try:
+        proto = onnx.ModelProto.FromString(content)
+    except DecodeError:
+        # onnxruntime says what is wrong with it.
+        return _CrashRisks()
+    return _CrashRisks(find_crash_risks(proto), find_empty_input_risks(proto))
+
+
+def _lacks_zero_points(model: str | os.PathLike[str] | bytes) -> bool:
+    """Whether a DequantizeLinear has a scale for each channel and no zero points.
+
+    onnxruntime 1.31 with `EXACT_INTEGERS` gives its int8 weight a zero point that is one number, and then refuses to
+    run the node, which asks for one for each scale.
+    """
+    content = model if isinstance(model, bytes) else Path(model).read_bytes()
+    if b"DequantizeLinear" not in content:
+        return False
+    try:
+        graph = onnx.ModelProto.FromString(content).graph
+    except DecodeError:
+        # onnxruntime says what is wrong with it.
+        return False
+    scalars = {tensor.name for tensor in graph.initializer if not tensor.dims}
+    return any(
+        node.op_type == "DequantizeLinear" and not any(node.input[2:]) and node.input[1] not in scalars
+        for node in graph.node
+    )

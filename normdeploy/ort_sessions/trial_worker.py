@@ -1,0 +1,80 @@
+"""The child process of `normdeploy.ort_sessions.trial_process`: opens a session, then runs it on each set of feeds
+that it is sent.
+
+A request is a line of JSON with the arrays behind it, each a line of JSON and its bytes. Each is answered by a line,
+whatever onnxruntime said: only how this process ends matters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from .session import open_session
+
+
+def main() -> None:
+    """Answer requests until standard input ends."""
+    opening = _read_request()
+    model = sys.stdin.buffer.read(opening["model"]) or opening["path"]
+    held = {name: _make_ort_value(_read_array()) for name in opening["initializers"]}
+    session = None
+    # A refusal is met by the parent, too.
+    with contextlib.suppress(Exception):
+        session = open_session(
+            model,
+            optimize=opening["optimize"],
+            threads=1,
+            entries=opening["entries"],
+            initializers=held,
+            rehearsed=False,
+        )
+    _write_answer()
+    while request := _read_request():
+        feeds = {name: _read_array() for name in request["feeds"]}
+        if session is not None:
+            with contextlib.suppress(Exception):
+                _run_session(session, feeds)
+        _write_answer()
+
+
+def _run_session(session: ort.InferenceSession, feeds: dict[str, np.ndarray]) -> None:
+    # onnxruntime takes texts in arrays alone, and bfloat16 in its own values alone.
+    if any(array.dtype.kind == "U" for array in feeds.values()):
+        session.run(None, feeds)
+    else:
+        session.run_with_ort_values(None, {name: _make_ort_value(array) for name, array in feeds.items()})
+
+
+def _read_request() -> dict[str, Any]:
+    line = sys.stdin.buffer.readline()
+    return json.loads(line) if line else {}
+
+
+def _write_answer() -> None:
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def _read_array() -> np.ndarray:
+    told = _read_request()
+    own = getattr(ml_dtypes, told["dtype"], None)
+    flat = np.frombuffer(sys.stdin.buffer.read(told["bytes"]), np.dtype(own or told["dtype"]))
+    return flat.reshape(told["shape"])
+
+
+def _make_ort_value(array: np.ndarray) -> ort.OrtValue:
+    if array.dtype == ml_dtypes.bfloat16:
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Half precision on a machine without kernels for it: every operator in float32, each result rounded to its half type.
+
+That is what a GPU does node by node: it accumulates in float32 and stores half. onnxruntime's CPU provider has no
+bfloat16 kernels to speak of, and for float16 it casts whole stretches to float32 and rounds at their ends only, so by
+itself it shows less error than there is.
+"""
+
+from __future__ import annotations
+
+import onnx
+from onnx import TensorProto
+
+from ..errors import GraphError
+from ..graphs.shape_inference import infer_types
+from ..storage.proto_traversal import attribute_graphs, copy_model
+from .type_conversion import initializer_values
+
+_HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+def emulate_half(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A float32 model that gives what ``proto`` gives where each node computes in float32 and rounds to the types that
+    ``proto`` states.
+
+    Inputs and outputs that are half become float32: feed values that are half numbers already. ``proto`` is not
+    changed.
+
+    Raises:
+        GraphError: a body of control flow holds weights in half precision.
+    """
+    types = {name: kind for name, (kind, _) in infer_types(proto).items() if kind in _HALVES}
+    proto = copy_model(proto)
+    graph = proto.graph
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        widen_node(node)
+        nodes.append(node)
+        for i, name in enumerate(node.output):
+            if name in types:
+                raw, half = f"{name}_exact", f"{name}_half"
+                node.output[i] = raw
+                nodes.append(onnx.helper.make_node("Cast", [raw], [half], to=types[name]))
+                nodes.append(onnx.helper.make_node("Cast", [half], [name], to=TensorProto.FLOAT))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    for tensor in graph.initializer:
+        if tensor.data_type in _HALVES:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(initializer_values(tensor).astype("float32"), tensor.name))
+    for v in (*graph.input, *graph.output):
+        if v.type.tensor_type.elem_type in _HALVES:
+            v.type.tensor_type.elem_type = TensorProto.FLOAT
+    del graph.value_info[:]
+    return proto
+
+
+def widen_node(node: onnx.NodeProto) -> None:
+    """``node``, changed in place, says float32 where it said half precision.
+
+    Raises:
+        GraphError: a body of it holds weights in half precision.
+    """
+    for a in node.attribute:
+        if a.type == onnx.AttributeProto.INT and a.name in ("to", "dtype") and a.i in _HALVES:
+            a.i = TensorProto.FLOAT
+        if a.type == onnx.AttributeProto.TENSOR and a.t.data_type in _HALVES:
+            a.t.CopyFrom(onnx.numpy_helper.from_array(initializer_values(a.t).astype("float32")))
+        if any(t.data_type in _HALVES for body in attribute_graphs(a) for t in body.initializer):
+            raise GraphError(
+                f"{node.op_type} {node.name!r} has half precision in its body, which is not taken apart here"
+            )

@@ -1,0 +1,238 @@
+"""Why a node stays float32 in a half-precision model: what it is, a constant that does not fit, or the values that were
+seen.
+
+Softmax stays half: its exponents are at most 0 and its sums at least 1, every runtime adds them up in float32, and
+TensorRT fuses attention only where it is half throughout. Convolutions and matrix products stay half for the same
+reasons: they accumulate in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from ..norms.norm_table import DEFAULT
+from ..norms.third_party import is_managed_op
+from ..storage.onnx_domains import is_standard
+from ..storage.proto_traversal import attribute_graphs
+from .precision_view import PrecisionView
+from .type_conversion import HalfFormat, initializer_values
+
+HEADROOM = 8.0
+"""How far below the type's largest number the largest value seen must stay. Calibration sees some inputs, and the
+largest activations of a residual stream differ between inputs by a small factor (Sun et al., "Massive Activations in
+Large Language Models", 2024: the same few channels, within one binade or two); three binades leave room for that."""
+REDUCTIONS = frozenset(
+    {
+        *(
+            "ReduceSum",
+            "ReduceMean",
+            "ReduceL1",
+            "ReduceL2",
+            "ReduceSumSquare",
+            "ReduceLogSum",
+            "ReduceLogSumExp",
+            "ReduceProd",
+            "CumSum",
+        ),
+        "LpPool",
+    }
+)
+MOVES = frozenset(
+    {
+        *(
+            "Identity",
+            "Reshape",
+            "Transpose",
+            "Flatten",
+            "Squeeze",
+            "Unsqueeze",
+            "Expand",
+            "Slice",
+            "Split",
+            "Concat",
+            "Gather",
+            "Tile",
+        ),
+        *("GatherElements", "GatherND", "Pad", "DepthToSpace", "SpaceToDepth", "Cast", "Where", "Trilu"),
+    }
+)
+STEPS = frozenset({"Add", "Sub", "Mul", "Div", "Sqrt", "Reciprocal", "Pow", "Max", "Min", "Clip", "Abs", "Neg", "Log"})
+_BOUNDS = frozenset({"Clip", "Min", "Max"})  # a bound that overflows is no bound, which is what it was
+_ADDED = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2}  # the bias: what it loses is far below what it is added to
+_REFUSED = {
+    "fp16": frozenset({"Celu"}),
+    "bf16": frozenset({"Celu", "HardSwish", "Mish"}),
+}  # by the parser of TensorRT-RTX 1.7
+_SAMES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
+
+Reason = tuple[str, str, str, float | None]  # kind, tensor, text, value
+
+
+def _reason_by_op(view: PrecisionView, node: onnx.NodeProto) -> Reason | None:
+    made = node.output[0]
+    if any(attribute_graphs(a) for a in node.attribute):
+        return "control flow", made, "a body of control flow is left in float32 as a whole", None
+    if node.op_type in DEFAULT or is_managed_op(node.domain, node.op_type):
+        return "norm", node.input[0], "its statistics are float32", None
+    if node.op_type in REDUCTIONS:
+        return (
+            "statistics",
+            node.input[0],
+            "it adds up, and runtimes differ in what they add up half precision in",
+            None,
+        )
+    if node.op_type in _REFUSED[view.form.name]:
+        return "no half form", made, f"TensorRT takes no {node.op_type} in {view.form.dtype.name}", None
+    if not _has_half_kernel(view, node):
+        return "no half form", made, f"ONNX has no {view.form.dtype.name} form of it at opset {view.opset}", None
+    return None
+
+
+def _has_half_kernel(view: PrecisionView, node: onnx.NodeProto) -> bool:
+    """Whether the op takes and gives the type wherever the node has floating tensors, by the schema of the file's
+    opset."""
+    if not is_standard(node):
+        return False  # nobody knows
+    allowed = allowed_types(node.op_type, view.opset)
+    if allowed is None:
+        return True
+    into, out = allowed
+    wanted = f"tensor({view.form.dtype.name})"
+    for side, kinds in ((node.input, into), (node.output, out)):
+        for k, name in enumerate(side):
+            always = side is node.input and k in float32_inputs(node, view.opset, view.form)
+            if name in view.floating_tensors and kinds and wanted not in kinds[min(k, len(kinds) - 1)] and not always:
+                return False
+    return all(name in view.types for name in (*node.input, *node.output) if name)  # a sequence has no type there
+
+
+@lru_cache
+def allowed_types(op: str, opset: int) -> tuple[list[frozenset[str]], list[frozenset[str]]] | None:
+    """The types that each input and output of an op may have; None where onnx does not know the op."""
+    if not onnx.defs.has(op, max_inclusive_version=opset, domain=""):
+        return None
+    schema = onnx.defs.get_schema(op, opset)
+    kinds = {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints}
+    return tuple(
+        [kinds.get(v.type_str, frozenset({v.type_str})) for v in side] for side in (schema.inputs, schema.outputs)
+    )  # type: ignore[return-value]
+
+
+def float32_inputs(node: onnx.NodeProto, opset: int, form: HalfFormat) -> frozenset[int]:
+    """The inputs, by place, that may not be half though the first may: the scales of Resize and Upsample, in bfloat16
+    Resize's region."""
+    allowed, wanted = (
+        allowed_types(node.op_type, opset) if is_standard(node) else None,
+        f"tensor({form.dtype.name})",
+    )
+    if allowed is None or not allowed[0] or wanted not in allowed[0][0]:
+        return frozenset()
+    return frozenset(k for k, kinds in enumerate(allowed[0]) if wanted not in kinds and "tensor(float)" in kinds)
+
+
+def _reason_by_constant(view: PrecisionView, node: onnx.NodeProto) -> Reason | None:
+    always = float32_inputs(node, view.opset, view.form)
+    constants = [
+        (k, name, initializer_values(view.constants[name]))
+        for k, name in enumerate(node.input)
+        if _is_float32_tensor(view, name) and k not in always
+    ]
+    if node.op_type == "ConstantOfShape":
+        constants = [
+            (0, node.output[0], initializer_values(a.t))
+            for a in node.attribute
+            if a.name == "value" and a.t.data_type == TensorProto.FLOAT
+        ]
+    form, name_of = view.form, view.form.dtype.name
+    for k, name, v in constants:
+        magnitude = float(np.abs(v[np.isfinite(v)]).max(initial=0.0))
+        if np.isinf(form.round_to_format(magnitude)) and node.op_type not in _BOUNDS:
+            return (
+                "constant",
+                name,
+                f"{name!r} reaches {magnitude:.3g}, {name_of} ends at {form.largest:.5g}",
+                magnitude,
+            )
+        small = magnitude
+        if node.op_type == "Div" and k == 1 and v.any():
+            small = float(np.abs(v[v != 0]).min())
+        vector = v.size > 1 and node.op_type in ("Add", "Sub")
+        if 0 < small < form.smallest and _ADDED.get(node.op_type) != k and not vector:
+            becomes = float(np.abs(form.round_to_format(small)))
+            return (
+                "constant",
+                name,
+                f"{name!r} is {small:.3g}, which in {name_of} is {becomes:.3g}, below its normal numbers",
+                magnitude,
+            )
+    return None
+
+
+def _is_float32_tensor(view: PrecisionView, name: str) -> bool:
+    return name in view.constants and view.constants[name].data_type == TensorProto.FLOAT
+
+
+def _reason_by_range(view: PrecisionView, node: onnx.NodeProto, carried: Collection[str]) -> Reason | None:
+    for name in node.output:
+        if name in view.floating_tensors and (why := describe_overflow(view, name, carried)):
+            return "range", name, why, view.ranges[name].magnitude
+    if (
+        node.op_type == "Cast"
+        and node.output[0] in view.floating_tensors
+        and view.types.get(node.input[0]) not in (*_SAMES, TensorProto.DOUBLE)
+    ):
+        seen, exact = view.ranges.get(node.output[0]), 1 / view.form.unit_roundoff
+        if seen is not None and seen.magnitude > exact:
+            why = f"whole numbers; {view.form.dtype.name} holds all of them up to {exact:.0f} only"
+            return "range", node.output[0], why, seen.magnitude
+    return None
+
+
+def describe_overflow(view: PrecisionView, name: str, carried: Collection[str] = ()) -> str:
+    """Why calibration forbids to make a tensor half, "" where it does not."""
+    seen = view.ranges.get(name)
+    if seen is None:
+        return ""
+    magnitude = seen.high if name in carried else seen.magnitude
+    kind, largest = view.form.dtype.name, view.form.largest
+    if np.isfinite(magnitude) and magnitude > largest / HEADROOM:
+        return f"near the end of {kind}, {largest:.5g}: inputs that were not seen need a margin of {HEADROOM:.0f}"
+    if 0 < seen.magnitude < view.form.smallest:
+        return f"below the normal numbers of {kind}, which begin at {view.form.smallest:.3g}"
+    return ""
+
+
+def explicit_float32_nodes(view: PrecisionView) -> set[int]:
+    """In a file that is half already, what it computes in float32 behind a Cast from half."""
+    kept: set[int] = set()
+    for i, node in enumerate(view.graph.node):
+        cast = node.op_type == "Cast" and view.types.get(node.input[0]) == view.form.onnx
+        if any(view.types.get(o) == TensorProto.FLOAT for o in node.output) and (
+            cast
+            or any(
+                view.producer.get(name) in kept
+                for name in view.floating_inputs(i)
+                if view.types[name] == TensorProto.FLOAT
+            )
+        ):
+            kept.add(i)
+    return kept
+
+
+def float32_reason(view: PrecisionView, i: int, carried: Collection[str], author: Collection[int]) -> Reason | None:
+    """Why the node at place ``i`` stays float32, None where it need not.
+
+    Args:
+        carried: tensors whose lower end does not count, since they carry a mask.
+        author: places of the nodes that the file itself has in float32.
+    """
+    node = view.graph.node[i]
+    why = _reason_by_op(view, node) or _reason_by_constant(view, node) or _reason_by_range(view, node, carried)
+    return why or (
+        ("as written", node.output[0], "the file itself casts to float32 before it", None) if i in author else None
+    )

@@ -1,0 +1,190 @@
+"""Which nodes stay float32 in a half-precision model: those that have a reason (``keeping``), and what belongs to them.
+
+To them belong: the squares that a reduction adds up, what follows a statistic or an epsilon up to the division by it,
+readers of a tensor that does not fit, and cheap nodes between two that are kept.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from .exact_arguments import find_exact_arguments
+from .float32_reasons import MOVES, REDUCTIONS, STEPS, describe_overflow, explicit_float32_nodes, float32_reason
+from .logits import find_inexact_logits, find_logarithms
+from .precision_view import PrecisionView, module_path
+
+_SQUARES = frozenset({"Mul", "Pow", "Abs", "Sub"})
+_HEAVY = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "LSTM", "GRU", "RNN", "Softmax"})
+
+
+@dataclass(frozen=True)
+class Float32Region:
+    """One reason to keep a node, and what is kept with it, in float32.
+
+    ``kind``: "norm", "statistics", "constant", "range", "positions", "angles", "scales", "logarithm",
+    "logits", "no half form", "control flow" or "as written"; ``tensor``: what the
+    reason speaks of; ``value``: the largest magnitude seen of it, None where none was looked for; ``nodes``: outputs of
+    the nodes kept.
+    """
+
+    kind: str
+    op: str
+    module: str
+    tensor: str
+    reason: str
+    value: float | None = None
+    nodes: tuple[str, ...] = ()
+
+
+def find_float32_regions(
+    view: PrecisionView, carried: Collection[str] = (), wide_inputs: Collection[str] = ()
+) -> tuple[dict[int, Float32Region], list[Float32Region]]:
+    """The nodes kept in float32, by place, each with the island that it belongs to; and the islands in the graph's
+    order.
+
+    Args:
+        carried: tensors whose lower end does not count, since they carry a mask.
+        wide_inputs: inputs of the graph that stay float32.
+    """
+    kept: dict[int, Float32Region] = {}
+    author = explicit_float32_nodes(view)
+    for i, node in enumerate(view.graph.node):
+        if not view.has_floats(i):
+            continue
+        why = float32_reason(view, i, carried, author)
+        if why is not None:
+            kind, tensor, text, value = why
+            kept[i] = Float32Region(kind, node.op_type, module_path(node), tensor, text, value)
+    _keep_argument_nodes(view, kept)
+    _keep_exponent_nodes(view, kept)
+    _grow_regions(view, kept, carried, wide_inputs)
+    return kept, _regions_in_order(view, kept)
+
+
+def _keep_argument_nodes(view: PrecisionView, kept: dict[int, Float32Region]) -> None:
+    """What is computed for a node that shows all digits of what it reads."""
+    for argument in find_exact_arguments(view):
+        node = view.graph.node[argument.place]
+        island = Float32Region(
+            argument.kind, node.op_type, module_path(node), node.output[0], argument.reason, argument.magnitude
+        )
+        for i in argument.made:
+            kept.setdefault(i, island)
+
+
+def _keep_exponent_nodes(view: PrecisionView, kept: dict[int, Float32Region]) -> None:
+    """Logarithms of what half loses, and factors that half does not hold where a softmax shows it."""
+    form = view.form.dtype.name
+    for what, places in find_logarithms(view):
+        node = view.graph.node[places[0]]
+        why = (
+            "the sigmoid of a large negative number is 0"
+            if what == "log-sigmoid"
+            else "1 + x loses what is below a unit of 1"
+        )
+        island = Float32Region("logarithm", what, module_path(node), node.output[0], f"in {form} {why}")
+        for i in places:
+            kept[i] = island  # a better reason than that the type has no such op
+    for i, (name, magnitude) in find_inexact_logits(view).items():
+        node = view.graph.node[i]
+        why = f"{form} rounds {name!r}, and a softmax of numbers up to {magnitude:.3g} shows that"
+        kept.setdefault(i, Float32Region("logits", node.op_type, module_path(node), name, why, magnitude))
+
+
+# ------------------------------------------------------------------ what is kept around them
+
+
+def _grow_regions(
+    view: PrecisionView, kept: dict[int, Float32Region], carried: Collection[str], wide_inputs: Collection[str]
+) -> None:
+    roots = dict(kept)
+    for i, island in roots.items():
+        if island.kind == "statistics":
+            _keep_squares(view, kept, i, island)
+    counting = ("statistics", "constant")
+    _keep_until_division(
+        view, kept, {i: s for i, s in roots.items() if s.kind in counting and s.op in STEPS | REDUCTIONS}
+    )
+    for i, island in roots.items():
+        if island.kind in ("range", "constant"):
+            for j in (
+                j
+                for name in view.floating_outputs(i)
+                if describe_overflow(view, name, carried)
+                for j in view.readers.get(name, ())
+            ):
+                kept.setdefault(j, island)
+    for name in wide_inputs:
+        if why := describe_overflow(view, name, carried):
+            for j in view.readers.get(name, ()):
+                node = view.graph.node[j]
+                kept.setdefault(
+                    j, Float32Region("range", node.op_type, module_path(node), name, why, view.ranges[name].magnitude)
+                )
+    _keep_enclosed_nodes(view, kept, wide_inputs)
+
+
+def _keep_squares(view: PrecisionView, kept: dict[int, Float32Region], i: int, island: Float32Region) -> None:
+    """What is computed only to be added up."""
+    stack = [view.producer[name] for name in view.floating_inputs(i) if name in view.producer]
+    while stack:
+        j = stack.pop()
+        node = view.graph.node[j]
+        alone = all(k in kept for k in view.reading_nodes(j)) and not view.outputs.intersection(node.output)
+        if j not in kept and node.op_type in _SQUARES and alone:
+            kept[j] = island
+            stack += [view.producer[name] for name in view.floating_inputs(j) if name in view.producer]
+
+
+def _keep_until_division(
+    view: PrecisionView, kept: dict[int, Float32Region], seeds: Mapping[int, Float32Region]
+) -> None:
+    """What follows statistics and epsilons up to where they meet the data, that node included."""
+    owner: dict[str, Float32Region] = {}  # tensors computed from these and constants alone
+    for i, node in enumerate(view.graph.node):
+        made_of = [owner[name] for name in view.floating_inputs(i) if name in owner]
+        alone = len(made_of) == len(view.floating_inputs(i))
+        if i in seeds:
+            owner.update((name, seeds[i]) for name in view.floating_outputs(i))
+        elif made_of and (node.op_type in STEPS or (node.op_type in MOVES and alone)):
+            kept.setdefault(i, made_of[0])
+            if alone:
+                owner.update((name, made_of[0]) for name in view.floating_outputs(i))
+
+
+def _keep_enclosed_nodes(view: PrecisionView, kept: dict[int, Float32Region], wide_inputs: Collection[str]) -> None:
+    """Cheap nodes whose every way in and out is kept: in float32 they cost less than the Casts around them."""
+    nodes = view.graph.node
+    cheap = {
+        i
+        for i, n in enumerate(nodes)
+        if i not in kept and view.has_floats(i) and n.op_type not in _HEAVY and view.floating_inputs(i)
+    }
+    fed: set[int] = set()
+    for i in sorted(cheap):
+        sources = [view.producer.get(name) for name in view.floating_inputs(i)]
+        if all(
+            s in kept or s in fed if s is not None else name in wide_inputs
+            for s, name in zip(sources, view.floating_inputs(i), strict=True)
+        ):
+            fed.add(i)
+    read: set[int] = set()
+    for i in sorted(fed, reverse=True):
+        after = list(view.reading_nodes(i))
+        if after and all(j in kept or j in read for j in after) and not view.outputs.intersection(nodes[i].output):
+            read.add(i)
+            kept[i] = kept[after[0]]
+
+
+def _regions_in_order(view: PrecisionView, kept: Mapping[int, Float32Region]) -> list[Float32Region]:
+    members: dict[int, list[int]] = defaultdict(list)
+    by_id: dict[int, Float32Region] = {}
+    for i in sorted(kept):
+        members[id(kept[i])].append(i)
+        by_id[id(kept[i])] = kept[i]
+    return [
+        replace(island, nodes=tuple(view.graph.node[i].output[0] for i in members[key]))
+        for key, island in by_id.items()
+    ]

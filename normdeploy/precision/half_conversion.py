@@ -1,0 +1,331 @@
+"""Half precision as a rewrite of the ONNX file, so that it means the same in TensorRT 10 and 11, TensorRT-RTX and
+onnxruntime.
+
+It is the last stage, on a float32 model whose norms are single nodes. What half precision can't hold stays float32
+between explicit Casts, which strongly typed TensorRT and onnxruntime obey alike (``islands`` says what and why,
+``calibrate`` what values were seen); the rest becomes half by onnxruntime's converter (``retype``). Certificates speak
+of the float32 model before this stage: that a half-precision model computes the same function can't be proved, only
+that it is as near as half precision gets, which ``verify`` measures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from ..errors import GraphError, InputError, NormdeployError
+from ..graphs.proto_queries import captured_names
+from ..graphs.shape_inference import infer_types
+from ..model import InputSpec
+from ..storage.proto_traversal import copy_model
+from ..types import Progress
+from .cast_motion import move_casts_behind_transposes
+from .exact_arguments import find_exact_arguments
+from .float32_reasons import HEADROOM, describe_overflow, float32_inputs
+from .float32_regions import Float32Region, find_float32_regions
+from .logits import fuse_logarithms
+from .mask_constants import expand_fills, find_mask_constants, mask_ranges
+from .precision_view import PrecisionView
+from .preparation import file_opset, prepare_for_half, tensor_elem_types
+from .tensor_ranges import (
+    Samples,
+    TensorRange,
+    calibration_input_specs,
+    fit_samples_to_model,
+    generate_samples,
+    input_ranges,
+    measure_ranges,
+    require_small_run,
+)
+from .type_conversion import FORMATS, CastWriter, HalfFormat, initializer_values, narrow_types
+
+PROPERTY = "normdeploy.precision"
+
+
+@dataclass(frozen=True)
+class PrecisionReport:
+    """What became of a model's precision.
+
+    ``islands``: what stayed float32, in the graph's order; ``nodes``: how many nodes of the main graph compute floating
+    numbers, ``kept`` how many of them in float32; ``casts`` were inserted; ``bytes``: of the weights, before and after.
+    ``samples``: inputs that calibration ran on, ``calibrated``: whose they were ("given", "generated" or "");
+    ``inputs`` and ``outputs`` of the file: name -> type.
+    """
+
+    to: str
+    islands: tuple[Float32Region, ...]
+    nodes: int
+    kept: int
+    casts: int
+    bytes: tuple[int, int]
+    calibrated: str
+    samples: int
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def convert_to_half(
+    proto: onnx.ModelProto,
+    to: str,
+    samples: Samples | None = None,
+    *,
+    inputs: Sequence[InputSpec] = (),
+    keep_io: bool = False,
+    progress: Progress | None = None,
+) -> tuple[onnx.ModelProto, PrecisionReport]:
+    """``proto`` in half precision, and the account of it.
+
+    Args:
+        proto: a float32 model with its weights; not changed.
+        to: "fp16" or "bf16".
+        samples: the user's inputs for calibration, each name -> array; None: some are generated.
+        inputs: what generated ones look like; empty: what the file says of its inputs.
+        keep_io: inputs and outputs stay float32.
+        progress: called with (stage, done, total).
+
+    Raises:
+        InputError: ``to`` is unknown, the samples do not fit, or the file is half precision of the other kind.
+        GraphError: the type of a tensor can't be found out.
+    """
+    if to not in FORMATS:
+        raise InputError(f"there is no precision {to!r}; choose one of {', '.join(FORMATS)}")
+    form = FORMATS[to]
+    to = form.name
+    proto, notes = prepare_for_half(proto, form)
+    fuse_logarithms(proto.graph)
+    expand_fills(proto.graph, form)
+    view = PrecisionView(proto.graph, tensor_elem_types(proto), form, file_opset(proto))
+    _require_float32_model(view, form)
+    masked = find_mask_constants(view)
+    carried = masked.carried
+    _replace_initializers(proto.graph, {name: v for name, (v, _) in masked.arrays.items()})
+    view.__dict__.pop("constants", None)
+    notes += [
+        f"{name!r} only masks: {low:.3g}, which {to} does not hold, is {v.min():.5g} now"
+        for name, (v, low) in masked.arrays.items()
+    ]
+    ran, calibrated, remarks = _calibrate_ranges(proto, view, samples, inputs, progress)
+    notes += remarks
+    held = [t for t in proto.graph.initializer if t.name in view.floating_tensors and t.name not in view.constants]
+    defaults = input_ranges([{t.name: initializer_values(t) for t in held}])  # of inputs, which no sample need give
+    unseen = defaults | mask_ranges(view, carried)
+    view.ranges = {**view.ranges, **{name: r.union(view.ranges.get(name, r)) for name, r in unseen.items()}}
+
+    wide_inputs, wide_outputs = _float32_inputs_and_outputs(proto, view, carried, keep_io, notes)
+    kept, islands = find_float32_regions(view, carried, wide_inputs)
+    before = _weight_bytes(proto)
+    floating = sum(view.has_floats(i) for i in range(len(proto.graph.node)))
+    always = {
+        i: places for i, node in enumerate(proto.graph.node) if (places := float32_inputs(node, view.opset, view.form))
+    }
+    casts = CastWriter(proto.graph, view.floating_tensors, set(kept), wide_inputs, wide_outputs, form, always)
+    apart = casts.rewrite_graph() | wide_outputs | {o for i in casts.wide_nodes for o in proto.graph.node[i].output}
+    narrow_types(proto, form, casts.wide_nodes, apart)
+    move_casts_behind_transposes(proto.graph, form)
+    _drop_unread_weights(proto.graph)
+    ends = _io_types(proto)
+    if len(kept) == floating and form.dtype.name not in {*ends[0].values(), *ends[1].values()}:
+        notes.append(
+            f"nothing became {form.dtype.name}: every node stays float32, and no engine will be built from the file"
+        )
+    _record_conversion(proto, to, keep_io, ends)
+    _validate_types(proto)
+    account = PrecisionReport(
+        to,
+        tuple(islands),
+        floating,
+        len(kept),
+        casts.count,
+        (before, _weight_bytes(proto)),
+        calibrated,
+        ran,
+        *ends,
+        notes=tuple(notes),
+    )
+    return proto, account
+
+
+def recorded_precision(proto: onnx.ModelProto) -> str:
+    """The precision that ``converted`` gave a file, "" for any other file."""
+    text = next((p.value for p in proto.metadata_props if p.key == PROPERTY), "")
+    try:
+        to = json.loads(text)["to"] if text else ""
+    except (ValueError, TypeError, KeyError):
+        return ""
+    return to if to in FORMATS else ""
+
+
+def builder_request(proto: onnx.ModelProto) -> dict[str, Any]:
+    """What the builder is to check on the network of a file that ``converted`` made; {} of any other file."""
+    to = recorded_precision(proto)
+    if not to:
+        return {}
+    named = {
+        name: onnx.helper.tensor_dtype_to_np_dtype(kind).name for name, (kind, _) in infer_types(proto).items() if kind
+    }
+    return {"precision": to, "types": named}
+
+
+def recast_inputs(inputs: Sequence[InputSpec], account: PrecisionReport) -> tuple[InputSpec, ...]:
+    """``inputs`` in the types that the file takes now."""
+    return tuple(replace(spec, dtype=account.inputs.get(spec.name, spec.dtype)) for spec in inputs)
+
+
+# ------------------------------------------------------------------ before
+
+
+def _require_float32_model(view: PrecisionView, form: HalfFormat) -> None:
+    other = TensorProto.BFLOAT16 if form.onnx == TensorProto.FLOAT16 else TensorProto.FLOAT16
+    stated = next((name for name, kind in view.types.items() if kind == other), None)
+    if stated is not None:
+        raise InputError(
+            f"{stated!r} is {TensorProto.DataType.Name(other).lower()} already, {form.name} was asked for; convert the"
+            " float32 model"
+        )
+    if not any(kind == TensorProto.FLOAT for kind in view.types.values()):
+        raise InputError(f"nothing in the model is float32, so there is nothing to make {form.name} of")
+
+
+def _replace_initializers(graph: onnx.GraphProto, arrays: Mapping[str, np.ndarray]) -> None:
+    for tensor in graph.initializer:
+        if tensor.name in arrays:
+            tensor.CopyFrom(numpy_helper.from_array(arrays[tensor.name], tensor.name))
+
+
+def _calibrate_ranges(
+    proto: onnx.ModelProto,
+    view: PrecisionView,
+    samples: Samples | None,
+    inputs: Sequence[InputSpec],
+    progress: Progress | None,
+) -> tuple[int, str, list[str]]:
+    """Fill in ``view.ranges``; returns how many samples were run, whose they were, and notes."""
+    wanted = [name for i in range(len(proto.graph.node)) for name in view.floating_outputs(i)]
+    if samples is not None:
+        fit = fit_samples_to_model(samples, proto)
+        view.ranges = measure_ranges(proto, wanted, fit, progress) | input_ranges(fit)
+        return len(fit), "given", []
+    try:
+        fit = fit_samples_to_model(generate_samples(inputs or calibration_input_specs(proto)), proto)
+        require_small_run(proto, wanted, fit)
+        view.ranges = measure_ranges(proto, wanted, fit, progress) | input_ranges(fit)
+    except NormdeployError as error:
+        return (
+            0,
+            "",
+            [
+                f"not calibrated, so only constants and kinds of nodes decided: {error}; give inputs with --calibrate"
+                " in.npz"
+            ],
+        )
+    guessed = "" if inputs else "; the file does not say what values its inputs take: give some with --calibrate in.npz"
+    return len(fit), "generated", [f"calibrated on generated inputs{guessed}"] if guessed else []
+
+
+def _float32_inputs_and_outputs(
+    proto: onnx.ModelProto, view: PrecisionView, carried: set[str], keep_io: bool, notes: list[str]
+) -> tuple[set[str], set[str]]:
+    """The inputs and outputs that stay float32: all where so asked, else those whose values do not fit or whose digits
+    are needed."""
+    graph, none = proto.graph, TensorRange(0.0, 0.0)
+    inputs = {v.name for v in graph.input if v.type.tensor_type.elem_type == TensorProto.FLOAT}
+    outputs = {v.name for v in graph.output if v.type.tensor_type.elem_type == TensorProto.FLOAT}
+    if keep_io:
+        return inputs, outputs
+    digits = {name: argument for argument in find_exact_arguments(view) for name in argument.inputs if name in inputs}
+    inputs = {name for name in inputs if describe_overflow(view, name, carried)}
+    outputs = {name for name in outputs if view.ranges.get(name, none).magnitude > view.form.largest}
+    stay = "it stays float32"
+    notes += [
+        f"input {name!r} reached {view.ranges[name].magnitude:.3g}, {describe_overflow(view, name, carried)}; {stay}"
+        for name in sorted(inputs)
+    ]
+    notes += [
+        f"output {name!r} reached {view.ranges[name].magnitude:.3g}, {view.form.name} ends at {view.form.largest:.5g};"
+        f" {stay}"
+        for name in sorted(outputs)
+    ]
+    notes += [
+        f"{graph.node[a.place].op_type} {graph.node[a.place].output[0]!r} is made of the input {name!r}: {a.reason};"
+        f" {stay}"
+        for name, a in sorted(digits.items())
+        if name not in inputs
+    ]
+    return inputs | set(digits), outputs
+
+
+# ------------------------------------------------------------------ after
+
+
+def _drop_unread_weights(graph: onnx.GraphProto) -> None:
+    """Weights that every reader has in another type."""
+    read = {i for n in graph.node for i in (*n.input, *captured_names(n))} | {
+        v.name for v in (*graph.output, *graph.input)
+    }
+    kept = [t for t in graph.initializer if t.name in read]
+    if len(kept) < len(graph.initializer):
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
+
+
+def _io_types(proto: onnx.ModelProto) -> tuple[dict[str, str], dict[str, str]]:
+    initializers = {t.name for t in proto.graph.initializer}
+
+    def types_by_name(values: Sequence[onnx.ValueInfoProto]) -> dict[str, str]:
+        tensors = [v for v in values if v.type.HasField("tensor_type") and v.name not in initializers]
+        return {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type).name for v in tensors}
+
+    return types_by_name(proto.graph.input), types_by_name(proto.graph.output)
+
+
+def _record_conversion(
+    proto: onnx.ModelProto, to: str, keep_io: bool, ends: tuple[dict[str, str], dict[str, str]]
+) -> None:
+    """Say in the file what was asked, for ``build`` and ``verify``."""
+    kept = [p for p in proto.metadata_props if p.key != PROPERTY]
+    del proto.metadata_props[:]
+    proto.metadata_props.extend(kept)
+    value = {"to": to, "keep_io": keep_io, "headroom": HEADROOM, "inputs": ends[0], "outputs": ends[1]}
+    proto.metadata_props.add(key=PROPERTY, value=json.dumps(value, sort_keys=True))
+
+
+def _validate_types(proto: onnx.ModelProto) -> None:
+    """Types agree on every edge: onnx's inference looks at each node.
+
+    Raises:
+        GraphError: they do not, which is a fault of this module, and no file is written.
+    """
+    try:
+        onnx.shape_inference.infer_shapes(_copy_skeleton(proto), check_type=True, strict_mode=True)
+    except Exception as error:
+        raise GraphError(
+            f"half precision could not be written: {' '.join(str(error).split())[:300]}; leave --precision out"
+        ) from error
+
+
+def _copy_skeleton(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto`` with large weights as inputs."""
+    light = copy_model(proto)
+    weights = [t for t in light.graph.initializer if int(np.prod(t.dims)) > 512]
+    small = [t for t in light.graph.initializer if int(np.prod(t.dims)) <= 512]
+    listed = {v.name for v in light.graph.input}
+    light.graph.input.extend(
+        onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in weights if t.name not in listed
+    )
+    del light.graph.initializer[:]
+    light.graph.initializer.extend(small)
+    return light
+
+
+def _weight_bytes(proto: onnx.ModelProto) -> int:
+    return sum(
+        int(np.prod(t.dims)) * onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize
+        for t in proto.graph.initializer
+    )

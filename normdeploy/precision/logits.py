@@ -1,0 +1,121 @@
+"""Logarithms, and the numbers that a softmax raises e to, as PyTorch's own kernels compute them in half.
+
+They work in float32 inside and round once. Written as nodes in half, each result is rounded:
+
+    log σ(x)         σ(x) of x = −18 is 0 in float16, of x = −104 even in float32. log σ(x) = −log(1 + e^−x) =
+    −softplus(−x), in float32. log softmax(x)   the same; LogSoftmax is one node that never takes the logarithm of a
+    number below 1. log1p(x)         1 + x loses what is below a unit of 1; in float32 it loses less.
+    softmax(c · x)   PyTorch multiplies by a number of Python in float32 and rounds the product. A node in half has c(1
+                     + δ) in the place of c, and all results are wrong by the factor e^(δ·c·x): for c = 7.3 and logits
+                     of 100 by some ten roundings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+
+from ..graphs.proto_queries import captured_names
+from ..storage.onnx_domains import is_standard
+from .float32_reasons import MOVES
+from .precision_view import PrecisionView
+from .type_conversion import initializer_values
+
+_OF_LOGITS = MOVES | {"Add", "Sub", "Mul", "Div", "Neg", "Tanh", "Min", "Max", "Clip"}
+
+
+def fuse_logarithms(graph: onnx.GraphProto) -> None:
+    """Write Log∘Sigmoid as −Softplus(−x) and Log∘Softmax as LogSoftmax, in place. The Sigmoid or Softmax stays where
+    others read it."""
+    made = {o: n for n in graph.node for o in n.output if o}
+    taken = {t.name for t in (*graph.input, *graph.initializer)} | set(made)
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        above = made.get(node.input[0]) if _is_standard_op(node, "Log") else None
+        new = []
+        if above is not None and _is_standard_op(above, "Softmax"):
+            new = [onnx.helper.make_node("LogSoftmax", above.input, node.output, name=node.name)]
+            new[0].attribute.extend(above.attribute)
+        elif above is not None and _is_standard_op(above, "Sigmoid"):
+            inner = [_fresh_name(f"{node.output[0]}_{part}", taken) for part in ("negative", "softplus")]
+            ends = [above.input[0], *inner, node.output[0]]
+            steps = zip(("Neg", "Softplus", "Neg"), ends, ends[1:], strict=False)
+            new = [
+                onnx.helper.make_node(op, [a], [b], name=f"{node.name}_{b}" if node.name else "") for op, a, b in steps
+            ]
+        for part in new:
+            part.metadata_props.extend(node.metadata_props)
+        nodes += new or [node]
+    if len(nodes) == len(graph.node) and all(a is b for a, b in zip(nodes, graph.node, strict=True)):
+        return
+    read = {name for n in nodes for name in (*n.input, *captured_names(n))} | {o.name for o in graph.output}
+    kept = [n for n in nodes if not _is_standard_op(n, "Sigmoid", "Softmax") or not read.isdisjoint(n.output)]
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def find_logarithms(view: PrecisionView) -> Iterator[tuple[str, list[int]]]:
+    """(what it is, the places of its nodes): Neg, Softplus and Neg in a row, and a Log of 1 + x."""
+    nodes = view.graph.node
+    for i, node in enumerate(nodes):
+        before = view.producer.get(node.input[0]) if _is_standard_op(node, "Softplus", "Log") else None
+        if before is None:
+            continue
+        after = list(view.reading_nodes(i))
+        if (
+            _is_standard_op(node, "Softplus")
+            and len(after) == 1
+            and all(_is_standard_op(nodes[j], "Neg") for j in (before, *after))
+        ):
+            yield "log-sigmoid", [before, i, *after]
+        if (
+            _is_standard_op(node, "Log")
+            and _is_standard_op(nodes[before], "Add")
+            and any(_constant_number(view, name) == 1 for name in nodes[before].input)
+        ):
+            yield "log1p", [before, i]
+
+
+def find_inexact_logits(view: PrecisionView) -> dict[int, tuple[str, float]]:
+    """The places of Mul and Div by one number on the way to a softmax, where half rounds that so far that it shows in
+    the result; with its name and the largest logit seen."""
+    largest: dict[int, float] = {}  # of what is multiplied or divided from here on; sums may hold a mask
+    inexact: dict[int, tuple[str, float]] = {}
+    for i in reversed(range(len(view.graph.node))):
+        node = view.graph.node[i]
+        ends = any(_is_standard_op(view.graph.node[j], "Softmax", "LogSoftmax") for j in view.reading_nodes(i))
+        behind = [largest[j] for j in view.reading_nodes(i) if j in largest]
+        if not _is_standard_op(node, *_OF_LOGITS) or not (ends or behind):
+            continue
+        seen = view.ranges.get(node.output[0]) if _is_standard_op(node, "Mul", "Div") else None
+        largest[i] = max(0.0 if seen is None else seen.magnitude, *behind, 0.0)
+        for name in node.input if seen is not None else ():
+            factor = _constant_number(view, name)
+            if (
+                factor
+                and abs(float(view.form.round_to_format(factor)) / factor - 1) * largest[i] > view.form.unit_roundoff
+            ):  # by which the result is rounded
+                inexact[i] = name, largest[i]
+    return inexact
+
+
+def _constant_number(view: PrecisionView, name: str) -> float | None:
+    """The value of a floating constant of one element."""
+    constant = view.constants.get(name) if name in view.floating_tensors else None
+    return (
+        float(initializer_values(constant).item())
+        if constant is not None and initializer_values(constant).size == 1
+        else None
+    )
+
+
+def _is_standard_op(node: onnx.NodeProto, *ops: str) -> bool:
+    return node.op_type in ops and is_standard(node)
+
+
+def _fresh_name(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name

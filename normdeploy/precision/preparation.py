@@ -1,0 +1,102 @@
+"""Prepares a file for half precision: constants as initializers, no functions of others, an opset that has the type."""
+
+from __future__ import annotations
+
+import onnx
+import onnx.inliner
+from onnx import TensorProto
+
+from ..contrib.name_clashes import is_clashing
+from ..errors import GraphError
+from ..graphs.opset_conversion import ops_needing_conversion, raise_opset_number
+from ..graphs.proto_queries import IR_OF_CONSTANTS
+from ..graphs.shape_inference import infer_types
+from ..norms.third_party import is_managed_op
+from ..storage.onnx_domains import STANDARD, default_domain_opset, is_standard
+from ..storage.proto_traversal import copy_model
+from .float32_reasons import allowed_types
+from .type_conversion import HalfFormat, constants_to_initializers
+
+_NEWER = 22  # the opset from which Conv, the pools and others have bfloat16
+_OLDEST = 16  # the first whose ops all tell their bfloat16
+
+
+def prepare_for_half(proto: onnx.ModelProto, form: HalfFormat) -> tuple[onnx.ModelProto, list[str]]:
+    """A copy whose functions are this project's own alone and whose constants are initializers, at an opset that has
+    the type.
+
+    Raises:
+        GraphError: a function of the file bears the name of a standard op.
+    """
+    shadow = next((f.name for f in proto.functions if f.domain in STANDARD and is_clashing(f)), None)
+    if shadow is not None:
+        raise GraphError(
+            f"the file has a function {shadow!r} in ONNX's own domain, and runtimes don't agree whether it or ONNX's op"
+            " of that name counts, so half precision can't be written; rename the function, or put it into a domain of"
+            " its own"
+        )
+    notes: list[str] = []
+    foreign = [(f.domain, f.name) for f in proto.functions if not is_managed_op(f.domain, f.name)]
+    proto = onnx.inliner.inline_selected_functions(proto, foreign) if foreign else copy_model(proto)
+    if proto.ir_version < IR_OF_CONSTANTS:  # which lists the weights as inputs, none of which may be replaced
+        weights = {t.name for t in proto.graph.initializer}
+        for v in [v for v in proto.graph.input if v.name in weights]:
+            proto.graph.input.remove(v)
+        proto.ir_version = IR_OF_CONSTANTS
+    constants_to_initializers(proto.graph)
+    for node in (
+        proto.graph.node
+    ):  # `rewriting.residuals` wrote it for float32; onnxruntime 1.31.1 crashes on several Sums of halves
+        if node.op_type == "Sum" and len(node.input) == 2 and node.domain in STANDARD:
+            node.op_type = "Add"
+    if form.onnx == TensorProto.BFLOAT16 and _OLDEST <= file_opset(proto) < _NEWER and _ops_gaining_type(proto, form):
+        if stuck := ops_needing_conversion(proto, _NEWER):
+            notes.append(
+                f"{stuck[0]} means something else at opset {_NEWER}: ops without bfloat16 below it stay float32"
+            )
+        else:
+            notes.append(
+                f"the file has opset {_NEWER} now, the first in which "
+                f"{', '.join(_ops_gaining_type(proto, form))} may be bfloat16"
+            )
+            proto = raise_opset_number(proto, _NEWER)
+    return proto, notes
+
+
+def _ops_gaining_type(proto: onnx.ModelProto, form: HalfFormat) -> list[str]:
+    """The ops of the main graph that have the type at the newer opset alone."""
+    wanted, opset = f"tensor({form.dtype.name})", file_opset(proto)
+
+    def supports_type(op: str, version: int) -> bool:
+        allowed = allowed_types(op, version)
+        return allowed is not None and any(wanted in kinds for side in allowed for kinds in side)
+
+    return sorted(
+        {
+            n.op_type
+            for n in proto.graph.node
+            if is_standard(n) and supports_type(n.op_type, _NEWER) > supports_type(n.op_type, opset)
+        }
+    )
+
+
+def file_opset(proto: onnx.ModelProto) -> int:
+    """Of the default domain."""
+    return default_domain_opset(proto)
+
+
+def tensor_elem_types(proto: onnx.ModelProto) -> dict[str, int]:
+    """The element type of each tensor of the main graph; sequences have none.
+
+    Raises:
+        GraphError: inference can't tell one.
+    """
+    types = {name: kind for name, (kind, _) in infer_types(proto).items() if kind is not None}
+    for node in proto.graph.node:
+        for name in node.output:
+            if name and name not in types and not is_standard(node):
+                raise GraphError(
+                    f"the type of {name!r}, which {node.domain}.{node.op_type} {node.name!r} makes, is not known, so"
+                    " half precision can't be written around it; state it in the file's value_info"
+                )
+    return types

@@ -1,0 +1,269 @@
+"""The values that the tensors of a model take: it is run in float32 by onnxruntime, its inner tensors as outputs, some
+at a time.
+
+(Reductions inside the graph would need less memory, but onnxruntime's time to load a graph grows with the square of
+their number: 31 s for 12,000 nodes.)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from ..errors import InputError, NormdeployError
+from ..graphs.declared_inputs import declared_inputs
+from ..graphs.proto_queries import value_info_type
+from ..graphs.shape_inference import infer_types
+from ..model import Dim, InputSpec
+from ..ort_sessions.session import open_session
+from ..storage.npz_files import read_npz
+from ..storage.onnx_files import iter_tensors as tensors_of
+from ..storage.onnx_files import save_onnx
+from ..storage.proto_traversal import copy_model
+from ..types import Progress
+
+Samples = Sequence[Mapping[str, np.ndarray]]
+
+_AT_ONCE = 1 << 28  # bytes of inner tensors that one run holds
+_UNKNOWN = 1 << 22  # taken for the size of a tensor whose shape is not known
+_IN_MEMORY = 1 << 30  # bytes of weights
+_AFFORDABLE = 8
+_GENERATED = 1 << 26  # elements of a sample that nobody asked for: 256 MB
+_LARGEST = 1 << 28  # of a tensor that is computed of it: 1 GB; the attention of an SDXL at 1024² has 1.7e8
+_FEW = 2  # the size that an unnamed dynamic dim takes in generated inputs
+
+
+@dataclass(frozen=True)
+class TensorRange:
+    """The least and the largest finite value of a tensor over all samples."""
+
+    low: float
+    high: float
+
+    @property
+    def magnitude(self) -> float:
+        return max(abs(self.low), abs(self.high))
+
+    def union(self, other: TensorRange) -> TensorRange:
+        return TensorRange(min(self.low, other.low), max(self.high, other.high))
+
+
+def measure_ranges(
+    proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples, progress: Progress | None = None
+) -> dict[str, TensorRange]:
+    """The range of each of ``tensors`` (floating, of the main graph) on ``samples``, name -> array of the model's own
+    type.
+
+    Tensors that hold no finite number in any sample are left out.
+
+    Raises:
+        InputError: the model does not run on a sample.
+        NormdeployError: onnxruntime can't load the model.
+    """
+    measured: dict[str, TensorRange] = {}
+    parts = chunk_tensors(proto, tensors, samples) if samples else []
+    for done, chunk in enumerate(parts):
+        if progress is not None:
+            progress("calibrate", done, len(parts))
+        runner = open_session_with_outputs(proto, chunk)
+        for number, sample in enumerate(samples):
+            with name_failing_sample(number):
+                results = runner.run(chunk, dict(sample))
+            for tensor, values in zip(chunk, results, strict=True):
+                seen = _finite_range(values)
+                if seen is not None:
+                    measured[tensor] = measured[tensor].union(seen) if tensor in measured else seen
+    return measured
+
+
+@contextmanager
+def name_failing_sample(number: int) -> Iterator[None]:
+    """Name the calibration sample on which the model does not run.
+
+    Raises:
+        InputError: whatever was raised within.
+    """
+    try:
+        yield
+    # onnxruntime's exceptions share no base class.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"the model does not run on calibration sample {number}: {reason}") from error
+
+
+def input_ranges(samples: Samples) -> dict[str, TensorRange]:
+    """The ranges of the floating inputs."""
+    measured: dict[str, TensorRange] = {}
+    for name, values in (pair for sample in samples for pair in sample.items()):
+        seen = None if values.dtype.kind in "iub" else _finite_range(values)
+        if seen is not None:
+            measured[name] = measured[name].union(seen) if name in measured else seen
+    return measured
+
+
+def _finite_range(values: np.ndarray) -> TensorRange | None:
+    values = values.astype(np.float32, copy=False)
+    low, high = values.min(initial=np.inf), values.max(initial=-np.inf)
+    if not (np.isfinite(low) and np.isfinite(high)):
+        finite = values[np.isfinite(values)]
+        low, high = finite.min(initial=np.inf), finite.max(initial=-np.inf)
+    return TensorRange(float(low), float(high)) if low <= high else None
+
+
+def require_small_run(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> None:
+    """What is run on generated samples is small enough to be run without having been asked for.
+
+    Raises:
+        InputError: a tensor is too large.
+    """
+    sizes = _tensor_bytes(proto, tensors, samples)
+    largest = max(sizes, key=lambda name: sizes[name], default="")
+    if sizes.get(largest, 0) > 4 * _LARGEST:
+        raise InputError(
+            f"{largest!r} has {sizes[largest] // 4} elements; at most {_LARGEST} are computed of inputs that are"
+            " generated"
+        )
+
+
+def _tensor_bytes(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> dict[str, int]:
+    """About how much each of ``tensors`` takes in the largest sample."""
+    sizes: dict[str, int] = {}
+    for v in proto.graph.input:
+        for sample in samples:
+            for d, size in zip(value_info_type(v)[1] or (), np.shape(sample.get(v.name, ())), strict=False):
+                if isinstance(d, str):
+                    sizes[d] = max(sizes.get(d, 0), size)
+    shapes = {name: dims for name, (_, dims) in infer_types(proto).items()}
+    by_tensor: dict[str, int] = {}
+    for tensor in tensors:
+        known = shapes.get(tensor)
+        dims = [sizes.get(d) if isinstance(d, str) else d for d in ((None,) if known is None else known)]
+        by_tensor[tensor] = _UNKNOWN if None in dims else 4 * math.prod(d for d in dims if d is not None)
+    return by_tensor
+
+
+def chunk_tensors(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> list[list[str]]:
+    """``tensors`` in groups whose values together take about ``_AT_ONCE`` bytes in the largest sample."""
+    parts: list[list[str]] = [[]]
+    taken = 0
+    for tensor, size in _tensor_bytes(proto, tensors, samples).items():
+        if parts[-1] and taken + size > _AT_ONCE:
+            parts.append([])
+            taken = 0
+        parts[-1].append(tensor)
+        taken += size
+    return parts
+
+
+def open_session_with_outputs(proto: onnx.ModelProto, tensors: Sequence[str]) -> ort.InferenceSession:
+    """The model with inner tensors as outputs, its own optimizer off, which would fuse them away."""
+    probed = copy_model(proto)
+    ends = {v.name for v in probed.graph.output}
+    probed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in ends)
+    try:
+        with serialize_for_session(probed) as source:
+            return open_session(source)
+    except Exception as error:
+        raise NormdeployError(
+            f"onnxruntime can't load the model for calibration: {' '.join(str(error).split())[:300]}"
+        ) from error
+
+
+@contextmanager
+def serialize_for_session(proto: onnx.ModelProto) -> Iterator[str | bytes]:
+    """What onnxruntime takes: the bytes, or where they are too many a file that is gone afterwards."""
+    if sum(t.ByteSize() for t in tensors_of(proto)) < _IN_MEMORY:
+        yield proto.SerializeToString()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        save_onnx(proto, Path(folder) / "model.onnx", external=True)
+        yield str(Path(folder) / "model.onnx")
+
+
+# ------------------------------------------------------------------ where samples come from
+
+
+def load_samples(files: Sequence[str | os.PathLike[str]]) -> list[dict[str, np.ndarray]]:
+    """The arrays of each .npz file; nothing in it is executed.
+
+    Raises:
+        InputError: one is no such file, or holds something else than arrays.
+    """
+    return [read_npz(file) for file in files]
+
+
+def fit_samples_to_model(samples: Samples, proto: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
+    """``samples`` in the types of the model's inputs, half precision and float64 among them.
+
+    Raises:
+        InputError: a name is missing or unknown, or integers are given for floats or the other way round.
+    """
+    initializers = {t.name for t in proto.graph.initializer}
+    if other := next((v.name for v in proto.graph.input if not v.type.tensor_type.elem_type), None):
+        raise InputError(
+            f"input {other!r} is a sequence, an optional or of no type, and no samples of it can be taken; make it a"
+            " tensor"
+        )
+    wanted = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
+    optional = initializers & set(wanted)
+    cast = []
+    for number, sample in enumerate(samples):
+        missing, unknown = sorted(set(wanted) - optional - set(sample)), sorted(set(sample) - set(wanted))
+        if missing or unknown:
+            complaint = f"lacks {missing}" if missing else f"has {unknown}, which the model does not take"
+            raise InputError(f"calibration sample {number} {complaint}; the inputs are {sorted(wanted)}")
+        for name, array in sample.items():
+            if (array.dtype.kind in "iub") != (wanted[name].kind in "iub"):
+                raise InputError(
+                    f"calibration sample {number}: input {name!r} is {wanted[name]}, it was given {array.dtype};"
+                    " convert it"
+                )
+        cast.append({name: np.asarray(array).astype(wanted[name]) for name, array in sample.items()})
+    return cast
+
+
+def generate_samples(specs: Sequence[InputSpec]) -> list[dict[str, np.ndarray]]:
+    """Random inputs: two at the usual sizes, one at the smallest, one at the largest that costs no more than 8 times
+    the usual.
+
+    Raises:
+        InputError: the inputs are too large to be made without having been asked for.
+    """
+    if (usual := _element_count(specs, {})) > _GENERATED:
+        raise InputError(f"the inputs have {usual} elements; at most {_GENERATED} are generated")
+    dims = {d.name: d for spec in specs for d in spec.shape if d.name is not None}
+    sizes: list[dict[str, int]] = [{}, {}, {name: d.min for name, d in dims.items()}]
+    every = {name: d.max for name, d in dims.items()}
+    if dims and _element_count(specs, every) <= min(_AFFORDABLE * usual, _GENERATED):
+        sizes.append(every)
+    return [
+        {spec.name: spec.sample(np.random.default_rng([seed, i]), size) for i, spec in enumerate(specs)}
+        for seed, size in enumerate(sizes)
+    ]
+
+
+def _element_count(specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> int:
+    return sum(math.prod(spec.concrete_shape(sizes)) for spec in specs)
+
+
+def calibration_input_specs(proto: onnx.ModelProto) -> list[InputSpec]:
+    """What a file says of its inputs; of a dynamic dim it says no size, and two is taken, of integers no values, and 0
+    and 1 are taken."""
+    return [
+        InputSpec(
+            stated.name,
+            stated.dtype,
+            tuple(Dim.from_size(d) if isinstance(d, int) else Dim(d, _FEW, _FEW, _FEW) for d in stated.dims or ()),
+        )
+        for stated in declared_inputs(proto.graph)
+        if stated.dtype
+    ]

@@ -1,0 +1,335 @@
+"""The plain part of half precision: which element types stand where, once it is settled which nodes stay float32.
+
+onnxruntime's float16 converter decides it (``onnxruntime.transformers.float16``), but is kept from what it does wrong
+(1.31):
+
+- values: it moves every number below 6e-8 to 6e-8 and cuts off at 65504. It gets a file without weights, decides on
+  types alone, and the values are rounded here, from the original float32, to nearest even. So bfloat16 is the same
+  decision with the other type in its place.
+- nodes kept in float32: two that read one tensor get two Casts of one name, and one inside a body gets its Cast
+  outside. What is to stay float32 bears a private type instead while the converter runs; it touches float32 alone, and
+  its own lists of such nodes stay empty.
+- order, functions, shape inference: the Casts are written here, in order; functions are not its business; it gets no
+  file to infer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from ..dtypes import unit_roundoff
+from ..storage.onnx_domains import is_standard
+from ..storage.proto_traversal import attribute_graphs
+
+_HIDDEN = 4242  # no element type of ONNX
+_TYPED = ("to", "dtype")  # attributes that hold an element type
+_WITHOUT = frozenset(
+    {"ConstantOfShape", "RandomNormal", "RandomUniform", "SequenceEmpty"}
+)  # they make float32 where none is named
+
+Change = Callable[[int], int]
+
+
+@dataclass(frozen=True)
+class HalfFormat:
+    """A 16-bit floating type."""
+
+    name: str  # "fp16"
+    onnx: int
+    dtype: np.dtype
+
+    @property
+    def largest(self) -> float:
+        return float(ml_dtypes.finfo(self.dtype).max)
+
+    @property
+    def smallest(self) -> float:
+        """The smallest normal number: below it precision is lost step by step, and GPUs may flush to zero."""
+        return float(ml_dtypes.finfo(self.dtype).smallest_normal)
+
+    @property
+    def unit_roundoff(self) -> float:
+        """The unit roundoff."""
+        return unit_roundoff(self.dtype)
+
+    def round_to_format(self, values: np.ndarray | float) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            return np.asarray(values, np.float32).astype(self.dtype)
+
+
+FORMATS = {
+    "fp16": HalfFormat("fp16", TensorProto.FLOAT16, np.dtype(np.float16)),
+    "bf16": HalfFormat("bf16", TensorProto.BFLOAT16, np.dtype(ml_dtypes.bfloat16)),
+}
+
+
+def narrow_types(
+    proto: onnx.ModelProto, form: HalfFormat, wide_nodes: Iterable[int], wide_tensors: Iterable[str]
+) -> onnx.ModelProto:
+    """``proto``, changed in place: float32 becomes ``form`` but for the nodes (by place) and tensors (by name) named.
+
+    Casts between the two must stand there already: those to ``form`` as Casts to float32 that are no ``wide_nodes``.
+    """
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    graph, apart = proto.graph, set(wide_tensors)
+    hide = _swap_types({TensorProto.FLOAT: _HIDDEN, form.onnx: _HIDDEN})
+    for i in wide_nodes:
+        _make_types_explicit(graph.node[i], form)
+        _change_node_types(graph.node[i], hide)
+    for v in (*graph.input, *graph.output, *graph.value_info):
+        if v.name in apart:
+            _change_type(v.type, hide)
+    weights = _detach_weights(graph, apart)
+    narrow = [
+        numpy_helper.to_array(a.t) if a.t.data_type == TensorProto.FLOAT else None
+        for n in graph.node
+        for a in n.attribute
+    ]
+    convert_float_to_float16(proto, disable_shape_infer=True, op_block_list=[], node_block_list=[])
+    for values, attribute in zip(
+        narrow, (a for n in graph.node for a in n.attribute), strict=False
+    ):  # what it adds stands at the end
+        if values is not None and attribute.t.data_type == TensorProto.FLOAT16:
+            attribute.t.CopyFrom(numpy_helper.from_array(form.round_to_format(values)))
+    _change_graph_types(graph, _swap_types({TensorProto.FLOAT16: form.onnx}))
+    _change_graph_types(graph, _swap_types({_HIDDEN: TensorProto.FLOAT}))
+    for tensor, original in zip(graph.initializer, weights, strict=True):
+        if original.data_type == tensor.data_type or tensor.name in apart:
+            tensor.CopyFrom(original)
+        else:
+            tensor.CopyFrom(numpy_helper.from_array(form.round_to_format(numpy_helper.to_array(original)), tensor.name))
+    return proto
+
+
+def _detach_weights(graph: onnx.GraphProto, apart: set[str]) -> list[onnx.TensorProto]:
+    """Put an empty tensor of its type in the place of each initializer; returns them."""
+    weights = list(graph.initializer)
+    light = [TensorProto(name=t.name, data_type=_HIDDEN if t.name in apart else t.data_type, dims=[0]) for t in weights]
+    del graph.initializer[:]
+    graph.initializer.extend(light)
+    return weights
+
+
+def _make_types_explicit(node: onnx.NodeProto, form: HalfFormat) -> None:
+    """Write the float32 that a node makes without saying so, and as float32 what it holds in half."""
+    for a in node.attribute:
+        if a.t.data_type == form.onnx:
+            a.t.CopyFrom(numpy_helper.from_array(initializer_values(a.t).astype(np.float32)))
+    if node.op_type not in _WITHOUT or any(a.name in ("value", "dtype") for a in node.attribute):
+        return
+    if node.op_type == "ConstantOfShape":
+        node.attribute.append(
+            onnx.helper.make_attribute("value", onnx.helper.make_tensor("value", TensorProto.FLOAT, [1], [0.0]))
+        )
+    else:
+        node.attribute.append(onnx.helper.make_attribute("dtype", TensorProto.FLOAT))
+
+
+# ------------------------------------------------------------------ every place where an element type stands
+
+
+def _swap_types(swaps: Mapping[int, int]) -> Change:
+    return lambda kind: swaps.get(kind, kind)
+
+
+def _change_graph_types(graph: onnx.GraphProto, change: Change) -> None:
+    for tensor in graph.initializer:
+        tensor.data_type = change(tensor.data_type)
+    for v in (*graph.input, *graph.output, *graph.value_info):
+        _change_type(v.type, change)
+    for node in graph.node:
+        _change_node_types(node, change)
+
+
+def _change_node_types(node: onnx.NodeProto, change: Change) -> None:
+    for attribute in node.attribute:
+        if attribute.name in _TYPED and attribute.type == onnx.AttributeProto.INT:
+            attribute.i = change(attribute.i)
+        if attribute.type == onnx.AttributeProto.TENSOR:
+            attribute.t.data_type = change(attribute.t.data_type)
+        for body in attribute_graphs(attribute):
+            _change_graph_types(body, change)
+
+
+def _change_type(proto: onnx.TypeProto, change: Change) -> None:
+    kind = proto.WhichOneof("value")
+    if kind == "tensor_type":
+        proto.tensor_type.elem_type = change(proto.tensor_type.elem_type)
+    elif kind in ("sequence_type", "optional_type"):
+        _change_type(getattr(proto, kind).elem_type, change)
+
+
+# ------------------------------------------------------------------ Casts where the two meet
+
+
+class CastWriter:
+    """Writes the graph anew with a Cast on each edge between a float32 and a half tensor, one for each tensor and type.
+
+    Args:
+        graph: changed in place by ``write``; each node after what it reads.
+        floating: the tensors that are float32 or half.
+        wide: the places of the nodes that compute in float32.
+        wide_inputs, wide_outputs: the inputs and outputs of the graph that stay float32.
+        always: place of a node -> those of its inputs, by place, that are float32 also where the node is half.
+    """
+
+    def __init__(
+        self,
+        graph: onnx.GraphProto,
+        floating: set[str],
+        wide: set[int],
+        wide_inputs: set[str],
+        wide_outputs: set[str],
+        form: HalfFormat,
+        always: Mapping[int, Collection[int]],
+    ) -> None:
+        self._graph, self._floating, self._wide, self._form, self._always = graph, floating, wide, form, always
+        self._is_wide = {v.name: v.name in wide_inputs for v in graph.input if v.name in floating}
+        self._weights = {t.name: t for t in graph.initializer if t.name in floating and t.name not in self._is_wide}
+        narrow = self._narrow_read_names()
+        self._wide_weights = {
+            k: k if k not in narrow and t.data_type == TensorProto.FLOAT else "" for k, t in self._weights.items()
+        }
+        self._taken = {o for n in graph.node for o in n.output} | {t.name for t in (*graph.input, *graph.initializer)}
+        self._renamed: dict[str, str] = {}
+        self._made: dict[tuple[str, bool], str] = {}
+        self._nodes: list[onnx.NodeProto] = []
+        self._copies: list[onnx.TensorProto] = []
+        self.wide_nodes: set[int] = set()  # places in the new graph
+        self.count = 0
+        self._outputs = {v.name: v.name in wide_outputs for v in graph.output if v.name in floating}
+
+    def _narrow_read_names(self) -> set[str]:
+        narrow = [(place, node) for place, node in enumerate(self._graph.node) if place not in self._wide]
+        read = {
+            name for place, node in narrow for k, name in enumerate(node.input) if k not in self._always.get(place, ())
+        }
+        return read | {v.name for v in self._graph.output}
+
+    def rewrite_graph(self) -> set[str]:
+        """Returns the names of the float32 tensors."""
+        for place, node in enumerate(self._graph.node):
+            self._add_node(node, place in self._wide, self._always.get(place, ()))
+        del self._graph.node[:]
+        self._graph.node.extend(self._nodes)
+        self._graph.initializer.extend(self._copies)
+        weights = {name for name in self._wide_weights.values() if name}
+        return weights | {name for name, wide in self._is_wide.items() if wide}
+
+    def _add_node(self, node: onnx.NodeProto, wide: bool, always: Collection[int]) -> None:
+        if node.op_type == "Cast" and node.input[0] in self._floating and node.output[0] in self._floating:
+            source = self._renamed.get(node.input[0], node.input[0])
+            if source not in self._weights and self._is_wide[source] == wide and node.output[0] not in self._outputs:
+                self._renamed[node.output[0]] = source
+                return
+        else:
+            for i, name in enumerate(node.input):
+                if name in self._floating:
+                    node.input[i] = self._read_as(name, wide or i in always)
+        self._rename_in_bodies(node, wide)
+        late = []
+        for i, name in enumerate(node.output):
+            if name not in self._floating:
+                continue
+            if self._outputs.get(name, wide) != wide:  # a graph's output bears its name after the Cast
+                node.output[i] = self._renamed[name] = self._fresh_name(f"{name}_{_type_name(wide, self._form)}")
+                late.append((node.output[i], name))
+            self._is_wide[node.output[i]] = wide
+        self._append_node(node, wide)
+        for inner, name in late:
+            self._add_cast(inner, name, not wide, node)
+
+    def _read_as(self, name: str, wide: bool) -> str:
+        name = self._renamed.get(name, name)
+        if name in self._weights:
+            return self._narrow_weight(name) if wide else name
+        if self._is_wide[name] == wide:
+            return name
+        if (name, wide) not in self._made:
+            made = self._fresh_name(f"{name}_{_type_name(wide, self._form)}")
+            self._add_cast(name, made, wide, None)
+        return self._made[name, wide]
+
+    def _rename_in_bodies(self, node: onnx.NodeProto, wide: bool) -> None:
+        """Bodies see the tensors outside; ``name`` in them becomes what the node's own precision reads."""
+        for body in (b for a in node.attribute for b in attribute_graphs(a)):
+            own = {v.name for v in (*body.input, *body.initializer)} | {o for n in body.node for o in n.output}
+            for inner in body.node:
+                for i, name in enumerate(inner.input):
+                    if name in self._floating and name not in own:
+                        inner.input[i] = self._read_as(name, wide)
+                self._rename_in_bodies(inner, wide)
+            for out in body.output:
+                if out.name in self._floating and out.name not in own:
+                    out.name = self._read_as(out.name, wide)
+
+    def _narrow_weight(self, name: str) -> str:
+        if not self._wide_weights[name]:
+            self._wide_weights[name] = self._fresh_name(f"{name}_{_type_name(True, self._form)}")
+            self._copies.append(
+                numpy_helper.from_array(
+                    initializer_values(self._weights[name]).astype(np.float32), self._wide_weights[name]
+                )
+            )
+        return self._wide_weights[name]
+
+    def _add_cast(self, source: str, made: str, wide: bool, like: onnx.NodeProto | None) -> None:
+        node = onnx.helper.make_node("Cast", [source], [made], name=f"cast_{made}", to=TensorProto.FLOAT)
+        if like is not None:
+            node.metadata_props.extend(like.metadata_props)
+        self._made[source, wide] = made
+        self._is_wide[made] = wide
+        self.count += 1
+        self._append_node(node, wide)
+
+    def _append_node(self, node: onnx.NodeProto, wide: bool) -> None:
+        if wide:
+            self.wide_nodes.add(len(self._nodes))
+        self._nodes.append(node)
+
+    def _fresh_name(self, name: str) -> str:
+        while name in self._taken:
+            name += "_"
+        self._taken.add(name)
+        return name
+
+
+def _type_name(wide: bool, form: HalfFormat) -> str:
+    return "float32" if wide else form.dtype.name
+
+
+def initializer_values(tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
+    return np.asarray(numpy_helper.to_array(tensor))
+
+
+def constants_to_initializers(graph: onnx.GraphProto) -> None:
+    """Constant nodes become initializers, in place: the converter's rules for weights then hold for them."""
+    kept: list[onnx.NodeProto] = []
+    for node in graph.node:
+        tensor = _constant_tensor(node.attribute) if node.op_type == "Constant" and is_standard(node) else None
+        if tensor is None or any(o.name == node.output[0] for o in graph.output):
+            kept.append(node)
+        else:
+            tensor.name = node.output[0]
+            graph.initializer.append(tensor)
+    if len(kept) < len(graph.node):
+        del graph.node[:]
+        graph.node.extend(kept)
+
+
+def _constant_tensor(attributes: Sequence[onnx.AttributeProto]) -> onnx.TensorProto | None:
+    kinds = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+    for a in attributes:
+        if a.name == "value":
+            return a.t
+        if a.name in kinds:
+            return numpy_helper.from_array(np.array(onnx.helper.get_attribute_value(a), kinds[a.name]))
+    return None

@@ -1,0 +1,40 @@
+"""Norm ops that are not standard ONNX, on `Value`s, by their definitions (`normdeploy.norms.definitions`): what an
+expansion of one is proved against.
+
+A definition gets (machine, inputs, attributes, opset, how many outputs), inputs as `Value`, `Indices` or `Table`, None
+where left out, and gives its outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..norms.definitions import Definition
+from ..norms.norm_table import ROWS, OpOwner
+from .interpreter import ProofInterpreter
+from .norm_definitions import ValueInterpreter
+from .op_definitions import Attrs, Inputs, Op
+from .proto_evaluation import apply_op
+
+
+class _ForeignInterpreter(ValueInterpreter):
+    """Values, and the whole numbers that pick rows from tables (`normdeploy.proof.proto_evaluation`)."""
+
+    def __call__(self, op: str, *inputs: Any, **attributes: Any) -> Any:
+        return apply_op(self._m, op, list(inputs), attributes, self.opset, 1)[0]
+
+
+def _make_evaluator(definition: Definition) -> Op:
+    def evaluate_op(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
+        return definition(_ForeignInterpreter(m, opset, outputs), *inputs, **attrs)
+
+    return evaluate_op
+
+
+TABLE: Mapping[tuple[str, str], Op] = {
+    (row.owner, row.op): _make_evaluator(row.definition)
+    for row in ROWS
+    if row.definition is not None and row.owner is not OpOwner.ONNX
+}
+"""By the owner and the op's name."""

@@ -1,0 +1,299 @@
+"""Convolutions, as sums over taps of gathered places.
+
+y[n, o, s] = Σ_{i,t} W[o, i, t]·(G x)[n, i, s, t], where G takes for each place s of the output and each tap t of the
+kernel one place of the input, or a zero where the kernel reaches into the padding (or, transposed, between the
+strides). Which place is a matter of strides, dilations and pads alone. So an identity that holds for every linear G,
+the same for the same attributes, whose rows add up to one where there are no zeros, holds for these: in the field G is
+a matrix of random elements, one for each set of attributes. A G that only takes places would show little: of few points
+two taps share one. No stride or dilation makes this larger.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..evaluate.evaluator_core import decode_text, optional_input
+from ..graphs.symbolic_sizes import AxisSize, Size
+from .axis_plan import Atoms, Axes, product_of_atoms
+from .degree import Degree
+from .interpreter import ProofInterpreter
+from .modular_products import modular_matmul
+from .op_definitions import Attrs, Inputs, Op, broadcast_over_channels, lift_input
+from .proof_errors import NotProved, ProofFailure
+from .value import Array, Value, axis_identity
+
+_PLACES = "places of a convolution"
+
+
+def split_channels(m: ProofInterpreter, x: Value, axis: int, groups: int) -> Value:
+    """``x`` with an axis of g·c places as two, of g and of c."""
+    head, tail = m.plan.regroup_atoms(x.axes[axis], [Size.from_int(groups), None])
+    return x.with_axes((*x.axes[:axis], head, tail, *x.axes[axis + 1 :]))
+
+
+def merge_axes(x: Value, axis: int) -> Value:
+    """``x`` with axes ``axis`` and the next as one."""
+    return x.with_axes((*x.axes[:axis], x.axes[axis] + x.axes[axis + 1], *x.axes[axis + 2 :]))
+
+
+def _convolution_op(transposed: bool) -> Op:
+    def run(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+        x, w, groups = lift_input(m, inputs[0]), lift_input(m, inputs[1]), int(attrs.get("group", 1))
+        rank = len(w.axes) - 2
+        if len(x.axes) != rank + 2:
+            raise NotProved(ProofFailure.SIZE, f"a convolution of {rank} axes over an input of {len(x.axes)}")
+        kernel = w.shape[2:]
+        if m.plan.displaced:
+            for k in kernel:
+                m.plan.sample_every_place(k)
+        x = split_channels(m, x, 1, groups)  # (N, g, i, S…)
+        w = split_channels(m, w, 0, groups)  # (g, o, i, K…), transposed (g, i, o, K…)
+        if transposed:
+            order = [0, 2, 1, *range(3, rank + 3)]
+            w = w.with_axes(tuple(w.axes[i] for i in order), [0] + [s for i in order for s in w.array_axes(i)])
+        gathered = _gather_cached(m, x, kernel, attrs, transposed)  # (N, g, i, S'…, K…)
+        left = gathered.with_axes((*gathered.axes[:2], (), *gathered.axes[2:]))
+        right = w.with_axes(((), *w.axes[:3], *((),) * rank, *w.axes[3:]))
+        y = m.inner_product(left, right, [3, *range(4 + rank, 4 + 2 * rank)])
+        y = y.with_axes(tuple(axis for i, axis in enumerate(y.axes) if i != 3 and i < 4 + rank))
+        y = merge_axes(y, 1)
+        bias = optional_input(inputs, 2)
+        return y if bias is None else m.add(y, broadcast_over_channels(m, bias, y))
+
+    return run
+
+
+def _gather_cached(m: ProofInterpreter, x: Value, kernel: tuple[Size, ...], attrs: Attrs, transposed: bool) -> Value:
+    """`_gathered`, computed once for all convolutions of one input that read alike: the one before and the one after
+    do."""
+    key = (
+        id(x.a),
+        id(x.f),
+        x.axes,
+        kernel,
+        transposed,
+        *(_tap_attributes(attrs, i, len(kernel)) for i in range(len(kernel))),
+    )
+    if key not in m.gathered:
+        m.gathered[key] = x, m.node, _gather_windows(m, x, kernel, attrs, transposed)
+    _, node, y = m.gathered[key]  # x is held, so that no other array takes its id
+    if node == m.node:
+        return y
+
+    def canonical_atom(atom: Size) -> Size:
+        of_it = isinstance(atom, AxisSize) and atom.label[:2] == (_PLACES, node)
+        return AxisSize(atom, (_PLACES, m.node, *atom.label[2:])) if of_it else atom  # type: ignore[attr-defined]
+
+    axes = tuple(tuple(canonical_atom(atom) for atom in axis) for axis in y.axes)
+    return replace(y, axes=axes, fixed=_fixed_input_axes(x, axes, len(kernel)))
+
+
+def _fixed_input_axes(x: Value, axes: Axes, rank: int) -> frozenset[Any]:
+    """Two places of the output may read one place of the input."""
+    return x.fixed | frozenset(axis_identity(atom) for axis in axes[3 : 3 + rank] for atom in axis)
+
+
+def _gather_windows(m: ProofInterpreter, x: Value, kernel: tuple[Size, ...], attrs: Attrs, transposed: bool) -> Value:
+    """(N, g, i, S'…, K…) of (N, g, i, S…)."""
+    rank, a, f = len(kernel), x.a, x.f
+    axes, taps = list(x.axes), []
+    for i in range(rank):
+        source, slots = axes[3 + i], _axis_slots(axes, 3 + i)
+        for atom in source:
+            m.plan.sum_over(atom)
+        if x.degree.has_denominator and any(axis_identity(atom) in x.fixed for atom in source):
+            raise NotProved(ProofFailure.LIMIT, "a convolution of places that are divided by statistics of their own")
+        label = (_PLACES, m.node, i)
+        places = tuple(
+            AxisSize(a, label)
+            for a in m.plan.atoms_of(_output_length(attrs, i, rank, product_of_atoms(source), kernel[i], transposed))
+        )
+        tap = m.plan.atoms_of(kernel[i])
+        for atom in tap:
+            m.plan.sum_over(atom)
+        if m.plan.displaced and not transposed and _auto_pad(attrs) == "NOTSET":
+            index, exact, real = _displacement_map(m, attrs, i, rank, source, places, kernel[i], a is not None)
+        else:
+            index, exact, real = _point_map(m, attrs, i, rank, source, places, tap, transposed, a is not None)
+        laid = [1] * slots.start + [-1] + [1] * (f.ndim - slots.stop)
+        f = _take_points(m, f, slots, source, index)
+        f = f if real is None else np.where(real.reshape(laid) == 0, 0.0, f)
+        if a is not None and exact is not None and m.gf is not None:
+            flat = np.moveaxis(_flatten_slots(m, a, slots, source), slots.start, -1)
+            m.work.count_operations(flat.size * exact.shape[-1] * 2 * (m.bits // 30 + 1) ** 2)
+            rows = modular_matmul(flat.reshape(-1, flat.shape[-1]), exact, m.gf.p)
+            a = np.moveaxis(rows.reshape(*flat.shape[:-1], -1), -1, slots.start)
+        f, a = (
+            _split_places_and_taps(m, f, slots.start, places, tap),
+            None if a is None else _split_places_and_taps(m, a, slots.start, places, tap),
+        )
+        axes[3 + i] = places
+        taps.append(tap)
+    sources = Degree.of_sums(a for axis in x.axes[3 : 3 + rank] for a in axis)
+    degree = x.degree.times(Degree.of_each(axes[3 : 3 + rank])).times(sources)
+    made = Value((*axes, *taps), a, f, x.data, degree=degree, sized=x.sized, sums=x.sums)
+    made.fixed = _fixed_input_axes(x, tuple(axes), rank)
+    return made
+
+
+def _axis_slots(axes: list[Atoms], axis: int) -> range:
+    start = 1 + sum(len(a) for a in axes[:axis])
+    return range(start, start + len(axes[axis]))
+
+
+def _take_points(m: ProofInterpreter, x: Array, slots: range, source: Atoms, index: Array) -> Array:
+    """The array with the axes of ``slots`` gone, and in their place one for all of ``index``."""
+    return np.take(_flatten_slots(m, x, slots, source), index, axis=slots.start)
+
+
+def _flatten_slots(m: ProofInterpreter, x: Array, slots: range, source: Atoms) -> Array:
+    """The array with one axis for those of ``slots``."""
+    counts = [m.plan.point_count(atom) for atom in source]
+    full = np.broadcast_to(x, (*x.shape[: slots.start], *counts, *x.shape[slots.stop :]))
+    return full.reshape(*x.shape[: slots.start], int(np.prod(counts, dtype=int)), *x.shape[slots.stop :])
+
+
+def _split_places_and_taps(m: ProofInterpreter, x: Array, at: int, places: Atoms, tap: Atoms) -> Array:
+    """The one axis that `_taken` leaves as the atoms of the output's places, and those of the taps at the end."""
+    first, last = ([m.plan.point_count(atom) for atom in atoms] for atoms in (places, tap))
+    y = x.reshape(*x.shape[:at], *first, *last, *x.shape[at + 1 :])
+    ends = range(at + len(first), at + len(first) + len(last))
+    return y.transpose([s for s in range(y.ndim) if s not in ends] + list(ends))
+
+
+def _point_map(
+    m: ProofInterpreter,
+    attrs: Attrs,
+    i: int,
+    rank: int,
+    source: Atoms,
+    places: Atoms,
+    tap: Atoms,
+    transposed: bool,
+    exactly: bool,
+) -> tuple[Array, Array | None, Array | None]:
+    """For each place and tap: which point of the input is read, in the field what part of each point (points, places ·
+    taps), and a zero where one may stand (None where none may)."""
+    counts = [int(np.prod([m.plan.point_count(a) for a in atoms], dtype=int)) for atoms in (source, places, tap)]
+    reads = counts[1] * counts[2]
+    if m.draws.turn:
+        return _shifted_points(counts, _tap_attributes(attrs, i, rank), m.draws.turn), None, None
+    index = _shuffled_points(counts[0], reads, _tap_attributes(attrs, i, rank))
+    zeros = transposed or _reaches_padding(attrs, i, rank)
+    real = None
+    if zeros:
+        real = np.ones(reads)
+        real[reads // 2 if reads > 2 else 0] = 0.0  # not at an end, where a NaN is put
+    if m.gf is None or not exactly:
+        return index, None, real
+    exact = m.random_elements(
+        ("gather", transposed, _tap_attributes(attrs, i, rank), source, places, tap), (counts[0], reads)
+    )
+    if not zeros:
+        exact = exact.copy()
+        exact[-1] = (1 - exact[:-1].sum(axis=0)) % m.gf.p
+    return index, exact, real
+
+
+def _shuffled_points(points: int, reads: int, key: tuple[Any, ...]) -> Array:
+    """Which point each read takes in floats: all of them, the first and the last by the first and the last, others for
+    other attributes."""
+    rng = np.random.default_rng([53, zlib.crc32(repr(key).encode())])
+    index = rng.permutation(np.resize(np.arange(points), reads))
+    index[0], index[-1] = 0, points - 1
+    return index
+
+
+def _shifted_points(counts: Sequence[int], key: tuple[Any, ...], turn: int) -> Array:
+    """One place for all taps, so many further on: by one in the first turn, in others by what the attributes make of
+    it."""
+    points, places, taps = counts
+    further = 1 if turn == 1 else zlib.crc32(repr((key, turn)).encode()) % points
+    return np.repeat((np.arange(places) + further) % points, taps)
+
+
+def _displacement_map(
+    m: ProofInterpreter, attrs: Attrs, i: int, rank: int, source: Atoms, places: Atoms, kernel: Size, exactly: bool
+) -> tuple[Array, Array | None, Array | None]:
+    """As `_map`, one map of the places for each displacement, the same for all convolutions (the lemma of
+    `normdeploy.rewriting.branch_expressions`)."""
+    points, outputs = (int(np.prod([m.plan.point_count(a) for a in atoms], dtype=int)) for atoms in (source, places))
+    stride, dilation, _, begin, *_ = _tap_attributes(attrs, i, rank)
+    taps = kernel.constant_value
+    if taps is None:
+        raise NotProved(ProofFailure.SIZE, "a kernel whose size is open")
+    index, exact, real = [], [], []
+    for tap in range(taps):
+        e = tap * dilation - begin
+        same = stride == 1 and e == 0 and product_of_atoms(source) == product_of_atoms(places)
+        inside = e >= 0 and (product_of_atoms(source) - 1 - (product_of_atoms(places) - 1) * stride - e).is_nonnegative
+        index.append(
+            np.arange(points) if same else np.random.default_rng([53, e + 2**20, stride]).integers(0, points, outputs)
+        )
+        real.append(np.ones(outputs))
+        real[-1][0] = 1.0 if inside else 0.0
+        if m.gf is not None and exactly:
+            if same:
+                one: Array = np.zeros((points, points), dtype=object)
+                one[np.arange(points), np.arange(points)] = 1
+            else:
+                one = m.random_elements(("gather", stride, e, source, places), (points, outputs)).copy()
+                if inside:
+                    one[-1] = (1 - one[:-1].sum(axis=0)) % m.gf.p
+            exact.append(one)
+    laid = [np.stack(parts, axis=-1) for parts in (index, real)]  # (places, taps)
+    whole = np.stack(exact, axis=-1).reshape(points, -1) if exact else None
+    return laid[0].reshape(-1), whole, laid[1].reshape(-1)
+
+
+def _tap_attributes(attrs: Attrs, i: int, rank: int) -> tuple[Any, ...]:
+    one = tuple(
+        (attrs.get(name) or [default] * rank)[i]
+        for name, default in (("strides", 1), ("dilations", 1), ("output_padding", 0))
+    )
+    pads = attrs.get("pads") or [0] * (2 * rank)
+    given = attrs.get("output_shape")
+    return (*one, pads[i], pads[i + rank], _auto_pad(attrs), None if given is None else tuple(given)[-rank:][i])
+
+
+def _auto_pad(attrs: Attrs) -> str:
+    return decode_text(attrs.get("auto_pad", "NOTSET"))
+
+
+def _reaches_padding(attrs: Attrs, i: int, rank: int) -> bool:
+    """Whether the kernel may reach beyond the input along an axis."""
+    pads = attrs.get("pads") or [0] * (2 * rank)
+    return bool(pads[i] or pads[i + rank]) or _auto_pad(attrs) in ("SAME_UPPER", "SAME_LOWER")
+
+
+def _output_length(attrs: Attrs, i: int, rank: int, n: Size, k: Size, transposed: bool) -> Size:
+    """The length of the output along an axis; a symbol of its own, the same for the same attributes, where it is no
+    polynomial."""
+    stride, dilation, extra, begin, end, auto, given = _tap_attributes(attrs, i, rank)
+    span = (k - 1) * dilation + 1
+    if auto == "NOTSET" or (auto == "VALID" and not begin and not end):
+        if transposed and given is None:
+            return (n - 1) * stride + span + extra - begin - end
+        if not transposed and stride == 1:
+            return n - span + 1 + begin + end
+        if not transposed and n.constant_value is not None and span.number is not None:
+            return Size.from_int((n.constant_value - span.number + begin + end) // stride + 1)
+    if auto in ("SAME_UPPER", "SAME_LOWER") and n.constant_value is not None and given is None:
+        return Size.from_int(n.constant_value * stride if transposed else -(-n.constant_value // stride))
+    if auto == "NOTSET" and not transposed and span.number is not None:  # ⌊(n − span + begin + end)/stride⌋ + 1
+        return Size.opaque(f"convolution of {n} in strides of {stride}", n, begin + end - span.number, stride)
+    return Size.opaque(
+        f"{'transposed ' if transposed else ''}convolution of {n} by {k}",
+        transposed,
+        n,
+        k,
+        *_tap_attributes(attrs, i, rank),
+    )
+
+
+TABLE: dict[str, Op] = {"Conv": _convolution_op(False), "ConvTranspose": _convolution_op(True)}

@@ -1,0 +1,287 @@
+"""Both sides of a proof, evaluated at random points of a random prime field until every root is at hand, and compared;
+in floats before that, which shows how the axes are cut."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..evaluate import evaluator
+from ..graphs.symbolic_sizes import Size
+from .axis_plan import Atoms, AxisPlan
+from .degree import ALL, scale_counts
+from .equivalence import Equivalence
+from .interpreter import DRAWS, ProofInterpreter, RandomDraws
+from .prime_field import BITS, PrimeField
+from .prime_field import make_field as field_number
+from .proof_budget import OperationBudget
+from .proof_errors import EpsilonMismatch, NewPrimeNeeded, NotProved, ProofFailure, RedrawRows, RestartEvaluation
+from .resampling import redraw_elements
+from .value import Value
+
+_BEGINNINGS = 500  # evaluations that one proof may begin
+PROMISED = 80  # bits of the error probability of an exact certificate
+ASKED = PROMISED + 16  # of each identity: a certificate may hold several
+LONGEST = 4096  # bits of a prime
+_PRIMES = 12
+_UNSEEN = 60  # evaluations in which a radicand may be a square every time
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Both sides are one function. ``parameters``: but for a scale and shift of each element, which stand in the file
+    rounded.
+
+    ``epsilons``: by place among the nodes after, the exact epsilon. ``plan``: how the axes were laid out. It holds for
+    all sides that differ in the elements of larger constants alone; what these hold `checked` looks at.
+    """
+
+    points: int
+    degree: int
+    parameters: bool
+    epsilons: dict[int, float]
+    plan: AxisPlan = field(compare=False)
+    gains: bool = False  # an infinite input gives NaN where it gave a number before
+    read: tuple[
+        tuple[float, str], ...
+    ] = ()  # constants that were read as the fractions they are roundings of (`proof.readings`)
+    # elements of roots in one input: each doubles the degree of what has to vanish, and halves the inputs that have it
+    roots: int = 0
+    zeros: tuple[Size, ...] = ()  # sizes that both divide by and that may be zero
+    length: int = BITS  # of the prime, in bits
+
+    @property
+    def security_bits(self) -> int:
+        """The error probability is 2^-bits or less: 4^roots · (total degree)/p, the total degree (weights, sizes and
+        parameters too) being less than 2^16 times the counted one, and less for p itself (docs/certificates.md)."""
+        return max(self.length - self.lost_bits, 0)
+
+    @property
+    def lost_bits(self) -> int:
+        """Bits of the prime that go to roots and degree."""
+        return 16 + 2 * self.roots + math.ceil(math.log2(max(self.degree, 1)))
+
+
+def test_identity(sides: Equivalence, plan: AxisPlan, counts: frozenset[int], length: int = BITS) -> Identity:
+    """Evaluate both until every root is at hand, and compare.
+
+    Args:
+        counts: of which constants are read as fractions.
+        length: of the prime, in bits.
+    """
+    number, draws, unseen = 0, replace(_fresh_draws(counts=counts), length=length, held=sides.held, work=sides.work), 0
+    # About length/20 candidates are no multiples of small primes until one is a prime; each is tried by a power.
+    sides.work.count_roots(length // 20, length)
+    for _ in range(_BEGINNINGS):
+        m = ProofInterpreter(plan, draws, field_number(number, length))
+        try:
+            with evaluator.silence_numpy():
+                equal = evaluate_once(m, sides)
+        except RestartEvaluation:
+            draws = _fresh_draws(draws, epsilons=True)
+            continue
+        except RedrawRows as e:
+            redraw_elements(draws, e, field_number(number, length).p)
+            continue
+        except NewPrimeNeeded:
+            number, draws = number + 1, _fresh_draws(draws)
+            if number == _PRIMES:
+                raise NotProved(ProofFailure.LIMIT, "its constants have no common field") from None
+            continue
+        except EpsilonMismatch as e:
+            if e.node in draws.epsilons:
+                raise NotProved(ProofFailure.DIFFERS, "it takes roots that no one epsilon agrees with") from None
+            draws.epsilons[e.node] = (e.residue, e.value)
+            continue
+        if all(draws.seen[i].are_independent for i in range(len(m.radicands))):
+            again = _next_draws(draws, equal, bool(m.unknown))
+            if again is None:
+                return equal
+            draws = again
+            continue
+        unseen += 1
+        if unseen == _UNSEEN:
+            raise NotProved(ProofFailure.SIGN, "it takes the root of what is a square itself")
+        draws.elements, draws.affine = {k: v for k, v in draws.elements.items() if k[0] == "weights"}, []
+    raise NotProved(ProofFailure.LIMIT, "no points were found at which all its roots exist")
+
+
+def learn_axes(sides: Equivalence, plan: AxisPlan) -> int:
+    """What floats alone show, for a tenth of the time: how axes are cut, which are summed over, of which degree all is.
+
+    Returns:
+        the bits of a prime that the roots leave enough of (`Identity.lost`).
+    """
+    plan.learning, rooted = True, dict[Atoms, bool]()
+    for _ in range(_BEGINNINGS):
+        m = ProofInterpreter(plan, replace(_fresh_draws(), held=sides.held, work=sides.work), None)
+        try:
+            with evaluator.silence_numpy():
+                leaves = _draw_leaves(m, sides)
+                for a, b in zip(sides.after(m, leaves), sides.before(m, leaves), strict=True):
+                    plan.require_degree(b.degree.cross_multiply(a.degree), not any(m.rooted.values()))
+        except RestartEvaluation:
+            continue
+        except NotProved:
+            if plan.named:  # with the lengths it may be proved
+                raise
+        rooted = m.rooted
+        break
+    plan.learning = False
+    roots = sum(math.prod(map(plan.point_count, atoms)) for atoms in rooted)
+    if roots > LONGEST:
+        raise NotProved(
+            ProofFailure.LIMIT,
+            f"too large: it takes {roots:,} roots of each input, and {LONGEST // 2:,} are followed at most",
+        )
+    length = min(max(BITS, ASKED + 16 + 4 * roots + 8), LONGEST)  # 8: a degree of up to 256
+    # Before a long prime is looked for, which takes as long as the roots themselves.
+    OperationBudget(sides.work.spent).count_roots(DRAWS * roots, length)
+    return length
+
+
+def _next_draws(draws: RandomDraws, proof: Identity, unknown: bool) -> RandomDraws | None:
+    """What is to be looked at once more: other sizes, on which no scale, shift or epsilon may depend; the other sign of
+    roots."""
+    sizes = bool(proof.parameters or proof.epsilons) and len(draws.affine) == 1
+    if len(draws.affine) == 2:
+        for one, other in zip(*draws.affine, strict=True):
+            if (one is None) != (other is None) or (
+                one is not None and any((u != v).any() for u, v in zip(one, other, strict=True))
+            ):
+                raise NotProved(ProofFailure.DIFFERS, "a scale, a shift or an epsilon of it depends on a size")
+        draws.affine = [None]  # looked at
+    if sizes:
+        draws.elements = {k: v for k, v in draws.elements.items() if k[0] == "constant"}
+        draws.symbols = {}
+        return draws
+    if not unknown or draws.flipped:
+        return None
+    draws.flipped, draws.affine = True, []
+    return draws
+
+
+def _fresh_draws(
+    old: RandomDraws | None = None, epsilons: bool = False, counts: frozenset[int] = frozenset()
+) -> RandomDraws:
+    """New random elements; the file's constants and, in the same field, the epsilons stay."""
+    draws = RandomDraws(random.Random(random.SystemRandom().getrandbits(128)), counts=counts)
+    if old is not None:
+        draws.held, draws.counts, draws.length, draws.work = old.held, old.counts, old.length, old.work
+        draws.epsilons = dict(old.epsilons) if epsilons else {}
+    return draws
+
+
+def _draw_leaves(m: ProofInterpreter, sides: Equivalence) -> list[Value]:
+    """The leaves, and in the machine what a fold's constants are proved to be: first, for they may have to be drawn
+    again."""
+
+    def drawn_leaves() -> list[Value]:
+        return [m.make_leaf(i, shape, partial(_leaf_floats, i)) for i, shape in enumerate(sides.shapes)]
+
+    if sides.expressions is not None and sides.graph is not None:
+        try:
+            m.given = sides.expressions.evaluate_constants(m, sides.graph)
+        except NotProved:
+            sides.before(m, drawn_leaves())  # which may show how an axis is cut
+            raise
+    return drawn_leaves()
+
+
+def evaluate_once(m: ProofInterpreter, sides: Equivalence) -> Identity:
+    leaves = _draw_leaves(m, sides)
+    new = sides.after(m, leaves)
+    zeros, m.zeros, divided, m.divided = m.zeros, [], m.divided, set()
+    old = sides.before(m, leaves)
+    computed = bool(m.draws.epsilons or m.draws.read) or any(
+        id(c) in sides.graph.exact for c in sides.after_constants() if sides.graph
+    )
+    try:
+        if set(zeros) != set(m.zeros):
+            sizes = ", ".join(map(str, set(zeros) ^ set(m.zeros)))
+            raise NotProved(ProofFailure.SIZE, f"one of both divides by {sizes}, which is zero at some size")
+        if divided != m.divided:
+            raise NotProved(
+                ProofFailure.HIDDEN, "one of both divides by a deviation that may be zero, the other does not"
+            )
+        results = [_compare_values(m, b, a, computed) for b, a in zip(old, new, strict=True)]
+    except NotProved as e:
+        e.culprit = e.culprit or sides.culprit
+        if e.why is not ProofFailure.DIFFERS or not m.others or m.draws.epsilons:
+            raise
+        raise m.others[-1] from None
+    places = {id(n): i for i, n in enumerate(sides.nodes)}
+    epsilons = {places[node]: value for node, (_, value) in m.draws.epsilons.items()}
+    points, degrees, affine = zip(*results, strict=True)
+    m.draws.affine.append(affine)
+    roots = sum(r.root.a.size // r.root.a.shape[0] for r in m.radicands if r.root.a is not None)
+    return Identity(
+        sum(points),
+        max(degrees),
+        any(x is not None for x in affine),
+        epsilons,
+        m.plan,
+        read=tuple(sorted(m.draws.read.items())),
+        roots=roots,
+        zeros=tuple(set(zeros)),
+        length=m.draws.length,
+    )
+
+
+def _leaf_floats(leaf: int, counts: tuple[int, ...]) -> Any:
+    """Normal, and in the last draw zero, where an epsilon shows as it is."""
+    x = np.random.default_rng(41 + leaf).standard_normal((DRAWS, *counts))
+    x[-1] = 0.0
+    return x
+
+
+def _compare_values(m: ProofInterpreter, old: Value, new: Value, computed: bool) -> tuple[int, int, Any]:
+    """(points, degree, the scale and shift of each element where they are equal up to these).
+
+    ``computed``: after holds numbers that were rounded.
+    """
+    if old.shape != new.shape:
+        raise NotProved(
+            ProofFailure.SIZE,
+            f"the shape {_describe_value(old)} becomes {_describe_value(new)}, and nothing says that they are one",
+        )
+    degrees = old.degree.cross_multiply(new.degree)
+    _, ((b, f), (a, g)) = m.broadcast_values(old, new)
+    assert a is not None
+    assert b is not None
+    assert m.gf is not None
+    p = m.gf.p
+    same = not ((a - b) % p != 0).any()
+    if not same and not computed:
+        raise NotProved(ProofFailure.DIFFERS, "it computes something else")
+    if not same:
+        degrees = scale_counts(degrees, 2)
+    affine = None if same else _affine_difference(a, b, p)
+    m.plan.require_degree(degrees, not m.draws.opaque and not any(r.w.degree.has_sums for r in m.radicands))
+    f, g = np.broadcast_arrays(f[: DRAWS - 1], g[: DRAWS - 1])
+    if same and not np.allclose(f, g, rtol=1e-6, atol=1e-6 * (float(np.abs(f).max()) + 1e-300), equal_nan=True):
+        raise NotProved(ProofFailure.DIFFERS, "the floats differ where the field agrees")
+    return int(np.prod(np.broadcast_shapes(a.shape, b.shape))), degrees.get(ALL, 0), affine
+
+
+def _affine_difference(a: Any, b: Any, p: int) -> tuple[Any, Any]:
+    """A and B of before = A·after + B at each element, the same for all inputs: two draws fix them, the others
+    agree."""
+    a, b = np.broadcast_arrays(a, b)
+    if a.shape[0] < 4:
+        raise NotProved(ProofFailure.DIFFERS, "it computes something else")
+    da, db = (a[1:] - a[0]) % p, (b[1:] - b[0]) % p
+    if ((da == 0) != (db == 0)).any() or ((db[1:] * da[0] - db[0] * da[1:]) % p != 0).any():
+        raise NotProved(ProofFailure.DIFFERS, "it computes something else")
+    scale = PrimeField(p).inverse(da[0]) * db[0] % p
+    scale[da[0] == 0] = 1  # where gamma is zero both are a shift
+    return scale, (b[0] - scale * a[0]) % p
+
+
+def _describe_value(v: Value) -> str:
+    return "(" + ", ".join(map(str, v.shape)) + ")"

@@ -1,0 +1,288 @@
+"""One evaluation of a piece of a graph: in the field, and beside it in floats.
+
+The ops stand in `normdeploy.proof.op_definitions`; they are made of arithmetic and sums
+(`normdeploy.proof.arithmetic`), and of
+the roots here, each with the premises of the theorem (docs/certificates.md) checked where it is used.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from . import rational_reconstruction
+from .arithmetic import Arithmetic, Radicand
+from .axis_plan import Atoms, Axes, AxisPlan
+from .prime_field import PrimeField
+from .proof_errors import EpsilonMismatch, NewPrimeNeeded, NotProved, ProofFailure, RedrawRows
+from .quadratic_residues import ResidueCharacters
+from .sampler import DRAWS, RandomDraws, StoredConstant
+from .value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Array, Value
+
+__all__ = ["DRAWS", "ProofInterpreter", "RandomDraws", "StoredConstant"]
+
+
+class ProofInterpreter(Arithmetic):
+    """Evaluates ops on `Value`s. Without a field only the floats are computed, and no premise is checked."""
+
+    def __init__(self, plan: AxisPlan, draws: RandomDraws, gf: PrimeField | None, real: type = np.float64) -> None:
+        super().__init__(plan, draws, gf, real)
+        self.generators: list[tuple[Fraction, int]] = []  # constants whose roots are no rationals, and these roots
+        self.unknown: dict[int, int] = {}  # constants that are no small fractions, and their roots
+        self.others: list[EpsilonMismatch] = []  # of radicands that differ from the known ones in epsilon alone
+        self.gathered: dict[Any, tuple[Value, int, Value]] = {}  # what convolutions read (`proof.linear`)
+        self.node = 0  # id of the node that is evaluated
+        self.given: dict[int, Value] = {}  # what constants after are proved to be, by their ids
+        self.epsilons: dict[int, Value] = {}  # of nodes, by their ids
+        self.rooted: dict[
+            Atoms, bool
+        ] = {}  # along which atoms what roots were taken of varies, and whether it holds sums
+        self.divisors: list[Radicand] = []  # √V + ε
+
+    def constant(self, stored: Array | StoredConstant, narrow: bool = False) -> Value:
+        """As `Sampler.constant`; a number that is the rounding of a fraction of counts is that fraction, where such are
+        read."""
+        stored = stored if isinstance(stored, StoredConstant) else StoredConstant(stored)
+        if self.draws.counts and stored.finite and stored.uniform and stored.array.size <= rational_reconstruction.FEW:
+            number = stored.first_element()
+            reading = rational_reconstruction.read_rational(number, self.draws.counts, stored.half)
+            if reading is not None:
+                return self._read_rational(
+                    tuple(self.plan.atoms_of(self.plan.size_of_length(n)) for n in stored.array.shape), number, reading
+                )
+        return super().constant(stored, narrow)
+
+    def _read_rational(self, axes: Axes, number: float, reading: rational_reconstruction.RationalReading) -> Value:
+        """A constant as what it is the rounding of."""
+        self.draws.read[number] = str(reading)
+        one = self.number(reading.square if reading.root else reading.fraction)
+        one = self.root(one) if reading.root else one
+        one = self.neg(one) if number < 0 and reading.root else one
+        flat = (1,) * (1 + sum(len(axis) for axis in axes))
+        return Value(
+            axes,
+            None if one.a is None else one.a.reshape(flat),
+            one.f.reshape(flat),
+            sign=POSITIVE if number > 0 else NEGATIVE,
+            below=POSITIVE if number < 0 else NEGATIVE,
+            nonzero=True,
+        )
+
+    def exact_epsilon(self, given: float) -> Value:
+        """The epsilon of the node that is evaluated: as given, or the exact one that the nodes before were seen to
+        have."""
+        residue, value = self.draws.epsilons.get(self.node, (None, given))
+        e = self.number(value)
+        if residue is not None and self.gf is not None:
+            e.a = np.array([residue], dtype=object)
+        self.epsilons[self.node] = e
+        return e
+
+    def inverse(self, y: Value) -> Value:
+        """As `Arithmetic.inverse`; of √V + ε the exact epsilon is asked for, as of the radicand V + ε."""
+        if y.data and y.roots is None and y.a is not None:
+            for known in self.divisors:
+                other = self._find_other_epsilon(y, known)
+                if other is not None and other.residue not in (0, _residue_of(known.epsilon)):
+                    raise other
+            if self.node in self.epsilons:
+                self.divisors.append(Radicand(y, y, self.node, self.epsilons[self.node]))
+        return super().inverse(y)
+
+    def root(self, t: Value) -> Value:
+        """√t: of a constant, of a multiple of a radicand that is known, or of a new radicand that can't be negative."""
+        with np.errstate(all="ignore"):
+            f = np.sqrt(t.f)
+        sign, degree = (
+            POSITIVE if t.sign == POSITIVE else NOT_NEGATIVE,
+            t.degree.root().with_places_in(t.varying_atoms()),
+        )
+        made = Value(t.axes, None, f, t.data, sign, degree, sized=t.sized, sums=t.sums)
+        made.nonzero, made.fixed = t.sign == POSITIVE, t.fixed | (t.varying_axes() if t.sums else frozenset())
+        self.rooted[t.varying_atoms()] = t.degree.has_sums or self.rooted.get(t.varying_atoms(), False)
+        if self.gf is None or t.a is None:
+            return made
+        if not t.data and t.a.size == 1:
+            if not t.sign and self._require_positive(int(t.a.reshape(-1)[0]), float(t.f.reshape(-1)[0]), t, t) is None:
+                raise NotProved(ProofFailure.SIGN, "it takes the root of a number that may be negative")
+            made.a = np.full(
+                t.a.shape, self._root_of_constant(int(t.a.reshape(-1)[0]), float(t.f.reshape(-1)[0])), dtype=object
+            )
+            return made
+        if not t.data and t.sign != POSITIVE:
+            raise NotProved(ProofFailure.SIGN, "it takes the root of a constant that is negative or zero")
+        for i, radicand in enumerate(self.radicands):
+            ratio = self.positive_ratio(t, radicand.w)
+            if ratio is not None:
+                r, value = ratio
+                made.roots = frozenset({i})
+                if value <= 0:
+                    raise NotProved(ProofFailure.SIGN, "it takes the root of what is negative")
+                factor = self._root_of_constant(r, value)
+                made.a = self._layout_like(radicand.root, t) * factor % self.gf.p
+                return made
+        for radicand in self.radicands:  # 1/(V + ε), and what else is r/W
+            ratio = self.constant_product(t, radicand.w)
+            if ratio is not None and ratio[1] > 0:
+                factor = self._root_of_constant(*ratio)
+                made.a = self._layout_like(self.inverse(radicand.root), t) * factor % self.gf.p
+                return made
+        turned = [t, super().inverse(t)] if t.data and t.sign == POSITIVE else [t]  # √(1/(V + ε)) too
+        other = next(
+            (e for r in self.radicands for u in turned if (e := self._find_other_epsilon(u, r)) is not None), None
+        )
+        if other is not None and other.residue:
+            raise other
+        if other is not None:  # a root of the variance alone: only one step of several, or an epsilon was lost
+            self.others.append(other)
+        if t.data and not t.sign:
+            raise other or NotProved(ProofFailure.SIGN, "it takes the root of what may be negative")
+        made.a, made.roots = self._new_root(t), frozenset({len(self.radicands)})
+        self.radicands.append(Radicand(t, made, self.node, self.epsilons.get(self.node)))
+        return made
+
+    def _new_root(self, t: Value) -> Array:
+        assert self.gf is not None
+        assert t.a is not None
+        self.work.count_roots(self.gf.count_rootless(t.a), self.bits)
+        root = self.gf.root(t.a)
+        bad = root == -1
+        seen = self.draws.seen.setdefault(len(self.radicands), ResidueCharacters())
+        if (
+            self.radicands or t.drawn is None
+        ):  # v + c of variables that nothing else has a root of: no product of them is a square
+            seen.record_nonsquares(t.a, bad)
+        if bad.any():
+            raise RedrawRows(bad, t.atoms, t.drawn)
+        return root
+
+    def _layout_like(self, x: Value, like: Value) -> Array:
+        """The elements of ``x``, which vary as those of ``like``, in its layout."""
+        assert x.a is not None
+        assert like.a is not None
+        return x.drop_constant_axes(x.a)[1].reshape(x.a.shape[0], *like.a.shape[1:])
+
+    def _find_other_epsilon(self, t: Value, radicand: Radicand) -> EpsilonMismatch | None:
+        """Where t = r·(W − ε) + e with another e than r·ε: e/r in the place of ε."""
+        if (
+            radicand.epsilon is None
+            or radicand.epsilon.a is None
+            or self.gf is None
+            or not t.data
+            or t.a is None
+            or radicand.w.a is None
+        ):
+            return None
+        (mine, a), (theirs, b) = t.drop_constant_axes(t.a), radicand.w.drop_constant_axes(radicand.w.a)
+        if mine != theirs or a.shape != b.shape or a.size < 4:
+            return None
+        p = self.gf.p
+        a, b = a.reshape(-1), (b.reshape(-1) - _residue_of(radicand.epsilon)) % p
+        if (b[0] - b[1]) % p == 0:
+            return None
+        r = int(a[0] - a[1]) * pow(int(b[0] - b[1]), -1, p) % p
+        e = int(a[0] - r * b[0]) % p
+        if not r or ((a - r * b - e) % p != 0).any():
+            return None
+        f, g = t.f.reshape(-1), radicand.w.f.reshape(-1) - radicand.epsilon.f.reshape(-1)[0]
+        if f.size != g.size:
+            return None
+        i, j = int(np.argmax(g)), int(np.argmin(g))
+        slope = float((f[i] - f[j]) / (g[i] - g[j]))
+        value = float(f[j] - slope * g[j]) / slope
+        if slope <= 0:
+            raise NotProved(ProofFailure.SIGN, "it takes the root of what may be negative")
+        if abs(g[j]) > 2.0**18 * abs(value) and e:
+            raise NotProved(ProofFailure.LIMIT, "its epsilon can't be measured beside its variance")
+        return EpsilonMismatch(radicand.node, e * pow(r, -1, p) % p, value)
+
+    def _root_of_constant(self, v: int, value: float) -> int:
+        """√v of a positive rational, times powers of sizes.
+
+        Roots of rationals satisfy no relations but those that multiplication of positive roots gives (Besicovitch,
+        1940): √a·√b is rational where a·b is a square. So a rational root is that rational, one that belongs to another
+        is made of it, and any further one may have either sign.
+        """
+        assert self.gf is not None
+        if value < 0:
+            raise NotProved(ProofFailure.SIGN, "it takes the root of a negative constant")
+        if v == 0:
+            return 0
+        for factor, number, root in self._size_powers():
+            q = self.gf.to_rational(v * factor % self.gf.p)
+            if q is None or q <= 0 or not math.isclose(float(q), value * number, rel_tol=1e-9):
+                continue
+            return self._root_of_rational(q) * pow(root, -1, self.gf.p) % self.gf.p
+        return self._root_of_unknown(v)
+
+    def _root_of_unknown(self, v: int) -> int:
+        """√v of a constant that is no small fraction: either root, and what is proved has to hold for both."""
+        assert self.gf is not None
+        if not self.unknown.keys() <= {v}:
+            raise NotProved(ProofFailure.LIMIT, "it takes the roots of several constants that are no fractions")
+        if not self.gf.is_square(v):
+            raise NewPrimeNeeded
+        root = pow(v, (self.gf.p + 1) // 4, self.gf.p)
+        self.unknown[v] = self.gf.p - root if self.draws.flipped else root
+        return self.unknown[v]
+
+    def _size_powers(self) -> list[tuple[int, float, int]]:
+        """(n^e in the field, as a number, its root) for products of powers of up to two of the sizes in use, 1
+        first."""
+        assert self.gf is not None
+        p, powers = self.gf.p, [(1, 1.0, 1)]
+        for q, n in self.draws.symbols.values():
+            powers += [
+                (c * pow(q, 2 * e, p) % p, x * n**e, s * pow(q, e, p) % p)
+                for c, x, s in powers[:64]
+                for e in (-1, 1, -2, 2)
+            ]
+        return powers[:4096]
+
+    def _root_of_rational(self, q: Fraction) -> int:
+        assert self.gf is not None
+        p = self.gf.p
+        subsets: list[tuple[Fraction, int]] = [(Fraction(1), 1)]
+        for known, root in self.generators:
+            subsets += [(q0 * known, r0 * root % p) for q0, r0 in subsets]
+        for known, root in subsets:
+            product = q * known
+            a, b = math.isqrt(product.numerator), math.isqrt(product.denominator)
+            if a * a == product.numerator and b * b == product.denominator:  # √q = √(q·known)/√known
+                return self.gf.from_fraction(Fraction(a, b)) * pow(root, -1, self.gf.p) % self.gf.p
+        if len(self.generators) >= 3:
+            raise NotProved(ProofFailure.LIMIT, "it takes the roots of more than three constants")
+        residue = self.gf.from_fraction(q)
+        if not self.gf.is_square(residue):
+            raise NewPrimeNeeded
+        root = pow(residue, (self.gf.p + 1) // 4, self.gf.p)
+        self.generators.append((q, root))
+        return root
+
+    def power(self, x: Value, q: Fraction) -> Value:
+        """x^q for whole and half q."""
+        if q.denominator not in (1, 2) or abs(q) > 16:
+            raise NotProved(ProofFailure.OP, f"Pow by {float(q):g}, which is no whole or half number")
+        if q == 0:
+            raise NotProved(ProofFailure.OP, "Pow by 0")
+        base = x
+        if q.denominator == 2:
+            base = self.root(x)
+        n = int(q * q.denominator)
+        made = base
+        for _ in range(abs(n) - 1):
+            made = self.mul(made, base)
+        made = self.inverse(made) if n < 0 else made
+        with np.errstate(all="ignore"):
+            made = replace(made, f=np.power(x.f, np.asarray(float(q), dtype=self.real)))
+        return made
+
+
+def _residue_of(number: Value | None) -> int:
+    assert number is not None
+    assert number.a is not None
+    return int(number.a.reshape(-1)[0])

@@ -1,0 +1,80 @@
+"""Norm ops on `Value`s, by their definitions (`normdeploy.norms.definitions`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..graphs.symbolic_sizes import Size
+from ..norms.definitions import Definition, Interpreter
+from ..norms.norm_table import DEFAULT
+from .interpreter import ProofInterpreter
+from .lemmas import congruence
+from .op_definitions import TABLE as ALGEBRA
+from .op_definitions import Attrs, Inputs, Op, broadcast_over_channels, lift_input
+from .proof_errors import NotProved, ProofFailure
+from .value import Value
+
+
+class ValueInterpreter(Interpreter):
+    """Computes with the prover's values. A Cast between floating types is an identity."""
+
+    def __init__(self, m: ProofInterpreter, opset: int, outputs: int) -> None:
+        self._m = m
+        self.opset = opset
+        self.outputs = outputs
+
+    def __call__(self, op: str, *inputs: Any, **attributes: Any) -> Any:
+        function = ALGEBRA.get(op) or congruence.TABLE[op]
+        return function(self._m, inputs, attributes, self.opset, 1)
+
+    def reduce(self, op: str, x: Any, axes: Sequence[int], **attributes: Any) -> Any:
+        return self(op, x, axes=list(axes), **attributes)
+
+    def refuse(self, reason: str) -> NoReturn:
+        raise NotProved(ProofFailure.OP, reason)
+
+    def rank_of(self, x: Any) -> int:
+        return len(x.shape)
+
+    def make_scalar(self, value: float, like: Value) -> Value:
+        return self._m.number(float(value))
+
+    def make_epsilon(self, value: float, like: Value) -> Value:
+        return self._m.exact_epsilon(value)
+
+    def make_vector(self, values: Any, like: Value, name: str, trailing: int = 0) -> Value:
+        v = self._m.constant(np.asarray(values, dtype=np.float64).reshape(-1))
+        return v.with_axes((*v.axes, *((),) * trailing))
+
+    def split_into_groups(self, x: Value, groups: int) -> Value:
+        return x.with_axes(self._m.plan.regroup_atoms(x.atoms, [x.shape[0], Size.from_int(groups), None]))
+
+    def reshape_like(self, y: Value, x: Value) -> Value:
+        return y.with_axes(self._m.plan.regroup_atoms(y.atoms, list(x.shape)))
+
+    def reshape_per_channel(self, v: Value, x: Value) -> Value:
+        return broadcast_over_channels(self._m, v, x)
+
+    def reshape_per_group(self, v: Value, groups: int) -> Value:
+        if v.shape != (Size.from_int(groups),):
+            raise NotProved(ProofFailure.SIZE, f"GroupNormalization in {groups} groups with a scale of {v.shape}")
+        return v.with_axes((*v.axes, ()))
+
+    def reshape_per_element(self, v: Value, x: Value, axes: Sequence[int]) -> Value:
+        return v.with_axes(self._m.plan.regroup_atoms(v.atoms, list(x.shape[axes[0] :])))
+
+
+def _make_evaluator(definition: Definition) -> Op:
+    def evaluate_op(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
+        values = [None if x is None else lift_input(m, x) for x in inputs]
+        return definition(ValueInterpreter(m, opset, outputs), *values, **attrs)
+
+    return evaluate_op
+
+
+TABLE: dict[str, Op] = {
+    op: _make_evaluator(row.definition) for op, row in DEFAULT.items() if row.definition is not None
+}

@@ -1,0 +1,392 @@
+"""The ops that a region may hold, each by its definition (https://onnx.ai/onnx/operators) on `Value`s: the closed
+language of proofs.
+
+Values with elements go through here; whole numbers (shapes, axes) are numpy arrays, of the dtype object where they hold
+`Size`s. An op that is not in the table is a refusal that names it, and so is a form of one that is no algebra. What is
+true by a lemma alone stands in `normdeploy.proof.lemmas`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from ..evaluate.evaluator_core import integers_from, optional_input
+from ..graphs.symbolic_sizes import ONE, Size
+from .arithmetic import fixed_axes
+from .degree import Degree
+from .interpreter import ProofInterpreter
+from .proof_errors import NotProved, ProofFailure
+from .value import Logarithm, Magnitude, Value, axis_identity
+
+_MANY = 64  # summands; a norm has two or three
+Inputs = Sequence[Any]
+Attrs = Mapping[str, Any]
+Op = Callable[[ProofInterpreter, Inputs, Attrs, int, int], Any]
+
+
+def lift_input(m: ProofInterpreter, x: Any) -> Value:
+    """An input as a value; whole numbers become what they count."""
+    if isinstance(x, Value):
+        return x
+    if not isinstance(x, np.ndarray):
+        raise NotProved(
+            ProofFailure.OP,
+            (
+                "an input is left out"
+                if x is None
+                else f"a {type(x).__name__} is computed with in a way that is no algebra"
+            ),
+        )
+    array = np.asarray(x)
+    if array.dtype == object:
+        return _sizes_as_value(m, array)
+    return m.constant(array.astype(np.float64))
+
+
+def _sizes_as_value(m: ProofInterpreter, array: np.ndarray) -> Value:
+    if array.size != 1:
+        raise NotProved(ProofFailure.SIZE, "several sizes are computed with as numbers")
+    one = m.size_value(Size.from_int(array.reshape(-1)[0]))
+    return one.with_axes(tuple(() for _ in array.shape))
+
+
+def axes_of(x: Value, given: Sequence[int] | None) -> list[int]:
+    rank = len(x.axes)
+    return list(range(rank)) if given is None else sorted({int(a) % rank for a in given}) if rank else []
+
+
+# ------------------------------------------------------------------ arithmetic
+
+
+def _binary_op(name: str) -> Op:
+    def run(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value | Logarithm:
+        if opset < 7 and "axis" in attrs:
+            raise NotProved(ProofFailure.OP, "broadcasting by an attribute (opset 6 and below)")
+        if name == "mul" and isinstance(inputs[0], Magnitude) and inputs[0] is inputs[1]:
+            return inputs[0].square
+        if name in ("mul", "div") and any(isinstance(x, Logarithm) for x in inputs):
+            return _scaled_log(m, name, *inputs)
+        function: Callable[[Value, Value], Value] = getattr(m, name)
+        return function(lift_input(m, inputs[0]), lift_input(m, inputs[1]))
+
+    return run
+
+
+def _scaled_log(m: ProofInterpreter, name: str, x: Any, y: Any) -> Logarithm:
+    """A logarithm times a number, or divided by one."""
+    log, factor = (x, y) if isinstance(x, Logarithm) else (y, x)
+    if (
+        not isinstance(factor, Value)
+        or factor.data
+        or factor.sized
+        or factor.f.size != 1
+        or any(factor.axes)
+        or (name == "div" and log is y)
+    ):
+        raise NotProved(ProofFailure.OP, "a logarithm is multiplied by more than one number")
+    number = float(factor.f.reshape(-1)[0])
+    if len(factor.axes) > len(log.t.axes) or not number:
+        raise NotProved(ProofFailure.OP, "a logarithm is multiplied by a number that is zero or of another shape")
+    by = Fraction(number) if name == "mul" else 1 / Fraction(number)
+    floats = Value(
+        log.floats.axes, None, log.floats.f * number if name == "mul" else log.floats.f / number, log.floats.data
+    )
+    return Logarithm(log.t, log.q * by, floats)
+
+
+def _negate(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value | Logarithm:
+    (x,) = inputs
+    if isinstance(x, Logarithm):
+        return Logarithm(x.t, -x.q, Value(x.floats.axes, None, -x.floats.f, x.floats.data))
+    return m.neg(lift_input(m, x))
+
+
+def _variadic_sum(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    if len(inputs) > _MANY:
+        raise NotProved(ProofFailure.LIMIT, f"a sum of {len(inputs)} tensors; up to {_MANY} are added up")
+    return functools.reduce(m.add, [lift_input(m, x) for x in inputs])
+
+
+def _variadic_mean(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    return m.div(functools.reduce(m.add, [lift_input(m, x) for x in inputs]), m.number(len(inputs)))
+
+
+def _power(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    q = lift_input(m, inputs[1])
+    if isinstance(inputs[0], Magnitude):
+        return _power_of_magnitude(m, inputs[0], q)
+    if not isinstance(inputs[0], Value):
+        raise NotProved(ProofFailure.OP, "Pow of a whole number, which is cut to a whole number", "Pow")
+    x = inputs[0]
+    if q.data or q.sized or q.f.size != 1 or len(q.axes) > len(x.axes) or any(q.axes):
+        raise NotProved(ProofFailure.OP, "Pow by more than one number")
+    return m.power(x, Fraction(float(q.f.reshape(-1)[0])))
+
+
+def _power_of_magnitude(m: ProofInterpreter, x: Magnitude, q: Value) -> Value:
+    exponent = float(q.f.reshape(-1)[0])
+    if (
+        q.data
+        or q.sized
+        or q.f.size != 1
+        or any(q.axes)
+        or len(q.axes) > len(x.square.axes)
+        or exponent not in (2.0, 4.0)
+    ):
+        raise NotProved(ProofFailure.OP, "a power of an absolute value that is not its square")
+    return x.square if exponent == 2.0 else m.mul(x.square, x.square)
+
+
+# ------------------------------------------------------------------ views
+
+
+def _reshape(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    x = lift_input(m, inputs[0])
+    wanted = inputs[1] if len(inputs) > 1 else np.array(attrs["shape"])
+    shape = x.shape
+    sizes: list[Size | None] = []
+    for i, n in enumerate(np.asarray(wanted).reshape(-1).tolist()):
+        size = Size.from_int(n)
+        if size == -1:
+            sizes.append(None)
+        elif size == 0 and not attrs.get("allowzero"):
+            sizes.append(shape[i])
+        elif size.is_positive or size in x.atoms:  # h − 2 of a tensor that has so many places is no size below 1
+            sizes.append(size)
+        else:
+            raise NotProved(ProofFailure.SIZE, f"a Reshape to {size} places")
+    if sizes.count(None) > 1:
+        raise NotProved(ProofFailure.SIZE, "a Reshape with two open sizes")
+    return x.with_axes(m.plan.regroup_atoms(x.atoms, sizes))
+
+
+def _flatten(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    x, axis = lift_input(m, inputs[0]), int(attrs.get("axis", 1))
+    axis = axis % len(x.axes) if axis < 0 else axis
+    head, tail = x.axes[:axis], x.axes[axis:]
+    return x.with_axes((tuple(a for axis_ in head for a in axis_), tuple(a for axis_ in tail for a in axis_)))
+
+
+def _squeeze(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    x = lift_input(m, inputs[0])
+    given = integers_from(inputs, 1, attrs, "axes")
+    if given is None and any(s.symbols() for s in x.shape):
+        raise NotProved(ProofFailure.SIZE, "a Squeeze of whatever axes are of one place")
+    axes = axes_of(x, given) if given is not None else [i for i, axis in enumerate(x.axes) if not axis]
+    if any(x.axes[i] for i in axes):
+        raise NotProved(ProofFailure.SIZE, "a Squeeze of an axis that is not shown to be of one place")
+    return x.with_axes(tuple(axis for i, axis in enumerate(x.axes) if i not in axes))
+
+
+def _unsqueeze(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    x = lift_input(m, inputs[0])
+    given = integers_from(inputs, 1, attrs, "axes") or []
+    rank = len(x.axes) + len(given)
+    ones, rest = {int(a) % rank for a in given}, iter(x.axes)
+    return x.with_axes(tuple(() if i in ones else next(rest) for i in range(rank)))
+
+
+def _transpose(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    x = lift_input(m, inputs[0])
+    perm = [int(i) for i in attrs.get("perm") or range(len(x.axes) - 1, -1, -1)]
+    order = [0] + [s for i in perm for s in x.array_axes(i)]
+    return x.with_axes(tuple(x.axes[i] for i in perm), order)
+
+
+def _expand(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    x = lift_input(m, inputs[0])
+    return broadcast_to_sizes(m, x, [Size.from_int(n) for n in np.asarray(inputs[1]).reshape(-1).tolist()])
+
+
+def broadcast_to_sizes(m: ProofInterpreter, x: Value, sizes: Sequence[Size]) -> Value:
+    """``x`` broadcast with a tensor of the given shape."""
+    rank = max(len(sizes), len(x.axes))
+    wanted = [ONE] * (rank - len(sizes)) + list(sizes)
+    if not all(s.is_positive for s in wanted):
+        raise NotProved(ProofFailure.SIZE, f"an Expand to {tuple(wanted)}")
+    empty = Value(
+        tuple(m.plan.atoms_of(s) for s in wanted),
+        None,
+        np.zeros((1,) * (1 + sum(len(m.plan.atoms_of(s)) for s in wanted))),
+    )
+    common, ((a, f), _) = m.broadcast_values(x, empty)
+    return replace(x, axes=common, a=a, f=f)
+
+
+def _concat(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    """Parts one behind the other: the points of the whole axis are those of its parts."""
+    values = [lift_input(m, x) for x in inputs]
+    if len(values) == 1:
+        return values[0]
+    axis = int(attrs.get("axis", 1)) % len(values[0].axes)
+    parts = tuple(v.shape[axis] for v in values)
+    size = functools.reduce(lambda s, t: s + t, parts)
+    m.plan.join_axes(size, parts)
+    common: list[Any] = [()] * len(values[0].axes)
+    for v in values:
+        common = [
+            m.plan.unify_atoms(c, () if i == axis else a) for i, (c, a) in enumerate(zip(common, v.axes, strict=True))
+        ]
+    arrays: list[tuple[Any, Any]] = []
+    for v in values:
+        draws = max(w.f.shape[0] for w in values)
+        full = [draws] + [
+            m.plan.point_count(a) for i, c in enumerate(common) for a in (v.axes[axis] if i == axis else c)
+        ]
+        if any(a != c for i, (a, c) in enumerate(zip(v.axes, common, strict=True)) if i != axis):
+            raise NotProved(ProofFailure.SIZE, "the parts of a Concat differ in other axes")
+        start = 1 + sum(len(c) for i, c in enumerate(common) if i < axis)
+        flat = [*full[:start], -1, *full[start + len(v.axes[axis]) :]]
+        arrays.append(
+            (
+                None if v.a is None else np.broadcast_to(v.a, full).reshape(flat),
+                np.broadcast_to(v.f, full).reshape(flat),
+            )
+        )
+    start = 1 + sum(len(c) for i, c in enumerate(common) if i < axis)
+    a = None if any(x is None for x, _ in arrays) else np.concatenate([x for x, _ in arrays], axis=start)
+    f = np.concatenate([y for _, y in arrays], axis=start)
+    degree = functools.reduce(Degree.union, (v.degree for v in values))
+    axes = tuple(m.plan.atoms_of(size) if i == axis else c for i, c in enumerate(common))
+    sign = min(v.sign for v in values)
+    made = Value(axes, a, f, any(v.data for v in values), sign, degree, sized=any(v.sized for v in values))
+    made.sums, made.fixed = frozenset().union(*(v.sums for v in values)), fixed_axes(axes, *values)
+    if any(v.sums and v.degree.has_denominator for v in values):  # each part by its own
+        made.fixed |= {axis_identity(atom) for atom in axes[axis]}
+    return made
+
+
+def _identity(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
+    return inputs[0]
+
+
+def _dropout(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
+    training = optional_input(inputs, 2)
+    if (training is not None and np.asarray(training).any()) or (opset < 7 and not attrs.get("is_test")):
+        raise NotProved(ProofFailure.OP, "Dropout in training mode")
+    return inputs[0]
+
+
+def _constant_of_shape(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
+    value = np.asarray(attrs.get("value", np.zeros(1, np.float32)))
+    sizes = [Size.from_int(n) for n in np.asarray(inputs[0]).reshape(-1).tolist()]
+    if value.dtype.kind in "iub":
+        if any(s.constant_value is None for s in sizes):
+            raise NotProved(ProofFailure.SIZE, "a tensor of whole numbers whose size is open")
+        return np.full([int(s.constant_value or 0) for s in sizes], value.reshape(()))
+    return broadcast_to_sizes(m, m.constant(value.astype(np.float64).reshape(())), sizes)
+
+
+# ------------------------------------------------------------------ sums
+
+
+def _reduction_op(core: Callable[[ProofInterpreter, Any, list[int]], Value], squares: bool = False) -> Op:
+    def run(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+        x: Any = inputs[0] if isinstance(inputs[0], Magnitude) else lift_input(m, inputs[0])
+        given = integers_from(inputs, 1, attrs, "axes")
+        if not given and attrs.get("noop_with_empty_axes"):
+            raise NotProved(ProofFailure.OP, "a reduction over no axis")
+        axes = axes_of(x.square if isinstance(x, Magnitude) else x, given or None)
+        if isinstance(x, Magnitude) and not squares:
+            raise NotProved(ProofFailure.OP, "a sum of absolute values is no algebra")
+        y = core(m, x, axes)
+        return (
+            y
+            if attrs.get("keepdims", 1)
+            else y.with_axes(tuple(axis for i, axis in enumerate(y.axes) if i not in axes))
+        )
+
+    return run
+
+
+def _sum_of_squares(m: ProofInterpreter, x: Value | Magnitude, axes: list[int]) -> Value:
+    return m.sum_over(x.square if isinstance(x, Magnitude) else m.mul(x, x), axes)
+
+
+def _global_average(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    x = lift_input(m, inputs[0])
+    return m.mean(x, range(2, len(x.axes)))
+
+
+def _matmul(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    a, b = lift_input(m, inputs[0]), lift_input(m, inputs[1])
+    if not a.axes or not b.axes:
+        raise NotProved(ProofFailure.OP, "MatMul of a scalar")
+    rows, columns = len(a.axes) > 1, len(b.axes) > 1
+    left = a.with_axes((*a.axes[:-1], *(() if rows else ((),)), a.axes[-1], ()))
+    right = b.with_axes((*b.axes[:-2], (), *(b.axes[-2:] if columns else (b.axes[-1], ()))))
+    y = m.inner_product(left, right, [max(len(left.axes), len(right.axes)) - 2])
+    kept = list(y.axes[:-3]) + ([y.axes[-3]] if rows else []) + ([y.axes[-1]] if columns else [])
+    return y.with_axes(tuple(kept))
+
+
+def _gemm(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    a, b = lift_input(m, inputs[0]), lift_input(m, inputs[1])
+    a = _transpose(m, [a], {}, opset, 1) if attrs.get("transA") else a
+    b = _transpose(m, [b], {}, opset, 1) if attrs.get("transB") else b
+    y = m.mul(m.number(Fraction(float(attrs.get("alpha", 1.0)))), _matmul(m, [a, b], {}, opset, 1))
+    c = optional_input(inputs, 2)
+    return y if c is None else m.add(y, m.mul(m.number(Fraction(float(attrs.get("beta", 1.0)))), lift_input(m, c)))
+
+
+def _einsum(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
+    equation = attrs["equation"].decode() if isinstance(attrs["equation"], bytes) else attrs["equation"]
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if not arrow or "." in equation or any(len(set(t)) < len(t) for t in (*terms, right)) or len(terms) != len(inputs):
+        raise NotProved(ProofFailure.OP, f"Einsum {equation!r}")
+    letters = list(right) + sorted({c for t in terms for c in t} - set(right))
+    values = []
+    for term, x in zip(terms, inputs, strict=True):
+        v = _transpose(m, [lift_input(m, x)], {"perm": [term.index(c) for c in letters if c in term]}, opset, 1)
+        own = iter(v.axes)
+        values.append(v.with_axes(tuple(next(own) if c in term else () for c in letters)))
+    y = values[0]
+    for i, v in enumerate(values[1:]):
+        y = m.mul(y, y) if inputs[i + 1] is inputs[0] and terms[i + 1] == terms[0] and len(values) == 2 else m.mul(y, v)
+    y = m.sum_over(y, list(range(len(right), len(letters))))
+    return y.with_axes(y.axes[: len(right)])
+
+
+def broadcast_over_channels(m: ProofInterpreter, p: Any, x: Value) -> Value:
+    """A vector over the channels, laid over (N, C, …)."""
+    v = lift_input(m, p)
+    return v.with_axes((*v.axes, *(((),) * (len(x.axes) - 2))))
+
+
+TABLE: dict[str, Op] = {
+    "Add": _binary_op("add"),
+    "Sub": _binary_op("sub"),
+    "Mul": _binary_op("mul"),
+    "Div": _binary_op("div"),
+    "Sum": _variadic_sum,
+    "Mean": _variadic_mean,
+    "Neg": _negate,
+    "Sqrt": lambda m, i, a, o, n: m.root(lift_input(m, i[0])),
+    "Reciprocal": lambda m, i, a, o, n: m.inverse(lift_input(m, i[0])),
+    "Pow": _power,
+    "Reshape": _reshape,
+    "Flatten": _flatten,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+    "Transpose": _transpose,
+    "Expand": _expand,
+    "Concat": _concat,
+    "Identity": _identity,
+    "Dropout": _dropout,
+    "ConstantOfShape": _constant_of_shape,
+    "ReduceSum": _reduction_op(lambda m, x, axes: m.sum_over(x, axes)),
+    "ReduceMean": _reduction_op(lambda m, x, axes: m.mean(x, axes)),
+    "ReduceSumSquare": _reduction_op(_sum_of_squares, squares=True),
+    "ReduceL2": _reduction_op(lambda m, x, axes: m.root(_sum_of_squares(m, x, axes)), squares=True),
+    "GlobalAveragePool": _global_average,
+    "MatMul": _matmul,
+    "Gemm": _gemm,
+    "Einsum": _einsum,
+}

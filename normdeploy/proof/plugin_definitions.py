@@ -1,0 +1,239 @@
+"""This project's kernels, each by what it computes, on `Value`s: the file's nodes are proved to be that before a plugin
+takes their place.
+
+The meaning of a kernel is its float64 reference in `normdeploy_plugins`, which its tests judge it by. It is made of the
+definitions of the norms (`normdeploy.norms.definitions`), and tests/proof/test_plugin_definitions.py compares the
+two. A
+definition gets (machine, inputs, attributes) and gives its outputs. Gamma and beta hold one value for each element of a
+row, or of a channel, in any shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..norms import definitions
+from .interpreter import ProofInterpreter
+from .lemmas import congruence
+from .norm_definitions import ValueInterpreter
+from .op_definitions import Attrs
+from .proof_errors import NotProved, ProofFailure
+from .proto_evaluation import leaky_relu
+from .value import Value
+
+Definition = Callable[[ProofInterpreter, Sequence[Any], Attrs], tuple[Any, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class GroupStatistics:
+    """Of what NormStatistics takes the mean and the sum of squares: each of ``groups`` of the axes of ``x`` from
+    ``axis`` on."""
+
+    x: Value
+    axis: int
+    groups: int
+    channels_last: bool
+
+
+class _KernelInterpreter(ValueInterpreter):
+    """Computes with the prover's values as a kernel does: with the epsilon of its node and no other, with parameters of
+    any shape, and with the sum of squares by n − ddof."""
+
+    def __init__(self, m: ProofInterpreter, ddof: int = 0) -> None:
+        super().__init__(m, opset=21, outputs=1)
+        self._ddof = ddof
+
+    def make_epsilon(self, value: float, like: Value) -> Value:
+        return self.make_scalar(value, like)
+
+    def mean_square(self, d: Value, axes: Sequence[int]) -> Value:
+        m = self._m
+        places = [axis % len(d.axes) for axis in axes]
+        return m.div(m.sum_over(m.mul(d, d), places), m.sub(m.count(d, places), m.number(self._ddof)))
+
+    def reshape_per_channel(self, v: Value, x: Value) -> Value:
+        return _channel_parameter(v, x)
+
+
+def _channel_parameter(v: Value, x: Value, axis: int = 1) -> Value:
+    return v.with_axes((v.atoms, *((),) * (len(x.axes) - 1 - axis % len(x.axes))))
+
+
+def _layer_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+    """LayerNorm(x, gamma, beta) = d/√(variance + ε)·gamma + beta."""
+    o = _KernelInterpreter(m, attrs.get("ddof", 0))
+    return (definitions.plugin_layer_norm(o, *inputs, axis=attrs["axis"], epsilon=attrs["epsilon"]),)
+
+
+def _std_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+    """StdNorm(x, gamma, beta) = d/(√variance + ε)·gamma + beta."""
+    x, gamma, beta = inputs
+    o = _KernelInterpreter(m, attrs["ddof"])
+    axes = definitions.axes_from(o, x, attrs["axis"])
+    d = o("Sub", x, o.reduce("ReduceMean", x, axes))
+    below = o("Sqrt", o.mean_square(d, axes))
+    below = m.add(below, m.exact_epsilon(attrs["epsilon"])) if attrs["epsilon"] else below
+    return (definitions.scale_and_shift(o, m.div(d, below), gamma, beta, lambda v: o.reshape_per_element(v, x, axes)),)
+
+
+def _rms_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+    """RMSNorm(x, gamma) = x/√(mean x² + ε)·(offset + gamma)."""
+    x, gamma = inputs
+    o = _KernelInterpreter(m)
+    axes = definitions.axes_from(o, x, attrs["axis"])
+    normal = o.standardize(x, axes, attrs["epsilon"], centered=False)
+    return (m.mul(normal.value, m.add(m.number(attrs["offset"]), o.reshape_per_element(gamma, x, axes))),)
+
+
+def _add_layer_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+    """AddLayerNorm(x, residual, gamma, beta): LayerNorm of their sum over the last axis, and the sum."""
+    total = m.add(inputs[0], inputs[1])
+    return (*_layer_norm(m, [total, *inputs[2:]], {**attrs, "axis": -1}), total)
+
+
+def _add_rms_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+    total = m.add(inputs[0], inputs[1])
+    return (*_rms_norm(m, [total, inputs[2]], {**attrs, "axis": -1}), total)
+
+
+_NAMES = ("none", "relu", "silu", "int8", "float8_e4m3fn")  # what plugin nodes hold by its place
+
+
+def _with_quantized_result(norm: Definition) -> Definition:
+    """A norm whose first result is quantized by its last input, one scale, to the type that ``to`` says; over the last
+    axis where it has no ``axis``."""
+
+    def run(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+        *given, scale = inputs
+        y, *others = norm(m, given, {"axis": -1, "offset": 0.0, **attrs})
+        if scale.shape and scale.varying_atoms():
+            raise NotProved(ProofFailure.OP, "several scales")
+        return (congruence.quantize_value(m, y, scale.moved(((),) * len(y.axes)), _NAMES[attrs["to"]]), *others)
+
+    return run
+
+
+_LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
+
+
+def _with_quantized_rows(norm: Definition) -> Definition:
+    """A norm over the last axis whose first result is quantized by a scale of each row, which is the second."""
+
+    def run(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+        if attrs.get("axis", -1) != -1:
+            raise NotProved(ProofFailure.OP, "rows of several axes")
+        y, *others = norm(m, inputs, {"axis": -1, "offset": 0.0, **attrs})
+        kind = _NAMES[attrs["to"]]
+        return (*congruence.quantize_rows(m, y, kind, float(attrs["least"]), _LARGEST[kind]), *others)
+
+    return run
+
+
+def _modulated_layer_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+    """ModulatedLayerNorm(x, scale, shift) = d/√(variance + ε)·(1 + scale) + shift over the last axis."""
+    x, scale, shift = inputs
+    normal = _KernelInterpreter(m).standardize(x, [-1], attrs["epsilon"])
+    return (m.add(m.mul(normal.value, m.add(m.number(1), scale)), shift),)
+
+
+def _instance_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+    return (definitions.instance_norm(_KernelInterpreter(m), *inputs, epsilon=attrs["epsilon"]),)
+
+
+def _channel_layer_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+    """ChannelLayerNorm(x, gamma, beta): over axis 1 alone."""
+    x, gamma, beta = inputs
+    o = _KernelInterpreter(m)
+    normal = o.standardize(x, [1], attrs["epsilon"])
+    return (definitions.scale_and_shift(o, normal.value, gamma, beta, lambda v: o.reshape_per_channel(v, x)),)
+
+
+NONE, RELU, SILU = range(3)  # an activation as plugin nodes hold it
+
+
+def apply_activation(m: ProofInterpreter, y: Value, activation: int) -> Value:
+    """An activation of ``y``, by its number. Raises NotProved for one that there is not."""
+    if activation not in (NONE, RELU, SILU):
+        raise NotProved(ProofFailure.OP, f"activation {activation} of a plugin")
+    if activation == SILU:
+        return m.mul(y, congruence.TABLE["Sigmoid"](m, [y], {}, 13, 1))
+    return leaky_relu(m, y, 0.0) if activation == RELU else y
+
+
+def _grouped_norm(activation: int = NONE) -> Definition:
+    """GroupNorm(x, gamma, beta), x of (N, C, …), or (N, …, C) where channels_last; an activation behind it."""
+
+    def run(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+        x, gamma, beta = inputs
+        rank, last = len(x.axes), attrs["channels_last"]
+        o = _KernelInterpreter(m)
+        if last:
+            x = o("Transpose", x, perm=[0, rank - 1, *range(1, rank - 1)])
+        y = definitions.group_norm_21(o, x, gamma, beta, attrs["num_groups"], attrs["epsilon"])
+        y = apply_activation(m, y, activation or attrs.get("activation", NONE))
+        return (o("Transpose", y, perm=[0, *range(2, rank), 1]) if last else y,)
+
+    return run
+
+
+def _scale_shift(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+    """ScaleShift(x, scale, shift) = x·scale + shift along ``axis``, and an activation."""
+    x, scale, shift = inputs
+    y = m.add(m.mul(x, _channel_parameter(scale, x, attrs["axis"])), _channel_parameter(shift, x, attrs["axis"]))
+    return (apply_activation(m, y, attrs["activation"]),)
+
+
+def _norm_statistics(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+    x = inputs[0]
+    return (GroupStatistics(x, attrs["axis"] % len(x.axes), attrs["groups"], bool(attrs["channels_last"])),)
+
+
+def _layer_norm_apply(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+    """LayerNorm with the statistics of its own rows."""
+    x, statistics = inputs[:2]
+    _require_same_statistics(statistics, GroupStatistics(x, attrs["axis"] % len(x.axes), 1, False))
+    return _layer_norm(m, [x, *inputs[2:]], attrs)
+
+
+def _group_norm_apply(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+    """GroupNorm with the statistics of its own groups, and an activation."""
+    x, statistics = inputs[:2]
+    _require_same_statistics(statistics, GroupStatistics(x, 1, attrs["num_groups"], bool(attrs["channels_last"])))
+    return _grouped_norm()(m, [x, *inputs[2:]], attrs)
+
+
+def _require_same_statistics(stated: GroupStatistics, own: GroupStatistics) -> None:
+    told = [(s.axis, s.groups, s.channels_last) for s in (stated, own)]
+    if stated.x is not own.x or told[0] != told[1]:
+        raise NotProved(
+            ProofFailure.DIFFERS,
+            f"statistics of (axis, groups, channels_last) {told[0]} are taken for those of {told[1]}",
+        )
+
+
+TABLE: dict[str, Definition] = {
+    "LayerNorm": _layer_norm,
+    "RMSNorm": _rms_norm,
+    "AddLayerNorm": _add_layer_norm,
+    "AddRMSNorm": _add_rms_norm,
+    "ModulatedLayerNorm": _modulated_layer_norm,
+    "StdNorm": _std_norm,
+    "ChannelLayerNorm": _channel_layer_norm,
+    "InstanceNorm": _instance_norm,
+    "GroupNorm": _grouped_norm(),
+    "GroupNormSiLU": _grouped_norm(SILU),
+    "ScaleShift": _scale_shift,
+    "NormStatistics": _norm_statistics,
+    "LayerNormApply": _layer_norm_apply,
+    "GroupNormApply": _group_norm_apply,
+    "LayerNormQuantize": _with_quantized_result(_layer_norm),
+    "RMSNormQuantize": _with_quantized_result(_rms_norm),
+    "AddLayerNormQuantize": _with_quantized_result(_add_layer_norm),
+    "AddRMSNormQuantize": _with_quantized_result(_add_rms_norm),
+    "LayerNormDynamicQuantize": _with_quantized_rows(_layer_norm),
+    "RMSNormDynamicQuantize": _with_quantized_rows(_rms_norm),
+    "AddLayerNormDynamicQuantize": _with_quantized_rows(_add_layer_norm),
+    "AddRMSNormDynamicQuantize": _with_quantized_rows(_add_rms_norm),
+}

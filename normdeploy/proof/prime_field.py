@@ -1,0 +1,129 @@
+"""Arithmetic modulo a random prime p of 160 bits or more, p ≡ 3 (mod 4), on numpy arrays of Python's integers.
+
+One prime of this length takes the place of five of 31 bits: an identity of degree D that fails over the rationals holds
+at a random point with a probability of at most D/p (Schwartz 1980, Zippel 1979), and the arrays are small. −1 is no
+square modulo p, so of the two roots of a square exactly one is a square itself, the principal root: √t = t^((p+1)/4).
+Principal roots multiply: √a·√b = √(ab).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+BITS = 160
+_WITNESSES = 24  # rounds of Miller and Rabin: a composite passes with a probability of at most 4^-24 for each candidate
+_KEPT = 4096  # roots
+_SMALL = tuple(q for q in range(3, 400, 2) if all(q % d for d in range(3, q, 2)))
+
+
+class PrimeField:
+    """The integers modulo ``p``; arrays have the dtype object and hold Python's integers in [0, p)."""
+
+    def __init__(self, p: int) -> None:
+        self.p = p
+        self._powers: dict[int, int] = {}
+        self._roots: dict[int, int] = {}  # rows with a root are met again while others are drawn
+
+    def inverse(self, a: Array) -> Array:
+        """1/a, 0 where a is 0; one inversion for the whole array (Montgomery, 1987)."""
+        p, values = self.p, [v or 1 for v in a.reshape(-1).tolist()]
+        ahead = [1]
+        for v in values:
+            ahead.append(ahead[-1] * v % p)
+        rest = pow(ahead.pop(), -1, p)
+        out = np.empty(a.shape, dtype=object)
+        flat = out.reshape(-1)
+        for i in range(len(values) - 1, -1, -1):
+            flat[i] = rest * ahead[i] % p
+            rest = rest * values[i] % p
+        out[a == 0] = 0
+        return out
+
+    def root(self, a: Array) -> Array:
+        """The principal root; −1 where a is no square."""
+        p = self.p
+        exponent, known = (p + 1) // 4, self._roots
+        if len(known) > _KEPT:
+            known.clear()
+
+        def square_root(v: int) -> int:
+            r = known.get(v)
+            if r is None:
+                r = pow(v, exponent, p)
+                r = known[v] = r if r * r % p == v else -1
+            return r
+
+        return self._map_elements(square_root, a)
+
+    def count_rootless(self, a: Array) -> int:
+        """How many elements have a root that is not known yet."""
+        return len(set(a.reshape(-1).tolist()) - self._roots.keys())
+
+    def is_square(self, v: int) -> bool:
+        return pow(v, (self.p - 1) // 2, self.p) == 1
+
+    def from_fraction(self, q: Fraction | int) -> int:
+        q = Fraction(q)
+        return q.numerator * pow(q.denominator, -1, self.p) % self.p
+
+    def from_floats(self, x: Array) -> Array:
+        """Finite floats as what they are: dyadic rationals."""
+        mantissa, exponent = np.frexp(np.asarray(x, dtype=np.float64))
+        whole = np.asarray(mantissa * 2.0**53).astype(np.int64).astype(object)
+        return np.asarray(whole * self._map_elements(self._power_of_two, exponent - 53) % self.p, dtype=object)
+
+    def _power_of_two(self, e: int) -> int:
+        if e not in self._powers:
+            self._powers[e] = pow(2, e, self.p)
+        return self._powers[e]
+
+    def to_rational(self, v: int) -> Fraction | None:
+        """The one fraction a/b with |a|, b < √(p/2) that is v modulo p; None where there is none (Wang, 1981)."""
+        most = math.isqrt(self.p // 2)
+        r0, r1, s0, s1 = self.p, v % self.p, 0, 1
+        while r1 > most:
+            quotient = r0 // r1
+            r0, r1, s0, s1 = r1, r0 - quotient * r1, s1, s0 - quotient * s1
+        return Fraction(r1, s1) if s1 and abs(s1) <= most and math.gcd(r1, abs(s1)) == 1 else None
+
+    @staticmethod
+    def _map_elements(function: Any, a: Array) -> Array:
+        out = np.empty(a.shape, dtype=object)
+        out.reshape(-1)[:] = [function(v) for v in a.reshape(-1).tolist()]
+        return out
+
+
+@lru_cache(maxsize=16)
+def make_field(number: int, length: int = BITS) -> PrimeField:
+    """One of the fields of this process, with a prime of ``length`` bits that the system drew: nobody can write a file
+    for it."""
+    rng = random.SystemRandom()
+    while True:
+        p = rng.getrandbits(length) | (1 << (length - 1)) | 3  # ≡ 3 (mod 4)
+        if all(p % q for q in _SMALL) and _is_probable_prime(p, rng):
+            return PrimeField(p)
+
+
+def _is_probable_prime(n: int, rng: random.Random) -> bool:
+    d = n - 1
+    s = (d & -d).bit_length() - 1
+    d >>= s
+    for _ in range(_WITNESSES):
+        x = pow(rng.randrange(2, n - 1), d, n)
+        if x in (1, n - 1):
+            continue
+        for _ in range(s - 1):
+            x = x * x % n
+            if x == n - 1:
+                break
+        else:
+            return False
+    return True

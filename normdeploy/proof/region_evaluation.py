@@ -1,0 +1,268 @@
+"""A region of a graph, evaluated by a `Machine`: its nodes as they stand there, with their attributes and
+initializers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..dtypes import is_float_dtype, is_integer_dtype
+from ..evaluate import evaluator
+from ..graphs import integer_ops
+from ..graphs.dims import dim_size
+from ..graphs.file_graph import NEWEST
+from ..graphs.graph import Graph
+from ..graphs.region import Region
+from ..graphs.symbolic_sizes import NoPolynomial, Size
+from ..norms import function_bodies
+from ..norms.norm_table import CONTRIB, DEFAULT, DOMAIN, NormOp, OpOwner, rows_of_owner
+from ..norms.third_party import function_op_row
+from ..storage.onnx_domains import STANDARD
+from . import convolutions, norm_definitions, op_definitions
+from .interpreter import ProofInterpreter, StoredConstant
+from .lemmas import TABLE as LEMMAS
+from .lemmas.casts import cast_value
+from .lemmas.congruence import quantize_rows
+from .proof_errors import NotProved, ProofFailure
+from .value import Value
+
+FAILURES = (
+    evaluator.UnsupportedOp,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    AssertionError,
+    AttributeError,
+    ArithmeticError,
+)
+
+Own = Callable[[gs.Node], Callable[[ProofInterpreter, list[Any], Mapping[str, Any]], tuple[Any, ...]] | None]
+_NAMED = {
+    (CONTRIB, op) for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "" in row.domains
+}  # they mean what the standard's do
+
+
+def shape_of(graph: Graph, t: gs.Tensor) -> tuple[Size, ...]:
+    """The shape that the file states; a dim that it does not is a symbol of its own."""
+    shape = graph.shape(t)
+    if shape is None:
+        raise NotProved(ProofFailure.SIZE, f"the rank of {t.name!r} is not known", t.name)
+    return tuple(dim_size(d, f"{t.name}:{i}") for i, d in enumerate(shape))
+
+
+def evaluate_region(m: ProofInterpreter, region: Region, leaves: Mapping[int, Value]) -> Value:
+    """The value of the region's result. ``leaves``: by the id of their tensors."""
+    graph = region.graph
+    env: dict[int, Any] = dict(leaves)
+    for t in region.shape_leaves:
+        if id(t) not in env:
+            env[id(t)] = _ShapeOnlyTensor(m.plan.shape_of_file(shape_of(graph, t)))
+    evaluate_nodes(m, graph, region.nodes, env)
+    y = env.get(id(region.y))
+    if y is None and graph.is_constant(region.y):
+        y = constant_value(m, graph, region.y)
+    if not isinstance(y, Value):
+        raise NotProved(ProofFailure.OP, f"{region.y.name!r} is no result of algebra", region.y.name)
+    if m.gf is not None and y.a is None:
+        raise NotProved(ProofFailure.OP, "a constant of it is not finite", region.y.name)
+    return y
+
+
+def evaluate_nodes(
+    m: ProofInterpreter, graph: Graph, nodes: Sequence[gs.Node], env: MutableMapping[int, Any], own: Own | None = None
+) -> None:
+    """Evaluate nodes in topological order; ``env`` gets their outputs, by the ids of the tensors.
+
+    ``own``: the meaning of a node that is none of the standard's, None where it is.
+    """
+    for node in nodes:
+        m.node = id(node)
+        inputs = [_node_input(m, graph, node, i, t, env) for i, t in enumerate(node.inputs)]
+        opset = max(graph.opset, NEWEST) if id(node) in graph._new else graph.opset
+        try:
+            meaning = own(node) if own is not None else None
+            results = (
+                meaning(m, inputs, graph.attrs(node))
+                if meaning is not None
+                else _evaluate_node(m, graph, node, inputs, opset)
+            )
+        except NotProved as e:
+            e.culprit = node.outputs[0].name if node.outputs else e.culprit
+            raise
+        except FAILURES as e:
+            raise NotProved(
+                ProofFailure.OP, f"{node.op} can't be followed: {type(e).__name__}: {e}", node.outputs[0].name
+            ) from e
+        env.update((id(t), v) for t, v in zip(node.outputs, results, strict=False) if v is not None)
+
+
+def _is_zero_point(node: gs.Node, i: int) -> bool:
+    """Whether input number ``i`` is QuantizeLinear's zero point, of the node itself or in its function's body."""
+    if node.domain == DOMAIN:
+        row = function_op_row(node.domain, node.op)
+        return row is not None and row.inputs[i : i + 1] == ("y_zero_point",)
+    return (node.op, i, node.domain or "") == ("QuantizeLinear", 2, "")
+
+
+class _ShapeOnlyTensor:
+    """A tensor of which only the shape is read."""
+
+    def __init__(self, shape: tuple[Size, ...]) -> None:
+        self.shape = shape
+
+
+def _node_input(
+    m: ProofInterpreter, graph: Graph, node: gs.Node, i: int, t: gs.Tensor, env: MutableMapping[int, Any]
+) -> Any:
+    if t.is_empty():
+        return None
+    if id(t) in env:
+        return env[id(t)]
+    if id(t) in m.given:
+        return m.given[id(t)]
+    if node.op == "CastLike" and i == 1:  # its type alone is asked for
+        return None
+    if _is_zero_point(node, i) and graph.is_constant(t) and not graph.value(t).any():  # 0 of a type, which alone tells
+        return graph.dtype(t)
+    if not graph.is_constant(t):
+        raise NotProved(ProofFailure.OP, f"{t.name!r} is no constant and no input of the region", t.name)
+    env[id(t)] = constant_value(m, graph, t)
+    return env[id(t)]
+
+
+def constant_value(m: ProofInterpreter, graph: Graph, t: gs.Tensor, narrow: bool = False) -> Any:
+    """A constant of the file: whole numbers as they are, others as a value. ``narrow``: as for `Sampler.constant`."""
+    stored = m.draws.held.get(id(t))
+    if stored is None:
+        try:
+            with evaluator.silence_numpy():
+                array = graph.value(t)
+        except evaluator.UnsupportedOp as e:
+            raise NotProved(ProofFailure.LIMIT, str(e), t.name) from e
+        if array.dtype.kind in "iub":
+            return array
+        stored = m.draws.held[id(t)] = StoredConstant(array, is_stored_as_half(graph, t))
+    return m.constant(stored, narrow)
+
+
+def is_stored_as_half(graph: Graph, t: gs.Tensor) -> bool:
+    """Whether a constant was stored in float16, before Casts."""
+    node = graph.producer(t)
+    while node is not None and node.op in ("Cast", "CastLike", "Identity"):
+        t, node = node.inputs[0], graph.producer(node.inputs[0])
+    return getattr(graph.dtype(t), "name", "") == "float16"
+
+
+def _evaluate_node(m: ProofInterpreter, graph: Graph, node: gs.Node, inputs: list[Any], opset: int) -> tuple[Any, ...]:
+    if node.op == "CastLike":
+        kind = graph.dtype(node.inputs[1])
+        floating = kind is None or is_float_dtype(kind)
+        return (cast_value(m, inputs[0], floating, kind if kind is not None and is_integer_dtype(kind) else None),)
+    return apply_op_of_domain(m, node.op, node.domain or "", inputs, graph.attrs(node), opset, len(node.outputs))
+
+
+def apply_op_of_domain(
+    m: ProofInterpreter, op: str, domain: str, inputs: list[Any], attrs: Mapping[str, Any], opset: int, outputs: int
+) -> tuple[Any, ...]:
+    """The outputs of one node.
+
+    Raises:
+        NotProved: the op is outside of the language, or a premise does not hold.
+    """
+    if (row := function_op_row(domain, op)) is not None:
+        return _evaluate_function(m, row, inputs, attrs, opset)
+    if domain not in STANDARD and (domain, op) not in _NAMED:
+        raise NotProved(ProofFailure.OP, f"{domain}.{op} is no op of the language", op)
+    if op == "Shape":
+        shape = list(inputs[0].shape)[attrs.get("start", 0) : attrs.get("end")]
+        return (_shape_as_integers(shape, (len(shape),)),)
+    if op == "Size":
+        total: Any = Size.from_int(1)
+        for n in inputs[0].shape:
+            total = total * n
+        return (_shape_as_integers([total], ()),)
+    if any(isinstance(x, _ShapeOnlyTensor) for x in inputs):
+        raise NotProved(ProofFailure.OP, f"{op} reads a tensor that is no input of the region", op)
+    if op == "Constant":
+        (array,) = evaluator.evaluate_node(op, inputs, attrs, opset=opset)
+        return (array if array is None or array.dtype.kind in "iub" else m.constant(array),)
+    if inputs and all(integer_ops.is_integer_value(x) for x in inputs) and op not in ("Cast", "ConstantOfShape"):
+        try:
+            results = integer_ops.apply_integer_op(op, inputs, attrs, opset, outputs)
+        except NoPolynomial as e:
+            raise NotProved(ProofFailure.SIZE, str(e), e.op) from e
+        return tuple(x if integer_ops.is_integer_value(x) else m.constant(np.asarray(x)) for x in results)
+    function = (
+        op_definitions.TABLE.get(op) or norm_definitions.TABLE.get(op) or convolutions.TABLE.get(op) or LEMMAS.get(op)
+    )
+    if function is None:
+        raise NotProved(ProofFailure.OP, f"{op} is no algebra", op)
+    if op in norm_definitions.TABLE:
+        _require_known_parts(DEFAULT[op], inputs, attrs)
+    results = function(m, inputs, attrs, opset, outputs)
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _require_known_parts(row: NormOp, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> None:
+    """A norm's node has no input and no attribute but those whose meaning is known. Of the standard's own ops onnx's
+    checker says so; onnxruntime's in the default domain (SimplifiedLayerNormalization) have no schema there.
+
+    Raises:
+        NotProved: it has.
+    """
+    if len(inputs) > len(row.inputs):
+        raise NotProved(
+            ProofFailure.OP, f"{row.op} has {len(inputs)} inputs, and should have {len(row.inputs)} at most", row.op
+        )
+    for name in attrs:
+        if row.owner is OpOwner.ONNXRUNTIME and name not in row.attributes:
+            raise NotProved(ProofFailure.OP, f"{row.op} has an attribute {name!r}, whose meaning is not known", row.op)
+
+
+def _shape_as_integers(sizes: list[Size], shape: tuple[int, ...]) -> np.ndarray:
+    numbers = [s.constant_value for s in sizes]
+    if all(n is not None for n in numbers):
+        return np.array(numbers, dtype=np.int64).reshape(shape)
+    made = np.empty(len(sizes), dtype=object)
+    made[:] = sizes
+    return made.reshape(shape)
+
+
+def _evaluate_function(
+    m: ProofInterpreter, row: NormOp, inputs: list[Any], attrs: Mapping[str, Any], opset: int
+) -> tuple[Any, ...]:
+    """An op whose function body travels in the file, by that."""
+    opset = max(opset, row.since)
+    function = function_bodies.norm_function_body(row, opset)
+    known: dict[str, Any] = dict(zip(function.input, inputs, strict=False))
+    at = m.node
+    for node in function.node:
+        if (
+            row.is_quantized_by_row and "result" in known
+        ):  # the rest is a function of the norm's rows that is not looked into
+            kind, least, largest = known["y_zero_point"], float(attrs["least"]), float(attrs["largest"])
+            if not isinstance(kind, np.dtype):
+                raise NotProved(ProofFailure.OP, "its zero point is not 0")
+            known["Y"], known["y_scale"] = quantize_rows(m, known["result"], kind.name, least, largest)
+            break
+        given = {
+            a.name: attrs[a.ref_attr_name] if a.ref_attr_name else onnx.helper.get_attribute_value(a)
+            for a in node.attribute
+        }
+        m.node = at
+        if node.op_type == "CastLike":
+            known[node.output[0]] = known[node.input[0]]
+            continue
+        if any(a.ref_attr_name == "epsilon" for a in node.attribute) and node.op_type == "Constant":
+            known[node.output[0]] = m.exact_epsilon(attrs["epsilon"])
+            continue
+        results = apply_op_of_domain(
+            m, node.op_type, "", [known[n] if n else None for n in node.input], given, opset, len(node.output)
+        )
+        known.update(zip(node.output, results, strict=False))
+    return tuple(known[name] for name in function.output)

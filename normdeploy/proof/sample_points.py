@@ -1,0 +1,69 @@
+"""Which places of a tensor are alike: those that no op of the language tells apart.
+
+Every place of an atom is treated like every other. So what is to be seen of a tensor's elements one by one (where a NaN
+goes, whether a radicand is always a square) is seen of one element of each class. A class is told by which of its
+places are equal, of axes that share an atom, as those of a square do; and by the parts that its places belong to, of
+axes that are joined.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..graphs.symbolic_sizes import Size
+from .axis_plan import AxisPlan
+from .value import Array
+
+_Mark = tuple[bool, Any, int]  # whether it is a part (which are not alike); of which atom; which point or part
+_Point = tuple[_Mark, ...]
+
+
+def equivalence_classes(plan: AxisPlan, atoms: Sequence[Size]) -> Array:
+    """A number for each element of a tensor of these atoms, equal for those that are alike; of the shape of their
+    points."""
+    return _label_classes(tuple(_atom_points(plan, atom) for atom in atoms))
+
+
+def representative_places(plan: AxisPlan, atoms: Sequence[Size]) -> list[int]:
+    """The places of elements, in row-major order: the first, the last, and one of each class besides theirs."""
+    labels = equivalence_classes(plan, atoms).reshape(-1)
+    labelled, first = np.unique(labels, return_index=True)
+    known = {int(labels[0]), int(labels[-1])}
+    return [0, labels.size - 1, *(int(i) for label, i in zip(labelled, first, strict=True) if int(label) not in known)]
+
+
+def _atom_points(plan: AxisPlan, atom: Size) -> tuple[_Point, ...]:
+    name = atom.terms
+    if atom not in plan.joins:
+        return tuple(((False, name, i),) for i in range(plan.point_count(atom)))
+    held: list[_Point] = []
+    for number, part in enumerate(plan.joins[atom]):
+        inner = itertools.product(*(_atom_points(plan, a) for a in plan.atoms_of(part)))
+        held += [((True, name, number), *(mark for point in points for mark in point)) for points in inner]
+    return tuple(held)
+
+
+@lru_cache(maxsize=256)
+def _label_classes(axes: tuple[tuple[_Point, ...], ...]) -> Array:
+    shape = tuple(map(len, axes))
+    names = [axis[0][0][1] for axis in axes]
+    if len(set(names)) == len(names) and not any(mark[0] for axis in axes for mark in axis[0]):
+        return np.zeros(shape, dtype=int)
+    known: dict[tuple[Any, ...], int] = {}
+    labels = [known.setdefault(_canonical_points(points), len(known)) for points in itertools.product(*axes)]
+    return np.array(labels, dtype=int).reshape(shape)
+
+
+def _canonical_points(points: tuple[_Point, ...]) -> tuple[Any, ...]:
+    """Points by the order in which they come, of each atom; parts as they are."""
+    order: dict[Any, dict[int, int]] = {}
+    told: list[Any] = []
+    for is_part, name, i in itertools.chain.from_iterable(points):
+        met = order.setdefault(name, {})
+        told.append(("part", i) if is_part else met.setdefault(i, len(met)))
+    return tuple(told)

@@ -1,0 +1,171 @@
+"""How near a quantized file comes to the model, on samples that did not calibrate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import onnx
+
+from ..errors import InputError
+from ..findings.quantization_report import MetricReport, OutputDrift
+from ..ort_sessions.session import open_session
+from ..precision.tensor_ranges import serialize_for_session
+from ..runtimes.crash_check import require_no_crash
+from ..verbs.verify.metrics import METRICS
+from ..verbs.verify.policy import Policy, Threshold
+
+Feeds = Mapping[str, np.ndarray]
+_SQUARED = 1.6449**2  # of the normal distribution's 95 % quantile
+Outputs = list[dict[str, np.ndarray]]  # of each batch: output -> value
+_FAR = 0.1  # of an output's size, from which on a note says that it moves
+
+
+class AccuracyJudge:
+    """Runs files on the judging samples and measures them against the model in float64.
+
+    ``samples``: batches, their samples along the first axis. ``reference``: what the model gives on each. Where an
+    output has one row for each sample, each row is an input of its own, so that ``cosine`` is that of the worst sample.
+    """
+
+    def __init__(self, samples: Sequence[Feeds], reference: Outputs, policy: Policy, optimize: bool) -> None:
+        self.samples, self.reference, self.optimize = samples, reference, optimize
+        names = [name for name, value in reference[0].items() if value.dtype.kind == "f"]
+        policy.check(names)
+        self.rules = [(name, rule) for name in names for rule in _thresholds_for(policy, name)]
+
+    def run_samples(self, proto: onnx.ModelProto) -> Outputs:
+        """What onnxruntime makes of each batch."""
+        return run_in_onnxruntime(proto, self.samples, self.optimize)
+
+    def measure_metrics(self, outputs: Outputs, float32: Outputs) -> tuple[MetricReport, ...]:
+        """Each metric that is asked for, of each output."""
+        judged = []
+        for name, rule in self.rules:
+            (value, rows), (plain, _) = (self._measure_metric(rule.kind, name, made) for made in (outputs, float32))
+            judged.append(MetricReport(name, rule.kind, rule.least, value, plain, bool(value >= rule.least), rows))
+        return tuple(judged)
+
+    def measure_drift(self, outputs: Outputs, float32: Outputs) -> tuple[OutputDrift, ...]:
+        """How far each floating output is off, metrics asked for or not."""
+        names = [name for name, value in self.reference[0].items() if value.dtype.kind == "f"]
+        return tuple(
+            OutputDrift(
+                name,
+                *_relative_difference(name, outputs, self.reference),
+                _relative_difference(name, float32, self.reference)[0],
+            )
+            for name in names
+        )
+
+    def _measure_metric(self, metric: str, name: str, outputs: Outputs) -> tuple[float, int]:
+        """And the rows that a share is of."""
+        pairs = [(made[name], right[name]) for made, right in zip(outputs, self.reference, strict=True)]
+        kind = METRICS[metric]
+        if kind.pooled:
+            rows = len(next(iter(self.samples[0].values())))
+            alike = all(
+                v.ndim and len(v) == len(next(iter(s.values()))) for (v, _), s in zip(pairs, self.samples, strict=True)
+            )
+            if alike and rows:  # samples of all batches together: a neighbour may be in another
+                shapes = {v.shape[1:] for v, _ in pairs}
+                if len(shapes) == 1:
+                    pairs = [(np.concatenate([v for v, _ in pairs]), np.concatenate([r for _, r in pairs]))]
+            shares = np.concatenate([np.atleast_1d(kind.of(v, r)) for v, r in pairs])
+            return (float(shares.mean()) if shares.size else 1.0), int(shares.size)
+        return min(float(kind.of(v, r)) for v, r in self._compared_rows(pairs)), 0
+
+    def _compared_rows(self, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+        for (value, right), sample in zip(pairs, self.samples, strict=True):
+            if value.ndim and len(value) == len(next(iter(sample.values()))):
+                yield from zip(value, right, strict=True)
+            else:
+                yield value, right
+
+
+def drift_notes(moved: Iterable[OutputDrift]) -> list[str]:
+    """A note for each output that is off by more than a tenth of its size, or can't be compared."""
+    return [
+        (
+            f"{m.output!r} IS OFF BY {m.error:.0%} OF ITS SIZE on the judging samples (cosine {m.cosine:.4g})"
+            if math.isfinite(m.error)
+            else f"{m.output!r} HAS ANOTHER SHAPE THAN THE MODEL'S on the judging samples, or other NaN or infinities"
+        )
+        + ": give --metric, such as 'cosine>=0.99', so that the layers that cost most stay float"
+        for m in moved
+        if not m.error <= _FAR
+    ]
+
+
+def _relative_difference(name: str, outputs: Outputs, reference: Outputs) -> tuple[float, float]:
+    """‖value − reference‖ / ‖reference‖ and the cosine, of all batches together but for equal infinities and NaN;
+    NaN where the shapes differ."""
+    squares = np.zeros(4)
+    with np.errstate(all="ignore"):
+        for made, right in zip(outputs, reference, strict=True):
+            v, r = (values[name].astype(np.float64) for values in (made, right))
+            if v.shape != r.shape:
+                return math.nan, math.nan
+            alike = ~np.isfinite(r) & ((v == r) | (np.isnan(v) & np.isnan(r)))
+            v, r = (np.where(alike, 0.0, values).ravel() for values in (v, r))
+            squares += [(v - r) @ (v - r), r @ r, v @ v, v @ r]
+        off, size, length, product = squares
+        if off == 0:
+            return 0.0, 1.0
+        return float((off / size) ** 0.5), float(product / (size * length) ** 0.5) if size and length else 0.0
+
+
+def _thresholds_for(policy: Policy, name: str) -> list[Threshold]:
+    rules = policy.rules_for(name)
+    for rule in rules:
+        if not isinstance(rule, Threshold) or METRICS[rule.kind].labelled:
+            raise InputError(f"{rule} can't decide on what stays float; give a metric that needs no labels")
+    return [rule for rule in rules if isinstance(rule, Threshold)]
+
+
+def lower_share_bound(share: float, rows: int) -> float:
+    """What the share of all there are may be, of which ``rows`` were drawn and ``share`` of these agree: the lower end
+    of Wilson's one-sided 95 % interval (Journal of the American Statistical Association 22, 1927, 209)."""
+    middle, half = share + _SQUARED / (2 * rows), (share * (1 - share) / rows + _SQUARED / (4 * rows**2)) ** 0.5
+    return (middle - _SQUARED**0.5 * half) / (1 + _SQUARED / rows)
+
+
+def few_sample_notes(judged: Iterable[MetricReport]) -> list[str]:
+    """A note for each share that reaches its threshold on too few samples to tell that others would."""
+    notes = []
+    for j in judged:
+        if not (j.met and j.samples) or (least := lower_share_bound(j.value, j.samples)) >= j.threshold:
+            continue
+        enough = math.ceil(_SQUARED * j.threshold / (1 - j.threshold)) if j.threshold < 1 else 0
+        told = f", which fewer than {enough} can't tell" if j.samples < enough else ""
+        notes.append(
+            f"{j.metric} of {j.output!r} is {j.value:.4g} in {j.samples} rows of the judging samples and may be"
+            f" {least:.4g} on others (95 %); {j.threshold:g} is asked for{told}. Give more samples, of which half"
+            " judge, or ask for more than you need"
+        )
+    return notes
+
+
+def run_in_onnxruntime(proto: onnx.ModelProto, samples: Sequence[Feeds], optimize: bool) -> Outputs:
+    """``proto`` in onnxruntime on each of ``samples``."""
+    names = [v.name for v in proto.graph.output]
+    with serialize_for_session(proto) as source:
+        if optimize:
+            require_no_crash(source)
+        session = open_session(source, optimize=optimize)
+    return [dict(zip(names, session.run(names, dict(sample)), strict=True)) for sample in samples]
+
+
+def largest_relative_error(outputs: Outputs, reference: Outputs) -> float:
+    """The largest ‖value − reference‖ / ‖reference‖ of the floating outputs, over all batches together."""
+    worst = 0.0
+    for name, right in reference[0].items():
+        if right.dtype.kind != "f":
+            continue
+        off = sum(
+            float(np.sum((m[name].astype(np.float64) - r[name]) ** 2)) for m, r in zip(outputs, reference, strict=True)
+        )
+        length = sum(float(np.sum(r[name].astype(np.float64) ** 2)) for r in reference)
+        worst = max(worst, (off / max(length, 1e-300)) ** 0.5)
+    return worst

@@ -1,0 +1,83 @@
+"""What the inputs of linear layers are on samples: rows to try quantization on, and the range of each channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from ..precision.tensor_ranges import Samples, chunk_tensors, name_failing_sample, open_session_with_outputs
+from ..types import Progress
+
+MASK = "attention_mask"  # Hugging Face's name of the input that says which tokens count
+ROWS = 2048  # of each tensor that are kept; of wide ones as many as have `_ELEMENTS` elements, but 512
+_ELEMENTS = 2**22
+
+
+@dataclass(frozen=True)
+class ActivationStats:
+    """``rows``: float32 [rows, channels], drawn from all samples alike; ``low``, ``high``: [channels], of all. Of
+    neither are tokens that the samples' `MASK` leaves out, unless they are asked for."""
+
+    rows: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def observe_activations(
+    proto: onnx.ModelProto,
+    axes: Mapping[str, int],
+    samples: Samples,
+    progress: Progress | None = None,
+    padding: bool = False,
+) -> dict[str, ActivationStats]:
+    """Run ``proto`` on ``samples`` and look at each tensor of ``axes``: its name -> the axis of its channels.
+
+    ``padding``: tokens that `MASK` leaves out are looked at too.
+
+    Tensors without an element, or with a number that is not finite, are left out.
+
+    Raises:
+        InputError: the model does not run on a sample.
+        NormdeployError: onnxruntime can't load it.
+    """
+    kept: dict[str, list[np.ndarray]] = {name: [] for name in axes}
+    ends: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    parts = chunk_tensors(proto, list(axes), samples) if axes else []
+    for done, part in enumerate(parts):
+        runner = open_session_with_outputs(proto, part)
+        for number, sample in enumerate(samples):
+            if progress is not None:
+                progress("observe", done * len(samples) + number, len(parts) * len(samples))
+            with name_failing_sample(number):
+                values = runner.run(part, dict(sample))
+            for name, value in zip(part, values, strict=True):
+                rows = unmasked_rows(value, axes[name], {} if padding else sample)
+                if not rows.size:
+                    continue
+                most = min(ROWS, max(512, _ELEMENTS // rows.shape[1]))
+                share = max(1, -(-most // len(samples)))
+                draw = np.random.default_rng([number, len(name)])
+                kept[name].append(rows[draw.permutation(len(rows))[:share]])
+                low, high = rows.min(0), rows.max(0)
+                before = ends.get(name)
+                ends[name] = (
+                    (low, high) if before is None else (np.minimum(low, before[0]), np.maximum(high, before[1]))
+                )
+    return {
+        name: ActivationStats(np.concatenate(rows), *ends[name])
+        for name, rows in kept.items()
+        if rows and np.isfinite([*ends[name][0], *ends[name][1]]).all()
+    }
+
+
+def unmasked_rows(value: np.ndarray, axis: int, sample: Mapping[str, np.ndarray]) -> np.ndarray:
+    """``value`` as [rows, channels], its channels on ``axis``; without the rows of tokens that `MASK` is 0 for: nothing
+    depends on them, and padding would outweigh the text."""
+    moved = np.moveaxis(value, axis, -1)
+    mask = sample.get(MASK)
+    if mask is not None and mask.ndim == 2 and moved.shape[:-1] == mask.shape and ((mask == 0) | (mask == 1)).all():
+        return np.asarray(moved[mask != 0])
+    return np.asarray(moved.reshape(-1, moved.shape[-1]))

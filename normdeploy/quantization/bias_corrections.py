@@ -1,0 +1,68 @@
+"""Shifts of the inputs of layers, taken back by the weights as they are stored.
+
+A layer that reads x − c holds the bias b + W·c. Of rounded weights Ŵ that leaves (Ŵ − W)·(x − c), and c is many times
+as large as most x. With b + Ŵ·c, an exact identity as well, it is (Ŵ − W)·x:
+
+    Ŵ·(x − c) + (b + Ŵ·c) = Ŵ·x + b                (docs/identities.md, "A shift and rounded weights")
+
+so a shift costs nothing in the weights. Of a channel that is nearer to its c than to 0, a constant one first of all,
+(Ŵ − W)·x is the larger one, and the bias takes its share of c back by W. Samples say which channels these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+
+from ..findings.quantization_report import Migration
+from .layer_groups import LayerCandidate
+from .qdq_writer import InputShift
+from .scale_migration import InputCondition
+
+
+def find_input_shifts(
+    proto: onnx.ModelProto,
+    layers: Sequence[LayerCandidate],
+    migrations: Sequence[Migration],
+    conditions: Mapping[str, InputCondition],
+) -> dict[str, InputShift]:
+    """By the results of their nodes: the layers of ``proto`` whose inputs ``migrations`` shifted; those alone that have
+    a matrix and a bias of their own."""
+    shifted = {
+        name: condition
+        for m in migrations
+        if m.status == "made" and (condition := conditions.get(m.norm)) is not None and condition.shift is not None
+        for name in m.linears
+    }
+    stored = {t.name: tuple(t.dims) for t in proto.graph.initializer}
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in proto.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    nodes = {n.output[0]: n for n in proto.graph.node if n.output}
+    found: dict[str, InputShift] = {}
+    for c in layers:
+        condition, node = shifted.get(c.result), nodes.get(c.plan.tensor)
+        if condition is None or node is None or condition.shift is None:
+            continue
+        bias = _bias_name(node, readers)
+        weight = node.input[c.plan.weight]
+        matrix = len(stored.get(weight, ())) == 2 and len(readers[weight]) == 1
+        if matrix and stored.get(bias) == (c.outputs,) and len(readers[bias]) == 1:
+            offset = condition.shift.astype(np.float64) / condition.scale
+            found[c.plan.tensor] = InputShift(
+                offset if condition.recentred is None else np.where(condition.recentred, offset, 0.0), bias
+            )
+    return found
+
+
+def _bias_name(node: onnx.NodeProto, readers: Mapping[str, Sequence[onnx.NodeProto]]) -> str:
+    """The other input of an Add behind a MatMul, the third of a Gemm; "" where there is none."""
+    if node.op_type == "Gemm":
+        return str(node.input[2]) if len(node.input) > 2 else ""
+    behind = readers.get(node.output[0], ())
+    if node.op_type != "MatMul" or len(behind) != 1 or behind[0].op_type != "Add":
+        return ""
+    return str(next((name for name in behind[0].input if name != node.output[0]), ""))

@@ -1,0 +1,63 @@
+"""Gemms as MatMul and Add, for layers whose range is taken while the model runs: onnxruntime has MatMulInteger for
+that, and no such Gemm.
+
+    Gemm(x, w, c) = x·w + c,  for alpha = beta = 1 and x not transposed     (ONNX operator schema Gemm-13)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from ..graphs.proto_queries import all_names, drop_unused_initializers
+from ..storage.onnx_domains import is_standard
+from ..storage.proto_traversal import copy_model
+
+
+def split_gemms(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of ``proto`` in which such Gemms of a constant float32 [in, out] (or [out, in], transposed) are MatMul and
+    Add; the last of the two keeps the result's name. ``proto`` itself where it has none."""
+    held = {t.name: t for t in proto.graph.initializer if t.data_type == onnx.TensorProto.FLOAT}
+    for value in proto.graph.input:
+        held.pop(value.name, None)
+    if not any(_is_plain_gemm(n) and n.input[1] in held for n in proto.graph.node):
+        return proto
+    out = copy_model(proto)
+    taken, turned, nodes = set(all_names(out.graph)), dict[str, str](), list[onnx.NodeProto]()
+
+    def fresh_name(name: str) -> str:
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        return name
+
+    for node in out.graph.node:
+        if not _is_plain_gemm(node) or node.input[1] not in held:
+            nodes.append(node)
+            continue
+        x, weight, *c = node.input
+        if any(a.name == "transB" and a.i for a in node.attribute):
+            if weight not in turned:
+                turned[weight] = fresh_name(f"{weight}_transposed")
+                values = np.ascontiguousarray(numpy_helper.to_array(held[weight]).T)
+                out.graph.initializer.append(numpy_helper.from_array(values, turned[weight]))
+            weight = turned[weight]
+        biased = any(c)
+        product = fresh_name(f"{node.output[0]}_product") if biased else node.output[0]
+        made = [helper.make_node("MatMul", [x, weight], [product], name=product if biased else node.name)]
+        if biased:
+            made.append(helper.make_node("Add", [product, *c], list(node.output), name=node.name))
+        for one in made:
+            one.metadata_props.extend(node.metadata_props)
+        nodes += made
+    del out.graph.node[:]
+    out.graph.node.extend(nodes)
+    return drop_unused_initializers(out)
+
+
+def _is_plain_gemm(node: onnx.NodeProto) -> bool:
+    if node.op_type != "Gemm" or not is_standard(node):
+        return False
+    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    return not given.get("transA", 0) and given.get("alpha", 1.0) == 1.0 and given.get("beta", 1.0) == 1.0

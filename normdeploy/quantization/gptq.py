@@ -1,0 +1,232 @@
+"""Rounding of weights by the error of the layer's products (GPTQ).
+
+With the inputs x of the calibration samples, as the file will have them (rounded), and H = E[x·xᵀ], the
+error of a layer's products is tr((W − Ŵ)ᵀ·H·(W − Ŵ)). GPTQ (Frantar et al., arXiv 2210.17323) rounds the rows of W one
+after the other, those of the largest inputs first, and adds to each what makes up for the errors of the rows before it.
+With H = (I + U)·D·(I + U)ᵀ, U strictly upper triangular, that is
+
+    ŵ_k = round(w_k + Σ_{j<k} (w_j − ŵ_j)·U_jk)
+
+(LDLQ, the same numbers without an inverse: Chee et al., QuIP, arXiv 2307.13304, theorem 6). A share of the mean of H's
+diagonal is added to it: the samples are few, and what they have in common by chance tells nothing of other inputs.
+A convolution is such a product for each of its groups, whose x are windows of its input.
+
+Biases stay the model's own but for shifts (`shifts`): a correction of their means (Nagel et al., arXiv 1906.04721, 4.2)
+would leave none in the file that `verify` could hold against the model's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from ..precision.tensor_ranges import Samples
+from ..types import Progress
+from .hessian import ConvolutionWindows, LayerInput, SecondMoments, collect_moments
+from .layer_groups import LayerCandidate
+from .number_formats import CodeFormat, broadcast_scales, quantize_to_codes, round_scales_up, weight_scales
+from .qdq_writer import LayerPlan
+
+# of the mean of H's diagonal, times channels / rows where these are fewer: of matrices, and of convolutions, which read
+# each sample at many places
+DAMPING = {False: 0.1, True: 0.01}
+_BLOCK = 128  # rows of W between products with all that were rounded before
+_FEWEST = 16  # rows, of which nothing can be said
+SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # of a block's largest weight, for its scale
+
+
+@dataclass(frozen=True)
+class _GptqLayer:
+    """``weight``: its name; ``groups``: of a convolution; 0: a matrix."""
+
+    plan: LayerPlan
+    weight: str
+    groups: int
+    shape: tuple[int, ...]
+
+    @property
+    def hessian_size(self) -> int:
+        """Of its H."""
+        if self.groups:
+            return self.groups * math.prod(self.shape[1:]) ** 2
+        return max(self.shape) ** 2
+
+
+def compensate_rounding(
+    proto: onnx.ModelProto,
+    layers: Sequence[LayerCandidate],
+    plans: Mapping[str, LayerPlan],
+    samples: Samples,
+    progress: Progress | None = None,
+) -> dict[str, LayerPlan]:
+    """``plans`` with the codes of weights, for each MatMul, Gemm or Conv whose weight no other node reads. The others
+    stay as they are.
+
+    Raises:
+        InputError: the model does not run on a sample.
+    """
+    ready: dict[LayerInput, list[_GptqLayer]] = {}
+    offsets: dict[LayerInput, np.ndarray] = {}
+    for reading, layer in _compensable_layers(proto, layers, plans):
+        ready.setdefault(reading, []).append(layer)
+        if layer.plan.shift is not None:
+            offsets[reading] = layer.plan.shift.offset.astype(np.float32)
+    weights = {t.name: t for t in proto.graph.initializer}
+    wanted = {r: (max(one.hessian_size for one in group), offsets.get(r)) for r, group in ready.items()}
+    done, made = 0, dict(plans)
+    for reading, moments in collect_moments(proto, wanted, samples):
+        for layer in ready[reading]:
+            if progress is not None:
+                progress("round", done, sum(map(len, ready.values())))
+            done += 1
+            if moments.rows >= _FEWEST:
+                stored, damping = numpy_helper.to_array(weights[layer.weight]), DAMPING[layer.groups > 0]
+                made[layer.plan.tensor] = _plan_with_codes(layer.plan, stored, moments, layer.groups, damping)
+    return made
+
+
+def _compensable_layers(
+    proto: onnx.ModelProto, layers: Sequence[LayerCandidate], plans: Mapping[str, LayerPlan]
+) -> Iterator[tuple[LayerInput, _GptqLayer]]:
+    weights = {t.name: tuple(t.dims) for t in proto.graph.initializer}
+    nodes = {n.output[0]: n for n in proto.graph.node if n.output}
+    readers = Counter(name for n in proto.graph.node for name in n.input)
+    for c in layers:
+        plan = plans.get(c.plan.tensor)
+        if plan is None or c.reason:
+            continue
+        node = nodes[plan.tensor]
+        name, data = node.input[plan.weight], node.input[plan.data]
+        if readers[name] != 1 or name not in weights:
+            continue
+        if c.op == "Conv":
+            windows = _convolution_windows(node, weights[name], c.groups)
+            if windows is not None:
+                yield LayerInput(data, plan.step, c.axis, windows), _GptqLayer(plan, name, c.groups, weights[name])
+        elif c.op in ("MatMul", "Gemm") and len(weights[name]) == 2 and _is_plain_product(node):
+            yield LayerInput(data, plan.step, c.axis), _GptqLayer(plan, name, 0, weights[name])
+
+
+def _node_attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+
+
+def _is_plain_product(node: onnx.NodeProto) -> bool:
+    attrs = _node_attributes(node)
+    return all(attrs.get(k, 1) == 1 for k in ("alpha", "beta")) and not attrs.get("transA", 0)
+
+
+def _convolution_windows(node: onnx.NodeProto, shape: tuple[int, ...], groups: int) -> ConvolutionWindows | None:
+    """None where the pads follow from the size of the input."""
+    attrs, rank = _node_attributes(node), len(shape) - 2
+    if attrs.get("auto_pad", b"NOTSET") != b"NOTSET":
+        return None
+    ones, zeros = [1] * rank, [0] * 2 * rank
+    strides, dilations = tuple(attrs.get("strides", ones)), tuple(attrs.get("dilations", ones))
+    return ConvolutionWindows(shape[2:], strides, dilations, tuple(attrs.get("pads", zeros)), groups)
+
+
+def carry_over_codes(before: onnx.ModelProto, plan: LayerPlan, now: onnx.ModelProto, bare: LayerPlan) -> LayerPlan:
+    """``bare``, of a layer in ``now``, as it was planned in ``before``; rounded so where its weight is the same."""
+    weights = []
+    for proto, one in ((before, plan), (now, bare)):
+        node = next(n for n in proto.graph.node if n.output and n.output[0] == one.tensor)
+        stored = next(t for t in proto.graph.initializer if t.name == node.input[one.weight])
+        weights.append(numpy_helper.to_array(stored))
+    made = replace(bare, step=plan.step, dynamic=plan.dynamic, scales=plan.scales, shift=plan.shift, least=plan.least)
+    if not np.array_equal(*weights):
+        return made
+    return replace(made, stored=plan.stored)
+
+
+def _plan_with_codes(
+    plan: LayerPlan, stored: np.ndarray, moments: SecondMoments, groups: int, damping: float
+) -> LayerPlan:
+    """``plan`` with codes, the nearest in groups whose H can't be factored (a channel that is always 0); without where
+    none can. ``groups``: of a convolution; 0: a matrix."""
+    first = groups > 0 or not plan.has_channels_first  # outputs first
+    across = stored.reshape(max(groups, 1), -1, moments.origin.shape[-1]).swapaxes(1, 2) if first else stored[None]
+    share = damping * max(1.0, across.shape[1] / moments.rows)
+    axis = None if plan.axis is None else 0 if plan.block else 1
+    made, feedbacks = [], 0
+    least = np.split(plan.least, len(across)) if np.ndim(plan.least) else [plan.least] * len(across)
+    for w, h, floor in zip(across, moments.hessian(), least, strict=True):  # [channels, outputs]
+        scales = round_scales_up(
+            np.maximum(shrink_scales(w, np.diag(h), axis, plan.form, plan.block), floor), plan.scales
+        )
+        wide = np.broadcast_to(broadcast_scales(scales, w.shape, axis, plan.block), w.shape)
+        feedback = factor_feedback(h, share)
+        feedbacks += feedback is not None
+        made.append(
+            (
+                quantize_to_codes(w, wide, plan.form)
+                if feedback is None
+                else round_with_feedback(w, wide, feedback, plan.form),
+                scales,
+            )
+        )
+    if not feedbacks:
+        return plan
+    q, scales = (np.stack(parts) for parts in zip(*made, strict=True))
+    if first:
+        q, scales = q.swapaxes(1, 2), scales.swapaxes(1, 2) if plan.block else scales
+    scales = np.ascontiguousarray(scales[0]) if plan.block else scales.reshape(-1)
+    return replace(plan, stored=(np.ascontiguousarray(q).reshape(stored.shape), scales))
+
+
+def shrink_scales(w: np.ndarray, h: np.ndarray, axis: int | None, form: CodeFormat, block: int) -> np.ndarray:
+    """Scales of ``w`` [channels, outputs]: of blocks each the largest weight's, or that times one of `SHRINKS` that
+    leaves the least Σ h_k (w_k − ŵ_k)² (the clipping of AWQ, Lin et al., arXiv 2306.00978, by H's diagonal)."""
+    scales = weight_scales(w, axis, form, block)
+    if not block or axis != 0:
+        return scales
+    best, least = scales, np.full(scales.shape, np.inf)
+    for share in SHRINKS:
+        tried = (scales * np.float32(share)).astype(np.float32)
+        wide = broadcast_scales(tried, w.shape, axis, block)
+        off = h[:, None] * (quantize_to_codes(w, wide, form).astype(np.float32) * wide - w) ** 2
+        error = off.reshape(len(w) // block, block, -1).sum(1)
+        best, least = np.where(error < least, tried, best), np.minimum(error, least)
+    return np.asarray(best, np.float32)
+
+
+def factor_feedback(h: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray] | None:
+    """The order of the rows and, in it, float32 I + U of H = (I + U)·D·(I + U)ᵀ; None where H can't be factored."""
+    diagonal = np.diag(h).copy()
+    mean = float(diagonal.mean())
+    if not np.isfinite(mean) or mean <= 0:
+        return None
+    order = np.argsort(-diagonal, kind="stable")
+    h = h[np.ix_(order, order)]
+    h[np.diag_indices(len(h))] += share * mean
+    try:
+        upper = np.linalg.cholesky(h[::-1, ::-1])[::-1, ::-1]
+    except np.linalg.LinAlgError:
+        return None
+    return order, (upper / np.diag(upper)).astype(np.float32)
+
+
+def round_with_feedback(
+    w: np.ndarray, scales: np.ndarray, feedback: tuple[np.ndarray, np.ndarray], form: CodeFormat
+) -> np.ndarray:
+    """Codes of ``w`` [channels, outputs], rounded row by row with what the rows before lost."""
+    order, unit = feedback
+    w, scales = w[order].astype(np.float32), scales[order].astype(np.float32)
+    lost, q = np.zeros_like(w), np.zeros(w.shape, form.dtype)
+    for start in range(0, len(w), _BLOCK):
+        end = min(start + _BLOCK, len(w))
+        wanted = w[start:end] + unit[:start, start:end].T @ lost[:start]
+        for k in range(start, end):
+            row = wanted[k - start] + unit[start:k, k] @ lost[start:k]
+            q[k] = quantize_to_codes(row, scales[k], form)
+            lost[k] = w[k] - q[k].astype(np.float32) * scales[k]
+    made = np.empty_like(q)
+    made[order] = q
+    return made

@@ -1,0 +1,140 @@
+"""The second moments of what layers read on samples, as the file will have it, one sample at a time.
+
+A convolution is a product of its weight and of the windows of its input: of these as many are drawn from each sample as
+make `WINDOWS` altogether.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ..precision.tensor_ranges import Samples, chunk_tensors, name_failing_sample, open_session_with_outputs
+from .activation_stats import unmasked_rows
+from .number_formats import ScaleZeroPoint, quantize_dequantize
+
+WINDOWS = 2**14  # of a convolution
+_WIDE = 4096  # channels, from which on H is kept and factored in float32
+_HELD = 2**30  # bytes of H that are held at a time
+
+
+@dataclass(frozen=True)
+class ConvolutionWindows:
+    """What a convolution reads at a time; each number for each spatial axis, ``pads`` as ONNX has them."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[int, ...]
+    groups: int
+
+    def draw_windows(self, x: np.ndarray, count: int, seed: int) -> np.ndarray:
+        """At most ``count`` windows of [batch, channels, …]: [groups, windows, channels of a group · places]."""
+        rank = len(self.kernel)
+        ends = [(0, 0), (0, 0), *zip(self.pads[:rank], self.pads[rank:], strict=True)]
+        reach = tuple(d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+        padded = np.pad(x, ends)
+        if any(size < r for size, r in zip(padded.shape[2:], reach, strict=True)):
+            return np.zeros((self.groups, 0, x.shape[1] // self.groups * int(np.prod(self.kernel))), np.float32)
+        views = np.lib.stride_tricks.sliding_window_view(padded, reach, tuple(range(2, 2 + rank)))
+        dilated: tuple[Any, ...] = (..., *(slice(None, None, d) for d in self.dilations))
+        views = views[dilated]
+        places = [-(-n // s) for n, s in zip(views.shape[2 : 2 + rank], self.strides, strict=True)]
+        total = len(x) * int(np.prod(places))
+        draw = np.sort(np.random.default_rng(seed).permutation(total)[:count])
+        sample, *at = np.unravel_index(draw, (len(x), *places))
+        index: tuple[Any, ...] = (sample, slice(None), *(a * s for a, s in zip(at, self.strides, strict=True)))
+        chosen = views[index]
+        return np.ascontiguousarray(chosen.reshape(len(draw), self.groups, -1).swapaxes(0, 1))
+
+
+@dataclass(frozen=True)
+class LayerInput:
+    """How a layer reads a tensor: its channels on ``axis``, or ``windows`` of it; ``step``: of its quantizer."""
+
+    tensor: str
+    step: ScaleZeroPoint | None
+    axis: int
+    windows: ConvolutionWindows | None = None
+
+    def input_rows(self, value: np.ndarray, sample: Mapping[str, np.ndarray], number: int, count: int) -> np.ndarray:
+        """float32 [groups, rows, channels] of one sample, not yet rounded. Padding is 0, which every step has."""
+        if self.windows is None:
+            return unmasked_rows(value, self.axis, sample)[None]
+        return self.windows.draw_windows(value, -(-WINDOWS // count), number)
+
+
+@dataclass
+class SecondMoments:
+    """Of the inputs of a layer, streamed: ``second`` is H.
+
+    Sums are of x̂ − ``origin``, the mean of the first batch, [groups, channels]: little is lost to cancellation in
+    float32.
+    """
+
+    origin: np.ndarray
+    rows: int = 0
+    sums: np.ndarray = field(default_factory=lambda: np.zeros(()))  # of x̂ − origin
+    squares: np.ndarray = field(default_factory=lambda: np.zeros((), np.float32))
+
+    def accumulate(self, x: np.ndarray, step: ScaleZeroPoint | None, offset: np.ndarray | None = None) -> None:
+        """float32 [groups, rows, channels]; ``offset``: what they were shifted by, which the layer's bias takes
+        back."""
+        quantized = x if step is None else quantize_dequantize(x, step)
+        away = (quantized if offset is None else quantized + offset) - self.origin[:, None]
+        self.rows += x.shape[1]
+        self.sums = self.sums + away.sum(1, dtype=np.float64)
+        self.squares = self.squares + away.swapaxes(1, 2) @ away
+
+    def hessian(self) -> np.ndarray:
+        """H, [groups, channels, channels]."""
+        kind = np.dtype(np.float32 if self.origin.shape[-1] > _WIDE else np.float64)
+        around, mean = self.sums / self.rows, np.asarray(self.origin + self.sums / self.rows)
+        h = np.asarray(self.squares / self.rows, kind)
+        outer = (around[:, :, None] * around[:, None]).astype(kind), (mean[:, :, None] * mean[:, None]).astype(kind)
+        return np.asarray(h - outer[0] + outer[1])
+
+
+def collect_moments(
+    proto: onnx.ModelProto, wanted: Mapping[LayerInput, tuple[int, np.ndarray | None]], samples: Samples
+) -> Iterator[tuple[LayerInput, SecondMoments]]:
+    """Of each of ``wanted``: the numbers in its H, and what it was shifted by; as many at a time as memory allows.
+
+    Raises:
+        InputError: the model does not run on a sample.
+    """
+    size: dict[str, int] = {}
+    for reading, (numbers, _) in wanted.items():
+        size[reading.tensor] = size.get(reading.tensor, 0) + 4 * numbers
+    for chunk in chunk_tensors(proto, list(size), samples) if wanted else ():
+        part: list[str] = []
+        for name in [*chunk, ""]:
+            if part and (not name or sum(size[p] for p in part) + size[name] > _HELD):
+                yield from _collect_part(
+                    proto, {r: off for r, (_, off) in wanted.items() if r.tensor in part}, part, samples
+                )
+                part = []
+            part.append(name)
+
+
+def _collect_part(
+    proto: onnx.ModelProto, wanted: Mapping[LayerInput, np.ndarray | None], part: Sequence[str], samples: Samples
+) -> Iterator[tuple[LayerInput, SecondMoments]]:
+    held: dict[LayerInput, SecondMoments] = {}
+    runner = open_session_with_outputs(proto, part)
+    for number, sample in enumerate(samples):
+        with name_failing_sample(number):
+            values = dict(zip(part, runner.run(list(part), dict(sample)), strict=True))
+        for reading, offset in wanted.items():
+            x = reading.input_rows(values[reading.tensor], sample, number, len(samples))
+            if x.shape[1]:
+                if reading not in held:
+                    held[reading] = SecondMoments(x.mean(1) if offset is None else x.mean(1) + offset)
+                held[reading].accumulate(x, reading.step, offset)
+    for reading in wanted:
+        if reading in held:
+            yield reading, held.pop(reading)

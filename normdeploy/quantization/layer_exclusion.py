@@ -1,0 +1,134 @@
+"""Which layers stay float: those whose error costs most, as few as let the metrics be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+import onnx
+
+from ..errors import InputError
+from ..findings.quantization_report import LayerExclusion, MetricReport
+from ..types import Progress
+from . import accuracy
+from .qdq_writer import LayerPlan
+
+_FEW = 2  # batches on which each layer is tried alone
+_NAMED = 5  # layers that an error names
+
+
+@dataclass(frozen=True)
+class QuantizedSelection:
+    """``proto``: the float model after the migrations; ``plans``: of the layers that are quantized, by their nodes'
+    results; ``write`` makes the file of some of them; ``judged``: the metrics it reaches. ``errors``: of each layer by
+    itself, by the layer's result."""
+
+    proto: onnx.ModelProto
+    plans: Mapping[str, LayerPlan]
+    write: Callable[[Mapping[str, LayerPlan]], onnx.ModelProto]
+    judged: tuple[MetricReport, ...]
+    exclusions: tuple[LayerExclusion, ...] = ()
+    errors: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def build_file(self) -> onnx.ModelProto:
+        return self.write(self.plans)
+
+
+def exclude_layers(
+    work: QuantizedSelection,
+    judging: accuracy.AccuracyJudge,
+    float32: accuracy.Outputs,
+    samples: Sequence[Mapping[str, np.ndarray]],
+    names: Mapping[str, str],
+    progress: Progress | None = None,
+) -> QuantizedSelection:
+    """Leave as few layers in float as the metrics ask for.
+
+    Each layer is tried alone on calibration samples; those that change the outputs most are left out first, in steps
+    that double, then halved down to the fewest. Each step is judged on the judging samples.
+
+    Args:
+        float32: what the file before gives on the judging samples.
+        names: a node's result -> the layer's.
+
+    Raises:
+        InputError: float32 itself does not reach a metric, or only with every layer in float.
+    """
+    told: dict[int, tuple[MetricReport, ...]] = {}
+    order: list[str] = []
+
+    def judge_selection(left_out: int) -> tuple[MetricReport, ...]:
+        if left_out not in told:
+            plans = {t: p for t, p in work.plans.items() if t not in order[:left_out]}
+            if progress is not None:
+                progress("judge", left_out, len(work.plans))
+            told[left_out] = judging.measure_metrics(judging.run_samples(work.write(plans)), float32)
+        return told[left_out]
+
+    first = judge_selection(0)
+    if all(j.met for j in first):
+        return replace(work, judged=first)
+    short = next((j for j in first if not j.float32 >= j.threshold), None)
+    if short is not None:
+        raise InputError(
+            f"the float32 model reaches {short.metric} {short.float32:.6g} of {short.output!r} on these samples, and"
+            f" {short.threshold:g} is asked for; ask for less"
+        )
+    errors = _error_per_layer(work, samples, progress)
+    order += sorted(errors, key=lambda tensor: -errors[tensor])
+    low, high, all_of_them = 0, 1, len(order)
+    while high < all_of_them and not all(j.met for j in judge_selection(high)):
+        low, high = high, high * 2
+    if high >= all_of_them:
+        high = all_of_them - 1
+        if not all(j.met for j in judge_selection(high)):
+            worst = next(j for j in judge_selection(high) if not j.met)
+            layers = ", ".join(repr(names.get(t, t)) for t in order[:_NAMED])
+            raise InputError(
+                f"{worst.metric} of {worst.output!r} is {worst.value:.6g} with one layer quantized, and"
+                f" {worst.threshold:g} is asked for; the layers that cost most are {layers}: ask for less, or for"
+                " another --calibration"
+            )
+    while high - low > 1:
+        between = (low + high) // 2
+        low, high = (low, between) if all(j.met for j in judge_selection(between)) else (between, high)
+    return replace(
+        work,
+        plans={t: p for t, p in work.plans.items() if t not in order[:high]},
+        judged=judge_selection(high),
+        exclusions=tuple(_describe_exclusions(told, order, high, names)),
+        errors={names.get(t, t): e for t, e in errors.items()},
+    )
+
+
+def _error_per_layer(
+    work: QuantizedSelection, samples: Sequence[Mapping[str, np.ndarray]], progress: Progress | None
+) -> dict[str, float]:
+    """How far the outputs are off with one layer quantized, for each."""
+    few = samples[:_FEW]
+    right = accuracy.run_in_onnxruntime(work.proto, few, False)
+    errors: dict[str, float] = {}
+    for done, (tensor, plan) in enumerate(work.plans.items()):
+        if progress is not None:
+            progress("layers alone", done, len(work.plans))
+        errors[tensor] = accuracy.largest_relative_error(
+            accuracy.run_in_onnxruntime(work.write({tensor: plan}), few, False), right
+        )
+    return errors
+
+
+def _describe_exclusions(
+    told: Mapping[int, tuple[MetricReport, ...]], order: Sequence[str], last: int, names: Mapping[str, str]
+) -> list[LayerExclusion]:
+    """What each step that was judged bought, up to the last."""
+    steps: list[LayerExclusion] = []
+    counts = sorted(count for count in told if count <= last)
+    for before, after in pairwise(counts):
+        new = min(told[after], key=lambda j: j.value - j.threshold)
+        was = next(j for j in told[before] if (j.output, j.metric) == (new.output, new.metric))
+        left_out = tuple(names.get(t, t) for t in order[before:after])
+        steps.append(LayerExclusion(left_out, f"{new.metric} of {new.output}", was.value, new.value))
+    return steps

@@ -1,0 +1,95 @@
+"""The linear layers of a graph whose weights are constants, and what stands before each: views, a scale and shift, a
+norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..forms.channel_views import views_above
+from ..forms.constant_linear import LINEAR, ConstantLinear, absorb_added_bias, constant_linear_of
+from ..graphs.graph import Graph
+from ..graphs.region import Refusal, RefusalKind
+from ..norms.norm_table import DEFAULT
+from ..recognition.affine_chains import AffineChain, measure_affine
+from ..storage.onnx_domains import is_standard
+from ..storage.proto_traversal import iter_subgraphs
+
+_STEPS = frozenset({"BatchNormalization", "Mul", "Add", "Sub", "Div", "Identity"})
+_LONGEST = 8  # steps of a scale and shift
+SPLIT = frozenset(op for op, row in DEFAULT.items() if row.has_scale and "axis" in row.attributes)
+
+
+@dataclass(frozen=True)
+class LayerSource:
+    """Where a linear layer's input comes from: y = a·z + b, seen through ``views``.
+
+    ``norm``: the node that makes z, None where the scale and shift is itself one; ``affine`` is None where z and y are
+    one tensor.
+    """
+
+    y: gs.Tensor
+    views: tuple[gs.Node, ...]
+    z: gs.Tensor
+    norm: gs.Node | None
+    affine: AffineChain | None
+
+
+def find_linear_layers(graph: Graph) -> list[ConstantLinear | Refusal]:
+    """Every Conv, ConvTranspose, Gemm and MatMul with one constant input, in the graph's order; a Refusal for one that
+    can't be read."""
+    nodes = [n for n in graph.nodes if n.op in LINEAR and sum(graph.is_constant(t) for t in n.inputs[:2]) == 1]
+    read = [constant_linear_of(graph, node) for node in nodes]
+    read = [one for one in read if not (isinstance(one, Refusal) and one.kind is RefusalKind.NO_LINEAR_OP)]
+    return [one if isinstance(one, Refusal) else absorb_added_bias(graph, one) for one in read]
+
+
+def explain_no_layers(proto: onnx.ModelProto) -> str:
+    """Why `linears` finds none in the graph of ``proto``."""
+    inputs = {v.name for v in proto.graph.input} & {t.name for t in proto.graph.initializer}
+    nodes = [n for n in proto.graph.node if n.op_type in LINEAR and is_standard(n)]
+    for node in nodes:
+        weight = next((name for name in node.input[:2] if name in inputs), None)
+        if weight is not None:
+            return (
+                f"the weight {weight!r} of {node.op_type} {node.name or node.output[0]!r} is an input of the model as"
+                " well, which a caller may give another value; take it out of the graph's inputs"
+            )
+    closed = [f.name for f in proto.functions if any(n.op_type in LINEAR for n in f.node)]
+    if closed:
+        return (
+            f"its linear layers stand in functions ({', '.join(map(repr, closed[:3]))}), where none is quantized; write"
+            " them out first, with onnx.inliner.inline_local_functions"
+        )
+    inner = (n for node in proto.graph.node for body in iter_subgraphs(node) for n in body.node)
+    if any(n.op_type in LINEAR for n in inner):
+        return "its linear layers stand in bodies of If, Loop or Scan, where none is quantized"
+    if nodes:
+        first = nodes[0].name or nodes[0].output[0]
+        return f"no weight of its layers is a constant; the first is {nodes[0].op_type} {first!r}"
+    return "it has no linear layer"
+
+
+def layer_source(graph: Graph, data: gs.Tensor) -> LayerSource:
+    """What makes the input ``data`` of a linear layer."""
+    y, views = views_above(graph, data)
+    tops, steps, t = [y], list[gs.Node](), y
+    while len(tops) <= _LONGEST and (node := graph.producer(t)) is not None and node.op in _STEPS:
+        carried = [i for i in node.inputs if not graph.is_constant(i)]
+        if len(carried) != 1 or (node.op == "Div" and node.inputs[0] is not carried[0]):
+            break
+        t = carried[0]
+        steps.append(node)
+        tops.append(t)
+    for z in reversed(tops[1:]):
+        node = graph.producer(z)
+        behind = node is not None and node.op in DEFAULT and node.outputs[0] is z
+        affine = measure_affine(graph, z, y) if behind or any(n.op == "BatchNormalization" for n in steps) else None
+        if isinstance(affine, AffineChain):
+            return LayerSource(y, tuple(views), z, node if behind else None, affine)
+    node = graph.producer(y)
+    if node is None or node.op not in DEFAULT or node.outputs[0] is not y:
+        return LayerSource(data, (), data, None, None)  # views of something else lead nowhere
+    return LayerSource(y, tuple(views), y, node, None)

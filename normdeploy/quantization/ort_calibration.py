@@ -1,0 +1,75 @@
+"""Ranges by onnxruntime's own calibrators: entropy (Migacz, 8-bit inference with TensorRT, 2017) and percentile.
+
+One sample at a time goes through the model, whatever their number; the histograms add up.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnxruntime.quantization.calibrate import CalibrationDataReader, EntropyCalibrater, PercentileCalibrater
+
+from ..precision.tensor_ranges import Samples, name_failing_sample
+from ..storage.onnx_files import save_onnx
+from ..types import Progress
+
+_LARGE = 2**30  # bytes of weights, from which on they are kept beside the model
+
+
+def calibrate_ranges(
+    proto: onnx.ModelProto,
+    tensors: Sequence[str],
+    samples: Samples,
+    method: str,
+    symmetric: bool,
+    progress: Progress | None = None,
+) -> dict[str, tuple[float, float]]:
+    """The range of each of ``tensors`` (float32, of the main graph): name -> (low, high).
+
+    Args:
+        method: "entropy" or "percentile" (99.999 of the values).
+        symmetric: zero is in the middle.
+
+    Raises:
+        InputError: the model does not run on a sample.
+    """
+    kind = {"entropy": EntropyCalibrater, "percentile": PercentileCalibrater}[method]
+    with tempfile.TemporaryDirectory() as folder:
+        path, large = Path(folder) / "model.onnx", proto.ByteSize() >= _LARGE
+        save_onnx(proto, path, external=large)
+        calibrator = kind(path, [], str(Path(folder) / "augmented.onnx"), large, method, symmetric)
+        values = {name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in tensors}
+        calibrator.select_tensors_to_calibrate = lambda model: (set(tensors), values)
+        calibrator.augment_graph()
+        calibrator.create_inference_session()
+        for number, sample in enumerate(samples):
+            if progress is not None:
+                progress("calibrate", number, len(samples))
+            with name_failing_sample(number), _silence_stdout():
+                calibrator.collect_data(_SampleReader(sample))
+        with _silence_stdout():
+            computed = calibrator.compute_data()
+    ends = {name: computed[name].range_value for name in tensors if name in computed}
+    return {name: (float(np.min(low)), float(np.max(high))) for name, (low, high) in ends.items()}
+
+
+def _silence_stdout() -> redirect_stdout[io.StringIO]:
+    """The calibrators print what they are at, for each sample."""
+    return redirect_stdout(io.StringIO())
+
+
+class _SampleReader(CalibrationDataReader):  # type: ignore[misc]
+    """One sample."""
+
+    def __init__(self, sample: Mapping[str, np.ndarray]) -> None:
+        self._left: Iterator[dict[str, Any]] = iter([dict(sample)])
+
+    def get_next(self) -> dict[str, Any] | None:
+        return next(self._left, None)

@@ -1,0 +1,167 @@
+"""What is asked for of quantization, and what the runtimes have kernels for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+import numpy as np
+import onnx
+
+from ..errors import InputError
+from ..option_values import ONNXRUNTIME, TENSORRT
+from ..precision.type_conversion import FORMATS
+from ..verbs.verify.policy import Policy
+from .layer_groups import LayerCandidate
+from .number_formats import FP8, INT4, INT8, UINT8, CodeFormat
+
+BLOCK = 64  # input channels that share a scale in INT4: TensorRT takes it, and onnxruntime
+_LISTED = 8  # names that an error lists
+_QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"})
+_QUANTIZED |= frozenset({"MatMulInteger", "ConvInteger", "MatMulNBits", "DynamicQuantizeMatMul"})
+
+
+@dataclass(frozen=True)
+class QuantizationRequest:
+    """``to``: "int8", "fp8" or "int4"; ``runtime``: whose form; ``calibration``: "minmax", "entropy" or "percentile";
+    ``policy``: the metrics that the file is to reach. ``dynamic``: the ranges of activations are taken while the model
+    runs, in onnxruntime alone. ``rotate``: residual streams are rotated first
+    (`normdeploy.quantization.stream_rotation`).
+    ``keep_float``: names of layers that stay float, `*` and `?` for any letters."""
+
+    to: str
+    runtime: str = "any"
+    calibration: str = "minmax"
+    policy: Policy = field(default_factory=Policy)
+    dynamic: bool = False
+    half: str = ""  # "fp16" or "bf16": what the rest of the file will be, and its scales
+    rotate: bool = False
+    keep_float: tuple[str, ...] = ()
+
+    @property
+    def scale_dtype(self) -> np.dtype:
+        """The type whose numbers scales are: rounding them later would move every code."""
+        return FORMATS[self.half].dtype if self.half else np.dtype(np.float32)
+
+    @property
+    def weight_format(self) -> CodeFormat:
+        return {"int8": INT8, "fp8": FP8, "int4": INT4}[self.to]
+
+    @property
+    def activation_format(self) -> CodeFormat | None:
+        if self.to == "int4" or self.dynamic:
+            return None
+        return UINT8 if self.to == "int8" and self.runtime in ONNXRUNTIME else self.weight_format
+
+    @property
+    def counts_padding(self) -> bool:
+        """Whether padding counts where ranges are taken: of all but symmetric int8.
+
+        uint8's file is worse without (MiniLM's mean error by a fifth), INT4's a little: padding gives room to ranges,
+        which the channels of symmetric int8 get of their own. FP8 was not measured without.
+        """
+        return self.activation_format is not INT8
+
+    @property
+    def block_size(self) -> int:
+        return BLOCK if self.to == "int4" else 0
+
+
+def require_valid_request(proto: onnx.ModelProto, wish: QuantizationRequest) -> None:
+    """Before any work.
+
+    Raises:
+        InputError: the file is quantized already, or the runtime has no kernels for what is wished.
+    """
+    require_runtime_kernels(wish)
+    done = next((n for n in proto.graph.node if n.op_type in _QUANTIZED), None)
+    if done is not None:
+        raise InputError(
+            f"the file is quantized already: it has {done.op_type} {done.name or done.output[0]!r}; quantize the float"
+            " model it was made of"
+        )
+
+
+def require_runtime_kernels(wish: QuantizationRequest) -> None:
+    """
+    Raises:
+        InputError: the runtime has no kernels for what is wished.
+    """
+    if wish.dynamic and (wish.runtime not in ONNXRUNTIME or wish.to != "int8"):
+        raise InputError(
+            f"ranges that are taken while the model runs are for int8 in onnxruntime, and {wish.to} for"
+            f" {wish.runtime!r} is asked for; give --runtime onnxruntime, or samples in the place of --dynamic"
+        )
+    if wish.to == "fp8" and wish.runtime not in TENSORRT:
+        raise InputError(
+            f"FP8 has kernels in TensorRT alone (compute capability 8.9 and above), and the runtime is"
+            f" {wish.runtime!r}; give --runtime tensorrt or tensorrt-rtx"
+        )
+
+
+def require_half_support(wish: QuantizationRequest) -> None:
+    """
+    Raises:
+        InputError: the runtime's integer kernels read no half precision.
+    """
+    if wish.half and wish.to == "int8" and wish.runtime in ONNXRUNTIME:
+        raise InputError(
+            f"onnxruntime's int8 kernels read and write float32: beside {wish.half} it would dequantize every layer and"
+            " compute in float32, slower than either; leave --precision out for onnxruntime, or give another --runtime"
+        )
+
+
+def mark_excluded_layers(layers: list[LayerCandidate], wish: QuantizationRequest) -> list[LayerCandidate]:
+    """With the reason at those that were asked to stay float, and those that the runtime has no kernel for."""
+    return _keep_float_without_kernel([_keep_float_by_pattern(c, wish.keep_float) for c in layers], wish)
+
+
+def require_matching_patterns(layers: Sequence[LayerCandidate], patterns: Sequence[str]) -> None:
+    """
+    Raises:
+        InputError: a pattern names no layer.
+    """
+    names = [c.module or c.result for c in layers]
+    for pattern in patterns:
+        if not any(_matches_pattern(c, pattern) for c in layers):
+            told = ", ".join(map(repr, get_close_matches(pattern, names, _LISTED, 0.0)))
+            raise InputError(
+                f"no linear layer is named {pattern!r}, which is to stay float; of {len(names)} layers the nearest are"
+                f" {told}"
+            )
+
+
+def _matches_pattern(layer: LayerCandidate, pattern: str) -> bool:
+    """By its module, or by its result."""
+    return any(name and fnmatchcase(name, pattern) for name in (layer.module, layer.result))
+
+
+def _keep_float_by_pattern(layer: LayerCandidate, patterns: Sequence[str]) -> LayerCandidate:
+    pattern = next((p for p in patterns if _matches_pattern(layer, p)), None)
+    return layer if pattern is None else replace(layer, reason=f"it was asked to stay float ({pattern})")
+
+
+def _keep_float_without_kernel(layers: list[LayerCandidate], wish: QuantizationRequest) -> list[LayerCandidate]:
+    if wish.to == "int8" and not wish.dynamic:
+        return layers
+    if wish.to == "fp8":  # of nine taps of three digits each too little is left, and a channel has no more
+        why = "in FP8 a convolution in groups loses too much"
+        return [replace(c, reason=why) if c.groups > 1 and not c.reason else c for c in layers]
+    name = {"int4": "INT4 weights are", "int8": "a range taken while the model runs is"}[wish.to]
+    ops = ("MatMul",) if wish.dynamic else ("MatMul", "Gemm")
+    served = "MatMul, and Gemm of alpha = beta = 1 whose input is not transposed" if wish.dynamic else " and ".join(ops)
+    fit = [c.op in ops and not (wish.dynamic and c.plan.weight == 0) for c in layers]
+    return [
+        c if c.reason or good else replace(c, reason=f"{name} for {served}")
+        for c, good in zip(layers, fit, strict=True)
+    ]
+
+
+def build_notes(wish: QuantizationRequest) -> tuple[str, ...]:
+    if wish.to == "fp8":
+        return ("FP8 needs compute capability 8.9 or above",)
+    if wish.runtime in ONNXRUNTIME and wish.to == "int8":
+        return ("uint8 with a zero point is for onnxruntime: TensorRT takes symmetric int8 alone",)
+    return ()

@@ -1,0 +1,365 @@
+"""A float32 file to one whose linear layers compute in int8, FP8 or with INT4 weights.
+
+In this order: with ``rotate`` residual streams are rotated (`rotate`, proved); what the layers read is looked at on
+samples; scales and shifts are moved from norms into the layers behind (`migrate`, proved); ranges are taken; the file
+is written and judged on samples that took no part; layers that cost more than the metric allows go back to float, those
+first that cost most.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ..errors import GraphError, InputError, NormdeployError
+from ..findings.quantization_report import LayerReport, Migration, QuantizationReport
+from ..graphs.graph import Graph
+from ..graphs.opset_conversion import ops_needing_conversion, raise_opset_number
+from ..graphs.quantization_info import RECORD, quantized_ranges
+from ..model import InputSpec
+from ..option_values import ONNXRUNTIME
+from ..precision.tensor_ranges import calibration_input_specs
+from ..storage.proto_traversal import copy_model, standard_opset
+from ..types import Progress
+from . import accuracy
+from .activation_stats import ActivationStats, observe_activations
+from .bias_corrections import find_input_shifts
+from .gemm_splitting import split_gemms
+from .gptq import carry_over_codes, compensate_rounding
+from .layer_exclusion import QuantizedSelection, exclude_layers
+from .layer_groups import LayerCandidate, find_candidates, layer_group
+from .linear_layers import explain_no_layers
+from .number_formats import UINT8, ScaleZeroPoint, round_scales_up, step_for_range
+from .ort_calibration import calibrate_ranges
+from .qdq_writer import LayerPlan, layer_biases, smallest_scale_for_bias, write_quantized
+from .quantization_request import (
+    QuantizationRequest,
+    build_notes,
+    mark_excluded_layers,
+    require_matching_patterns,
+    require_valid_request,
+)
+from .sample_split import SampleSplit
+from .scale_migration import InputCondition, migrate_scales
+from .smoothing import choose_condition
+from .stream_rotation import rotate_streams
+
+PROPERTY = RECORD
+_LONG = {True: 60.0, False: 10.0}  # seconds that the float64 reference may take, where a metric is asked for or not
+
+
+def quantize_model(
+    proto: onnx.ModelProto,
+    wish: QuantizationRequest,
+    split: SampleSplit | None,
+    inputs: Sequence[InputSpec] = (),
+    progress: Progress | None = None,
+) -> tuple[onnx.ModelProto, QuantizationReport]:
+    """``proto`` quantized, and the account of it.
+
+    Args:
+        proto: a float32 model with its weights, its norms single nodes; not changed.
+        split: the samples; None for INT4 weights alone, which are then judged by nothing.
+        inputs: what the model takes, where the file's own record says it.
+
+    Raises:
+        InputError: nothing can be quantized, a sample does not run, or no choice of layers reaches the metrics.
+        GraphError: the opset can't be raised as far as the types need.
+    """
+    require_valid_request(proto, wish)
+    before = _raise_opset(copy_model(proto), max(wish.weight_format.since, 13))
+    source, notes = before, list[str]()
+    turned: tuple[Migration, ...] = ()
+    if wish.dynamic:
+        before = split_gemms(before)
+    if wish.rotate:
+        before, turned = rotate_streams(before)
+        if all(m.kind != "rotate" for m in turned):
+            notes.append("nothing was rotated: it has no norm over its channels that is one node, and no attention")
+    graph = Graph(before)
+    layers = find_candidates(graph, wish.weight_format, wish.block_size)
+    require_matching_patterns(layers, wish.keep_float)
+    layers = mark_excluded_layers(layers, wish)
+    if all(c.reason for c in layers):
+        reasons = "; ".join(f"{c.result!r}: {c.reason}" for c in layers[:3]) or explain_no_layers(before)
+        raise InputError(f"nothing in the model can be quantized to {wish.to}: {reasons}")
+    samples = split.calibrating if split is not None else ()
+    conditions = _choose_conditions(graph, layers, before, wish, samples, progress)
+    moved, migrations = migrate_scales(before, conditions, {c.result for c in layers if c.reason})
+    migrations = (*turned, *migrations)
+    left = mark_excluded_layers(find_candidates(Graph(moved), wish.weight_format, wish.block_size), wish)
+    plans, results, layers_told = _plan_layers(moved, left, wish, samples, migrations, conditions, progress)
+    plans = compensate_rounding(moved, left, plans, samples, progress)
+    bias = wish.runtime in ONNXRUNTIME
+    work = QuantizedSelection(moved, plans, lambda chosen: write_quantized(moved, chosen, bias, results), ())
+    if split is not None:
+        names = {c.plan.tensor: c.result for c in left}
+        judging, float32, more = make_judge(source, wish, split, progress)
+        notes += more
+        work = exclude_layers(work, judging, float32, samples, names, progress)
+    chosen = {c.result: work.plans[c.plan.tensor] for c in left if c.plan.tensor in work.plans}
+    out = work.build_file
+    if split is not None and work.exclusions:
+        lean, made = _drop_idle_migrations(before, moved, conditions, wish, chosen, left, results)
+        judged = judging.measure_metrics(judging.run_samples(lean), float32)
+        if all(j.met for j in judged):
+            out, migrations, work = lean, (*turned, *made), replace(work, judged=judged)
+    moves = judging.measure_drift(judging.run_samples(out), float32) if split is not None else ()
+    told = tuple(
+        layer
+        if layer.status == "float" or layer.tensor in chosen
+        else replace(layer, status="float", reason="its error costs more than the metric allows")
+        for layer in layers_told
+    )
+    told = tuple(_with_rounding_method(replace(layer, error=work.errors.get(layer.tensor)), chosen) for layer in told)
+    _record_request(out, wish)
+    calibration = "dynamic" if wish.dynamic else wish.calibration if wish.activation_format is not None else "none"
+    counts = split.sample_counts if split is not None else (0, 0)
+    account = QuantizationReport(
+        wish.to,
+        wish.runtime,
+        calibration,
+        *counts,
+        told,
+        migrations,
+        work.judged,
+        work.exclusions,
+        (model_bytes(source), model_bytes(out)),
+        (*accuracy.drift_notes(moves), *notes, *accuracy.few_sample_notes(work.judged), *build_notes(wish)),
+        moves,
+    )
+    return out, account
+
+
+def _with_rounding_method(layer: LayerReport, chosen: Mapping[str, LayerPlan]) -> LayerReport:
+    """``layer`` with how its weight is rounded."""
+    plan = chosen.get(layer.tensor)
+    if layer.status == "float" or plan is None:
+        return layer
+    rounding = "nearest" if plan.stored is None else "GPTQ"
+    return replace(layer, rounding=rounding)
+
+
+def _drop_idle_migrations(
+    before: onnx.ModelProto,
+    whole: onnx.ModelProto,
+    conditions: Mapping[str, InputCondition],
+    wish: QuantizationRequest,
+    chosen: Mapping[str, LayerPlan],
+    layers: Sequence[LayerCandidate],
+    results: Mapping[str, tuple[str, ScaleZeroPoint]],
+) -> tuple[onnx.ModelProto, tuple[Migration, ...]]:
+    """The file of the same layers with nothing moved for those that stay float, and the migrations.
+
+    ``whole``: the model with everything moved. ``chosen``: the layers by their results. ``layers``, ``results``:
+    as they were there.
+    """
+    idle = {c.result for c in layers if c.result not in chosen}
+    moved, migrations = migrate_scales(before, conditions, idle)
+    now = {
+        c.result: c.plan
+        for c in find_candidates(Graph(moved), wish.weight_format, wish.block_size)
+        if c.result in chosen
+    }
+    plans = {p.tensor: carry_over_codes(whole, chosen[r], moved, p) for r, p in now.items()}
+    named = {c.plan.tensor: now[c.result].tensor for c in layers if c.result in now}
+    behind = {t: (named[layer], step) for t, (layer, step) in results.items() if layer in named}
+    return write_quantized(moved, plans, wish.runtime in ONNXRUNTIME, behind), migrations
+
+
+def recorded_quantization(proto: onnx.ModelProto) -> str:
+    """What ``quantized`` made of a file: "int8", "fp8" or "int4"; "" for any other file."""
+    text = next((p.value for p in proto.metadata_props if p.key == PROPERTY), "")
+    try:
+        return str(json.loads(text)["to"]) if text else ""
+    except (ValueError, TypeError, KeyError):
+        return ""
+
+
+def _raise_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    entry = standard_opset(proto)
+    if entry is None or entry.version >= opset:
+        return proto
+    if stuck := ops_needing_conversion(proto, opset):
+        raise GraphError(
+            f"the file has opset {entry.version}, the types need {opset}, and {stuck[0]} means something else there;"
+            f" export the model again with --opset {opset}"
+        )
+    return raise_opset_number(proto, opset)
+
+
+def _choose_conditions(
+    graph: Graph,
+    layers: list[LayerCandidate],
+    proto: onnx.ModelProto,
+    wish: QuantizationRequest,
+    samples: Sequence[Mapping[str, np.ndarray]],
+    progress: Progress | None,
+) -> dict[str, InputCondition]:
+    """What serves each tensor that linear layers read."""
+    by_source: dict[str, list[LayerCandidate]] = defaultdict(list)
+    for c in layers:
+        if not c.reason:
+            by_source[c.source].append(c)
+    groups = {name: group for name, cs in by_source.items() if (group := layer_group(graph, cs)) is not None}
+    groups = {name: g for name, g in groups.items() if g.free or (g.scale is None and wish.runtime not in ONNXRUNTIME)}
+    if not samples:
+        return {}
+    axes = {name: -1 if g.free else by_source[name][0].axis for name, g in groups.items()}
+    seen = observe_activations(proto, axes, samples, progress, wish.counts_padding)
+    conditions: dict[str, InputCondition] = {}
+    form = UINT8 if wish.dynamic else wish.activation_format
+    for done, (name, group) in enumerate(groups.items()):
+        if progress is not None:
+            progress("smooth", done, len(groups))
+        if name in seen:
+            condition = choose_condition(group, seen[name], form, wish.weight_format, wish.block_size)
+            if condition is not None:
+                conditions[name] = condition
+    return conditions
+
+
+def _plan_layers(
+    proto: onnx.ModelProto,
+    layers: list[LayerCandidate],
+    wish: QuantizationRequest,
+    samples: Sequence[Mapping[str, np.ndarray]],
+    migrations: Sequence[Migration],
+    conditions: Mapping[str, InputCondition],
+    progress: Progress | None,
+) -> tuple[dict[str, LayerPlan], dict[str, tuple[str, ScaleZeroPoint]], tuple[LayerReport, ...]]:
+    """How each layer would be written, the results that are quantized for all who read them, and the account."""
+    ready = [c for c in layers if not c.reason]
+    seen: Mapping[str, ActivationStats] = {}
+    ends: Mapping[str, tuple[float, float]] = {}
+    form = wish.activation_format
+    if form is not None:
+        behind = {c.activated: 1 for c in ready if c.activated and wish.runtime in ONNXRUNTIME}
+        seen = observe_activations(
+            proto, behind | {c.input: c.axis for c in ready}, samples, progress, wish.counts_padding
+        )
+        ends = {name: (float(s.low.min()), float(s.high.max())) for name, s in seen.items()}
+        if wish.calibration != "minmax" and seen:
+            ends = calibrate_ranges(proto, list(seen), samples, wish.calibration, form is not UINT8, progress)
+    kinds: dict[str, list[str]] = defaultdict(list)
+    reach: dict[str, float] = {}
+    for m in migrations:
+        if m.status == "made":
+            for name in m.linears:
+                kinds[name].append(m.kind)
+                condition = conditions.get(m.norm)
+                if condition is not None and condition.reach is not None:
+                    reach[name] = condition.reach
+    if wish.calibration == "minmax":
+        ends = {**ends, **{c.input: (-reach[c.result], reach[c.result]) for c in ready if c.result in reach}}
+    shifts, biases = find_input_shifts(proto, ready, migrations, conditions), layer_biases(proto)
+    plans: dict[str, LayerPlan] = {}
+    results: dict[str, tuple[str, ScaleZeroPoint]] = {}
+    told: list[LayerReport] = []
+    for c in layers:
+        layer = LayerReport(
+            c.result, c.op, c.module, c.input, "float", c.reason, migrated=tuple(dict.fromkeys(kinds[c.result]))
+        )
+        reason = c.reason or (_describe_unusable_stats(seen.get(c.input)) if form is not None else "")
+        if reason:
+            told.append(replace(layer, reason=reason))
+            continue
+        step = None if form is None else step_for_range(*ends[c.input], form)
+        step = None if step is None else replace(step, scale=float(round_scales_up(step.scale, wish.scale_dtype)))
+        plans[c.plan.tensor] = replace(
+            c.plan,
+            step=step,
+            dynamic=wish.dynamic,
+            scales=wish.scale_dtype,
+            shift=shifts.get(c.plan.tensor),
+            least=0.0 if step is None else smallest_scale_for_bias(biases.get(c.plan.tensor), step, c.plan, c.outputs),
+        )
+        if form is not None and c.activated in ends and wish.runtime in ONNXRUNTIME:
+            results[c.activated] = c.plan.tensor, step_for_range(*ends[c.activated], form)
+        low, high = ends.get(c.input, (None, None))
+        told.append(
+            replace(
+                layer,
+                status="quantized",
+                weight=_describe_granularity(c),
+                activation="uint8, dynamic" if wish.dynamic else "" if form is None else form.name,
+                low=low,
+                high=high,
+                scale=None if step is None else step.scale,
+                zero_point=None if step is None else step.zero_point,
+            )
+        )
+    return plans, results, tuple(told)
+
+
+def _describe_unusable_stats(seen: ActivationStats | None) -> str:
+    if seen is None:
+        return "its input has no element, or a number that is not finite, on the samples"
+    if float(seen.low.min()) == float(seen.high.max()):
+        return f"its input is {float(seen.low.min()):g} on all samples: no range can be taken of it"
+    return ""
+
+
+def _describe_granularity(c: LayerCandidate) -> str:
+    if c.plan.block:
+        return f"{c.plan.form.name} in blocks of {c.plan.block}"
+    return f"{c.plan.form.name} for each of {c.outputs} channels" if c.plan.axis is not None else c.plan.form.name
+
+
+def make_judge(
+    proto: onnx.ModelProto, wish: QuantizationRequest, split: SampleSplit, progress: Progress | None
+) -> tuple[accuracy.AccuracyJudge, accuracy.Outputs, list[str]]:
+    """The judge, what the float32 file gives, and notes."""
+    from ..runtimes.onnx_float64 import OnnxFloat64Runner
+
+    optimize = wish.runtime in ONNXRUNTIME
+    float32 = accuracy.run_in_onnxruntime(proto, split.judging, optimize)
+    reference: accuracy.Outputs = [dict(outputs) for outputs in float32]
+    notes: list[str] = []
+    try:
+        runner, start = OnnxFloat64Runner(proto), time.perf_counter()
+        for number, sample in enumerate(split.judging):
+            if progress is not None:
+                progress("float64", number, len(split.judging))
+            reference[number] = dict(runner.infer(sample))
+            if time.perf_counter() - start > _LONG[bool(wish.policy)] and number + 1 < len(reference):
+                notes.append(
+                    f"{number + 1} of {len(reference)} batches were judged against float64, the others against float32:"
+                    " float64 takes too long"
+                )
+                break
+    except NormdeployError as error:
+        notes.append(f"judged against float32: {error}")
+    return accuracy.AccuracyJudge(split.judging, reference, wish.policy, optimize), float32, notes
+
+
+def _record_request(proto: onnx.ModelProto, wish: QuantizationRequest) -> None:
+    """Say in the file what was asked."""
+    kept = [p for p in proto.metadata_props if p.key != PROPERTY]
+    del proto.metadata_props[:]
+    proto.metadata_props.extend(kept)
+    value: dict[str, Any] = {"to": wish.to, "runtime": wish.runtime, "calibration": wish.calibration}
+    value["ranges"] = quantized_ranges(proto)
+    proto.metadata_props.add(key=PROPERTY, value=json.dumps(value, sort_keys=True))
+
+
+def model_bytes(proto: onnx.ModelProto) -> int:
+    bits = {onnx.TensorProto.INT4: 4, onnx.TensorProto.UINT4: 4}
+    return sum(
+        int(np.prod(t.dims))
+        * bits.get(t.data_type, 8 * onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize)
+        // 8
+        for t in proto.graph.initializer
+    )
+
+
+def recorded_or_declared_inputs(proto: onnx.ModelProto, inputs: Sequence[InputSpec]) -> Sequence[InputSpec]:
+    """What the samples are held against: the file's record, or what its inputs state."""
+    return inputs or calibration_input_specs(proto)

@@ -1,0 +1,306 @@
+"""The closure of a stream: the tensors that one linear map of the last axis would reach, who writes them and who reads.
+
+A map T of rows that is applied to one of these tensors has to be applied to all of them. Ops that commute with T hand
+it on: sums, views that keep its rows together, whatever picks, moves or mixes other axes, and products by numbers that
+do not vary along the last axis. A linear layer that writes the stream, an embedding table and a constant take T up; a
+linear layer that reads it takes the inverse up. Anything else is a refusal that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..forms.constant_linear import ConstantLinear, absorb_added_bias, constant_linear_of
+from ..graphs.graph import Graph
+from ..graphs.region import Refusal
+from ..norms.norm_table import DEFAULT
+from ..storage.onnx_domains import is_standard
+from .linear_layers import find_linear_layers
+
+# of one input alone, as files write them without a domain
+RMS = frozenset(op for op, row in DEFAULT.items() if row.kind == "RMSNorm" and row.inputs == ("X", "scale"))
+NORMS = RMS | {"LayerNormalization"}
+_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+_SUMS = frozenset({"Add", "Sub", "Sum"})
+
+
+@dataclass
+class ResidualStream:
+    """``writers``, ``readers``: linear layers; ``tables``: Gathers of rows of a constant; ``carriers``: ops that hand
+    the map on, with which of their inputs are constants; ``norms``: that read it; ``widths``: runs in whose multiples
+    the last axes come."""
+
+    tensors: dict[int, gs.Tensor] = field(default_factory=dict)
+    writers: dict[int, ConstantLinear] = field(default_factory=dict)
+    readers: dict[int, ConstantLinear] = field(default_factory=dict)
+    tables: dict[int, gs.Node] = field(default_factory=dict)
+    carriers: dict[int, tuple[gs.Node, tuple[int, ...]]] = field(default_factory=dict)
+    norms: dict[int, gs.Node] = field(default_factory=dict)
+    widths: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class LinearLayers:
+    """The linear layers of a graph: by the id of their result, and by that of their node; and those that can't be
+    read."""
+
+    graph: Graph
+    made: dict[int, ConstantLinear]
+    by_node: dict[int, ConstantLinear]
+    refused: dict[str, Refusal]
+
+    @classmethod
+    def find_in_graph(cls, graph: Graph) -> LinearLayers:
+        found = find_linear_layers(graph)
+        read = [one for one in found if isinstance(one, ConstantLinear)]
+        return cls(
+            graph,
+            {id(one.out): one for one in read},
+            {id(one.node): one for one in read},
+            {one.tensor: one for one in found if isinstance(one, Refusal)},
+        )
+
+    def update_layers(self, nodes: Sequence[gs.Node]) -> None:
+        """Take up layers that took the place of others."""
+        for node in nodes:
+            linear = constant_linear_of(self.graph, node)
+            if isinstance(linear, ConstantLinear):
+                linear = absorb_added_bias(self.graph, linear)
+                self.made[id(linear.out)] = self.by_node[id(node)] = linear
+
+
+class _OpenStream(Exception):
+    def __init__(self, culprit: str, reason: str) -> None:
+        super().__init__(reason)
+        self.culprit = culprit
+
+
+def trace_stream(layers: LinearLayers, seed: gs.Tensor, through: bool) -> tuple[ResidualStream, Refusal | None]:
+    """Everything that a map of the last axis of ``seed`` reaches; as far as it came where something refuses.
+
+    Args:
+        through: norms hand the map on, as an RMS norm without gamma does with an isometry, and linear layers may read
+            the stream; else norms alone may read it, and their results are none of it.
+    """
+    walk = _StreamTraversal(layers, ResidualStream(), through)
+    try:
+        walk.traverse(seed)
+    except _OpenStream as e:
+        return walk.stream, Refusal(str(e), e.culprit)
+    return walk.stream, None
+
+
+@dataclass
+class _StreamTraversal:
+    layers: LinearLayers
+    stream: ResidualStream
+    through: bool
+    left: list[gs.Tensor] = field(default_factory=list)
+
+    def traverse(self, seed: gs.Tensor) -> None:
+        graph = self.layers.graph
+        self.left = [seed]
+        while self.left:
+            t = self.left.pop()
+            if id(t) in self.stream.tensors:
+                continue
+            self.stream.tensors[id(t)] = t
+            width = self._last_dim(t)
+            if graph.dtype(t) != np.float32:
+                raise _OpenStream(t.name, f"{t.name!r} is {graph.dtype(t)}, not float32")
+            self.stream.widths.add(width)
+            if graph.is_output(t):
+                raise _OpenStream(t.name, f"{t.name!r} is an output of the graph")
+            self._visit_producer(t)
+            for node in graph.all_consumers_of(t):
+                if node.op not in ("Shape", "Size"):
+                    self._visit_reader(t, node)
+
+    def _last_dim(self, t: gs.Tensor) -> int:
+        shape = self.layers.graph.shape(t)
+        if not shape or not isinstance(shape[-1], int):
+            raise _OpenStream(t.name, f"the file does not state how wide {t.name!r} is")
+        return shape[-1]
+
+    def _visit_producer(self, t: gs.Tensor) -> None:
+        graph, node = self.layers.graph, self.layers.graph.producer(t)
+        linear = self.layers.made.get(id(t))
+        if node is None:
+            raise _OpenStream(t.name, f"{t.name!r} is an input of the graph")
+        if (refused := self.layers.refused.get(t.name)) is not None:
+            raise _OpenStream(t.name, refused.reason)
+        if linear is not None:
+            if linear.w.ndim != 2 or linear.node.op not in ("MatMul", "Gemm") or linear.weight != 1:
+                raise _OpenStream(
+                    t.name, f"{describe_node(node)} writes it, whose channels do not lie along its last axis"
+                )
+            self.stream.writers[id(linear.node)] = linear
+        elif node.op == "Gather" and is_standard(node) and graph.is_constant(node.inputs[0]):
+            self._visit_table(node)
+        elif node.op in NORMS and is_standard(node):
+            if not self.through:
+                raise _OpenStream(t.name, f"{describe_node(node)} writes it, with a gamma or beta of its own")
+            self._visit_norm(node)
+        else:
+            self._visit_carrier(node)
+
+    def _visit_reader(self, t: gs.Tensor, node: gs.Node) -> None:
+        linear = self.layers.by_node.get(id(node))
+        if linear is not None:
+            if linear.data_input is not t:
+                raise _OpenStream(t.name, f"{describe_node(node)} reads it as its weight")
+            if not self.through:
+                raise _OpenStream(t.name, f"{describe_node(node)} reads it, to which the mean of a row matters")
+            rank = len(self.layers.graph.shape(t) or ())
+            square = linear.w.ndim == 2 and linear.node.op in ("MatMul", "Gemm") and linear.weight == 1
+            if not square or linear.input_channel_axis(rank) != rank - 1:
+                raise _OpenStream(t.name, f"{describe_node(node)} reads it along another axis than the last")
+            self.stream.readers[id(node)] = linear
+        elif (refused := self.layers.refused.get(node.outputs[0].name)) is not None:
+            raise _OpenStream(t.name, refused.reason)
+        elif node.op in NORMS and is_standard(node) and node.inputs[0] is t:
+            self._visit_norm(node)
+        else:
+            self._visit_carrier(node, t)
+
+    def _visit_table(self, node: gs.Node) -> None:
+        graph, table = self.layers.graph, node.inputs[0]
+        if int(node.attrs.get("axis", 0)) or len(graph.shape(table) or ()) != 2:
+            raise _OpenStream(node.outputs[0].name, f"{describe_node(node)} does not pick rows of a matrix")
+        if not isinstance(table, gs.Constant):
+            raise _OpenStream(table.name, f"the table of {describe_node(node)} is computed")
+        for reader in graph.all_consumers_of(table):
+            if reader.op not in ("Gather", "MatMul", "Gemm", "Transpose"):
+                raise _OpenStream(table.name, f"the table {table.name!r} is read by {describe_node(reader)} as well")
+        self.stream.tables[id(node)] = node
+
+    def _visit_norm(self, node: gs.Node) -> None:
+        graph, x = self.layers.graph, node.inputs[0]
+        rank = len(graph.shape(x) or ())
+        if not rank or int(graph.attrs(node).get("axis", -1)) % rank != rank - 1:
+            raise _OpenStream(node.outputs[0].name, f"{describe_node(node)} normalizes over several axes")
+        if any(o.name and graph.all_consumers_of(o) for o in node.outputs[1:]):
+            raise _OpenStream(node.outputs[0].name, f"the statistics of {describe_node(node)} are read as well")
+        if not self.through and node.op in RMS:
+            raise _OpenStream(
+                node.outputs[0].name, f"{describe_node(node)} reads it, to which the mean of a row matters"
+            )
+        self.stream.norms[id(node)] = node
+        self.left.append(x)
+        if self.through:
+            self.left.append(node.outputs[0])
+
+    def _visit_carrier(self, node: gs.Node, t: gs.Tensor | None = None) -> None:
+        """Take up the tensors that ``node`` joins. ``t``: what was found to be read by it; None: its result was."""
+        if id(node) in self.stream.carriers:
+            inputs: Sequence[int] = self._carried_inputs(node)
+        else:
+            inputs = self._carried_inputs(node)
+            constant = tuple(i for i in inputs if self.layers.graph.is_constant(node.inputs[i]))
+            for i in constant:
+                self._add_constant_width(node, node.inputs[i])
+            self.stream.carriers[id(node)] = node, constant
+            self.left += [node.inputs[i] for i in inputs if i not in constant]
+            self.left += [o for o in node.outputs[: None if node.op == "Split" else 1] if o.name]
+        if t is not None and not all(i in inputs for i, x in enumerate(node.inputs) if x is t):
+            raise _OpenStream(t.name, f"{describe_node(node)} reads it otherwise than row by row")
+
+    def _carried_inputs(self, node: gs.Node) -> Sequence[int]:
+        """Which inputs of a node the map would be handed on from; _Open where it is not."""
+        graph, op = self.layers.graph, node.op
+        out = graph.shape(node.outputs[0]) or ()
+        refused = _OpenStream(node.outputs[0].name, f"{describe_node(node)} does not commute with it")
+        known = [graph.shape(t) for t in node.inputs]
+        # A factor or summand of unknown rank may vary along the channels, so it is not taken for one number. Of the
+        # other ops only the first input is data.
+        read = node.inputs if op in (*_SUMS, "Mul", "Div", "MatMul", "Concat") else node.inputs[:1]
+        unknown = next((t for t, shape in zip(read, known, strict=False) if shape is None), None)
+        if unknown is not None:
+            raise _OpenStream(
+                unknown.name, f"{describe_node(node)} reads {unknown.name!r}, whose rank the file does not state"
+            )
+        shapes = [shape or () for shape in known]
+        if not is_standard(node) or not out or not isinstance(out[-1], int):
+            raise refused
+        last = len(out) - 1
+        if op in _SUMS:
+            if all(s and s[-1] == out[-1] for s in shapes):
+                return range(len(node.inputs))
+            raise _OpenStream(
+                node.outputs[0].name, f"{describe_node(node)} adds what does not have the stream's channels"
+            )
+        if op in ("Mul", "Div"):
+            wide = [i for i, s in enumerate(shapes) if s and s[-1] == out[-1] != 1]
+            if (
+                len(wide) != 1
+                or (op == "Div" and wide != [0])
+                or any(s and s[-1] != 1 for s in [s for i, s in enumerate(shapes) if i not in wide])
+            ):
+                raise _OpenStream(
+                    node.outputs[0].name, f"{describe_node(node)} multiplies it by what varies along its channels"
+                )
+            return wide
+        if op == "MatMul" and len(out) > 1 and len(shapes[1]) > 1:  # a product from the left mixes rows, not channels
+            return (1,)
+        if op == "Attention":
+            return self._attention_inputs(node)
+        if op in _VIEWS:
+            return (0,)  # row-major order stays; that runs are not cut is seen by the widths
+        axis = int(node.attrs.get("axis", 0)) % len(shapes[0]) if shapes[0] else 0
+        kept = {
+            "Identity": True,
+            "Transpose": list(node.attrs.get("perm", range(last, -1, -1)))[-1:] == [last],
+            "Expand": shapes[0][-1:] == out[-1:],
+            "Concat": axis != last,
+            "Split": axis != last,
+            "Gather": axis != len(shapes[0]) - 1,
+            "Slice": self._keeps_last_axis(node, len(shapes[0])),
+        }
+        if not kept.get(op, False):
+            raise refused
+        return range(len(node.inputs)) if op == "Concat" else (0,)
+
+    def _keeps_last_axis(self, node: gs.Node, rank: int) -> bool:
+        """Whether a Slice leaves the last axis whole."""
+        if node.op != "Slice" or len(node.inputs) < 4:
+            return False
+        axes = self.layers.graph.known_value(node.inputs[3])
+        return axes is not None and all(int(a) % rank != rank - 1 for a in axes.reshape(-1))
+
+    def _attention_inputs(self, node: gs.Node) -> Sequence[int]:
+        """An Attention is linear in its values; where heads lie in one axis, head by head."""
+        graph = self.layers.graph
+        if any(o.name and graph.all_consumers_of(o) for o in node.outputs[1:]) or any(
+            not t.is_empty() for t in node.inputs[4:6]
+        ):
+            raise _OpenStream(node.outputs[0].name, f"{describe_node(node)} keeps a past of its values")
+        if any(graph.is_output(o) for o in node.outputs[1:]):
+            raise _OpenStream(node.outputs[0].name, f"{describe_node(node)} gives its values as an output")
+        shape = graph.shape(node.inputs[2])
+        if shape is None:
+            raise _OpenStream(
+                node.outputs[0].name, f"the file does not state the rank of the values of {describe_node(node)}"
+            )
+        heads = int(node.attrs.get("kv_num_heads", 0))
+        if len(shape) == 3 and isinstance(shape[-1], int):
+            if not heads or shape[-1] % heads:
+                raise _OpenStream(
+                    node.outputs[0].name, f"{describe_node(node)} does not say how many heads its values have"
+                )
+            self.stream.widths.add(shape[-1] // heads)
+        return (2,)
+
+    def _add_constant_width(self, node: gs.Node, t: gs.Tensor) -> None:
+        width = (self.layers.graph.shape(t) or (0,))[-1]
+        if not isinstance(width, int) or width < 2 or self.layers.graph.known_value(t) is None:
+            raise _OpenStream(t.name, f"the constant {t.name!r} of {describe_node(node)} has no channels")
+        self.stream.widths.add(width)
+
+
+def describe_node(node: gs.Node) -> str:
+    """Its op, and its name or that of its first result."""
+    return f"{node.op} {node.name or node.outputs[0].name!r}"

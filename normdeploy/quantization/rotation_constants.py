@@ -1,0 +1,126 @@
+"""A linear op whose results or inputs are multiplied by a matrix, or have their mean taken off: its weight as an
+expression.
+
+    results   lin'(x) = lin(x)·A/√k        W' = W·A/√k, c' = c·A/√k
+    inputs    lin'(u) = lin(u·A/√k)        W' = A·W/√k
+    mean      lin'(x) = lin(x) − mean      W' = W − the mean of each row, c' = c − mean(c)
+
+for rows x and weights that lie inputs first. Each holds for any matrix A of whole numbers and any k > 0, and is proved
+so: the elements of A are variables. √k is the positive root, in the field one element whose square is k. That two such
+matrices are inverse is no part of this: `normdeploy.proof.lemmas.isometry`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..forms.constant_linear import ConstantLinear
+from ..forms.fold_expressions import evaluate_bias
+from ..graphs.graph import Graph
+from ..proof.computed_constants import ComputedConstants, Side
+from ..proof.interpreter import ProofInterpreter
+from ..proof.region_evaluation import constant_value
+from ..proof.value import Value
+
+
+@dataclass(frozen=True)
+class RotationConstants(ComputedConstants):
+    """What was done to one linear op, a MatMul with its weight behind or a Gemm.
+
+    ``weight``, ``bias``: the constants that were computed. ``side``: of the matrix; None where the mean is taken off
+    its results. ``turn``: a node whose input 1 is the matrix A, whose elements are whole numbers. ``square``: k.
+    """
+
+    linear: ConstantLinear
+    weight: gs.Constant
+    bias: gs.Constant | None
+    side: Literal["output", "input"] | None
+    turn: gs.Node | None = None
+    square: int = 1
+
+    @property
+    def nodes(self) -> Sequence[gs.Node]:
+        return () if self.turn is None else (self.turn,)
+
+    @property
+    def weights(self) -> Sequence[np.ndarray]:
+        return (self.linear.w, self.linear.c)
+
+    def template_with_names(self, names: Mapping[int, object]) -> tuple[object, ...]:
+        return ("turned", self.side, self.square, self.linear.node.op, self.linear.biased, self.bias is None)
+
+    def computed_constants(self) -> list[gs.Constant]:
+        return [self.weight, *([] if self.bias is None else [self.bias])]
+
+    def expected_side(self, before: Side, graph: Graph) -> Side:
+        """Return the function of the op with its one input, or its results, turned."""
+
+        def rotated_side(m: ProofInterpreter, leaves: Sequence[Value]) -> list[Value]:
+            (x,) = leaves
+            if self.side == "input":
+                return before(m, [self._rotate_rows(m, graph, x)])
+            (y,) = before(m, [x])
+            if self.side is None:
+                return [m.sub(y, m.mean(y, [len(y.axes) - 1]))]
+            return [self._rotate_rows(m, graph, y)]
+
+        return rotated_side
+
+    def _rotate_rows(self, m: ProofInterpreter, graph: Graph, rows: Value) -> Value:
+        """rows·A/√k."""
+        return divide_by_root(
+            m, contract_axis(m, rows, len(rows.axes) - 1, self._matrix_value(m, graph), 0), self.square
+        )
+
+    def _matrix_value(self, m: ProofInterpreter, graph: Graph) -> Value:
+        assert self.turn is not None
+        a = constant_value(m, graph, self.turn.inputs[1])
+        assert isinstance(a, Value)
+        return a
+
+    def evaluate_constants(self, m: ProofInterpreter, graph: Graph, *, absolute: bool = False) -> dict[int, Value]:
+        linear = self.linear
+        w, c = constant_value(m, graph, linear.node.inputs[linear.weight]), evaluate_bias(m, graph, linear)
+        alpha = linear.node.attrs.get("alpha", 1.0) if linear.node.op == "Gemm" else 1.0
+        w = w if alpha == 1.0 else m.mul(m.number(float(alpha)), w)
+        a = None if self.side is None else self._matrix_value(m, graph)
+        if absolute:
+            w.f, c.f = np.abs(w.f), np.abs(c.f)
+            if a is not None:
+                a.f = np.abs(a.f)
+        less = m.add if absolute else m.sub
+        inputs, outputs = (1, 0) if linear.is_transposed else (0, 1)
+        if a is None:
+            weight, bias = less(w, m.mean(w, [outputs])), less(c, m.mean(c, [0]))
+        elif self.side == "output":
+            weight = divide_by_root(m, contract_axis(m, w, outputs, a, 0), self.square)
+            bias = divide_by_root(m, contract_axis(m, c, 0, a, 0), self.square)
+        else:
+            weight, bias = divide_by_root(m, contract_axis(m, w, inputs, a, 1), self.square), c
+        values = {id(self.weight): weight}
+        if self.bias is not None:
+            values[id(self.bias)] = bias
+        return values
+
+
+def contract_axis(m: ProofInterpreter, x: Value, axis: int, a: Value, over: int) -> Value:
+    """``x`` with axis ``axis`` summed against axis ``over`` of the matrix ``a``, whose other axis takes its place."""
+    left = x.with_axes((*x.axes[: axis + 1], (), *x.axes[axis + 1 :]))
+    rows = (a.axes[0], a.axes[1])
+    if over:  # the axis that is summed comes first
+        cut = len(a.axes[0])
+        order = [0, *range(1 + cut, 1 + len(a.atoms)), *range(1, 1 + cut)]
+        a, rows = a.with_axes((a.axes[1], a.axes[0]), order), (a.axes[1], a.axes[0])
+    right = a.with_axes((*rows, *((),) * (len(x.axes) - axis - 1)))
+    y = m.inner_product(left, right, [axis])
+    return y.with_axes((*y.axes[:axis], *y.axes[axis + 1 :]))
+
+
+def divide_by_root(m: ProofInterpreter, x: Value, square: int) -> Value:
+    """x/√k."""
+    return x if square == 1 else m.div(x, m.root(m.number(square)))

@@ -1,0 +1,103 @@
+"""The user's samples in two parts: one calibrates, the other judges, and none does both."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from ..model import InputSpec, ModelSignature
+from ..storage.npz_files import read_npz
+from ..verbs.verify.dataset import batch_cases, open_dataset
+from ..verbs.verify.input_cases import InputCase
+
+
+@dataclass(frozen=True)
+class SampleSplit:
+    """``calibrating``, ``judging``: feeds, name -> [samples, ...]; ``counts``: the samples in each part."""
+
+    calibrating: tuple[dict[str, np.ndarray], ...]
+    judging: tuple[dict[str, np.ndarray], ...]
+
+    @property
+    def sample_counts(self) -> tuple[int, int]:
+        a, b = (sum(_row_count(feeds) for feeds in part) for part in (self.calibrating, self.judging))
+        return a, b
+
+
+def split_samples(
+    given: Sequence[str | os.PathLike[str] | Mapping[str, Any]], inputs: Sequence[InputSpec]
+) -> SampleSplit:
+    """Every second batch of the samples calibrates; the others judge.
+
+    Args:
+        given: .npz files, folders of these, or arrays by name; each array holds one input of many samples along its
+            first axis.
+        inputs: what the model takes.
+
+    Raises:
+        InputError: there is one sample alone, they lack an input or do not fit, hold a NaN or an infinity, or are all
+            one number.
+    """
+    cases = _load_cases(given, inputs)
+    if len(cases) == 1:  # in halves, where the model takes any number at a time
+        feeds = cases[0].make()
+        rows, first = _row_count(feeds), inputs[0].shape[0]
+        if rows < 2 or not first.is_dynamic:
+            raise InputError(
+                f"{cases[0].name!r} is one batch of {rows}, and the same sample never calibrates and judges; give at"
+                " least two"
+            )
+        smaller = replace(first, opt=-(-rows // 2))
+        cases = _load_cases(
+            given, [replace(spec, shape=_shape_with_opt_size(spec, first.name, smaller.opt)) for spec in inputs]
+        )
+    parts = [[case.make() for case in cases[start::2]] for start in (0, 1)]
+    for part, case in (
+        (feeds, case) for start in (0, 1) for feeds, case in zip(parts[start], cases[start::2], strict=True)
+    ):
+        _require_finite(part, case.name)
+    _require_different_samples([*parts[0], *parts[1]])
+    return SampleSplit(tuple(parts[0]), tuple(parts[1]))
+
+
+def _shape_with_opt_size(spec: InputSpec, name: str | None, opt: int) -> tuple[Any, ...]:
+    return tuple(replace(d, opt=opt) if d.name == name and d.is_dynamic else d for d in spec.shape)
+
+
+def _load_cases(given: Sequence[Any], inputs: Sequence[InputSpec]) -> list[InputCase]:
+    model = ModelSignature(inputs=tuple(inputs), outputs=(), kind="onnx")
+    cases: list[InputCase] = []
+    for number, item in enumerate(given):
+        if isinstance(item, Mapping):
+            arrays = {name: np.asarray(value) for name, value in item.items()}
+            cases += batch_cases(f"the mapping {number}", lambda a=arrays: a, model)  # type: ignore[misc]
+        else:
+            if not os.path.isdir(item):
+                read_npz(item)  # what can't be read is named as calibration's
+            cases += open_dataset(item, model)
+    return cases
+
+
+def _row_count(feeds: Mapping[str, np.ndarray]) -> int:
+    return len(next(iter(feeds.values())))
+
+
+def _require_finite(feeds: Mapping[str, np.ndarray], name: str) -> None:
+    for key, value in feeds.items():
+        if value.dtype.kind not in "iub" and not np.isfinite(value.astype(np.float64)).all():
+            raise InputError(f"{name}: {key!r} holds a NaN or an infinity; no range can be taken of it, leave it out")
+
+
+def _require_different_samples(feeds: Sequence[Mapping[str, np.ndarray]]) -> None:
+    for key in feeds[0]:
+        values = [f[key] for f in feeds]
+        first = values[0].reshape(-1)[:1]
+        if values[0].dtype.kind not in "iub" and all(v.size and bool((v == first).all()) for v in values):
+            raise InputError(
+                f"the samples of {key!r} are {first[0]:g} everywhere; give samples of the values that the model meets"
+            )

@@ -1,0 +1,353 @@
+"""What is moved into linear layers before anything is rounded, each move proved (`normdeploy.proof`).
+
+A norm's gamma and beta spread the channels of its result over ranges of their own, which one scale of an activation
+can't serve. With n = (x − mean)/sqrt(var + ε) and any s > 0 for each channel,
+
+    γ∘n + β = y            W·y + c = (W·diag(γ·s))·(n/s) + (c + W·β)
+
+so the linear layer reads n/s, which the norm writes with gamma 1/s, and takes the rest into its weight and bias;
+whoever else reads y (a residual, an output, another op) reads (n/s)·(γ·s) + β. With s = 1 the channels of n have one
+variance; another s (SmoothQuant, Xiao et al., arXiv 2211.10438) trades the spread of the activations for that of the
+weights. There 1/s is stored as it is, and γ∘s rounded once (`conditions.factors`).
+
+Behind no norm the same is written as two ops in front of the layer, (y − shift)/s, with the shift of the channels
+(Wei et al., Outlier Suppression+, arXiv 2304.09145).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..findings.quantization_report import Migration
+from ..findings.records import Certificate
+from ..forms.channel_views import input_channel_vector
+from ..forms.constant_linear import ConstantLinear, absorb_added_bias, constant_linear_of
+from ..forms.fold_expressions import FoldExpressions, FoldShare
+from ..graphs.graph import Graph
+from ..graphs.region import Refusal, compile_region
+from ..recognition.affine_chains import AffineChain, measure_affine
+from ..rewriting import certification
+from ..rewriting.certification import ResultPair, pair_of
+from ..rewriting.rewrite_ledger import RewriteOptions
+from ..rewriting.rewriter import DecidedProposal, Rewriter
+from .linear_layers import SPLIT, LayerSource, find_linear_layers, layer_source
+from .stream_edits import STAGE, layer_bias, propose_nodes
+
+
+@dataclass(frozen=True)
+class InputCondition:
+    """What the input of linear layers is to be divided by and, first, to be lessened by: over its channels.
+
+    ``reach``: the result's range is to be from −reach to reach; None: what the samples say. ``recentred``: the channels
+    whose shift the bias takes back by the weight as it is stored (`shifts`); None: all.
+    """
+
+    scale: np.ndarray  # behind a norm 1/scale has to be exact in float32
+    shift: np.ndarray | None = None
+    kind: str = "smooth"
+    alpha: float | None = None
+    reach: float | None = None
+    recentred: np.ndarray | None = None
+
+
+@dataclass
+class _MigrationPass:
+    rewriter: Rewriter
+    conditions: Mapping[str, InputCondition]
+    migrations: list[Migration] = field(default_factory=list)
+    views: dict[tuple[int, int], gs.Node] = field(default_factory=dict)  # of what, like which: one for all layers
+
+    @property
+    def graph(self) -> Graph:
+        return self.rewriter.graph
+
+    def replace_output(
+        self,
+        old: gs.Tensor,
+        nodes: Sequence[gs.Node],
+        pairs: tuple[ResultPair, ...] = (),
+        made_of: FoldExpressions | None = None,
+    ) -> DecidedProposal | str:
+        """Let ``nodes`` make ``old`` where that is proved; else say why not."""
+        decided = self.rewriter.prove_proposal(propose_nodes(self.graph, old, nodes, pairs, made_of))
+        if not isinstance(decided, DecidedProposal):
+            return certification.failure_reason(decided)
+        self.rewriter.apply_decided(STAGE, decided)
+        return decided
+
+
+def migrate_scales(
+    proto: onnx.ModelProto, conditions: Mapping[str, InputCondition] | None = None, idle: Collection[str] = ()
+) -> tuple[onnx.ModelProto, tuple[Migration, ...]]:
+    """``proto`` with the scale and shift of each norm moved into the linear layers behind it.
+
+    Args:
+        proto: a float32 model with its weights; not changed.
+        conditions: by the name of the tensor that linear layers read, what it is to be conditioned by besides; tensors
+            that are not named are migrated as they are where a norm makes them.
+        idle: results of layers that stay float: what these alone read is left as it is.
+
+    Returns:
+        The model, and an account of each migration, made or refused.
+
+    Raises:
+        GraphError: the model can't be read.
+    """
+    work = _MigrationPass(Rewriter(Graph(proto), RewriteOptions()), conditions or {})
+    for y, nodes in _float32_layer_groups(work.graph):
+        if not all(_layer_result_name(work.graph, node) in idle for node in nodes):
+            _migrate_into_layers(work, y, nodes)
+    return work.rewriter.build_proto(), tuple(work.migrations)
+
+
+def migrate_norm_scales(rewriter: Rewriter, results: Collection[int]) -> list[Migration]:
+    """As `migrated`, in a graph that is rewritten, of norms alone whose results (by their ids) are named."""
+    work = _MigrationPass(rewriter, {})
+    for y, nodes in _float32_layer_groups(work.graph):
+        if id(y) in results:
+            _migrate_into_layers(work, y, nodes)
+    return work.migrations
+
+
+def _float32_layer_groups(graph: Graph) -> list[tuple[gs.Tensor, list[gs.Node]]]:
+    """What linear layers in float32 read, and these layers."""
+    groups: dict[int, list[gs.Node]] = {}
+    inputs: dict[int, gs.Tensor] = {}
+    for linear in find_linear_layers(graph):
+        if isinstance(linear, ConstantLinear) and graph.dtype(linear.data_input) == np.float32:
+            data = layer_source(graph, linear.data_input).y
+            groups.setdefault(id(data), []).append(linear.node)
+            inputs[id(data)] = data
+    return [(inputs[key], nodes) for key, nodes in groups.items()]
+
+
+def _migrate_into_layers(work: _MigrationPass, y: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
+    """Move what stands before ``y`` into the layers ``nodes`` that read it."""
+    graph, condition = work.graph, work.conditions.get(y.name)
+    source = layer_source(graph, y)
+    whole = source.norm if source.affine is None else None
+    inputs = [] if whole is None else [_as_initializer(graph, t) for t in whole.inputs]
+    if source.affine is None and source.norm is not None:
+        split = _split_norm_parameters(work, source, condition)
+        if isinstance(split, str):
+            names = tuple(_layer_result_name(graph, node) for node in nodes)
+            work.migrations.append(Migration("gamma and beta", y.name, names, "refused", split))
+            return
+        if split:
+            source = layer_source(graph, y)
+    if source.affine is None:
+        if condition is not None and (condition.shift is not None or bool((condition.scale != 1).any())):
+            _move_into_each(work, y, nodes, condition, lambda linear: _apply_condition(work, y, linear, condition))
+        return
+    affine = source.affine
+    if affine.scale.size == 1 and not affine.shift.any() and float(affine.scale.reshape(-1)[0]) == 1.0:
+        return
+    _move_into_each(work, y, nodes, condition, lambda linear: _fold_affine(work, affine, linear))
+    if whole is not None and all(m.status == "refused" for m in work.migrations[-len(nodes) :]):
+        # no layer took anything: one node again, as it stood in the file
+        same = graph.make_node(whole.op, inputs, y, dict(whole.attrs), domain=whole.domain or "")
+        work.replace_output(y, [same])
+        return
+    _redirect_shape_readers(work, affine.z, y)
+
+
+def _as_initializer(graph: Graph, t: gs.Tensor) -> gs.Tensor:
+    """``t``, or what a Constant node makes of it, which is gone once nobody reads it, as an initializer."""
+    if t.is_empty() or isinstance(t, gs.Constant) or (value := graph.known_value(t)) is None:
+        return t
+    return graph.add_constant(t.name, value, graph.dtype(t))
+
+
+def _redirect_shape_readers(work: _MigrationPass, z: gs.Tensor, y: gs.Tensor) -> None:
+    """Let those who ask for the shape of ``y`` ask for that of ``z``, which is the same: nothing is computed for it."""
+    graph = work.graph
+    if graph.shape(y) is None or graph.shape(y) != graph.shape(z):
+        return
+    for node in graph.consumers(y):
+        if node.op in ("Shape", "Size"):
+            asked = graph.make_node(node.op, [z], node.outputs[0], dict(node.attrs))
+            work.replace_output(node.outputs[0], [asked])
+
+
+def _layer_result_name(graph: Graph, node: gs.Node) -> str:
+    """The layer's result, an added bias included: a name that stays."""
+    linear = constant_linear_of(graph, node)
+    return (
+        absorb_added_bias(graph, linear).out.name if isinstance(linear, ConstantLinear) else str(node.outputs[0].name)
+    )
+
+
+def _move_into_each(
+    work: _MigrationPass,
+    y: gs.Tensor,
+    nodes: Sequence[gs.Node],
+    condition: InputCondition | None,
+    move: Callable[[ConstantLinear], Certificate | str],
+) -> None:
+    """``move`` each layer, and tell of it."""
+    kind = "gamma and beta" if condition is None else condition.kind
+    alpha = None if condition is None else condition.alpha
+    for node in nodes:
+        name, linear = _layer_result_name(work.graph, node), constant_linear_of(work.graph, node)
+        done = move(absorb_added_bias(work.graph, linear)) if isinstance(linear, ConstantLinear) else linear.reason
+        if isinstance(done, str):
+            work.migrations.append(Migration(kind, y.name, (name,), "refused", done, alpha))
+        else:
+            work.migrations.append(Migration(kind, y.name, (name,), "made", "", alpha, done))
+
+
+def _split_norm_parameters(work: _MigrationPass, source: LayerSource, condition: InputCondition | None) -> bool | str:
+    """Write a norm's gamma and beta as a Mul and an Add behind it; True where that was done, else why not."""
+    graph, node, y = work.graph, source.norm, source.y
+    assert node is not None
+    if node.op not in SPLIT or (not condition and not _is_scaling(graph, node)):
+        return False
+    known = [graph.known_value(t) if not t.is_empty() else None for t in node.inputs[1:3]]
+    gamma, beta = known[0], known[1] if len(known) > 1 else None
+    if gamma is None or (len(node.inputs) > 2 and beta is None):
+        return f"gamma or beta of {node.op} {node.name!r} is no constant"
+    rank, axis = len(graph.shape(y) or ()), int(graph.attrs(node).get("axis", -1))
+    if (
+        gamma.ndim != 1
+        or not rank
+        or axis % rank != rank - 1
+        or sum(o.name != "" and bool(graph.consumers(o)) for o in node.outputs[1:])
+    ):
+        return f"{node.op} {node.name!r} normalizes over several axes, or its statistics are read as well"
+    scale = np.ones_like(gamma) if condition is None else condition.scale
+    if scale.shape != gamma.shape:
+        return f"{len(scale)} factors are given for the {len(gamma)} channels of {node.op} {node.name!r}"
+    dtype = np.dtype(np.float32)
+    inverse = graph.add_constant(f"{y.name}_inverse", (1.0 / scale).astype(dtype).astype(np.float64), dtype)
+    norm = graph.make_node(node.op, [node.inputs[0], inverse], y, dict(node.attrs), domain=node.domain or "")
+    nodes, expressions = [norm], None
+    factor = gamma / inverse.values.astype(np.float64)
+    if (factor != 1).any():
+        nodes.append(graph.make_node("Mul", [norm.outputs[0], graph.add_constant(f"{y.name}_gamma", factor, dtype)], y))
+        expressions = _quotient_expression(graph, nodes[1], gamma, inverse)
+    if beta is not None and beta.any():
+        nodes.append(
+            graph.make_node("Add", [nodes[-1].outputs[0], graph.add_constant(f"{y.name}_beta", beta, dtype)], y)
+        )
+    if len(nodes) == 1:
+        return False
+    if isinstance(expressions, Refusal):
+        return expressions.reason
+    pair = pair_of(graph, y, [node.inputs[0]], nodes[-1].outputs[0])
+    done = work.replace_output(y, nodes, (pair,), expressions)
+    return done if isinstance(done, str) else True
+
+
+def _quotient_expression(
+    graph: Graph, scaled: gs.Node, gamma: np.ndarray, inverse: gs.Constant
+) -> FoldExpressions | Refusal:
+    """What the factor of ``scaled`` is before it is rounded: gamma over what the norm is written with."""
+    z, factor = scaled.inputs
+    divided = graph.make_node("Div", [z, inverse], z)
+    end = graph.make_node(
+        "Mul", [divided.outputs[0], graph.add_constant(f"{z.name}_whole", gamma, gamma.dtype)], z
+    ).outputs[0]
+    chain = compile_region(graph, end, [z])
+    return chain if isinstance(chain, Refusal) else FoldExpressions(chain, scale=(factor,))
+
+
+def _is_scaling(graph: Graph, node: gs.Node) -> bool:
+    known = [graph.known_value(t) for t in node.inputs[1:3] if not t.is_empty()]
+    return any(v is None or bool((v != neutral).any()) for v, neutral in zip(known, (1.0, 0.0), strict=False))
+
+
+def _fold_affine(work: _MigrationPass, affine: AffineChain, linear: ConstantLinear) -> Certificate | str:
+    """Let ``linear`` read z in the place of y = a·z + b."""
+    graph = work.graph
+    if linear.w.ndim != 2 and linear.node.op == "MatMul":
+        return f"{linear.title} holds a stack of weights"
+    t, views, nodes = linear.data_input, layer_source(graph, linear.data_input).views, list[gs.Node]()
+    a, b = (input_channel_vector(graph, values, affine.y, t, linear) for values in (affine.scale, affine.shift))
+    if a is None or b is None:
+        return f"its scale or shift varies along more than the input channels of {linear.title}"
+    if linear.has_padding() and b.any():
+        return f"{linear.title} pads its input with zeros, which the shift would have to reach"
+    data = affine.z
+    made: dict[tuple[int, int], gs.Node] = {}
+    for view in views:
+        key = id(data), id(view)
+        node = work.views.get(key)
+        if node is None or not graph.is_alive(node):
+            node = made[key] = graph.make_node(view.op, [data, *view.inputs[1:]], view.outputs[0], dict(view.attrs))
+            nodes.append(node)
+            if (shape := graph.shape(view.outputs[0])) is not None:
+                graph.record_type(node.outputs[0], None, shape)
+        data = node.outputs[0]
+    done = _write_layer(work, affine, linear, (a, b), nodes, data, affine.z)
+    if not isinstance(done, str):
+        work.views |= made
+    return done
+
+
+def _apply_condition(
+    work: _MigrationPass, y: gs.Tensor, linear: ConstantLinear, condition: InputCondition
+) -> Certificate | str:
+    """Let ``linear`` read (y − shift)/s."""
+    graph, rank = work.graph, len(graph_shape) if (graph_shape := work.graph.shape(y)) else 0
+    if linear.w.ndim != 2 and linear.node.op == "MatMul":
+        return f"{linear.title} holds a stack of weights"
+    if len(condition.scale) != linear.input_channels:
+        return (
+            f"{len(condition.scale)} factors are given for the {linear.input_channels} input channels of {linear.title}"
+        )
+    if linear.data_input is not y or not rank:
+        return "views stand between, or its rank is not known"
+    if condition.shift is not None and linear.has_padding():
+        return f"{linear.title} pads its input with zeros, which the shift would have to reach"
+    laid = [-1 if i == linear.input_channel_axis(rank) else 1 for i in range(rank)]
+    dtype, nodes, data = np.dtype(np.float32), list[gs.Node](), y
+    back: list[tuple[str, gs.Constant]] = []
+    for op, value, inverse in (
+        ("Sub", condition.shift, "Add"),
+        ("Div", None if (condition.scale == 1).all() else condition.scale, "Mul"),
+    ):
+        if value is None:
+            continue
+        constant = graph.add_constant(f"{y.name}_{op.lower()}", value.astype(np.float32).reshape(laid), dtype)
+        nodes.append(graph.make_node(op, [data, constant], y))
+        data = nodes[-1].outputs[0]
+        back.insert(0, (inverse, constant))
+    z = end = data
+    for op, constant in back:
+        end = graph.make_node(op, [end, constant], y).outputs[0]
+    affine = measure_affine(graph, z, end)
+    if isinstance(affine, Refusal):
+        return affine.reason
+    a, b = (input_channel_vector(graph, values, end, end, linear) for values in (affine.scale, affine.shift))
+    if a is None or b is None:
+        return f"its factors vary along more than the input channels of {linear.title}"
+    return _write_layer(work, affine, linear, (a, b), nodes, z, y)
+
+
+def _write_layer(
+    work: _MigrationPass,
+    affine: AffineChain,
+    linear: ConstantLinear,
+    vectors: tuple[np.ndarray, np.ndarray],
+    nodes: list[gs.Node],
+    data: gs.Tensor,
+    leaf: gs.Tensor,
+) -> Certificate | str:
+    graph = work.graph
+    made = linear.write_nodes(graph, data, *linear.scale_input(*vectors), linear.out, affine.dtype)
+    if isinstance(made, Refusal):
+        return made.reason
+    weight = made[0].inputs[linear.weight]
+    bias = layer_bias(made)
+    share = FoldShare(linear, "input" if vectors[1].any() else "scale", *vectors, weight, bias, bool(nodes))
+    pair = pair_of(graph, linear.out, [leaf], made[-1].outputs[0])
+    done = work.replace_output(linear.out, [*nodes, *made], (pair,), FoldExpressions(affine.region, shares=(share,)))
+    if isinstance(done, str):
+        return done
+    assert done.certificate is not None
+    return done.certificate

@@ -1,0 +1,316 @@
+"""By what the inputs of linear layers are divided and lessened before they are quantized, so that least is lost.
+
+Tried on rows that calibration saw: for each group of layers that read one tensor, the error of their products as it is
+and with factors s = max|x|^α / max|W|^(1 − α) of some α for each channel (SmoothQuant, Xiao et al., arXiv 2211.10438).
+Behind a norm they cost nothing when the model runs; elsewhere they are one op or two in front of the layer, and are
+written where they take away a quarter of the error.
+
+For symmetric integers behind no norm, each channel gets a range of its own besides (`ranged`): (x − c)/s has one range
+for all channels. What the samples show of one channel is little, and a channel that leaves its range costs more than
+all rounding, so that the ranges are wider than that, by how much the error on rows of other samples says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .activation_stats import ActivationStats
+from .number_formats import CodeFormat, quantize_dequantize, quantize_dequantize_weight, step_for_range
+from .scale_migration import InputCondition
+
+ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+_WORTH = {True: 0.95, False: 0.75}  # of the error, at most, behind a norm and elsewhere
+_FEWEST = 16  # rows, of which nothing can be said
+_COMPENSATED = 0.7  # of the variance that rounding the weights adds, which `compensate` leaves on inputs it did not see
+_SIMULATED = 512  # rows that are rounded and multiplied, where no formula says what comes of it
+_FINEST = 2.0**-12  # of the largest factor
+_IDLE = 2.0**-16  # of the largest product of a channel and its weights: less is lost by all rounding
+COARSE = np.arange(4, 9) / 8  # times a power of two: numbers of three binary digits
+_SHOWN = 2.0**-12  # of a shift: by less, float32 leaves too few digits of what is scaled
+_FEW_ALPHAS = (0.5, 0.7, 0.9)
+_LEAST = (0.5, 0.8, 0.95)  # quantiles of the channels' half widths, below which none is
+_ROOMS = (0.0, 0.5, 1.0)  # of their median, by which each is wider than what was seen of it
+
+
+Choice = tuple[float, float] | float | None  # least and room of `ranged`, alpha, or nothing
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """Layers that read one tensor.
+
+    ``weights``: float64 [channels, outputs] of each. ``scale``, ``shift``: the tensor is scale·n + shift of what a norm
+    makes; None behind no norm.
+    """
+
+    tensor: str
+    weights: tuple[np.ndarray, ...]
+    scale: np.ndarray | None = None
+    shift: np.ndarray | None = None
+    free: bool = False  # the norm writes any factor
+
+
+def choose_condition(
+    group: LayerGroup, seen: ActivationStats, activation: CodeFormat | None, weight: CodeFormat, block: int = 0
+) -> InputCondition | None:
+    """What serves the group best; None: nothing more than the migration of gamma and beta, if there is a norm.
+
+    Args:
+        activation: what the tensor is quantized to; None: the weights alone are (AWQ, Lin et al., arXiv 2306.00978).
+        block: input channels that share a scale of the weight; 0: each output channel has its own.
+    """
+    rows, low, high = seen.rows.astype(np.float64), seen.low.astype(np.float64), seen.high.astype(np.float64)
+    w = np.concatenate(group.weights, axis=1)
+    if group.scale is not None and group.shift is not None:
+        if not group.free:
+            return None
+        rows, low, high = undo_affine(rows, low, high, group.scale, group.shift)
+        w = w * group.scale[:, None]
+    if activation is None and not group.free:
+        return None
+    if len(rows) < _FEWEST:
+        return None
+    counted = activation is not None and activation.is_integer and not block
+    if activation is not None and counted and activation.low < 0 and not group.free:
+        return _condition_by_ranges(rows, low, high, w, activation, weight)
+    tried = expected_error if counted else _rounding_error
+    rows = rows if counted else rows[:: max(1, len(rows) // _SIMULATED)]
+    lengths, form = row_lengths(rows @ w), (activation, weight, block)
+    shifts = ("", "middle") if activation is not None and activation.low < 0 and not group.free else ("",)
+    halves = [(rows[i::2], rows[1 - i :: 2], lengths[1 - i :: 2]) for i in (0, 1)]
+
+    def candidate_error(shift: str, alpha: float | None) -> float:
+        """Of all rows with the range of all, and of each half with the range of the other: values that calibration did
+        not see must not be cut off."""
+        errors = [tried(rows, lengths, (low, high), w, shift, alpha, form, group.free)]
+        errors += [tried(y, n, (x.min(0), x.max(0)), w, shift, alpha, form, group.free) for x, y, n in halves]
+        return float(np.sqrt(np.mean(np.square(errors))))
+
+    choices = [(shift, alpha) for shift in shifts for alpha in (None, *ALPHAS)]
+    errors = {choice: candidate_error(*choice) for choice in choices}
+    best = min(choices, key=lambda choice: errors[choice])
+    if best == ("", None) or errors[best] >= _WORTH[group.free] * errors["", None]:
+        return None
+    s, c = _smoothing_factors_and_shift(low, high, w, *best, coarse=group.free)
+    kind = "shift" if best[1] is None else "smooth"
+    return InputCondition(s, c if best[0] else None, kind, best[1], recentred=_is_nearer_to_zero(rows, c))
+
+
+def undo_affine(
+    rows: np.ndarray, low: np.ndarray, high: np.ndarray, scale: np.ndarray, shift: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """n of y = scale·n + shift: its rows and ends. A channel whose scale is next to nothing beside its shift shows
+    nothing of n, of which only |n| ≤ √C is known (Σ n² ≤ C, of C channels)."""
+    shown = np.abs(scale) > np.maximum(_SHOWN * np.abs(shift), np.finfo(np.float32).tiny)
+    divisor, bound = np.where(shown, scale, 1.0), float(np.sqrt(len(scale)))
+    rows, low, high = ((x - shift) / divisor for x in (rows, low, high))
+    low, high = np.minimum(low, high), np.maximum(low, high)
+    return np.where(shown, rows, 0.0), np.where(shown, low, -bound), np.where(shown, high, bound)
+
+
+def _condition_by_ranges(
+    rows: np.ndarray, low: np.ndarray, high: np.ndarray, w: np.ndarray, activation: CodeFormat, weight: CodeFormat
+) -> InputCondition | None:
+    """A range of its own for each channel, where that takes away a quarter of the error.
+
+    Each half of the samples is rounded and multiplied with the ranges that the other half gives.
+    """
+    lengths, middle = row_lengths(rows @ w), len(rows) // 2
+    halves = ((rows[:middle], rows[middle:], lengths[middle:]), (rows[middle:], rows[:middle], lengths[:middle]))
+    parts = [(rows, low, high, lengths)] + [(y, x.min(0), x.max(0), n) for x, y, n in halves]
+
+    def choice_error(choice: Choice) -> float:
+        return float(np.mean([_range_error(x, a, b, n, w, choice, (activation, weight)) for x, a, b, n in parts]))
+
+    wide: list[Choice] = [None, *((least, room) for least in _LEAST for room in _ROOMS)]
+    errors = {choice: choice_error(choice) for choice in (*wide, *_FEW_ALPHAS)}
+    best, narrow = min(wide, key=lambda choice: errors[choice]), min(_FEW_ALPHAS, key=lambda alpha: errors[alpha])
+    if np.sqrt(errors[narrow]) < _WORTH[False] * np.sqrt(errors[best]):  # it leaves less room for what was not seen
+        best = narrow
+    if best is None or np.sqrt(errors[best]) >= _WORTH[False] * np.sqrt(errors[None]):
+        return None
+    s, c, reach = _factors_and_shifts(low, high, w, best, activation)
+    alpha = best if isinstance(best, float) else None
+    return InputCondition(s, c if c.any() else None, "smooth", alpha, reach, _is_nearer_to_zero(rows, c))
+
+
+def _is_nearer_to_zero(rows: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """bool [channels]: the root mean square of x is at most that of x − c."""
+    return np.asarray((rows**2).mean(0) <= ((rows - c) ** 2).mean(0))
+
+
+def _range_error(
+    rows: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    lengths: np.ndarray,
+    w: np.ndarray,
+    choice: Choice,
+    form: tuple[CodeFormat, CodeFormat],
+) -> float:
+    """The mean square of the products' error, that of the rounded inputs as it is and that of the weights expected."""
+    activation, weight = form
+    s, c, reach = _factors_and_shifts(low, high, w, choice, activation)
+    z = ((rows - c) / s).astype(np.float32)
+    off, wide = (
+        quantize_dequantize(z, step_for_range(-reach, reach, activation)) - z,
+        (w * s[:, None]).astype(np.float32),
+    )
+    return float(np.mean(((off @ wide) ** 2).sum(1) / lengths**2)) + _weight_error(z, wide, 1 / lengths**2, weight)
+
+
+def _factors_and_shifts(
+    low: np.ndarray, high: np.ndarray, w: np.ndarray, choice: Choice, activation: CodeFormat
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Factors, shifts and reach: those of `ranged`, of an alpha (a channel that is never on, with large weights, needs
+    one), or none."""
+    if isinstance(choice, tuple):
+        return factors_from_ranges(low, high, *choice, activation)
+    s, c = _smoothing_factors_and_shift(low, high, w, "" if choice is None else "middle", choice, False)
+    reach = float(max(np.abs((low - c) / s).max(), np.abs((high - c) / s).max()))
+    return (
+        (s, c, reach) if choice is None or reach == 0 else (s, _align_shifts_to_codes(c, s, reach, activation), reach)
+    )
+
+
+def _align_shifts_to_codes(c: np.ndarray, s: np.ndarray, reach: float, activation: CodeFormat) -> np.ndarray:
+    """The shifts next to ``c`` with which zero is a code in every channel."""
+    code = s * step_for_range(-reach, reach, activation).scale
+    return np.asarray((np.rint(c / code) * code).astype(np.float32), np.float64)
+
+
+def factors_from_ranges(
+    low: np.ndarray, high: np.ndarray, least: float, room: float, activation: CodeFormat
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Factors s and shifts c over the channels, and r: what lies between −r and r of (x − c)/s is in range.
+
+    ``low``, ``high``: what was seen of each channel. ``least``, ``room``: as `_LEAST` and `_ROOMS`. Zero is a code in
+    every channel: what is switched off (by GELU, most of the time) is then exact, and in a channel that holds a massive
+    activation of a few tokens that is nearly every row.
+    """
+    half = (high - low) / 2
+    wide = np.maximum(half, np.quantile(half, least)) + room * float(np.median(half))
+    reach = float(wide.max(initial=0.0))
+    if reach == 0:
+        return np.ones_like(half), np.zeros_like(half), 0.0
+    wide = np.maximum(wide, reach * _FINEST)
+    s = (wide / reach).astype(np.float32).astype(np.float64)
+    middle = np.maximum((low + high) / 2 - wide, low.min()) + wide  # nothing was below any channel's low
+    return s, _align_shifts_to_codes(middle, s, reach, activation), reach
+
+
+def _rounding_error(
+    rows: np.ndarray,
+    lengths: np.ndarray,
+    ends: tuple[np.ndarray, np.ndarray],
+    w: np.ndarray,
+    shift: str,
+    alpha: float | None,
+    form: tuple[CodeFormat | None, CodeFormat, int],
+    coarse: bool,
+) -> float:
+    """The error of ``rows`` with the factors and the range that the ``ends`` of the channels give."""
+    low, high = ends
+    s, c = _smoothing_factors_and_shift(low, high, w, shift, alpha, coarse)
+    return relative_error((rows - c) / s, w * s[:, None], (low - c) / s, (high - c) / s, form, lengths)
+
+
+def expected_error(
+    rows: np.ndarray,
+    lengths: np.ndarray,
+    ends: tuple[np.ndarray, np.ndarray],
+    w: np.ndarray,
+    shift: str,
+    alpha: float | None,
+    form: tuple[CodeFormat | None, CodeFormat, int],
+    coarse: bool,
+) -> float:
+    """As `_tried` for integers, of which no product has to be rounded: rounding is a noise of step²/12 that the other
+    numbers know nothing of (Widrow, Kollar, Quantization Noise, 2008), and what lies beyond the range is cut off. The
+    mean of the weights' errors is left out: GPTQ takes it away first, as all inputs have it in common."""
+    activation, weight, _ = form
+    assert activation is not None
+    s, c = _smoothing_factors_and_shift(*ends, w, shift, alpha, coarse)
+    low, high = ((end - c) / s for end in ends)
+    step = step_for_range(float(low.min()), float(high.max()), activation)
+    first, last = ((code - step.zero_point) * step.scale for code in (activation.low, activation.high))
+    wide, share = (w * s[:, None]).astype(np.float32), 1 / lengths**2
+    z = ((rows - c) / s).astype(np.float32)
+    excess = z - np.clip(z, first - step.scale / 2, last + step.scale / 2)
+    cut = excess.any(1)
+    clipped = float((share[cut] * ((excess[cut] @ wide) ** 2).sum(1)).sum()) / len(rows)
+    noise = step.scale**2 / 12 * float((wide**2).sum(dtype=np.float64)) * float(share.mean())
+    return float(np.sqrt(clipped + noise + _weight_error(z, wide, share, weight)))
+
+
+def _weight_error(z: np.ndarray, w: np.ndarray, share: np.ndarray, weight: CodeFormat) -> float:
+    """What rounding the weights leaves of the products' mean square, each row of ``z`` by its ``share``."""
+    steps = np.abs(w).max(0).astype(np.float64) / weight.high
+    lost = np.minimum(steps**2 / 12, np.square(w, dtype=np.float64)).sum(1)  # a weight that rounds to 0 is lost itself
+    spread = share @ np.square(z - z.mean(0)) / len(z)
+    return _COMPENSATED * float(spread @ lost)
+
+
+def _smoothing_factors_and_shift(
+    low: np.ndarray, high: np.ndarray, w: np.ndarray, shift: str, alpha: float | None, coarse: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Over the channels, in float32: ``shift`` "" is 0, ``alpha`` None is 1."""
+    c = (low + high) / 2 if shift else np.zeros_like(low)
+    c = c.astype(np.float32).astype(np.float64)
+    if alpha is None:
+        return np.ones_like(low), c
+    return smoothing_factors(np.maximum(np.abs(low - c), np.abs(high - c)), np.abs(w).max(1), alpha, coarse), c
+
+
+def smoothing_factors(x: np.ndarray, w: np.ndarray, alpha: float, coarse: bool) -> np.ndarray:
+    """max|x|^α / max|W|^(1 − α), the largest 1; of channels that no product hangs on what keeps them, and their
+    weights, in the range of the others.
+
+    ``coarse``: next to that, and 1/s a number of three binary digits, which a norm's gamma can be without rounding, in
+    half precision too.
+    """
+    size, tiny = x * w, np.finfo(np.float32).tiny
+    live = size > _IDLE * size.max(initial=0.0)
+    if not live.any():
+        return np.ones_like(x)
+    s = np.ones_like(x)
+    s[live] = x[live] ** alpha / w[live] ** (1 - alpha)
+    s[live] = np.maximum(s[live] / s[live].max(), _FINEST)
+    least = 2 * x[~live] / (x[live] / s[live]).max()  # half of the others' range, at most
+    s[~live] = np.clip(1.0, least, (w[live] * s[live]).max() / np.maximum(w[~live], tiny))
+    if not coarse:
+        return s.astype(np.float32).astype(np.float64)
+    fraction, exponent = np.frexp(1 / s)
+    bounds = np.sqrt(COARSE[:-1] * COARSE[1:])  # nearest by ratio
+    return np.asarray(1 / np.ldexp(COARSE[np.searchsorted(bounds, fraction)], exponent))
+
+
+def row_lengths(products: np.ndarray) -> np.ndarray:
+    """The length of each row, of next to nothing that of a thousandth of the mean: [rows]."""
+    lengths = np.linalg.norm(products, axis=1)
+    return np.maximum(lengths, max(float(np.sqrt(np.mean(lengths**2))) * 2.0**-10, 1e-300))
+
+
+def relative_error(
+    rows: np.ndarray,
+    w: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    form: tuple[CodeFormat | None, CodeFormat, int],
+    lengths: np.ndarray,
+) -> float:
+    """The root of the mean over the rows of ‖x'·W' − x·W‖² / length², the range of x that of all channels.
+
+    ``form``: of activations, of weights, and the block. ``lengths``: of the products before any factor and shift. Each
+    row by its own length: the norm behind brings all rows to one, and of some tokens a channel is a hundred times as
+    large as of the others (Sun et al., Massive Activations, arXiv 2402.17762).
+    """
+    activation, weight, block = form
+    x = rows
+    if activation is not None:
+        step = step_for_range(float(low.min()), float(high.max()), activation)
+        x = quantize_dequantize(rows.astype(np.float32), step).astype(np.float64)
+    off = x @ quantize_dequantize_weight(w.astype(np.float32), 0 if block else 1, weight, block) - rows @ w
+    return float(np.sqrt(np.mean((np.linalg.norm(off, axis=1) / lengths) ** 2)))

@@ -1,0 +1,254 @@
+"""A map of the last axis, written into all that write a closed stream, and its inverse into all that read it; each
+proved by itself (docs/identities.md, "A map of a whole stream")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Literal
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..findings.records import Certificate, Finding
+from ..forms.constant_linear import ConstantLinear
+from ..graphs.graph import Graph
+from ..graphs.region import Refusal
+from ..proof.computed_constants import ComputedConstants
+from ..proof.lemmas.isometry import inverse_pair_factor
+from ..rewriting import certification
+from ..rewriting.certification import ResultPair, pair_of
+from ..rewriting.proposals import NodeReplacement, Proposal, ignore_failure
+from ..rewriting.rewriter import DecidedProposal, Rewriter
+from .residual_streams import LinearLayers, ResidualStream
+from .rotation_constants import RotationConstants
+
+STAGE = "quantization"
+FLOAT = np.dtype(np.float32)
+
+
+@dataclass(frozen=True)
+class StreamMap:
+    """What rows are mapped by: Q = A/√k in consecutive runs of theirs, or, without a matrix, their mean is taken off.
+
+    ``run``: A, int8 (n, n) of ±1 with A·Aᵀ = k·I.
+    """
+
+    run: np.ndarray | None
+    k: int = 1
+
+    def full_matrix(self, width: int) -> np.ndarray:
+        """A for rows of ``width``: int8 (width, width)."""
+        assert self.run is not None
+        return np.kron(np.eye(width // len(self.run), dtype=np.int8), self.run)
+
+    def map_rows(self, values: np.ndarray) -> np.ndarray:
+        """Of float64 (…, width)."""
+        if self.run is None:
+            return values - values.mean(-1, keepdims=True)
+        return self._map_runs(values, self.run)
+
+    def map_columns(self, values: np.ndarray) -> np.ndarray:
+        """Qᵀ·values of float64 (width, …)."""
+        assert self.run is not None
+        return self._map_runs(values.T, self.run).T
+
+    def _map_runs(self, values: np.ndarray, a: np.ndarray) -> np.ndarray:
+        runs = np.ascontiguousarray(values).reshape(-1, len(a)) @ a.astype(np.float64)
+        return np.asarray((runs / math.sqrt(self.k)).reshape(values.shape))
+
+
+def propose_nodes(
+    graph: Graph,
+    out: gs.Tensor,
+    nodes: Sequence[gs.Node],
+    pairs: tuple[ResultPair, ...] = (),
+    expressions: ComputedConstants | None = None,
+) -> Proposal:
+    """Propose ``nodes`` in the place of what makes ``out``; without pairs they are what stood there, with other
+    constants that were proved."""
+    return Proposal(
+        Finding("linear layer", "folded", out.name),
+        pairs=pairs,
+        changes=(NodeReplacement(out, tuple(nodes), shape=graph.shape(out)),),
+        expressions=expressions,
+        unproved=ignore_failure,
+    )
+
+
+def layer_bias(made: Sequence[gs.Node]) -> gs.Tensor | None:
+    """Return the bias of a layer as `Linear.write` writes it: a MatMul's in an Add behind it."""
+    if len(made) > 1:
+        return made[1].inputs[1]
+    return made[0].inputs[2] if len(made[0].inputs) > 2 else None
+
+
+@dataclass
+class StreamEdits:
+    """First all is proved, then all is written: a stream is mapped whole or not at all."""
+
+    rewriter: Rewriter
+    layers: LinearLayers
+    stream: ResidualStream
+    map: StreamMap
+    edits: list[DecidedProposal] = field(default_factory=list)
+    _matrices: dict[tuple[int, str], gs.Node] = field(default_factory=dict)
+    _weights: dict[tuple[int, str, bool], gs.Constant] = field(default_factory=dict)
+    _tables: dict[int, tuple[np.ndarray, gs.Constant] | str] = field(default_factory=dict)
+    _turned: list[RotationConstants] = field(default_factory=list)
+    _certificates: list[Certificate] = field(default_factory=list)
+
+    @property
+    def graph(self) -> Graph:
+        return self.rewriter.graph
+
+    def prove_edits(self) -> str:
+        """Prove what becomes of each writer and reader; why not, where that fails."""
+        for edit in self._iter_edits():
+            if isinstance(edit, str):
+                return edit
+            self.edits.append(edit)
+        return "" if self._is_inverse() else "the matrices of its writers and readers are no inverses of each other"
+
+    @property
+    def _mapped_side(self) -> Literal["output"] | None:
+        return None if self.map.run is None else "output"
+
+    def _iter_edits(self) -> Iterator[DecidedProposal | str]:
+        for layer in self.stream.writers.values():
+            yield self._edit_layer(layer, self._mapped_side)
+        for layer in self.stream.readers.values():
+            yield self._edit_layer(layer, "input")
+        for node in self.stream.tables.values():
+            yield self._edit_gather(node)
+        for node, at in self.stream.carriers.values():
+            if at:
+                yield self._edit_carrier(node, at)
+
+    def _is_inverse(self) -> bool:
+        """Whether the readers take back what the writers do: of the matrices that the proofs speak of."""
+        if self.map.run is None:
+            return True
+        held: dict[str, dict[int, np.ndarray]] = {"output": {}, "input": {}}
+        for turned in self._turned:
+            assert turned.side is not None
+            assert turned.turn is not None
+            matrix = turned.turn.inputs[1]
+            held[turned.side][id(matrix)] = self.graph.value(matrix)
+        return (
+            inverse_pair_factor(list(held["output"].values()), list(held["input"].values()), len(self.map.run))
+            == self.map.k
+        )
+
+    def apply_edits(self, more: Sequence[DecidedProposal | str]) -> Certificate | str:
+        """Write what was prepared, and ``more``; the certificate of all together."""
+        for edit in more:
+            if isinstance(edit, str):
+                return edit
+            self.edits.append(edit)
+        for edit in self.edits:
+            self.rewriter.apply_decided(STAGE, edit)
+            self.layers.update_layers(edit.proposal.nodes)
+        return _combine_all_certificates(
+            [*self._certificates, *(e.certificate for e in self.edits if e.certificate is not None)]
+        )
+
+    def _edit_layer(self, linear: ConstantLinear, side: Literal["output", "input"] | None) -> DecidedProposal | str:
+        rows = not linear.is_transposed  # of the weight are the input channels
+        w, c = linear.w, linear.c
+        if side == "input":
+            w = self.map.map_columns(w) if rows else self.map.map_rows(w)
+        else:
+            w = self.map.map_rows(w) if rows else self.map.map_rows(w.T).T
+            c = self.map.map_rows(np.broadcast_to(c, linear.output_channels)) if c.any() else c
+        made = linear.write_nodes(self.graph, linear.data_input, w, c, linear.out, FLOAT)
+        if isinstance(made, Refusal):
+            return made.reason
+        stored = made[0].inputs[linear.weight]
+        held = (id(linear.node.inputs[linear.weight]), side or "", rows)
+        made[0].inputs[linear.weight] = weight = self._weights.setdefault(held, stored)  # one that is shared stays one
+        bias = layer_bias(made)
+        turn = (
+            None
+            if side is None
+            else self.matrix_node(linear.output_channels if side == "output" else linear.input_channels, side)
+        )
+        turned = RotationConstants(linear, weight, bias, side, turn, self.map.k)
+        pair = pair_of(self.graph, linear.out, [linear.data_input], made[-1].outputs[0])
+        decided = self.rewriter.prove_proposal(propose_nodes(self.graph, linear.out, made, (pair,), turned))
+        if not isinstance(decided, DecidedProposal):
+            return f"{certification.failure_reason(decided)} ({linear.title})"
+        self._turned.append(turned)
+        return decided
+
+    def matrix_node(self, width: int, side: Literal["output", "input"]) -> gs.Node:
+        """A node that no file holds: rows times A, or its transpose."""
+        if (width, side) not in self._matrices:
+            a = self.map.full_matrix(width)
+            stored = self.graph.add_constant("turn", np.ascontiguousarray(a if side == "output" else a.T), FLOAT)
+            like = next(iter(self.stream.tensors.values()))
+            self._matrices[width, side] = self.graph.make_node("MatMul", [like, stored], like)
+        return self._matrices[width, side]
+
+    def _edit_gather(self, node: gs.Node) -> DecidedProposal | str:
+        table = self._map_table(node.inputs[0])
+        if isinstance(table, str):
+            return table
+        new = self.graph.make_node("Gather", [table[1], node.inputs[1]], node.outputs[0], dict(node.attrs))
+        return DecidedProposal(propose_nodes(self.graph, node.outputs[0], [new]))
+
+    def _edit_carrier(self, node: gs.Node, constants: Sequence[int]) -> DecidedProposal | str:
+        inputs = list(node.inputs)
+        for i in constants:
+            table = self._map_table(node.inputs[i])
+            if isinstance(table, str):
+                return table
+            inputs[i] = table[1]
+        new = self.graph.make_node(node.op, inputs, node.outputs[0], dict(node.attrs), outputs=len(node.outputs))
+        return DecidedProposal(propose_nodes(self.graph, node.outputs[0], [new]))
+
+    def _map_table(self, t: gs.Tensor) -> tuple[np.ndarray, gs.Constant] | str:
+        """A constant as the stream's rows, mapped: proved as a MatMul of any rows by it, of which a Gather's are rows
+        of the unit matrix."""
+        if id(t) not in self._tables:
+            self._tables[id(t)] = self._map_constant(t)
+        return self._tables[id(t)]
+
+    def _map_constant(self, t: gs.Tensor) -> tuple[np.ndarray, gs.Constant] | str:
+        graph = self.graph
+        values = graph.known_value(t)
+        assert values is not None
+        flat = values.reshape(-1, values.shape[-1])
+        table = t if values.ndim == 2 else graph.add_constant(f"{t.name}_rows", flat, FLOAT)
+        picks = gs.Variable(f"{t.name}_picks", dtype=FLOAT)
+        graph.record_type(picks, None, ("rows", len(flat)))
+        like = next(iter(self.stream.tensors.values()))
+        node = graph.make_node("MatMul", [picks, table], like)
+        linear = ConstantLinear(node, 1, flat, np.zeros(1), False, 1, node.outputs[0], (node,))
+        edit = self._edit_layer(linear, self._mapped_side)
+        if isinstance(edit, str):
+            return edit
+        assert edit.certificate is not None
+        self._certificates.append(edit.certificate)
+        made = edit.proposal.nodes[0].inputs[1]
+        if values.ndim == 2:
+            return values, made
+        return values, graph.add_constant(t.name, graph.value(made).reshape(values.shape), FLOAT)
+
+
+def _combine_all_certificates(certificates: Sequence[Certificate]) -> Certificate:
+    """That all of them hold: the probabilities that one does not add up."""
+
+    def combine_two(one: Certificate, other: Certificate) -> Certificate:
+        return replace(
+            one,
+            cases=one.cases + other.cases,
+            bits=min(one.bits, other.bits),
+            degree=max(one.degree, other.degree),
+            gains=one.gains or other.gains,
+        )
+
+    whole = reduce(combine_two, certificates)
+    return replace(whole, bits=whole.bits - math.ceil(math.log2(len(certificates))), note="")

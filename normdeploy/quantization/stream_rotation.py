@@ -1,0 +1,250 @@
+"""The residual stream in other coordinates, in which no channel stands out (`--rotate`), each step proved.
+
+A Hadamard matrix spreads what is large in one channel over all (QuaRot, Ashkboos et al., arXiv 2404.00456; QuIP#, Tseng
+et al., arXiv 2402.04396). With Q = A/√k, A of ±1, the stream holds x·Q in the place of x: layers that write it hold
+W·Q, those that read it Qᵀ·W, and an RMS norm without gamma commutes with Q. Gammas go into the layers behind first
+(`migrate`). A layer norm is an RMS norm where its input has no mean: before that the mean is taken off by all that
+write the stream (SliceGPT, Ashkboos et al., arXiv 2401.15024, section 3.1). The values of an attention are rotated head
+by head, by the layer that makes them, and back by the one behind.
+
+Why local proofs suffice is in docs/identities.md, "A map of a whole stream"; its premises are what `streams` looks at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import gcd
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..findings.quantization_report import Migration
+from ..findings.records import Certificate
+from ..graphs.graph import Graph
+from ..graphs.opset_conversion import ops_needing_conversion, raise_opset_number
+from ..recognition.anchors import VIEWS
+from ..rewriting import certification
+from ..rewriting.certification import pair_of
+from ..rewriting.rewrite_ledger import RewriteOptions
+from ..rewriting.rewriter import DecidedProposal, Rewriter
+from ..storage.proto_traversal import copy_model, standard_opset
+from . import scale_migration
+from .hadamard import largest_order, signed_hadamard
+from .residual_streams import NORMS, RMS, LinearLayers, ResidualStream, describe_node, trace_stream
+from .stream_edits import FLOAT, StreamEdits, StreamMap, propose_nodes
+
+OPSET = 23  # the first with RMSNormalization
+_BETWEEN = frozenset({"Cast", "Identity", "Mul", "Where", "Dropout"})  # a Softmax and its product with the values
+
+
+@dataclass
+class _RotationPass:
+    rewriter: Rewriter
+    migrations: list[Migration] = field(default_factory=list)
+    looked_at: set[int] = field(default_factory=set)  # norms
+    turned: set[int] = field(default_factory=set)  # tensors
+
+    def __post_init__(self) -> None:
+        self.layers = LinearLayers.find_in_graph(self.graph)
+
+    @property
+    def graph(self) -> Graph:
+        return self.rewriter.graph
+
+    def record_outcome(self, kind: str, stream: ResidualStream, done: Certificate | str) -> None:
+        """Each refusal once, however many norms come to it."""
+        names = tuple(one.out.name for one in (stream.writers | stream.readers).values())
+        first = next(iter(stream.tensors.values())).name
+        if not isinstance(done, str):
+            self.migrations.append(Migration(kind, first, names, "made", certificate=done))
+        elif not any(m.kind == kind and m.reason == done for m in self.migrations):
+            self.migrations.append(Migration(kind, first, names, "refused", done))
+
+
+def rotate_streams(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[Migration, ...]]:
+    """``proto`` with its residual streams and the values of its attentions rotated, where they are closed.
+
+    Args:
+        proto: a float32 model with its weights, its norms single nodes; not changed.
+
+    Returns:
+        The model, and an account of each stream: what was centered, moved and rotated, or why not.
+
+    Raises:
+        GraphError: the model can't be read.
+    """
+    return _transform_streams(proto, rotate=True)
+
+
+def center_streams(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[Migration, ...]]:
+    """``proto`` with layer norms as RMS norms, the mean taken off by what writes the stream; else as `rotated`."""
+    return _transform_streams(proto, rotate=False)
+
+
+def _transform_streams(proto: onnx.ModelProto, rotate: bool) -> tuple[onnx.ModelProto, tuple[Migration, ...]]:
+    work = _RotationPass(Rewriter(Graph(_raise_opset_if_unchanged(proto)), RewriteOptions()))
+    for norm in [n for n in work.graph.nodes if n.op in NORMS and not n.domain]:
+        if id(norm) in work.looked_at or not work.graph.is_alive(norm):
+            continue
+        if rotate:
+            _rotate_residual_stream(work, norm)
+        elif norm.op not in RMS:
+            _center_stream(work, norm)
+    for values in _attention_values(work.graph) if rotate else ():
+        _rotate_stream(work, values)
+    if not any(m.status == "made" for m in work.migrations):
+        return proto, tuple(work.migrations)
+    return work.rewriter.build_proto(), tuple(work.migrations)
+
+
+def _raise_opset_if_unchanged(proto: onnx.ModelProto) -> onnx.ModelProto:
+    entry = standard_opset(proto)
+    if entry is None or entry.version >= OPSET or ops_needing_conversion(proto, OPSET):
+        return proto
+    return raise_opset_number(copy_model(proto), OPSET)
+
+
+def _rotate_residual_stream(work: _RotationPass, norm: gs.Node) -> None:
+    """Rotate the stream that ``norm`` reads."""
+    graph, seed = work.graph, norm.inputs[0]
+    stream, refusal = trace_stream(work.layers, seed, through=True)
+    work.looked_at |= {id(norm), *stream.norms}
+    reason = (
+        refusal.reason if refusal is not None else _explain_unfit_stream(stream) or _find_immovable_norm(graph, stream)
+    )
+    if reason:
+        work.record_outcome("rotate", stream, reason)
+        return
+    for one in stream.norms.values():
+        if one.op not in RMS and graph.is_alive(one) and not _center_stream(work, one):
+            return
+    results = {id(t) for t in stream.tensors.values()}
+    work.migrations += scale_migration.migrate_norm_scales(work.rewriter, results)
+    work.layers = LinearLayers.find_in_graph(graph)
+    _rotate_stream(work, seed)
+
+
+def _explain_unfit_stream(stream: ResidualStream) -> str:
+    """Why no matrix suits a stream that is closed."""
+    common = gcd(*stream.widths)
+    if largest_order(common) == 1:
+        return f"no Hadamard matrix divides its {common} channels"
+    both = stream.writers.keys() & stream.readers.keys()
+    if both:
+        return f"{stream.writers[both.pop()].title} reads it and writes it"
+    if not stream.readers:
+        return "no linear layer reads it, which could rotate it back"
+    return ""
+
+
+def _find_immovable_norm(graph: Graph, stream: ResidualStream) -> str:
+    """Names a norm whose gamma or beta has not only linear layers behind it, which could take them."""
+    for norm in stream.norms.values():
+        known = [graph.known_value(t) for t in norm.inputs[1:3] if not t.is_empty()]
+        if all(v is not None and bool((v == one).all()) for v, one in zip(known, (1.0, 0.0), strict=False)):
+            continue
+        left = [norm.outputs[0]]
+        while left:
+            for node in graph.consumers(left.pop()):
+                if node.op in VIEWS:
+                    left.append(node.outputs[0])
+                elif id(node) not in stream.readers and node.op not in ("Shape", "Size"):
+                    return (
+                        f"{describe_node(node)} reads {describe_node(norm)}, whose gamma linear layers alone could take"
+                    )
+    return ""
+
+
+def _center_stream(work: _RotationPass, norm: gs.Node) -> bool:
+    """Take the mean off the stream that ``norm`` reads, and let all norms that read it be RMS norms."""
+    graph = work.graph
+    stream, refusal = trace_stream(work.layers, norm.inputs[0], through=False)
+    work.looked_at |= {id(norm), *stream.norms}
+    done: Certificate | str
+    if refusal is not None:
+        done = refusal.reason
+    elif graph.opset < OPSET:
+        done = f"RMSNormalization needs opset {OPSET}, at which an op of the file means something else"
+    elif len(stream.widths) > 1:
+        done = f"views cut its channels: {', '.join(map(str, sorted(stream.widths)))}"
+    else:
+        edits = StreamEdits(work.rewriter, work.layers, stream, StreamMap(None))
+        done = edits.prove_edits() or edits.apply_edits(
+            [_layer_norm_to_rms_norm(work, one) for one in stream.norms.values()]
+        )
+    work.record_outcome("center", stream, done)
+    return not isinstance(done, str)
+
+
+def _layer_norm_to_rms_norm(work: _RotationPass, norm: gs.Node) -> DecidedProposal | str:
+    """A layer norm as an RMS norm of what has no mean, its gamma and beta as a Mul and an Add."""
+    graph, x, y = work.graph, norm.inputs[0], norm.outputs[0]
+    known = [graph.known_value(t) if not t.is_empty() else None for t in (*norm.inputs[1:3], gs.Variable.empty())][:2]
+    if known[0] is None or (known[1] is None and len(norm.inputs) > 2 and not norm.inputs[2].is_empty()):
+        return f"gamma or beta of {norm.op} {norm.name!r} is no constant"
+    ones = graph.add_constant(f"{y.name}_ones", np.ones(known[0].shape), FLOAT)
+    attrs = {name: value for name, value in graph.attrs(norm).items() if name in ("axis", "epsilon", "stash_type")}
+    constants = [
+        (op, graph.add_constant(f"{y.name}_{name}", value, FLOAT))
+        for op, name, value, neutral in (("Mul", "gamma", known[0], 1.0), ("Add", "beta", known[1], 0.0))
+        if value is not None and bool((value != neutral).any())
+    ]
+
+    def scale_and_shift_nodes(data: gs.Tensor) -> list[gs.Node]:
+        nodes = [graph.make_node("RMSNormalization", [data, ones], y, attrs)]
+        for op, constant in constants:
+            nodes.append(graph.make_node(op, [nodes[-1].outputs[0], constant], y))
+        return nodes
+
+    axes = graph.add_constant(f"{y.name}_axes", np.array([-1]), np.int64)
+    mean = graph.make_node("ReduceMean", [x, axes], x, {"keepdims": 1})
+    less = graph.make_node("Sub", [x, mean.outputs[0]], x)
+    pair = pair_of(graph, y, [x], scale_and_shift_nodes(less.outputs[0])[-1].outputs[0])
+    decided = work.rewriter.prove_proposal(propose_nodes(graph, y, scale_and_shift_nodes(x), (pair,)))
+    return decided if isinstance(decided, DecidedProposal) else certification.failure_reason(decided)
+
+
+def _rotate_stream(work: _RotationPass, seed: gs.Tensor) -> None:
+    """The stream of ``seed``, its norms without gammas."""
+    if id(seed) in work.turned:
+        return
+    stream, refusal = trace_stream(work.layers, seed, through=True)
+    reason = (
+        refusal.reason
+        if refusal is not None
+        else _find_scaled_norm(work.graph, stream) or _explain_unfit_stream(stream)
+    )
+    if reason:
+        work.record_outcome("rotate", stream, reason)
+        return
+    run = signed_hadamard(largest_order(gcd(*stream.widths)))
+    edits = StreamEdits(work.rewriter, work.layers, stream, StreamMap(run, len(run)))
+    done = edits.prove_edits() or edits.apply_edits([])
+    if not isinstance(done, str):
+        work.turned |= stream.tensors.keys()
+    work.record_outcome("rotate", stream, done)
+
+
+def _find_scaled_norm(graph: Graph, stream: ResidualStream) -> str:
+    """Names a norm that has a gamma still."""
+    for norm in stream.norms.values():
+        gamma = graph.known_value(norm.inputs[1])
+        if norm.op not in RMS or gamma is None or not bool((gamma == 1).all()):
+            return f"the gamma of {describe_node(norm)} could not be moved out of it"
+    return ""
+
+
+def _attention_values(graph: Graph) -> Iterator[gs.Tensor]:
+    """The values of the attentions."""
+    for node in graph.nodes:
+        if node.op == "Attention" and not node.domain:
+            yield node.inputs[2]
+        elif node.op == "MatMul" and not graph.is_constant(node.inputs[1]):
+            above = graph.producer(node.inputs[0])
+            while above is not None and above.op in _BETWEEN:
+                carried = [t for t in above.inputs if not graph.is_constant(t) and graph.dtype(t) == FLOAT]
+                above = graph.producer(carried[0]) if carried else None
+            if above is not None and above.op == "Softmax":
+                yield node.inputs[1]

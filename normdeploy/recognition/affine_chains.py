@@ -1,0 +1,257 @@
+"""Scales and shifts with constants: y = a·z + b, in whatever ops it is spelled, measured in float64.
+
+What an eval-mode BatchNorm computes, as a node or written by hand, with views around it or branches inside (y + y·(γ −
+1)). The region is asked for b = f(0) and for a from f(s) − f(−s), and checked on a random input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..dtypes import is_float_dtype
+from ..evaluate import evaluator
+from ..evaluate.evaluation_budget import is_affordable
+from ..graphs.graph import Graph, value_inputs
+from ..graphs.region import (
+    BoundRegion,
+    EvaluationFailed,
+    Refusal,
+    Region,
+    compile_region,
+    concrete_shape,
+    size_assignments,
+)
+from ..storage.onnx_domains import is_standard
+from .anchors import FLOATING, VIEWS, find_narrowing_cast
+
+_PLACEWISE = frozenset({"BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity", "Sum", "Cast", "Dropout"})
+_STEPS = VIEWS | _PLACEWISE
+_LONGEST = 24  # nodes in a scale and shift; BatchNorm by hand has about six
+
+
+@dataclass(frozen=True)
+class AffineChain:
+    """y = a·z + b with constants, elementwise; ``scale`` and ``shift`` have as many axes as y, 1 where they don't
+    vary."""
+
+    region: Region
+    z: gs.Tensor
+    y: gs.Tensor
+    scale: np.ndarray
+    shift: np.ndarray
+    dtype: np.dtype
+    normalizes: bool  # a BatchNormalization, or a root of a constant, is among the nodes
+
+    @property
+    def nodes(self) -> list[gs.Node]:
+        graph = self.region.graph
+        return [n for n in self.region.nodes if not graph.is_shape_valued(n.outputs[0])]
+
+
+def find_affine_chains(graph: Graph, start: gs.Node) -> Iterator[AffineChain] | Refusal:
+    """The scales and shifts that begin with ``start``, longest first; none where it begins none.
+
+    One counts if it normalizes or scales by more than one number: a lone bias is left to the linear op that it belongs
+    to.
+    """
+    nodes, ends = _spread_from(graph, start)
+    for node in nodes:
+        if node.op == "BatchNormalization" and graph.attrs(node).get("training_mode", 0):
+            reason = "BatchNormalization in training mode: its statistics are of the batch; export in eval mode"
+            return Refusal(reason, node.outputs[0].name)
+    if not any(_may_scale_channels(graph, n) for n in nodes):
+        return iter(())
+    outside = next(
+        (i for i, n in enumerate(nodes) if n.op not in VIEWS and n.op != "Cast"), 0
+    )  # these may have to stay before the scale
+    beginnings = [_data_inputs(graph, n)[0] for n in nodes[: outside + 1]]
+    measured = (measure_affine(graph, z, y) for z in beginnings for y in reversed(ends))
+    return (
+        m
+        for m in measured
+        if isinstance(m, AffineChain)
+        and (m.scale.size > 1 or (m.normalizes and _has_channel_constants(graph, m.nodes)))
+    )
+
+
+def _may_scale_channels(graph: Graph, node: gs.Node) -> bool:
+    """Whether it may scale by more than one number; attention's 1/√d, one number, behind a bias does not."""
+    if node.op not in ("Mul", "Div"):
+        return node.op == "BatchNormalization"
+    given = [t for t in value_inputs(node) if graph.is_shape_valued(t)]
+    return any((shape := graph.shape(t)) is None or any(n != 1 for n in shape) for t in given)
+
+
+def _spread_from(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.Tensor]]:
+    """The nodes from ``start`` on that read only z, constants and each other, and the tensors at which all of them have
+    come together.
+
+    Empty where it begins further up.
+    """
+    data = _data_inputs(graph, start)
+    if len(data) != 1 or not _is_affine_step(graph, start, data[0]):
+        return [], []
+    z = data[0]
+    above = graph.producer(z)
+    private = not graph.is_output(z) and graph.is_read_once(z)
+    if (
+        above is not None
+        and private
+        and len(_data_inputs(graph, above)) == 1
+        and _is_affine_step(graph, above, above.inputs[0])
+    ):
+        return [], []
+    nodes, inside, ends = [start], {id(z), id(start.outputs[0])}, []
+    waiting: list[gs.Tensor] = [start.outputs[0]]  # tensors with readers that are not among the nodes yet
+    while len(nodes) < _LONGEST:
+        if len(waiting) == 1:
+            ends.append(waiting[0])
+        done = {id(n) for n in nodes}
+        readers = [r for t in waiting for r in graph.consumers(t) if id(r) not in done]
+        if any(graph.is_output(t) for t in waiting) or not all(_is_affine_step(graph, r, z) for r in readers):
+            break
+        reader = min(
+            (r for r in readers if all(id(t) in inside for t in _data_inputs(graph, r))),
+            key=graph.position_of,
+            default=None,
+        )
+        if reader is None:
+            break
+        nodes.append(reader)
+        done.add(id(reader))
+        inside.add(id(reader.outputs[0]))
+        waiting = [
+            t
+            for t in [*waiting, reader.outputs[0]]
+            if t is reader.outputs[0] or any(id(r) not in done for r in graph.consumers(t))
+        ]
+    return nodes, ends
+
+
+def _is_affine_step(graph: Graph, node: gs.Node, z: gs.Tensor) -> bool:
+    """Rounding to a narrower type than z's is none: what stands behind it would have to be rounded too. A Sum of more
+    than the longest scale and shift can make is none either."""
+    if node.op not in _STEPS or not is_standard(node) or len(node.inputs) > _LONGEST:
+        return False
+    return find_narrowing_cast(graph, [node], graph.dtype(z)) is None
+
+
+def _data_inputs(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
+    """The inputs that are neither constants nor made of shapes alone (as the exporter's Expand of a one to the channels
+    is)."""
+    return [t for t in value_inputs(node) if not graph.is_shape_valued(t)]
+
+
+def _has_channel_constants(graph: Graph, nodes: Sequence[gs.Node]) -> bool:
+    """Whether it is a BatchNormalization, or reads more than single numbers, even if they are all equal (one that was
+    never trained)."""
+    if any(n.op == "BatchNormalization" for n in nodes):  # of one channel too
+        return True
+    constants = [t for n in nodes for t in value_inputs(n) if graph.is_constant(t)]
+    return any((d := graph.dtype(t)) is not None and is_float_dtype(d) and graph.value(t).size > 1 for t in constants)
+
+
+def measure_affine(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> AffineChain | Refusal:
+    """The scale and shift from ``z`` to ``y``, or why it is none."""
+    region = compile_region(graph, y, [z])
+    dtypes = [d for d in (graph.dtype(z), graph.dtype(y)) if d is not None]
+    if isinstance(region, Refusal):
+        return region
+    if not dtypes or graph.shape(z) is None:
+        return Refusal(f"the type or shape of {z.name!r} is not known", z.name)
+    dtype = dtypes[0]
+    if dtype.name not in FLOATING or dtypes[-1] != dtype:
+        return Refusal(
+            f"{z.name!r} is of {dtype.name}, {y.name!r} of {dtypes[-1].name}: both must be of one floating type", y.name
+        )
+    for sizes in size_assignments(region.symbols, graph.shape(z)):
+        size = concrete_shape(graph, z, sizes)
+        size = None if size is None else _narrow_size(region, size)
+        if size is None or not is_affordable(size):
+            break
+        if min(size, default=1) < 1:  # what a convolution without padding leaves of too few samples
+            continue
+        try:
+            with evaluator.silence_numpy():
+                bound = region.bind(sizes)
+                shift = bound.run([np.zeros(size)])
+                scale = bound.run([np.ones(size)]) - shift
+                if not (np.isfinite(shift).all() and np.isfinite(scale).all()):
+                    return Refusal("its scale or shift is not finite", y.name)
+                if shift.shape != size:
+                    return Refusal(f"it broadcasts {size} to {shift.shape}", y.name)
+                scale = _measure_scale(bound, size, _drop_constant_axes(scale))
+                sample = np.random.default_rng(17).standard_normal(size)
+                if not np.allclose(
+                    bound.run([sample]), scale * sample + shift, rtol=1e-9, atol=1e-9 * float(np.abs(scale).max())
+                ):
+                    return Refusal("it is no scale and shift", y.name)
+                return AffineChain(
+                    region, z, y, scale, _drop_constant_axes(shift), dtype, _is_normalizing(graph, region.nodes)
+                )
+        except EvaluationFailed:
+            continue
+    return Refusal(f"the scale and shift between {z.name!r} and {y.name!r} can't be evaluated", y.name)
+
+
+_FEW = 2  # places of an axis along which nothing varies
+
+
+def _narrow_size(region: Region, size: tuple[int, ...]) -> tuple[int, ...]:
+    """``size`` of z with a few places alone along axes of which no op and no constant tells the places apart, as an
+    image's are."""
+    graph, rank = region.graph, len(size)
+    constants = [t for n in region.nodes for t in value_inputs(n) if graph.is_constant(t)]
+    if not all(n.op in _PLACEWISE for n in region.nodes if not graph.is_constant(n.outputs[0])):
+        return size
+    vectors = {
+        id(t) for n in region.nodes if n.op == "BatchNormalization" for t in n.inputs[1:]
+    }  # along axis 1, not the last one
+    values = [graph.known_value(t) for t in constants if id(t) not in vectors]
+    # A constant that can't be evaluated, a Cast of strings for example, may vary along any axis.
+    shapes = [np.shape(value) for value in values if value is not None]
+    if len(shapes) < len(values) or any(len(s) > rank for s in shapes):
+        return size
+    varies = {rank - len(s) + i for s in shapes for i, n in enumerate(s) if n > 1} | ({1} if vectors else set())
+    return tuple(n if i in varies else min(n, _FEW) for i, n in enumerate(size))
+
+
+def _measure_scale(bound: BoundRegion, size: tuple[int, ...], scale: np.ndarray) -> np.ndarray:
+    """a from f(s) − f(−s) at a large s: f(1) − f(0) would lose digits where the shift is large against the scale."""
+    s = 2.0**40
+    with evaluator.silence_numpy():
+        wide = (bound.run([np.full(size, s)]) - bound.run([np.full(size, -s)])) / (2 * s)
+    return _drop_constant_axes(wide) if np.isfinite(wide).all() else scale
+
+
+def _drop_constant_axes(full: np.ndarray) -> np.ndarray:
+    for axis in range(full.ndim):
+        first = np.take(full, [0], axis=axis)
+        if (full == first).all():
+            full = first
+    return full
+
+
+def _is_normalizing(graph: Graph, nodes: Sequence[gs.Node]) -> bool:
+    """A BatchNormalization, or a root of constants is taken; the root of a single number is attention's 1/sqrt(d)."""
+    if any(n.op == "BatchNormalization" for n in nodes):
+        return True
+    seen: set[int] = set()
+    stack = [t for n in nodes for t in n.inputs]
+    while stack:
+        node = graph.producer(stack.pop())
+        if node is None or id(node) in seen or not graph.is_constant(node.outputs[0]):
+            continue
+        seen.add(id(node))
+        if (
+            node.op in ("Sqrt", "Pow", "Reciprocal")
+            and (root := graph.known_value(node.outputs[0])) is not None
+            and root.size > 1
+        ):
+            return True
+        stack.extend(node.inputs)
+    return False

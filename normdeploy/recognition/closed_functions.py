@@ -1,0 +1,42 @@
+"""Reports nodes that look like norms inside functions that can't be opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+
+from ..findings.records import Finding
+from ..graphs.graph import Graph
+from ..graphs.local_functions import closed_functions
+from ..graphs.subgraphs import body_subgraphs
+from .anchors import is_anchor, is_norm_node
+from .norm_candidates import candidate_at
+
+
+def find_closed_norms(proto: onnx.ModelProto) -> Iterator[Finding]:
+    """A finding for each root over a reduction, and each norm node, in the functions of ``proto`` of which too little
+    is known."""
+    for function, reason in closed_functions(proto):
+        yield from _norms_inside(
+            function.model, function.place, f"the function that it is in can't be opened: {reason}"
+        )
+
+
+def _norms_inside(model: onnx.ModelProto, place: str, reason: str) -> Iterator[Finding]:
+    graph = Graph(model)
+    for node in graph.nodes:
+        around = candidate_at(graph, node) if is_anchor(graph, node) else None
+        if around is not None:
+            nodes = sorted({id(n): n for n in (*around.passed, node)}.values(), key=graph.position_of)
+            yield Finding(
+                kind=node.op if is_norm_node(node) else "unknown",
+                status="kept" if is_norm_node(node) else "refused",
+                tensor=node.outputs[0].name,
+                module=graph.module(node),
+                spelling=node.op if is_norm_node(node) else " ".join(n.op for n in nodes),
+                reason=reason,
+                place=place,
+            )
+    for body in body_subgraphs(model):
+        yield from _norms_inside(body.model, f"{place}, {body.place}", reason)

@@ -1,0 +1,333 @@
+"""What constants alone feed: the parts of a graph that can be computed once, and the norms in them.
+
+Weight standardization (Qiao et al., 2019, arXiv:1903.10520), weight norm (Salimans and Kingma, 2016, arXiv:1602.07868),
+a norm of a learned constant (StyleGAN's first), a product of two weights. A part is followed through ops that float64
+may compute in place of the file's own
+type: what is continuous, and what only moves numbers. Where a computed number meets a step (Round, Floor, a comparison,
+a Cast to a whole number or to a narrower type), its rounding may decide which way it falls, so the part ends before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..dtypes import is_float_dtype, is_integer_dtype
+from ..graphs.graph import Graph, value_inputs
+from .anchors import NORMS, POINTWISE, REDUCTIONS, SCALES, VIEWS, is_norm_node
+
+_MOVES = VIEWS | {
+    "Concat",
+    "Gather",
+    "Slice",
+    "Split",
+    "Pad",
+    "Tile",
+    "ConstantOfShape",
+    "Identity",
+    "Dropout",
+    "Constant",
+}
+_EXACT = _MOVES | {
+    "Abs",
+    "Neg",
+    "Relu",
+    "Max",
+    "Min",
+    "Clip",
+    "ReduceMax",
+    "ReduceMin",
+    "Where",
+}  # of stored numbers they make such
+_STEPS = frozenset(
+    {
+        *("Ceil", "Floor", "Round", "Sign", "Mod", "Range", "IsNaN"),
+        *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Not"),
+    }
+)
+_GROW = frozenset({"ConstantOfShape", "Range", "Tile", "Pad", "Expand"})
+_HEAVY = REDUCTIONS | NORMS | SCALES | {"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"}
+_LARGE = 2**10  # elements: arithmetic on fewer is not worth a constant of its own
+_SHARED = 2**8  # elements of a stored constant that ties two parts together; axes and scalars do not
+_FARTHEST = 64  # nodes walked above a root, and below it
+
+
+@dataclass(frozen=True)
+class ConstantSubgraph:
+    """Nodes that constants alone feed and that hang together, in topological order.
+
+    ``results``: their tensors that other nodes read. ``fixed``: those that are outputs of the graph. ``sources``: the
+    stored constants.
+    """
+
+    nodes: tuple[gs.Node, ...]
+    results: tuple[gs.Tensor, ...]
+    fixed: tuple[gs.Tensor, ...]
+    sources: tuple[gs.Tensor, ...]
+
+    def file_growth(self, graph: Graph, chosen: Container[int]) -> int:
+        """Bytes that the file gains where the results with the ids ``chosen`` are stored, and what nobody reads any
+        more is left out."""
+        stack = [t for t in self.results if id(t) not in chosen] + list(self.fixed)
+        inside = {id(o): n for n in self.nodes for o in n.outputs}
+        live: set[int] = set()
+        while stack:
+            node = inside.get(id(stack.pop()))
+            if node is not None and id(node) not in live:
+                live.add(id(node))
+                stack += [t for t in node.inputs if id(t) not in chosen]
+        gained = sum(byte_count(graph, t) for t in self.results if id(t) in chosen)
+        own = {id(n) for n in self.nodes} - live
+        return gained - sum(
+            byte_count(graph, s) for s in self.sources if all(id(r) in own for r in graph.all_consumers_of(s))
+        )
+
+
+@dataclass(frozen=True)
+class ConstantNorm:
+    """A norm of constants, or of a weight."""
+
+    node: gs.Node  # its own op, or its root
+    kind: str
+    spelling: str
+    tensor: str  # that the node makes, by its name in the file
+    module: str
+
+
+def find_constant_subgraphs(graph: Graph, barred: Container[int]) -> list[ConstantSubgraph]:
+    """The parts that are worth computing once. ``barred``: ids of nodes that are not to be in one."""
+    nodes = _computable_nodes(graph, barred)
+    inside = {id(o): n for n in nodes for o in n.outputs}
+    group: dict[int, int] = {id(n): id(n) for n in nodes}
+
+    def find_root(key: int) -> int:
+        while group.setdefault(key, key) != key:
+            group[key] = key = group[group[key]]
+        return key
+
+    for node in nodes:
+        for t in node.inputs:
+            if id(t) in inside:
+                group[find_root(id(inside[id(t)]))] = find_root(id(node))
+            elif (element_count(graph, t) or 0) > _SHARED:
+                group[find_root(id(t))] = find_root(id(node))
+    together: dict[int, list[gs.Node]] = {}
+    for node in nodes:
+        together.setdefault(find_root(id(node)), []).append(node)
+    return [
+        _make_subgraph(graph, members)
+        for members in together.values()
+        if any(_is_worth_computing(graph, n) for n in members)
+    ]
+
+
+def _make_subgraph(graph: Graph, nodes: list[gs.Node]) -> ConstantSubgraph:
+    own = {id(n) for n in nodes}
+    made = [o for n in nodes for o in n.outputs]
+    fixed = [t for t in made if graph.is_output(t)]
+    results = [t for t in made if not graph.is_output(t) and any(id(r) not in own for r in graph.all_consumers_of(t))]
+    inner = {id(t) for t in made}
+    sources = {id(t): t for n in nodes for t in n.inputs if id(t) not in inner and not t.is_empty()}
+    return ConstantSubgraph(tuple(nodes), tuple(results), tuple(fixed), tuple(sources.values()))
+
+
+def _is_worth_computing(graph: Graph, node: gs.Node) -> bool:
+    """Whether it computes floating numbers, as a norm or a product does or many of them."""
+    if node.op in _MOVES | _STEPS | {"Where", "Cast", "CastLike"} or not _is_floating(graph, node.outputs[0]):
+        return False
+    return node.op in _HEAVY or (element_count(graph, node.outputs[0]) or 0) > _LARGE
+
+
+def _computable_nodes(graph: Graph, barred: Container[int]) -> list[gs.Node]:
+    """The nodes, in topological order, that float64 may compute in the place of the file's type."""
+    nodes: list[gs.Node] = []
+    exact: dict[int, bool] = {}  # of computed tensors: whether they hold stored numbers as they are
+    decided: list[gs.Tensor] = []  # what the nodes read that are steps of computed numbers
+    for node in graph.nodes:
+        if node.op == "Constant" or not node.outputs or not graph.is_constant(node.outputs[0]):
+            continue
+        inputs = value_inputs(node)
+        pure = all(exact.get(id(t), _is_stored_constant(graph, t)) or not _is_floating(graph, t) for t in inputs)
+        allowed = _is_allowed(graph, node, pure)
+        if not allowed and (node.op in _STEPS or node.op in ("Cast", "CastLike")):
+            decided += inputs
+        if (
+            not allowed
+            or id(node) in barred
+            or not all(_is_stored_constant(graph, t) or id(t) in exact for t in inputs)
+        ):
+            continue
+        nodes.append(node)
+        kept = pure and (node.op in _EXACT | _STEPS or node.op in ("Cast", "CastLike"))
+        exact.update((id(o), kept or not _is_floating(graph, o)) for o in node.outputs)
+    return _drop_decided_nodes(nodes, {id(t) for t in decided}, exact)
+
+
+def _drop_decided_nodes(nodes: list[gs.Node], decided: set[int], exact: Mapping[int, bool]) -> list[gs.Node]:
+    """The nodes that make no computed number which a step behind them reads."""
+    kept = []
+    for node in reversed(nodes):
+        if any(id(o) in decided for o in node.outputs) and not all(exact[id(o)] for o in node.outputs):
+            decided.update(id(t) for t in value_inputs(node))
+        else:
+            kept.append(node)
+    return kept[::-1]
+
+
+def _is_allowed(graph: Graph, node: gs.Node, pure: bool) -> bool:
+    for t in node.outputs:
+        if t.name and element_count(graph, t) is None and (_is_floating(graph, t) or node.op in _GROW):
+            return False
+    if node.op in ("Cast", "CastLike"):
+        source, target = graph.dtype(node.inputs[0]), _cast_target(graph, node)
+        if source is None or target is None:
+            return False
+        # Strings have no mantissa to compare.
+        if "O" in (source.kind, target.kind):
+            return False
+        return (
+            pure
+            if target.kind == "b" or is_integer_dtype(target)
+            else _holds_exactly(graph, node.inputs[0], source, target)
+        )
+    return pure or node.op not in _STEPS
+
+
+def _holds_exactly(graph: Graph, t: gs.Tensor, source: np.dtype, target: np.dtype) -> bool:
+    """Whether a Cast of ``t`` to the floating ``target`` rounds none of its numbers."""
+    own = ml_dtypes.finfo(target)
+    if source.kind == "b" or is_integer_dtype(source):
+        most = 2 ** (own.nmant + 1)  # whole numbers up to it are held
+        small = source.kind == "b" or 8 * source.itemsize <= own.nmant + 1
+        return small or (
+            _is_stored_constant(graph, t) and bool((np.abs(graph.value(t).astype(np.float64)) <= most).all())
+        )
+    theirs = ml_dtypes.finfo(source)
+    return own.nmant >= theirs.nmant and own.maxexp >= theirs.maxexp and own.minexp <= theirs.minexp
+
+
+def _cast_target(graph: Graph, node: gs.Node) -> np.dtype | None:
+    if node.op == "CastLike":
+        return graph.dtype(node.inputs[1])
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(int(graph.attrs(node)["to"])))
+
+
+def _is_stored_constant(graph: Graph, t: gs.Tensor) -> bool:
+    node = graph.producer(t)
+    return isinstance(t, gs.Constant) or (node is not None and node.op == "Constant")
+
+
+def _is_floating(graph: Graph, t: gs.Tensor) -> bool:
+    dtype = graph.dtype(t)
+    return dtype is None or is_float_dtype(dtype)
+
+
+def element_count(graph: Graph, t: gs.Tensor) -> int | None:
+    """How many; None where the file does not tell."""
+    shape = graph.shape(t)
+    return None if shape is None or not all(isinstance(d, int) for d in shape) else math.prod(shape)  # type: ignore[arg-type]
+
+
+def byte_count(graph: Graph, t: gs.Tensor) -> int:
+    dtype = graph.dtype(t)
+    return (element_count(graph, t) or 0) * (4 if dtype is None else dtype.itemsize)
+
+
+# ------------------------------------------------------------------ norms
+
+
+def find_repeated_constants(graph: Graph) -> list[gs.Tensor]:
+    """The Expands and Tiles of a learned constant, along sizes that are open, that a norm normalizes: to it they are
+    data."""
+    same: dict[int, gs.Tensor] = {}
+    for node in graph.nodes:
+        if (
+            not (is_norm_node(node) or _is_root(graph, node))
+            or not node.inputs
+            or not _has_open_size(graph, node.inputs[0])
+        ):
+            continue
+        nodes, reduced = _walk_above_root(graph, node)
+        for above in nodes if reduced or is_norm_node(node) else ():
+            if (
+                above.op in ("Expand", "Tile")
+                and graph.is_constant(above.inputs[0])
+                and (element_count(graph, above.inputs[0]) or 0) > 1
+            ):
+                same[id(above)] = above.outputs[0]
+    return list(same.values())
+
+
+def _has_open_size(graph: Graph, t: gs.Tensor) -> bool:
+    return not graph.is_constant(t) and graph.is_shape_valued(t) and _is_floating(graph, t)
+
+
+def find_constant_norms(graph: Graph) -> Iterator[ConstantNorm]:
+    """The norms whose input is fixed by the file, in the graph's order."""
+    for node in graph.nodes:
+        if not node.outputs or not graph.is_constant(node.outputs[0]) or not graph.all_consumers_of(node.outputs[0]):
+            continue
+        if node.op in SCALES or is_norm_node(node):
+            usual = "weight standardization" if node.op in SCALES else node.op.replace("Normalization", "Norm")
+            yield ConstantNorm(node, usual, node.op, node.outputs[0].name, graph.module(node))
+        elif _is_root(graph, node) and (above := _statistic_nodes(graph, node)):
+            centered = any(n.op == "Sub" for n in above)
+            weight = "weight standardization" if centered else "weight norm"
+            kind = weight if _feeds_weight(graph, node) else "norm of a constant"
+            spelling = " ".join(n.op for n in sorted(above, key=graph.position_of))
+            yield ConstantNorm(node, kind, spelling, node.outputs[0].name, graph.module(node))
+
+
+def _is_root(graph: Graph, node: gs.Node) -> bool:
+    if node.op == "Pow":
+        power = graph.known_value(node.inputs[1]) if (element_count(graph, node.inputs[1]) or 0) == 1 else None
+        return power is not None and abs(float(power.reshape(-1)[0])) == 0.5
+    return node.op in ("Sqrt", "ReduceL2")
+
+
+def _statistic_nodes(graph: Graph, root: gs.Node) -> list[gs.Node]:
+    """The nodes of the statistic whose root is taken, none where it is no reduction of several floating numbers."""
+    nodes, reduced = _walk_above_root(graph, root)
+    return nodes if reduced else []
+
+
+def _walk_above_root(graph: Graph, root: gs.Node) -> tuple[list[gs.Node], bool]:
+    """A root and the nodes above it, and whether a reduction of several floating numbers is among them."""
+    nodes, stack, seen, reduced = [root], [root], {id(root)}, False
+    while stack and len(nodes) < _FARTHEST:
+        node = stack.pop()
+        if node.op in REDUCTIONS:
+            reduced = reduced or (_is_floating(graph, node.inputs[0]) and element_count(graph, node.inputs[0]) != 1)
+        for t in value_inputs(node):
+            above = graph.producer(t)
+            if (
+                above is not None
+                and id(above) not in seen
+                and above.op in POINTWISE | VIEWS | REDUCTIONS | {"Tile"}
+                and _is_floating(graph, t)
+            ):
+                seen.add(id(above))
+                nodes.append(above)
+                stack.append(above)
+    return nodes, reduced
+
+
+def _feeds_weight(graph: Graph, root: gs.Node) -> bool:
+    """Whether what is computed from it is the weight of a linear op."""
+    stack, seen = [root], {id(root)}
+    while stack and len(seen) < _FARTHEST:
+        for t in stack.pop().outputs:
+            for reader in graph.all_consumers_of(t):
+                if not graph.is_constant(reader.outputs[0]):
+                    if reader.op in ("Conv", "ConvTranspose", "Gemm", "MatMul") and any(i is t for i in reader.inputs):
+                        return True
+                elif id(reader) not in seen:
+                    seen.add(id(reader))
+                    stack.append(reader)
+    return False

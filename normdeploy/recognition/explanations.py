@@ -1,0 +1,291 @@
+"""Why a norm was fused or not: what recognition found at a tensor, a node or a module path, and how far it came."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..errors import InputError
+from ..findings.records import ExplainedNode, Explanation, Finding, FittingAttempt
+from ..graphs.graph import Graph, value_inputs
+from ..graphs.norm_extraction import models_by_location
+from .anchors import CLAMPS, REDUCTIONS, is_anchor, is_norm_node
+from .fit_measurement import CLAMPED
+from .norm_candidates import candidate_at, candidate_readings
+from .norm_facts import Norm
+
+_FARTHEST = 64  # nodes shown of a norm, and looked at around a name
+_DULL = ("noop_with_empty_axes", "keepdims", "stash_type")  # attributes that say nothing of what is wrong
+_STARTS = "recognition starts from a square root over a reduction"
+_CAME = {
+    "ends": (
+        "recognition found a root over a reduction, but no two tensors around it that a norm could begin and end with"
+    ),
+    "values": "recognition evaluated what lies between the two ends, and its values are not those of a norm",
+    "form": "recognition found a norm; what stands against it is the node that it would become",
+}
+
+
+def explain(proto: onnx.ModelProto, findings: Sequence[Finding], name: str) -> tuple[Explanation, ...]:
+    """Explain what bears ``name``: a tensor, a node or a module path, or a line of the report ("layers.{0..11}.norm",
+    "(tensor)").
+
+    Raises:
+        InputError: nothing bears it; the message says which names are near.
+    """
+    graphs = {place: Graph(model) for place, model in models_by_location(proto).items()}
+    meant = re.fullmatch(r"\((.*)\)", name)
+    wanted = _name_pattern(meant[1] if meant else name)
+    outputs = {o.name for g in graphs.values() for n in g.nodes if wanted(n.name) for o in n.outputs}
+    matching = [f for f in findings if _matches_finding(f, wanted, outputs)]
+    if matching:
+        return tuple(_explain_finding(graphs.get(f.place), f, name) for f in matching)
+    for graph in graphs.values():
+        nodes = [
+            n
+            for n in graph.nodes
+            if wanted(n.name) or any(wanted(o.name) for o in n.outputs) or _is_module_inside(graph.module(n), wanted)
+        ]
+        if nodes:
+            return (Explanation(name, None, "", (), tuple(_describe_nearby_roots(graph, nodes, findings))),)
+        if any(wanted(t.name) for t in (*graph.gs.inputs, *(i for n in graph.nodes for i in n.inputs))):
+            return (
+                Explanation(
+                    name, None, "", (), (f"it is an input or a constant of the graph: {_STARTS}, which nodes compute",)
+                ),
+            )
+    raise InputError(_unknown_name_message(name, graphs.values(), findings))
+
+
+def _name_pattern(name: str) -> Callable[[str], bool]:
+    """Whether a name is the one that is wanted; "{0..11}" stands for a number, as in the report."""
+    pattern = re.compile(re.sub(r"\\\{[\d.,…\\]*\\\}", r"\\d+", re.escape(name)))
+    return lambda other: other == name or pattern.fullmatch(other) is not None
+
+
+def _matches_finding(finding: Finding, wanted: Callable[[str], bool], outputs: Iterable[str]) -> bool:
+    own = {
+        finding.tensor,
+        *finding.tensors,
+        *(a.tensor for a in finding.attempts),
+        *(a.end for a in finding.attempts),
+    } - {finding.input}
+    return any(map(wanted, own)) or not own.isdisjoint(outputs) or _is_module_inside(finding.module, wanted)
+
+
+def _is_module_inside(module: str, wanted: Callable[[str], bool]) -> bool:
+    """Whether a module path is the one that is wanted, or below it."""
+    parts = module.split(".")
+    return bool(module) and any(wanted(".".join(parts[:i])) for i in range(1, len(parts) + 1))
+
+
+# ------------------------------------------------------------------ a finding
+
+
+def _explain_finding(graph: Graph | None, finding: Finding, name: str) -> Explanation:
+    best = next((a for a in finding.attempts if a.reason == finding.reason), None)
+    start, end = (best.start, best.end) if best is not None and best.end else (finding.input, finding.tensor)
+    way = () if graph is None else _nodes_on_path(graph, start, end, finding, best.tensor if best is not None else "")
+    lines = [] if best is None else [_CAME[best.stage]]
+    if best is not None and best.tensor not in {"", *(s.tensor for s in way)} and graph is not None:
+        culprit = next((n for n in graph.nodes if any(o.name == best.tensor for o in n.outputs)), None)
+        lines.append(
+            f"the culprit: {best.tensor} = {_node_as_call(graph, culprit)}"
+            if culprit is not None
+            else f"the culprit: {best.tensor}"
+        )
+    others = [a for a in finding.attempts if a is not best and a.reason != finding.reason]
+    lines += _describe_attempts(others, "also tried")
+    known = any(t.name == start for n in graph.nodes for t in n.inputs) if graph is not None else False
+    return Explanation(name, finding, start if known else "", way, tuple(lines))
+
+
+def _describe_attempts(attempts: Sequence[FittingAttempt], word: str) -> list[str]:
+    """Other readings, one line for each reason, those that came farthest first."""
+    order = {"form": 0, "values": 1, "ends": 2}
+    reasons: dict[str, list[FittingAttempt]] = {}
+    for attempt in sorted(attempts, key=lambda a: order[a.stage]):
+        reasons.setdefault(attempt.reason, []).append(attempt)
+    lines = []
+    for reason, alike in list(reasons.items())[:5]:
+        first = alike[0]
+        ends = f"from {first.start} to {first.end}" if first.end else f"at {first.tensor}"
+        more = f" (and {len(alike) - 1} more)" if len(alike) > 1 else ""
+        lines.append(f"{word} {ends}{more}: {reason}")
+    if len(reasons) > 5:
+        lines.append(f"and {sum(len(a) for a in list(reasons.values())[5:])} other readings")
+    return lines
+
+
+def _nodes_on_path(graph: Graph, start: str, end: str, finding: Finding, culprit: str) -> tuple[ExplainedNode, ...]:
+    """The nodes between two tensors, or those found where no two are known; shape arithmetic left out."""
+    made = {o.name: n for n in graph.nodes for o in n.outputs}
+    nodes = _nodes_between(graph, made, start, end) if start and end in made else []
+    nodes = nodes or list({id(made[t]): made[t] for t in finding.tensors if t in made}.values())
+    clamped = CLAMPED in finding.reason and any(n.op in CLAMPS for n in nodes)
+    culprit = "" if clamped else culprit
+    data = sorted((n for n in nodes if not graph.is_shape_valued(n.outputs[0])), key=graph.position_of)
+    return tuple(
+        ExplainedNode(n.outputs[0].name, _node_as_call(graph, n), _mark_node(graph, n, culprit, clamped))
+        for n in data[:_FARTHEST]
+    )
+
+
+def _nodes_between(graph: Graph, made: Mapping[str, gs.Node], start: str, end: str) -> list[gs.Node]:
+    """The nodes that ``end`` needs and that need ``start``."""
+    above: dict[int, gs.Node] = {}
+    stack = [made[end]]
+    while stack and len(above) < 4 * _FARTHEST:
+        node = stack.pop()
+        above[id(node)] = node
+        stack += [
+            p for t in node.inputs if t.name != start and (p := graph.producer(t)) is not None and id(p) not in above
+        ]
+    needs = {start}
+    nodes = []
+    for node in sorted(above.values(), key=graph.position_of):
+        if any(t.name in needs for t in node.inputs):
+            needs.update(o.name for o in node.outputs)
+            nodes.append(node)
+    return nodes if end in needs else []
+
+
+def _mark_node(graph: Graph, node: gs.Node, culprit: str, clamped: bool) -> str:
+    marks = ["the root"] if is_anchor(graph, node) and not is_norm_node(node) else []
+    if clamped and node.op in CLAMPS:
+        marks.append("the clamp")
+    elif culprit and any(o.name == culprit for o in node.outputs):
+        marks.append("the culprit")
+    elif (
+        culprit
+        and any(t.name == culprit for t in node.inputs)
+        and graph.producer(next(t for t in node.inputs if t.name == culprit)) is None
+    ):
+        marks.append("reads the culprit")
+    return ", ".join(marks)
+
+
+def _node_as_call(graph: Graph, node: gs.Node) -> str:
+    """The node as a call, small constants by their values."""
+    shown = [_argument_text(graph, t) for t in node.inputs if not t.is_empty()]
+    for key, value in graph.attrs(node).items():
+        if key not in _DULL and isinstance(value, (int, float, str, list, tuple)) and len(str(value)) <= 40:
+            shown.append(f"{key}={_type_text(value) if node.op == 'Cast' and key == 'to' else _number_text(value)}")
+    domain = f"{node.domain}." if node.domain not in (None, "", "ai.onnx") else ""
+    return f"{domain}{node.op}({', '.join(shown)})"
+
+
+def _argument_text(graph: Graph, t: gs.Tensor) -> str:
+    value = graph.known_value(t)
+    if value is None:
+        return str(t.name)
+    if value.size <= 4:
+        return str(_number_text(value.item() if value.ndim == 0 else value.tolist()))
+    return f"{t.name} (constant of {list(value.shape)})"
+
+
+def _number_text(value: object) -> object:
+    if isinstance(value, float):
+        return f"{value:.7g}"
+    return f"[{', '.join(str(_number_text(v)) for v in value)}]" if isinstance(value, list | tuple) else value
+
+
+def _type_text(value: object) -> str:
+    try:
+        return str(onnx.helper.tensor_dtype_to_np_dtype(int(str(value))).name)
+    except (KeyError, ValueError):
+        return str(value)
+
+
+# ------------------------------------------------------------------ nothing found
+
+
+def _describe_nearby_roots(graph: Graph, nodes: Sequence[gs.Node], findings: Sequence[Finding]) -> list[str]:
+    """What recognition would have started from near these nodes, and what it lacked."""
+    near = {id(n): n for n in _nodes_nearby(graph, nodes)}
+    roots = [n for n in near.values() if is_anchor(graph, n)]
+    reductions = [n for n in near.values() if n.op in REDUCTIONS and not graph.is_shape_valued(n.outputs[0])]
+    if len(nodes) == 1:
+        lines = [f"no norm was found at {nodes[0].outputs[0].name} = {_node_as_call(graph, nodes[0])}"]
+    else:
+        ops = Counter(n.op for n in nodes if not graph.is_shape_valued(n.outputs[0]))
+        lines = [
+            f"no norm was found in its {len(nodes)} nodes:"
+            f" {', '.join(f'{op} ×{c}' if c > 1 else op for op, c in ops.items())}"
+        ]
+    if not roots:
+        there = (
+            f"; it has reductions ({_list_nodes(reductions)}), but takes the root of none"
+            if reductions
+            else "; there is neither near it"
+        )
+        lines.append(f"{_STARTS}{there}")
+    by_tensor = {t: f for f in findings if not f.place for t in (*f.tensors, f.tensor)}
+    for root in [r for r in roots if r.outputs[0].name not in by_tensor][:3]:
+        lines += _describe_rejections(graph, root)
+    norm = next((by_tensor[o.name] for n in near.values() for o in n.outputs if o.name in by_tensor), None)
+    if norm is not None:
+        lines.append(f"the nearest norm is {norm.kind} {norm.module or repr(norm.tensor)} ({norm.status})")
+    return lines
+
+
+def _describe_rejections(graph: Graph, root: gs.Node) -> list[str]:
+    """Why the surroundings of a root gave no finding."""
+    line = f"{root.outputs[0].name} = {_node_as_call(graph, root)}"
+    around = candidate_at(graph, root)
+    if around is None:
+        return [f"{_STARTS}; there is a root, {line}, but no reduction lies before it"]
+    tried = [r for r in candidate_readings(graph, around) if not isinstance(r, Norm)]
+    attempts = [FittingAttempt(r.start, r.end, "values" if r.clarity else "ends", r.reason, r.tensor) for r in tried]
+    return [
+        f"around the root {line} no norm begins and ends:",
+        *(_describe_attempts(attempts, "tried") or ["nothing there has one shape and one type"]),
+    ]
+
+
+def _nodes_nearby(graph: Graph, nodes: Sequence[gs.Node]) -> list[gs.Node]:
+    """The nodes themselves, then those around them, nearest first."""
+    seen = {id(n): n for n in nodes}
+    queue = list(nodes) if len(nodes) == 1 else []  # a module is looked at by itself
+    for node in queue:
+        if len(seen) > _FARTHEST:
+            break
+        above = [p for t in value_inputs(node) if (p := graph.producer(t)) is not None and not graph.is_shape_valued(t)]
+        if is_norm_node(node) and node is not nodes[0]:
+            continue
+        for other in (*above, *(c for o in node.outputs for c in graph.consumers(o))):
+            if id(other) not in seen:
+                seen[id(other)] = other
+                queue.append(other)
+    return list(seen.values())
+
+
+def _list_nodes(nodes: Sequence[gs.Node]) -> str:
+    shown = ", ".join(f"{n.op} {n.outputs[0].name!r}" for n in nodes[:4])
+    return shown + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
+
+
+def _unknown_name_message(name: str, graphs: Iterable[Graph], findings: Sequence[Finding]) -> str:
+    known: dict[str, None] = {m: None for f in findings for m in (f.module, f.tensor) if m}
+    for graph in graphs:
+        for node in graph.nodes:
+            known.update(
+                dict.fromkeys(n for n in (graph.module(node), node.name, *(o.name for o in node.outputs)) if n)
+            )
+    inside = [k for k in known if name and name.lower() in k.lower()]
+    near = inside[:5] or difflib.get_close_matches(name, known, n=5, cutoff=0.5)
+    message = f"no tensor, node or module of the model is called {name!r}"
+    if near:
+        return f"{message}; near it: {', '.join(near)}"
+    listed = list(dict.fromkeys(f.module or f.tensor for f in findings))
+    more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
+    return (
+        f"{message}; norms were found at {', '.join(listed[:5])}{more}"
+        if listed
+        else f"{message}, and no norm was found in it"
+    )

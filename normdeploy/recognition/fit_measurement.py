@@ -1,0 +1,376 @@
+"""Measures what a region computes: is y = γ·(x − mean)/sqrt(var + ε) + β, and with which groups, γ, β and ε?
+
+Spelling does not matter here, only values. A region is evaluated in float64 on a few inputs:
+
+- y(x) and y(−x) at a large scale s, where ε vanishes: normalization is odd around β, so β = (y(s·z) + y(−s·z))/2, and
+  the odd part is γ·ẑ;
+- with one element of z changed: the elements of y that move are its group (they share its mean and variance);
+- with a constant added: nothing moves where the mean is subtracted (layer norm), everything where it is not (RMS norm);
+- at scales near sqrt(ε): the odd part shrinks by sqrt(s²v/(s²v + ε)), so ε = s²v(1/ρ² − 1).
+
+An unbiased variance needs no case of its own: for n elements (x − m)/sqrt(var·n/(n−1) + ε) is γ' = γ·sqrt((n−1)/n) and
+ε' = ε·(n−1)/n, which is what is measured. Every fit is checked on fresh inputs at several scales; what passes here is
+only a proposal all the same, decided by its certificate (`normdeploy.rewriting.certification`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..evaluate import evaluator
+from ..graphs.region import BoundRegion, Clarity, EvaluationFailed, Refusal, RefusalKind
+from ..storage.heap import trim_heap
+
+# Float64 arithmetic over a few thousand elements loses 1e-13; lookalikes differ by far more than 1e-9 at one of the
+# scales.
+_TOLERANCE = 1e-9
+CLAMPED = "its denominator is clamped from below instead of having epsilon added"
+EVEN = "it is the same for x and −x: a deviation, and what it divides is no part of it"
+_HEAVY = 2**20  # bytes of an x, of which a dozen were held
+_LARGE = 2.0**34  # about 1.7e10: an ε up to 0.1 is far below the tolerance there, inside the root or outside
+
+
+@dataclass(frozen=True)
+class NormFit:
+    """A norm at concrete sizes: x̂ = (x − mean)/sqrt(var + epsilon) over ``axes`` (and over blocks of ``block`` along
+    ``split``)."""
+
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]  # normalized in full; axes of size 1 are never listed
+    split: int | None  # the axis that is cut into groups (group norm)
+    block: int  # its extent inside a group
+    centered: bool
+    epsilon: float  # NaN in a refusal that could not tell it
+    gamma: np.ndarray  # the shape of y
+    beta: np.ndarray
+    outside: bool = False  # x̂ = (x − mean)/(sqrt(var) + epsilon)
+    # x̂ = x/max(‖x‖₂, epsilon), not of the mean: so gamma and epsilon of F.normalize are the same at every size
+    clamped: bool = False
+
+    @property
+    def group_size(self) -> int:
+        """Elements in a group."""
+        return math.prod(self.shape[a] for a in self.axes) * self.block
+
+    @property
+    def normalized_axes(self) -> tuple[int, ...]:
+        """The axes normalized over, the one that is cut into groups included."""
+        return tuple(sorted({*self.axes, *(() if self.split is None else (self.split,))}))
+
+    @property
+    def kind(self) -> str:
+        """What it is called where gamma and beta are not looked at (an instance norm is a layer norm then)."""
+        if not self.centered:
+            return "RMSNorm"
+        return "LayerNorm" if self.split is None else "GroupNorm"
+
+    def resize(self, shape: tuple[int, ...]) -> NormFit:
+        """The same grouping at another size of x (gamma and beta are dropped).
+
+        Raises:
+            ValueError: the blocks don't divide the axis.
+        """
+        if self.split is not None and shape[self.split] % self.block:
+            raise ValueError(f"blocks of {self.block} don't divide {shape[self.split]}")
+        return replace(self, shape=shape, gamma=np.ones(()), beta=np.zeros(()))
+
+    def center_and_square(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(x − mean, or x where not centered; its mean square), both broadcast to x's shape."""
+        view, axes = self._grouped_view(x)
+        d = view - view.mean(axis=axes, keepdims=True) if self.centered else view
+        v = np.broadcast_to(np.square(d).mean(axis=axes, keepdims=True), view.shape)
+        return d.reshape(self.shape), v.reshape(self.shape)
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        d, v = self.center_and_square(x)
+        y = np.asarray(self.gamma * d)
+        del d
+        y = np.asarray(y / self.denominator(v))
+        del v
+        return np.asarray(y + self.beta)
+
+    def denominator(self, v: np.ndarray) -> np.ndarray:
+        if self.clamped:
+            return np.maximum(np.sqrt(self.group_size * v), self.epsilon)
+        return np.sqrt(v) + self.epsilon if self.outside else np.sqrt(v + self.epsilon)
+
+    def arrange_rows(self, rows: np.ndarray) -> np.ndarray:
+        """An x whose groups are the given rows (number of groups, n)."""
+        view, axes = self._grouped_view(np.empty(self.shape))
+        rest = [a for a in range(view.ndim) if a not in axes]
+        order = [*rest, *sorted(axes)]
+        return rows.reshape([view.shape[a] for a in order]).transpose(np.argsort(order)).reshape(self.shape)
+
+    def rows_of(self, x: np.ndarray) -> np.ndarray:
+        """The groups of ``x`` as rows (number of groups, n): the inverse of ``arrange``."""
+        view, axes = self._grouped_view(x)
+        rest = [a for a in range(view.ndim) if a not in axes]
+        return view.transpose([*rest, *sorted(axes)]).reshape(-1, self.group_size)
+
+    def _grouped_view(self, x: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
+        if self.split is None:
+            return x, self.axes
+        s = self.split
+        view = x.reshape(*self.shape[:s], self.shape[s] // self.block, self.block, *self.shape[s + 1 :])
+        return view, (*(a if a < s else a + 1 for a in self.axes), s + 1)
+
+
+def measure_fit(
+    bound: BoundRegion, shape: tuple[int, ...], others: Sequence[np.ndarray] = (), like: NormFit | None = None
+) -> NormFit | Refusal:
+    """Ask the bound region whether it is a norm of its first leaf, x of ``shape``, while its other leaves hold
+    ``others``.
+
+    ``like``: the answer of a region that differs from this one only in gamma and beta; these alone are measured where
+    it is right.
+    """
+    if 0 in shape or int(np.prod(shape, dtype=int)) < 2:
+        return Refusal(f"its input has the shape {shape}: nothing to normalize", clarity=Clarity.VAGUE)
+    try:
+        with evaluator.silence_numpy():
+            same = (
+                _remeasure_fit(_RegionProbe(bound, shape, others), like)
+                if like is not None and like.shape == shape
+                else None
+            )
+            return same if same is not None else _fit_region(_RegionProbe(bound, shape, others))
+    except EvaluationFailed as e:
+        return Refusal(f"can't be evaluated: {e}", clarity=Clarity.VAGUE, kind=RefusalKind.NOT_EVALUATED)
+
+
+class _RegionProbe:
+    """The region as a function of x, and the odd and even parts of its answers."""
+
+    def __init__(self, bound: BoundRegion, shape: tuple[int, ...], others: Sequence[np.ndarray]) -> None:
+        self.bound = bound
+        self.others = others
+        self.shape = shape
+        self.rng = np.random.default_rng(20)
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        y = self.bound.run([x, *self.others])
+        if y.shape != self.shape:
+            raise EvaluationFailed(f"its result has the shape {y.shape}, its input {self.shape}")
+        return y
+
+    def draw_input(self) -> np.ndarray:
+        """Magnitudes in [0.5, 1.5] with random signs: few values lie near their group's mean."""
+        z = self.rng.uniform(0.5, 1.5, self.shape)
+        z *= self.rng.choice([-1.0, 1.0], self.shape)
+        return z
+
+    def odd_part(self, x: np.ndarray) -> np.ndarray:
+        odd = np.asarray(self(x) - self(-x))
+        odd /= 2
+        return odd
+
+
+def _fit_region(ask: _RegionProbe) -> NormFit | Refusal:
+    z = ask.draw_input()
+    up, down = ask(_LARGE * z), ask(-_LARGE * z)
+    if not (np.isfinite(up).all() and np.isfinite(down).all()):
+        return Refusal("gives NaN or Inf on ordinary input", clarity=Clarity.VAGUE)
+    beta, odd = (up + down) / 2, (up - down) / 2
+    del down  # an x may have millions of elements, and the peak of an export may be here
+    if not odd.any():
+        moves = bool((ask(_LARGE * ask.draw_input()) != up).any())
+        if moves:
+            return Refusal(EVEN, clarity=Clarity.VAGUE, kind=RefusalKind.EVEN)
+        return Refusal("does not depend on its input (gamma is zero everywhere)", clarity=Clarity.VAGUE)
+    groups = _measure_groups(ask, z, up, odd)
+    if isinstance(groups, Refusal):
+        return groups
+    axes, split, block = groups
+    moved = np.abs(ask(_LARGE * (z + 3.0)) - up).max()
+    centered = bool(moved <= 1e-7 * np.abs(odd).max())
+    del up
+    plain = NormFit(ask.shape, axes, split, block, centered, 0.0, np.ones(()), np.zeros(()))
+    if centered and plain.group_size == 1:
+        return Refusal("each group has one element: the result does not depend on the input", clarity=Clarity.VAGUE)
+    odd /= plain(_LARGE * z)
+    fitted = _measure_epsilon(ask, plain, odd, beta, z)
+    del odd, beta, z
+    if isinstance(fitted, Refusal):
+        return fitted
+    if not _matches_fresh_input(ask, fitted):
+        return fitted
+    if fitted.gamma.nbytes > _HEAVY:
+        trim_heap()
+    return _explain_mismatch(ask, fitted)
+
+
+def _remeasure_fit(ask: _RegionProbe, like: NormFit) -> NormFit | None:
+    """``like`` with the gamma and beta that are measured; None where that is no fit."""
+    z = ask.draw_input()
+    up, down = ask(_LARGE * z), ask(-_LARGE * z)
+    unit = replace(like, epsilon=0.0, outside=False, gamma=np.ones(()), beta=np.zeros(()))(_LARGE * z)
+    if not (np.isfinite(up).all() and np.isfinite(down).all()) or np.abs(unit).min() < 0.05:
+        return None
+    refitted = replace(like, gamma=(up - down) / 2 / unit, beta=(up + down) / 2)
+    return None if _matches_fresh_input(ask, refitted) else refitted
+
+
+def _measure_groups(
+    ask: _RegionProbe, z: np.ndarray, up: np.ndarray, odd: np.ndarray
+) -> tuple[tuple[int, ...], int | None, int] | Refusal:
+    """Which elements share statistics: (axes in full, the axis in blocks or None, the size of a block)."""
+    if (np.abs(odd) > 1e-9 * np.abs(odd).max()).all():
+        extent = _extent_moved_by_first(ask, z, up)
+    else:  # where gamma is zero nothing moves: ask one element that does which others move it
+        extent = _extent_moving_largest(ask, z, up, int(np.argmax(np.abs(odd))))
+    full = tuple(a for a, (e, n) in enumerate(zip(extent, ask.shape, strict=True)) if e == n and n > 1)
+    part = [a for a, (e, n) in enumerate(zip(extent, ask.shape, strict=True)) if 1 < e < n]
+    if len(part) > 1 or (part and ask.shape[part[0]] % extent[part[0]]):
+        return Refusal("its groups are no blocks along one axis")
+    if not full and not part:
+        return Refusal("each element is normalized by itself", clarity=Clarity.VAGUE)
+    return full, (part[0] if part else None), (extent[part[0]] if part else 1)
+
+
+def _extent_moved_by_first(ask: _RegionProbe, z: np.ndarray, up: np.ndarray) -> list[int]:
+    """The extent of the box of what moves when element 0 does."""
+    changed = z.copy()
+    changed.flat[0] += 7.0
+    changed *= _LARGE
+    moved = ask(changed) != up
+    along = (moved.any(axis=tuple(b for b in range(z.ndim) if b != a)) for a in range(z.ndim))
+    return [int(places.nonzero()[0].max(initial=0)) + 1 for places in along]
+
+
+def _extent_moving_largest(ask: _RegionProbe, z: np.ndarray, up: np.ndarray, flat: int) -> list[int]:
+    """The extent of the group of one element, axis by axis: does it move when another element of its line does?"""
+    base = tuple(int(i) for i in np.unravel_index(flat, z.shape))
+
+    def is_moved_by(axis: int, index: int) -> bool:
+        changed = z.copy()
+        changed[(*base[:axis], index, *base[axis + 1 :])] += 7.0
+        return bool(ask(_LARGE * changed)[base] != up[base])
+
+    extent = []
+    for axis, size in enumerate(z.shape):
+        at = base[axis]
+        blocks = [k for k in range(size, 1, -1) if size % k == 0]  # the largest block whose far end moves the element
+        ends = ((k, at // k * k + (k - 1 if at % k < k - 1 else 0)) for k in blocks)
+        extent.append(next((k for k, end in ends if is_moved_by(axis, end)), 1))
+    return extent
+
+
+def _measure_epsilon(
+    ask: _RegionProbe, plain: NormFit, gamma: np.ndarray, beta: np.ndarray, z: np.ndarray
+) -> NormFit | Refusal:
+    """Measure epsilon where it matters: at a scale at which it is about as large as the variance."""
+    d, v = plain.center_and_square(z)
+    unit = np.asarray(gamma * d)
+    unit /= np.sqrt(v)
+    size = np.abs(unit)
+    weight = size >= max(np.median(size), 0.1 * size.max())  # the best conditioned ones
+    unit, v = unit[weight], v[weight]
+    del size, d
+    scale, epsilon = 1e-2, 0.0
+    for _ in range(8):
+        ratio = ask.odd_part(scale * z)[weight] / unit
+        if not np.isfinite(ratio).all():
+            return Refusal("gives NaN or Inf on small input", clarity=Clarity.VAGUE)
+        estimate = float(np.median(scale**2 * v * (1.0 / ratio**2 - 1.0)))
+        variance = float(np.median(scale**2 * v))
+        if abs(estimate) <= 1e-11 * variance:  # below what float64 shows at this scale
+            scale *= 1e-4
+            continue
+        epsilon = estimate
+        if 0.3 < estimate / variance < 3:
+            break
+        scale = float(np.sqrt(abs(estimate) / np.median(v)))
+    if epsilon < 0:
+        return _explain_mismatch(ask, replace(plain, gamma=gamma, beta=beta))
+    return replace(plain, epsilon=epsilon, gamma=gamma, beta=beta)
+
+
+def _matches_fresh_input(ask: _RegionProbe, fitted: NormFit) -> bool:
+    """True where a fresh input, its groups at several scales, tells the region from the fit."""
+    root = (
+        fitted.epsilon
+        if fitted.outside
+        else fitted.epsilon / np.sqrt(fitted.group_size)
+        if fitted.clamped
+        else np.sqrt(fitted.epsilon)
+    )
+    scales = [s for s in (0.6 * root, 1.0, 10 * root, _LARGE, 0.05 * root) if s]
+    rows = fitted.rows_of(ask.draw_input())
+    for start in range(0, len(scales), len(rows)):
+        order = (start + np.arange(len(rows))) % len(scales)
+        x = fitted.arrange_rows(rows * np.array(scales)[order][:, None])
+        expected = fitted(x)
+        apart = np.abs(ask(x) - expected)
+        allowed = np.abs(expected)
+        for part in (fitted.gamma, fitted.beta):
+            allowed = allowed + np.abs(part)
+        if not (apart <= _TOLERANCE * allowed).all():
+            return True
+    return False
+
+
+def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | Refusal:
+    """Tell the usual lookalikes apart by what happens to the odd part as x shrinks. Epsilon outside the root is a fit
+    of its own."""
+    x = ask.draw_input()
+    large = ask.odd_part(_LARGE * x)
+    d, v = fitted.center_and_square(x)
+    size = np.abs(large)
+    sure = (size > 0.3 * np.median(size)) & (v > 0)
+    unit = np.asarray(fitted.gamma * d)
+    unit /= np.sqrt(v)
+    large, unit, v = large[sure], unit[sure], v[sure]
+    del size, d
+    if not np.allclose(large, unit, rtol=1e-6, atol=0):
+        if np.allclose(_LARGE * ask.odd_part(x)[sure], large, rtol=1e-3, atol=0):
+            return Refusal(
+                "its result grows with its input: not divided by its own deviation (global response normalization is"
+                " such)",
+                clarity=Clarity.VAGUE,
+            )
+        return Refusal(
+            "its numerator and denominator use statistics that differ (another mean, other axes, another tensor, or no"
+            " root)",
+            clarity=Clarity.VAGUE,
+        )
+    deviation, scale = np.sqrt(v), 1e-2
+    for _ in range(5):
+        ratio = ask.odd_part(scale * x)[sure] / unit
+        if not np.isfinite(ratio).all():
+            return Refusal("gives NaN or Inf on small input", clarity=Clarity.VAGUE)
+        if (np.abs(ratio - 1.0) < 1e-12).any() and (ratio < 0.999).any():
+            break
+        added = scale * deviation * (1.0 / ratio - 1.0)
+        epsilon = float(np.median(added))
+        if epsilon > 1e-3 * scale and np.ptp(added) <= 1e-6 * np.abs(added).max():
+            outside = replace(fitted, epsilon=epsilon, outside=True)
+            if not _matches_fresh_input(ask, outside):
+                return outside
+            break
+        scale = epsilon if 1e-30 < epsilon < 0.1 * scale else scale * 1e-3
+    if sure.any() and (np.abs(ask.odd_part(x)[sure] / unit - 1) < 1e-12).all():
+        clamped = _clamped_fit(ask, fitted, x, sure)
+        if clamped is not None and not _matches_fresh_input(ask, clamped):
+            return clamped
+        return Refusal(CLAMPED, fit=replace(fitted, epsilon=math.nan))
+    return Refusal("epsilon does not enter as sqrt(variance + epsilon)", fit=replace(fitted, epsilon=math.nan))
+
+
+def _clamped_fit(ask: _RegionProbe, fitted: NormFit, x: np.ndarray, sure: np.ndarray) -> NormFit | None:
+    """The fit with max(‖x‖₂, ε) in the denominator: of a small x the result is γ·x/ε."""
+    gamma, scale = fitted.gamma * math.sqrt(fitted.group_size), 1.0
+    for _ in range(16):
+        told = scale * (gamma * x)[sure] / ask.odd_part(scale * x)[sure]  # ε, or where that is larger ‖x‖
+        epsilon = float(np.median(told))
+        if not np.isfinite(told).all() or epsilon <= 0:
+            return None
+        if np.ptp(told) <= 1e-9 * epsilon and epsilon > 2 * scale * float(
+            np.sqrt(fitted.group_size * fitted.center_and_square(x)[1].max())
+        ):
+            return None if fitted.centered else replace(fitted, gamma=gamma, epsilon=epsilon, clamped=True)
+        scale *= 1e-2
+    return None

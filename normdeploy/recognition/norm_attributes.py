@@ -1,0 +1,281 @@
+"""What is worth knowing of a norm beyond what fusing it takes: ddof, affine, type of statistics, its constants in half
+precision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypedDict
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..dtypes import is_float_dtype
+from ..evaluate import evaluator
+from ..findings.records import HalfConstants, NormParameter
+from ..graphs.dims import Dims
+from ..graphs.graph import Graph
+from ..graphs.own_op_functions import JOINED
+from ..graphs.region import EvaluationFailed, Region, concrete_shape
+from ..norms.norm_table import DEFAULT, OURS
+from .affine_chains import AffineChain
+from .anchors import REDUCTIONS, VIEWS, is_anchor, is_norm_node
+from .fit_measurement import NormFit
+from .norm_facts import Norm
+from .norm_parameters import MeasuredParameter, snap_epsilon, snap_to_file
+from .probe_sizes import bound_regions
+
+_BOUND = float(np.finfo(np.float32).max)  # what exporters write for "no bound", no number
+_LARGE = 2.0**34  # an epsilon is far below float64's precision there
+_STASHED = frozenset(
+    op for op, row in DEFAULT.items() if "stash_type" in row.attributes
+)  # it is 1, float32, where a node does not say
+
+
+class NormAttributes(TypedDict, total=False):
+    """Fields of a `normdeploy.findings.records.Finding`."""
+
+    input: str
+    shape: Dims | None
+    axes: tuple[int, ...]
+    epsilon: float | None
+    ddof: int | None
+    epsilon_as_written: float | None
+    outside: bool
+    gamma: NormParameter | None
+    beta: NormParameter | None
+    statistics: str
+    half: tuple[HalfConstants, ...]
+    tensors: tuple[str, ...]
+
+
+def attributes_of_norm(graph: Graph, norm: Norm) -> NormAttributes:
+    """The traits of a norm."""
+    traits = attributes_of_region(graph, norm.region, norm.fit, norm.ddof)
+    gamma = norm.gamma
+    if (
+        traits["ddof"] and not norm.ddof and gamma is not None and gamma.value is not None
+    ):  # its factor sqrt((n - 1)/n) is the variance's
+        value = gamma.value / math.sqrt((norm.fit.group_size - 1) / norm.fit.group_size)
+        gamma = (
+            None
+            if value.size == 1 and abs(value.item() - 1) < 1e-9
+            else snap_to_file(graph, norm.region, value, gamma.varies)
+        )
+    traits["gamma"] = _parameter_record(graph, norm.region, gamma, scale=True)
+    traits["beta"] = _parameter_record(graph, norm.region, norm.beta, scale=False)
+    return traits
+
+
+def attributes_of_region(graph: Graph, region: Region, fit: NormFit | None, told: int = 0) -> NormAttributes:
+    """What can be told of what is no norm, or none that a node can hold.
+
+    ``fit``: what recognition came to, None where to nothing; ``told``: the ddof of the variance that it speaks of.
+    """
+    x = region.leaves[0]
+    traits = NormAttributes(
+        input=x.name,
+        shape=graph.shape(x),
+        statistics=statistics_dtype(graph, region.nodes),
+        tensors=_output_names(region.nodes),
+    )
+    epsilon = None
+    if fit is not None:
+        ddof = _measure_ddof(graph, region, fit)
+        if not math.isnan(fit.epsilon):
+            biased = fit.group_size / (fit.group_size - 1) if ddof and not told else 1.0
+            epsilon = snap_epsilon(graph, region, fit.epsilon * (math.sqrt(biased) if fit.outside else biased))
+        traits |= NormAttributes(ddof=ddof, epsilon_as_written=epsilon, outside=fit.outside)
+    traits["half"] = _half_constants(graph, region.nodes, epsilon)
+    return traits
+
+
+def attributes_of_scale(graph: Graph, chain: AffineChain) -> NormAttributes:
+    """The traits of an eval BatchNorm: its statistics are constants."""
+    channels = _varying_axes(chain.scale) or _varying_axes(chain.shift) or _stated_channel_axes(graph, chain)
+    node = next((n for n in chain.nodes if n.op == "BatchNormalization"), None)
+    names = ["", ""] if node is None else [t.name for t in node.inputs[1:3]]
+    epsilon = None if node is None else float(graph.attrs(node).get("epsilon", 1e-5))
+    return NormAttributes(
+        input=chain.z.name,
+        shape=graph.shape(chain.z),
+        axes=tuple(a for a in range(chain.scale.ndim) if a not in channels) if chain.normalizes and channels else (),
+        epsilon=epsilon,
+        epsilon_as_written=epsilon,
+        gamma=NormParameter(False, channels, names[0]),
+        beta=NormParameter(False, channels, names[1]),
+        statistics="constant" if chain.normalizes else "",
+        half=_half_constants(graph, chain.region.nodes, epsilon),
+        tensors=_output_names(chain.region.nodes),
+    )
+
+
+def attributes_of_joined(graph: Graph, node: gs.Node, epsilon: float) -> NormAttributes:
+    """The traits of a norm that was joined with its neighbours: one of `normdeploy.graphs.own_op_functions.JOINED`."""
+    row, x = OURS[node.op], node.inputs[0]
+    rank, modulated = len(graph.shape(x) or ()), "shift" in row.inputs
+    channel = 1 if row.kind == "GroupNorm" else rank - 1
+    parameters = [
+        NormParameter(modulated, (0, channel) if modulated else (channel,), t.name)
+        for name, t in zip(row.inputs, node.inputs, strict=False)
+        if name in ("scale", "bias", "shift")
+    ]
+    gamma, beta = (*parameters, None)[:2]
+    return NormAttributes(
+        input=x.name,
+        shape=graph.shape(x),
+        ddof=0 if row.centered else None,
+        epsilon_as_written=epsilon,
+        gamma=replace(gamma, one_plus=modulated) if gamma is not None else None,
+        beta=beta,
+        statistics=statistics_dtype(graph, (node,)),
+        half=_half_constants(graph, (node,), epsilon),
+        tensors=_output_names((node,)),
+    )
+
+
+def _varying_axes(values: np.ndarray) -> tuple[int, ...]:
+    return tuple(a for a, n in enumerate(values.shape) if n > 1)
+
+
+def _stated_channel_axes(graph: Graph, chain: AffineChain) -> tuple[int, ...]:
+    """The axes along which the constants may vary, though their values are all the same (a BatchNorm that was never
+    trained)."""
+    if any(n.op in VIEWS for n in chain.nodes):
+        return ()
+    if any(n.op == "BatchNormalization" for n in chain.nodes):
+        return (1,)
+    rank = chain.scale.ndim
+    shapes = [graph.value(t).shape for n in chain.nodes for t in n.inputs if graph.is_constant(t)]
+    return tuple(
+        sorted({rank - len(shape) + a for shape in shapes for a, n in enumerate(shape) if n > 1 and len(shape) <= rank})
+    )
+
+
+def _output_names(nodes: Iterable[gs.Node]) -> tuple[str, ...]:
+    return tuple(o.name for n in nodes for o in n.outputs if o.name)
+
+
+def _measure_ddof(graph: Graph, region: Region, fit: NormFit) -> int | None:
+    """Ask what stands under the root, at a scale at which epsilon vanishes, how it compares with the biased
+    variance."""
+    if not fit.centered:
+        return None
+    for root in (n for n in region.nodes if is_anchor(graph, n)):
+        if is_norm_node(root):
+            return int(graph.attrs(root).get("ddof", 0))
+        if root.op == "ReduceL2":
+            continue
+        try:
+            with evaluator.silence_numpy():
+                bound, size = next(bound_regions(region))
+                here = fit.resize(size)
+                row = np.random.default_rng(23).standard_normal(here.group_size)
+                x = here.arrange_rows(np.tile(_LARGE * row, (math.prod(size) // here.group_size, 1)))
+                others = [np.ones(concrete_shape(graph, t, bound.sizes) or ()) for t in region.leaves[1:]]
+                ratio = float(np.median(bound.run([x, *others], wanted=root.inputs[0]))) / (
+                    _LARGE**2 * float(row.var())
+                )
+        except (EvaluationFailed, StopIteration, ValueError):
+            continue
+        for ddof in (0, 1):
+            if here.group_size > ddof and abs(ratio * (here.group_size - ddof) / here.group_size - 1) < 1e-9:
+                return ddof
+    return None
+
+
+def statistics_dtype(graph: Graph, nodes: Sequence[gs.Node]) -> str:
+    kinds: dict[str, None] = {}
+    for node in nodes:
+        if graph.is_shape_valued(node.outputs[0]) or not (node.op in REDUCTIONS | JOINED or is_norm_node(node)):
+            continue
+        stash = graph.attrs(node).get("stash_type", int(node.op in _STASHED))
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(int(stash))) if stash else graph.dtype(node.inputs[0])
+        if dtype is not None:
+            kinds[dtype.name] = None
+    return " and ".join(kinds)
+
+
+def _parameter_record(
+    graph: Graph, region: Region, param: MeasuredParameter | None, *, scale: bool
+) -> NormParameter | None:
+    if param is None:
+        return None
+    name = param.tensor.name if param.tensor is not None else ""
+    above = [param.tensor] if param.data else [t for n in region.nodes for t in n.inputs if graph.is_constant(t)]
+    plus = _find_one_plus_source(graph, [t for t in above if t is not None], param.value) if scale else None
+    return NormParameter(param.data, param.varies, plus or name, plus is not None)
+
+
+def _find_one_plus_source(graph: Graph, tensors: Sequence[gs.Tensor], value: np.ndarray | None) -> str | None:
+    """The w of a gamma that is 1 + w, looked for behind views and Casts; ``value``: the gamma itself, where it is a
+    constant."""
+    for t in tensors:
+        node = graph.producer(t)
+        while node is not None and node.op in VIEWS | {"Cast", "CastLike", "Identity"}:
+            t = node.inputs[0]
+            node = graph.producer(t)
+        if node is None or node.op != "Add" or (value is not None and not _holds_value(graph, t, value)):
+            continue
+        for one, w in (node.inputs, node.inputs[::-1]):
+            number = graph.known_value(one)
+            if number is not None and number.size == 1 and number.item() == 1:
+                return str(w.name)
+    return None
+
+
+def _holds_value(graph: Graph, t: gs.Tensor, value: np.ndarray) -> bool:
+    number = graph.known_value(t)
+    return number is not None and number.size == value.size and np.allclose(number.ravel(), value.ravel(), rtol=1e-9)
+
+
+def _half_constants(graph: Graph, nodes: Sequence[gs.Node], epsilon: float | None) -> tuple[HalfConstants, ...]:
+    """What float16 and bfloat16 make of the constants that ``nodes`` read."""
+    largest = dict(_largest_constants(graph, nodes))
+    return tuple(_half_constants_in(name, np.dtype(kind), largest, epsilon) for name, kind in _KINDS)
+
+
+_KINDS: tuple[tuple[Any, Any], ...] = (("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16))
+
+
+def _half_constants_in(name: Any, kind: np.dtype, largest: dict[str, float], epsilon: float | None) -> HalfConstants:
+    with evaluator.silence_numpy():
+        overflow = tuple(
+            sorted(
+                tensor
+                for tensor, value in largest.items()
+                if np.isinf(np.float64(value).astype(kind).astype(np.float64))
+            )
+        )
+        if epsilon is None:
+            return HalfConstants(name, None, "", overflow)
+        stored = float(np.float64(epsilon).astype(kind).astype(np.float64))
+    if math.isinf(stored):
+        return HalfConstants(name, stored, "", (*overflow, "epsilon"))
+    if epsilon and not stored:
+        return HalfConstants(name, stored, "zero", overflow)
+    return HalfConstants(
+        name, stored, "subnormal" if 0 < stored < float(ml_dtypes.finfo(kind).smallest_normal) else "", overflow
+    )
+
+
+def _largest_constants(graph: Graph, nodes: Sequence[gs.Node]) -> Iterator[tuple[str, float]]:
+    """The largest finite magnitude in each of the file's floating constants that the nodes read, by name."""
+    seen: set[int] = set()
+    stack = [t for n in nodes if not graph.is_shape_valued(n.outputs[0]) for t in n.inputs if graph.is_constant(t)]
+    while stack:
+        t = stack.pop()
+        if id(t) in seen or t.is_empty():
+            continue
+        seen.add(id(t))
+        node = graph.producer(t)
+        if isinstance(t, gs.Constant) or (node is not None and node.op == "Constant"):
+            dtype, value = graph.dtype(t), graph.known_value(t)
+            if value is not None and value.size and (dtype is None or is_float_dtype(dtype)):
+                magnitude = np.abs(value[np.abs(value) < _BOUND])
+                yield t.name, float(magnitude.max(initial=0.0))
+        elif node is not None:
+            stack.extend(node.inputs)

@@ -1,0 +1,158 @@
+"""Where a norm around a square root may begin and end: ``readings`` tries the pairs, and says of each what is against
+it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import onnx_graphsurgeon as gs
+
+from ..graphs.dims import evaluate_dim, is_invented_name
+from ..graphs.graph import Graph, value_inputs
+from ..graphs.region import Clarity, Refusal, Region, compile_region, shape_symbols, size_assignments
+from .anchors import (
+    FLOATING,
+    INSIDE,
+    REDUCTIONS,
+    find_entries,
+    find_narrowing_cast,
+    find_results,
+    is_anchor,
+    is_norm_node,
+)
+from .norm_facts import Norm, RootCandidate
+from .region_fitting import read_region
+
+
+def candidate_at(graph: Graph, root: gs.Node) -> RootCandidate | None:
+    """None where nothing looks like a norm: no reduction lies before the root."""
+    xs, passed = find_entries(graph, root)
+    if not is_norm_node(root) and root.op != "ReduceL2" and not any(n.op in REDUCTIONS for n in passed):
+        return None
+    return RootCandidate(root, tuple(xs), tuple(find_results(graph, root, xs)), tuple(passed))
+
+
+def candidate_readings(graph: Graph, c: RootCandidate) -> Iterator[Norm | Refusal]:
+    """The readings of the norm around a root, outermost first; between them why another candidate is none.
+
+    For each end the farthest beginning is tried first: x̂ of a layer norm is also the RMS norm of what is centered
+    already.
+    """
+    for y in reversed(c.ys):
+        for x in reversed(c.xs):
+            reading = _read_norm(graph, c, x, y)
+            if isinstance(reading, Norm):
+                yield reading
+                break
+            yield replace(reading, start=x.name, end=y.name)
+    cast = find_narrowing_cast(graph, c.passed, graph.dtype(c.xs[-1]) if c.xs else None)
+    if cast is not None:  # none begins behind it: it is no entry to a part in half precision
+        yield Refusal(
+            f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it", cast.outputs[0].name
+        )
+    default = next((t.name for n in c.passed for t in n.inputs if graph.is_overridable(t.name)), "")
+    if default:
+        yield Refusal(
+            f"{default!r} is an initializer and a graph input too: a caller may replace it, so it is no constant",
+            default,
+        )
+
+
+def _read_norm(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> Norm | Refusal:
+    """The norm from x to y; `Clarity.APART` where the two can't belong together at all."""
+    shape, dtype = graph.shape(x), graph.dtype(x)
+    if shape is None or dtype is None:
+        return Refusal(f"the type or shape of {x.name!r} is not known", x.name, clarity=Clarity.VAGUE)
+    if dtype.name not in FLOATING:
+        return Refusal(f"{x.name!r} is of {dtype.name}, in which no norm computes", x.name, clarity=Clarity.APART)
+    if (graph.dtype(y) or dtype) != dtype:
+        return Refusal(f"its result is of {graph.dtype(y)}, its input of {dtype}", y.name, clarity=Clarity.APART)
+    if _have_different_shapes(graph, x, y):
+        return Refusal(f"its result has the shape {graph.shape(y)}, its input {shape}", y.name, clarity=Clarity.APART)
+    region = compile_region(graph, y, [x], INSIDE)
+    if isinstance(region, Refusal):
+        leaves = _data_operands(graph, c, x, y)
+        if leaves and len(leaves) <= 2:
+            region = compile_region(graph, y, [x, *leaves], INSIDE)
+        if isinstance(region, Refusal):
+            return replace(region, clarity=Clarity.APART)
+    if region.shape_leaves and not _have_same_shape(
+        graph, x, y
+    ):  # sizes can be chosen at which the two agree, though they are others
+        return Refusal(
+            f"its result takes its shape from elsewhere, and it can't be told that it is that of {x.name!r}",
+            y.name,
+            clarity=Clarity.APART,
+        )
+    if not any(n.op in REDUCTIONS or is_norm_node(n) for n in region.nodes if not graph.is_shape_valued(n.outputs[0])):
+        return Refusal("no mean is taken between them", y.name, clarity=Clarity.APART)
+    cast = find_narrowing_cast(graph, region.nodes, dtype)
+    if cast is not None:
+        return Refusal(
+            f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it",
+            cast.outputs[0].name,
+            region=region,
+        )
+    if _longest_norm_chain(graph, region) > 1:  # their product is a norm too, but with an epsilon that nobody wrote
+        return Refusal("two norms, one after the other, lie between them", y.name, clarity=Clarity.APART)
+    return read_region(graph, region, shape, dtype)
+
+
+def _longest_norm_chain(graph: Graph, region: Region) -> int:
+    """The largest number of roots on one path through the region that each have a reduction of their own before
+    them."""
+    seen: dict[int, tuple[int, bool]] = {}  # tensor -> (roots so far, a reduction since the last one)
+    for node in region.nodes:
+        roots, fresh = max((seen.get(id(t), (0, False)) for t in value_inputs(node)), default=(0, False))
+        fresh = fresh or node.op in REDUCTIONS or is_norm_node(node)
+        if fresh and is_anchor(graph, node):
+            roots, fresh = roots + 1, False
+        seen.update((id(o), (roots, fresh)) for o in node.outputs)
+    return seen.get(id(region.y), (0, False))[0]
+
+
+def _data_operands(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> list[gs.Tensor]:
+    """Data besides x that enters between the root and y (or into a root that takes scale and bias)."""
+    root, inside = c.root, {id(t) for t in c.ys}
+    operands: dict[int, gs.Tensor] = {}
+    stack, seen = [y], {id(y)}
+    while stack:
+        node = graph.producer(stack.pop())
+        if node is None or node is root:
+            continue
+        for t in node.inputs:
+            if id(t) in seen or t.is_empty() or graph.is_shape_valued(t) or t is x:
+                continue
+            seen.add(id(t))
+            if id(t) in inside:
+                stack.append(t)
+            elif isinstance(compile_region(graph, t, [x], INSIDE), Refusal):
+                operands[id(t)] = t
+    if is_norm_node(root):
+        operands.update((id(t), t) for t in root.inputs[1:] if not t.is_empty() and not graph.is_shape_valued(t))
+    return list(operands.values())
+
+
+def _have_same_shape(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> bool:
+    """True where the file itself says that the two have one shape."""
+    sizes = size_assignments(shape_symbols(graph, x) | shape_symbols(graph, y))[0]
+    a, b = graph.shape(x), graph.shape(y)
+    if a is None or b is None or len(a) != len(b):
+        return False
+    known = [(evaluate_dim(i, sizes), evaluate_dim(j, sizes)) for i, j in zip(a, b, strict=True)]
+    return all(i is not None and i == j for i, j in known)
+
+
+def _have_different_shapes(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> bool:
+    """True where the file itself says that the two have different shapes."""
+    sizes = size_assignments(shape_symbols(graph, x) | shape_symbols(graph, y))[0]
+    a, b = graph.shape(x), graph.shape(y)
+    if a is None or b is None:
+        return False
+    if len(a) != len(b):
+        return True
+    known = [(evaluate_dim(i, sizes), evaluate_dim(j, sizes)) for i, j in zip(a, b, strict=True)]
+    if any(is_invented_name(d) for d in (*a, *b)):
+        return any(isinstance(i, int) and isinstance(j, int) and i != j for i, j in zip(a, b, strict=True))
+    return any(i is not None and j is not None and i != j for i, j in known)

@@ -1,0 +1,180 @@
+"""Gamma, beta and epsilon of a fit as the file holds them: its own initializers where they are the measured values, or
+data.
+
+A measured value is good to about 1e-13; where a constant of the file agrees with it, that constant is exact and keeps
+its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..dtypes import is_float_dtype
+from ..graphs.graph import Graph
+from ..graphs.region import Refusal, Region
+from .anchors import is_norm_node
+
+_CASTS = ("Cast", "CastLike")
+_FIXED = (*_CASTS, "Reshape", "Unsqueeze", "Expand")  # what a constant passes through and stays what it is
+_SAME_ORDER = ("Reshape", "Flatten", "Unsqueeze", "Squeeze", "Identity")  # views that leave the elements in their order
+
+
+@dataclass(frozen=True)
+class MeasuredParameter:
+    """Gamma or beta: a constant (``value``, as many axes as x, 1 where it does not vary) or data (``tensor``).
+
+    ``tensor`` is also set where an initializer of the file holds the value as it is, so that it keeps its name.
+    """
+
+    value: np.ndarray | None
+    tensor: gs.Tensor | None = None
+    varies: tuple[int, ...] = ()  # the axes of x along which it differs
+
+    @property
+    def data(self) -> bool:
+        return self.value is None
+
+
+def find_parameter(
+    graph: Graph, region: Region, full: np.ndarray, others: Sequence[np.ndarray], neutral: float, vector: bool = False
+) -> MeasuredParameter | Refusal | None:
+    """Gamma or beta, measured as ``full`` while the other leaves held ``others``. ``vector``: data is wanted as one,
+    where it is one."""
+    scale = np.abs(full).max()
+    for leaf, values in zip(region.leaves[1:], others, strict=True):
+        flat = np.sort(values, axis=None)
+        near = flat[np.clip(np.searchsorted(flat, full - 1e-9), 0, flat.size - 1)]
+        if _is_close(near, full, 0.0):
+            order = np.argsort(values, axis=None)
+            index = order[np.clip(np.searchsorted(flat, full - 1e-9), 0, flat.size - 1)]
+            return _data_parameter(graph, leaf, values, index, vector)
+    reduced = full
+    for axis in range(full.ndim):
+        first = np.take(reduced, [0], axis=axis)
+        if (np.abs(reduced - first) <= 1e-11 * np.maximum(np.abs(first), 1e-3 * scale)).all():
+            reduced = first
+    if reduced.size == 1 and abs(reduced.item() - neutral) <= 1e-11:
+        return None
+    varies = tuple(a for a, n in enumerate(reduced.shape) if n > 1)
+    return snap_to_file(graph, region, reduced, varies)
+
+
+def _is_close(a: np.ndarray, b: np.ndarray, absolute: float) -> bool:
+    return bool((np.abs(a - b) <= absolute + 1e-9 * np.abs(b)).all())
+
+
+def _data_parameter(
+    graph: Graph, leaf: gs.Tensor, values: np.ndarray, index: np.ndarray, vector: bool
+) -> MeasuredParameter | Refusal:
+    """A data gamma or beta: the nearest tensor above ``leaf``, views undone, that broadcasts to x as it must."""
+    varies = tuple(a for a in range(index.ndim) if (np.take(index, [0], axis=a) != index).any())
+    t: gs.Tensor = leaf
+    wanted = tuple(index.shape[a] for a in varies)
+    while True:
+        shape = graph.shape(t)
+        size = tuple(d for d in shape or () if d != 1)
+        if shape is not None and len(size) == len(wanted):
+            return MeasuredParameter(None, _underlying_vector(graph, t) if vector else t, varies)
+        node = graph.producer(t)
+        if node is None or node.op not in _SAME_ORDER:
+            return Refusal(f"its scale or shift {leaf.name!r} can't be laid along the normalized axes", leaf.name)
+        t = node.inputs[0]
+
+
+def _underlying_vector(graph: Graph, t: gs.Tensor) -> gs.Tensor:
+    """The vector that ``t`` is a view of, or ``t`` itself."""
+    above = t
+    while len(graph.shape(above) or ()) != 1:
+        node = graph.producer(above)
+        if node is None or node.op not in _SAME_ORDER:
+            return t
+        above = node.inputs[0]
+    return above
+
+
+def snap_to_file(graph: Graph, region: Region, reduced: np.ndarray, varies: tuple[int, ...]) -> MeasuredParameter:
+    """The measured value, or the constant of the file that it is (up to a factor), which is exact."""
+    for t in region_constants(graph, region):
+        if (
+            t.shape is None
+            or int(np.prod(t.shape, dtype=int)) != reduced.size
+            or (reduced.size == 1 and not is_float_dtype(t.dtype))
+        ):
+            continue
+        stored = graph.value(t)
+        if stored.dtype.kind != "f" or not np.isfinite(stored).all() or not stored.any():
+            continue
+        stored = stored.reshape(reduced.shape)
+        if _is_close(stored, reduced, 1e-11 * np.abs(stored).max()):
+            return MeasuredParameter(stored, t, varies)
+        ratio = float((stored * reduced).sum() / (stored * stored).sum())
+        if reduced.size > 1 and _is_close(stored * ratio, reduced, 1e-11 * np.abs(reduced).max()):
+            return MeasuredParameter(stored * ratio, None, varies)
+    return MeasuredParameter(reduced, None, varies)
+
+
+def snap_epsilon(graph: Graph, region: Region, epsilon: float) -> float:
+    """The measured epsilon, or the number of the file that it is."""
+    exact = stored_epsilon(graph, region, epsilon)
+    return epsilon if exact is None else exact
+
+
+def stored_epsilon(graph: Graph, region: Region, epsilon: float) -> float | None:
+    """The number of the file that the measured epsilon is; None where there is no such number."""
+    attributes = (graph.attrs(n).get("epsilon") for n in region.nodes if is_norm_node(n))
+    scalars = (
+        graph.value(t)
+        for t in region_constants(graph, region)
+        if t.shape is not None and np.prod(t.shape, dtype=int) == 1
+    )
+    numbers = (*(a for a in attributes if a is not None), *(v.item() for v in scalars if v.dtype.kind == "f"))
+    return next((float(v) for v in numbers if abs(v - epsilon) <= 1e-7 * epsilon), None)
+
+
+def numbers_cast_to_zero(graph: Graph, region: Region) -> list[tuple[float, str]]:
+    """The numbers that Casts of the file make zero, which the evaluation in float64 does not show, and the types that
+    they are cast to."""
+    vanished: dict[tuple[float, str], None] = {}
+    stack = [
+        t
+        for n in region.nodes
+        for t in n.inputs
+        if not isinstance(t, gs.Constant) and not t.is_empty() and graph.is_constant(t)
+    ]
+    while stack:
+        t = stack.pop()
+        node = graph.producer(t)
+        if node is None or node.op not in _FIXED:
+            continue
+        stack.append(node.inputs[0])
+        value, kind = graph.known_value(t), graph.dtype(t)
+        if node.op in _CASTS and value is not None and value.size == 1 and kind is not None and kind.kind not in "iub":
+            number = float(value.item())
+            if number and not value.astype(kind).any():
+                vanished[number, kind.name] = None
+    return list(vanished)
+
+
+def region_constants(graph: Graph, region: Region) -> Iterator[gs.Constant]:
+    """The file's own constants that the region reads, also behind views and Casts of them."""
+    seen: set[int] = set()
+    stack = [t for n in region.nodes for t in n.inputs if graph.is_constant(t)]
+    while stack:
+        t = stack.pop()
+        if id(t) in seen or t.is_empty():
+            continue
+        seen.add(id(t))
+        if isinstance(t, gs.Constant):
+            yield t
+            continue
+        node = graph.producer(t)
+        if node is not None and node.op == "Constant" and isinstance(node.attrs.get("value"), gs.Constant):
+            yield node.attrs["value"]
+        elif node is not None and "value_float" in node.attrs:
+            yield gs.Constant("", np.array(node.attrs["value_float"], np.float32))
+        elif node is not None:
+            stack.extend(node.inputs[:1] if node.op in _FIXED else node.inputs)

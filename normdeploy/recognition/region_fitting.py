@@ -1,0 +1,209 @@
+"""A region between two tensors as the norm that its values say it is: the fits at two sizes, and what they and the
+file's constants agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..evaluate import evaluator
+from ..graphs.dims import Dims
+from ..graphs.graph import Graph
+from ..graphs.region import BoundRegion, Clarity, Refusal, RefusalKind, Region, compile_region, concrete_shape
+from .anchors import INSIDE
+from .fit_measurement import NormFit, measure_fit
+from .norm_facts import Norm
+from .norm_parameters import MeasuredParameter, find_parameter, numbers_cast_to_zero, snap_epsilon, stored_epsilon
+from .probe_sizes import bound_regions
+
+
+def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> Norm | Refusal:
+    fits: list[NormFit] = []
+    given: list[list[np.ndarray]] = []
+    refusal = Refusal("it can't be evaluated at any size", region.y.name, clarity=Clarity.APART, region=region)
+    template = region.template
+    like = graph.memo.get(template)
+    guess = norm_like_other(region, like) if isinstance(like, Norm) else None
+    if guess is not None:
+        return guess
+    for bound, size in bound_regions(region):
+        others = [_random_leaf(graph, t, bound, i) for i, t in enumerate(region.leaves[1:])]
+        if any(o.shape == size and o.size > 1 for o in others):
+            return Refusal(
+                "data of its input's own shape enters it: a residual stream, no gamma or beta",
+                region.y.name,
+                clarity=Clarity.APART,
+            )
+        like = graph.memo.get((template, size))
+        fitted = measure_fit(bound, size, others, like if isinstance(like, NormFit) else None)
+        if isinstance(fitted, Refusal):
+            refusal = replace(fitted, tensor=region.y.name, region=region)
+            if fitted.kind is RefusalKind.NOT_EVALUATED:
+                continue
+            return refusal
+        graph.memo.setdefault((template, size), fitted.resize(size))
+        fits.append(fitted)
+        given.append(others)
+        if len(fits) == 2 or not _has_dynamic_groups(shape, fitted):
+            break
+    if not fits:
+        return refusal
+    unbiased = _unbiased_fit(*fits) if len(fits) == 2 else _fit_with_stored_epsilon(graph, region, fits[0])
+    wrong = _describe_size_difference(*fits) if len(fits) == 2 and unbiased is None else ""
+    if wrong:
+        return Refusal(wrong, region.y.name, region=region, fit=fits[0])
+    norm = _build_norm(graph, region, unbiased or fits[0], given[0], shape, dtype, ddof=0 if unbiased is None else 1)
+    if isinstance(norm, Refusal):
+        return replace(norm, region=region, fit=fits[0])
+    graph.memo[template] = norm
+    return norm
+
+
+def norm_like_other(region: Region, other: Norm) -> Norm | None:
+    """``region`` as the norm that ``other`` is, whose region differs in larger constants only; None where their places
+    can't be told."""
+    if len(region.leaves) > 1 or other.dtype.itemsize == 2:  # half precision may not hold a wider constant
+        return None
+    params: list[MeasuredParameter | None] = []
+    for param in (other.gamma, other.beta):
+        tensor = param.tensor if param is not None else None
+        place = next(
+            ((n, i) for n, node in enumerate(other.region.nodes) for i, t in enumerate(node.inputs) if t is tensor),
+            None,
+        )
+        if param is None or param.value is None or place is None:
+            return None
+        t = region.nodes[place[0]].inputs[place[1]]
+        if not isinstance(t, gs.Constant) or not np.isfinite(t.values).all():
+            return None
+        params.append(MeasuredParameter(region.graph.value(t).reshape(param.value.shape), t, param.varies))
+    return replace(other, region=region, x=region.leaves[0], y=region.y, gamma=params[0], beta=params[1], guessed=True)
+
+
+def _random_leaf(graph: Graph, t: gs.Tensor, bound: BoundRegion, seed: int) -> np.ndarray:
+    return np.random.default_rng(7 + seed).uniform(0.5, 1.5, concrete_shape(graph, t, bound.sizes) or ())
+
+
+def _has_dynamic_groups(shape: Dims, fitted: NormFit) -> bool:
+    return not all(isinstance(shape[a], int) for a in fitted.normalized_axes)
+
+
+def _unbiased_fit(a: NormFit, b: NormFit) -> NormFit | None:
+    """The fit with the variance that divides by n − 1, where that makes two sizes n agree in gamma and epsilon."""
+    if (
+        (a.axes, a.split, a.centered, a.outside) != (b.axes, b.split, b.centered, b.outside)
+        or a.group_size == b.group_size
+        or not a.centered
+    ):
+        return None
+    told = [
+        replace(f, gamma=f.gamma * np.sqrt(k), epsilon=f.epsilon * (np.sqrt(k) if f.outside else k))
+        for f in (a, b)
+        for k in [f.group_size / (f.group_size - 1)]
+    ]
+    return None if _describe_size_difference(*told) else told[0]
+
+
+def _fit_with_stored_epsilon(graph: Graph, region: Region, fitted: NormFit) -> NormFit | None:
+    """Of epsilon outside the root over a static size: the fit with n − 1, where that is the epsilon that the file
+    holds."""
+    if not fitted.outside or not fitted.centered or fitted.group_size < 2:
+        return None
+    factor = np.sqrt(fitted.group_size / (fitted.group_size - 1))
+    exact = stored_epsilon(graph, region, fitted.epsilon * factor)
+    if exact is None or stored_epsilon(graph, region, fitted.epsilon) is not None:
+        return None
+    return replace(fitted, gamma=fitted.gamma * factor, epsilon=exact)
+
+
+def _describe_size_difference(a: NormFit, b: NormFit) -> str:
+    if (a.axes, a.split, a.centered, a.clamped) != (b.axes, b.split, b.centered, b.clamped):
+        return "what it normalizes over changes with the dynamic sizes"
+    same = abs(a.epsilon - b.epsilon) <= 1e-9 * max(a.epsilon, b.epsilon)
+    factor = float(np.median(np.abs(a.gamma))) / float(np.median(np.abs(b.gamma)) or 1.0)
+    alike = (
+        np.allclose(a.gamma, b.gamma, rtol=1e-9)
+        if a.gamma.shape == b.gamma.shape
+        else abs(factor - 1) < 1e-9 or _has_varying_gamma(a) or _has_varying_gamma(b)
+    )
+    return "" if same and alike else "its epsilon or gamma depends on a dynamic size"
+
+
+def _has_varying_gamma(fit: NormFit) -> bool:
+    """Whether gamma differs between elements, so that one number can't be compared with another size's."""
+    return bool(np.ptp(np.abs(fit.gamma)) > 1e-9 * np.abs(fit.gamma).max())
+
+
+def _build_norm(
+    graph: Graph,
+    region: Region,
+    fitted: NormFit,
+    others: Sequence[np.ndarray],
+    shape: Dims,
+    dtype: np.dtype,
+    ddof: int = 0,
+) -> Norm | Refusal:
+    grouped = fitted.split is not None
+    gamma = find_parameter(graph, region, fitted.gamma, others, neutral=1.0, vector=grouped)
+    beta = find_parameter(graph, region, fitted.beta, others, neutral=0.0, vector=grouped)
+    if isinstance(gamma, Refusal):
+        return gamma
+    if isinstance(beta, Refusal):
+        return beta
+    if sum(p is not None and p.data for p in (gamma, beta)) != len(others):
+        return Refusal("data enters it in a way that is no plain scale or shift", region.y.name)
+    dynamic = [
+        a for p in (gamma, beta) if p is not None and not p.data for a in p.varies if not isinstance(shape[a], int)
+    ]
+    if dynamic:
+        return Refusal(f"its gamma or beta varies along the dynamic axis {dynamic[0]}", region.y.name)
+    if dtype.itemsize == 2 and _has_wider_constants(graph, region):
+        for p in (gamma, beta):
+            if p is not None and p.value is not None and not _is_representable(p.value, dtype):
+                return Refusal(f"its gamma or beta does not fit into {dtype.name}", region.y.name)
+    data = [p.tensor for p in (gamma, beta) if p is not None and p.data and p.tensor is not None]
+    again = compile_region(graph, region.y, [region.leaves[0], *data], INSIDE) if data else region
+    if isinstance(again, Refusal):
+        return again
+    region = again
+    epsilon = snap_epsilon(graph, region, fitted.epsilon)
+    return Norm(
+        region,
+        region.leaves[0],
+        region.y,
+        fitted.resize(fitted.shape),  # without gamma and beta, which take as much as x
+        shape,
+        dtype,
+        epsilon,
+        gamma,
+        beta,
+        ddof,
+        _epsilon_notes(graph, region, epsilon),
+    )
+
+
+def _epsilon_notes(graph: Graph, region: Region, epsilon: float) -> tuple[str, ...]:
+    """Of an epsilon that a Cast of the file makes zero: its author wrote it, and the node holds it."""
+    return tuple(
+        f"its epsilon {number:.7g} becomes 0 where the file casts it to {kind}: the original may divide by zero on"
+        f" constant rows, the node computes with the {number:.7g} that was written"
+        for number, kind in numbers_cast_to_zero(graph, region)
+        if abs(number - epsilon) <= 1e-7 * epsilon
+    )
+
+
+def _is_representable(value: np.ndarray, dtype: np.dtype) -> bool:
+    with evaluator.silence_numpy():
+        return np.array_equal(value.astype(dtype).astype(np.float64), value)
+
+
+def _has_wider_constants(graph: Graph, region: Region) -> bool:
+    """Whether gamma or beta may be of a wider type than x: then they must not be rounded to x's."""
+    constants = [t for n in region.nodes for t in n.inputs if graph.is_constant(t)]
+    return any(
+        (d := graph.dtype(t)) is not None and d.kind == "f" and d.itemsize > 2 and graph.value(t).size > 1
+        for t in constants
+    )

@@ -1,0 +1,80 @@
+"""The race as tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from ..verbs.bench.model_benchmark import Race, RaceEntry
+
+
+def show_race(console: Console, race: Race) -> None:
+    """One line for each contestant, those of a norm together; what was not run, and where and how all was measured."""
+    for norm, group in groupby(race.entries, key=lambda entry: entry.norm):
+        entries = list(group)
+        one = norm and len({entry.runtime for entry in entries}) == 1
+        if norm:
+            console.print(Text(f"{norm}, {entries[0].runtime}" if one else norm, style="bold"))
+        console.print(_entry_table(entries, runtimes=not one))
+    for entry in race.entries:
+        if entry.reason:
+            who = " · ".join(filter(None, (entry.norm, entry.runtime, entry.file, entry.form)))
+            console.print(Text(f"not timed: {who}: {entry.reason}", style="red"))
+    if not any(entry.norm for entry in race.entries):
+        console.print(
+            Text("inputs: " + ", ".join(f"{name} {'×'.join(map(str, shape))}" for name, shape in race.shapes.items()))
+        )
+    threads = f"{race.threads} thread{'s' if race.threads > 1 else ''}"
+    console.print(
+        Text(
+            f"{threads}, {race.warmup} rounds of warm-up, {race.rounds} counted, seed {race.seed}; errors against"
+            f" {race.reference}"
+        )
+    )
+    after = "" if race.load is None else f"; load {race.load:.1f} at the end"
+    console.print(Text(f"{race.machine}{after}", style="dim"))
+    for missed in race.not_run:
+        console.print(Text(f"not run: {missed.runtime}: {missed.reason}", style="dim"))
+    for note in race.notes:
+        console.print(Text(f"note: {note}", style="yellow"))
+
+
+def _entry_table(entries: Sequence[RaceEntry], runtimes: bool) -> Table:
+    far = any(entry.far_error is not None for entry in entries)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    what = "form" if any(entry.form for entry in entries) else "file"
+    for column in (*(["runtime"] if runtimes else []), what):
+        table.add_column(
+            column, overflow="fold", min_width=11 if column == "runtime" else None
+        )  # a narrow terminal parts its words
+    for column in (
+        "median\nms",
+        "p95",
+        "p99",
+        "time,\nof the\nfirst",
+        "95 %",
+        "error",
+        *(["around\n1000"] if far else []),
+    ):
+        table.add_column(column, no_wrap=True, justify="right")
+    for entry in entries:
+        table.add_row(*map(Text, _entry_cells(entry, runtimes, far)), style="red" if entry.reason else "")
+    return table
+
+
+def _entry_cells(entry: RaceEntry, runtimes: bool, far: bool) -> list[str]:
+    def format_number(value: float | None, form: str) -> str:
+        return "" if value is None else f"{value:{form}}"
+
+    times = [format_number(value, ".3g") for value in (entry.median, entry.p95, entry.p99)]
+    interval = "" if entry.interval is None else "{:.2f}–{:.2f}".format(*entry.interval)
+    errors = [format_number(entry.error, ".1e"), *([format_number(entry.far_error, ".1e")] if far else [])]
+    where = " · ".join(filter(None, (entry.file, entry.form)))
+    return [*([entry.runtime] if runtimes else []), where, *times, format_number(entry.ratio, ".2f"), interval, *errors]

@@ -1,0 +1,187 @@
+"""How the norm census and ``--explain`` look in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ..findings.records import Explanation, Finding, HalfConstants, NormParameter, RuntimeSupport, Summary
+from .finding_groups import (
+    COLOURS,
+    FindingGroup,
+    describe_outcome,
+    describe_proof,
+    describe_reason,
+    group_findings,
+    location_text,
+)
+
+_WOULD = {
+    "fused": "would fuse it",
+    "folded": "would fold it",
+    "kept": "keeps it",
+    "refused": "leaves it",
+    "undone": "leaves it",
+}
+_FORMS = {"now": "now", "optimized": "then"}
+_SHOWN = 6  # ops or layer types that are named one by one
+
+
+def show_census(console: Console, summary: Summary) -> None:
+    """Each norm with what it computes, what ``optimize`` would do, and what the runtimes make of it."""
+    for group in group_findings(summary.findings):
+        _print_group(console, group, _iter_group_rows(group))
+
+
+def show_explanations(console: Console, explanations: Sequence[Explanation]) -> None:
+    """Each explained norm with the way through its nodes; those that differ in the numbers of their names once."""
+    for alone in (e for e in explanations if e.finding is None):
+        console.print(Text(alone.name, style="bold"))
+        _print_lines(console, alone.said)
+    by_finding = {id(e.finding): e for e in explanations if e.finding is not None}
+    for group in group_findings(e.finding for e in explanations if e.finding is not None):
+        explanation = by_finding[id(group.first_finding)]
+        _print_group(console, group, _iter_group_rows(group, runtimes=False))
+        if explanation.way:
+            _print_path(console, explanation, several=len(group.findings) > 1)
+        _print_lines(console, explanation.said)
+
+
+def _print_lines(console: Console, lines: Iterable[str]) -> None:
+    for line in lines:
+        console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
+
+
+def _print_path(console: Console, explanation: Explanation, several: bool) -> None:
+    first = explanation.finding.tensor if explanation.finding is not None else ""
+    if explanation.start:
+        console.print(
+            Padding(Text(f"from {explanation.start}{f' (of {first})' if several else ''}:"), (0, 0, 0, 2), expand=False)
+        )
+    table = Table.grid(padding=(0, 2))
+    table.add_column(overflow="fold", max_width=max(12, console.width // 3))
+    table.add_column(overflow="fold")
+    for step in explanation.way:
+        mark = Text(f"  ← {step.mark}" if step.mark else "", style="yellow")
+        table.add_row(Text(step.tensor, style="dim"), Text(step.text).append(mark))
+    console.print(Padding(table, (0, 0, 0, 4), expand=False))
+
+
+def _print_group(console: Console, group: FindingGroup, rows: Iterable[tuple[str, Text]]) -> None:
+    console.print(location_text(group).append(f"  {group.first_finding.kind}", style="bold"))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in rows:
+        table.add_row(label, value)
+    console.print(Padding(table, (0, 0, 1, 2), expand=False))
+
+
+def _iter_group_rows(group: FindingGroup, runtimes: bool = True) -> Iterable[tuple[str, Text]]:
+    first = group.first_finding
+    if first.spelling:
+        yield "written as", Text(first.spelling)
+    if computed := _describe_computation(group):
+        yield "computes", Text(computed)
+    for half in first.half:
+        if words := _describe_half_constants(half, first, several=len(group.findings) > 1):
+            yield f"in {half.dtype}", Text(words, style="yellow")
+    what = Text(_WOULD[first.status], style=COLOURS[first.status])
+    what.append("".join(f": {s}" for s in (describe_outcome(group), describe_reason(group)) if s), style="default")
+    yield "optimize", what
+    for note in first.notes:
+        yield "", Text(note, style="yellow")
+    if proved := describe_proof(group):
+        yield "proof", Text("; ".join(proved))
+    if runtimes:
+        for runtime in dict.fromkeys(s.runtime for s in first.runtimes):
+            name, _, version = runtime.partition(" ")
+            lines = Text("\n").join(_support_text(s) for s in first.runtimes if s.runtime == runtime)
+            yield name + (f" {version.split()[-1]}" if version.endswith(("CPU", "CUDA")) else ""), lines
+
+
+def _describe_computation(group: FindingGroup) -> str:
+    """What the norm is, as far as it is known."""
+    first = group.first_finding
+    parts = []
+    if first.axes:
+        shape = first.shape if len({f.shape for f in group.findings}) == 1 else None
+        of = f" of ({', '.join('?' if d is None else str(d) for d in shape)})" if shape is not None else ""
+        parts.append(f"over {_format_axes(first.axes)}{of}")
+    epsilon = first.epsilon if first.epsilon_as_written is None else first.epsilon_as_written
+    if epsilon is not None:
+        parts.append(f"ε {epsilon:.7g}{' outside the root' if first.outside else ''}")
+    if first.ddof is not None:
+        parts.append(f"variance {'unbiased' if first.ddof else 'biased'} (ddof {first.ddof})")
+    if first.statistics == "constant":
+        parts.append("statistics are constants")
+    elif first.statistics:
+        parts.append(f"statistics in {first.statistics}")
+    if affine := _describe_affine(first):
+        parts.append(affine)
+    return ", ".join(parts)
+
+
+def _describe_affine(finding: Finding) -> str:
+    gamma, beta = finding.gamma, finding.beta
+    if (
+        gamma is not None
+        and beta is not None
+        and (gamma.data, gamma.axes, gamma.one_plus) == (beta.data, beta.axes, False)
+    ):
+        return _describe_parameter("γ and β", gamma)
+    words = [_describe_parameter(name, p) for name, p in (("γ", gamma), ("β", beta)) if p is not None]
+    if words:
+        return " and ".join(words)
+    known = finding.ddof is not None or finding.kind == "RMSNorm"
+    recognised = not finding.attempts or any(a.stage == "form" for a in finding.attempts)
+    return "γ 1 and β 0 everywhere" if known and recognised else ""
+
+
+def _describe_parameter(name: str, p: NormParameter) -> str:
+    text = f"{name} = 1 + w" if p.one_plus else name
+    text += " from data" if p.data else ""
+    return f"{text} along {_format_axes(p.axes)}" if p.axes else f"{text} the same everywhere"
+
+
+def _format_axes(axes: Sequence[int]) -> str:
+    return f"{'axis' if len(axes) == 1 else 'axes'} {' '.join(map(str, axes))}"
+
+
+def _describe_half_constants(half: HalfConstants, finding: Finding, several: bool) -> str:
+    """What is bad about the norm's constants in a 16-bit type, "" where nothing."""
+    words = []
+    epsilon = finding.epsilon if finding.epsilon_as_written is None else finding.epsilon_as_written
+    if half.vanishes == "zero":
+        words.append(f"ε {epsilon:.7g} becomes 0")
+    elif half.vanishes:
+        words.append(f"ε {epsilon:.7g} is subnormal ({half.epsilon:.4g}; 0 where a GPU flushes these)")
+    if half.overflow:
+        words.append("constants overflow" if several else f"these constants overflow: {', '.join(half.overflow)}")
+    return "; ".join(words)
+
+
+def _support_text(support: RuntimeSupport) -> Text:
+    text = Text(f"{_FORMS[support.form]}: ")
+    text.append(support.verdict, style="yellow" if support.verdict in ("missing", "function") else "default")
+    if support.parts and support.verdict != "missing":
+        text.append(
+            f" {_count_layers(support.parts)}" if support.verdict == "layers" else f" ({_count_layers(support.parts)})"
+        )
+    return text.append(f": {support.reason}" if support.reason else "")
+
+
+def _count_layers(parts: Sequence[str]) -> str:
+    """Few as they are; of many those of the norm itself, then how many there are."""
+    runs: list[tuple[str, int]] = []
+    for part in parts:
+        if runs and runs[-1][0] == part:
+            runs[-1] = (part, runs[-1][1] + 1)
+        else:
+            runs.append((part, 1))
+    shown = " ".join(part if n == 1 else f"{part}×{n}" for part, n in runs[:_SHOWN])
+    return shown if len(runs) <= _SHOWN else f"{shown} … {len(parts)} in all"

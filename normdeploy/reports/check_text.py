@@ -1,0 +1,39 @@
+"""What ``check`` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import escape_line
+
+if TYPE_CHECKING:
+    from ..verbs.check.check_files import Check, CheckedFile
+
+
+def render_check(result: Check) -> str:
+    """One line for each file, below it those for its findings, and the counts."""
+    lines = [line for file in result.files for line in _file_lines(file)]
+    problems = [p for file in result.files for p in file.findings]
+    counts = [f"{sum(p.level == level for p in problems)} {level}s" for level in ("error", "warning", "note")]
+    counted = f"{len(result.files)} file{'s' if len(result.files) > 1 else ''}: {', '.join(counts)}"
+    counted += f", {n} known" if (n := sum(p.known for p in problems)) else ""
+    notes = dict.fromkeys(
+        f"note: {note}" for file in result.files for note in file.notes if "missing-kernel" in result.fail_on
+    )
+    last = f"{counted}; it fails on {', '.join(result.fail_on) or 'nothing'}"
+    return "".join(f"{escape_line(line)}\n" for line in (*lines, *notes, last))
+
+
+def _file_lines(file: CheckedFile) -> list[str]:
+    """One line for findings that say the same."""
+    alike: dict[tuple[str, str, str, bool], list[str]] = {}
+    for p in file.findings:
+        alike.setdefault((p.level, p.rule, p.message, p.known), []).append(
+            p.location + (f" in {p.place}" if p.place else "")
+        )
+    lines = [f"{file.file}: {'can not be checked' if file.error else 'clean' if not alike else ''}".rstrip()]
+    for (level, rule, message, known), names in alike.items():
+        shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ×{len(names)}"
+        where = f"{shown}: " if shown else ""
+        lines.append(f"  {level:7} {rule}{' (known)' if known else ''}  {where}{message}")
+    return lines

@@ -1,0 +1,35 @@
+"""Drift in short: where the error grows from the first tensor that a file and the model share to the last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..verbs.verify.tensor_drift import DriftPoint
+
+DRIFT = ("runtime", "tensors", "the error grows most in", "relative to the largest value", "first outside the bound")
+
+
+def outline_drift(points: Sequence[DriftPoint]) -> list[tuple[str, ...]]:
+    """One row for each file and runtime under ("file", *DRIFT): where the relative error rises most above all before
+    it."""
+    runs: dict[tuple[str, str], list[DriftPoint]] = {}
+    for point in points:
+        runs.setdefault((point.file, point.runtime), []).append(point)
+    return [(file, *_outline_run(runtime, run)) for (file, runtime), run in runs.items()]
+
+
+def _outline_run(runtime: str, run: Sequence[DriftPoint]) -> tuple[str, ...]:
+    highest, steepest, before, after = 0.0, run[0], 0.0, 0.0
+    for point in run:
+        relative = math.inf if point.reason else point.error / point.scale if point.scale else 0.0
+        if relative - highest > after - before:
+            steepest, before, after = point, highest, relative
+        highest = max(highest, relative)
+    first = next(
+        (f"{p.module or p.tensor}: {p.reason or f'{p.error:.2e}, allowed {p.allowed:.2e}'}" for p in run if not p),
+        "none",
+    )
+    return runtime, str(len(run)), steepest.module or steepest.tensor, f"{before:.1e} to {after:.1e}", first

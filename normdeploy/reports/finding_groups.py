@@ -1,0 +1,148 @@
+"""Groups findings that would give the same line, such as the norms of all layers; how a line begins and is proved."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.text import Text
+
+from ..findings.records import Certificate, Finding
+
+COLOURS = {"fused": "green", "folded": "green", "kept": "cyan", "refused": "yellow", "undone": "red"}
+LIKE = " of its like"  # ends the proof of a norm that was not run itself
+_LISTED = 6  # numbers that a name lists one by one
+
+
+@dataclass(frozen=True)
+class FindingGroup:
+    """Findings that differ in nothing but the numbers in their names, such as the layers of an encoder."""
+
+    name: str  # "layers.{0..11}.norm", or "(mul_{3,17,31})" where the file tells no module paths
+    findings: tuple[Finding, ...]
+
+    @property
+    def first_finding(self) -> Finding:
+        return self.findings[0]
+
+
+def group_findings(findings: Iterable[Finding]) -> list[FindingGroup]:
+    """Findings by what the reader would call the same line, in the order of their first members."""
+    alike: dict[tuple[Any, ...], list[Finding]] = {}
+    for f in findings:
+        key = (
+            f.kind,
+            f.status,
+            f.spelling,
+            without_numbers(f.became),
+            without_numbers(f.reason),
+            f.notes,
+            f.axes,
+            f.epsilon,
+            f.dtype,
+        )
+        known = (f.ddof, f.outside, f.statistics, *(p and (p.data, p.axes, p.one_plus) for p in (f.gamma, f.beta)))
+        half = tuple((h.vanishes, bool(h.overflow)) for h in f.half)
+        failed = f.certificate is not None and not f.certificate
+        place = (without_numbers(f.place), bool(f.module), re.sub(r"\d+", "#", finding_name(f)))
+        proved = tuple(p.removesuffix(LIKE) for p in f.proved)
+        alike.setdefault((key, known, half, f.runtimes, proved, failed, place), []).append(f)
+    return [group for members in alike.values() for group in _merge_paths(members)]
+
+
+def finding_name(finding: Finding) -> str:
+    """The module path; where the file tells none, the tensor in parentheses."""
+    return finding.module or f"({finding.tensor})"
+
+
+def describe_outcome(group: FindingGroup) -> str:
+    """What its members became; without the status, which stands in front of it ("folded into Conv 'c'")."""
+    first = group.first_finding
+    text = without_numbers(first.became) if len(group.findings) > 1 else first.became
+    return text.removeprefix(f"{first.status} ")
+
+
+def without_numbers(text: str) -> str:
+    """``text`` with the numbers inside quoted names taken out: 'layers.3.conv' and 'layers.4.conv' are named alike."""
+    return re.sub(r"'[^']*'", lambda name: re.sub(r"\d+", "*", name[0]), text)
+
+
+def _merge_paths(findings: list[Finding]) -> list[FindingGroup]:
+    """Findings whose paths have the same words, merged number by number, the last one first."""
+    words = re.split(r"\d+", finding_name(findings[0]))
+    rows: list[tuple[tuple[frozenset[int], ...], list[Finding]]] = [
+        (tuple(frozenset({int(n)}) for n in re.findall(r"\d+", finding_name(f))), [f]) for f in findings
+    ]
+    for place in reversed(range(-1, len(words) - 1)):
+        merged: dict[tuple[frozenset[int], ...], list[tuple[tuple[frozenset[int], ...], list[Finding]]]] = {}
+        for numbers, members in rows:
+            others = numbers if place < 0 else numbers[:place] + numbers[place + 1 :]
+            merged.setdefault(others, []).append((numbers, members))
+        rows = [
+            (
+                tuple(frozenset().union(*column) for column in zip(*(numbers for numbers, _ in same), strict=True)),
+                [f for _, members in same for f in members],
+            )
+            for same in merged.values()
+        ]
+    return [FindingGroup(_format_path(words, numbers), tuple(members)) for numbers, members in rows]
+
+
+def _format_path(words: list[str], numbers: tuple[frozenset[int], ...]) -> str:
+    return words[0] + "".join(_format_numbers(n) + word for n, word in zip(numbers, words[1:], strict=True))
+
+
+def _format_numbers(numbers: frozenset[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    if low == high:
+        return str(low)
+    if len(numbers) == high - low + 1:
+        return f"{{{low}..{high}}}"
+    ordered = [str(n) for n in sorted(numbers)]
+    listed = ordered if len(ordered) <= _LISTED else [*ordered[: _LISTED - 2], "…", ordered[-1]]
+    return f"{{{','.join(listed)}}}"
+
+
+def location_text(group: FindingGroup) -> Text:
+    count = f" ×{len(group.findings)}" if len(group.findings) > 1 else ""
+    place = f" in {group.first_finding.place}" if group.first_finding.place else ""
+    return Text(group.name).append(count + place, style="dim")
+
+
+def kind_text(group: FindingGroup) -> Text:
+    return Text(group.first_finding.kind, style="bold").append(
+        f" {group.first_finding.spelling}" if group.first_finding.spelling else "", style="not bold dim"
+    )
+
+
+def describe_reason(group: FindingGroup) -> str:
+    several = len(group.findings) > 1
+    return without_numbers(group.first_finding.reason) if several else group.first_finding.reason
+
+
+def _describe_identity(worst: Certificate, cases: int, exact: bool, bits: int) -> str:
+    if exact:
+        return f"exact, {cases} points, error 2^-{bits}"
+    return f"identity {worst.error:.1g} ≤ {worst.bound:.0g}, {cases} inputs"
+
+
+def describe_proof(group: FindingGroup) -> list[str]:
+    """Where the claim was seen, the certificates' worst errors with it."""
+    proofs = [f.certificate for f in group.findings if f.certificate is not None]
+    if not proofs:
+        return list(group.first_finding.proved)
+    worst = max(proofs, key=lambda c: math.inf if math.isnan(c.error) else c.error)
+    lines = {
+        "identity": _describe_identity(
+            worst, sum(c.cases for c in proofs), all(c.method == "exact" for c in proofs), min(c.bits for c in proofs)
+        )
+    }
+    rounding = [c for c in proofs if c.rounding_after is not None and c.rounding_bound is not None]
+    if rounding:
+        ran = max(rounding, key=lambda c: (c.rounding_after or 0) / (c.rounding_bound or 1))
+        sign = "≤" if ran.is_rounding_ok else ">"
+        lines["onnxruntime run"] = f"onnxruntime run {ran.rounding_after:.1g} {sign} {ran.rounding_bound:.1g}"
+    return [lines.get(place, place) for place in group.first_finding.proved]

@@ -1,0 +1,238 @@
+"""What a run of a fleet found: tables for the terminal and for Markdown, and JSON (`normdeploy/fleet/1`)."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import escape_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..fleet.outcomes import CellOutcome, FleetRun, StepEnd
+    from ..fleet.publishing import PublishResult
+
+SCHEMA = "normdeploy/fleet/1"
+_COLOURS = {
+    **{"verified": "green", "built": "cyan", "wrong": "bold red", "failed": "bold red", "not run": "yellow"},
+    **{"stale": "yellow"},
+}
+_MARKS = {"verified": "✅", "built": "🔨", "wrong": "❌", "failed": "❌", "not run": "⏸", "stale": "⏳"}
+_MARKUP = re.compile(r"[\\`*|\[\]!~]")
+_MOST = 40  # lines of reasons
+_FILES = 12  # of a step
+
+
+def run_to_json(run: FleetRun) -> str:
+    """schema, ok, id, file, store, started, seconds, ran and cached (steps), counts (status -> cells), cells: model,
+    variant, target, status, reason, step, seconds, bytes, measures, change (against the run before); notes."""
+    cells = [
+        {
+            **{"model": c.model, "variant": c.variant, "target": c.target, "status": c.status, "reason": c.reason},
+            **{"step": c.step, "seconds": round(c.seconds, 3), "bytes": c.bytes, "measures": dict(c.measures)},
+            **{"change": describe_change(c, run.before.get(c.name)), "logs": dict(c.logs)},
+        }
+        for c in run.cells
+    ]
+    told = {
+        **{"schema": SCHEMA, "ok": bool(run), "id": run.id, "file": run.file, "store": run.store},
+        **{"started": run.started, "seconds": round(run.seconds, 3), "ran": run.ran, "cached": run.cached},
+        **{"counts": run.count_by_status(), "cells": cells, "notes": list(run.notes)},
+    }
+    return json.dumps(told, indent=1, ensure_ascii=False) + "\n"
+
+
+def cells_by_target(run: FleetRun) -> tuple[list[str], list[tuple[str, str, list[CellOutcome | None]]]]:
+    """The targets, and for each model and variant its cells in their order."""
+    targets = list(dict.fromkeys(cell.target for cell in run.cells))
+    rows: dict[tuple[str, str], dict[str, CellOutcome]] = {}
+    for cell in run.cells:
+        rows.setdefault((cell.model, cell.variant), {})[cell.target] = cell
+    return targets, [(m, v, [cells.get(t) for t in targets]) for (m, v), cells in rows.items()]
+
+
+def describe_change(now: CellOutcome, before: CellOutcome | None) -> str:
+    """What differs from the run before, in words: status, size by a tenth of a percent, time and error by a tenth."""
+    if before is None:
+        return ""
+    told = [f"was {before.status}"] if before.status != now.status else []
+    if now.status == "stale":
+        return "".join(told)
+    if before.bytes and now.bytes and abs(now.bytes / before.bytes - 1) >= 0.001:
+        told.append(f"size {100 * (now.bytes / before.bytes - 1):+.1f} %")
+    for name, words in (("milliseconds", "time"), ("error", "error")):
+        was, is_ = before.measures.get(name, 0.0), now.measures.get(name, 0.0)
+        if was and is_ and abs(is_ / was - 1) >= 0.1:
+            told.append(f"{words} {100 * (is_ / was - 1):+.0f} %")
+    return ", ".join(told)
+
+
+def show_fleet_run(console: Console, run: FleetRun) -> None:
+    """Print the table, and why what is not verified is not."""
+    targets, rows = cells_by_target(run)
+    shown = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for name in ("model", "variant", *targets):
+        shown.add_column(_escaped_text(name))
+    for model, variant, cells in rows:
+        shown.add_row(_escaped_text(model), _escaped_text(variant), *(_status_text(c, run) for c in cells))
+    console.print(shown)
+    reasons = _cells_by_reason(run)
+    for text, names in list(reasons.items())[:_MOST]:
+        console.print()
+        _print_line(console, f"{_abbreviate_names(names)}: {text}")
+    if len(reasons) > _MOST:
+        console.print(f"\nand {len(reasons) - _MOST} more reasons; --report writes all")
+    for note in _abbreviate_notes(run.notes):
+        _print_line(console, f"note: {note}")
+    console.print()
+    _print_line(console, summarize_counts(run))
+
+
+def _escaped_text(text: str, style: str = "") -> Text:
+    """Return a text that comes from a file or a store: on one line, and no markup of rich's."""
+    return Text(escape_line(text), style=style)
+
+
+def _print_line(console: Console, text: str, *, style: str = "", soft_wrap: bool = False) -> None:
+    console.print(_escaped_text(text, style), soft_wrap=soft_wrap)
+
+
+def _status_text(cell: CellOutcome | None, run: FleetRun) -> Text:
+    if cell is None:
+        return Text("")
+    return Text(cell.status, style=_COLOURS[cell.status]).append(
+        escape_line(_change_suffix(cell, run)), style="default"
+    )
+
+
+def summarize_counts(run: FleetRun) -> str:
+    """Counts in one line."""
+    counts = ", ".join(f"{count} {status}" for status, count in run.count_by_status().items())
+    steps = f"{run.ran} of {_pluralize(run.ran + run.cached, 'step')} run, {run.cached} from the store"
+    if run.dry:
+        steps = f"{_pluralize(run.cached, 'step')} in the store"
+    return f"{_pluralize(len(run.cells), 'cell')}: {counts}; {steps}; {run.seconds:.1f} s"
+
+
+def _pluralize(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def run_to_markdown(run: FleetRun) -> str:
+    """The table for a pull request."""
+    targets, rows = cells_by_target(run)
+    lines = [f"| model | variant | {' | '.join(map(_escape_markdown, targets))} |", "|" + "---|" * (len(targets) + 2)]
+    for model, variant, cells in rows:
+        words = ["" if c is None else f"{_MARKS[c.status]} {c.status}{_change_suffix(c, run)}" for c in cells]
+        lines.append(
+            f"| {_escape_markdown(model)} | {_escape_markdown(variant)} | "
+            f"{' | '.join(_escape_markdown(w) for w in words)} |"
+        )
+    lines += ["", summarize_counts(run)]
+    lines += [
+        "",
+        *(
+            f"- {_escape_markdown(f'{_abbreviate_names(names)}: {text}')}"
+            for text, names in _cells_by_reason(run).items()
+        ),
+    ]
+    lines += [f"- note: {_escape_markdown(note)}" for note in _abbreviate_notes(run.notes)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def show_rechecks(console: Console, ends: Sequence[StepEnd]) -> None:
+    """Print what became of each bundle, the bad ones with the reason."""
+    words = {"ok": "nothing got worse", "wrong": "worse", "failed": "failed", "not run": "not run"}
+    shown = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for name in ("bundle", "now", "because"):
+        shown.add_column(name)
+    for end in ends:
+        colour = _COLOURS["verified" if end.outcome == "ok" else "not run" if end.outcome == "not run" else "wrong"]
+        shown.add_row(
+            _escaped_text(end.step.removesuffix("/recheck")),
+            Text(words[end.outcome], style=colour),
+            _escaped_text(end.reason),
+        )
+    console.print(shown)
+
+
+def show_steps(console: Console, found: Any, log: Callable[[Any, Any], str] | None = None) -> None:
+    """Print the steps of a cell: command, key, what they depended on and made."""
+    for name, outcome, record in found.steps:
+        _print_line(console, f"{name}: {outcome}", style="bold")
+        if record is None:
+            continue
+        _print_line(console, f"  normdeploy {shlex.join(record.depends['argv'])}")
+        _print_line(
+            console, f"  key {record.key}; {record.started}; {record.seconds:.1f} s, {record.peak / 2**20:.0f} MB"
+        )
+        for kind, files in (("reads", record.depends["inputs"]), ("makes", record.outputs)):
+            for path, told in list(files.items())[:_FILES]:
+                digest = told if isinstance(told, str) else f"{told.sha256} ({told.bytes} bytes)"
+                _print_line(console, f"  {kind} {path} {digest}", soft_wrap=True)
+            if len(files) > _FILES:
+                console.print(f"  and {kind} {len(files) - _FILES} more")
+        if record.reason:
+            _print_line(console, f"  {record.reason}")
+        if log is not None:
+            for line in log(found, record).rstrip("\n").split("\n"):
+                _print_line(console, line, soft_wrap=True)
+
+
+def show_published(console: Console, done: PublishResult) -> None:
+    """Print what became of each cell."""
+    words = {"published": "published as", "there": "is there already:", "refused": "refused:"}
+    for item in done.items:
+        style = "red" if item.outcome == "refused" else ""
+        _print_line(
+            console, f"{item.cell} {words[item.outcome]} {item.where or item.reason}", style=style, soft_wrap=True
+        )
+    for note in _abbreviate_notes(done.notes):
+        _print_line(console, f"note: {note}")
+    counts = Counter(item.outcome for item in done.items)
+    console.print(f"{counts['published']} published, {counts['there']} were there, {counts['refused']} refused")
+
+
+def _abbreviate_notes(notes: Sequence[str]) -> Sequence[str]:
+    return [*notes[:_MOST], *([f"and {len(notes) - _MOST} more; --report writes all"] if len(notes) > _MOST else [])]
+
+
+def _change_suffix(cell: CellOutcome, run: FleetRun) -> str:
+    told = describe_change(cell, run.before.get(cell.name))
+    return f" ({told})" if told else ""
+
+
+def _cells_by_reason(run: FleetRun) -> Mapping[str, Sequence[str]]:
+    """Reason -> the cells that it is one of, the worst first."""
+    found: dict[str, list[str]] = {}
+    for status in ("wrong", "failed", "stale", "not run", "built"):
+        for cell in run.cells:
+            if cell.status == status and cell.reason:
+                at = cell.step.rsplit("/", 1)[-1]
+                found.setdefault(f"{status} ({at}): {cell.reason}", []).append(cell.name)
+    return found
+
+
+def group_names_by_reason(reasons: Mapping[str, str]) -> list[str]:
+    """Name -> reason as one text for each reason, with the first names that have it."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names.setdefault(reason, []).append(name)
+    return [f"{_abbreviate_names(some)}: {reason}" for reason, some in names.items()]
+
+
+def _abbreviate_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _escape_markdown(text: str) -> str:
+    """Return the text as Markdown shows it: no markup, link, HTML or second line comes from a name."""
+    return _MARKUP.sub(r"\\\g<0>", escape_line(text)).replace("&", "&amp;").replace("<", "&lt;")

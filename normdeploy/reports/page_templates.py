@@ -1,0 +1,98 @@
+"""What every page is made with: one HTML file that asks no network for anything and runs no script.
+
+The texts in it come from files that nobody vouches for: the templates escape them, `safe` strips them of control
+characters and cuts them, and the page's own policy (``templates/head.html``) forbids the browser whatever else they
+might name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import NormdeployError, escape_lines
+
+if TYPE_CHECKING:
+    import jinja2
+    from markupsafe import Markup
+
+NEEDED = ("jinja2", "matplotlib")
+
+
+def require_page_libraries() -> None:
+    """Before any work: a page can be made.
+
+    Raises:
+        NormdeployError: a library of the extra ``report`` is missing.
+    """
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NormdeployError(
+            f"--html needs {' and '.join(missing)}, not installed here: pip install jinja2 matplotlib"
+        )
+
+
+def template_environment() -> jinja2.Environment:
+    """The templates, with the filters num, size, shape and whole.
+
+    Raises:
+        NormdeployError: a library of the extra ``report`` is missing.
+    """
+    require_page_libraries()
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(num=format_number, size=format_bytes, shape=format_shape, whole=keep_numbers_whole)
+    return environment
+
+
+def sanitize_texts(value: Any, longest: int) -> Any:
+    """``value`` with its texts fit to be shown."""
+    if isinstance(value, str):
+        text = escape_lines(value)
+        return text if len(text) <= longest else f"{text[:longest]} … ({len(text) - longest} more letters)"
+    if isinstance(value, Mapping):
+        return {sanitize_texts(k, longest): sanitize_texts(v, longest) for k, v in value.items()}
+    return [sanitize_texts(v, longest) for v in value] if isinstance(value, Sequence) else value
+
+
+def format_number(value: Any) -> str:
+    """A measured number, three figures at most; what is not known is a dash."""
+    if value is None:
+        return "–"
+    number = float(value)
+    if not math.isfinite(number) or number == 0 or 1e-2 <= abs(number) < 1e4:
+        return f"{number:.3g}" if not abs(number) >= 1000 else f"{number:.0f}"
+    return f"{number:.1e}"
+
+
+def keep_numbers_whole(text: str) -> Markup:
+    """``text`` with its numbers kept in one line: browsers break 1e-07 behind the hyphen."""
+    from markupsafe import Markup, escape
+
+    pieces = re.split(r"([^\s,()]{0,20}-\d[^\s,()]{0,9})", text)
+    return Markup("").join(
+        Markup('<span class="whole">{}</span>').format(p) if i % 2 else escape(p) for i, p in enumerate(pieces)
+    )
+
+
+def format_bytes(count: int) -> str:
+    """Bytes as people say them."""
+    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= step:
+            return f"{count / step:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def format_shape(sizes: Sequence[int]) -> str:
+    return "×".join(map(str, sizes))

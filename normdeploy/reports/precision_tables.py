@@ -1,0 +1,60 @@
+"""What stayed float32 in a half-precision file, for the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..findings.records import Finding
+from .finding_groups import FindingGroup, describe_reason, group_findings, kind_text, location_text
+
+if TYPE_CHECKING:
+    from ..precision.half_conversion import PrecisionReport
+
+
+def show_precision(console: Console, account: PrecisionReport) -> None:
+    """One line for each reason, the layers of a network in one; then the totals."""
+    values = {island.tensor: island.value for island in account.islands if island.kind == "range"}
+    if account.islands:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for column in ("module", "kept in float32", "because", "nodes"):
+            table.add_column(column, overflow="fold")
+        findings = [
+            Finding(
+                i.op,
+                "kept",
+                i.tensor,
+                i.module,
+                reason=i.reason,
+                spelling="" if i.kind == "norm" else i.kind,
+                tensors=i.nodes,
+            )
+            for i in account.islands
+        ]
+        for group in group_findings(findings):
+            count = sum(len(f.tensors) for f in group.findings)
+            table.add_row(
+                location_text(group),
+                kind_text(group),
+                Text(_describe_largest_value(group, values) + describe_reason(group)),
+                str(count),
+            )
+        console.print(table)
+    before, after = (f"{size / 1e6:.1f} MB" for size in account.bytes)
+    ran = f"calibrated on {account.samples} {account.calibrated} inputs" if account.calibrated else "not calibrated"
+    kept = f"{account.kept} of {account.nodes} floating nodes in float32, {account.casts} Casts"
+    console.print(Text(f"{account.to}: {kept}; weights {before} → {after}; {ran}"))
+    types = {**account.inputs, **account.outputs}
+    console.print(Text("  " + ", ".join(f"{name}: {kind}" for name, kind in types.items()), style="dim"))
+    for note in account.notes:
+        console.print(Text(f"note: {note}", style="yellow"))
+
+
+def _describe_largest_value(group: FindingGroup, values: dict[str, float | None]) -> str:
+    """The largest magnitude that calibration saw."""
+    seen = [v for v in (values.get(f.tensor) for f in group.findings) if v is not None]
+    return f"reached {max(seen):.3g}, " if seen and group.first_finding.spelling == "range" else ""

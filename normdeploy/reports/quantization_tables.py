@@ -1,0 +1,162 @@
+"""What became of each linear layer where a model was quantized, and what a quantized file says of itself, for the
+terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..findings.records import QuantizedLayer
+
+if TYPE_CHECKING:
+    from ..findings.quantization_report import LayerExclusion, LayerReport, MetricReport, Migration, QuantizationReport
+
+_OF = {"center": "stream", "rotate": "stream"}
+_COLOURS = {"quantized": "green", "weight": "green", "activation": "yellow", "float": "yellow"}
+
+
+def quantization_summary(account: QuantizationReport) -> RenderableType:
+    """Layer by layer, then the metrics beside float32, what each exclusion bought, migrations refused, and totals."""
+    parts: list[RenderableType] = [_layer_table(account.layers)] if account.layers else []
+    if account.judged:
+        parts.append(_metric_table(account.judged))
+    if account.exclusions:
+        parts.append(_exclusion_table(account.exclusions))
+    return Group(*parts, *_iter_totals(account))
+
+
+def show_quantization(console: Console, account: QuantizationReport) -> None:
+    """`table`, and the notes."""
+    console.print(quantization_summary(account))
+    for note in account.notes:
+        console.print(Text(f"note: {note}", style="yellow"))
+
+
+def _layer_table(layers: Sequence[LayerReport]) -> Table:
+    """Layers of one lot in one line: what each costs, its range and its scale are in the report and on the page."""
+    told = _make_table("layer", "status", "weight", "activation", "migrated", "alone costs", "because")
+    for alike in _group_alike_layers(layers):
+        first = alike[0]
+        many = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+        errors = [layer.error for layer in alike if layer.error is not None]
+        told.add_row(
+            _layer_name(f"{first.module}{many}" if first.module else "", f"{first.tensor}{many}", first.op),
+            Text(first.status, style=_COLOURS[first.status]),
+            first.weight if len({layer.weight for layer in alike}) == 1 else first.weight.split(" for each")[0],
+            first.activation if many else _describe_activation(first.activation, first.scale, first.zero_point),
+            ", ".join(first.migrated),
+            f"{max(errors):.1e}" if errors else "",
+            Text(first.reason),
+        )
+    return told
+
+
+def _group_alike_layers(layers: Sequence[LayerReport]) -> list[list[LayerReport]]:
+    """Layers that differ in their names and numbers alone, in the order of the first."""
+    lots: dict[tuple[str, ...], list[LayerReport]] = {}
+    for layer in layers:
+        weight = layer.weight.split(" for each")[0]
+        lot = (layer.status, layer.op, weight, layer.activation, " ".join(layer.migrated), layer.reason)
+        lots.setdefault(lot, []).append(layer)
+    return list(lots.values())
+
+
+def _metric_table(judged: Sequence[MetricReport]) -> Table:
+    told = _make_table("output", "metric", "quantized", "float32", "wanted", "")
+    for j in judged:
+        verdict = Text("met", style="green") if j.met else Text("not met", style="red")
+        told.add_row(Text(j.output), Text(j.metric), f"{j.value:.6g}", f"{j.float32:.6g}", f"{j.threshold:g}", verdict)
+    return told
+
+
+def _exclusion_table(exclusions: Sequence[LayerExclusion]) -> Table:
+    told = _make_table("left in float", "metric", "before", "after")
+    for e in exclusions:
+        told.add_row(Text(", ".join(e.tensors)), Text(e.metric), f"{e.before:.6g}", f"{e.after:.6g}")
+    return told
+
+
+def _iter_totals(account: QuantizationReport) -> Iterator[Text]:
+    count = sum(layer.status == "quantized" for layer in account.layers)
+    before, after = (f"{size / 1e6:.1f} MB" for size in account.bytes)
+    how = f"{account.calibration} on {account.calibrated} samples" if account.calibrated else account.calibration
+    judged = f", judged on {account.judging} others" if account.judging else ""
+    yield Text(
+        f"{account.to} for {account.runtime}: {count} of {len(account.layers)} linear layers; weights {before} →"
+        f" {after}; calibration {how}{judged}"
+    )
+    for m in account.moved:
+        off = f"{m.output}: off by {m.error:.2g} of its size, cosine {m.cosine:.6g}; float32 is off by {m.float32:.1g}"
+        yield Text(off, style="" if m.error <= 0.1 else "bold red")
+    fitted = sum(layer.rounding == "GPTQ" for layer in account.layers)
+    if fitted:
+        yield Text(f"weights of {fitted} rounded by GPTQ")
+    made: dict[str, set[str]] = {}
+    refused: dict[tuple[str, str], list[Migration]] = {}
+    for migration in account.migrations:
+        if migration.status == "made":
+            made.setdefault(migration.kind, set()).add(migration.norm)
+        else:  # those of one reason in one line, whatever the nodes are called
+            refused.setdefault((migration.kind, re.sub(r"'[^']*'", "", migration.reason)), []).append(migration)
+    for (kind, _), alike in refused.items():
+        more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+        yield Text(f"not migrated: {kind} of {alike[0].norm}{more}: {alike[0].reason}", style="yellow")
+    if made:
+        told = (f"{kind} of {len(of)} {_OF.get(kind, 'norm')}{'s' * (len(of) > 1)}" for kind, of in made.items())
+        yield Text("migrated: " + ", ".join(told))
+
+
+def show_layers(console: Console, layers: Sequence[QuantizedLayer]) -> None:
+    """The census of a quantized file: one line for each linear layer or convolution, then the totals."""
+    told = _make_table("layer", "status", "weight", "input", "input's range")
+    for layer in layers:
+        told.add_row(
+            _layer_name(layer.module, layer.tensor, layer.op).append(
+                f"\nin {layer.place}" if layer.place else "", style="dim"
+            ),
+            Text(layer.status, style=_COLOURS[layer.status]),
+            _describe_weight(layer),
+            _describe_activation(layer.activation, layer.scale, layer.zero_point, layer.dynamic),
+            _format_range(layer.low, layer.high),
+        )
+    console.print(told)
+    counts = {status: sum(layer.status == status for layer in layers) for status in _COLOURS}
+    words = {"weight": "with its weight alone", "activation": "with its input alone", "float": "in float"}
+    parts = [f"{counts['quantized']} of {len(layers)} linear layers quantized"]
+    console.print(Text(", ".join(parts + [f"{counts[s]} {word}" for s, word in words.items() if counts[s]])))
+
+
+def _describe_weight(layer: QuantizedLayer) -> str:
+    if not layer.weight:
+        return ""
+    each = {"tensor": "one scale", "": "scale behind it"}.get(layer.granularity, layer.granularity)
+    return f"{layer.weight}, {each}" + ("" if layer.weight_symmetric else ", zero points")
+
+
+def _describe_activation(kind: str, scale: float | None, zero_point: int | None, dynamic: bool = False) -> str:
+    if not kind:
+        return ""
+    if scale is None:
+        return f"{kind}, as it comes" if dynamic else kind
+    return f"{kind}, scale {scale:.3g}" + (f", zero {zero_point}" if zero_point else "")
+
+
+def _format_range(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f"{low:.4g} to {high:.4g}"
+
+
+def _layer_name(module: str, tensor: str, op: str) -> Text:
+    return Text(module or f"({tensor})").append(f"  {op}", style="dim")
+
+
+def _make_table(*columns: str) -> Table:
+    told = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        told.add_column(column, overflow="fold")
+    return told

@@ -1,0 +1,216 @@
+"""The report as a page: one HTML file that holds everything, asks no network for anything and runs no script.
+
+It is made from the JSON document alone (``reports.report``), so a report that was kept can become a page later. All
+text in it comes from files that nobody vouches for: it is escaped, stripped of control characters and cut where it is
+long, and the page's own policy forbids the browser whatever else it might name. Tables are cut too, with a word on what
+is left out; no report makes a page of 2 MB.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import NormdeployError
+from . import diagram_svg
+from .page_rows import PageRow, TruncatedRows, island_rows, norm_rows
+from .page_templates import format_bytes, format_number, sanitize_texts, template_environment
+from .report import SCHEMA
+
+if TYPE_CHECKING:
+    from .plots import Plot
+
+_LONGEST = 300  # letters of one text
+_COMMAND = 4000
+_DRAWN = 6  # runtimes of which the error by layer is drawn, and norms of which the race is
+_ENTRIES = 12  # of one race that are drawn
+_LEFT = ("refused", "undone")
+_MACHINE = ("cpu", "system", "driver")  # of the environment; the rest are versions
+_OPTIONAL = ("bisection", "command", "engine", "notes", "parity", "precision", "quantization", "race", "seconds")
+_SUBJECT = ("source", "model", "onnx", "output")
+
+
+def render_page(document: Mapping[str, Any]) -> str:
+    """The HTML page of a report.
+
+    Args:
+        document: what ``Report.json`` wrote, parsed; of schema ``normdeploy/report/1``. Keys that it lacks are left out
+        of the page.
+
+    Raises:
+        NormdeployError: the document has another schema, or a library of the extra ``report`` is missing.
+    """
+    if document.get("schema") != SCHEMA:
+        raise NormdeployError(
+            f"this is no report that a page is made from: its schema is {document.get('schema')!r}, not {SCHEMA!r}"
+        )
+    report = {
+        name: sanitize_texts(value, _COMMAND if name == "command" else _LONGEST) for name, value in document.items()
+    }
+    return template_environment().get_template("report.html").render(_page_context(report))
+
+
+def _page_context(report: dict[str, Any]) -> dict[str, Any]:
+    """What the template shows."""
+    rows = norm_rows(report.get("norms") or ())
+    parity, precision, race = report.get("parity"), report.get("precision"), report.get("race")
+    quantization = report.get("quantization")
+    files = report.get("files") or {}
+    versions = report.get("environment") or {"normdeploy": report["normdeploy"]}
+    return {
+        "report": (
+            dict.fromkeys(_OPTIONAL) | {"files": {}, "sizes": {}} | {k: v for k, v in report.items() if v is not None}
+        ),
+        "subject": _subject_names(files) or report["verb"],
+        "stats": _headline_figures(report),
+        "done": TruncatedRows.truncate_rows([row for row in rows if row.status not in _LEFT]),
+        "left": TruncatedRows.truncate_rows([row for row in rows if row.status in _LEFT]),
+        "explain": _explain_command(files, rows),
+        "versions": {k: v for k, v in versions.items() if k not in _MACHINE and not k.startswith("gpu")},
+        "machine": {k: v for k, v in versions.items() if k in _MACHINE or k.startswith("gpu")},
+        "islands": TruncatedRows.truncate_rows(island_rows(precision["islands"])) if precision else None,
+        "layers": TruncatedRows.truncate_rows(quantization["layers"]) if quantization else None,
+        "forms": TruncatedRows.truncate_rows(report["engine"]["norms"]) if report.get("engine") else None,
+        "results": TruncatedRows.truncate_rows(parity["results"]) if parity else None,
+        "drift": TruncatedRows.truncate_rows(_wrong_drift_points(parity)) if parity else None,
+        "points": TruncatedRows.truncate_rows(parity.get("drift") or ()) if parity else None,
+        "faults": TruncatedRows.truncate_rows(report["bisection"]["faults"]) if report.get("bisection") else None,
+        "busy": _describe_machine_load(race or {}),
+        "entries": TruncatedRows.truncate_rows(race["entries"]) if race else None,
+        "plots": _draw_plots(report),
+        "pictures": [_diagram_context(picture, i) for i, picture in enumerate(report.get("pictures") or ())],
+    }
+
+
+def _subject_names(files: Mapping[str, str]) -> str:
+    """The names of what the report is about: "source 2" and so on too."""
+    own = next((role for role in _SUBJECT if role in files), "")
+    return ", ".join(Path(path).name for role, path in files.items() if own and role.partition(" ")[0] == own)
+
+
+def _describe_machine_load(race: Mapping[str, Any]) -> str:
+    """How many cores a race had, and how many processes wanted them."""
+    machine = race.get("machine") or {}
+    words = [f"{machine['cores']} core{'' if machine['cores'] == 1 else 's'}"] if "cores" in machine else []
+    loads = (("before", machine.get("load")), ("at the end", race.get("load")))
+    words += [f"load {format_number(load)} {when}" for when, load in loads if load is not None]
+    return f"{', '.join(words)}." if words else ""
+
+
+def _explain_command(files: Mapping[str, str], rows: Sequence[PageRow]) -> str:
+    """The command that says more about the first norm that was left."""
+    subject = next((files[role] for role in ("source", "model", "onnx") if role in files), "FILE")
+    tensor = next((row.tensor for row in rows if row.status in _LEFT), "NAME")
+    return shlex.join(["normdeploy", "inspect", subject, "--explain", tensor])
+
+
+def _draw_plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
+    """Section -> its plots."""
+    from . import plots, quantization_plots
+
+    certificates = [norm["certificate"] for norm in report.get("norms") or () if norm["certificate"]]
+    ops, race = report.get("ops") or {}, report.get("race") or {"entries": ()}
+    drawn: list[tuple[str, Plot | None]] = []
+    exact = [c for c in certificates if c.get("method") == "exact" and c["identity"]]
+    others = [c for c in certificates if c.get("method") != "exact"]
+    drawn += [
+        ("certificates", plot(some))
+        for plot, some in ((plots.plot_proof_errors, exact), (plots.plot_identity_errors, others))
+        if some
+    ]
+    if certificates:
+        drawn.append(("certificates", plots.plot_rounding(certificates)))
+    if ops.get("before") and ops.get("after"):
+        drawn.append(("ops", plots.plot_op_counts(ops["before"], ops["after"])))
+    layers = (report.get("quantization") or {}).get("layers") or ()
+    drawn += [
+        ("quantization", quantization_plots.plot_ranges(layers)),
+        ("quantization", quantization_plots.plot_costs(layers)),
+    ]
+    runs = _group_by_name(
+        (report.get("parity") or {}).get("drift") or (),
+        lambda p: " · ".join(filter(None, (p["runtime"], p.get("file")))),
+    )
+    drawn += [
+        ("drift", plots.plot_drift(name, points, i)) for i, (name, points) in enumerate(list(runs.items())[:_DRAWN])
+    ]
+    races = _group_by_name([e for e in race["entries"] if not e.get("reason")], lambda e: e.get("norm") or "")
+    drawn += [
+        ("race", plots.plot_race(norm, ran[:_ENTRIES], i)) for i, (norm, ran) in enumerate(list(races.items())[:_DRAWN])
+    ]
+    kept: dict[str, list[Plot]] = {"certificates": [], "ops": [], "quantization": [], "drift": [], "race": []}
+    for section, plot in drawn:
+        if plot is not None:
+            kept[section].append(plot)
+    return kept
+
+
+def _diagram_context(picture: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """A norm's graph before and after, as SVG and in words."""
+    count, forms = len(picture["tensors"]), [("now", picture["before"]), ("then", picture["after"])]
+    drawn = [
+        (when, diagram_svg.draw_diagram(boxes, f"head-{number}-{when}"), diagram_svg.diagram_caption(boxes))
+        for when, boxes in forms
+        if boxes
+    ]
+    name = picture["module"] or picture["tensors"][0]
+    return {"name": name, "kind": picture["kind"], "status": picture["status"], "count": count, "forms": drawn}
+
+
+def _group_by_name(
+    values: Iterable[Mapping[str, Any]], name: Callable[[Mapping[str, Any]], str]
+) -> dict[str, list[Mapping[str, Any]]]:
+    """Name -> its values, in the order of the first ones."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for value in values:
+        groups.setdefault(name(value), []).append(value)
+    return groups
+
+
+def _wrong_drift_points(parity: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The points of drift that are wrong, in their order."""
+    return [p for p in parity.get("drift") or () if p.get("reason") or not float(p["error"]) <= float(p["allowed"])]
+
+
+def _headline_figures(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(value, what it is, tone) of each figure at the top."""
+    stats: list[tuple[str, str, str]] = []
+    tones = {"fused": "good", "folded": "good", "reduced": "", "kept": "", "refused": "warn", "undone": "bad"}
+    titles = {"reduced": "reduced to a scale and shift", "refused": "left as they are", "kept": "kept, best already"}
+    for status, tone in tones.items():
+        if count := sum(
+            ("reduced" if norm.get("remains") else norm["status"]) == status for norm in report.get("norms") or ()
+        ):
+            stats.append((str(count), titles.get(status, status), tone))
+    if nodes := report.get("nodes"):
+        stats.append((f"{nodes['before']} → {nodes['after']}", "nodes", ""))
+    if report.get("opset"):
+        stats.append((str(report["opset"]), "opset", ""))
+    if parity := report.get("parity"):
+        verdict = ("verified", "good") if parity["ok"] else ("not verified", "bad")
+        stats.append(
+            (verdict[0], f"on {len(parity['cases'])} {'input' if len(parity['cases']) == 1 else 'inputs'}", verdict[1])
+        )
+    if faults := (report.get("bisection") or {}).get("faults"):
+        stats.append((str(len(faults)), "fault" if len(faults) == 1 else "faults", "bad"))
+    if precision := report.get("precision"):
+        stats.append((precision["to"], f"{precision['kept']} of {precision['nodes']} nodes in float32", ""))
+    if quantization := report.get("quantization"):
+        count = sum(layer["status"] == "quantized" for layer in quantization["layers"])
+        stats.append((quantization["to"], f"{count} of {len(quantization['layers'])} linear layers", ""))
+    if engine := report.get("engine"):
+        stats.append((format_bytes(engine["bytes"]), f"engine for {engine['runtime']} {engine['version']}", ""))
+    if race := report.get("race"):
+        ran = [e for e in race["entries"] if not e.get("reason") and not e.get("norm")]
+        best = min(ran, key=lambda e: float(e["median"]), default=None)
+        if best is not None:
+            stats.append(
+                (
+                    f"{format_number(best['median'])} ms",
+                    f"fastest: {' · '.join(filter(None, (best['runtime'], best.get('file'))))}",
+                    "",
+                )
+            )
+    return stats

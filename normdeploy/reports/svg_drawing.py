@@ -1,0 +1,192 @@
+"""Drawings of matplotlib as elements of a page: its colours, its fonts, and no ids that could meet others.
+
+They are drawn in colours that stand for the page's CSS variables, so that one drawing serves light and dark. Each is as
+wide as a phone; a wide screen shows it larger. The same numbers always give the same text.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+INK, MUTED, RULE, FIRST, SECOND, BAD = (f"#00000{i}" for i in range(1, 7))
+_CSS = {
+    INK: "var(--ink)",
+    MUTED: "var(--muted)",
+    RULE: "var(--rule)",
+    FIRST: "var(--first)",
+    SECOND: "var(--second)",
+    BAD: "var(--bad)",
+}
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "normdeploy",
+    "text.parse_math": False,  # names come from files
+    "path.simplify": False,
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "xtick.color": RULE,
+    "ytick.color": RULE,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "legend.frameon": False,
+}
+_WIDTH = 4.2  # inches: 302 points, a phone's width
+
+
+@contextmanager
+def open_figure(height: float) -> Iterator[tuple[Figure, Axes]]:
+    """A figure of the page's width and its axes, in the page's style. ``height`` in inches."""
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # letters that matplotlib's font lacks: the page's fonts have them
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        axes = figure.subplots()
+        figure.patch.set_visible(False)
+        axes.patch.set_visible(False)
+        yield figure, axes
+
+
+def set_signed_scale(axes: Axes, linear: float) -> None:
+    """Values of both signs: linear up to ``linear``, logarithmic beyond."""
+    axes.set_yscale("symlog", linthresh=linear)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+
+
+def set_log_scale(axes: Axes, values: Iterable[float]) -> float:
+    """A logarithmic y axis for ``values``; returns its lower end, where zeros are drawn. What is not finite is drawn at
+    the upper."""
+    positive = [v for v in values if 0 < v < math.inf] or [1.0]
+    low, high = min(positive) / 4, max(positive) * 4
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    axes.yaxis.set_major_locator(LogLocator(numticks=7))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"1e{round(math.log10(v))}"))
+    return low
+
+
+def set_ordered_axes(axes: Axes, x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.margins(x=0.04)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+    axes.grid(False, axis="x")
+    draw_legend(axes)
+
+
+def draw_legend(axes: Axes) -> None:
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(-0.02, 1.0),
+        ncols=3,
+        borderpad=0,
+        handlelength=1.2,
+        columnspacing=1.2,
+        fontsize=9,
+    )
+
+
+def draw_ticks(axes: Axes, values: Sequence[float], colour: str, label: str) -> None:
+    """A short horizontal line at each value."""
+    x = range(1, len(values) + 1)
+    draw_segments(axes, [i - 0.4 for i in x], values, [i + 0.4 for i in x], values, colour, 1.2, label)
+
+
+def draw_dots(
+    axes: Axes, values: Sequence[float], bad: Sequence[bool], colour: str, label: str, shift: float = 0.0
+) -> None:
+    """A dot for each value; those that are ``bad`` stand out."""
+    low, high = axes.get_ylim()
+    placed = [
+        (i + shift, min(max(v, low), high) if math.isfinite(v) else high, b)
+        for i, (v, b) in enumerate(zip(values, bad, strict=True), 1)
+    ]
+    size = 4.5 if len(values) <= 100 else 2.5
+    draw_points(axes, [x for x, _, b in placed if not b], [y for _, y, b in placed if not b], colour, size, label)
+    draw_points(axes, [x for x, _, b in placed if b], [y for _, y, b in placed if b], BAD, size + 2)
+
+
+def draw_points(axes: Axes, x: Sequence[float], y: Sequence[float], colour: str, size: float, label: str = "") -> None:
+    draw_segments(axes, x, y, x, y, colour, size, label)
+
+
+def draw_segments(
+    axes: Axes,
+    x0: Sequence[float],
+    y0: Sequence[float],
+    x1: Sequence[float],
+    y1: Sequence[float],
+    colour: str,
+    width: float,
+    label: str = "",
+) -> None:
+    """Lines with round ends; all of them are one element, so that thousands stay small."""
+    x = [v for a, b in zip(x0, x1, strict=True) for v in (a, b, math.nan)]
+    y = [v for a, b in zip(y0, y1, strict=True) for v in (a, b, math.nan)]
+    axes.plot(x, y, color=colour, linewidth=width, solid_capstyle="round", label=label or "_", clip_on=False)
+
+
+def figure_to_svg(figure: Figure, name: str) -> str:
+    """The figure as an element of an HTML document; ``name`` begins its ids."""
+    text = io.BytesIO()
+    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    root = ElementTree.fromstring(text.getvalue())
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if _local_tag(child.tag) in ("metadata", "style"):
+                parent.remove(child)
+    used = {m for element in root.iter() for value in element.attrib.values() for m in re.findall(r"#([\w-]+)", value)}
+    for element in root.iter():
+        element.tag = _local_tag(element.tag)
+        attributes = {_local_tag(key): value for key, value in element.attrib.items()}
+        if attributes.pop("id", None) in used:
+            attributes["id"] = f"{name}-{element.attrib['id']}"
+        element.attrib.clear()
+        element.attrib.update({key: _rewrite_attribute(key, value, name) for key, value in attributes.items()})
+    view = root.attrib["viewBox"]
+    root.attrib.clear()
+    root.attrib.update({"viewBox": view, "aria-hidden": "true", "class": "plot"})
+    return re.sub(r"\s*\n\s*", "\n", ElementTree.tostring(root, encoding="unicode"))
+
+
+def _rewrite_attribute(key: str, value: str, name: str) -> str:
+    """An attribute in the page's terms."""
+    if key == "d":
+        return _shorten_path(value)
+    if key == "href" or value.startswith("url(#"):
+        return value.replace("#", f"#{name}-")
+    if key != "style":
+        return value
+    value = re.sub(r"font: ([\d.]+)px [^;]*", r"font-size: \1px", value)
+    return re.sub("|".join(_CSS), lambda colour: _CSS[colour[0]], value)
+
+
+def _shorten_path(path: str) -> str:
+    """A path with two decimals, a hundredth of a point; dots and level lines, of which there may be thousands, in their
+    shortest form."""
+    path = " ".join(re.sub(r"(\.\d\d)\d+", r"\1", path).split())
+    path = re.sub(r"M (\S+) (\S+) L \1 \2(?= M|$)", r"M\1 \2h0", path)
+    return re.sub(r"M (\S+) (\S+) L (\S+) \2(?= M|$)", r"M\1 \2H\3", path)
+
+
+def _local_tag(tag: str) -> str:
+    return tag.rpartition("}")[2]

@@ -1,0 +1,295 @@
+"""The step that writes an activation spelled out in simple ops as the standard node that says it: GELU in both forms,
+SiLU, HardSwish, HardSigmoid, Tanh, Softsign.
+
+**Which.** The normal form says (`normdeploy.proof.pointwise_forms`): it is that of the standard op's definition
+(https://onnx.ai/onnx/operators), with the same exact coefficients. √½ and √(2/π) are no fractions: there a file's
+constant may lie a few roundings from them, and where the op holds a number in float32 it is the exact one, rounded
+once.
+
+**Nothing hidden.** Both sides give NaN and Inf for the same inputs, far, infinite and NaN ones among them. So e^x/(1 +
+e^x) stays, which is NaN where e^x overflows.
+
+**No digit lost.** onnxruntime runs both sides where the activation acts (`normdeploy.rewriting.activation_accuracy`).
+
+**Where.** In a file whose opset has the op; where it has not, it stays as it is. onnxruntime's kernels of these ops
+take at most the time of what they replace (`benchmarks.activations`). Not among them are Mish and Softplus, whose
+kernel takes five times as long as Exp, Add and Log; Swish, as Sigmoid and Mul become a kernel for SiLU; and Sigmoid by
+itself, whose kernel is 0 below −18 or so: 1/(1 + e^−x) is not, and somebody may take its logarithm. SiLU shares that
+kernel: what lies below −18 is 0 where x/(1 + e^−x) is at most 3e-7 away from it, as in every SiLU that torch exports.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..graphs.graph import Graph
+from ..graphs.region import EvaluationFailed, Refusal, compile_region
+from ..proof.pointwise_forms import ALGEBRA, ATOMS, ONE, PointwiseForm, RationalFunction, S, X, pointwise_form
+from .activation_accuracy import is_activation_accurate
+from .node_queries import is_standard_op, standard_producer
+from .proposals import Proposal, RewriteTarget, propose_for_speed
+
+STAGE = "activations"
+_NEAR = Fraction(1, 2**22)  # relative: what two or three float32 constants are from an irrational number
+_HALF = Fraction(1, 2)
+_SQRT_HALF, _SQRT_2_PI, _CUBIC = Fraction(math.sqrt(0.5)), Fraction(math.sqrt(2 / math.pi)), Fraction("0.044715")
+_LARGE = 2**64  # float32 holds what lies between this and its inverse to all its digits
+_GATE = (X * (ONE + S)).scale(_HALF)
+_RISING, _FALLING = S * (ONE + S).inverse(), (ONE + S).inverse()  # the sigmoid of t and of −t, with s = e^t
+_TANH = (S + ONE.scale(Fraction(-1))) * _FALLING  # of t/2
+_CLAMPS = ("Clip", "Min", "HardSigmoid")  # activations by themselves, where α and β are worked in
+_UP, _DOWN = 8, 12  # tensors that may be x, and y, of one node
+_FAR = 1e200  # e^x, and x³, have overflown
+_AT = (
+    0.0,
+    0.5,
+    -0.5,
+    1.0,
+    -1.0,
+    2.5,
+    -2.5,
+    4.0,
+    -4.0,
+    9.0,
+    -9.0,
+    800.0,
+    -800.0,
+    1e5,
+    -1e5,
+    _FAR,
+    -_FAR,
+    np.inf,
+    -np.inf,
+    np.nan,
+)
+_BOUND = 1e-6  # of |x|, or of 1 where that is more: what float32 constants come to
+
+
+@dataclass(frozen=True)
+class StandardActivation:
+    """The nodes of an activation: ``op`` of ``times``·x, and that times x where it is ``gated``."""
+
+    op: str
+    opset: int
+    attrs: tuple[tuple[str, object], ...] = ()
+    times: Fraction = Fraction(1)
+    gated: bool = False
+
+    @property
+    def node_count(self) -> int:
+        return 1 + (self.times != 1) + self.gated
+
+
+def standard_activation(form: PointwiseForm) -> StandardActivation | None:
+    """The standard op whose definition has this normal form."""
+    find = {
+        "Erf": _match_erf_gelu,
+        "Tanh": _match_tanh_gelu,
+        "Sigmoid": _match_sigmoid_gelu,
+        "Exp": _match_exponential,
+        "Abs": _match_softsign,
+        "Clip": _match_hard_activation,
+    }[form.atom]
+    return find(form.argument, form.value)
+
+
+def _match_erf_gelu(argument: dict[int, Fraction], value: RationalFunction) -> StandardActivation | None:
+    """x/2·(1 + erf(x/√2))."""
+    if argument.keys() != {1} or not _is_near(argument[1], _SQRT_HALF) or not value.is_same(_GATE):
+        return None
+    return StandardActivation("Gelu", 20)
+
+
+def _match_tanh_gelu(argument: dict[int, Fraction], value: RationalFunction) -> StandardActivation | None:
+    """x/2·(1 + tanh(√(2/π)(x + 0.044715x³)))."""
+    return _match_cubic(argument, Fraction(1)) if value.is_same(_GATE) else None
+
+
+def _match_sigmoid_gelu(argument: dict[int, Fraction], value: RationalFunction) -> StandardActivation | None:
+    """The same: (1 + tanh(t))/2 = sigmoid(2t)."""
+    return _match_cubic(argument, Fraction(2)) if value.is_same(X * S) else None
+
+
+def _match_cubic(argument: dict[int, Fraction], times: Fraction) -> StandardActivation | None:
+    linear = times * _SQRT_2_PI
+    if argument.keys() != {1, 3} or not _is_near(argument[1], linear) or not _is_near(argument[3], linear * _CUBIC):
+        return None
+    return StandardActivation("Gelu", 20, (("approximate", "tanh"),))
+
+
+def _match_exponential(argument: dict[int, Fraction], value: RationalFunction) -> StandardActivation | None:
+    """With s = e^(αx): x·sigmoid(αx) = x·s/(1 + s), and tanh(αx/2) = (s − 1)/(s + 1)."""
+    if len(value.below) == 1:  # nothing is divided by a sum; most are not
+        return None
+    (alpha,) = argument.values()
+    for sigmoid, sign in ((_RISING, 1), (_FALLING, -1)):
+        if value.is_same(X * sigmoid):
+            return StandardActivation("Sigmoid", 6, times=sign * alpha, gated=True)
+        if value.is_same(_TANH.scale(Fraction(sign))):
+            return StandardActivation("Tanh", 6, times=sign * alpha * _HALF)
+    return None
+
+
+def _match_softsign(argument: dict[int, Fraction], value: RationalFunction) -> StandardActivation | None:
+    """x/(1 + |x|)."""
+    return StandardActivation("Softsign", 1) if len(value.below) == 2 and value.is_same(X * _FALLING) else None
+
+
+def _match_hard_activation(argument: dict[int, Fraction], value: RationalFunction) -> StandardActivation | None:
+    """With s = αx + β between 0 and 1: s, and x·s, which is HardSwish where α = 1/6 and β = 1/2."""
+    alpha, beta = argument.get(1, Fraction(0)), argument.get(0, Fraction(0))
+    if argument.keys() - {0, 1} or not alpha:
+        return None
+    gated = value.is_same(X * S)
+    if gated and _is_near(alpha, Fraction(1, 6)) and beta == _HALF:
+        return StandardActivation("HardSwish", 14)
+    if not (gated or value.is_same(S)) or not 1 / _LARGE < abs(alpha) < _LARGE or abs(beta) >= _LARGE:
+        return None
+    numbers = (("alpha", float(np.float32(float(alpha)))), ("beta", float(np.float32(float(beta)))))
+    return StandardActivation("HardSigmoid", 6, numbers, gated=gated)
+
+
+def _is_near(number: Fraction, wanted: Fraction) -> bool:
+    return abs(number - wanted) <= _NEAR * abs(wanted)
+
+
+# ------------------------------------------------------------------ the step
+
+
+@dataclass(frozen=True)
+class _ShorterActivation:
+    """The nodes that may take the place of an activation, and how many nodes they save."""
+
+    saved: int
+    y: gs.Tensor
+    nodes: tuple[gs.Node, ...]
+    op: str
+
+
+def propose_activation(graph: Graph, node: gs.Node, target: RewriteTarget) -> Proposal | None:
+    """Propose the activation that ``node`` is the heart of as its standard node."""
+    if not is_standard_op(node, *ATOMS, *_CLAMPS) or graph.dtype(node.outputs[0]) != np.float32:
+        return None
+    best: _ShorterActivation | None = None
+    for x, y, form in _candidate_forms(graph, node):
+        node_form = standard_activation(form)
+        if node_form is None or not _is_removable(graph, form, y) or graph.opset < node_form.opset:
+            continue
+        saved = len(form.nodes) - node_form.node_count
+        if (
+            saved > (best.saved if best else 0)
+            and (nodes := _activation_nodes(graph, node_form, x, y)) is not None
+            and _agrees_on_special_values(graph, x, y, nodes)
+            and is_activation_accurate(graph, form, x, y, nodes)
+        ):
+            best = _ShorterActivation(saved, y, tuple(nodes), node_form.op)
+    if best is None:
+        return None
+    return propose_for_speed("activation", best.y, best.nodes, best.op, graph.module(best.nodes[-1]))
+
+
+def _candidate_forms(graph: Graph, node: gs.Node) -> Iterator[tuple[gs.Tensor, gs.Tensor, PointwiseForm]]:
+    """(x, y, y as a function of x), where ``node`` lies between."""
+    (s,) = node.outputs
+    if node.op not in _CLAMPS and not _data_inputs(graph, s):
+        return
+    for x in _argument_candidates(graph, node):
+        form = pointwise_form(graph, x, s)
+        if form is None or not _is_promising(form):
+            continue
+        seen, queue = {id(s)}, [s]
+        for y in queue:  # which grows
+            form = pointwise_form(graph, x, y)
+            if form is None:
+                continue
+            yield x, y, form
+            for t in _data_inputs(graph, y):
+                if id(t) not in seen and len(seen) < _DOWN:
+                    seen.add(id(t))
+                    queue.append(t)
+
+
+def _is_promising(form: PointwiseForm) -> bool:
+    """Whether its argument is that of an activation: most are not, and are left at once."""
+    powers = form.argument.keys()
+    if form.atom == "Erf":
+        return powers == {1}
+    return powers == {1, 3} if form.atom in ("Tanh", "Sigmoid") else powers <= {0, 1}
+
+
+def _argument_candidates(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
+    """What the argument of ``node`` may be a function of."""
+    inner: dict[int, gs.Tensor] = {}
+    queue = list(node.inputs[:2])
+    while queue and len(inner) < _UP:
+        t = queue.pop(0)
+        if id(t) in inner or graph.is_constant(t):
+            continue
+        inner[id(t)] = t
+        above = standard_producer(graph, t, *ALGEBRA, "Relu")
+        queue += above.inputs if above is not None else ()
+    return list(inner.values())
+
+
+def _data_inputs(graph: Graph, t: gs.Tensor) -> list[gs.Tensor]:
+    readers = graph.consumers(t)
+    return [n.outputs[0] for n in readers if is_standard_op(n, *ALGEBRA)] if len(readers) <= 2 else []
+
+
+def _is_removable(graph: Graph, form: PointwiseForm, y: gs.Tensor) -> bool:
+    """Whether nothing else reads what lies between."""
+    inside = {id(n) for n in form.nodes}
+    between = [n.outputs[0] for n in form.nodes if n.outputs[0] is not y]
+    return not any(
+        graph.is_output(t) or any(id(reader) not in inside for reader in graph.all_consumers_of(t)) for t in between
+    )
+
+
+def _activation_nodes(graph: Graph, form: StandardActivation, x: gs.Tensor, y: gs.Tensor) -> list[gs.Node] | None:
+    """None where float32 does not hold a factor as it is."""
+    nodes: list[gs.Node] = []
+    if form.times == -1:
+        nodes.append(graph.make_node("Neg", [x], y))
+    elif form.times != 1:
+        factor = np.float32(float(form.times))
+        if Fraction(float(factor)) != form.times:
+            return None
+        nodes.append(
+            graph.make_node("Mul", [x, graph.add_constant(f"{y.name}_factor", np.array(float(factor)), np.float32)], y)
+        )
+    inner = nodes[-1].outputs[0] if nodes else x
+    nodes.append(graph.make_node(form.op, [inner], y, dict(form.attrs)))
+    if form.gated:
+        nodes.append(graph.make_node("Mul", [x, nodes[-1].outputs[0]], y))
+    return nodes
+
+
+def _agrees_on_special_values(graph: Graph, x: gs.Tensor, y: gs.Tensor, nodes: list[gs.Node]) -> bool:
+    """Whether both sides are NaN, Inf and numbers at the same inputs, and the numbers the same, as float64 evaluates
+    them."""
+    before = compile_region(graph, y, [x])
+    after = Refusal("") if isinstance(before, Refusal) else compile_region(graph, nodes[-1].outputs[0], [x])
+    if isinstance(before, Refusal) or isinstance(after, Refusal):
+        return False
+    at = np.array(_AT).reshape(-1, *(1,) * max(0, len(graph.shape(x) or ()) - 1))
+    sizes = dict.fromkeys((*before.symbols, *after.symbols), 1)
+    try:
+        with np.errstate(all="ignore"):
+            old, new = before.bind(sizes).run([at]), after.bind(sizes).run([at])
+    except EvaluationFailed:
+        return False
+    numbers = np.isfinite(old)
+    if (
+        old.shape != new.shape
+        or (numbers != np.isfinite(new)).any()
+        or not np.array_equal(np.isnan(old), np.isnan(new))
+    ):
+        return False
+    differences = np.abs(old[numbers] - new[numbers]) / np.maximum(1.0, np.abs(at.reshape(old.shape)[numbers]))
+    return bool((differences <= _BOUND).all())

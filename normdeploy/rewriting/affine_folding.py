@@ -1,0 +1,162 @@
+"""The step that folds one scale and shift (an eval BatchNorm, however it is written) into a neighbouring linear op."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx_graphsurgeon as gs
+
+from ..findings.records import Finding, Status
+from ..forms import batch_norm
+from ..graphs.graph import Graph
+from ..graphs.region import Refusal, RefusalKind
+from ..recognition import norm_attributes
+from ..recognition.affine_chains import AffineChain, find_affine_chains, measure_affine
+from ..recognition.anchors import VIEWS, is_norm_node
+from ..storage.heap import trim_heap
+from . import dequantized_weights
+from .certification import pair_of, unproved_finding
+from .dequantized_weights import is_quantized_dequantized, require_expressible
+from .fold_accuracy import CostlyFold, drop_costly_fold
+from .proposals import NodeReplacement, Proposal, RewriteTarget
+from .rounding_verdicts import fold_trial_maker
+
+_LARGE = 2**20  # bytes of weights, of which the proofs held some times as much in float64
+
+
+def propose_fold(graph: Graph, start: gs.Node, target: RewriteTarget) -> Proposal | Finding | None:
+    """Propose to fold the scale and shift that begins with ``start``."""
+    if start.op == "BatchNormalization" and graph.is_constant(start.inputs[0]):
+        return None  # `constants` computes it once
+    chains = find_affine_chains(graph, start)
+    if isinstance(chains, Refusal):
+        return Finding("BatchNorm", "refused", chains.tensor, graph.module(start), reason=chains.reason)
+    refusals: list[Refusal] = []
+    costly: CostlyFold | None = None
+    longest: AffineChain | None = None
+    for chain in chains:
+        longest = longest or chain
+        for write in (batch_norm.fold_into_previous, batch_norm.fold_into_concat, batch_norm.fold_into_next):
+            made = require_expressible(graph, drop_costly_fold(graph, chain, write(graph, chain)))
+            if isinstance(made, batch_norm.AffineFold):
+                return _fold_proposal(graph, chain, made, "", target)
+            refusals.append(made)
+            costly = made if costly is None and isinstance(made, CostlyFold) else costly
+    if longest is None:
+        own = start.op == "BatchNormalization" and not _belongs_to_norm(graph, start)
+        alone = measure_affine(graph, start.inputs[0], start.outputs[0]) if own else None
+        if isinstance(alone, Refusal):
+            return Finding("BatchNorm", "refused", start.outputs[0].name, graph.module(start), reason=alone.reason)
+        return None
+    why = next(
+        (r.reason for r in refusals if r.kind is not RefusalKind.NO_LINEAR_OP),
+        "no linear op stands before or behind it",
+    )
+    why = costly.reason if costly is not None else why
+    if (
+        longest is not None
+        and all(r.kind is RefusalKind.NO_LINEAR_OP for r in refusals)
+        and is_quantized_dequantized(graph, longest.z)
+    ):
+        why = "what it reads is quantized: rounding stands between it and what is before"
+    # Sub, Div, Mul, Add by vectors are what other optimizers leave of a BatchNorm by hand: its root is folded already
+    return (
+        _propose_lone_affine(graph, longest, why, target)
+        if longest.normalizes or len(longest.nodes) > 2 or costly is not None
+        else None
+    )
+
+
+def _propose_lone_affine(
+    graph: Graph, chain: AffineChain, why: str, target: RewriteTarget
+) -> Proposal | Finding | None:
+    """What no linear op takes whole: its scale alone if one can, else one scale and shift, in no more nodes than
+    before."""
+    made = require_expressible(graph, drop_costly_fold(graph, chain, batch_norm.fold_scale_into_next(graph, chain)))
+    if isinstance(made, batch_norm.AffineFold):
+        if target.wanted.partial:
+            return _fold_proposal(graph, chain, made, why, target)
+        why += "; nor is its scale folded alone, since x + shift/scale would be quantized, whose range is wider"
+    plain = all(isinstance(t, gs.Constant) for n in chain.nodes for t in n.inputs if graph.is_constant(t))
+    steps = [n for n in chain.nodes if n.op not in ("Identity", "Dropout")]  # torch's cat of one tensor is an Identity
+    lone = len(steps) == 1 and steps[0].op == "BatchNormalization"
+    done = (
+        batch_norm.has_neutral_statistics(graph, steps[0])
+        if lone
+        else len(chain.nodes) <= 2 and all(n.op in ("Mul", "Add") for n in chain.nodes)
+    )
+    if plain and done and lone and _belongs_to_norm(graph, steps[0]):
+        return None
+    if plain and done:
+        return _fold_finding(graph, chain, target, "kept", reason=f"it is one scale and shift already; {why}")
+    made = drop_costly_fold(
+        graph,
+        chain,
+        batch_norm.neutralize_statistics(graph, chain, steps[0])
+        if lone
+        else batch_norm.write_scale_and_shift(graph, chain),
+    )
+    return (
+        _fold_proposal(graph, chain, made, why, target)
+        if isinstance(made, batch_norm.AffineFold)
+        else _fold_finding(graph, chain, target, "refused", reason=made.reason)
+    )
+
+
+def _belongs_to_norm(graph: Graph, node: gs.Node) -> bool:
+    """Whether it is the scale and shift of the norm before it (`forms.group`): no norm of its own."""
+    before = graph.producer(node.inputs[0])
+    while before is not None and before.op in VIEWS:
+        before = graph.producer(before.inputs[0])
+    return before is not None and is_norm_node(before)
+
+
+def _fold_proposal(
+    graph: Graph, chain: AffineChain, form: batch_norm.AffineFold, why: str, target: RewriteTarget
+) -> Proposal:
+    return Proposal(
+        replace(_fold_finding(graph, chain, target, "folded", reason=why), became=form.became, proved=("identity",)),
+        (pair_of(graph, form.old, form.leaves, form.nodes[-1].outputs[0]),),
+        tuple(NodeReplacement(old, nodes) for old, nodes in form.edits),
+        unproved=lambda failure: unproved_finding(_fold_finding(graph, chain, target, "undone"), failure),
+        expressions=form.expressions,
+        trial=fold_trial_maker(form.windows, chain.dtype),
+        stored=lambda proposal: _as_stored_in_file(graph, form, proposal, written=target.wanted.census and bool(why)),
+    )
+
+
+def _as_stored_in_file(graph: Graph, form: batch_norm.AffineFold, proposal: Proposal, *, written: bool) -> Proposal:
+    """The fold as the file holds it: what was dequantized by codes and scales; and let go of what the proof held.
+
+    Args:
+        written: whether the finding names the tensors that are written; where nothing is left there are none.
+    """
+    form = dequantized_weights.write_dequantized(graph, form)
+    for share in form.shares:
+        if (again := share.linear.weight_recomputation(graph, share.scale, share.side == "output")) is not None:
+            graph.exact.drop_remainder(id(share.weight), again)
+    if sum(share.weight.values.nbytes for share in form.shares) > _LARGE:
+        trim_heap()
+    return replace(
+        proposal,
+        finding=replace(proposal.finding, became=form.became, remains=" ".join(form.remains)),
+        changes=tuple(NodeReplacement(old, nodes) for old, nodes in form.edits),
+        revise=lambda finding, certificate: replace(
+            finding,
+            certificate=certificate,
+            written=tuple(n.outputs[0].name for n in form.nodes) if written else (),
+        ),
+    )
+
+
+def _fold_finding(graph: Graph, chain: AffineChain, target: RewriteTarget, status: Status, reason: str = "") -> Finding:
+    finding = Finding(
+        kind="BatchNorm" if chain.normalizes else "scale and shift",
+        status=status,
+        tensor=chain.y.name,
+        module=graph.module(chain.nodes[-1]),
+        spelling=" ".join(n.op for n in chain.nodes),
+        reason=reason,
+        dtype=chain.dtype.name,
+    )
+    return replace(finding, **norm_attributes.attributes_of_scale(graph, chain)) if target.wanted.census else finding

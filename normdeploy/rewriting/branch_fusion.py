@@ -1,0 +1,190 @@
+"""The step that merges parallel branches of one input into one convolution, where a batch norm is in one of them
+(`branches`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..compare.rewrite_errors import TIMES, ULPS
+from ..evaluate import evaluator
+from ..findings.records import Certificate, Finding, combine_certificates
+from ..forms.constant_linear import ConstantLinear
+from ..graphs.graph import Graph
+from ..graphs.region import Refusal
+from . import certification
+from .affine_folding import propose_fold
+from .branch_expressions import BranchExpression, MergedBranchExpressions
+from .branch_merging import BranchMerge, ParallelBranch, branch_weight, merge_branches, parallel_branches
+from .certification import Failure, pair_of
+from .fold_accuracy import (
+    AccuracyLoss,
+    CostlyFold,
+    most_accurate_chain,
+    normal_numbers,
+    round_to_dtype,
+    sum_products,
+    worst_channel,
+)
+from .proposals import NodeReplacement, Proposal, Remark, RewriteTarget
+from .rewrite_ledger import LedgerEntry
+from .rounding_verdicts import fold_trial_maker
+from .weight_rows import select_rows
+
+_DRAWS, _ROWS = 8, 24
+
+
+def propose_branch_merge(graph: Graph, node: gs.Node, target: RewriteTarget) -> Proposal | Remark | None:
+    """Propose to merge the branches that ``node`` adds up; the findings of their norms say what became of them."""
+    parts = parallel_branches(graph, node)
+    if parts is None:
+        return None
+    norms = [entry for part in parts for entry in _norms_in_branch(part, target)]
+    if not norms:
+        return None
+    form = merge_branches(graph, node, parts)
+    form = form if isinstance(form, Refusal) else _drop_costly_merge(graph, parts, form)
+    if isinstance(form, Refusal):
+        return _unmerged_remark(norms, form)
+    return Proposal(
+        Finding("branches", "folded", form.old.name, became=form.became),
+        (pair_of(graph, form.old, [form.data], form.nodes[-1].outputs[0]),),
+        (NodeReplacement(form.old, form.nodes),),
+        unproved=lambda failure: _unmerged_remark(norms, failure),
+        expressions=form.expressions,
+        trial=fold_trial_maker((form.window,), graph.dtype(form.old)),
+        upon=tuple(norms),
+        revise=lambda finding, certificate: _merged_finding(finding, certificate, form.became),
+        then=lambda: _propose_fold_behind(graph, form.old, target),
+    )
+
+
+def _norms_in_branch(part: ParallelBranch, target: RewriteTarget) -> Sequence[LedgerEntry]:
+    """Return the entries of the norms in a branch."""
+    merged_before = target.entries_behind(part.out.name)
+    if merged_before:
+        return merged_before
+    entry = target.entry_of(part.out.name)
+    return [entry] if entry is not None and entry.finding.status in ("folded", "kept") else []
+
+
+def _merged_finding(finding: Finding, certificate: Certificate | None, became: str) -> Finding:
+    """Return the finding of a norm whose branch was merged."""
+    before = finding.became.split(", merged")[0]
+    told = became if finding.remains else f"{before}, {became}"
+    whole = combine_certificates(finding.certificate, certificate)
+    return replace(finding, became=told, reason="", remains="", certificate=whole, written=())
+
+
+def _unmerged_remark(norms: Sequence[LedgerEntry], failure: Failure) -> Remark:
+    """Say of the norms that remain why they are not merged."""
+    reason = certification.failure_reason(failure)
+
+    def revise_finding(finding: Finding) -> Finding:
+        if not finding.remains:
+            return finding
+        told = "; ".join(filter(None, (finding.reason, f"its branch is not merged: {reason}")))
+        return replace(finding, reason=told)
+
+    return Remark(norms, revise_finding)
+
+
+def _propose_fold_behind(graph: Graph, t: gs.Tensor, target: RewriteTarget) -> Proposal | None:
+    """What scales the merged branches (FastViT's layer scale) can be folded now."""
+    readers = graph.consumers(t)
+    if len(readers) != 1 or readers[0].op not in ("Mul", "Div", "BatchNormalization"):
+        return None
+    folded = propose_fold(graph, readers[0], target)
+    return folded if isinstance(folded, Proposal) else None
+
+
+# ------------------------------------------------------------------ accuracy
+
+
+def _drop_costly_merge(
+    graph: Graph, parts: tuple[ParallelBranch, ParallelBranch], form: BranchMerge
+) -> BranchMerge | Refusal:
+    """``form`` where it costs no accuracy by the rule of `conditioning`, on inputs that the scale and shift state, or
+    normal ones."""
+    with evaluator.silence_numpy():
+        loss = _merge_loss(graph, parts, form)
+    if loss is None:
+        return form
+    reason = (
+        f"merged it would lose accuracy: in channel {loss.channel} the error grows from {loss.before:.2g} to"
+        f" {loss.after.error:.2g}, and {TIMES} times the error before and {ULPS} ulp are allowed"
+    )
+    return CostlyFold(reason, form.old.name)
+
+
+def _merge_loss(graph: Graph, parts: tuple[ParallelBranch, ParallelBranch], form: BranchMerge) -> AccuracyLoss | None:
+    e, dtype = form.expressions, graph.dtype(form.old)
+    frame = e.frame
+    w, taps = graph.value(e.weight), int(np.prod(frame.w.shape[2:]))
+    bias = np.zeros(frame.output_channels) if e.bias is None else graph.value(e.bias)
+    inputs, per = w.shape[1], frame.output_channels // frame.groups
+    chain = next((p for p in parts if p.chain is not None), None)
+    mean, spread = np.zeros(frame.input_channels), np.ones(frame.input_channels)
+    if chain is not None:
+        safe = np.where(chain.scale != 0, chain.scale, 1.0)
+        mean, spread = -chain.shift / safe, np.abs(np.where(chain.scale != 0, 1 / safe, 1.0))
+    weights = [
+        _embed_branch_weight(part, frame, at.at) for part, at in zip(parts, _branches_in_order(parts, e), strict=True)
+    ]
+    cancels = np.sum([np.abs(v).sum(axis=(1, 2)) for v in weights], axis=0) / (
+        np.abs(w).reshape(len(w), -1).sum(axis=1) + 1e-300
+    )
+    exact, before, after, channels = [], [], [], []
+    for o in select_rows(cancels, _ROWS):
+        own = np.arange(inputs) + o // per * inputs
+        z = round_to_dtype(
+            mean[own, None] + spread[own, None] * normal_numbers(_DRAWS * inputs * taps).reshape(_DRAWS, inputs, taps),
+            dtype,
+        )
+        total, told = np.zeros(_DRAWS), np.zeros(_DRAWS)
+        for part, laid in zip(parts, weights, strict=True):
+            if part.linear is not None:
+                c = float(np.broadcast_to(part.linear.c, frame.output_channels)[o])
+                kept = laid[o].any(axis=0)
+                y = sum_products(part.linear, (z[..., kept] * laid[o][:, kept]).reshape(_DRAWS, -1), c, dtype)
+                true = (z * laid[o]).sum(axis=(1, 2)) + c
+            else:
+                assert part.chain is not None
+                at = np.flatnonzero(laid.reshape(len(laid), -1, taps).any(axis=(0, 1)))
+                tap = int(at[0]) if at.size else 0
+                one = z[:, int(o) % inputs if frame.groups == 1 else int(o - o // per * per), tap]
+                run = most_accurate_chain(part.chain, part.scale[[o]], part.shift[[o]], True)
+                y, true = run(one[:, None], True)[:, 0], run(one[:, None], False)[:, 0]
+            total, told = round_to_dtype(total + part.sign * y, dtype), told + part.sign * true
+        exact.append(told)
+        before.append(total)
+        after.append(
+            sum_products(
+                frame,
+                (z * round_to_dtype(w[o].reshape(inputs, taps), dtype)).reshape(_DRAWS, -1),
+                round_to_dtype(bias[o], dtype),
+                dtype,
+            )
+        )
+        channels.append(int(o))
+    return worst_channel(
+        np.array(exact).T, np.array(before).T, np.array(after).T, dtype, np.array(channels), frame.title
+    )
+
+
+def _branches_in_order(
+    parts: tuple[ParallelBranch, ParallelBranch], e: MergedBranchExpressions
+) -> list[BranchExpression]:
+    return [next(b for b in e.parts if b.linear is p.linear and (b.chain is None) == (p.chain is None)) for p in parts]
+
+
+def _embed_branch_weight(part: ParallelBranch, frame: ConstantLinear, at: tuple[int, ...]) -> np.ndarray:
+    """The weight of a branch in the kernel of ``frame``, as (outputs, inputs of a group, taps)."""
+    shape = frame.w.shape
+    small, _ = branch_weight(frame, part)
+    made = np.zeros(shape)
+    made[(slice(None), slice(None), *(slice(o, o + n) for o, n in zip(at, small.shape[2:], strict=True)))] = small
+    return made.reshape(*shape[:2], -1)

@@ -1,0 +1,310 @@
+"""A scale that a linear layer with stored codes takes: into the scales of its DequantizeLinear.
+
+    W = (q − z)·s          F·W = (σ(q − z) + z − z)·(|F|·s),   σ = sign(F)
+
+F is the factor of each element of the weight that a fold asks for. The codes q stay as they are where F is positive,
+and are mirrored at the zero point z where it is negative, so that scales stay positive: some runtimes take no others.
+F·s has to lie along the axis along which the layer's scales may lie, its output channels.
+
+While scales and shifts are folded, what is dequantized for linear layers counts as the constant (q − z)·s, which
+float64 holds without rounding; so the fold itself is proved as any other (`forms.folds`). Here the weight that was
+proved is written as codes and scales, and compared with them, element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..errors import ExportError
+from ..evaluate.evaluator_core import is_quantized_type
+from ..evaluate.quantize_ops import broadcast_parameter, finite_limits
+from ..forms.batch_norm import AffineFold, FoldShare
+from ..forms.constant_linear import LINEAR, ConstantLinear, is_representable
+from ..graphs.graph import Graph
+from ..graphs.quantization_info import DEQUANTIZE, QUANTIZE
+from ..graphs.region import Refusal
+from ..storage.onnx_domains import is_standard
+
+_PER_CHANNEL = 13  # the opset from which on DequantizeLinear has an axis
+_CLOSE = 2.0**-46  # of float64, in which two products are compared
+
+
+@dataclass(frozen=True)
+class _StoredCodes:
+    """What a DequantizeLinear of constants reads; ``zero`` and ``step`` broadcast over ``q``, as float64."""
+
+    node: gs.Node
+    q: np.ndarray  # in their own type
+    zero: np.ndarray
+    step: np.ndarray
+    axis: int
+    block: int
+
+    @property
+    def dequantized_array(self) -> np.ndarray:
+        """(q − z)·s."""
+        return np.asarray((self.q.astype(np.float64) - self.zero) * self.step)
+
+
+@dataclass(frozen=True)
+class _RescaledWeight:
+    """A DequantizeLinear in the place of the constant ``share.weight``; ``mirrored``: output channels."""
+
+    share: FoldShare
+    node: gs.Node
+    mirrored: int
+
+
+@contextmanager
+def treat_dequantized_as_constants(graph: Graph) -> Iterator[None]:
+    """Let the weights and biases of linear layers that DequantizeLinear makes of constants be constants."""
+    with graph.allow_temporary_constants():
+        for node in graph.nodes:
+            if (
+                node.op == DEQUANTIZE
+                and is_standard(node)
+                and any(_is_weight_or_bias(graph, node, r) for r in _value_readers(graph, node))
+            ):
+                _treat_as_constant(graph, node)
+        yield
+
+
+def _treat_as_constant(graph: Graph, node: gs.Node) -> None:
+    codes = _stored_codes(graph, node)
+    if codes is not None and _is_exact_in_float64(codes):
+        graph.treat_as_constant(node.outputs[0], codes.dequantized_array)
+
+
+def _value_readers(graph: Graph, node: gs.Node) -> list[gs.Node]:
+    return graph.consumers(node.outputs[0])
+
+
+def _is_weight_or_bias(graph: Graph, node: gs.Node, reader: gs.Node) -> bool:
+    """Whether ``reader`` is a linear layer, or adds the bias behind a MatMul."""
+    if reader.op in LINEAR:
+        return True
+    others = [t for t in reader.inputs if t is not node.outputs[0]] if reader.op == "Add" else []
+    above = graph.producer(others[0]) if len(others) == 1 else None
+    return above is not None and above.op == "MatMul"
+
+
+def _stored_codes(graph: Graph, node: gs.Node) -> _StoredCodes | None:
+    """None where codes, scale or zero point are no constants."""
+    q, step, zero = (graph.known_value(t) for t in (*node.inputs, *[gs.Variable.empty()] * (3 - len(node.inputs))))
+    if q is None or step is None or (zero is None and len(node.inputs) > 2 and not node.inputs[2].is_empty()):
+        return None
+    if q.dtype.kind not in "iu" and not is_quantized_type(q.dtype):
+        return None
+    attrs = graph.attrs(node)
+    axis, block = int(attrs.get("axis", 1)), int(attrs.get("block_size", 0))
+    try:
+        shift = np.zeros(()) if zero is None else broadcast_parameter(zero, q.shape, axis, block).astype(np.float64)
+        laid = broadcast_parameter(step, q.shape, axis, block).astype(np.float64)
+    except ValueError:
+        return None
+    return _StoredCodes(node, q, shift, laid, axis % max(q.ndim, 1), block)
+
+
+def _is_exact_in_float64(codes: _StoredCodes) -> bool:
+    """Whether float64 holds each (q − z)·s: a code of 32 bits times a scale of 24 may be longer."""
+    longer = (codes.q.astype(np.longdouble) - codes.zero) * codes.step
+    return bool(np.isfinite(codes.dequantized_array).all()) and bool((longer == codes.dequantized_array).all())
+
+
+def is_quantized_dequantized(graph: Graph, t: gs.Tensor) -> bool:
+    """Whether ``t`` comes out of a QuantizeLinear and a DequantizeLinear."""
+    node = graph.producer(t)
+    before = graph.producer(node.inputs[0]) if node is not None and node.op == DEQUANTIZE else None
+    return before is not None and before.op == QUANTIZE
+
+
+# ------------------------------------------------------------------ what a fold makes of it
+
+
+def require_expressible(graph: Graph, form: AffineFold | Refusal) -> AffineFold | Refusal:
+    """``form``, or why a dequantized weight can't take its share."""
+    for share in form.shares if isinstance(form, AffineFold) else ():
+        codes = _weight_codes(graph, share.linear)
+        if codes is None:
+            continue
+        parts = codes if isinstance(codes, Refusal) else rescaled_parts(graph, share, codes)
+        if isinstance(parts, Refusal):
+            return parts
+    return form
+
+
+def write_dequantized(graph: Graph, form: AffineFold) -> AffineFold:
+    """``form``, which was proved, with DequantizeLinear in the place of the constants that it makes of dequantized
+    weights."""
+    made: dict[int, _RescaledWeight] = {}
+    for share in form.shares:
+        codes = _weight_codes(graph, share.linear)
+        if isinstance(codes, _StoredCodes):
+            made[id(share.weight)] = _write_dequantizer(graph, share, codes)
+    if not made:
+        return form
+
+    def with_dequantizers(node: gs.Node) -> tuple[gs.Node, ...]:
+        own = [made[id(t)].node for t in node.inputs if id(t) in made]
+        for i, t in enumerate(node.inputs):
+            if id(t) in made:
+                node.inputs[i] = made[id(t)].node.outputs[0]
+        return (*own, node)
+
+    first = {id(node): with_dequantizers(node) for node in form.nodes}
+    edits = tuple((old, tuple(n for node in nodes for n in first.get(id(node), (node,)))) for old, nodes in form.edits)
+    nodes = tuple(n for node in form.nodes for n in first[id(node)])
+    for one in made.values():
+        _treat_as_constant(graph, one.node)
+    kinds = ", ".join(dict.fromkeys(np.dtype(graph.dtype(one.node.inputs[0])).name for one in made.values()))
+    mirrored = sum(one.mirrored for one in made.values())
+    said = f", into the scales of its {kinds} codes"
+    said += f", of which those of {mirrored} channel{'s' * (mirrored > 1)} are negated" if mirrored else ""
+    return replace(form, nodes=nodes, edits=edits, became=form.became + said)
+
+
+def _weight_codes(graph: Graph, linear: ConstantLinear) -> _StoredCodes | Refusal | None:
+    """The codes of a layer's weight; None where it is no dequantized one."""
+    t = linear.node.inputs[linear.weight]
+    node = graph.producer(t)
+    if isinstance(t, gs.Constant) or node is None:
+        return None
+    if node.op == DEQUANTIZE:
+        return _stored_codes(graph, node)
+    stack, seen = [node], set[int]()
+    while stack:
+        top = stack.pop()
+        if top.op == DEQUANTIZE:
+            return Refusal(f"the weight of {linear.title} is dequantized and then changed by {node.op}", t.name)
+        seen.add(id(top))
+        stack += [n for i in top.inputs if (n := graph.producer(i)) is not None and id(n) not in seen]
+    return None
+
+
+def _scale_factors(share: FoldShare) -> np.ndarray:
+    """F, over the weight as it is stored."""
+    linear, alpha = share.linear, float(share.linear.node.attrs.get("alpha", 1.0))
+    ones = replace(linear, w=np.full(linear.w.shape, alpha))
+    return (ones.scale_output if share.side == "output" else ones.scale_input)(share.scale, np.zeros_like(share.scale))[
+        0
+    ]
+
+
+def rescaled_parts(
+    graph: Graph, share: FoldShare, codes: _StoredCodes
+) -> tuple[np.ndarray, np.ndarray, dict[str, Any]] | Refusal:
+    """Codes, scales and attributes of what takes the place of the weight's DequantizeLinear."""
+    factor, title, node = _scale_factors(share), share.linear.title, codes.node
+    dtype = graph.dtype(node.inputs[1])
+    if dtype is None or graph.dtype(node.outputs[0]) not in (None, dtype):
+        return Refusal(f"the weight of {title} is dequantized to another type than that of its scales", "")
+    step = np.where(factor == 0, codes.step, np.abs(factor) * codes.step)
+    laid = _layout_scale(graph, share, codes, step)
+    if isinstance(laid, Refusal):
+        return laid
+    if not is_representable(dtype, *(np.array(v) for v in (laid[0].min(), laid[0].max()))):
+        return Refusal(f"the folded scales of {title} do not fit into {np.dtype(dtype).name}", "")
+    low, high = finite_limits(codes.q.dtype)
+    mirrored = np.sign(factor) * (codes.q.astype(np.float64) - codes.zero) + codes.zero
+    beyond = int(np.count_nonzero((mirrored < low) | (mirrored > high)))
+    if beyond:
+        worst = codes.q.reshape(-1)[int(np.argmax(np.abs(mirrored - codes.zero).reshape(-1)))]
+        return Refusal(
+            f"its scale is negative in some channels, and {beyond} codes of {title} ({float(worst):g} and the like)"
+            f" have no counterpart in {codes.q.dtype.name}, which ends at {low:g} and {high:g}",
+            "",
+        )
+    return mirrored.astype(codes.q.dtype), laid[0], laid[1]
+
+
+def _layout_scale(
+    graph: Graph, share: FoldShare, codes: _StoredCodes, step: np.ndarray
+) -> tuple[np.ndarray, dict[str, Any]] | Refusal:
+    """``step``, a number for each element, as DequantizeLinear's scale, and its attributes."""
+    if codes.block:
+        starts = np.arange(0, step.shape[codes.axis], codes.block)
+        blocks = step.take(starts, axis=codes.axis)
+        if (np.repeat(blocks, codes.block, codes.axis).take(range(step.shape[codes.axis]), codes.axis) == step).all():
+            return blocks, {"axis": codes.axis, "block_size": codes.block}
+        return Refusal(f"its scale differs within the blocks of {codes.block} of {share.linear.title}", "")
+    if step.size and (step == step.flat[0]).all() and codes.step.size == 1:
+        return np.asarray(step.flat[0]), {}
+    own = [codes.axis] if codes.step.size > 1 else []
+    for axis in (*own, output_axis(share.linear)):
+        first = step.max(axis=tuple(i for i in range(step.ndim) if i != axis), keepdims=True)
+        if (first == step).all():
+            if graph.opset < _PER_CHANNEL:
+                why = f"DequantizeLinear of opset {graph.opset} has one scale for all channels; export with opset 13"
+                return Refusal(f"{why} or above", "")
+            return first.reshape(-1), {"axis": axis}
+    where = "input" if share.side != "output" else "output"
+    groups = f" in {share.linear.groups} groups" if share.linear.groups > 1 else ""
+    return Refusal(
+        f"{share.linear.title}{groups} has a scale for each place of axis {(*own, output_axis(share.linear))[0]} of its"
+        f" weight, and the {where} channels that are scaled lie along another",
+        "",
+    )
+
+
+def output_axis(linear: ConstantLinear) -> int:
+    """Along which axis of its weight a layer's output channels lie."""
+    rank = linear.w.ndim
+    if linear.node.op in ("Conv", "ConvTranspose"):
+        return 0 if linear.node.op == "Conv" else 1
+    rows = linear.is_transposed if linear.node.op == "Gemm" else linear.weight == 0
+    return rank - 2 if rows else rank - 1
+
+
+def _write_dequantizer(graph: Graph, share: FoldShare, codes: _StoredCodes) -> _RescaledWeight:
+    parts = rescaled_parts(graph, share, codes)
+    assert not isinstance(parts, Refusal), parts.reason
+    q, step, attrs = parts
+    node, old = codes.node, codes.node.inputs
+    dtype, name = graph.dtype(old[1]), old[0].name or node.outputs[0].name
+    mirrored = q.astype(np.float64) != codes.q.astype(np.float64)
+    stored = graph.add_constant(name, q, codes.q.dtype) if mirrored.any() else old[0]
+    inputs = [stored, graph.add_constant(old[1].name or f"{name}_scale", step, dtype)]
+    if len(old) > 2 and not old[2].is_empty():
+        zero = np.asarray(graph.value(old[2]))
+        inputs.append(
+            old[2]
+            if zero.shape == step.shape
+            else graph.add_constant(old[2].name, _broadcast_zero_point(zero, codes, step, attrs), zero.dtype)
+        )
+    if "output_dtype" in node.attrs:
+        attrs = {**attrs, "output_dtype": node.attrs["output_dtype"]}
+    made = graph.make_node(DEQUANTIZE, inputs, node.outputs[0], attrs)
+    _require_same_weight(graph, share, q, codes, step, attrs)
+    channels = np.moveaxis(mirrored, output_axis(share.linear), 0)
+    return _RescaledWeight(share, made, int(channels.reshape(len(channels), -1).any(1).sum()))
+
+
+def _broadcast_zero_point(zero: np.ndarray, codes: _StoredCodes, step: np.ndarray, attrs: dict[str, Any]) -> np.ndarray:
+    """The zero point in the shape of the scale."""
+    if zero.size == 1:
+        return np.broadcast_to(zero.reshape(()), step.shape).copy()
+    whole = np.broadcast_to(codes.zero, codes.q.shape)
+    return whole.max(axis=tuple(i for i in range(whole.ndim) if i != attrs["axis"])).astype(zero.dtype)
+
+
+def _require_same_weight(
+    graph: Graph, share: FoldShare, q: np.ndarray, codes: _StoredCodes, step: np.ndarray, attrs: dict[str, Any]
+) -> None:
+    """Codes times scales are the weight that was proved, compared before the scales are rounded, once.
+
+    Raises:
+        ExportError: they are not.
+    """
+    laid = broadcast_parameter(step, q.shape, attrs.get("axis", 1), attrs.get("block_size", 0))
+    value, proved = (q.astype(np.float64) - codes.zero) * laid, graph.value(share.weight)
+    if not (np.abs(value - proved) <= _CLOSE * np.abs(proved)).all():
+        raise ExportError(
+            f"codes and scales of {share.linear.title} are not the weight that was proved. This is a mistake of"
+            " normdeploy's; please report it"
+        )

@@ -1,0 +1,341 @@
+"""The step that joins a norm's node with its neighbours into one op of this project's own (``--fuse portable``).
+
+    Add, then a norm over the last axis       AddLayerNorm, AddRMSNorm   (the sum stays an output: residual streams read
+    it) LayerNormalization by 1 + s and t, data   ModulatedLayerNorm         (DiT, Peebles and Xie 2022)
+    GroupNormalization, then SiLU             GroupNormSiLU              (Sigmoid and Mul, or Swish)
+
+The norms are single nodes by now, in one spelling, so that their neighbours are found by structure; the certificate is
+by values as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..findings.records import Certificate, Finding, combine_certificates
+from ..forms.norm_writer import format_epsilon
+from ..graphs.dims import Dims, is_invented_name
+from ..graphs.graph import Graph
+from ..graphs.own_op_functions import DOMAIN, JOINED, oldest_opset
+from ..graphs.region import Refusal
+from ..norms.function_bodies import describe_missing
+from ..norms.norm_table import OURS
+from ..recognition import norm_attributes
+from .certification import pair_of, unproved_finding
+from .epilogue_rounding_cases import NormGrouping, make_epilogue_trial
+from .node_queries import constant_number, is_standard_op, sole_consumer, standard_producer
+from .proposals import NodeReplacement, Proposal, RewriteTarget
+
+
+@dataclass(frozen=True)
+class EpilogueFusion:
+    """An op of ours and what it takes the place of: ``old`` are the tensors that its outputs shall be, the norm's
+    result first."""
+
+    op: str
+    norm: gs.Tensor  # the result of the norm's own node
+    old: tuple[gs.Tensor, ...]
+    leaves: tuple[gs.Tensor, ...]  # the data that both sides are functions of
+    inputs: tuple[gs.Tensor, ...]
+    attrs: dict[str, float | int]
+    grouping: NormGrouping
+    core: str  # the norm's own op, and those before and behind it
+    before: str = ""
+    behind: str = ""
+    views: tuple[gs.Node, ...] = ()  # new nodes in front, which bring an input into shape
+
+
+def propose_epilogue_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) -> Proposal | Finding | None:
+    """Propose to join the norm of ``node`` with its neighbours; a finding where it is joined already."""
+    if (
+        node.domain == DOMAIN
+        and node.op in JOINED
+        and not describe_missing(OURS[node.op], [t.name for t in node.inputs], node.attrs)
+    ):
+        return _own_op_finding(graph, node, node.outputs[0], target)
+    for find in (_match_modulation, _match_residual_add, _match_silu_epilogue):
+        found = find(graph, node)
+        if found is not None:
+            return _epilogue_proposal(graph, found, target)
+    return None
+
+
+# ------------------------------------------------------------------ what may be joined
+
+
+def _match_residual_add(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
+    """A norm of a sum of two tensors of one shape."""
+    row = _match_row_norm(graph, node)
+    add = standard_producer(graph, node.inputs[0], "Add", "Sum") if row is not None else None
+    if row is None or add is None or len(add.inputs) != 2 or not all(map(graph.is_constant, node.inputs[1:])):
+        return None
+    total = add.outputs[0]
+    shapes = [graph.shape(t) for t in (*add.inputs, total)]
+    if any(graph.is_constant(t) for t in add.inputs) or len(set(shapes)) > 1:
+        return None
+    op, parameters = (
+        ("AddLayerNorm", _scale_and_bias(graph, node)) if row.centered else ("AddRMSNorm", node.inputs[1:2])
+    )
+    attrs = {"epsilon": row.epsilon, "stash_type": row.stash}
+    y, leaves = node.outputs[0], tuple(add.inputs)
+    return EpilogueFusion(
+        op,
+        y,
+        (y, total),
+        leaves,
+        (*leaves, *parameters),
+        attrs,
+        NormGrouping(row.epsilon, row.centered, added=True),
+        node.op,
+        add.op,
+    )
+
+
+def _match_modulation(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
+    """A LayerNormalization whose scale is 1 + s with data s, its bias data too, both of the shape (B, 1, D)."""
+    row = _match_row_norm(graph, node)
+    if row is None or node.op != "LayerNormalization" or len(node.inputs) < 3:
+        return None
+    x, scale, shift = node.inputs[:3]
+    shape = graph.shape(x)
+    if (
+        not _is_static_shape(shape)
+        or shape is None
+        or len(shape) < 3
+        or any(graph.is_constant(t) for t in (scale, shift))
+    ):
+        return None
+    if any(graph.shape(t) != (shape[0], *[1] * (len(shape) - 2), shape[-1]) for t in (scale, shift)):
+        return None
+    weight = _strip_added_one(graph, scale)
+    if weight is None:
+        return None
+    plain, s, views = weight
+    attrs = {"epsilon": row.epsilon, "stash_type": row.stash}
+    y = node.outputs[0]
+    return EpilogueFusion(
+        "ModulatedLayerNorm",
+        y,
+        (y,),
+        (x, plain, shift),
+        (x, s, shift),
+        attrs,
+        NormGrouping(row.epsilon),
+        node.op,
+        "Add",
+        views=views,
+    )
+
+
+def _match_silu_epilogue(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
+    """A GroupNormalization by channel that nothing but SiLU reads."""
+    if (
+        not is_standard_op(node, "GroupNormalization")
+        or graph.is_output(node.outputs[0])
+        or not all(map(graph.is_constant, node.inputs[1:]))
+    ):
+        return None
+    x, scale, bias = node.inputs
+    shape, attrs, y = graph.shape(x), graph.attrs(node), node.outputs[0]
+    end = _silu_result(graph, y)
+    if (
+        end is None
+        or shape is None
+        or len(shape) < 3
+        or not isinstance(shape[1], int)
+        or graph.shape(scale) != (shape[1],)
+    ):
+        return None
+    epsilon, groups = float(attrs.get("epsilon", 1e-5)), int(attrs["num_groups"])
+    given: dict[str, float | int] = {
+        "epsilon": epsilon,
+        "num_groups": groups,
+        "stash_type": int(attrs.get("stash_type", 1)),
+    }
+    behind = "Swish" if len(graph.consumers(y)) == 1 else "Sigmoid Mul"
+    return EpilogueFusion(
+        "GroupNormSiLU",
+        y,
+        (end,),
+        (x,),
+        (x, scale, bias),
+        given,
+        NormGrouping(epsilon, groups=groups),
+        node.op,
+        behind=behind,
+    )
+
+
+def _silu_result(graph: Graph, y: gs.Tensor) -> gs.Tensor | None:
+    """The result of y · sigmoid(y), where nothing else reads y."""
+    readers = graph.consumers(y)
+    if len(readers) == 1 and is_standard_op(readers[0], "Swish") and graph.attrs(readers[0]).get("alpha", 1.0) == 1.0:
+        return readers[0].outputs[0]
+    gate = next((n.outputs[0] for n in readers if is_standard_op(n, "Sigmoid")), None)
+    product = next((n for n in readers if is_standard_op(n, "Mul")), None)
+    if len(readers) != 2 or gate is None or product is None or {id(t) for t in product.inputs} != {id(y), id(gate)}:
+        return None
+    return product.outputs[0] if sole_consumer(graph, gate) is not None else None
+
+
+@dataclass(frozen=True)
+class _RowNorm:
+    """What a norm over the last axis alone is."""
+
+    centered: bool
+    epsilon: float
+    stash: int
+
+
+def _match_row_norm(graph: Graph, node: gs.Node) -> _RowNorm | None:
+    ours = node.domain == DOMAIN and node.op == "RMSNorm"
+    if ours and describe_missing(OURS[node.op], [t.name for t in node.inputs], node.attrs):  # another op of that name
+        return None
+    if not ours and not is_standard_op(node, "LayerNormalization", "RMSNormalization"):
+        return None
+    attrs, shape = graph.attrs(node), graph.shape(node.inputs[0])
+    axes = [int(a) for a in attrs["axes"]] if ours else [int(attrs.get("axis", -1))]
+    if shape is None or len(axes) != 1 or axes[0] not in (-1, len(shape) - 1):
+        return None
+    if any(graph.is_output(t) or graph.consumers(t) for t in node.outputs[1:]):  # mean and inverse deviation
+        return None
+    if not all(_is_row_parameter(graph.shape(t), shape[-1]) for t in node.inputs[1:] if graph.is_constant(t)):
+        return None
+    return _RowNorm(node.op == "LayerNormalization", float(attrs.get("epsilon", 1e-5)), int(attrs.get("stash_type", 1)))
+
+
+def _is_row_parameter(shape: Dims | None, n: int | str | None) -> bool:
+    """Whether a parameter holds one number, or one for each element of the last axis."""
+    return shape is not None and all(d == 1 for d in shape[:-1]) and (not shape or shape[-1] in (1, n))
+
+
+def _scale_and_bias(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
+    scale, *rest = node.inputs[1:3]
+    if rest and not rest[0].is_empty():
+        return [scale, rest[0]]
+    return [
+        scale,
+        graph.add_constant(f"{node.outputs[0].name}_bias", np.zeros_like(graph.value(scale)), graph.dtype(scale)),
+    ]
+
+
+def _strip_added_one(graph: Graph, scale: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor, tuple[gs.Node, ...]] | None:
+    """s of a scale 1 + s, as it is and as views of it bring it into the scale's shape, by new nodes."""
+    views: list[gs.Node] = []
+    node = graph.producer(scale)
+    while (
+        node is not None
+        and is_standard_op(node, "Unsqueeze", "Reshape")
+        and all(map(graph.is_constant, node.inputs[1:]))
+    ):
+        views.append(node)
+        node = graph.producer(node.inputs[0])
+    if node is None or not is_standard_op(node, "Add"):
+        return None
+    ones = [t for t in node.inputs if constant_number(graph, t) == 1.0]
+    others = [t for t in node.inputs if not any(t is one for one in ones)]
+    if len(ones) != 1 or graph.shape(others[0]) != graph.shape(node.outputs[0]):
+        return None
+    plain = s = others[0]
+    made: list[gs.Node] = []
+    for view in reversed(views):
+        made.append(graph.make_node(view.op, [s, *view.inputs[1:]], view.outputs[0], graph.attrs(view)))
+        s = made[-1].outputs[0]
+    return plain, s, tuple(made)
+
+
+def _is_static_shape(shape: Dims | None) -> bool:
+    return bool(shape) and not any(d is None or is_invented_name(d) for d in shape or ())
+
+
+# ------------------------------------------------------------------ what is written
+
+
+def _epilogue_proposal(graph: Graph, found: EpilogueFusion, target: RewriteTarget) -> Proposal:
+    node = graph.make_node(found.op, found.inputs, found.old[0], found.attrs, DOMAIN, outputs=len(found.old))
+    pairs = [pair_of(graph, old, found.leaves, new) for old, new in zip(found.old, node.outputs, strict=True)]
+    norm = target.entry_of(found.norm.name)
+    told = _own_op_finding(graph, node, found.norm, target) if norm is None else norm.finding
+    scale = graph.known_value(found.inputs[len(found.leaves)]) if len(found.leaves) < 3 else None
+    return Proposal(
+        told,
+        tuple(pairs),
+        (_epilogue_replacement(found, node),),
+        unproved=lambda failure: (
+            None
+            if isinstance(failure, Refusal)
+            else unproved_finding(_own_op_finding(graph, node, found.norm, target), failure)
+        ),
+        opset=oldest_opset(found.op),
+        # Where the norm was certified onnxruntime ran the nodes that the body holds already.
+        trial=None
+        if told.certificate is not None
+        else make_epilogue_trial(found.grouping, scale, oldest_opset(found.op)),
+        upon=() if norm is None else (norm,),
+        revise=lambda finding, certificate: _epilogue_finding(finding, found, node, certificate, target.wanted.census),
+    )
+
+
+def _epilogue_replacement(found: EpilogueFusion, node: gs.Node) -> NodeReplacement:
+    if len(found.old) == 1:
+        return NodeReplacement(found.old[0], (*found.views, node))
+    # It stands where the Add stood: others may read the sum before the norm does.
+    return NodeReplacement(found.old[1], (node,), output=1, also={0: found.old[0]})
+
+
+def _epilogue_finding(
+    norm: Finding, proposal: EpilogueFusion, node: gs.Node, certificate: Certificate | None, census: bool
+) -> Finding:
+    """One finding for a norm and what it was joined with: the errors of both steps add up."""
+    again = norm.status == "fused"
+    return replace(
+        norm,
+        status="fused",
+        tensor=proposal.old[0].name,
+        spelling=" ".join(filter(None, (proposal.before, norm.spelling if again else proposal.core, proposal.behind))),
+        became=f"{DOMAIN}.{proposal.op}({_format_attributes(proposal.attrs)})",
+        reason="",
+        certificate=combine_certificates(norm.certificate, certificate),
+        proved=norm.proved or ("identity",),
+        written=tuple(t.name for t in node.outputs) if census else (),
+    )
+
+
+def _format_attributes(attrs: Mapping[str, float | int]) -> str:
+    return ", ".join(
+        f"{k}={format_epsilon(v) if isinstance(v, float) else v}" for k, v in attrs.items() if k != "stash_type"
+    )
+
+
+def _own_op_finding(graph: Graph, node: gs.Node, norm: gs.Tensor, target: RewriteTarget) -> Finding:
+    """Of an op of ours, as if it stood in the graph already; ``norm``: the result of the norm in it."""
+    producer, dtype, attrs = graph.producer(norm), graph.dtype(norm), graph.attrs(node)
+    finding = Finding(
+        kind=OURS[node.op].kind,
+        status="kept",
+        tensor=norm.name,
+        module=graph.module(producer) if producer is not None else "",
+        spelling=node.op,
+        reason="it is one node already",
+        axes=_normalized_axes(graph, node),
+        epsilon=float(attrs["epsilon"]),
+        dtype=dtype.name if dtype is not None else "",
+    )
+    return (
+        replace(finding, **norm_attributes.attributes_of_joined(graph, node, float(attrs["epsilon"])))
+        if target.wanted.census
+        else finding
+    )
+
+
+def _normalized_axes(graph: Graph, node: gs.Node) -> tuple[int, ...]:
+    """What is normalized over: all but the batch of a group norm (its channels in part), else the last axes."""
+    rank = len(graph.shape(node.inputs[0]) or ())
+    attrs = graph.attrs(node)
+    if rank and ("axis" in attrs or "axes" in attrs):  # those of a norm that is quantized may be several
+        return tuple(range(min(a % rank for a in attrs.get("axes") or [attrs["axis"]]), rank))
+    return tuple(range(1, rank)) if OURS[node.op].kind == "GroupNorm" else (rank - 1,)

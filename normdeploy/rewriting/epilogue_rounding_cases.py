@@ -1,0 +1,86 @@
+"""The input on which onnxruntime is asked about a norm that was joined with its neighbours, and the error that is
+expected there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..graphs.dims import Dims
+from ..graphs.region import EvaluationFailed
+from ..recognition.fit_measurement import NormFit
+from .certification import Rewrite
+from .rounding_cases import RoundingCase, rounding_patterns
+from .rounding_verdicts import MakeTrial, TrialInput, make_norm_input, make_trial_of
+
+_FEW = (3, 4, 2, 3)  # sizes of the axes of x that are not normalized over, and of a group norm's places
+_ROW = 9  # elements of a row whose number is dynamic
+_BATCH = 8  # a static batch up to this is taken as it is: a Reshape may hold it
+
+
+@dataclass(frozen=True)
+class NormGrouping:
+    """What is normalized over: the last axis, or of (N, C, …) one of ``groups`` parts of the channels and all
+    places."""
+
+    epsilon: float
+    centered: bool = True
+    groups: int = 0
+    added: bool = False  # x is the sum of the first two leaves
+
+    def as_fit(self, size: tuple[int, ...]) -> NormFit:
+        axes, split, block = (
+            (tuple(range(2, len(size))), 1, size[1] // self.groups) if self.groups else ((len(size) - 1,), None, 1)
+        )
+        return NormFit(size, axes, split, block, self.centered, self.epsilon, np.ones(()), np.zeros(()))
+
+
+def epilogue_case(rewrite: Rewrite, grouping: NormGrouping) -> RoundingCase | None:
+    """The battery at small sizes; None where one side can't be evaluated."""
+    before = rewrite.before
+    shapes = [before.graph.shape(leaf) or () for leaf in before.leaves]
+    rng = np.random.default_rng(19)
+    try:
+        bound = before.bind({})
+    except EvaluationFailed:
+        return None
+    size, *others = (_leaf_size(shape, grouping) for shape in shapes)
+    fit = grouping.as_fit(size)
+    x, names = rounding_patterns(size, fit.axes, fit.split, fit.block, grouping.epsilon)[0]
+    rest = [rng.standard_normal(s) for s in others]
+    return RoundingCase((x - rest[0] if grouping.added else x, *rest), names, bound)
+
+
+def _leaf_size(shape: Dims, grouping: NormGrouping) -> tuple[int, ...]:
+    """A leaf's size: that of x, or of a vector for each sample."""
+    last = len(shape) - 1
+    size = []
+    for i, n in enumerate(shape):
+        fixed = i == 1 if grouping.groups else i == last
+        if isinstance(n, int) and (fixed or n == 1 or (i == 0 and n <= _BATCH)):
+            size.append(n)
+        else:
+            size.append(_ROW if fixed else _FEW[min(i, len(_FEW) - 1)])
+    return tuple(size)
+
+
+def make_epilogue_trial(grouping: NormGrouping, scale: np.ndarray | None, opset: int) -> MakeTrial:
+    """Return what makes the trial of the first output's rewrite (`rounding.trial_of`).
+
+    Args:
+        scale: where it is constant; None: it is 1 + s of the second leaf.
+    """
+
+    def choose_input(rewrite: Rewrite) -> TrialInput | None:
+        given, dtype = epilogue_case(rewrite, grouping), rewrite.before.graph.dtype(rewrite.before.leaves[0])
+        if given is None or dtype is None:
+            return None
+        x, *others = given.leaves
+        gain = float(np.abs(1 + others[0] if scale is None else scale).max())
+        fit = grouping.as_fit(x.shape)
+        return make_norm_input(
+            given, dtype, fit, fit.rows_of(x + others[0] if grouping.added else x), epsilon=grouping.epsilon, gamma=gain
+        )
+
+    return make_trial_of(choose_input, opset)

@@ -1,0 +1,361 @@
+"""Whether a fold costs accuracy: both sides in the model's own type, on the inputs that the statistics themselves
+state.
+
+A fold is the same function, but not always as accurate. (z − mean)/std is exact to an ulp even where mean/std is 1e6;
+folded into the linear op behind it, W·(z/std) and W·(mean/std) are large, each is rounded, and they cancel. The rule,
+for each channel:
+
+    error after ≤ 4 · error before + 4 ulp        (of the channel's largest result; errors are the largest over the
+    inputs drawn)
+
+Inputs: z of a BatchNormalization is drawn from N(running mean, running variance) of its channel, that of a scale a and
+shift b by hand from N(−b/a, 1/a²), where the result is of the size of one. Where the linear op stands before, its input
+x is drawn so that its result has that distribution: x ~ N(μ, s²·I) with s = σ/|w| and μ = w·(m − c)/|w|², the shortest
+one.
+
+Arithmetic: each node's result is rounded to its type; a linear op sums in float32, as kernels do for half precision
+too. A BatchNormalization is what runtimes make of it, γ/sqrt(var + ε) · z + (β − mean·γ/sqrt(var + ε)). float64 models
+are rounded to float32, on constants that are not rounded: the ratio of the errors does not depend on the unit.
+
+Nothing here depends on the sizes of the model's tensors: of a convolution one window is evaluated, without strides and
+dilations, of at most `_ROWS` output channels (those in which most cancels, and some between) over at most `rows.TAPS`
+products each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..compare.element_errors import absolute_difference
+from ..compare.rewrite_errors import TIMES, ULPS
+from ..compare.verdict import Verdict, nearest_to_bound
+from ..dtypes import UNIT_ROUNDOFF
+from ..evaluate import evaluator
+from ..forms.batch_norm import AffineFold, FoldShare
+from ..forms.constant_linear import ConstantLinear
+from ..graphs.graph import Graph
+from ..graphs.region import Refusal
+from ..recognition.affine_chains import AffineChain
+from .weight_rows import cancellation_factors, select_rows, weight_row, weight_table
+
+_DRAWS = 8
+_ROWS = 24  # output channels evaluated
+_WINDOW = 9  # places of a convolution's window
+_POOL = 2**17
+
+Chain = Callable[[np.ndarray, bool], np.ndarray]  # (z as (draws, channels), whether to round) -> y
+
+
+@dataclass(frozen=True)
+class CostlyFold(Refusal):
+    """A fold that is not made because it would cost accuracy."""
+
+
+def drop_costly_fold(graph: Graph, chain: AffineChain, form: AffineFold | Refusal) -> AffineFold | Refusal:
+    """``form`` where it costs no accuracy, or else the reason why it is not to be made."""
+    if isinstance(form, Refusal):
+        return form
+    with evaluator.silence_numpy():
+        losses = (
+            [_loss_of_share(graph, chain, share) for share in form.shares]
+            if form.shares
+            else [_loss_of_lone_chain(graph, chain)]
+        )
+    worst = max((loss for loss in losses if loss is not None), key=lambda loss: loss.after.bound_ratio, default=None)
+    if worst is None:
+        return form
+    into = f"folded into {worst.into}, it" if worst.into else "as one scale and shift, it"
+    reason = (
+        f"{into} would lose accuracy: in channel {worst.channel} the error in {chain.dtype.name} grows from"
+        f" {worst.before:.2g} to {worst.after.error:.2g} at the inputs that its statistics state, and {TIMES} times the"
+        f" error before and {ULPS} ulp are allowed"
+    )
+    return CostlyFold(reason, chain.y.name)
+
+
+@dataclass(frozen=True)
+class AccuracyLoss:
+    """The channel in which a fold costs most of what it may not."""
+
+    channel: int
+    before: float  # the largest error against float64
+    after: Verdict
+    into: str
+
+
+# ------------------------------------------------------------------ the scale and shift
+
+
+@dataclass(frozen=True)
+class _StatedAffine:
+    """A scale and shift over the channels that a fold deals with: how it is computed, and what z it says that it
+    gets."""
+
+    run: Chain
+    mean: np.ndarray
+    spread: np.ndarray
+
+
+def stated_affine(
+    graph: Graph, chain: AffineChain, a: np.ndarray, b: np.ndarray, axis: int | None, channels: int
+) -> _StatedAffine:
+    """``axis``: of z, on which the channels stand; None where views lie between, and a and b are all that is known of
+    them."""
+    batched = next((n for n in chain.nodes if n.op == "BatchNormalization"), None)
+    run = _chain_by_nodes(graph, chain, axis, channels) if axis is not None else None
+    if batched is not None and batched.inputs[0] is chain.z and axis == 1:
+        known = [graph.known_value(t) for t in batched.inputs[3:5]]
+        if all(v is not None and v.size == channels for v in known):
+            mean, variance = (np.asarray(v).reshape(-1) for v in known)
+            return _StatedAffine(run or most_accurate_chain(chain, a, b, True), mean, np.sqrt(np.maximum(variance, 0)))
+    mean, spread = (np.where(a != 0, v / np.where(a != 0, a, 1), neutral) for v, neutral in ((-b, 0.0), (1.0, 1.0)))
+    return _StatedAffine(run or most_accurate_chain(chain, a, b, batched is not None), mean, np.abs(spread))
+
+
+def most_accurate_chain(chain: AffineChain, a: np.ndarray, b: np.ndarray, shifted: bool) -> Chain:
+    """What is taken for a chain that can't be evaluated alone: a·z + b if ``shifted``, else (z + b/a)·a, its most
+    accurate form."""
+    stored = (
+        round_to_dtype(a, chain.dtype),
+        round_to_dtype(b, chain.dtype),
+        round_to_dtype(np.where(a != 0, b / np.where(a != 0, a, 1), 0), chain.dtype),
+    )
+
+    def run_chain(z: np.ndarray, rounding: bool) -> np.ndarray:
+        if not rounding:
+            return z * a + b
+        if shifted:
+            return round_to_dtype(round_to_dtype(z * stored[0], chain.dtype) + stored[1], chain.dtype)
+        return np.where(
+            a != 0, round_to_dtype(round_to_dtype(z + stored[2], chain.dtype) * stored[0], chain.dtype), stored[1]
+        )
+
+    return run_chain
+
+
+def _chain_by_nodes(graph: Graph, chain: AffineChain, axis: int, channels: int) -> Chain | None:
+    """The chain node by node, at one place for each draw; None where it needs the sizes that the file states."""
+    rank = max(chain.scale.ndim, 1)
+    along = next((i for i in range(rank) if i != axis), None)
+    if along is None:
+        return None
+
+    def run_chain(z: np.ndarray, rounding: bool) -> np.ndarray:
+        laid = np.moveaxis(z.reshape(*z.shape, *[1] * (rank - 2)), (0, 1), (along, axis))
+        y = _evaluate_chain(graph, chain, laid, rounding)
+        return np.moveaxis(y, (along, axis), (0, 1)).reshape(z.shape)
+
+    probe = np.random.default_rng(3).standard_normal((2, channels))
+    try:
+        y = run_chain(probe, False)
+        a, b = (np.broadcast_to(_channel_vector(v, channels), (channels,)) for v in (chain.scale, chain.shift))
+    except Exception:  # whatever numpy says of sizes that do not fit
+        return None
+    return run_chain if np.allclose(y, a * probe + b, rtol=1e-6, atol=1e-6 * (1 + float(np.abs(b).max()))) else None
+
+
+def _channel_vector(values: np.ndarray, channels: int) -> np.ndarray:
+    if values.size not in (1, channels):
+        raise ValueError(f"{values.size} values for {channels} channels")
+    return values.reshape(-1)
+
+
+def _evaluate_chain(graph: Graph, chain: AffineChain, z: np.ndarray, rounding: bool) -> np.ndarray:
+    """The chain's result for z, each node's rounded to its type if ``rounding``."""
+    values: dict[int, Any] = {id(chain.z): z}
+    for node in chain.region.nodes:
+        inputs = [
+            None if t.is_empty() else values[id(t)] if id(t) in values else _constant_value(graph, chain, t, rounding)
+            for t in node.inputs
+        ]
+        if node.op == "BatchNormalization":
+            made: tuple[Any, ...] = (_evaluate_batch_norm(graph, chain, node, inputs, rounding),)
+        else:
+            made = graph.node_evaluator(node)(inputs)
+        for t, value in zip(node.outputs, made, strict=False):
+            floating = isinstance(value, np.ndarray) and value.dtype.kind == "f"
+            values[id(t)] = round_to_dtype(value, chain.dtype, graph.dtype(t)) if rounding and floating else value
+    return np.asarray(values[id(chain.y)])
+
+
+def _evaluate_batch_norm(
+    graph: Graph, chain: AffineChain, node: gs.Node, inputs: list[Any], rounding: bool
+) -> np.ndarray:
+    z, gamma, beta, mean, variance = inputs[:5]
+    shape = (-1, *[1] * (z.ndim - 2))
+    scale = gamma / np.sqrt(variance + float(graph.attrs(node).get("epsilon", 1e-5)))
+    if not rounding:
+        return np.asarray((z - mean.reshape(shape)) * scale.reshape(shape) + beta.reshape(shape))
+    scale = round_to_dtype(scale, chain.dtype)
+    shift = round_to_dtype(beta - round_to_dtype(mean * scale, chain.dtype), chain.dtype)
+    return np.asarray(round_to_dtype(z * scale.reshape(shape), chain.dtype) + shift.reshape(shape))
+
+
+def _constant_value(graph: Graph, chain: AffineChain, t: gs.Tensor, rounding: bool) -> np.ndarray:
+    """A constant's value; one that the file computes, or that an earlier rewrite did, is rounded as it will be."""
+    value = graph.value(t)
+    computed = not isinstance(t, gs.Constant) or id(t) in graph.exact
+    return (
+        round_to_dtype(value, chain.dtype, graph.dtype(t))
+        if rounding and computed and value.dtype.kind == "f"
+        else value
+    )
+
+
+def round_to_dtype(values: np.ndarray, dtype: np.dtype, own: np.dtype | None = None) -> np.ndarray:
+    """In the model's type, or in the node's ``own`` where a Cast makes that wider; as float64."""
+    kind = np.dtype(np.float32) if dtype == np.float64 else dtype if own is None else own
+    return values if kind == np.float64 else np.asarray(np.asarray(values).astype(kind), dtype=np.float64)
+
+
+# ------------------------------------------------------------------ what a fold makes of it
+
+
+def _loss_of_lone_chain(graph: Graph, chain: AffineChain) -> AccuracyLoss | None:
+    """Of a chain that becomes one Mul and one Add, for each of its elements."""
+    shape = np.broadcast_shapes(chain.scale.shape, chain.shift.shape)
+    varying = [i for i, n in enumerate(shape) if n > 1]
+    a, b = (np.broadcast_to(v, shape).reshape(-1) for v in (chain.scale, chain.shift))
+    channel = varying[0] if varying else min(1, len(shape) - 1)
+    stated = stated_affine(graph, chain, a, b, channel if len(varying) < 2 and shape else None, a.size)
+    z = round_to_dtype(
+        stated.mean + stated.spread * normal_numbers(_DRAWS * a.size).reshape(_DRAWS, a.size), chain.dtype
+    )
+    after = most_accurate_chain(chain, a, b, True)(z, True)
+    return worst_channel(stated.run(z, False), stated.run(z, True), after, chain.dtype, np.arange(a.size), "")
+
+
+def _loss_of_share(graph: Graph, chain: AffineChain, share: FoldShare) -> AccuracyLoss | None:
+    rank = max(chain.scale.ndim, 1)
+    linear, channels = share.linear, len(share.scale)
+    axis = linear.channel_axis(rank) if share.side == "output" else linear.input_channel_axis(rank)
+    if share.whole:  # one of several parts of a Concat: the chain is asked for all channels
+        every = [np.broadcast_to(_channel_vector(v, share.whole), (share.whole,)) for v in (chain.scale, chain.shift)]
+    else:
+        every = [share.scale, share.shift]
+    stated = stated_affine(graph, chain, every[0], every[1], None if share.viewed else axis, share.whole or channels)
+    return (
+        _loss_of_fold_into_previous(chain, share, stated)
+        if share.side == "output"
+        else _loss_of_fold_into_next(chain, share, stated)
+    )
+
+
+def _loss_of_fold_into_previous(chain: AffineChain, share: FoldShare, stated: _StatedAffine) -> AccuracyLoss | None:
+    """a·(W·x + c) + b as (a·W)·x + (a·c + b)."""
+    linear, dtype = share.linear, chain.dtype
+    own = slice(share.start, share.start + len(share.scale))
+    mean, spread = stated.mean[own], stated.spread[own]
+    bias = np.broadcast_to(linear.c, (linear.output_channels,))
+    cancels = (np.abs(share.scale * mean) + np.abs(share.shift)) / (
+        np.abs(share.scale) * spread + np.abs(share.scale * mean + share.shift)
+    )
+    table = weight_table(linear)
+    rows = [
+        weight_row(linear, table, int(r)) for r in select_rows(np.nan_to_num(np.resize(cancels, len(table))), _ROWS)
+    ]
+    exact, before, after = (np.tile(stated.mean, (_DRAWS, 1)) for _ in range(3))
+    channels = np.array([row.output for row in rows], dtype=int)
+    losses: list[AccuracyLoss | None] = []
+    for row in rows:
+        o, w = row.output, row.weights.reshape(-1)
+        size = float(w @ w) or 1.0  # a filter of zeros: whatever x is, its result is its bias
+        noise = normal_numbers(_DRAWS * w.size).reshape(_DRAWS, w.size)
+        x = round_to_dtype(noise * (spread[o] / np.sqrt(size)) + w * ((mean[o] - bias[o]) / size), dtype)
+        folded = (
+            round_to_dtype(w * share.scale[o], dtype),
+            round_to_dtype(share.scale[o] * bias[o] + share.shift[o], dtype),
+        )
+        exact[:, share.start + o] = x @ w + bias[o]
+        before[:, share.start + o] = sum_products(linear, x * w, bias[o], dtype)
+        after[:, share.start + o] = sum_products(linear, x * folded[0], folded[1], dtype)
+        if np.count_nonzero(channels == o) > 1:  # several matrices of one MatMul: one at a time
+            losses.append(_worst_loss(stated, exact, before, after, dtype, share, np.array([o])))
+    losses.append(_worst_loss(stated, exact, before, after, dtype, share, np.unique(channels)))
+    return max((loss for loss in losses if loss is not None), key=lambda loss: loss.after.bound_ratio, default=None)
+
+
+def _worst_loss(
+    stated: _StatedAffine,
+    exact: np.ndarray,
+    before: np.ndarray,
+    after: np.ndarray,
+    dtype: np.dtype,
+    share: FoldShare,
+    channels: np.ndarray,
+) -> AccuracyLoss | None:
+    cut = share.start + channels
+    y = [stated.run(exact, False), stated.run(before, True), after]
+    return worst_channel(y[0][:, cut], y[1][:, cut], y[2][:, cut], dtype, channels, share.linear.title)
+
+
+def _loss_of_fold_into_next(chain: AffineChain, share: FoldShare, stated: _StatedAffine) -> AccuracyLoss | None:
+    """W·(a·z + b) + c as (W·a)·z + (c + W·b), or as (W·a)·(z + b/a) + c."""
+    linear, dtype, inputs = share.linear, chain.dtype, len(share.scale)
+    table = weight_table(linear)
+    taps = min(table.shape[2], _WINDOW)
+    draws = max(2, min(_DRAWS, 2**19 // max(1, taps * inputs)))
+    z = round_to_dtype(
+        stated.mean + stated.spread * normal_numbers(draws * taps * inputs).reshape(draws * taps, inputs), dtype
+    )
+    y, computed = (stated.run(z, rounding).reshape(draws, taps, inputs) for rounding in (False, True))
+    z = z.reshape(draws, taps, inputs)
+    if share.side == "scale":
+        z = round_to_dtype(z + round_to_dtype(share.shift / share.scale, dtype), dtype)
+    bias = np.broadcast_to(linear.c, (linear.output_channels,))
+    exact, before, after, channels = [], [], [], []
+    large = np.abs(share.scale) * (np.abs(stated.mean) + stated.spread) + np.abs(share.shift)
+    small = np.abs(share.scale) * stated.spread + np.abs(share.scale * stated.mean + share.shift)
+    for r in select_rows(cancellation_factors(linear, table, large, small), _ROWS):
+        row = weight_row(linear, table, int(r))
+        w, o = row.weights, row.output
+        cut = slice(None) if w.shape[1] == taps else np.linspace(0, w.shape[1] - 1, taps).astype(int)
+        w = w[:, cut].T  # (taps, inputs of the row)
+        folded = round_to_dtype(w * share.scale[row.inputs], dtype)
+        shifted = (
+            bias[o] if share.side == "scale" else round_to_dtype(bias[o] + (w * share.shift[row.inputs]).sum(), dtype)
+        )
+        exact.append((y[..., row.inputs] * w).sum(axis=(1, 2)) + bias[o])
+        before.append(sum_products(linear, (computed[..., row.inputs] * w).reshape(draws, -1), bias[o], dtype))
+        after.append(sum_products(linear, (z[..., row.inputs] * folded).reshape(draws, -1), shifted, dtype))
+        channels.append(o)
+    return worst_channel(
+        np.array(exact).T, np.array(before).T, np.array(after).T, dtype, np.array(channels), linear.title
+    )
+
+
+def sum_products(linear: ConstantLinear, products: np.ndarray, bias: np.ndarray | float, dtype: np.dtype) -> np.ndarray:
+    """The sum of each row in float32, whatever the type, and the bias; that of a MatMul is an Add of its own."""
+    total = (
+        np.ascontiguousarray(products, dtype=np.float32).sum(axis=1, dtype=np.float32).astype(np.float64)
+    )  # pairwise
+    return round_to_dtype((round_to_dtype(total, dtype) if linear.node.op == "MatMul" else total) + bias, dtype)
+
+
+def worst_channel(
+    exact: np.ndarray, before: np.ndarray, after: np.ndarray, dtype: np.dtype, channels: np.ndarray, into: str
+) -> AccuracyLoss | None:
+    """The channel that breaks the rule most, None where none does. All are (draws, channels)."""
+    valid = np.isfinite(exact) & np.isfinite(before)
+    was, now = (np.where(valid, absolute_difference(y, exact), 0.0).max(axis=0, initial=0.0) for y in (before, after))
+    allowed = TIMES * was + ULPS * 2 * _unit(dtype) * np.where(valid, np.abs(exact), 0.0).max(axis=0, initial=0.0)
+    verdict = nearest_to_bound(now, allowed)
+    return None if verdict else AccuracyLoss(int(channels[verdict.place]), float(was[verdict.place]), verdict, into)
+
+
+def _unit(dtype: np.dtype) -> float:
+    """Return the unit roundoff; that of float32 for float64, which is rounded to float32 here."""
+    return UNIT_ROUNDOFF["float32" if dtype == np.float64 else dtype.name]
+
+
+_NORMAL = np.random.default_rng(23).standard_normal(_POOL)
+
+
+def normal_numbers(count: int) -> np.ndarray:
+    """Standard normal numbers, always the same; drawn once, since drawing them costs most."""
+    return np.resize(_NORMAL, count)

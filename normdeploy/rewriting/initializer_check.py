@@ -1,0 +1,74 @@
+"""Checks that the constants a proof speaks of are the bytes of the file.
+
+The prover reads weights through graphsurgeon, which has readers of its own; a certificate speaks of the file. So each
+initializer that a proof depends on, be it by way of Constant nodes, Casts and views, is read again by
+`onnx.numpy_helper` and compared bit for bit. The tests hold that reader against onnxruntime, in
+every form in which a file may hold a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ..errors import GraphError
+from ..graphs.file_graph import stored_array
+from ..graphs.graph import Graph, value_inputs
+from ..proof.proof_errors import NotProved, ProofFailure
+from ..storage.shared_weights import tensor_array
+
+
+def require_same_as_file(graph: Graph, constants: Iterable[gs.Tensor]) -> None:
+    """Compare the initializers that ``constants`` are, or are computed of, with those of the file; each once a graph.
+
+    Raises:
+        NotProved: one was read as something else, or in a form that is not read at all.
+    """
+    for t in _initializers_behind(graph, constants):
+        key = ("as in the file", id(t))
+        if key not in graph.memo:
+            graph.memo[key] = _describe_difference(graph, t)
+        if graph.memo[key]:
+            raise NotProved(ProofFailure.STORED, str(graph.memo[key]), t.name)
+
+
+def _initializers_behind(graph: Graph, constants: Iterable[gs.Tensor]) -> Iterator[gs.Constant]:
+    """The initializers behind constants, those of new nodes among them."""
+    stack, seen = list(constants), set[int]()
+    while stack:
+        t = stack.pop()
+        if id(t) in seen or t.is_empty():
+            continue
+        seen.add(id(t))
+        if isinstance(t, gs.Constant):
+            yield t
+        elif (node := graph.producer(t)) is not None:
+            stack += value_inputs(node)
+
+
+def _describe_difference(graph: Graph, t: gs.Constant) -> str:
+    """What was read otherwise than the file has it, "" where nothing was."""
+    try:
+        tensor = graph.file_initializer(t)
+    except GraphError as e:
+        return str(e)
+    if tensor is None:
+        return ""
+    read, held = stored_array(t), tensor_array(tensor)
+    if read is held:
+        return ""
+    if read.shape != held.shape:
+        return f"{t.name!r} was read in the shape {list(read.shape)}, and the file has {list(held.shape)}"
+    if not _have_same_bits(read, held):
+        return f"{t.name!r} was read as other numbers than the file has"
+    return ""
+
+
+def _have_same_bits(read: np.ndarray, held: np.ndarray) -> bool:
+    if read.dtype != held.dtype:
+        return np.array_equal(read.astype(np.float64), held.astype(np.float64), equal_nan=True)
+    if read.dtype.hasobject:
+        return bool((read == held).all())
+    return np.ascontiguousarray(read).tobytes() == np.ascontiguousarray(held).tobytes()

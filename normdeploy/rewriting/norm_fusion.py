@@ -1,0 +1,291 @@
+"""The step that fuses one norm: read it around its root, write it in its best form, certify it, keep or leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import onnx_graphsurgeon as gs
+
+from ..findings.records import Certificate, Finding, FittingAttempt, Status, combine_certificates
+from ..forms import write_norm
+from ..forms.measured_forms import is_measured
+from ..forms.norm_writer import NormForm
+from ..graphs.graph import Graph
+from ..graphs.region import Clarity, Refusal, RefusalKind
+from ..norms import third_party
+from ..norms.third_party import function_op_row
+from ..option_values import ANY
+from ..recognition import norm_attributes
+from ..recognition.anchors import is_anchor, is_norm_node
+from ..recognition.norm_candidates import candidate_at, candidate_readings
+from ..recognition.norm_facts import Norm, RootCandidate
+from ..recognition.numerators import explain_numerator
+from .certification import Failure, ResultPair, unproved_finding
+from .proposals import NodeReplacement, Proposal, RewriteTarget, Told
+from .rewrite_ledger import RewriteOptions
+from .rounding_verdicts import norm_trial_maker
+
+_TRIES = 4  # smaller readings of a norm whose certificate fails, one inside the other
+
+_Refusal = tuple[Refusal, Norm | None]  # the norm, where it was one and only its form failed
+
+
+def propose_norm(graph: Graph, root: gs.Node, target: RewriteTarget) -> Told:
+    """Propose the norm around one root in its best form."""
+    around = candidate_at(graph, root) if is_anchor(graph, root) else None
+    return None if around is None else _propose_at_candidate(_NormSearch(graph, root, target), around)
+
+
+@dataclass(frozen=True)
+class _NormSearch:
+    """One root, and what is asked of it.
+
+    Args:
+        within: a wider reading whose certificate failed. Another kind of norm inside it is none that anybody meant.
+        tries: how many smaller readings may still be tried.
+    """
+
+    graph: Graph
+    root: gs.Node
+    target: RewriteTarget
+    within: Norm | None = None
+    tries: int = _TRIES
+
+
+def _propose_at_candidate(search: _NormSearch, around: RootCandidate) -> Told:
+    graph, root = search.graph, search.root
+    best, refusals = _best_reading(graph, around, search.target.wanted)
+    if best is None:
+        return _refusal_finding(search, refusals)
+    norm, form = best
+    split = _cut_back_candidate(graph, norm, around)
+    if split is not None:
+        inner, _ = _best_reading(graph, split, search.target.wanted)
+        if inner is not None:
+            norm, form = inner
+    if search.within is not None and norm.kind != search.within.kind:
+        return None
+    portable = search.target.wanted.fuse == "portable" and third_party.third_party_row(root.domain, root.op) is not None
+    if is_norm_node(root) and (form.core == root.op or portable) and len(_data_nodes(graph, norm)) <= len(form.nodes):
+        standard = "standard " if function_op_row(root.domain, root.op) is None else ""
+        return _with_package_kind(_norm_finding(search, norm, "kept", reason=f"it is one {standard}node already"), root)
+    return _norm_proposal(search, around, norm, form)
+
+
+def _norm_proposal(search: _NormSearch, around: RootCandidate, norm: Norm, form: NormForm) -> Proposal:
+    graph, wanted = search.graph, search.target.wanted
+    finding = _norm_finding(search, norm, "fused", form)
+    finding = replace(finding, proved=("identity",), notes=(*form.notes, *norm.notes))
+
+    def retry_without_guesses() -> Told:
+        """The same, read without what was guessed."""
+        graph.memo.pop(norm.region.template, None)
+        return _propose_at_candidate(search, around)
+
+    def try_smaller(failure: Failure) -> Iterator[Told]:
+        certificate = failure if isinstance(failure, Certificate) else None
+        inner = replace(search, within=norm, tries=search.tries - 1)
+        for candidate_inside in (
+            _smaller_candidates(graph, search.root, around, norm, certificate) if search.tries else ()
+        ):
+            yield _propose_at_candidate(inner, candidate_inside)
+
+    return Proposal(
+        finding,
+        (ResultPair(norm.region, form.nodes[-1].outputs[0]),),
+        (NodeReplacement(norm.y, form.nodes, shape=norm.shape, origin=_root_of_norm(graph, norm)),),
+        unproved=lambda failure: _unproved_norm_finding(search, norm, form, failure),
+        opset=form.opset,
+        trial=norm_trial_maker(norm, form.opset),
+        kind=(norm.region.template, form.became),
+        revise=lambda told, certificate: replace(told, certificate=certificate, written=_written_tensors(form, wanted)),
+        instead=retry_without_guesses if norm.guessed else None,
+        otherwise=try_smaller,
+        then=None if search.within is None else lambda: _fuse_with_preceding(search, form),
+        joined=lambda first, then: _join_findings(first, then, form),
+    )
+
+
+def _written_tensors(form: NormForm, wanted: RewriteOptions) -> tuple[str, ...]:
+    """The tensors that were written, once they stand in the graph."""
+    return tuple(n.outputs[0].name for n in form.nodes) if wanted.census else ()
+
+
+def _unproved_norm_finding(search: _NormSearch, norm: Norm, form: NormForm, failure: Failure) -> Finding:
+    if isinstance(failure, Refusal):
+        return _norm_finding(search, norm, "refused", reason=failure.reason)
+    failed = unproved_finding(_norm_finding(search, norm, "undone", form), failure)
+    by = f"as the package {form.package!r} writes it: {failed.reason}"
+    return replace(failed, reason=by) if form.package else failed
+
+
+def _smaller_candidates(
+    graph: Graph, root: gs.Node, around: RootCandidate, norm: Norm, certificate: Certificate | None
+) -> list[RootCandidate]:
+    """What is left of a candidate without what could not be proved: a scale and a shift before the norm, an activation
+    behind it."""
+    xs = around.xs[: next(i for i, x in enumerate(around.xs) if x is norm.x)]
+    ys = around.ys[: next(i for i, y in enumerate(around.ys) if y is norm.y)]
+    culprit = next(
+        (n for n in norm.region.nodes if certificate is not None and n.outputs[0].name == certificate.culprit), None
+    )
+    if culprit is not None and graph.position_of(culprit) < graph.position_of(root):
+        at = graph.position_of(culprit)
+        xs = tuple(x for x in xs if (node := graph.producer(x)) is not None and graph.position_of(node) >= at)
+        return [replace(around, xs=xs)] if xs else []
+    if culprit is not None and culprit is not root:
+        ys = tuple(
+            y
+            for y in ys
+            if (node := graph.producer(y)) is not None and graph.position_of(node) < graph.position_of(culprit)
+        )
+        return [replace(around, ys=ys)] if ys else []
+    return ([replace(around, xs=xs)] if xs else []) + ([replace(around, ys=ys)] if ys else [])
+
+
+def _fuse_with_preceding(search: _NormSearch, form: NormForm) -> Told:
+    """The norm just written together with what lies before it, where that is one node too: in two steps it may be
+    proved."""
+    node = next(n for n in form.nodes if n.op == form.core)
+    around = candidate_at(search.graph, node)
+    return None if around is None else _propose_at_candidate(_NormSearch(search.graph, node, search.target), around)
+
+
+def _join_findings(first: Finding, then: Finding, form: NormForm) -> Finding:
+    """One finding of a norm and what was fused with it in a second step."""
+    return replace(
+        then,
+        spelling=then.spelling.replace(form.core, first.spelling),
+        notes=(*first.notes, *then.notes),
+        certificate=combine_certificates(first.certificate, then.certificate),
+    )
+
+
+def _best_reading(
+    graph: Graph, around: RootCandidate, wanted: RewriteOptions
+) -> tuple[tuple[Norm, NormForm] | None, list[_Refusal]]:
+    """The reading and form that leave the fewest nodes; of equals the one that writes fewer, then the outermost.
+
+    For a runtime whose forms were measured, of equals the outermost: a part of the norm has a form of its own, but not
+    the one measured. Of "any" runtime these are the group norms.
+    """
+    candidates: list[tuple[int, Norm, NormForm]] = []
+    refusals: list[_Refusal] = []
+    for reading in candidate_readings(graph, around):
+        if isinstance(reading, Refusal):
+            refusals.append((reading, None))
+            continue
+        made = write_norm(graph, reading, wanted.form_runtime, wanted.fuse)
+        if isinstance(made, NormForm) and made.opset > wanted.limit:
+            reason = f"its node needs opset {made.opset}, the file has {graph.opset}"
+            made = Refusal(reason, made.nodes[-1].outputs[0].name, kind=RefusalKind.OPSET)
+        if isinstance(made, Refusal):
+            refusals.append((replace(made, start=reading.x.name, end=reading.y.name), reading))
+            continue
+        written = sum(node.op != "Shape" for node in made.nodes)
+        candidates.append((written - len(_data_nodes(graph, reading)), reading, made))
+        if len(made.nodes) == 1 or len(candidates) == 4:
+            break
+    if not candidates:
+        return None, refusals
+    outermost = is_measured(wanted.form_runtime) and (
+        wanted.form_runtime != ANY or any(norm.kind == "GroupNorm" for _, norm, _ in candidates)
+    )
+    _, norm, form = min(candidates, key=lambda f: (f[0], 0 if outermost else len(f[2].nodes)))
+    return (norm, form), refusals
+
+
+def _cut_back_candidate(graph: Graph, norm: Norm, around: RootCandidate) -> RootCandidate | None:
+    """The candidate cut back to an inner tensor of x's shape that others read too: it may be the norm that they
+    share."""
+    inside = {id(n) for n in norm.region.nodes}
+    for i, y in enumerate(around.ys):
+        if y is norm.y:
+            return None
+        outside = graph.is_output(y) or any(id(n) not in inside for n in graph.consumers(y))
+        if outside and graph.shape(y) == graph.shape(norm.y):
+            return replace(around, ys=around.ys[: i + 1])
+    return None
+
+
+def _data_nodes(graph: Graph, norm: Norm) -> list[gs.Node]:
+    return [n for n in norm.region.nodes if not graph.is_shape_valued(n.outputs[0])]
+
+
+def _root_of_norm(graph: Graph, norm: Norm) -> gs.Node | None:
+    """The root, whose module is the norm's: its ends may lie in the module around it (a modulation by data, a
+    Dropout)."""
+    roots = [n for n in norm.region.nodes if is_anchor(graph, n) and graph.module(n)]
+    return roots[-1] if roots else graph.producer(norm.y)
+
+
+def _norm_finding(
+    search: _NormSearch, norm: Norm, status: Status, form: NormForm | None = None, reason: str = ""
+) -> Finding:
+    graph = search.graph
+    heart = _root_of_norm(graph, norm)
+    module = graph.module(heart) if heart is not None else ""
+    finding = Finding(
+        kind=(form.kind if form is not None else "") or norm.kind,
+        status=status,
+        tensor=norm.y.name,
+        module=module,
+        spelling=" ".join(n.op for n in _data_nodes(graph, norm)),
+        became=form.became if form is not None and status != "undone" else "",
+        reason=reason,
+        axes=norm.axes,
+        epsilon=norm.epsilon,
+        dtype=norm.dtype.name,
+        notes=form.notes if form is not None else (),
+    )
+    return (
+        replace(finding, **norm_attributes.attributes_of_norm(graph, norm)) if search.target.wanted.census else finding
+    )
+
+
+def _refusal_finding(search: _NormSearch, refusals: list[_Refusal]) -> Finding | None:
+    """The refusal that says most: the innermost clear one. None where no two ends around the root belong together."""
+    root, wanted = search.root, search.target.wanted
+    clear = [(r, norm) for r, norm in refusals if r.clarity]
+    if not clear:
+        return None
+    best, norm = next((pair for pair in reversed(clear) if pair[0].clarity is Clarity.SPECIFIC), clear[0])
+    best, norm = next(pair for pair in clear if pair[0].reason == best.reason)  # of the same flaw the whole norm
+    if best.kind is RefusalKind.EVEN and (region := best.region) is not None:
+        best = replace(best, reason=explain_numerator(search.graph, region.leaves[0], region.y))
+    if best.kind is RefusalKind.OPSET and wanted.unraised:
+        best = replace(best, reason=f"{best.reason} ({wanted.unraised})")
+    status: Status = "kept" if is_norm_node(root) else "refused"
+    attempts = tuple(_attempt_record(r, norm) for r, norm in refusals)
+    if norm is not None:
+        return replace(
+            _with_package_kind(_norm_finding(search, norm, status, reason=best.reason), root), attempts=attempts
+        )
+    fit = best.fit
+    finding = Finding(
+        kind=root.op if is_norm_node(root) else fit.kind if fit is not None else "unknown",
+        status=status,
+        tensor=best.tensor or root.outputs[0].name,
+        module=search.graph.module(root),
+        spelling=best.region.spelling() if best.region is not None else "",
+        reason=best.reason,
+        axes=fit.over if fit is not None else (),
+        attempts=attempts,
+    )
+    region = best.region or next((r.region for r, _ in refusals if r.region is not None), None)
+    if wanted.census and region is not None:
+        finding = replace(finding, **norm_attributes.attributes_of_region(search.graph, region, fit))
+    return _with_package_kind(finding, root)
+
+
+def _with_package_kind(finding: Finding, root: gs.Node) -> Finding:
+    """``finding`` with the kind that an installed package gives its own op, where that is kept."""
+    brought = third_party.third_party_row(root.domain, root.op)
+    return replace(finding, kind=brought.kind) if brought is not None and finding.status == "kept" else finding
+
+
+def _attempt_record(refusal: Refusal, norm: Norm | None) -> FittingAttempt:
+    stage: Literal["ends", "values", "form"] = "form" if norm is not None else "values" if refusal.clarity else "ends"
+    return FittingAttempt(refusal.start, refusal.end, stage, refusal.reason, refusal.tensor)

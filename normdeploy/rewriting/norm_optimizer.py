@@ -1,0 +1,305 @@
+"""The driver: recognise a norm, write it, certify it, keep or undo.
+
+Norms first, in topological order; then BatchNorm and other scales and shifts are folded into their neighbours; then,
+where own ops are asked for, norms are joined with theirs. A rewrite is certified before it is made. A failed one is
+never applied.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import onnx
+
+from ..contrib.foreign_findings import merge_foreign_findings
+from ..contrib.name_clashes import rename_clashing_functions
+from ..contrib.standardization import standardize_foreign_norms
+from ..errors import CertificateError
+from ..findings.records import Finding, Summary
+from ..graphs.function_ops import attach_functions, inline_unwanted_functions, may_use_function_ops
+from ..graphs.graph import Graph
+from ..graphs.local_functions import open_functions
+from ..graphs.omitted_inputs import remove_omitted_inputs
+from ..graphs.opset_conversion import convert_opset, ops_needing_conversion, raise_opset_number
+from ..graphs.proto_queries import all_names, drop_unused_initializers
+from ..graphs.shape_completion import ShapedGraph
+from ..graphs.subgraphs import Subgraph, body_subgraphs
+from ..graphs.type_opsets import oldest_opset_for_types
+from ..option_values import FUSES, RUNTIMES, TENSORRT
+from ..recognition.closed_functions import find_closed_norms
+from ..recognition.constant_subgraphs import find_repeated_constants
+from ..storage.node_order import with_sorted_nodes
+from ..storage.onnx_domains import default_domain_opset
+from ..storage.onnx_files import fill_shared_weights
+from ..storage.proto_traversal import copy_model
+from ..storage.shared_weights import Weights
+from ..storage.weight_serialization import share_large_weights
+from ..types import Progress
+from . import int32_codes, transform_table
+from .proved_nodes import NodeSeal, require_sealed
+from .rewrite_ledger import MADE, RewriteOptions, RewriteStep, undone_finding
+from .rewriter import Rewriter
+
+
+@dataclass
+class RewriteOutcome:
+    """What became of a graph and of what is nested in it.
+
+    Args:
+        findings: what is told.
+        taken: every step that changed a graph, with what is told of it.
+        gross: steps whose result onnxruntime can't run, or not well enough.
+        seals: of the nodes that are left, as they were proved.
+        opset: the lowest that has the nodes written.
+        seconds: of each stage.
+    """
+
+    findings: list[Finding]
+    taken: list[tuple[RewriteStep, Finding]]
+    gross: dict[RewriteStep, Finding]
+    seals: list[NodeSeal]
+    opset: int
+    seconds: dict[str, float]
+
+
+def optimize_norms(
+    proto: onnx.ModelProto,
+    *,
+    runtime: str = "any",
+    fuse: str = "standard",
+    strict: bool = False,
+    progress: Progress | None = None,
+    census: bool = False,
+    weights: Weights | None = None,
+) -> tuple[onnx.ModelProto, Summary]:
+    """Fuse and fold every normalization of ``proto`` that can be, each with its certificate.
+
+    Args:
+        proto: the model, weights included; it is not changed.
+        runtime: which of equal standard forms to write: "any" (one standard node for each norm but group norms) or the
+            name of a runtime; "onnxruntime" is the fastest that is sound there, "onnxruntime-accurate" the most
+            accurate (`normdeploy.forms.measured_forms`).
+        fuse: "standard": standard ops alone; "portable": ops of this project's own with function bodies
+            (`graphs.functions`) where no standard one says a norm.
+        strict: a failed certificate is an error.
+        progress: called with (stage, done, total).
+        census: let each finding hold all that there is to know of its norm
+        (`normdeploy.recognition.norm_attributes`), which
+        takes some more time.
+        weights: those that ``proto`` refers to (`storage.weights.lifted`), as the result then does; None: both hold
+        their own.
+
+    Returns:
+        The new model (the opset raised where a norm's node needs it) and the account of what became of each norm.
+
+    Raises:
+        GraphError: the model can't be read.
+        CertificateError: with ``strict``, where a certificate failed.
+    """
+    for name, value, known in (("runtime", runtime, RUNTIMES), ("fuse", fuse, FUSES)):
+        if value not in known:
+            raise ValueError(f"{name} is {value!r}; it is one of {', '.join(known)}")
+    light, kept = (proto, weights) if weights is not None else share_large_weights(proto)
+    out, summary, _ = optimize_with_steps(
+        light, RewriteOptions(runtime, fuse, census=census, progress=progress, weights=kept), strict
+    )
+    return (out if weights is not None else fill_shared_weights(out)), summary
+
+
+def optimize_with_steps(
+    proto: onnx.ModelProto, wanted: RewriteOptions, strict: bool = False
+) -> tuple[onnx.ModelProto, Summary, list[tuple[RewriteStep, Finding]]]:
+    """As `optimize`, and with every step that changed the graph, so that a caller may ask for the same without some of
+    them.
+
+    Where onnxruntime can't run what a step wrote, or with a gross error (`normdeploy.rewriting.rounding_verdicts`),
+    all is done
+    again without it.
+    """
+    with _pause_garbage_collection():
+        for attempt in range(_ATTEMPTS):
+            work, out = _rewrite_once(proto, wanted)
+            if not work.gross or attempt == _ATTEMPTS - 1:
+                break
+            again = (
+                work.gross
+                if attempt < _ATTEMPTS - 2
+                else {step: _give_up_finding(f) for step, f in work.taken} | work.gross
+            )
+            wanted = replace(wanted, undone={**wanted.undone, **again})
+    require_sealed(out, work.seals)
+    if strict:
+        require_kept(work.findings)
+    ops, left, findings = count_ops(proto), count_ops(out), tuple(work.findings)
+    summary = Summary(
+        findings,
+        sum(ops.values()),
+        len(out.graph.node),
+        default_domain_opset(out),
+        work.seconds,
+        ops_before=ops,
+        ops_after=left,
+    )
+    return out, summary, work.taken
+
+
+def require_kept(findings: Sequence[Finding]) -> None:
+    """Raises CertificateError where one is undone: ``--strict``."""
+    failed = [f for f in findings if f.status == "undone"]
+    if failed:
+        raise CertificateError(
+            f"{len(failed)} of {len(findings)} rewrites failed their certificates, the first {failed[0].tensor!r}:"
+            f" {failed[0].reason}. Without --strict the export keeps these subgraphs as they were."
+        )
+
+
+def require_exact(findings: Sequence[Finding]) -> None:
+    """Raises CertificateError where a rewrite rests on inputs alone, or makes NaN of what was a number at an infinite
+    input: ``--strict-proof``."""
+    for f in findings:
+        if (
+            f.status in ("fused", "folded")
+            and f.certificate is not None
+            and (f.certificate.method != "exact" or f.certificate.gains)
+        ):
+            why = f.certificate.note or "its certificate rests on inputs alone"
+            raise CertificateError(
+                f"the rewrite of {f.tensor!r} ({f.became}) is not proved as --strict-proof asks: {why}"
+            )
+
+
+_ATTEMPTS = 8  # the last but one leaves out all that was done; models with several kinds of norms need two or three
+
+
+def _give_up_finding(finding: Finding) -> Finding:
+    reason = f"{_ATTEMPTS - 2} times a rewrite of this file turned out to be one that onnxruntime can't run well"
+    return undone_finding(finding, reason)
+
+
+@contextmanager
+def _pause_garbage_collection() -> Iterator[None]:
+    """Without Python's cycle collector, which would walk through the whole graph again and again: a seventh of the
+    time."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _rewrite_once(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[RewriteOutcome, onnx.ModelProto]:
+    """The whole file once, without the steps that are not to be taken."""
+    proto = source = with_sorted_nodes(proto)
+    if wanted.runtime in TENSORRT:
+        proto = int32_codes.replace_int32_codes(proto)
+    proto, shadows = rename_clashing_functions(proto)
+    proto, foreign = standardize_foreign_norms(inline_unwanted_functions(remove_omitted_inputs(proto), wanted.fuse))
+    work, out = _rewrite_file(proto, wanted)
+    # A node that was written, an activation for example, may have the file's type at a newer opset alone.
+    work.opset = max(work.opset, oldest_opset_for_types(out))
+    if ops_needing_conversion(
+        out, work.opset
+    ):  # an old file: its own ops have to be converted first, and the norms are looked for again
+        newer = convert_opset(proto, work.opset)
+        if isinstance(newer, str):
+            work, out = _rewrite_file(proto, replace(wanted, limit=default_domain_opset(proto), unraised=newer))
+        else:
+            work, out = _rewrite_file(newer, wanted)
+    work.findings = merge_foreign_findings(work.findings, foreign, proto)
+    out = raise_opset_number(out, work.opset)
+    if wanted.fuse == "portable" or may_use_function_ops(out):
+        attach_functions(out, default_domain_opset(out))
+    name = shadows.written_clash(out) or (
+        shadows.standard_clash if default_domain_opset(out) != default_domain_opset(source) else ""
+    )
+    if not name:
+        return work, shadows.restore_names(out)
+    reason = (
+        f"the file has a function {name!r}, and a file with the rewrite would take it for ONNX's op, or ONNX's op for"
+        " it; rename it"
+    )
+    work.findings = [
+        replace(f, status="refused", reason=reason, became="", written=()) if _is_written(f) else f
+        for f in work.findings
+    ]
+    work.taken, work.gross, work.seals = [], {}, []
+    return work, copy_model(source)
+
+
+def _is_written(finding: Finding) -> bool:
+    """Whether something was written for a norm: its node, or standard nodes in the place of a foreign one."""
+    return bool(
+        finding.status in ("fused", "folded") or finding.became or (finding.status == "refused" and finding.certificate)
+    )
+
+
+def count_ops(proto: onnx.ModelProto) -> dict[str, int]:
+    """Op type -> number of nodes in the main graph, the most frequent first."""
+    return dict(Counter(node.op_type for node in proto.graph.node).most_common())
+
+
+def _rewrite_file(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[RewriteOutcome, onnx.ModelProto]:
+    """Deal with a file's graph, what is nested in it, and its functions."""
+    work, out = _rewrite_graph(proto, (), wanted)
+    for function in open_functions(out):
+        _rewrite_subgraph(work, function, set(), wanted)
+    work.findings += find_closed_norms(out)
+    return work, drop_unused_initializers(out) if out.functions or any(f.place for f in work.findings) else out
+
+
+def _rewrite_graph(
+    proto: onnx.ModelProto, taken: Collection[str], wanted: RewriteOptions
+) -> tuple[RewriteOutcome, onnx.ModelProto]:
+    """Deal with one graph and its bodies. ``taken``: the names around it, where it is a body itself."""
+    graph, work = _apply_transforms(proto, taken, wanted)
+    out = graph.to_proto()
+    around = {*taken, *all_names(out.graph)}
+    for body in body_subgraphs(out):
+        _rewrite_subgraph(work, body, around, wanted)
+    return work, out
+
+
+def _rewrite_subgraph(work: RewriteOutcome, nested: Subgraph, taken: Collection[str], wanted: RewriteOptions) -> None:
+    place = "; ".join(filter(None, (wanted.place, nested.place)))
+    inner, out = _rewrite_graph(nested.model, taken, replace(wanted, place=place, weights=None))
+    if any(f.status in MADE for f in inner.findings):
+        nested.put_back(out)
+        work.opset = max(work.opset, inner.opset)
+        work.seals += inner.seals
+    work.taken += inner.taken
+    work.gross |= inner.gross
+    work.findings += [
+        replace(f, place=f"{nested.place}, {f.place}" if f.place else nested.place) for f in inner.findings
+    ]
+
+
+def _apply_transforms(
+    proto: onnx.ModelProto, taken: Collection[str], wanted: RewriteOptions
+) -> tuple[Graph, RewriteOutcome]:
+    """Apply every transform and cleanup of the tables to one graph, in their order."""
+    start = time.perf_counter()
+    graph = ShapedGraph(proto, taken, wanted.weights)
+    graph.treat_as_data(find_repeated_constants(graph))
+    cleanups = [(cleanup.stage, cleanup.begin(graph)) for cleanup in transform_table.CLEANUPS]
+    rewriter = Rewriter(graph, wanted)
+    for transform in transform_table.select_transforms(proto, wanted):
+        with transform.around(graph):
+            rewriter.apply(transform.stage, transform.propose)
+    for stage, sweep in cleanups:
+        rewriter.apply_cleanup(stage, sweep)
+    seals = rewriter.remaining_seals()
+    # Another runtime than the one asked for does not decide.
+    rewriter.apply_verdicts(decides=wanted.runtime not in TENSORRT)
+    rewriter.seconds["passes"] = time.perf_counter() - start
+    ledger = rewriter.ledger
+    return graph, RewriteOutcome(
+        ledger.findings, ledger.steps_taken(), ledger.gross, seals, rewriter.opset, rewriter.seconds
+    )

@@ -1,0 +1,185 @@
+"""A model as a session of onnxruntime whose parameters, inputs and reductions can be perturbed, to see what rounding
+may do to its results.
+
+The reductions, because nothing else moves x − mean off zero in a constant row, which is then divided by the root of
+epsilon alone (an instance norm of one place, say).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from ..compare.perturbation import perturb_array
+from ..dtypes import is_float_dtype
+from ..graphs import ort_equivalence
+from ..graphs.transposed_weights import transpose_column_weights
+from ..norms.norm_table import STANDARD
+from ..ort_sessions.session import ort_error_message
+from ..storage.heap import trim_heap
+from ..storage.onnx_files import iter_bodies
+from ..storage.shared_weights import tensor_array
+from ..storage.weight_serialization import detach_weights
+
+FLOATING = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+_LARGE = 2**16  # elements of a parameter that is not perturbed: its layer's bias or norm is
+_PRODUCTS = ("MatMul", "Gemm", "Conv", "Einsum")
+_POOLS = ("GlobalAveragePool", "AveragePool", "Sum", "Mean")
+_REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", *_POOLS, *_PRODUCTS})
+_NORMS = [op for op, row in STANDARD.items() if row.has_scale]
+_ARITHMETIC = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Add", "Sub", "Mul", "Div", "PRelu", *_NORMS})
+_DIGITS = 8  # binary digits of a number that bfloat16 holds, and every other type
+PATIENCE = 20.0  # seconds after which a run of the model before is ended, and four times as many for the one after
+
+
+class PerturbableModel:
+    """A session without optimizations.
+
+    ``other``: a model whose large weights are taken where this one has the same, so that they are held once.
+    ``floating``: the element types of its floating tensors where it is to be perturbed: small parameters become inputs,
+    and each reduction's result is multiplied by an input that is 1.
+    """
+
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        other: PerturbableModel | None = None,
+        floating: Mapping[str, int] | None = None,
+    ) -> None:
+        light, weights = detach_weights(proto, fed=True)
+        self._inputs = [v.name for v in light.graph.input if v.name not in {t.name for t in light.graph.initializer}]
+        own = {} if floating is None else _parameters_to_inputs(light)
+        self._parameters = own if floating is None else own | _add_reduction_factors(light, floating)
+        self._stored: dict[str, np.ndarray] = {}
+        self.values: dict[str, ort.OrtValue] = {}
+        for name, stored in transpose_column_weights(
+            light, {name: tensor_array(tensor) for name, tensor in weights.items()}
+        ).items():
+            if other is not None and name in other.values and _have_same_bytes(stored, other._stored[name]):
+                self._stored[name], self.values[name] = other._stored[name], other.values[name]
+            else:
+                self._stored[name], self.values[name] = stored, ort_equivalence.make_ort_value(stored)
+        unread = {name: value for name, value in self.values.items() if name not in self._parameters}
+        for name in self._parameters:
+            if name in self.values:
+                self._parameters[name] = self.values[name].numpy()
+        # A product with such a number, or a sum of integers and it, is not rounded, so it is not perturbed either: a
+        # Cast behind x·1 would tell every integer from the one below it.
+        self._exact = frozenset(name for name in own if _has_few_digits(self._parameters[name]))
+        self._session, self._fed = ort_equivalence.open_session_without_weights(light, unread)
+        self.outputs = [o.name for o in self._session.get_outputs()]
+
+    def run_perturbed(
+        self,
+        feeds: Mapping[str, np.ndarray],
+        rng: np.random.Generator | None = None,
+        by: float = 0.0,
+        patience: float = PATIENCE,
+        *,
+        move_inputs: bool = True,
+    ) -> list[Any]:
+        """Run the model on ``feeds``; with ``rng`` each parameter and reduction times 1 ± ``by`` at most.
+
+        ``move_inputs``: whether the inputs are perturbed, too.
+        """
+        given = {name: feeds[name] for name in self._inputs} | self._parameters
+        still = self._exact if move_inputs else self._exact.union(self._inputs)
+        fed = dict(self._fed)
+        for name, value in given.items():
+            if rng is not None and name not in still and is_float_dtype(value.dtype):
+                value = perturb_array(value, by, rng)
+            fed[name] = ort.OrtValue.ortvalue_from_numpy(ort_equivalence.to_computable_type(value))
+        options = ort.RunOptions()
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")  # two sessions, one of which runs
+        watch = threading.Timer(
+            patience, lambda: setattr(options, "terminate", True)
+        )  # a loop in a stranger's file may never end
+        watch.daemon = True
+        watch.start()
+        try:
+            return [
+                v.numpy() if v.is_tensor() else v for v in self._session.run_with_ort_values(self.outputs, fed, options)
+            ]
+        finally:
+            watch.cancel()
+            trim_heap()
+
+
+def _have_same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether they are the same, byte for byte."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return _memory_location(a) == _memory_location(b) or np.array_equal(_as_bytes(a), _as_bytes(b))
+
+
+def _memory_location(array: np.ndarray) -> tuple[object, ...]:
+    return array.__array_interface__["data"][0], array.strides
+
+
+def _as_bytes(array: np.ndarray) -> np.ndarray:
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return flat.view(np.uint64) if flat.size % 8 == 0 else flat
+
+
+def _parameters_to_inputs(light: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """Turn the floating parameters of arithmetic, but for large ones, into inputs; their values, where ``light`` holds
+    them."""
+    readers: dict[str, set[str]] = {}
+    for body in iter_bodies(light):
+        for node in body.node:
+            for name in node.input:
+                readers.setdefault(name, set()).add(f"{node.domain}{node.op_type}")
+    named = {v.name for v in (*light.graph.input, *light.graph.output)}
+    inputs = {}
+    for tensor in list(light.graph.initializer):
+        floating = tensor.data_type in FLOATING and tensor.data_type != onnx.TensorProto.BFLOAT16
+        if (
+            floating
+            and tensor.name not in named
+            and readers.get(tensor.name, {""}) <= _ARITHMETIC
+            and math.prod(tensor.dims) <= _LARGE
+        ):
+            external = tensor.data_location == onnx.TensorProto.EXTERNAL
+            inputs[tensor.name] = np.zeros(0) if external else onnx.numpy_helper.to_array(tensor)
+            light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+            light.graph.initializer.remove(tensor)
+    return inputs
+
+
+def _add_reduction_factors(light: onnx.ModelProto, floating: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Multiply the results of reductions by inputs that are 1, which is exact; these by name."""
+    nodes = list(light.graph.node)
+    shaken: dict[str, np.ndarray] = {}
+    made: list[onnx.NodeProto] = []
+    for node in nodes:
+        made.append(node)
+        y = node.output[0] if node.output else ""
+        if node.op_type in _REDUCTIONS and not node.domain and (kind := floating.get(y)) is not None:
+            factor, exact = f"{y}/normdeploy.factor", f"{y}/normdeploy.exact"
+            node.output[0] = exact
+            made.append(onnx.helper.make_node("Mul", [exact, factor], [y]))
+            light.graph.input.append(onnx.helper.make_tensor_value_info(factor, kind, []))
+            shaken[factor] = np.ones((), onnx.helper.tensor_dtype_to_np_dtype(kind))
+    if shaken:
+        light.graph.ClearField("node")
+        light.graph.node.extend(made)
+    return shaken
+
+
+def _has_few_digits(value: np.ndarray) -> bool:
+    """Whether it is one number of at most `_DIGITS` binary digits, which every floating type holds."""
+    if value.size != 1 or value.dtype.kind in "biuSOU":
+        return False
+    number = float(value.reshape(-1)[0])
+    return math.isfinite(number) and (math.frexp(number)[0] * 2**_DIGITS).is_integer()
+
+
+def short_error_message(e: Exception) -> str:
+    """Return onnxruntime's message in one line (`sessions.words_of`), cut to 200 characters."""
+    return ort_error_message(e)[:200]

@@ -1,0 +1,250 @@
+"""The step that joins a norm's node with the QuantizeLinear behind it into one op of this project's own
+(``--fuse portable``).
+
+Rounding is no algebra, and nothing is proved of it here: the op's body is the norm's node and that QuantizeLinear, node
+for node, attribute for attribute, input for input, which is compared before anything is written. What the norm's node
+itself stands for was proved before. So every runtime that runs the body rounds what it rounded before.
+
+An RMSNormalization (opset 23 and newer) is written as our RMSNorm first, with a certificate as any norm's.
+
+The op is written where QuantizeLinear has one constant scale above 0 and the zero point 0, in int8 or float8e4m3fn, and
+alone reads the norm. Where it can't be, the norm's finding says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..findings.records import Certificate, Finding, combine_certificates
+from ..forms.norm_writer import format_epsilon
+from ..forms.portable_norms import RMS
+from ..graphs.graph import Graph
+from ..graphs.own_op_functions import DOMAIN, oldest_opset
+from ..graphs.region import Refusal, RefusedError
+from ..norms.function_bodies import describe_missing
+from ..norms.norm_table import OURS, NormOp
+from ..storage.onnx_domains import is_standard
+from .certification import Failure, pair_of
+from .proposals import NodeReplacement, Proposal, Remark, RewriteTarget
+from .rewrite_ledger import LedgerEntry
+from .row_quantization import RowQuantization, match_row_quantization
+from .structural_equality import describe_difference, full_attributes
+
+_ROWS = {row.quantizes: row for row in OURS.values() if row.quantizes and not row.is_quantized_by_row}
+_BY_ROW = {row.quantizes: row for row in OURS.values() if row.is_quantized_by_row}
+_WRITTEN = {"RMSNormalization": f"{DOMAIN}.RMSNorm"}  # what is spelled as an op of ours before it is joined
+_KINDS = ("int8", "float8_e4m3fn")
+QUANTIZE = "QuantizeLinear"
+SAME = "the same nodes"  # as reports say where this was seen
+
+
+def propose_quantize_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) -> Proposal | Remark | None:
+    """Propose to join ``node``, a QuantizeLinear, with the norm before it; its finding is changed, and none is new."""
+    if node.op not in ("QuantizeLinear", "Cast") or not is_standard(node):
+        return None
+    tail = match_row_quantization(graph, node)
+    y = tail.y if tail is not None else node.inputs[0] if node.op == "QuantizeLinear" else None
+    norm = graph.producer(y) if y is not None else None
+    rows = _ROWS if tail is None else _BY_ROW
+    row = rows.get(_WRITTEN.get(_row_name(norm), _row_name(norm))) if norm is not None else None
+    told = target.entry_of(y.name) if y is not None else None
+    if norm is None or row is None or norm.outputs[0] is not y or told is None:
+        return None
+    try:
+        _require_single_reader(graph, row, norm, () if tail is None else tail.readers)
+        spelled = _as_own_rms_norm(graph, norm) if _row_name(norm) in _WRITTEN else norm
+        made = _fused_node(graph, row, spelled, node, tail)
+    except RefusedError as kept:
+        return _kept_remark(told, str(kept))
+    pairs = () if spelled is norm else (pair_of(graph, y, [norm.inputs[0]], spelled.outputs[0]),)
+    return Proposal(
+        told.finding,
+        pairs,
+        (_quantized_replacement(row, norm, node, made, tail),),
+        unproved=lambda failure: _kept_remark(told, _unproved_reason(failure)),
+        opset=oldest_opset(row.op),
+        upon=(told,),
+        revise=lambda finding, certificate: _fused_finding(graph, finding, norm, made, tail, certificate, target),
+    )
+
+
+def _kept_remark(told: LedgerEntry, reason: str) -> Remark:
+    note = f"the QuantizeLinear behind it stays a node of its own: {reason}"
+    return Remark([told], lambda finding: replace(finding, notes=(*finding.notes, note)))
+
+
+def _unproved_reason(failure: Failure) -> str:
+    if isinstance(failure, Refusal):
+        return f"its norm can't be proved to be an RMSNorm: {failure.reason}"
+    return f"its norm is not proved to be an RMSNorm: {failure.note}"
+
+
+def _as_own_rms_norm(graph: Graph, norm: gs.Node) -> gs.Node:
+    """An RMSNormalization as our RMSNorm, which is not put into the graph.
+
+    Raises:
+        Refused: it can't be one.
+    """
+    x, scale, attrs = norm.inputs[0], norm.inputs[1], full_attributes(norm.op, graph.attrs(norm), max(graph.opset, RMS))
+    shape = graph.shape(x)
+    if shape is None or graph.dtype(x) != graph.dtype(scale):
+        raise RefusedError("the rank of its norm's input is not known, or the norm has the type of its scale")
+    axes = list(range(attrs["axis"] if attrs["axis"] < 0 else attrs["axis"] - len(shape), 0))
+    given = {"axes": axes, "epsilon": attrs["epsilon"], "stash_type": attrs["stash_type"]}
+    return graph.make_node("RMSNorm", [x, scale], norm.outputs[0], given, DOMAIN)
+
+
+def _row_name(node: gs.Node) -> str:
+    """An op as its row is named: ``LayerNormalization``, ``normdeploy.RMSNorm``."""
+    return str(node.op) if is_standard(node) else f"{node.domain}.{node.op}"
+
+
+def _require_single_reader(graph: Graph, row: NormOp, norm: gs.Node, own: Sequence[gs.Node]) -> None:
+    """
+    Raises:
+        Refused: another one than QuantizeLinear, or than ``own``, reads the norm, or its statistics.
+    """
+    y = norm.outputs[0]
+    if graph.is_output(y) or len(graph.consumers(y)) != max(1, len(own)):
+        readers = len(graph.consumers(y)) - max(1, len(own))
+        others = "and is an output" if graph.is_output(y) else f"and {readers} other{'s' * (readers > 1)}"
+        raise RefusedError(f"it reads the norm's result {others} too, which is no quantized number there")
+    if any(graph.is_output(t) or graph.consumers(t) for t in norm.outputs[1:] if not row.outputs[1:]):
+        raise RefusedError("the norm's mean or its deviation is read as well")
+
+
+def _fused_node(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node, tail: RowQuantization | None) -> gs.Node:
+    """The node that takes the place of both, or of the norm and what quantizes each row.
+
+    Raises:
+        Refused: they are not what the op's body says.
+    """
+    ours = OURS.get(norm.op) if norm.domain == DOMAIN else None
+    if ours is not None and describe_missing(ours, [t.name for t in norm.inputs], norm.attrs):
+        raise RefusedError(f"its {norm.op} is another op of that name")
+    opset = max(graph.opset, row.since)  # that of the nodes that were written so far
+    attrs = full_attributes(norm.op, graph.attrs(norm), opset) if ours is None else dict(graph.attrs(norm))
+    inputs, y = _norm_parameters(graph, row, norm), norm.outputs[0]
+    if tail is None:
+        scale, zero = _scale_and_zero_point(graph, node)
+        inputs += [scale, zero]
+        behind = [graph.make_node(node.op, [y, scale, zero], node.outputs[0], graph.attrs(node))]
+    else:
+        _require_last_axis(graph, norm, attrs)
+        if tail.cast and not tail.least:
+            raise RefusedError(
+                "a row of zeros is 0 / 0, of which a Cast to int8 may make anything; bound its scale from below"
+            )
+        inputs += [tail.zero_point(graph)]
+        behind = tail.build_nodes(graph, y, inputs[-1])
+        attrs |= {"least": tail.least, "largest": tail.largest}
+    given = {name: attrs[name] for name in row.attributes}
+    made = graph.make_node(row.op, inputs, node.outputs[0], given, DOMAIN, len(row.outputs))
+    for name, t in zip(row.outputs, made.outputs, strict=True):
+        types = {"Y": graph.dtype(inputs[-1]), "y_scale": np.dtype(np.float32)}
+        t.dtype = types.get(name, graph.dtype(norm.inputs[0]))
+    if differs := describe_difference(graph, row, made, (norm, *behind)):
+        raise RefusedError(differs)
+    return made
+
+
+def _require_last_axis(graph: Graph, norm: gs.Node, attrs: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        Refused: the norm is over other axes than the last.
+    """
+    rank = len(graph.shape(norm.inputs[0]) or ())
+    axes = attrs.get("axes") or [attrs.get("axis", -1)]
+    if not rank or [a % rank for a in axes] != [rank - 1]:
+        raise RefusedError("its norm is not over the last axis alone")
+
+
+def _norm_parameters(graph: Graph, row: NormOp, norm: gs.Node) -> list[gs.Tensor]:
+    """The norm's inputs; a LayerNormalization without a bias gets one of zeros, which changes no number that is
+    quantized (−0 + 0 is 0)."""
+    wanted = [name for name in row.inputs if name not in ("y_scale", "y_zero_point")]
+    inputs = [t for t in norm.inputs if not t.is_empty()]
+    if len(inputs) == len(wanted) - 1 and wanted[-1] == "bias":
+        shape, dtype = graph.shape(inputs[-1]), graph.dtype(inputs[-1])
+        if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
+            raise RefusedError("its norm has no bias, and a scale of unknown shape")
+        zeros = np.zeros([n for n in shape if isinstance(n, int)])
+        inputs.append(graph.add_constant(f"{norm.outputs[0].name}_bias", zeros, dtype))
+    if len(inputs) != len(wanted):
+        raise RefusedError(f"its norm has {len(inputs)} inputs, and {row.op} takes {len(wanted)} of one")
+    return inputs
+
+
+def _scale_and_zero_point(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, gs.Tensor]:
+    """QuantizeLinear's scale and zero point as initializers: what Constant nodes hold may stand behind the norm, and a
+    zero point may be left to a type."""
+    scale, attrs = node.inputs[1], graph.attrs(node)
+    value = graph.known_value(scale) if graph.is_constant(scale) else None
+    if value is None or value.size != 1:
+        raise RefusedError("its scale is computed" if value is None else f"it has {value.size} scales")
+    if not 0 < float(value.reshape(())) < float("inf"):
+        raise RefusedError(f"its scale is {float(value.reshape(())):g}")
+    zero = node.inputs[2] if len(node.inputs) > 2 and not node.inputs[2].is_empty() else None
+    number = attrs.get("output_dtype", 0)
+    if zero is None:
+        kind = onnx.helper.tensor_dtype_to_np_dtype(number) if number else np.dtype(np.uint8)
+    else:
+        kind = graph.dtype(zero)
+        held = graph.known_value(zero) if graph.is_constant(zero) else None
+        if held is None or held.size != 1 or held.any():
+            raise RefusedError("its zero point is not 0" if held is not None else "its zero point is computed")
+    if kind is None or kind.name not in _KINDS:
+        raise RefusedError(
+            f"it quantizes to {'an unknown type' if kind is None else kind.name}, and not to int8 or FP8"
+        )
+    if not isinstance(scale, gs.Constant):
+        scale = graph.add_constant(f"{node.outputs[0].name}_scale", value, graph.dtype(scale))
+    if not isinstance(zero, gs.Constant):
+        zero = graph.add_constant(f"{node.outputs[0].name}_zero_point", np.zeros(()), kind)
+    return scale, zero
+
+
+# ------------------------------------------------------------------ what is written
+
+
+def _quantized_replacement(
+    row: NormOp, norm: gs.Node, node: gs.Node, made: gs.Node, tail: RowQuantization | None
+) -> NodeReplacement:
+    old = {"Y": node.outputs[0], "y_scale": node.outputs[0] if tail is None else tail.scale, "sum": norm.outputs[-1]}
+    # The last is made first, and others may read it before what is quantized is there.
+    *rest, (output, last) = enumerate(row.outputs)
+    also = {place: old[name] for place, name in rest}
+    return NodeReplacement(old[last], (made,), output=output, origin=norm, also=also)
+
+
+def _fused_finding(
+    graph: Graph,
+    told: Finding,
+    norm: gs.Node,
+    made: gs.Node,
+    tail: RowQuantization | None,
+    certificate: Certificate | None,
+    target: RewriteTarget,
+) -> Finding:
+    """What is told of a norm and what quantizes it, once they are one node."""
+    attrs = {name: value for name, value in graph.attrs(made).items() if name != "stash_type"}
+    shown = ", ".join(f"{name}={format_epsilon(v) if isinstance(v, float) else v}" for name, v in attrs.items())
+    spelling = told.spelling if told.status == "fused" else norm.op
+    proved = (*told.proved, *(("identity",) if certificate else ()), SAME)
+    return replace(
+        told,
+        status="fused",
+        tensor=made.outputs[0].name,
+        spelling=f"{spelling} {QUANTIZE if tail is None else tail.spelling}",
+        became=f"{DOMAIN}.{made.op}({shown})",
+        reason="",
+        certificate=combine_certificates(told.certificate, certificate),
+        proved=tuple(dict.fromkeys(proved)),
+        written=tuple(t.name for t in made.outputs) if target.wanted.census else (),
+    )

@@ -1,0 +1,382 @@
+"""The rounding verdict of a certificate: what onnxruntime makes of the nodes before and after, in the model's own type.
+
+A group's error after the rewrite is expected to stay below
+
+    max(2 · error before, what the formula itself rounds: `normdeploy.compare.rewrite_errors`)
+
+The verdict decides where it is gross: where onnxruntime runs the nodes before and has no kernel for those after, or
+where these answer NaN or Inf, or err by more than `GROSS` times what is allowed, at ordinary inputs (`ORDINARY`).
+Anything less is told in a note: at an offset of 1e3, say, GroupNormalization computes E[x²] − E[x]² and loses most
+digits, in every file that holds one.
+
+Sessions hold up to 64 rewrites: making one costs more than running it, and grows faster than its graph. Large weights
+are inputs, which onnxruntime takes where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..compare.element_errors import absolute_difference
+from ..compare.rewrite_errors import norm_rounding_error, sum_rounding_error
+from ..compare.verdict import Verdict, nearest_to_bound
+from ..dtypes import UNIT_ROUNDOFF
+from ..evaluate import evaluator
+from ..findings.records import Certificate, Finding
+from ..graphs.function_ops import attach_functions
+from ..graphs.graph import Graph, value_inputs
+from ..graphs.region import EvaluationFailed, Refusal, Region, concrete_shape
+from ..ort_sessions.session import open_session, to_ort
+from ..recognition.fit_measurement import NormFit
+from ..recognition.norm_facts import Norm
+from ..storage.shared_weights import is_shareable_weight
+from . import rounding_cases
+from .certification import Rewrite
+from .rounding_cases import RoundingCase
+
+BATCH = 64
+OF_A_KIND = 8  # of norms that differ in gamma and beta only this many are run
+GROSS = 16  # times the error allowed
+ORDINARY = frozenset({"normal", "skewed"})  # patterns of the battery
+
+
+@dataclass(frozen=True)
+class SideModel:
+    """One side of a rewrite as ONNX, its tensors renamed so that many fit into one graph."""
+
+    nodes: tuple[onnx.NodeProto, ...]
+    initializers: tuple[onnx.TensorProto, ...]
+    inputs: tuple[onnx.ValueInfoProto, ...]
+    feeds: dict[str, np.ndarray]
+    output: str
+    opset: int
+
+
+@dataclass(frozen=True)
+class RoundingTrial:
+    """A rewrite waiting for its rounding verdict: both sides, the float64 reference, and the error that is expected in
+    each row."""
+
+    before: SideModel
+    after: SideModel
+    reference: np.ndarray
+    rows: Callable[[np.ndarray], np.ndarray]  # groups of elements that are judged together
+    expected: np.ndarray
+    ordinary: np.ndarray  # of each row, whether its input is
+    nbytes: int = 0  # that are held for it alone
+
+
+@dataclass(frozen=True)
+class TrialOutcome:
+    """The outcome of a trial.
+
+    ``before`` and ``after``: the error of the nodes before, and the verdict on those after, in the worst row; None
+    where nothing was compared, and ``missing`` says why. ``gross`` says why the rewrite can't stay, None where it can.
+    """
+
+    before: float | None = None
+    after: Verdict | None = None
+    note: str = ""
+    gross: str | None = None
+    missing: str | None = None
+
+
+@dataclass(frozen=True)
+class TrialInput:
+    """The input on which a rewrite is tried, and what is expected there.
+
+    ``rows`` lays a result out as a matrix: elements of a row are judged together. ``expected`` gives the error that
+    rounding may make in each row, of (the float64 result, unit roundoff of ``dtype``).
+    """
+
+    case: RoundingCase
+    dtype: np.dtype
+    rows: Callable[[np.ndarray], np.ndarray]
+    expected: Callable[[np.ndarray, float], np.ndarray]
+
+
+MakeTrial = Callable[[Sequence[Rewrite], int], RoundingTrial | None]
+
+
+def make_trial_of(choose: Callable[[Rewrite], TrialInput | None], opset: int) -> MakeTrial:
+    """Return what makes the trial of a rewrite, of (the rewrites of a proposal, the number of the trial).
+
+    The first rewrite is tried. There is no trial where ``choose`` gives no input, or there is no float64 reference.
+
+    Args:
+        opset: the lowest that has the nodes written.
+    """
+
+    def make_trial(rewrites: Sequence[Rewrite], number: int) -> RoundingTrial | None:
+        chosen = choose(rewrites[0])
+        return None if chosen is None else make_case_trial(rewrites[0], chosen, opset, number)
+
+    return make_trial
+
+
+def norm_trial_maker(norm: Norm, opset: int) -> MakeTrial:
+    """Return what makes the trial of a norm's rewrite, on the battery (`trial_of`)."""
+
+    def choose_input(rewrite: Rewrite) -> TrialInput | None:
+        case = rounding_cases.norm_case(norm, rewrite)
+        if case is None:
+            return None
+        gamma = 1.0 if norm.gamma is None or norm.gamma.value is None else float(np.abs(norm.gamma.value).max())
+        layout = norm.fit.resize(case.leaves[0].shape)
+        return make_norm_input(
+            case, norm.dtype, layout, layout.rows_of(case.leaves[0]), epsilon=norm.epsilon, gamma=gamma
+        )
+
+    return make_trial_of(choose_input, opset)
+
+
+def make_norm_input(
+    case: RoundingCase, dtype: np.dtype, fit: NormFit, x: np.ndarray, *, epsilon: float, gamma: float
+) -> TrialInput:
+    """Return a case of a norm, with what its own formula rounds as the expected error.
+
+    Args:
+        x: the rows that are normalized.
+        gamma: the largest.
+    """
+
+    def expected_error(reference: np.ndarray, unit: float) -> np.ndarray:
+        y = fit.rows_of(reference)
+        return norm_rounding_error(x, y, epsilon, centered=fit.centered, gamma=gamma, unit=unit)
+
+    return TrialInput(case, dtype, fit.rows_of, expected_error)
+
+
+def fold_trial_maker(windows: Sequence[tuple[int, ...] | None], dtype: np.dtype, opset: int = 1) -> MakeTrial:
+    """Return what makes the trial of a fold (`trial_of`); what its largest sum rounds is expected.
+
+    Args:
+        windows: for each leaf a shape that shows everything at less cost; none: the file's own.
+    """
+
+    def choose_input(rewrite: Rewrite) -> TrialInput | None:
+        tried = rounding_cases.fold_case(rewrite, windows)
+        if tried is None:
+            return None
+        case, terms = tried
+        return make_whole_input(case, dtype, lambda y, unit: sum_rounding_error(terms, unit))
+
+    return make_trial_of(choose_input, opset)
+
+
+def make_whole_input(case: RoundingCase, dtype: np.dtype, expected: Callable[[np.ndarray, float], float]) -> TrialInput:
+    """Return a case of which all elements are judged together."""
+    return TrialInput(case, dtype, lambda y: y.reshape(1, -1), lambda y, unit: np.array([expected(y, unit)]))
+
+
+def make_case_trial(rewrite: Rewrite, chosen: TrialInput, opset: int, number: int) -> RoundingTrial | None:
+    """Return both sides of a rewrite on one input; None where float64 has no result."""
+    graph, case, dtype = rewrite.before.graph, chosen.case, chosen.dtype
+    stored = tuple(v.astype(dtype) for v in case.leaves)
+    try:
+        with evaluator.silence_numpy():
+            reference = case.before.run([v.astype(np.float64) for v in stored])
+            expected = chosen.expected(reference, UNIT_ROUNDOFF.get(dtype.name, UNIT_ROUNDOFF["float32"]))
+    except EvaluationFailed:
+        return None
+    before = make_side_model(graph, rewrite.before, stored, case.before.sizes, graph.opset, f"b{number}_")
+    after = make_side_model(graph, rewrite.after, stored, case.before.sizes, max(graph.opset, opset), f"a{number}_")
+    ordinary = np.resize([name in ORDINARY for name in case.names], len(chosen.rows(reference)))
+    nbytes = reference.nbytes + sum(v.nbytes for v in stored)
+    return RoundingTrial(before, after, reference, chosen.rows, expected, ordinary, nbytes)
+
+
+def make_side_model(
+    graph: Graph, region: Region, leaves: Sequence[np.ndarray], sizes: dict[str, int], opset: int, prefix: str
+) -> SideModel:
+    """A region as a graph of its own: leaves and large weights become inputs, other constants initializers."""
+    initializers: dict[str, onnx.TensorProto] = {}
+    inputs = {prefix + t.name: v for t, v in zip(region.leaves, leaves, strict=True)}
+    for t in region.shape_leaves:
+        inputs.setdefault(
+            prefix + t.name,
+            np.broadcast_to(np.zeros((), graph.dtype(t) or np.float32), concrete_shape(graph, t, sizes) or ()),
+        )
+    nodes = []
+    made = {id(o) for n in region.nodes for o in n.outputs}
+    for node in region.nodes:
+        proto, valued = graph.node_proto(node), {id(t) for t in value_inputs(node)}
+        for i, t in enumerate(node.inputs):
+            if not t.is_empty():
+                proto.input[i] = prefix + t.name
+            if not t.is_empty() and id(t) not in made and prefix + t.name not in inputs:
+                if id(t) in valued and (array := _large_weight(t)) is not None:
+                    inputs[proto.input[i]] = array
+                elif id(t) in valued and graph.is_constant(t):
+                    initializers[proto.input[i]] = _constant_initializer(graph, t, prefix)
+                else:  # CastLike's second input: only its type matters
+                    initializers[proto.input[i]] = onnx.numpy_helper.from_array(
+                        np.zeros(1, graph.dtype(t) or np.float32), proto.input[i]
+                    )
+        for i, t in enumerate(node.outputs):
+            proto.output[i] = prefix + t.name if t.name else ""
+        proto.name = ""
+        nodes.append(proto)
+    infos = tuple(
+        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+        for name, v in inputs.items()
+    )
+    return SideModel(tuple(nodes), tuple(initializers.values()), infos, inputs, prefix + region.y.name, opset)
+
+
+def _large_weight(t: gs.Tensor) -> np.ndarray | None:
+    """The elements of a large weight, where they lie; None of other tensors."""
+    array = t._values if isinstance(t, gs.Constant) and isinstance(t._values, np.ndarray) else None
+    return array if array is not None and is_shareable_weight(array.dtype, array.shape) else None
+
+
+def _constant_initializer(graph: Graph, t: gs.Tensor, prefix: str) -> onnx.TensorProto:
+    if isinstance(t, gs.Constant):
+        proto = onnx.TensorProto()
+        proto.CopyFrom(graph.tensor_proto(t))
+        proto.name = prefix + t.name
+        return proto
+    value = np.ascontiguousarray(graph.value(t))
+    dtype = graph.dtype(t) or (np.float32 if value.dtype.kind == "f" else value.dtype)
+    return onnx.numpy_helper.from_array(value.astype(dtype), prefix + t.name)
+
+
+def copy_verdict(finding: Finding, first: Finding) -> Finding:
+    """A finding whose nodes were not run, since it differs from another in gamma and beta only: what was seen of that
+    one is told."""
+    assert finding.certificate is not None
+    assert first.certificate is not None
+    ran = first.certificate
+    told = (
+        f"onnxruntime ran {first.tensor!r}, which differs in gamma and beta only"
+        if ran.rounding_after is not None
+        else ran.note
+    )
+    certificate = replace(
+        finding.certificate,
+        rounding_before=ran.rounding_before,
+        rounding_after=ran.rounding_after,
+        rounding_bound=ran.rounding_bound,
+        note=_join_notes(finding.certificate.note, told),
+    )
+    notes = (*finding.notes, *(n for n in first.notes if n not in finding.notes))
+    proved = (*finding.proved, "onnxruntime run of its like") if "onnxruntime run" in first.proved else finding.proved
+    return replace(finding, certificate=certificate, notes=notes, proved=proved)
+
+
+def run_trials(trials: Sequence[RoundingTrial]) -> list[TrialOutcome]:
+    """Of each trial, in its worst group."""
+    results: list[TrialOutcome] = []
+    for start in range(0, len(trials), BATCH):
+        batch = trials[start : start + BATCH]
+        before, after = (_run_side_models([getattr(t, side) for t in batch]) for side in ("before", "after"))
+        results.extend(judge_trial(t, b, a) for t, b, a in zip(batch, before, after, strict=True))
+    return results
+
+
+def with_verdict(certificate: Certificate, outcome: TrialOutcome) -> Certificate:
+    """Return the certificate with what the trial came to."""
+    certificate = replace(certificate, note=_join_notes(certificate.note, outcome.note))
+    if outcome.after is None:
+        return certificate
+    return replace(
+        certificate,
+        rounding_before=outcome.before,
+        rounding_after=outcome.after.error,
+        rounding_bound=outcome.after.allowed,
+    )
+
+
+def _join_notes(*notes: str) -> str:
+    return "; ".join(n for n in notes if n)
+
+
+def _run_side_models(pieces: Sequence[SideModel]) -> list[np.ndarray | Refusal]:
+    """The outputs of the pieces in one session; where that fails, each by itself, and its error where it fails
+    again."""
+    try:
+        return list(_run_in_session(pieces))
+    except Exception as e:
+        if len(pieces) == 1:
+            return [Refusal(f"onnxruntime could not run it: {_short_message(e)}")]
+        return [_run_side_models([p])[0] for p in pieces]
+
+
+def _run_in_session(pieces: Sequence[SideModel]) -> list[Any]:
+    graph = onnx.GraphProto(name="rounding")
+    feeds: dict[str, np.ndarray] = {}
+    for p in pieces:
+        graph.node.extend(p.nodes)
+        graph.initializer.extend(p.initializers)
+        used = {i for n in p.nodes for i in n.input}
+        graph.input.extend(i for i in p.inputs if i.name in used)
+        feeds.update((k, v) for k, v in p.feeds.items() if k in used)
+        graph.output.append(onnx.ValueInfoProto(name=p.output))
+    opsets = [onnx.helper.make_opsetid("", max(p.opset for p in pieces)), onnx.helper.make_opsetid("com.microsoft", 1)]
+    model = attach_functions(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), opsets[0].version)
+    return list(open_session(model.SerializeToString(), threads=1).run(None, _ort_values(feeds)))
+
+
+def _ort_values(feeds: dict[str, np.ndarray]) -> dict[str, Any]:
+    """bfloat16 goes in by its ONNX type: numpy has none of its own. Arrays of which the shape alone is read share their
+    elements."""
+    room = np.zeros(max((v.nbytes for v in feeds.values() if _is_shape_only(v)), default=0), np.uint8)
+    laid = {k: room[: v.nbytes].view(v.dtype).reshape(v.shape) if _is_shape_only(v) else v for k, v in feeds.items()}
+    return {name: to_ort(array) if array.dtype.name == "bfloat16" else array for name, array in laid.items()}
+
+
+def _is_shape_only(array: np.ndarray) -> bool:
+    """Whether it is one element broadcast, as `piece` has of what only the shape is read."""
+    return array.size > 1 and not any(array.strides)
+
+
+def judge_trial(t: RoundingTrial, before: np.ndarray | Refusal, after: np.ndarray | Refusal) -> TrialOutcome:
+    if isinstance(after, Refusal):
+        gross = None if isinstance(before, Refusal) else f"{after.reason}; it runs the nodes before"
+        return TrialOutcome(note=after.reason, gross=gross)
+    if isinstance(before, Refusal):
+        return _uncompared_verdict(f"the nodes before: {before.reason}")
+    ref = t.rows(t.reference)
+
+    def errors_in_units(value: np.ndarray) -> np.ndarray:
+        apart = absolute_difference(t.rows(np.asarray(value, dtype=np.float64)), ref)
+        apart[~np.isfinite(ref)] = 0.0
+        return apart.max(axis=1)
+
+    was, now = errors_in_units(before), errors_in_units(after)
+    allowed = np.maximum(2 * was, t.expected)
+    # A row in which the nodes before answer no number allows any error: it compares nothing.
+    compared = np.flatnonzero(np.isfinite(allowed))
+    if not compared.size:
+        return _uncompared_verdict("in onnxruntime the nodes before answer NaN or Inf where float64 gives numbers")
+
+    def worst_of(rows: np.ndarray) -> tuple[float, Verdict]:
+        verdict = nearest_to_bound(now[rows], allowed[rows])
+        return float(was[rows][verdict.place]), verdict
+
+    error, verdict = worst_of(compared)
+    gross = None
+    ordinary = compared[t.ordinary[compared]]
+    if ordinary.size:
+        own, usual = worst_of(ordinary)
+        if usual.bound_ratio > GROSS:
+            gross = (
+                f"its error in onnxruntime is {usual.error:.2g} at ordinary inputs, where that of the nodes before is"
+                f" {own:.2g} and {GROSS} times {usual.allowed:.2g} are allowed"
+            )
+    return TrialOutcome(error, verdict, gross=gross)
+
+
+def _uncompared_verdict(why: str) -> TrialOutcome:
+    missing = f"the rounding was not compared: {why}"
+    return TrialOutcome(note=missing, missing=missing)
+
+
+def _short_message(e: Exception) -> str:
+    return " ".join(str(e).split())[:160]

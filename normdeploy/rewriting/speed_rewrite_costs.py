@@ -1,0 +1,24 @@
+"""Prices the rewrites that are no norm's: an attention as one node, a linear layer over rows, a sum.
+
+onnxruntime runs both sides of each in float32, on normal inputs with the file's own weights. The rule is that of folds
+(`normdeploy.rewriting.rounding_verdicts`), with u the unit roundoff and y the largest number inside:
+
+    error after ≤ max(2 · error before, 8u · y)
+
+These rewrites are made for speed alone, so one that costs more is taken back, gross or not.
+"""
+
+from __future__ import annotations
+
+from . import rounding_verdicts
+
+
+def describe_cost(outcome: rounding_verdicts.TrialOutcome) -> str | None:
+    """Return why a rewrite made for speed can't stay, None where it can."""
+    after = outcome.after
+    if outcome.gross is not None or after is None or after:
+        return outcome.gross
+    return (
+        f"its error in onnxruntime is {after.error:.2g}, where that of the nodes before is {outcome.before:.2g} and"
+        f" {after.allowed:.2g} are allowed"
+    )

@@ -1,0 +1,119 @@
+"""Whether the body of an op of ours is the nodes that it takes the place of: the same ops with the same attributes on
+the same tensors, one after the other. Nothing is evaluated, so that what is no algebra may be among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from ..graphs.graph import Graph
+from ..graphs.own_op_functions import DOMAIN
+from ..norms.function_bodies import norm_function_body
+from ..norms.norm_table import OURS, NormOp
+
+# attributes of QuantizeLinear that change nothing: along which axis one scale varies, and the default of saturate
+_NEUTRAL: Mapping[str, Any] = {"saturate": 1, "block_size": 0, "precision": 0}
+
+
+def describe_difference(graph: Graph, row: NormOp, made: gs.Node, old: Sequence[gs.Node]) -> str:
+    """Where the body of ``made`` is not the ``old`` nodes, in their order; "" where it is.
+
+    A tensor is known by itself, whatever it is called, and a constant of one element by that.
+    """
+    opset = max(graph.opset, row.since)
+    before = list(_flatten_nodes(graph, old, opset))
+    after = list(_flatten_nodes(graph, [made], opset))
+    if [n.op for n in before] != [n.op for n in after]:
+        return f"the nodes {' '.join(n.op for n in before)} are not those of {row.op}"
+    same: dict[object, object] = {}
+    for theirs, ours in zip(before, after, strict=True):
+        if theirs.attrs != ours.attrs:
+            return f"its {theirs.op} has the attributes {theirs.attrs}, and in {row.op} {ours.attrs}"
+        given = [same.get(i, i) for i in theirs.inputs]
+        given += [i for i in ours.inputs[len(given) :] if _is_own_zeros(graph, made, i)]  # a bias that was none
+        if given != list(ours.inputs):
+            return f"its {theirs.op} reads other tensors than in {row.op}"
+        same.update(zip(theirs.outputs, ours.outputs, strict=False))
+    kept = [same.get(id(t)) for n in old for t in n.outputs]
+    ends = [id(t) for t in made.outputs]
+    return "" if all(end in kept for end in ends) else f"{row.op} makes other results"
+
+
+@dataclass(frozen=True)
+class _FlatNode:
+    """A standard node with all attributes that mean something; tensors are the graph's by their ids, and within a body
+    by name and number."""
+
+    op: str
+    attrs: dict[str, Any]
+    inputs: tuple[object, ...]
+    outputs: tuple[object, ...]
+
+
+def _flatten_nodes(graph: Graph, nodes: Sequence[gs.Node], opset: int) -> Iterator[_FlatNode]:
+    """Nodes with the bodies of ours in their place."""
+    for node in nodes:
+        row = OURS.get(node.op) if node.domain == DOMAIN else None
+        inputs = [_tensor_key(graph, t) for t in node.inputs]
+        while inputs and inputs[-1] == ():
+            inputs.pop()
+        if row is None:
+            attrs = full_attributes(node.op, graph.attrs(node), opset)
+            yield _FlatNode(node.op, attrs, tuple(inputs), tuple(id(t) for t in node.outputs))
+            continue
+        function, own = norm_function_body(row, opset), graph.attrs(node)
+        names: dict[str, object] = dict(zip(function.input, inputs, strict=True))
+        names |= {name: id(t) for name, t in zip(function.output, node.outputs, strict=False)}
+        for inner in function.node:
+            if inner.op_type == "Constant" and not inner.attribute[0].ref_attr_name:
+                names[inner.output[0]] = _constant_key(np.asarray(onnx.helper.get_attribute_value(inner.attribute[0])))
+                continue
+            if inner.op_type == "Constant":
+                names[inner.output[0]] = _constant_key(np.asarray(own[inner.attribute[0].ref_attr_name]))
+                continue
+            attrs = {
+                a.name: own[a.ref_attr_name] if a.ref_attr_name else onnx.helper.get_attribute_value(a)
+                for a in inner.attribute
+            }
+            read, made = (tuple(names.get(n, (id(node), n)) for n in ns) for ns in (inner.input, inner.output))
+            yield _FlatNode(inner.op_type, full_attributes(inner.op_type, attrs, opset), read, made)
+
+
+def full_attributes(op: str, given: Mapping[str, Any], opset: int) -> dict[str, Any]:
+    """The attributes of a standard node, those left to their defaults too; of QuantizeLinear by one scale without those
+    that change nothing."""
+    schema = onnx.defs.get_schema(op, opset)
+    known = {
+        name: onnx.helper.get_attribute_value(a.default_value)
+        for name, a in schema.attributes.items()
+        if a.default_value.name
+    }
+    known |= given
+    if op == "QuantizeLinear":
+        known = {k: v for k, v in known.items() if k not in ("axis", "output_dtype") and _NEUTRAL.get(k) != v}
+    return known
+
+
+def _tensor_key(graph: Graph, t: gs.Tensor) -> object:
+    if t.is_empty():
+        return ()
+    value = t.values if isinstance(t, gs.Constant) else None
+    return _constant_key(value) if isinstance(value, np.ndarray) and value.size == 1 else id(t)
+
+
+def _constant_key(value: np.ndarray) -> object:
+    """A constant of one element as it is compared: whole numbers and float32 as such; a float16 is no float32."""
+    kind = {"f8": "f4"}.get(value.dtype.str[1:], value.dtype.str[1:])  # onnx gives a float attribute as Python's
+    return (kind, value.shape, value.astype(kind).tobytes()) if value.dtype.kind in "iuf" else (kind, value.tobytes())
+
+
+def _is_own_zeros(graph: Graph, made: gs.Node, tensor: object) -> bool:
+    """Whether an input of ``made`` was written for it and holds zeros alone."""
+    t = next((t for t in made.inputs if id(t) == tensor), None)
+    value = graph.known_value(t) if isinstance(t, gs.Constant) else None
+    return value is not None and not value.any()

@@ -1,0 +1,60 @@
+"""Memory as TensorRT takes it: contiguous, on its device, at an address of 256 bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+ALIGNMENT = 256  # bytes; what IExecutionContext::setTensorAddress asks of every address (NvInferRuntime.h)
+
+
+def allocate_aligned(size: int, device: torch.device, alignment: int = ALIGNMENT) -> torch.Tensor:
+    """``size`` bytes, at least one, that begin at a multiple of ``alignment``; torch aligns memory of the CPU to 64."""
+    size = max(1, size)
+    memory = torch.empty(size + alignment - 1, dtype=torch.uint8, device=device)
+    start = -memory.data_ptr() % alignment
+    return memory[start : start + size]
+
+
+def allocate_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, int]:
+    """A new tensor and its address, which is not null where the tensor has no elements: TensorRT takes no null."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = allocate_aligned(size, device)
+    return memory[:size].view(dtype).view(tuple(shape)), memory.data_ptr()
+
+
+def make_bindable(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """``tensor`` itself where TensorRT can read it where it lies, else a copy: slices begin at any element."""
+    moved = tensor.to(device).contiguous()
+    if moved.data_ptr() % ALIGNMENT == 0:
+        return moved
+    return allocate_tensor(moved.shape, moved.dtype, device)[0].copy_(moved)
+
+
+def make_output_allocator(library: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """TensorRT's way to memory for an output whose shape it learns while it runs."""
+
+    class TensorOutputAllocator(library.IOutputAllocator):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            library.IOutputAllocator.__init__(self)
+            self._memory, self._shape = allocate_aligned(1, device), (0,)
+
+        def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
+            if size > self._memory.numel() or self._memory.data_ptr() % max(1, alignment):
+                self._memory = allocate_aligned(size, device, max(ALIGNMENT, alignment))
+            return self._memory.data_ptr()
+
+        def reallocate_output_async(self, tensor_name: str, memory: int, size: int, alignment: int, stream: int) -> int:
+            return self.reallocate_output(tensor_name, memory, size, alignment)
+
+        def notify_shape(self, tensor_name: str, shape: Any) -> None:
+            self._shape = tuple(shape)
+
+        def output_tensor(self) -> torch.Tensor:
+            size = math.prod(self._shape) * dtype.itemsize
+            return self._memory[:size].view(dtype).view(self._shape)
+
+    return TensorOutputAllocator()

@@ -1,0 +1,122 @@
+"""Opens a file in a child process first, where onnxruntime might take the process with it.
+
+onnxruntime 1.31 ends with a segmentation fault on some files while its optimizer rewrites them: half precision of the
+TorchScript exporter, and a LayerNormalization with an empty bias. A child that dies says so, and the verb goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from ..errors import RuntimeCrash
+from ..graphs.omitted_inputs import has_omitted_inputs
+from ..ort_sessions.child_process import REHEARSE_ALL
+from ..storage.onnx_files import iter_bodies, iter_tensors
+
+_PATIENCE = 120.0  # seconds; a file that takes longer is opened here, where it can be interrupted
+_HALVES = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
+# onnxruntime writes its log to the process's own standard error, past Python.
+_OPEN = """
+import sys
+import onnxruntime
+options = onnxruntime.SessionOptions()
+options.log_severity_level = int(sys.argv[2])
+options.intra_op_num_threads = 1
+source = sys.argv[1] or sys.stdin.buffer.read()
+providers = ["CPUExecutionProvider"]
+onnxruntime.InferenceSession(source, options, providers=providers, disabled_optimizers=sys.argv[3:])
+"""
+_QUIET, _VERBOSE = "4", "0"
+_BEGUN = re.compile(r"Applying graph transformer (\w+) on step")
+
+
+def require_no_crash(model: str | os.PathLike[str] | bytes) -> None:
+    """Open an ONNX file, or a model's bytes, in a child process, onnxruntime's optimizer on, where it is risky.
+
+    Refusals are not looked at: whoever opens the file next meets them, too.
+
+    Raises:
+        RuntimeCrash: the child was ended by a signal; names the optimizer that was at work, where the file opens
+        without it.
+    """
+    # A child costs a third of a second.
+    if isinstance(model, bytes):
+        reason = _describe_crash("", model) if _is_risky(model) else ""
+    else:
+        status = os.stat(model)
+        reason = _describe_crash_of_file(os.path.realpath(model), status.st_mtime_ns, status.st_size)
+    if reason:
+        raise RuntimeCrash(reason)
+
+
+@functools.lru_cache(maxsize=64)
+def _describe_crash_of_file(path: str, changed: int, size: int) -> str | None:
+    """Return how the file crashes onnxruntime, None where it does not; ``changed`` and ``size`` tell its versions
+    apart."""
+    return _describe_crash(path, b"") if _is_risky(Path(path).read_bytes()) else None
+
+
+def _is_risky(model: bytes) -> bool:
+    """Return whether it is a model of a kind on which crashes were seen."""
+    if REHEARSE_ALL in os.environ:
+        return True
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(model)
+    except DecodeError:
+        return False
+    return has_omitted_inputs(proto) or _has_half_types(proto)
+
+
+def _has_half_types(proto: onnx.ModelProto) -> bool:
+    if any(tensor.data_type in _HALVES for tensor in iter_tensors(proto)):
+        return True
+    for body in iter_bodies(proto):
+        if any(a.i in _HALVES for node in body.node for a in node.attribute if a.name in ("to", "dtype")):
+            return True
+        if isinstance(body, onnx.GraphProto) and any(
+            value.type.tensor_type.elem_type in _HALVES for value in (*body.input, *body.output)
+        ):
+            return True
+    return False
+
+
+def _describe_crash(path: str, model: bytes) -> str | None:
+    code, _ = _open_in_child(path, model, _QUIET)
+    if code >= 0:
+        return None
+    _, log = _open_in_child(path, model, _VERBOSE)
+    begun = _BEGUN.findall(log)
+    advice = "set graph_optimization_level to ORT_DISABLE_ALL"
+    if begun and _open_in_child(path, model, _QUIET, begun[-1])[0] == 0:
+        advice = f"leave out its optimizer {begun[-1]} (disabled_optimizers=[{begun[-1]!r}])"
+    return (
+        f"onnxruntime crashes ({signal.Signals(-code).name}) when it opens {os.path.basename(path) or 'the model'} with"
+        f" its optimizer on; {advice}, write the file anew with normdeploy optimize, or export the model by another"
+        " exporter or opset"
+    )
+
+
+def _open_in_child(path: str, model: bytes, severity: str, *disabled: str) -> tuple[int, str]:
+    """Open the model in a child: its exit code, 0 where it took too long, and onnxruntime's log."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _OPEN, path, severity, *disabled],
+            env={**os.environ, "ORT_DISABLE_TELEMETRY": "1"},
+            input=model,
+            capture_output=True,
+            timeout=_PATIENCE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return 0, ""
+    return done.returncode, done.stderr.decode(errors="replace")

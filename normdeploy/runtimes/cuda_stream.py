@@ -1,0 +1,92 @@
+"""A stream on a GPU and what runs on it, through torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..errors import InputError, RuntimeUnavailable
+
+
+class CudaStream:
+    """One GPU and one stream.
+
+    Args:
+        index: which GPU.
+        stream: a handle as an int, a torch or cupy stream, or what speaks ``__cuda_stream__``; None makes one that
+            waits for the caller's current stream, and that stream then waits for it, as with any operation of torch.
+
+    Raises:
+        RuntimeUnavailable: this torch has no CUDA, or there is no such GPU.
+        InputError: ``stream`` is no stream.
+    """
+
+    def __init__(self, index: int, stream: Any = None) -> None:
+        if not torch.cuda.is_available():
+            raise RuntimeUnavailable(
+                f"torch {torch.__version__} can't use a GPU here, and memory on it comes from torch; install it with"
+                " CUDA"
+            )
+        if index >= torch.cuda.device_count():
+            raise RuntimeUnavailable(f"there is no GPU {index}; torch sees {torch.cuda.device_count()}")
+        self.device = torch.device("cuda", index)
+        self._own = stream is None
+        self._stream = (
+            torch.cuda.Stream(self.device)
+            if self._own
+            else torch.cuda.ExternalStream(cuda_stream_handle(stream), self.device)
+        )
+
+    @property
+    def handle(self) -> int:
+        return int(self._stream.cuda_stream)
+
+    @contextmanager
+    def use_stream(self) -> Iterator[None]:
+        """What the block queues, allocations included, belongs to the stream."""
+        caller = torch.cuda.current_stream(self.device)
+        if self._own:
+            self._stream.wait_stream(caller)
+        try:
+            with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+                yield
+        finally:
+            if self._own:  # what was queued before a failure may still use the caller's memory
+                caller.wait_stream(self._stream)
+
+    def record_use(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Both streams use these: torch may reuse the memory only when both are done with it."""
+        for tensor in tensors:
+            if tensor.is_cuda:
+                tensor.record_stream(self._stream)
+                tensor.record_stream(torch.cuda.current_stream(self.device))
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+    def capture_graph(self, work: Callable[[], None]) -> Callable[[], None]:
+        """``work`` recorded as a CUDA graph; calling the result replays it on the stream."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._stream):
+            work()
+        return graph.replay
+
+
+def cuda_stream_handle(stream: Any) -> int:
+    """
+    Raises:
+        InputError: it is no stream.
+    """
+    if isinstance(stream, int):
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    for attribute in ("cuda_stream", "ptr"):
+        if isinstance(handle := getattr(stream, attribute, None), int):
+            return handle
+    raise InputError(
+        f"the stream is a {type(stream).__name__}; give a CUDA stream of torch or cupy, or its handle as an int"
+    )

@@ -1,0 +1,100 @@
+"""The bytes of an engine made an engine: what every runner does before it binds memory."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, NormdeployError
+
+_ADVICE = {  # EngineInvalidityDiagnostics -> what to do
+    "VERSION_MISMATCH": "it was built by another version; build it with the one installed here",
+    "UNSUPPORTED_CC": "it was not built for this GPU; build it with this GPU's --compute-capability",
+    "OLD_CUDA_DRIVER": "the NVIDIA driver is too old; install a newer one",
+    "OLD_CUDA_RUNTIME": "the CUDA runtime is too old; install a newer one",
+    "INSUFFICIENT_GPU_MEMORY": "the GPU has too little memory; free some, or take another GPU",
+    "MALFORMED_ENGINE": "the file is damaged or cut short; build it again",
+    "CUDA_ERROR": "CUDA does not work here; check the installation of the driver",
+}
+
+
+def make_engine_loader(library: Any, log: Any) -> Any:
+    """A Runtime of TensorRT or TensorRT-RTX that loads whatever ``verify`` loads through Polygraphy: NVIDIA's own
+    plugins are registered, and a version-compatible engine may bring its runtime along."""
+    library.init_libnvinfer_plugins(log, "")
+    loader = library.Runtime(log)
+    with contextlib.suppress(AttributeError):
+        loader.engine_host_code_allowed = True
+    return loader
+
+
+def check_engine_validity(library: Any, loader: Any, engine: bytes) -> tuple[bool, str]:
+    """Whether the library thinks that the engine can run here, told from its first bytes, and what it says against it.
+
+    TensorRT-RTX alone can tell; of others this is (True, ""). An engine that is valid may be told to be slow here.
+    """
+    if not hasattr(loader, "get_engine_validity"):
+        return True, ""
+    status, diagnostics = loader.get_engine_validity(engine)
+    known = library.EngineInvalidityDiagnostics.__members__
+    named = [name for name, bit in known.items() if int(diagnostics) & int(bit)]
+    advice = "; ".join(_ADVICE.get(name, name) for name in named)
+    if status == library.EngineValidity.INVALID:
+        return False, advice
+    if status == library.EngineValidity.SUBOPTIMAL:
+        return True, f"the engine may be slow on this GPU{': ' if advice else ''}{advice}"
+    return True, ""
+
+
+def load_engine(library: Any, loader: Any, log: Any, path: Path, title: str) -> tuple[Any, tuple[str, ...]]:
+    """The ICudaEngine of a file, and what is to be known of it on this machine.
+
+    Raises:
+        NormdeployError: it can't be loaded here; with the library's reason and what to do.
+    """
+    data = path.read_bytes()
+    valid, advice = check_engine_validity(library, loader, data)
+    engine = loader.deserialize_cuda_engine(data) if valid else None
+    if engine is None:
+        why = advice or (f"{log.taken()}; build it with this version of {title} for this GPU's compute capability")
+        raise NormdeployError(f"{path.name} can't be loaded on this GPU: {why}")
+    return engine, (advice,) if advice else ()
+
+
+def set_weight_budget(engine: Any, budget: int, name: str) -> None:
+    """Let an engine keep ``budget`` bytes of its weights on the GPU and stream the others.
+
+    Raises:
+        InputError: it was not built for that, or does not take the size.
+    """
+    size = getattr(engine, "streamable_weights_size", 0)
+    if not size:
+        raise InputError(
+            f"{name} has no weights that can be streamed, so a budget of {budget} bytes can't be kept; build it with"
+            " --weight-streaming, or leave weight_budget out"
+        )
+    if not 0 <= budget <= size:
+        raise InputError(f"the weight budget is {budget} bytes; {name} takes 0 to {size}")
+    engine.weight_streaming_budget_v2 = budget
+    if (kept := engine.weight_streaming_budget_v2) != budget:
+        raise InputError(f"{name} does not take a weight budget of {budget} bytes, it keeps {kept}")
+
+
+def make_error_log(library: Any) -> Any:
+    """Collects what TensorRT says of errors, which would go to the terminal."""
+
+    class EngineErrorLog(library.ILogger):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            library.ILogger.__init__(self)
+            self._messages: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (library.ILogger.Severity.ERROR, library.ILogger.Severity.INTERNAL_ERROR):
+                self._messages.append(" ".join(message.split()))
+
+        def take_errors(self) -> str:
+            messages, self._messages = "; ".join(dict.fromkeys(self._messages)), []
+            return messages or "no reason is given"
+
+    return EngineErrorLog()

@@ -1,0 +1,89 @@
+"""What Fourier transforms round, and where a NaN goes in them.
+
+A bin is a sum of n products x[k]·w^k. Added up directly it is off by u·√n/3 of the size of such sums, a fast transform
+by less (u·log₂ n: Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 24.1). That size is the same
+for all bins of a frame: ‖x‖₂, which is the root mean square of the bins (Parseval). A bin that cancels, such as every
+one but the first of a constant frame, is off by as much as the others. A file may write a transform as a product with a
+matrix, so the direct sum is what is drawn.
+
+Every bin reads every sample. Kernels leave out products with 0, so where one sample is NaN or infinite the imaginary
+part of the first bin may be NaN or 0; in float64 here all are NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+# Operators over one axis, which is their third argument, the last where none is given.
+_OVER_ONE = frozenset(f"fft_{name}" for name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"))
+_OVER_TWO = frozenset(f"fft_{name}" for name in ("fft2", "ifft2", "rfft2", "irfft2"))
+_OVER_SOME = frozenset(f"fft_{name}" for name in ("fftn", "ifftn", "rfftn", "irfftn"))
+# The operators below these name their axes second.
+_KERNELS = frozenset({"_fft_r2c", "_fft_c2c", "_fft_c2r"})
+_SHORT_TIME = "stft"
+INVERSE_SHORT_TIME = "istft"
+
+
+def find_transformed_axes(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> list[int] | None:
+    """Return the axes of ``result`` that a Fourier transform made; None of any other operator.
+
+    The axes of a short-time transform are those of the bins.
+    """
+    if not isinstance(result, torch.Tensor) or not result.dim():
+        return None
+    if op == _SHORT_TIME:
+        # [..., bins, frames] of complex numbers, and a last axis of two where these are pairs.
+        return [result.dim() - (2 if result.is_complex() else 3)]
+    axes = _transform_axes(op, args, kwargs, result.dim())
+    return None if axes is None else [axis % result.dim() for axis in axes]
+
+
+def _transform_axes(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], rank: int) -> list[int] | None:
+    stated = kwargs.get("dim", args[2] if len(args) > 2 else None)
+    if op in _OVER_ONE:
+        return [-1 if stated is None else stated]
+    if op in _OVER_TWO:
+        return [-2, -1] if stated is None else list(stated)
+    if op in _OVER_SOME:
+        return list(range(rank)) if stated is None else list(stated)
+    return list(args[1]) if op in _KERNELS else None
+
+
+def frame_roundings(x: torch.Tensor, result: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
+    """Return the roundings of each element of a transform in units of u: √n/3 times the root mean square of its frame.
+
+    A transform of n real samples may hold no more than n/2 bins, so n is taken as twice the elements of a frame.
+    """
+    pairs = axes and not result.is_complex() and result.dim() > x.dim() + 1
+    size = result.abs().square()
+    if pairs:
+        size = size.sum(-1, keepdim=True)
+    mean = torch.where(torch.isfinite(size), size, 0.0).mean(list(axes), keepdim=True)
+    terms = 2.0 * max(1, _count_along_axes(result, axes))
+    return mean.sqrt().expand(result.shape) * max(1.0, terms**0.5 / 3)
+
+
+def _count_along_axes(value: torch.Tensor, axes: Sequence[int]) -> int:
+    count = 1
+    for axis in axes:
+        count *= value.shape[axis]
+    return count
+
+
+def spread_nan(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
+    """Return ``result`` with NaN in every bin of a frame of which one is not finite; itself of any other operator."""
+    axes = find_transformed_axes(op, args, kwargs, result)
+    if axes is None or not isinstance(result, torch.Tensor):
+        return result
+    lost = ~torch.isfinite(result)
+    if op == _SHORT_TIME and not result.is_complex():
+        axes = [*axes, result.dim() - 1]
+    hit = lost.any(axes[0], keepdim=True)
+    for axis in axes[1:]:
+        hit = hit.any(axis, keepdim=True)
+    nan = torch.full((), float("nan"), dtype=torch.float64)
+    filler = torch.complex(nan, nan) if result.is_complex() else nan
+    return torch.where(hit, filler, result)

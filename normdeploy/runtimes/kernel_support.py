@@ -1,0 +1,162 @@
+"""Asks runtimes how they take a norm: each gets it as a small model (`normdeploy.graphs.norm_extraction`). Nothing
+is looked up in
+a list of ours.
+
+onnxruntime makes a session of it and says which ops it will run, before and after its own optimizations; TensorRT's
+parser makes a network of it, in a process of its own, since some of its failures abort the process.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+
+from ..findings.records import Verdict
+from ..ort_sessions import child_process
+from ..ort_sessions.session import PROVIDERS, open_session
+from ..storage.onnx_domains import qualified_op
+from .ort_runner import explain_missing_cuda
+from .trt_runner import PACKAGES, TITLES, describe_missing_runtime
+
+_TRANSPARENT = {
+    "Constant",
+    "Identity",
+    "Cast",
+    "CastLike",
+}  # no norm's op, and onnxruntime puts in and takes out Casts of its own
+_SECONDS = 60  # for the parser to read the norms of a file, which takes it a tenth of one
+
+
+@dataclass(frozen=True)
+class KernelSupport:
+    """What one runtime makes of one model; the fields are those of `normdeploy.findings.records.Support`."""
+
+    verdict: Verdict
+    parts: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class RuntimeAnswers:
+    """One runtime and its answer to each model."""
+
+    runtime: str
+    answers: tuple[KernelSupport, ...]
+
+
+def query_runtimes(models: Sequence[onnx.ModelProto]) -> tuple[list[RuntimeAnswers], list[str]]:
+    """Show ``models`` to every runtime that is here; also why others were not asked."""
+    asked, notes = (
+        [RuntimeAnswers(f"onnxruntime {ort.__version__} CPU", tuple(_query_onnxruntime(m, "cpu") for m in models))],
+        [],
+    )
+    if reason := explain_missing_cuda():
+        notes.append(f"onnxruntime's CUDA provider was not asked: {reason}")
+    else:
+        asked.append(
+            RuntimeAnswers(f"onnxruntime {ort.__version__} CUDA", tuple(_query_onnxruntime(m, "cuda") for m in models))
+        )
+    for runtime in PACKAGES:
+        if reason := describe_missing_runtime(runtime, gpu=runtime == "tensorrt"):
+            notes.append(f"{TITLES[runtime]} was not asked: {reason}")
+        else:
+            asked.append(query_tensorrt(models, runtime))
+    return asked, notes
+
+
+# ------------------------------------------------------------------ onnxruntime
+
+
+def _query_onnxruntime(model: onnx.ModelProto, provider: str) -> KernelSupport:
+    try:
+        plain, places = _optimize_in_session(model, provider, optimize=False)
+        optimized, _ = _optimize_in_session(model, provider, optimize=True)
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        message = " ".join(str(error).split("Bad node spec")[0].split())
+        return KernelSupport(
+            "missing", reason=re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", message).removeprefix("Fatal error: ")
+        )
+    parts = tuple(name for name in map(qualified_op, optimized.graph.node) if name != "Constant")
+    if elsewhere := sorted({op for op, place in places if place != PROVIDERS[provider]} - _TRANSPARENT):
+        return KernelSupport("missing", parts, f"{', '.join(elsewhere)} would run on the CPU")
+    ran, given = Counter(map(qualified_op, plain.graph.node)), Counter(map(qualified_op, model.graph.node))
+    inlined = sorted(op for op, n in given.items() if ran[op] < n and op not in _TRANSPARENT)
+    if inlined:
+        return KernelSupport("function", parts, f"no kernel of {', '.join(inlined)}: the body of primitives is run")
+    if ran["Cast"] > given["Cast"] + given["CastLike"]:
+        return KernelSupport(
+            "kernel", parts, "it has none in the type of this norm and puts Casts to float32 around some nodes"
+        )
+    return KernelSupport("kernel", parts)
+
+
+def _optimize_in_session(
+    model: onnx.ModelProto, provider: str, *, optimize: bool
+) -> tuple[onnx.ModelProto, list[tuple[str, str]]]:
+    """The graph that onnxruntime makes of ``model``, and where it runs each op."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "norm.onnx"
+        made = open_session(
+            model.SerializeToString(),
+            optimize=optimize,
+            provider=provider,
+            threads=1,
+            entries={"session.record_ep_graph_assignment_info": "1"},
+            saved=path,
+        )
+        assigned = made.get_provider_graph_assignment_info()
+        places = [(node.op_type, part.ep_name) for part in assigned for node in part.get_nodes()]
+        return onnx.load(path), places
+
+
+# ------------------------------------------------------------------ TensorRT
+
+
+def query_parser(model: onnx.ModelProto, runtime: str) -> RuntimeAnswers | str:
+    """Show a whole file to the parser of TensorRT or TensorRT-RTX; the reason where it is not installed here."""
+    return describe_missing_runtime(runtime, gpu=runtime == "tensorrt") or query_tensorrt([model], runtime)
+
+
+def query_tensorrt(models: Sequence[onnx.ModelProto], runtime: str) -> RuntimeAnswers:
+    """The parser's layers; where it takes its process down, another one goes on behind the model that did it."""
+    answers: list[KernelSupport] = []
+    version = ""
+    while len(answers) < len(models):
+        lines, status = run_parser(models[len(answers) :], runtime)
+        version = lines[0]["version"] if lines else version
+        for layers, refused in ((s.get("layers", ()), s.get("refused", "")) for s in lines[1:]):
+            answers.append(
+                KernelSupport("missing", reason=" ".join(refused.split()))
+                if refused
+                else KernelSupport("layers", tuple(layers))
+            )
+        if len(answers) < len(models):
+            answers.append(KernelSupport("missing", reason=f"its parser ends with {status} on it"))
+    return RuntimeAnswers(f"{TITLES[runtime]} {version}".strip(), tuple(answers))
+
+
+def run_parser(models: Sequence[onnx.ModelProto], runtime: str) -> tuple[list[dict[str, Any]], str]:
+    request = {"runtime": runtime, "models": [base64.b64encode(m.SerializeToString()).decode() for m in models]}
+    command, environment = (
+        child_process.module_command("normdeploy.runtimes.parser_process"),
+        child_process.child_environment(),
+    )
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(request).encode(), capture_output=True, env=environment, timeout=_SECONDS
+        )
+        lines, status = done.stdout, f"exit code {done.returncode}"
+    except subprocess.TimeoutExpired as late:
+        lines, status = late.stdout or b"", f"no answer within {_SECONDS} s"
+    return [json.loads(line) for line in lines.splitlines() if line.endswith(b"}")], status

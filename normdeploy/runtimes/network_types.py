@@ -1,0 +1,87 @@
+"""Is a network what was asked for? The element types that TensorRT's parser gave each tensor, against those that the
+ONNX file states.
+
+Runs in the builder's process, on the network as parsed: no GPU is needed. A strongly typed network keeps these types in
+the engine; one that is not may be built in other ones, which is refused. An engine of the wrong precision is right in
+its numbers and wrong in its speed and memory, so nothing but a look at the types shows it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+FLOATS = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16"}
+_ASKED = {"fp16": "float16", "bf16": "bfloat16"}
+_HEAVY = frozenset({"CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY", "EINSUM", "ATTENTION"})
+
+
+@dataclass(frozen=True)
+class NetworkTypes:
+    """What a network computes in; true where it is what was asked.
+
+    ``layers``: floating type -> number of layers that give it; ``heavy`` the same of matrix products and convolutions;
+    ``wrong`` says what is not as asked, one line each.
+    """
+
+    layers: dict[str, int] = field(default_factory=dict)
+    heavy: dict[str, int] = field(default_factory=dict)
+    wrong: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return not self.wrong
+
+
+def check_network_types(trt: Any, network: Any, precision: str, stated: Mapping[str, str]) -> NetworkTypes:
+    """Compare a parsed network with the file that it was parsed from.
+
+    Args:
+        trt: the module, tensorrt or tensorrt_rtx.
+        network: its INetworkDefinition.
+        precision: "fp16" or "bf16".
+        stated: tensor -> type ("float16", ...) by the file, its inputs, outputs and inner tensors. The parser keeps
+            most names; tensors that the network does not have under the same name are not compared.
+    """
+    wrong: list[str] = []
+    if not _is_strongly_typed(trt, network):
+        wrong.append("the network is not strongly typed: TensorRT would choose other types than the file's")
+    for kind, count, get in (
+        ("input", network.num_inputs, network.get_input),
+        ("output", network.num_outputs, network.get_output),
+    ):
+        wrong += _list_differing_types(kind, [get(i) for i in range(count)], stated)
+    layers: Counter[str] = Counter()
+    heavy: Counter[str] = Counter()
+    for i in range(network.num_layers):
+        layer = network.get_layer(i)
+        made = [layer.get_output(k) for k in range(layer.num_outputs)]
+        kinds = {FLOATS[t.dtype.name] for t in made if t is not None and t.dtype.name in FLOATS}
+        layers.update(kinds)
+        if layer.type.name in _HEAVY:
+            heavy.update(kinds)
+        wrong += _list_differing_types(f"layer {layer.name!r}:", [t for t in made if t is not None], stated)
+    half = _ASKED[precision]
+    if not layers[half]:
+        wrong.append(f"{precision} was asked for, and no layer computes in {half}: {dict(layers)}")
+    return NetworkTypes(dict(layers), dict(heavy), tuple(dict.fromkeys(wrong)))
+
+
+def _list_differing_types(what: str, tensors: list[Any], stated: Mapping[str, str]) -> list[str]:
+    differing = [
+        (t.name, FLOATS.get(t.dtype.name, t.dtype.name))
+        for t in tensors
+        if t.name in stated and stated[t.name] in FLOATS.values()
+    ]
+    return [
+        f"{what} {name!r} is {kind}, the file says {stated[name]}" for name, kind in differing if kind != stated[name]
+    ]
+
+
+def _is_strongly_typed(trt: Any, network: Any) -> bool:
+    """TensorRT 11 and TensorRT-RTX, which have lost the builder flags that weakly typed networks need, know no other
+    networks."""
+    if not hasattr(trt.BuilderFlag, "FP16"):
+        return True
+    return bool(network.get_flag(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))

@@ -1,0 +1,489 @@
+"""An ONNX file as the reference of a comparison: every node in float64, and with the roundings of the file's own types
+put back at random.
+
+The same as ``eager.Float64Runner`` and ``rounding.RoundedRunner`` are for a PyTorch model. A node that the evaluator
+does not know is run by onnxruntime in the file's own type, and `File64Runner.narrow` names it. Its result is rounded in
+the reference as in the file. Where nothing is known of what cancels inside, each element is drawn off by the roundings
+of two runs of its k nodes, √(2k)·u of the largest element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import ml_dtypes
+import numpy as np
+import onnx
+import torch
+
+from ..dtypes import unit_roundoff
+from ..errors import NormdeployError
+from ..evaluate import evaluator
+from ..evaluate.evaluator_core import UnsupportedOp
+from ..graphs.file_graph import widen_to_float64
+from ..graphs.qoperator_expansion import expand_qoperators
+from ..graphs.shape_inference import infer_types
+from ..norms.norm_table import STANDARD, StatisticsKind
+from ..precision.preparation import file_opset
+from ..storage.onnx_domains import is_standard
+from ..storage.proto_traversal import iter_subgraphs
+from . import RunResult, control_flow
+from .array_conversion import check_names
+from .float64_evaluator import Array, Float64Evaluator, NotEvaluated, inline_functions
+from .resize_error import resize_error_bound
+from .rounding_noise import FLOAT16, FLOAT32, float32_sum_error_along, split_op_names, statistics_error, sum_roundings
+from .torch_runners import Float64Runner
+from .underflow import round_underflow
+
+_HALVES = {torch.float16: np.dtype(np.float16), torch.bfloat16: np.dtype(ml_dtypes.bfloat16)}
+
+
+# as in `rounding`: what rounds nothing; what rounds once; of what the largest value is 1, or as large as the operand,
+# in roundings
+_EXACT = split_op_names("""
+    Identity Reshape Transpose Squeeze Unsqueeze Flatten Expand Tile Concat Split Slice Gather GatherElements GatherND
+    ScatterND
+    ScatterElements Pad Relu Neg Abs Max Min Clip Where Sign Floor Ceil Round MaxPool GlobalMaxPool ReduceMax ReduceMin
+    Dropout Constant
+    ConstantOfShape DepthToSpace SpaceToDepth Trilu Compress OneHot EyeLike ReverseSequence
+    SplitToSequence ConcatFromSequence SequenceAt SequenceConstruct
+    """)
+_ONE_ROUNDING = split_op_names("Add Sub Mul Div Sqrt Reciprocal LeakyRelu PRelu ThresholdedRelu Cast CastLike")
+# IEEE 754 rounds these correctly. A result of a dozen bits is what it is then, and none that is so by chance.
+_CORRECTLY_ROUNDED = split_op_names("Add Sub Mul Div")
+_AS_ONE = split_op_names("Sigmoid HardSigmoid Softplus Elu Selu Celu LogSoftmax Sin Cos Erf Tanh Atan LSTM GRU RNN")
+# Which inputs are the states that they begin with: gates are as exact as 1, and multiply these.
+_STATES = {"GRU": (5,), "LSTM": (5, 6)}
+_AS_OPERAND = split_op_names("Gelu FastGelu QuickGelu BiasGelu Swish Mish HardSwish Softplus Sin Cos")
+_CENTERED = frozenset(
+    op for op, row in STANDARD.items() if row.statistics is StatisticsKind.INPUT and row.centered and row.has_scale
+)
+_SEQUENCES = split_op_names("SplitToSequence SequenceAt SequenceConstruct ConcatFromSequence")
+_FIRST_ALONE = split_op_names("Pow Resize Upsample CumSum")
+# Of usual operands these give numbers below the smallest normal one.
+_UNDERFLOWING = split_op_names("Exp Softmax Sigmoid Mul Div Pow ReduceProd Gelu FastGelu QuickGelu Swish")
+_ORDERS = split_op_names("TopK ArgMax ArgMin NonMaxSuppression Unique")
+_SMALL = 2**16  # elements of a parameter that is disturbed, and more than one: an epsilon or exponent is what it is
+# Of float16, by its unit roundoff; the range of wider types is nobody's concern here.
+_SMALLEST_NORMAL = {FLOAT16: 2.0**-14}
+_SHORT = {FLOAT32: np.dtype(np.float16), FLOAT16: np.dtype(ml_dtypes.bfloat16)}
+_APART = 1e-300  # of equal values, which any order may take; any other number absorbs it
+
+Change = Callable[[str, Array], Array]
+
+
+class OnnxFloat64Runner:
+    """The main graph of ``proto``, its weights loaded, in float64; floating outputs come so.
+
+    Raises:
+        GraphError: a function that the file calls can't be written out.
+    """
+
+    name = Float64Runner.name
+    exact = Float64Evaluator
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        proto = expand_qoperators(inline_functions(proto))
+        kinds = {name: kind for name, (kind, _) in infer_types(proto).items() if kind}
+        types = {name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind)) for name, kind in kinds.items()}
+        self._exact = self.exact(proto, types)
+        self._outputs = [v.name for v in proto.graph.output]
+        self._places = [
+            p
+            for p in self._exact.nodes_between(self._outputs)
+            if not set(self._exact.nodes[p].output) <= self._exact.constants
+        ]
+        reads = {p: self._exact.read_names(self._exact.nodes[p]) for p in self._places}
+        self._last = {name: p for p, names in reads.items() for name in names}
+        floats = [
+            t
+            for t in (types.get(n) for n in self._iter_narrow_titles(reads.values()))
+            if t is not None and _is_floating(t)
+        ]
+        self.unit = max((unit_roundoff(t) for t in floats), default=0.0)
+        # How a body of control flow is run: as the run around it.
+        self._inside: Callable[[OnnxFloat64Runner, Mapping[str, np.ndarray]], RunResult] = _run_body_plainly
+        self._bodies: dict[tuple[str, str], OnnxFloat64Runner] = {}
+
+    def describe_narrow_nodes(self, within: str = "") -> list[str]:
+        """Name what onnxruntime ran in the file's own types so far: "DFT 'd' in then_branch of If 'c'"."""
+        named = [_describe_node(node) + within for node in self._exact.narrow.values()]
+        for (output, body), runner in self._bodies.items():
+            node = self._exact.nodes[self._exact.makers[output]]
+            named += runner.describe_narrow_nodes(f" in {body} of {_describe_node(node)}{within}")
+        return named
+
+    def _iter_narrow_titles(self, reads: Any) -> Iterator[str]:
+        for names in reads:
+            yield from names
+        yield from self._outputs
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        """
+        Raises:
+            InputError: inputs are missing or unknown.
+            NormdeployError: a node can't be computed.
+        """
+        self._inside = _run_body_plainly
+        return self._run_nodes(
+            feeds, lambda name, value: value, lambda node, inputs: inputs, lambda node, inputs, name, value: value
+        )
+
+    def run_and_find_overflow(self, feeds: Mapping[str, np.ndarray]) -> tuple[RunResult, dict[str, float]]:
+        """The same, with the tensors whose numbers the file's float16 does not hold, and the largest of each.
+
+        Raises:
+            InputError: inputs are missing or unknown.
+            NormdeployError: a node can't be computed.
+        """
+        beyond: dict[str, float] = {}
+
+        def record_overflow(node: onnx.NodeProto, inputs: list[Any], name: str, value: Array) -> Array:
+            if self._exact.types.get(name) == np.float16:
+                largest = float(np.abs(np.where(np.isfinite(value), value, 0.0)).max(initial=0.0))
+                if largest > np.finfo(np.float16).max:
+                    beyond[name] = largest
+            return value
+
+        self._inside = _run_body_plainly
+        outputs = self._run_nodes(feeds, lambda name, value: value, lambda node, inputs: inputs, record_overflow)
+        return outputs, beyond
+
+    def run_perturbed(self, feeds: Mapping[str, np.ndarray], unit: float, seed: int) -> RunResult:
+        """The same with every input and weight off by up to ``unit``, relative: what changes is ill-conditioned. Single
+        numbers stay: an epsilon or exponent is what it is."""
+        rng = np.random.default_rng(seed)
+
+        def perturb_value(value: Any) -> Any:
+            return value * (1 + unit * rng.uniform(-1, 1, value.shape)) if _is_float64(value) else value
+
+        def perturb_inputs(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
+            constant = [name in self._exact.constants for name in node.input]
+            return [
+                perturb_value(v) if c and self._is_perturbable(node, i, v) else v
+                for i, (v, c) in enumerate(zip(inputs, constant, strict=True))
+            ]
+
+        self._inside = lambda body, given: body.run_perturbed(given, unit, seed)
+        return self._run_nodes(
+            feeds, lambda name, value: perturb_value(value), perturb_inputs, lambda node, inputs, name, value: value
+        )
+
+    def _is_perturbable(self, node: onnx.NodeProto, place: int, value: Any, most: float = float("inf")) -> bool:
+        """Whether an input may be disturbed: not an exponent, the scales of a Resize or the end of a Range, which say
+        what is computed; of constants those of several elements, ``most`` at the most."""
+        if node.op_type == "Range" or (place and node.op_type in _FIRST_ALONE):
+            return False
+        return node.input[place] not in self._exact.constants or 1 < np.size(value) <= most
+
+    def run_rounded(self, feeds: Mapping[str, np.ndarray], seed: int, half: torch.dtype | None = None) -> RunResult:
+        """One run with random roundings, other ones for each ``seed``; ``half``: of that type where the file has a
+        wider one."""
+        kind = _HALVES.get(half) if half is not None else None
+        noise = _RoundingNoise(np.random.default_rng(seed), self._exact.types, kind, self._exact.narrow)
+
+        def add_input_noise(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
+            unit = noise.unit_roundoff(node.output[0] if node.op_type not in _ORDERS else node.input[0], node)
+            if not unit or node.op_type in _EXACT | _ONE_ROUNDING:
+                return inputs
+            apart = _APART if node.op_type in _ORDERS else 0.0
+            return [
+                noise.add_noise(v, unit, apart) if self._is_perturbable(node, i, v, _SMALL) else v
+                for i, v in enumerate(inputs)
+            ]
+
+        # Each round of a loop rounds otherwise.
+        self._inside = lambda body, given: body.run_rounded(given, int(noise.random.integers(2**31)), half)
+        # Kernels for half precision differ in which results they round at all.
+        return self._run_nodes(
+            feeds, lambda name, value: value, add_input_noise, noise.add_output_noise, settled=kind is None
+        )
+
+    def run_in_half(self, feeds: Mapping[str, np.ndarray], half: torch.dtype | None) -> RunResult:
+        """Each result rounded to its own type, or to ``half`` where that is wider: what a correct runtime makes of it
+        node by node.
+
+        Outputs come in these types.
+        """
+        narrow = None if half is None else _HALVES[half]
+
+        def target_dtype(name: str, value: Array) -> np.dtype:
+            own = self._exact.types.get(name, np.dtype(np.float32) if _is_float64(value) else value.dtype)
+            return narrow if narrow is not None and own in (np.float32, np.float64) else own
+
+        def round_value(name: str, value: Any) -> Any:
+            return value.astype(target_dtype(name, value)).astype(np.float64) if _is_float64(value) else value
+
+        def round_constants(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
+            return [
+                round_value(n, v) if n in self._exact.constants else v for n, v in zip(node.input, inputs, strict=True)
+            ]
+
+        self._inside = lambda body, given: body.run_in_half(given, half)
+        # All are as they are stated there.
+        values = self._run_nodes(
+            feeds,
+            round_value,
+            round_constants,
+            lambda node, inputs, name, value: round_value(name, value),
+            settled=False,
+        )
+        with np.errstate(all="ignore"):
+            return {
+                name: value.astype(target_dtype(name, value)) if _is_float64(value) else value
+                for name, value in values.items()
+            }
+
+    def _run_nodes(
+        self,
+        feeds: Mapping[str, np.ndarray],
+        feed: Change,
+        read: Callable[[onnx.NodeProto, list[Any]], list[Any]],
+        write: Callable[[onnx.NodeProto, list[Any], str, Array], Array],
+        *,
+        settled: bool = True,
+    ) -> RunResult:
+        """
+        Args:
+            settled: whether integers that no data reaches are those of the file's own types.
+        """
+        check_names(self.name, feeds, sorted(self._exact.inputs))
+        stated: dict[str, Array] | None = {} if settled else None
+        values: dict[str, Array] = {
+            name: feed(name, widen_to_float64(np.asarray(value))) for name, value in feeds.items()
+        }
+        try:
+            with evaluator.silence_numpy():
+                for place in self._places:
+                    self._run_node(place, values, stated, read, write)
+                return {name: np.asarray(self._exact.tensor_value(name, values)) for name in self._outputs}
+        except NotEvaluated as error:
+            raise NormdeployError(f"the float64 reference can't be run: {error}") from error
+
+    def _run_node(
+        self, place: int, values: dict[str, Array], stated: dict[str, Array] | None, read: Any, write: Any
+    ) -> None:
+        node = self._exact.nodes[place]
+        if node.op_type in control_flow.OPS and is_standard(node) and self._run_bodies(node, values):
+            self._drop_read(place, node, values)
+            return
+        given: list[Any] = [self._exact.tensor_value(name, values) if name else None for name in node.input]
+        if stated is not None:
+            given = list(self._exact.apply_stated_types(place, given, stated))
+        inputs = read(node, given)
+        made = (
+            self._exact.evaluate_node(node, inputs, values)
+            if node.op_type not in _SEQUENCES
+            else _run_sequence_op(node, inputs)
+        )
+        for name, value in zip(node.output, made, strict=False):
+            if name and value is not None:
+                values[name] = write(node, inputs, name, value) if _is_float64(value) else value
+        self._drop_read(place, node, values)
+
+    def _drop_read(self, place: int, node: onnx.NodeProto, values: dict[str, Array]) -> None:
+        """Forget what no later node reads."""
+        for name in {*node.input, *node.output}:
+            if self._last.get(name, -1) <= place and name not in self._outputs:
+                values.pop(name, None)
+
+    def _run_bodies(self, node: onnx.NodeProto, values: dict[str, Array]) -> bool:
+        """Run control flow as the rest is run; False where its form is not known here, and onnxruntime has to."""
+
+        def run_body(name: str, given: Sequence[Any]) -> list[Any]:
+            body = self._body_runner(node, name)
+            own = [v.name for v in control_flow.body_graph(node, name).input]
+            feeds = dict(zip(own, (np.asarray(v) for v in given), strict=True))
+            feeds |= {
+                seen: self._exact.tensor_value(seen, values) for seen in control_flow.names_captured_by(node, name)
+            }
+            made = self._inside(body, feeds)
+            return [widen_to_float64(made[v.name]) for v in control_flow.body_graph(node, name).output]
+
+        inputs = [self._exact.tensor_value(name, values) if name else None for name in node.input]
+        try:
+            made = control_flow.run_control_flow(node, inputs, file_opset(self._exact.proto), run_body)
+        except (UnsupportedOp, NormdeployError):
+            return False
+        values.update((name, np.asarray(v)) for name, v in zip(node.output, made, strict=False) if name)
+        return True
+
+    def _body_runner(self, node: onnx.NodeProto, name: str) -> OnnxFloat64Runner:
+        key = (next(filter(None, node.output)), name)
+        if key not in self._bodies:
+            model = control_flow.body_model(node, name, self._exact.proto, self._exact.types)
+            self._bodies[key] = OnnxFloat64Runner(model)
+        return self._bodies[key]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+def _run_body_plainly(body: OnnxFloat64Runner, feeds: Mapping[str, np.ndarray]) -> RunResult:
+    return body.infer(feeds)
+
+
+class _RoundingNoise:
+    """Random roundings: r + u·ξ·(|r| + a), as ``rounding`` has them."""
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        types: Mapping[str, np.dtype],
+        half: np.dtype | None,
+        narrow: Mapping[str, onnx.NodeProto],
+    ) -> None:
+        self._rng, self._types, self._half, self._narrow = rng, types, half, narrow
+        self.random = rng
+
+    def unit_roundoff(self, name: str, node: onnx.NodeProto) -> float:
+        """The unit roundoff of a tensor, 0 where its node rounds nothing or it is not floating."""
+        own = self._types.get(name, np.dtype(np.float32))
+        chooses = node.op_type in ("Resize", "Upsample") and not _is_interpolating(node)
+        if node.op_type in _EXACT or chooses or not _is_floating(own):
+            return 0.0
+        return unit_roundoff(self._half if self._half is not None and own in (np.float32, np.float64) else own)
+
+    def add_noise(self, value: Any, unit: float, apart: float = 0.0, extra: Any = 0.0) -> Any:
+        if not _is_float64(value):
+            return value
+        drawn = self._rng.uniform(-1, 1, value.shape)
+        # Below the smallest normal number the type has one spacing, down to 0; no number changes its sign.
+        absolute = np.abs(value)
+        size = np.maximum(absolute, np.minimum(_SMALLEST_NORMAL.get(unit, 0.0), absolute / unit))
+        return value + np.nan_to_num(unit * drawn * (size + extra), nan=0.0, posinf=0.0, neginf=0.0) + apart * drawn
+
+    def add_output_noise(self, node: onnx.NodeProto, inputs: list[Any], name: str, value: Array) -> Array:
+        unit = self.unit_roundoff(name, node)
+        counted = node.op_type == "Range" or (node.op_type in ("Cast", "CastLike") and not _is_float64(inputs[0]))
+        if not unit or counted or node.op_type in _ORDERS:  # a size that became a float is whole
+            return value
+        extra: Any = 1.0 if node.op_type in _AS_ONE else 0.0
+        if node.op_type in _STATES:
+            extra += _largest_finite(inputs[i] for i in _STATES[node.op_type] if i < len(inputs))
+        unknown = node.op_type not in _AS_ONE | _AS_OPERAND | _ONE_ROUNDING | _FIRST_ALONE
+        if unknown and self._narrow.get(next(filter(None, node.output))) is node and value.size:
+            largest = np.abs(np.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0)).max()
+            extra = extra + largest * (2.0 * _count_nodes(node)) ** 0.5
+        if node.op_type in _AS_OPERAND and np.shape(inputs[0]) == value.shape:
+            extra = extra + np.abs(inputs[0])
+        if node.op_type in ("ReduceSum", "ReduceMean", "GlobalAveragePool") and value.size and _is_float64(inputs[0]):
+            extra = extra + np.abs(value) * (sum_roundings(inputs[0].size / value.size) - 1)
+            if unit == FLOAT32:
+                lost = float32_sum_error_along(
+                    inputs[0], _reduced_axes(node, inputs), node.op_type != "ReduceSum"
+                ).reshape(value.shape)
+                value = value + lost * self._rng.uniform(-1, 1, value.shape)
+        elif node.op_type in ("Resize", "Upsample") and np.ndim(inputs[0]) == value.ndim and _is_interpolating(node):
+            antialias = any(a.name == "antialias" and a.i for a in node.attribute)
+            off = resize_error_bound(inputs[0], value.shape, min(unit, FLOAT32), antialias=antialias)
+            value = value + off * self._rng.uniform(-1, 1, value.shape)
+        elif node.op_type == "CumSum":
+            value = value + _cumulate_noise(
+                node, self.add_noise(value, unit) - value, int(np.asarray(inputs[1]).item())
+            )
+        elif node.op_type in _CENTERED and name == node.output[0]:
+            value = value + self._statistics_noise(node, inputs, value, unit)
+        moved = np.array(self.add_noise(value, unit, extra=extra))
+        if node.op_type in _CORRECTLY_ROUNDED and unit in _SHORT:
+            with np.errstate(all="ignore"):
+                kept = value == value.astype(_SHORT[unit]).astype(value.dtype)
+            moved = np.where(kept, value, moved)
+        if node.op_type in _UNDERFLOWING:
+            round_underflow(moved, unit, self._rng)
+        return moved
+
+    def _statistics_noise(self, node: onnx.NodeProto, inputs: list[Any], value: Array, unit: float) -> Array:
+        """What rounded statistics do to a norm: the whole row is off by as much, however little its elements lie
+        apart."""
+        x, scale = inputs[0], inputs[1]
+        if not x.size:
+            return np.zeros_like(value)
+        attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        if node.op_type == "LayerNormalization":
+            axis = int(attrs.get("axis", -1)) % x.ndim
+            rows, weight = x.reshape(*x.shape[:axis], -1), scale
+        else:
+            groups = int(attrs.get("num_groups", x.shape[1])) if node.op_type == "GroupNormalization" else x.shape[1]
+            rows = x.reshape(x.shape[0], groups, -1)
+            weight = np.repeat(scale, x.shape[1] // len(scale)).reshape(-1, *[1] * (x.ndim - 2))
+        alike, scaled = statistics_error(rows, float(attrs.get("epsilon", 1e-5)), unit)
+        drawn = (self._rng.uniform(-1, 1, alike.shape) for _ in range(2))
+        off = alike * next(drawn) + (rows - rows.mean(-1, keepdims=True)) * scaled * next(drawn)
+        return np.asarray(np.nan_to_num(off, nan=0.0, posinf=0.0, neginf=0.0).reshape(value.shape) * weight)
+
+
+def _largest_finite(values: Iterable[Any]) -> float:
+    """The largest finite element of all."""
+    finite = [np.nan_to_num(np.abs(v), nan=0.0, posinf=0.0, neginf=0.0) for v in values if v is not None and np.size(v)]
+    return max((float(v.max()) for v in finite), default=0.0)
+
+
+def _describe_node(node: onnx.NodeProto) -> str:
+    return f"{node.op_type} {(node.name or next(filter(None, node.output)))!r}"
+
+
+def _count_nodes(node: onnx.NodeProto) -> int:
+    """The nodes of its bodies, at any depth; 1 of a node without."""
+    return sum(_count_nodes(inner) for body in iter_subgraphs(node) for inner in body.node) or 1
+
+
+def _is_interpolating(node: onnx.NodeProto) -> bool:
+    """Whether a Resize weighs neighbors by their distance, instead of choosing the nearest one."""
+    return any(a.name == "mode" and a.s != b"nearest" for a in node.attribute)
+
+
+def _reduced_axes(node: onnx.NodeProto, inputs: list[Any]) -> list[int]:
+    """The axes of a reduction; none where all are."""
+    if node.op_type == "GlobalAveragePool":
+        return list(range(2, inputs[0].ndim))
+    given = (
+        inputs[1]
+        if len(inputs) > 1 and inputs[1] is not None
+        else next((a.ints for a in node.attribute if a.name == "axes"), ())
+    )
+    return [int(a) for a in np.asarray(given).reshape(-1)]
+
+
+def _cumulate_noise(node: onnx.NodeProto, lost: Array, axis: int) -> Array:
+    """What a CumSum's partial sums lose for all that follow, the last first where it is ``reverse``.
+
+    ``exclusive`` changes nothing: each result is a partial sum then too, one element later, and the first is 0 and
+    loses nothing.
+    """
+    if any(a.name == "reverse" and a.i for a in node.attribute):
+        return np.asarray(np.flip(np.cumsum(np.flip(lost, axis), axis=axis), axis))
+    return np.asarray(np.cumsum(lost, axis=axis))
+
+
+def _run_sequence_op(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
+    """The ops on sequences that torch's exporter writes for ``split`` and ``chunk``; a sequence is a list."""
+    attrs = {a.name: a.i for a in node.attribute}
+    first, second = inputs[0], inputs[1] if len(inputs) > 1 else None
+    if node.op_type == "SequenceConstruct":
+        return [list(inputs)]
+    if node.op_type == "SequenceAt":
+        return [first[int(inputs[1])]]
+    axis = attrs.get("axis", 0)
+    if node.op_type == "ConcatFromSequence":
+        return [np.stack(first, axis) if attrs.get("new_axis", 0) else np.concatenate(first, axis)]
+    size = first.shape[axis]
+    step = 1 if second is None else second
+    ends = np.cumsum(step)[:-1] if np.ndim(step) else np.arange(int(step), size, int(step))
+    parts = np.split(first, ends, axis)
+    return [[np.squeeze(part, axis) for part in parts] if second is None and not attrs.get("keepdims", 1) else parts]
+
+
+def _is_float64(value: Any) -> bool:
+    return isinstance(value, np.ndarray | np.generic) and value.dtype == np.float64
+
+
+def _is_floating(kind: np.dtype) -> bool:
+    return kind.kind == "f" or kind == ml_dtypes.bfloat16

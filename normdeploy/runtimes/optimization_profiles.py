@@ -1,0 +1,175 @@
+"""Optimization profiles: the shapes (min, opt, max) that an engine must take for each dynamic input."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InputError
+from ..model import InputSpec
+
+Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # min, opt, max of a whole input
+Range = tuple[int, int, int]  # min, opt, max of one dim
+Given = Mapping[str, Any] | Sequence[str]
+_HOW = "write name=min:opt:max, for a dim batch=1:8:64, for an input ids=1x8:8x128:64x512"
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """An input of an ONNX file; each dim is its size, its name, or None where the file says neither."""
+
+    name: str
+    dims: tuple[int | str | None, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}[{', '.join('?' if d is None else str(d) for d in self.dims)}]"
+
+
+def resolve_profile(
+    inputs: Sequence[GraphInput], recorded: Sequence[InputSpec], given: Given = ()
+) -> dict[str, Shapes]:
+    """The shapes of every dynamic input, {} where all inputs are static.
+
+    A range comes from the first that has it: ``given`` by input, ``given`` by dim, the ranges ``recorded`` at export. A
+    dim's name means one size everywhere, so a range given with one input holds for the others too.
+
+    Args:
+        given: input or dim name -> (min, opt, max), of shapes or of sizes, or such texts as "ids=1x8:8x128:64x512".
+
+    Raises:
+        InputError: a range can't be read, belongs to no input or dim, contradicts the input or another range, or is
+            missing.
+    """
+    shapes, ranges = _split_inputs_and_dims(inputs, parse_ranges(given))
+    for item in inputs:
+        if item.name in shapes:
+            _check_shapes(item, shapes[item.name])
+            for axis, dim in enumerate(item.dims):
+                if isinstance(dim, str):
+                    _set_dim_range(ranges, dim, tuple(s[axis] for s in shapes[item.name]), item)  # type: ignore[arg-type]
+    specs = {spec.name: spec for spec in recorded}
+    return {
+        item.name: _input_shapes(item, shapes, ranges, specs)
+        for item in inputs
+        if any(not isinstance(d, int) for d in item.dims)
+    }
+
+
+def parse_ranges(given: Given) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Each range as three tuples of sizes, of length 1 for a dim."""
+    if isinstance(given, Mapping):
+        return {
+            str(name): _require_triple(str(name), tuple(_parse_sizes(v) for v in values))
+            for name, values in given.items()
+        }
+    parsed: dict[str, tuple[tuple[int, ...], ...]] = {}
+    for text in [given] if isinstance(given, str) else given:
+        name, _, rest = text.rpartition("=")
+        if not name or not re.fullmatch(r"\d+(x\d+)*(:\d+(x\d+)*)*", rest):
+            raise InputError(f"the profile {text!r} can't be read; {_HOW}")
+        if name in parsed:
+            raise InputError(f"the profile gives {name!r} twice; give it once")
+        parsed[name] = _require_triple(name, tuple(tuple(int(n) for n in part.split("x")) for part in rest.split(":")))
+    return parsed
+
+
+def _parse_sizes(value: Any) -> tuple[int, ...]:
+    return (int(value),) if isinstance(value, int) else tuple(int(n) for n in value)
+
+
+def _require_triple(name: str, values: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    if len(values) != 3:
+        raise InputError(f"the profile of {name!r} has {len(values)} parts instead of min, opt and max; {_HOW}")
+    low, best, high = values
+    if not len(low) == len(best) == len(high):
+        raise InputError(
+            f"the profile of {name!r} mixes ranks: {_format_range(values)}; give min, opt and max the same "
+            "number of sizes"
+        )
+    if not all(1 <= a <= b <= c for a, b, c in zip(low, best, high, strict=True)):
+        raise InputError(
+            f"the profile of {name!r} is {_format_range(values)}, but every size must have 1 <= min <= opt <= max"
+        )
+    return values
+
+
+def _format_range(values: Sequence[Sequence[int]]) -> str:
+    return ":".join("x".join(map(str, v)) for v in values)
+
+
+def _split_inputs_and_dims(
+    inputs: Sequence[GraphInput], given: Mapping[str, tuple[tuple[int, ...], ...]]
+) -> tuple[dict[str, Shapes], dict[str, tuple[Range, str]]]:
+    """What was given for whole inputs, and for dims by their names."""
+    by_name = {item.name: item for item in inputs}
+    dims = {d for item in inputs for d in item.dims if isinstance(d, str)}
+    shapes: dict[str, Shapes] = {}
+    ranges: dict[str, tuple[Range, str]] = {}
+    for name, values in given.items():
+        scalar = len(values[0]) == 1
+        if name in by_name and not (scalar and name in dims and len(by_name[name].dims) != 1):
+            shapes[name] = values  # type: ignore[assignment]
+        elif name in dims and scalar:
+            ranges[name] = (values[0][0], values[1][0], values[2][0]), "its own profile"
+        elif name in dims:
+            raise InputError(f"the profile of dim {name!r} is {_format_range(values)}, but a dim has one size; {_HOW}")
+        else:
+            raise InputError(
+                f"the profile names {name!r}, which is neither an input nor a dynamic dim; the file's inputs are "
+                f"{', '.join(map(str, inputs)) or 'none'}"
+            )
+    return shapes, ranges
+
+
+def _check_shapes(item: GraphInput, shapes: Shapes) -> None:
+    if len(shapes[0]) != len(item.dims):
+        raise InputError(
+            f"the profile of {item.name!r} is {_format_range(shapes)}, of rank {len(shapes[0])}, but {item} has rank"
+            f" {len(item.dims)}"
+        )
+    for axis, dim in enumerate(item.dims):
+        sizes = tuple(shape[axis] for shape in shapes)
+        if isinstance(dim, int) and set(sizes) != {dim}:
+            raise InputError(
+                f"the profile of {item.name!r} is {_format_range(shapes)}, but dim {axis} of {item} is fixed at "
+                f"{dim}; give"
+                f" {dim} there, or export the model with that dim dynamic"
+            )
+
+
+def _set_dim_range(ranges: dict[str, tuple[Range, str]], dim: str, sizes: Range, item: GraphInput) -> None:
+    known, source = ranges.setdefault(dim, (sizes, f"the profile of input {item.name!r}"))
+    if known != sizes:
+        one, other = ":".join(map(str, known)), ":".join(map(str, sizes))
+        raise InputError(
+            f"the dim {dim!r} is {one} by {source}, but {other} by the profile of input {item.name!r}; one dim has one"
+            " range"
+        )
+
+
+def _input_shapes(
+    item: GraphInput,
+    shapes: Mapping[str, Shapes],
+    ranges: Mapping[str, tuple[Range, str]],
+    recorded: Mapping[str, InputSpec],
+) -> Shapes:
+    if item.name in shapes:
+        return shapes[item.name]
+    spec = recorded.get(item.name)
+    of_input: list[Range] = []
+    for axis, dim in enumerate(item.dims):
+        if isinstance(dim, int):
+            of_input.append((dim, dim, dim))
+        elif dim is not None and dim in ranges:
+            of_input.append(ranges[dim][0])
+        elif spec is not None and len(spec.shape) == len(item.dims) and spec.shape[axis].name == dim:
+            of_input.append((spec.shape[axis].min, spec.shape[axis].opt, spec.shape[axis].max))
+        else:
+            known = f"dim {dim!r}" if dim is not None else f"dim {axis}"
+            raise InputError(
+                f"{known} of input {item} is dynamic, and nothing says which sizes it takes; give a profile: {_HOW}"
+            )
+    low, best, high = zip(*of_input, strict=True)
+    return low, best, high

@@ -1,0 +1,198 @@
+"""onnxruntime, its own graph optimizer off or on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
+
+from ..errors import GraphError, InputError, RuntimeUnavailable
+from ..graphs.classifier_maps import map_values_to_array
+from ..ort_sessions.session import PROVIDERS, open_session, ort_error_message, ort_value_to_numpy, to_ort
+from . import RunResult
+from .array_conversion import check_names
+from .crash_check import require_no_crash
+from .trt_runner import explain_missing_gpu
+
+_MAPS = "seq(map("  # what onnxruntime calls the type of a classifier's maps
+_SILENT, _WARNINGS = 4, 2  # onnxruntime's severities
+_ALL_WEIGHTS = "0"  # bytes: a file of more than 2 GB can't hold them
+NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
+
+
+class OrtRunner:
+    """An ONNX file or model in onnxruntime: what verify, bench and run judge, time and serve alike.
+
+    Args:
+        source: a path (needed where the weights are external or above 2 GB), or a model with its weights inside, or its
+        bytes.
+        name: of errors and tables; None: by provider and optimizer.
+        optimize: onnxruntime's own optimizer: all of it, or none.
+        provider: "cpu" or "cuda".
+        disabled: names of optimizers that are left out.
+        entries: of the session's configuration, besides these.
+        settings: of the provider; None: CUDA without TF32, whose products have float16's precision.
+        threads: of one operator on the CPU; 0: one for each core.
+        spins: whether idle threads wait for the next run at full load, which takes the time of whatever runs between.
+        saved: where to write the optimized graph, weights beside it.
+
+    Raises:
+        GraphError: onnxruntime refuses the model.
+        RuntimeCrash: it crashes on the model (`survival`).
+        RuntimeUnavailable: it has no kernel for one of the model's operators in its type, or the provider does not work
+        here.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | onnx.ModelProto | bytes,
+        *,
+        name: str | None = None,
+        optimize: bool = True,
+        provider: str = "cpu",
+        disabled: Sequence[str] = (),
+        entries: Mapping[str, str] | None = None,
+        settings: Mapping[str, str] | None = None,
+        threads: int = 0,
+        spins: bool = False,
+        saved: Path | None = None,
+    ) -> None:
+        if provider == "cuda":
+            require_cuda()
+        self.name = name or ort_title(provider, optimize=optimize)
+        entries = dict(entries or {})
+        if not spins:
+            entries["session.intra_op.allow_spinning"] = "0"
+        if disabled:
+            entries["optimization.disable_specified_optimizers"] = ";".join(disabled)
+        if saved is not None:
+            prefix = "session.optimized_model_external_initializers"
+            entries |= {f"{prefix}_file_name": f"{saved.name}.data", f"{prefix}_min_size_in_bytes": _ALL_WEIGHTS}
+        if settings is None and provider == "cuda":
+            settings = {"use_tf32": "0"}
+        model = _session_model(source)
+        if optimize and provider == "cpu" and not disabled:
+            require_no_crash(model)
+        try:
+            self.session = open_session(
+                model,
+                optimize=optimize,
+                provider=provider,
+                settings=settings,
+                threads=threads,
+                entries=entries,
+                saved=saved,
+            )
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            kind = RuntimeUnavailable if NOT_IMPLEMENTED in str(error) else GraphError
+            raise kind(f"{self.name} can't load the model: {shorten_ort_error(error)}") from error
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        """
+        Raises:
+            InputError: the feeds do not fit the model's inputs, or it does not run on them.
+        """
+        return run_session(self.session, feeds, self.name)
+
+    @property
+    def output_shapes(self) -> dict[str, tuple[int | str | None, ...]]:
+        """The outputs' dims as onnxruntime infers them: sizes, names, None where it knows neither."""
+        return {out.name: tuple(out.shape) for out in self.session.get_outputs()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del self.session
+
+
+def run_session(session: ort.InferenceSession, feeds: Mapping[str, np.ndarray], name: str) -> RunResult:
+    """
+    Args:
+        name: what the session is called in errors.
+
+    Raises:
+        InputError: the feeds do not fit the model's inputs, or it does not run on them.
+    """
+    check_names(name, feeds, [i.name for i in session.get_inputs()])
+    return run_named_feeds(session, feeds, name)
+
+
+def run_named_feeds(session: ort.InferenceSession, feeds: Mapping[str, np.ndarray], name: str) -> RunResult:
+    """Run feeds whose names are those of the inputs, as `run_session`."""
+    outputs = session.get_outputs()
+    try:
+        if any(out.type.startswith(_MAPS) for out in outputs):
+            results = zip(outputs, session.run(None, dict(feeds)), strict=True)
+            return {out.name: map_values_to_array(r) if out.type.startswith(_MAPS) else r for out, r in results}
+        values = session.run_with_ort_values(None, {given: to_ort(array) for given, array in feeds.items()})
+        return {out.name: ort_value_to_numpy(value) for out, value in zip(outputs, values, strict=True)}
+    except Exception as error:  # of onnxruntime, or of a type that numpy lacks
+        raise InputError(f"{name} does not run the model on these inputs: {shorten_ort_error(error)}") from error
+
+
+def ort_title(provider: str, *, optimize: bool) -> str:
+    """What onnxruntime is called in every table."""
+    return f"onnxruntime{'' if provider == 'cpu' else ' CUDA'} (optimizer {'on' if optimize else 'off'})"
+
+
+NAMES = frozenset(ort_title(provider, optimize=optimize) for provider in PROVIDERS for optimize in (False, True))
+
+
+def require_cuda() -> None:
+    """
+    Raises:
+        RuntimeUnavailable: onnxruntime can't run on a GPU here.
+    """
+    if reason := explain_missing_cuda():
+        raise RuntimeUnavailable(f"onnxruntime's CUDA provider: {reason}")
+
+
+def explain_missing_cuda() -> str | None:
+    """Why onnxruntime can't run on a GPU here, None where it can."""
+    if PROVIDERS["cuda"] not in ort.get_available_providers():
+        return "this onnxruntime has none; install onnxruntime-gpu"
+    if reason := explain_missing_gpu():
+        return reason
+    ort.set_default_logger_severity(_SILENT)  # it complains on the terminal and falls back to the CPU
+    try:
+        identity = onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] y) { y = Identity(x) }'
+        )
+        made = open_session(identity.SerializeToString(), provider="cuda")
+    except Exception as error:
+        return shorten_ort_error(error)
+    finally:
+        ort.set_default_logger_severity(_WARNINGS)
+    if PROVIDERS["cuda"] not in made.get_providers():
+        return f"onnxruntime {ort.__version__} does not find the CUDA and cuDNN libraries that it was built for"
+    return None
+
+
+def _session_model(source: str | os.PathLike[str] | onnx.ModelProto | bytes) -> str | bytes:
+    if isinstance(source, bytes):
+        return source
+    if not isinstance(source, onnx.ModelProto):
+        if not os.path.isfile(source):
+            raise GraphError(f"there is no file {os.fspath(source)!r}")
+        return os.fspath(source)
+    try:
+        return source.SerializeToString()
+    except (EncodeError, ValueError) as error:
+        raise GraphError(
+            "the model is above 2 GB, which onnxruntime takes by path only; save it and give the path"
+        ) from error
+
+
+def shorten_ort_error(error: Exception) -> str:
+    """Return onnxruntime's message in one line (`sessions.words_of`), cut to 400 characters."""
+    return ort_error_message(error)[:400]

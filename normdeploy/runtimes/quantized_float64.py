@@ -1,0 +1,347 @@
+"""A quantized file in float64, its rounding as it is, left out, or drawn anew: what its steps account for.
+
+A step is the distance of two neighbouring numbers of a quantized type: one scale for integers, the spacing around the
+value times the scale for floats of 8 bits. Rounding moves a value by half a step at most, as long as it lies inside the
+type's range. What comes of that at the outputs is found by drawing other roundings with the same steps:
+
+- of an activation the grid is shifted by a random share θ of a step, θ in (−1/2, 1/2), one for each quantizer and run:
+  q = round(x/s + θ) − θ. Every shift is as good a quantization as the file's own, which is θ = 0, and errors that hang
+  together hang together still (equal values get equal errors). Zero is on the grid of every file, and stays exact.
+- a stored weight is one of the values that round to its code: code + ξ, ξ in (−1/2, 1/2), each by itself. Where one
+  scale has no code but zero, nothing chose that scale, and its weights were zero. A bias that takes a shift back by the
+  stored weight is that of the drawn one (`shifted`).
+
+Saturation is no rounding. The draws are of a file whose ranges have no end, but for one that begins at 0, which is how
+ReLU is written without a node: so a value that rounding moved over the end of its range is still allowed what moved it,
+and nothing allows what the range itself cuts off. That is seen in the plain run and told (`Saturation`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+
+from ..errors import NormdeployError
+from ..evaluate.evaluator import UnsupportedOp, silence_numpy
+from ..evaluate.evaluator_core import Array, is_quantized_type, optional_input
+from ..evaluate.quantize_ops import (
+    broadcast_parameter,
+    finite_limits,
+    quantized_dtype,
+    scaled_quotient,
+    subtract_zero_points,
+)
+from ..graphs.function_ops import inline_calls
+from ..graphs.quantization_info import DEQUANTIZE, DYNAMIC, INTEGER, QUANTIZE, is_quantization_node
+from ..norms.third_party import function_op_row
+from ..storage.proto_traversal import copy_model
+from . import RunResult
+from .float64_evaluator import Float64Evaluator, NotEvaluated
+from .onnx_float64 import OnnxFloat64Runner
+from .rounding_draws import RoundingDraw, Saturation
+from .shifted_bias import bias_correction, find_quantizer_shifts
+
+_MOVES = frozenset({"Gather", "GatherElements", "GatherND", "Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze"})
+_ROOM = 1.0 + 1e-6  # steps beyond a range: half of one rounds back, and a rounded zero point moves the range by another
+
+
+class _QuantizedEvaluator(Float64Evaluator):
+    """Nothing that is quantized is a constant here: each run may round it otherwise."""
+
+    draw = RoundingDraw()
+
+    def __init__(self, proto: onnx.ModelProto, types: Mapping[str, np.dtype]) -> None:
+        super().__init__(proto, types)
+        moving: set[str] = set()
+        for node in self.nodes:
+            if is_quantization_node(node) or moving & set(self.read_names(node)):
+                moving.update(filter(None, node.output))
+        self.stored = frozenset(self.constants)  # fixed by the file, with what is quantized of it
+        self.constants -= moving
+        self.seen: dict[str, Saturation] = {}
+        self.clipped: set[str] = set()  # what quantizers made of values beyond their ranges, in the last plain run
+        self.shifts = find_quantizer_shifts(self)
+        self.tables = self._find_lookup_tables()
+
+    def _find_lookup_tables(self) -> frozenset[str]:
+        """What nodes take out of stored codes that are dequantized afterwards: an embedding's rows are."""
+        tables: set[str] = set()
+        for node in self.nodes:
+            name = node.input[0] if node.op_type == DEQUANTIZE else ""
+            while (maker := self.makers.get(name)) is not None and self.nodes[maker].op_type in _MOVES:
+                taken, name = name, self.nodes[maker].input[0]
+                if name in self.stored and taken not in self.stored:
+                    tables.add(taken)
+        return frozenset(tables)
+
+    def evaluate_node(
+        self, node: onnx.NodeProto, inputs: Sequence[Any], known: Mapping[str, Array]
+    ) -> Sequence[Array | None]:
+        try:
+            if is_quantization_node(node):
+                return self._evaluate_quantization(node, inputs, known)
+        except (UnsupportedOp, ValueError, TypeError, IndexError) as error:
+            raise NotEvaluated(f"{node.op_type} {node.name!r}: {error}") from error
+        if self.draw.weights is not None and self.tables.intersection(node.output):
+            inputs = [self._perturb_codes(node, np.asarray(inputs[0]), ()), *inputs[1:]]
+        results = super().evaluate_node(node, inputs, known)
+        if self.draw.weights is None or not node.output or node.output[0] not in self.shifts:
+            return results
+        dequantize = self.nodes[self.makers[node.input[1]]]
+        (stored,) = super().evaluate_node(
+            dequantize, [self.tensor_value(name, known) for name in dequantize.input], known
+        )
+        rng = self._node_generator(node, self.draw.weights)
+        back = bias_correction(node, self.shifts[node.output[0]], np.asarray(stored), np.asarray(inputs[1]), rng)
+        return (np.asarray(results[0]) + back,)
+
+    def _evaluate_quantization(
+        self, node: onnx.NodeProto, inputs: Sequence[Any], known: Mapping[str, Array]
+    ) -> Sequence[Array | None]:
+        fixed = node.input[0] in self.stored
+        if node.op_type == QUANTIZE:
+            if not fixed and self.draw.rounds_as_stored:
+                self._record_saturation(node, inputs)
+            if node.output[0] in self.draw.held:
+                return (self._quantize_unclipped(node, inputs),)
+            how = self.draw.weights if fixed else self.draw.activations
+            if how is not None:
+                return (self._quantize_with_draw(node, inputs, how, fixed),)
+        elif node.op_type == DEQUANTIZE and node.output[0] in self.draw.held:
+            held = self.draw.held[node.output[0]]
+            return (known[self.nodes[self.makers[node.input[0]]].input[0]] if held is None else held,)
+        elif node.op_type == DEQUANTIZE and fixed and self.draw.weights is not None:
+            if self.makers.get(node.input[0]) is None or not self._has_quantizer_before(node.input[0]):
+                inputs = [self._perturb_codes(node, np.asarray(inputs[0]), inputs), *inputs[1:]]
+        elif node.op_type == DYNAMIC and self.draw.activations is not None:
+            _, scale, zero = super().evaluate_node(node, inputs, known)
+            return (self._quantize_with_draw(node, [inputs[0], scale, zero], self.draw.activations, False), scale, zero)
+        elif node.op_type in INTEGER:
+            return self._evaluate_integer_product(node, inputs, known)
+        return super().evaluate_node(node, inputs, known)
+
+    def _body_evaluator(self, node: onnx.NodeProto, name: str) -> Float64Evaluator:
+        """Return a body, which rounds as the graph around it does."""
+        body = super()._body_evaluator(node, name)
+        assert isinstance(body, _QuantizedEvaluator)
+        body.draw = self.draw
+        return body
+
+    def round_to_file_type(self, name: str, value: Array) -> Array:
+        """Return ``value`` in the type of ``name``; codes that are no integers as floats, which a Resize weighs."""
+        own = self.types.get(name)
+        if own is not None and own.kind in "iu" and np.asarray(value).dtype == np.float64:
+            return np.asarray(value, np.float32)
+        return super().round_to_file_type(name, value)
+
+    def _has_quantizer_before(self, name: str) -> bool:
+        """Whether codes come from a QuantizeLinear, which was drawn already."""
+        return any(self.nodes[p].op_type == QUANTIZE for p in self.nodes_between([name]))
+
+    def _evaluate_integer_product(
+        self, node: onnx.NodeProto, inputs: Sequence[Any], known: Mapping[str, Array]
+    ) -> Sequence[Any]:
+        if (held := self.draw.held.get(node.output[0])) is not None:
+            inputs = [inputs[0], held, *inputs[2:]]
+        elif self.draw.weights is not None and node.input[1] in self.stored:
+            inputs = [inputs[0], self._perturb_codes(node, np.asarray(inputs[1]), ()), *inputs[2:]]
+        if all(np.asarray(v).dtype.kind != "f" for v in inputs[:2]):
+            return super().evaluate_node(node, inputs, known)
+        a, b = subtract_zero_points(inputs)
+        plain = onnx.NodeProto()
+        plain.CopyFrom(node)
+        plain.op_type = "MatMul" if node.op_type == "MatMulInteger" else "Conv"
+        return super().evaluate_node(plain, [a, b], known)
+
+    def _node_generator(self, node: onnx.NodeProto, seed: int | str) -> np.random.Generator:
+        """One for each node and run, whatever other nodes draw."""
+        return np.random.default_rng([int(seed), self.makers[node.output[0]]])
+
+    def _perturb_codes(self, node: onnx.NodeProto, codes: Array, inputs: Sequence[Any]) -> Array:
+        """``inputs``: of a DequantizeLinear, whose scales say what belongs together; of others none."""
+        assert self.draw.weights is not None
+        drawn = self.draw.width * self._node_generator(node, self.draw.weights).uniform(-0.5, 0.5, codes.shape)
+        wide = codes.astype(np.float64)
+        moved = drawn * _code_spacing(wide, codes.dtype)
+        if len(inputs) > 1:
+            attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+            axis, block = attrs.get("axis", 1), attrs.get("block_size", 0)
+            zero = optional_input(inputs, 2)
+            values = (
+                wide if zero is None else wide - broadcast_parameter(zero, codes.shape, axis, block).astype(np.float64)
+            )
+            moved = np.where(_is_group_nonzero(values != 0, np.asarray(inputs[1]), axis, block), moved, 0.0)
+        return wide + moved
+
+    def _quantize_with_draw(self, node: onnx.NodeProto, inputs: Sequence[Any], how: int | str, fixed: bool) -> Array:
+        """A quantized tensor as float64, its zero point in it, rounded otherwise; one of weights is not clipped."""
+        attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        kind = np.dtype(np.uint8) if node.op_type == DYNAMIC else quantized_dtype(optional_input(inputs, 2), attrs)
+        steps, zero = scaled_quotient(inputs, attrs)
+        codes = steps + zero
+        if how != "exact":
+            unit = _code_spacing(steps, kind)
+            theta = self._node_generator(node, how).uniform(-0.5, 0.5, steps.shape if fixed else ())
+            drawn = (np.rint(steps / unit + theta) - theta) * unit
+            if self.draw.width != 1:
+                drawn = steps + self.draw.width * (drawn - steps)
+            codes = np.where(steps == 0, 0.0, drawn) + zero
+        if fixed:
+            return codes
+        return _clip_beyond_one_step(codes, zero, kind) if self.draw.clips else _mask_range_ends(codes, zero, kind)
+
+    def _quantize_unclipped(self, node: onnx.NodeProto, inputs: Sequence[Any]) -> Array:
+        """A quantized tensor as float64, its zero point in it, neither rounded nor cut off."""
+        attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        steps, zero = scaled_quotient(inputs, attrs)
+        return _mask_range_ends(steps + zero, zero, quantized_dtype(optional_input(inputs, 2), attrs))
+
+    def _record_saturation(self, node: onnx.NodeProto, inputs: Sequence[Any]) -> None:
+        attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        kind = quantized_dtype(optional_input(inputs, 2), attrs)
+        steps, zero = scaled_quotient(inputs, attrs)
+        x, codes = np.asarray(inputs[0]), steps + zero
+        finite = np.isfinite(codes)
+        if not finite.any():
+            return
+        low, high = finite_limits(kind)
+        scale = np.asarray(inputs[1], np.float64)
+        one = scale.size == 1 and zero.size == 1
+        ends = tuple((end - float(zero.reshape(-1)[0])) * float(scale.reshape(-1)[0]) for end in (low, high))
+        name = f"{node.op_type} {node.name}".strip()
+        seen = self.seen.setdefault(
+            node.output[0], Saturation(name, node.input[0], (ends[0], ends[1]) if one else (np.nan, np.nan))
+        )
+        room = _ROOM * float(_code_spacing(np.asarray(high), kind))
+        below = np.zeros(()) if _is_relu_range(zero, kind) else low - codes
+        excess = np.where(finite, np.maximum(codes - high, below), 0.0) - room
+        clipped = excess > 0
+        if clipped.any():
+            self.clipped.add(node.output[0])
+        seen.least, seen.largest = min(seen.least, float(x[finite].min())), max(seen.largest, float(x[finite].max()))
+        seen.beyond = max(seen.beyond, float(excess.max() + room) if clipped.any() else 0.0)
+        seen.share = max(seen.share, float(clipped.mean()))
+        width = float((min(codes[finite].max(), high) - max(codes[finite].min(), low)) / (high - low))
+        seen.used = max(seen.used, width)
+
+
+def _is_group_nonzero(nonzero: Array, scale: Array, axis: int, block: int) -> Array:
+    """Whether any code under the scale of each element is not zero."""
+    if scale.size == 1 or not nonzero.size:
+        return np.asarray(nonzero.any())
+    if not block:
+        return np.asarray(nonzero.any(tuple(i for i in range(nonzero.ndim) if i != axis % nonzero.ndim), keepdims=True))
+    size = nonzero.shape[axis]
+    blocks = np.logical_or.reduceat(nonzero, np.arange(0, size, block), axis)
+    return np.asarray(np.repeat(blocks, block, axis).take(np.arange(size), axis))
+
+
+def _is_relu_range(zero: Array, kind: np.dtype[Any]) -> bool:
+    """Whether a range begins at 0: so ReLU is written without a node."""
+    return "int" in kind.name and bool(np.all(zero == finite_limits(kind)[0]))
+
+
+def _mask_range_ends(codes: Array, zero: Array, kind: np.dtype[Any]) -> Array:
+    return np.maximum(codes, finite_limits(kind)[0]) if _is_relu_range(zero, kind) else codes
+
+
+def _clip_beyond_one_step(codes: Array, zero: Array, kind: np.dtype[Any]) -> Array:
+    """What a range leaves of codes that were not rounded: what lies beyond by a step at most is rounding's."""
+    low, high = finite_limits(kind)
+    room = _ROOM * _code_spacing(np.asarray(high), kind)
+    codes = np.where(codes > high + room, high, codes)
+    return np.where(codes < low - (0.0 if _is_relu_range(zero, kind) else room), low, codes)
+
+
+def _code_spacing(steps: Array, kind: np.dtype[Any]) -> Array:
+    """The distance of the type's numbers around ``steps``: 1 of integers."""
+    if not is_quantized_type(kind) or "int" in kind.name:
+        return np.ones(())
+    info = ml_dtypes.finfo(kind)
+    with np.errstate(divide="ignore"):
+        exponent = np.floor(np.log2(np.maximum(np.abs(steps), float(info.smallest_normal))))
+    return np.asarray(np.ldexp(1.0, exponent.astype(np.int64) - info.nmant))
+
+
+class QuantizedRunner(OnnxFloat64Runner):
+    """A quantized file in float64. ``infer`` rounds as the file does; `drawn` otherwise.
+
+    Raises:
+        GraphError: a function that the file calls can't be written out.
+    """
+
+    exact = _QuantizedEvaluator
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        rows = [function_op_row(n.domain, n.op_type) for n in proto.graph.node]
+        if any(row is not None and row.quantizes for row in rows):  # as nodes, whose rounding can be drawn
+            proto = copy_model(proto)
+            calls = [n for n, row in zip(proto.graph.node, rows, strict=True) if row is not None and row.quantizes]
+            proto = inline_calls(proto, calls)
+        super().__init__(proto)
+
+    def _run_bodies(self, node: onnx.NodeProto, values: dict[str, Array]) -> bool:
+        """Leave control flow to `_Stepped`, which draws the roundings in bodies too."""
+        return False
+
+    def run_with_draw(self, feeds: Mapping[str, np.ndarray], draw: RoundingDraw) -> RunResult:
+        """
+        Raises:
+            InputError: inputs are missing or unknown.
+            NormdeployError: a node can't be computed.
+        """
+        stepped = self._evaluator
+        stepped.draw = draw
+        if draw.rounds_as_stored:
+            stepped.clipped = set()
+        try:
+            return self.infer(feeds)
+        finally:
+            stepped.draw = RoundingDraw()
+
+    @property
+    def proto(self) -> onnx.ModelProto:
+        """The graph that is run: without calls of functions that quantize."""
+        return self._evaluator.proto
+
+    @property
+    def _evaluator(self) -> _QuantizedEvaluator:
+        assert isinstance(self._exact, _QuantizedEvaluator)
+        return self._exact
+
+    def list_saturations(self) -> list[Saturation]:
+        """What the quantizers of data were given in all runs so far, in the file's order."""
+        seen = self._evaluator.seen
+        return [seen[name] for node in self._evaluator.nodes for name in node.output[:1] if name in seen]
+
+    def clipped_tensors(self) -> frozenset[str]:
+        """The tensors that quantizers of data made of values beyond their ranges, in the last run that rounded as the
+        file does."""
+        return frozenset(self._evaluator.clipped)
+
+    def reset_saturations(self) -> None:
+        """Count anew."""
+        self._evaluator.seen.clear()
+
+    def run_all_tensors(self, feeds: Mapping[str, np.ndarray], draw: RoundingDraw) -> dict[str, Array]:
+        """Every tensor of a run, as `drawn` would round it.
+
+        Raises:
+            NormdeployError: a node can't be computed.
+        """
+        stepped = self._evaluator
+        stepped.draw = draw
+        if draw.rounds_as_stored:
+            stepped.clipped = set()
+        try:
+            with silence_numpy():
+                known = {n: np.asarray(v, np.float64) if v.dtype.kind == "f" else v for n, v in feeds.items()}
+                return stepped.evaluate_nodes(self._places, known)
+        except NotEvaluated as error:
+            raise NormdeployError(f"the file can't be run in float64: {error}") from error
+        finally:
+            stepped.draw = RoundingDraw()

@@ -1,0 +1,76 @@
+"""What rounded source coordinates do to a resized tensor.
+
+Output i of a linear or cubic Resize of n elements to m lies at the source coordinate c = (i + ½)·n/m − ½, or at
+i·(n − 1)/(m − 1). Kernels compute it in float32: the scale, its product and the difference are rounded, each by up to
+u·c. So c is off by up to 3u·c, and the output by as much times the slope between the neighbors there. That is nothing
+where n/m is a power of two, and more than the rounding of the result everywhere else.
+
+An antialiased Resize to fewer elements stretches its kernel by n/m, so neighbors as many times farther away weigh in.
+Its weights sum to 1, so a shift of the coordinate moves the output by no more than the steepest slope among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..evaluate.evaluator_core import Array
+
+# Roundings of a coordinate.
+_ROUNDINGS = 3.0
+# Neighbors on either side whose difference may weigh in: a cubic kernel reads four.
+_REACH = 2
+
+
+def resize_error_bound(x: Array, shape: Sequence[int], unit: float, *, antialias: bool = False) -> Array:
+    """How far each element of the resized ``x`` may be off.
+
+    Args:
+        x: what is resized, of as many dims as ``shape``.
+        shape: of the result.
+        unit: the unit roundoff of the coordinates.
+        antialias: whether the kernel is stretched where elements get fewer.
+
+    Returns:
+        float64 of ``shape``.
+    """
+    axes = [axis for axis, (n, m) in enumerate(zip(x.shape, shape, strict=True)) if n != m]
+    total = np.zeros(tuple(shape))
+    if not total.size or not x.size:
+        return total
+    for axis in axes:
+        size, made = x.shape[axis], shape[axis]
+        stretch = {a: max(1, -(-x.shape[a] // shape[a])) if antialias else 1 for a in axes}
+        slope = _largest_slope(x, axis, _REACH * stretch[axis])
+        for other in axes:
+            if other != axis:
+                slope = _window_maximum(slope, other, reach=stretch[other])
+        for other in axes:
+            n, m = x.shape[other], shape[other]
+            slope = np.take(slope, np.minimum(np.arange(m) * n // m, n - 1), axis=other)
+        coordinates = (np.arange(made) + 1.0) * size / made
+        along = [1] * x.ndim
+        along[axis] = made
+        total += _ROUNDINGS * unit * coordinates.reshape(along) * slope
+    return total
+
+
+def _largest_slope(x: Array, axis: int, reach: int) -> Array:
+    """The largest difference of neighbors among ``reach`` elements on either side of each along ``axis``, of the shape
+    of ``x``; 0 where it is not finite."""
+    if x.shape[axis] < 2:
+        return np.zeros(x.shape)
+    steps = np.nan_to_num(np.abs(np.diff(x, axis=axis)), nan=0.0, posinf=0.0)
+    last = np.take(steps, [-1], axis=axis)
+    return _window_maximum(np.concatenate([steps, last], axis), axis, reach)
+
+
+def _window_maximum(values: Array, axis: int, reach: int) -> Array:
+    """The maximum over ``reach`` elements on either side along ``axis``."""
+    found = values
+    for away in range(1, min(reach, values.shape[axis] - 1) + 1):
+        ahead = np.take(values, np.minimum(np.arange(values.shape[axis]) + away, values.shape[axis] - 1), axis)
+        behind = np.take(values, np.maximum(np.arange(values.shape[axis]) - away, 0), axis)
+        found = np.maximum(found, np.maximum(ahead, behind))
+    return found

@@ -1,0 +1,262 @@
+"""ONNX files in onnxruntime, bound to the memory of the caller's arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from ..errors import InputError, RuntimeCrash
+from ..ort_sessions.session import FLOAT_OPERANDS, rounds_float_operands, run_in_trial_process
+from ..storage.proto_traversal import is_meaningless_dim
+from .live_runner import LiveRunner
+from .ort_runner import OrtRunner, require_cuda, run_named_feeds, shorten_ort_error
+from .tensor_spec import DTYPES, TensorSpec
+
+if TYPE_CHECKING:  # torch takes seconds to import, and numpy arrays on the CPU need none of it
+    import torch
+
+    from .cuda_stream import CudaStream
+
+_NO_GRAPH = "-1"  # its gpu_graph_id of a run that neither records nor replays
+_FLOATS = (
+    f"onnxruntime was given the session option {'='.join(*FLOAT_OPERANDS.items())}, with which verify judges it:"
+    " by default it may round activations to 8 bits in front of quantized weights"
+)
+_TYPES = {"float": "float32", "double": "float64"}
+_ELEMENTS: dict[str, int] = {
+    name: onnx.TensorProto.BFLOAT16 if name == "bfloat16" else onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name))
+    for name in DTYPES
+}
+
+
+class SessionRunner(LiveRunner):
+    """An ONNX file, opened for inference.
+
+    Args:
+        path: the file; external weights stand beside it.
+        provider: "cpu" or "cuda".
+        device: which GPU.
+        stream: the CUDA stream to run on (see ``Cuda``).
+        cuda_graph: record the run as a CUDA graph, one for each combination of input shapes, kept until the runner is
+        closed.
+        threads: of one operator on the CPU, which do not spin between runs; 0: onnxruntime's choice, a thread for each
+        core.
+
+    Raises:
+        GraphError: onnxruntime refuses the file.
+        RuntimeCrash: it crashes on the file (`survival`).
+        RuntimeUnavailable: it has no kernel for an operator in its type, or the provider does not work here.
+        InputError: the model takes or gives what is no tensor of numbers.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], provider: str, device: int, stream: Any, cuda_graph: bool, threads: int = 0
+    ) -> None:
+        super().__init__()
+        self.name = f"onnxruntime{' CUDA' if provider == 'cuda' else ''} ({os.path.basename(path)})"
+        if provider == "cuda":
+            require_cuda()
+        self._cuda = _open_cuda(device, stream) if provider == "cuda" else None
+        self._takes_arrays = self._cuda is None
+        self._graphs: dict[tuple[torch.Size, ...], _SessionGraph] | None = {} if cuda_graph else None
+        settings = dict[str, str]()
+        if self._cuda is not None:
+            settings = {
+                "device_id": str(device),
+                "user_compute_stream": str(self._cuda.handle),
+                "enable_cuda_graph": str(int(cuda_graph)),
+            }
+        # between runs threads that spin would take the cores of others
+        entries = {"session.force_spinning_stop": "1"} if threads else {}
+        # `verify` judges such files so.
+        if provider == "cpu" and os.path.isfile(path) and rounds_float_operands(path):
+            entries |= FLOAT_OPERANDS
+            self.notes = (_FLOATS,)
+        self._session = OrtRunner(
+            path, name=self.name, provider=provider, entries=entries, settings=settings, threads=threads, spins=True
+        ).session
+        self.inputs = tuple(self._tensor_spec(value) for value in self._session.get_inputs())
+        self.outputs = tuple(
+            {value.name: self._tensor_spec(value) for value in self._session.get_outputs()}.values()
+        )  # a file may say one twice
+
+    def _tensor_spec(self, value: Any) -> TensorSpec:
+        inner = value.type.removeprefix("tensor(").removesuffix(")")
+        dtype = _TYPES.get(inner, inner)
+        if dtype not in DTYPES:
+            raise InputError(
+                f"{self.name}: {value.name!r} is {value.type}, and only tensors of {', '.join(DTYPES)} can be given or"
+                " returned"
+            )
+        return TensorSpec(value.name, dtype, tuple(map(_parse_dim, value.shape)))
+
+    def _run_tensors(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for name, tensor in tensors.items():
+            if tensor.device.type != "cpu" and (self._cuda is None or tensor.device != self._cuda.device):
+                own = "the CPU" if self._cuda is None else str(self._cuda.device)
+                raise InputError(
+                    f"{self.name} runs on {own}, input {name!r} lies on {tensor.device}; move it, or choose provider"
+                    " and device"
+                )
+        if self._cuda is None:
+            return self._run_bound(tensors, "cpu")
+        stays = any(tensor.is_cuda for tensor in tensors.values())
+        with self._cuda.use_stream():
+            graphs = self._graphs
+            outputs = (
+                self._run_bound(tensors, "cuda" if stays else "cpu")
+                if graphs is None
+                else self._replay_graph(tensors, graphs)
+            )
+            self._cuda.record_use([*tensors.values(), *outputs.values()])
+            return outputs if stays else {name: tensor.cpu() for name, tensor in outputs.items()}
+
+    def _run_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return run_named_feeds(self._session, arrays, self.name)
+
+    def _bind_run(self, tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
+        cuda = self._cuda
+        where = "cpu" if cuda is None else "cuda"
+        held = {name: tensor.to(cuda.device if cuda else "cpu").contiguous() for name, tensor in tensors.items()}
+        binding, options, run = (
+            self._make_binding(held, where),
+            self._run_options(_NO_GRAPH),
+            self._session.run_with_iobinding,
+        )
+
+        def run_once() -> None:
+            run(binding, options)
+            if cuda is not None:
+                cuda.synchronize()
+
+        run_once.held = held  # type: ignore[attr-defined]  # the binding holds addresses alone
+        return run_once
+
+    def _run_bound(self, tensors: dict[str, torch.Tensor], where: str) -> dict[str, torch.Tensor]:
+        """One run; onnxruntime allocates the outputs and they are handed on as they are."""
+        held = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        binding = self._make_binding(held, where)
+        self._run_binding(binding, _NO_GRAPH)
+        values = zip(self.outputs, binding.get_outputs(), strict=True)
+        return {spec.name: _tensor_from_ort(value, spec) for spec, value in values}
+
+    def _make_binding(self, tensors: dict[str, torch.Tensor], where: str) -> ort.IOBinding:
+        if where == "cpu":
+            self._check_capture(tensors)
+        binding = self._session.io_binding()
+        for spec in self.inputs:
+            self._bind_tensor(binding.bind_input, spec, tensors[spec.name])
+        for spec in self.outputs:
+            binding.bind_output(
+                spec.name, where, (self._cuda.device.index or 0) if where == "cuda" and self._cuda else 0
+            )
+        return binding
+
+    def _check_capture(self, tensors: dict[str, torch.Tensor]) -> None:
+        try:
+            run_in_trial_process(self._session, {name: _tensor_as_array(tensor) for name, tensor in tensors.items()})
+        except RuntimeCrash as error:
+            raise InputError(f"{self.name} does not run the model on these inputs: {error}") from error
+
+    def _replay_graph(
+        self, tensors: dict[str, torch.Tensor], graphs: dict[tuple[torch.Size, ...], _SessionGraph]
+    ) -> dict[str, torch.Tensor]:
+        """A run in the fixed buffers that a graph needs; the outputs are copied out of them on the GPU."""
+        assert self._cuda is not None
+        key = tuple(tensor.shape for tensor in tensors.values())
+        if key not in graphs:
+            sample = {name: tensor.to(self._cuda.device, copy=True).contiguous() for name, tensor in tensors.items()}
+            graphs[key] = _SessionGraph(
+                self, len(graphs), sample, self._run_bound(sample, "cuda")
+            )  # the first run gives the outputs' shapes
+        return graphs[key](tensors)
+
+    def _bind_tensor(self, bind: Callable[..., None], spec: TensorSpec, tensor: torch.Tensor) -> None:
+        bind(
+            spec.name,
+            tensor.device.type,
+            tensor.device.index or 0,
+            _ELEMENTS[spec.dtype],
+            list(tensor.shape),
+            tensor.data_ptr(),
+        )
+
+    def _run_binding(self, binding: ort.IOBinding, graph: str) -> None:
+        try:
+            self._session.run_with_iobinding(binding, self._run_options(graph))
+        except Exception as error:
+            raise InputError(
+                f"{self.name} does not run the model on these inputs: {shorten_ort_error(error)}"
+            ) from error
+
+    def _run_options(self, graph: str) -> ort.RunOptions | None:
+        """None where there is nothing to say: a run with options takes 50 µs longer (1.31)."""
+        if self._graphs is None:
+            return None
+        options = ort.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", graph)
+        return options
+
+    def _free_model(self) -> None:
+        self._graphs = None
+        del self._session
+
+
+class _SessionGraph:
+    """One recorded combination of shapes: its buffers, and the binding of them."""
+
+    def __init__(
+        self, runner: SessionRunner, number: int, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]
+    ) -> None:
+        import torch
+
+        self._runner, self._number = runner, str(number + 1)
+        self._inputs, self._outputs = inputs, {name: torch.empty_like(tensor) for name, tensor in outputs.items()}
+        self._binding = runner._session.io_binding()
+        for spec in runner.inputs:
+            runner._bind_tensor(self._binding.bind_input, spec, inputs[spec.name])
+        for spec in runner.outputs:
+            runner._bind_tensor(self._binding.bind_output, spec, self._outputs[spec.name])
+
+    def __call__(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for name, tensor in tensors.items():
+            self._inputs[name].copy_(tensor, non_blocking=True)
+        self._runner._run_binding(self._binding, self._number)
+        return {name: tensor.clone() for name, tensor in self._outputs.items()}
+
+
+def _parse_dim(size: int | str | None) -> int | str | None:
+    """Return a dim of onnxruntime as `TensorSpec` has it: None where it has no size and no name."""
+    if isinstance(size, str):
+        return None if is_meaningless_dim(size) else size or None
+    return size
+
+
+def _open_cuda(device: int, stream: Any) -> CudaStream:
+    from .cuda_stream import CudaStream
+
+    return CudaStream(device, stream)
+
+
+def _tensor_as_array(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor of the CPU as an array over its memory."""
+    import torch
+
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.detach().numpy()
+
+
+def _tensor_from_ort(value: ort.OrtValue, spec: TensorSpec) -> torch.Tensor:
+    import torch
+
+    tensor = torch.from_dlpack(
+        value._ortvalue
+    )  # the wrapper's own __dlpack__ does not take the arguments that torch gives
+    return tensor.view(torch.bool) if spec.dtype == "bool" else tensor  # onnxruntime says uint8 there

@@ -1,0 +1,112 @@
+"""Layers whose inputs are shifted before they are quantized, and whose bias takes the shift back by the stored weight.
+
+Such a file (`normdeploy.quantization.bias_corrections`) computes V·((x − t)/s) + b with b = c + V·(t/s). A model
+whose weights
+are V + ξ, which round to the same codes, has b + ξ·(t/s) there: another draw of the weights is another bias. b is a
+float32 number and so are the terms it was summed up from: up to u·Σ|V|·|t/s|, u = 2⁻²⁴, of it is rounding. Other
+writers' files have the bias c + W·(t/s) of weights W that only they knew, and ξ·((x − t)/s) is in them whole; so only
+biases that the file records are such. A record that is wrong allows less, never more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..dtypes import UNIT_ROUNDOFF
+from ..evaluate.evaluator_core import Array
+from ..graphs.quantization_info import DEQUANTIZE, QUANTIZE, read_recorded_biases
+
+if TYPE_CHECKING:
+    import onnx
+
+    from .float64_evaluator import Float64Evaluator
+
+FLOAT32 = UNIT_ROUNDOFF["float32"]
+_LAYERS, _SCALING, _SHIFTING = ("MatMul", "Gemm"), ("Mul", "Div"), ("Add", "Sub")
+_ALGEBRA = {"Mul": np.multiply, "Div": np.divide, "Add": np.add, "Sub": np.subtract}
+
+
+def find_quantizer_shifts(graph: Float64Evaluator) -> dict[str, Array]:
+    """Result of a MatMul or Gemm -> t/s, float64 [input channels], 0 where the bias takes it back otherwise; of those
+    with a matrix and a recorded bias of their own, which nothing else reads."""
+    recorded = read_recorded_biases(graph.proto)
+    if not recorded:
+        return {}
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.nodes:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    found: dict[str, Array] = {}
+    for node in graph.nodes:
+        left = recorded.get(_bias_name(graph, node, readers))
+        if node.op_type in _LAYERS and left is not None:
+            shape, shift = _weight_shape(graph, node, readers), _quantizer_shift(graph, node.input[0])
+            if shape and shift is not None and shift.size == shape[_is_transposed(node)]:
+                found[node.output[0]] = np.where(np.isin(np.arange(shift.size), left), 0.0, shift)
+    return found
+
+
+def bias_correction(node: onnx.NodeProto, shift: Array, stored: Array, drawn: Array, rng: np.random.Generator) -> Array:
+    """What a draw of the weight adds to the bias: (drawn − stored)·``shift``, and what float32 may have rounded."""
+    across = (lambda w: w.T) if _is_transposed(node) else (lambda w: w)
+    size = np.abs(shift) @ np.abs(across(stored))
+    return np.asarray(shift @ across(drawn - stored) + FLOAT32 * rng.uniform(-1.0, 1.0, size.shape) * size)
+
+
+def _is_transposed(node: onnx.NodeProto) -> bool:
+    return any(a.name == "transB" and a.i for a in node.attribute)
+
+
+def _weight_shape(
+    graph: Float64Evaluator, node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]
+) -> tuple[int, ...]:
+    """The shape of the weight's codes; empty where they are no matrix, or not the layer's alone."""
+    made = _producer(graph, node.input[1])
+    codes = graph.weights.get(made.input[0]) if made is not None and made.op_type == DEQUANTIZE else None
+    if made is None or codes is None or len(codes.dims) != 2:
+        return ()
+    return tuple(codes.dims) if len(readers[node.input[1]]) == len(readers[made.input[0]]) == 1 else ()
+
+
+def _bias_name(graph: Float64Evaluator, node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]) -> str:
+    """The bias of a layer; "" where it has none, or one that others read."""
+    if node.op_type == "Gemm":
+        plain = not any(a.name == "transA" and a.i for a in node.attribute) and len(node.input) > 2
+        names: Sequence[str] = node.input[2:] if plain else ()
+    else:
+        behind = readers.get(node.output[0], [])
+        added = len(behind) == 1 and behind[0].op_type == "Add"
+        names = [n for n in behind[0].input if n != node.output[0]] if added else ()
+    own = len(names) == 1 and names[0] in graph.weights and len(readers[names[0]]) == 1
+    return names[0] if own else ""
+
+
+def _quantizer_shift(graph: Float64Evaluator, name: str) -> Array | None:
+    """t/s of ``name`` = dequantized(quantized((x − t)/s)): what the ops in front of the quantizer make of zero, with
+    the other sign; None where x is not shifted."""
+    for op in (DEQUANTIZE, QUANTIZE):
+        made = _producer(graph, name)
+        if made is None or made.op_type != op:
+            return None
+        name = made.input[0]
+    chain: list[tuple[str, Array]] = []
+    for ops in (_SCALING, _SHIFTING, _SCALING):
+        made = _producer(graph, name)
+        if made is not None and made.op_type in ops and made.input[1] in graph.weights:
+            chain.append((made.op_type, graph.tensor_value(made.input[1], {})))
+            name = made.input[0]
+    if not any(op in _SHIFTING for op, _ in chain):
+        return None
+    value: Any = np.zeros(())
+    for op, by in reversed(chain):
+        value = _ALGEBRA[op](value, by)
+    along_channels = np.ndim(value) and np.shape(value)[-1] == np.size(value)
+    return np.asarray(-value).reshape(-1) if along_channels else None
+
+
+def _producer(graph: Float64Evaluator, name: str) -> onnx.NodeProto | None:
+    place = graph.makers.get(name)
+    return None if place is None else graph.nodes[place]

@@ -1,0 +1,199 @@
+"""What a runner takes and gives: the account of its inputs and outputs, and any array as a torch tensor over the same
+memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from ..errors import InputError
+from .array_conversion import advise_on_shape, check_names
+from .optimization_profiles import Shapes
+
+if TYPE_CHECKING:  # torch takes seconds to import, and numpy arrays on the CPU need none of it
+    import torch
+
+DTYPES = (
+    *("float32", "float64", "float16", "bfloat16"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"),
+)
+"""What can be given or returned; torch has a type of each name."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output: its name, dtype (numpy's name, or "bfloat16") and shape.
+
+    A dim of ``shape`` is its size, its name, or None where it is dynamic and the file keeps no name (engines keep
+    none). ``profiles`` holds the (min, opt, max) shapes of each optimization profile of an engine's input; it is empty
+    otherwise.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...]
+    profiles: tuple[Shapes, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.dtype}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
+
+    def accepts_shape(self, shape: Sequence[int], profile: int) -> bool:
+        """Whether ``shape`` lies within the profile."""
+        low, _, high = self.profiles[profile]
+        return all(a <= n <= b for a, n, b in zip(low, shape, high, strict=True))
+
+
+def as_tensor(name: str, value: Any) -> torch.Tensor:
+    """``value`` as a tensor over the same memory: a torch tensor, a numpy array, or what speaks DLPack or
+    __cuda_array_interface__.
+
+    A copy is made only of numpy arrays that torch can't view: big-endian ones, and those with negative strides.
+
+    Raises:
+        InputError: it is none of these, or of a dtype that torch does not have.
+    """
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    try:
+        if isinstance(value, np.ndarray | np.generic):
+            return _tensor_over_array(np.asarray(value))
+        if hasattr(value, "__dlpack__"):
+            return torch.from_dlpack(value)
+        if hasattr(value, "__cuda_array_interface__"):
+            return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise InputError(f"input {name!r} can't be taken: {error}; give a numpy array or a torch tensor") from error
+    raise InputError(
+        f"input {name!r} is a {type(value).__name__}; give a numpy array, a torch tensor, or an array that speaks"
+        " DLPack"
+    )
+
+
+class _WritableArray:
+    """The same memory without numpy's read-only mark, of which torch warns; no runner writes to its inputs."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+        self.__array_interface__ = array.__array_interface__ | {"data": (array.__array_interface__["data"][0], False)}
+
+
+def _tensor_over_array(array: np.ndarray) -> torch.Tensor:
+    import torch
+
+    bfloat16 = array.dtype == ml_dtypes.bfloat16
+    plain = np.asarray(
+        array.view(np.int16) if bfloat16 else array, dtype=None if bfloat16 else array.dtype.newbyteorder("=")
+    )
+    if any(stride < 0 for stride in plain.strides):
+        plain = np.ascontiguousarray(plain)
+    tensor = torch.from_numpy(plain if plain.flags.writeable else np.asarray(_WritableArray(plain)))
+    return tensor.view(torch.bfloat16) if bfloat16 else tensor
+
+
+def as_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """An array over the memory of a tensor on the CPU; bfloat16 as ``ml_dtypes.bfloat16``."""
+    import torch
+
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def check_tensor_feeds(runner: str, feeds: Mapping[str, Any], specs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
+    """The feeds as tensors over the same memory, in the order of ``specs``.
+
+    Raises:
+        InputError: names, dtypes, ranks or static sizes differ from those of ``specs``, or two inputs give one named
+            dim two sizes.
+    """
+    check_names(runner, feeds, [spec.name for spec in specs])
+    tensors = {spec.name: as_tensor(spec.name, feeds[spec.name]) for spec in specs}
+    _require_matching_specs(
+        runner, specs, {name: (str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()}
+    )
+    return tensors
+
+
+def are_numpy_arrays(feeds: Mapping[str, Any]) -> bool:
+    """Whether all of them are numpy's."""
+    return all(isinstance(value, np.ndarray | np.generic) for value in feeds.values())
+
+
+def check_array_feeds(runner: str, feeds: Mapping[str, Any], specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+    """``checked`` for numpy arrays, without torch. A copy is made of those that are not contiguous or in another order
+    of bytes.
+
+    Raises:
+        InputError: as ``checked``.
+    """
+    check_names(runner, feeds, [spec.name for spec in specs])
+    given = {spec.name: np.asarray(feeds[spec.name]) for spec in specs}
+    if strange := next((name for name, array in given.items() if array.dtype.name not in DTYPES), ""):
+        kind = given[strange].dtype
+        raise InputError(f"input {strange!r} can't be taken: it is an array of {kind}; give one of {', '.join(DTYPES)}")
+    _require_matching_specs(
+        runner, specs, {name: (array.dtype.name, list(array.shape)) for name, array in given.items()}
+    )
+    return {
+        name: np.asarray(a, a.dtype if a.dtype.isnative else a.dtype.newbyteorder("="), order="C")
+        for name, a in given.items()
+    }
+
+
+def _require_matching_specs(
+    runner: str, specs: Sequence[TensorSpec], given: Mapping[str, tuple[str, list[int]]]
+) -> None:
+    known: dict[str, tuple[int, str]] = {}
+    for spec in specs:
+        dtype, shape = given[spec.name]
+        if dtype != spec.dtype:
+            raise InputError(f"{runner}: input {spec.name!r} is {spec.dtype}, it was given {dtype}; convert it")
+        if len(shape) != len(spec.shape) or any(
+            isinstance(d, int) and d != n for d, n in zip(spec.shape, shape, strict=True)
+        ):
+            advice = advise_on_shape(spec.name, spec.shape, shape)
+            raise InputError(f"{runner}: the input is {spec}, it was given the shape {shape}; {advice}")
+        for dim, size in zip(spec.shape, shape, strict=True):
+            if isinstance(dim, str) and (first := known.setdefault(dim, (size, spec.name)))[0] != size:
+                raise InputError(
+                    f"{runner}: the dim {dim!r} is {first[0]} in input {first[1]!r}, but {size} in input {spec.name!r};"
+                    " give both one size"
+                )
+
+
+def select_profile(
+    runner: str, tensors: Mapping[str, torch.Tensor], specs: Sequence[TensorSpec], count: int, named: int | None
+) -> int:
+    """The profile that is named, else the first of ``count`` that holds every shape.
+
+    Raises:
+        InputError: the named profile, or every one, leaves a shape out.
+    """
+    candidates = range(count) if named is None else [named]
+    outside: list[str] = []
+    for profile in candidates:
+        wrong = [s for s in specs if s.profiles and not s.accepts_shape(tensors[s.name].shape, profile)]
+        if not wrong:
+            return profile
+        for spec in wrong:
+            low, _, high = spec.profiles[profile]
+            outside.append(
+                f"input {spec.name!r} has shape {list(tensors[spec.name].shape)}, profile {profile} takes {list(low)}"
+                f" to {list(high)}"
+            )
+    raise InputError(
+        f"{runner}: {'; '.join(outside)}; change the shape, or build the engine with a profile that holds it"
+    )
+
+
+def match_input_types(feeds: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """The outputs as numpy arrays where every input was one, else as they are."""
+    if are_numpy_arrays(feeds):
+        return {name: as_numpy(tensor) for name, tensor in outputs.items()}
+    return dict(outputs)

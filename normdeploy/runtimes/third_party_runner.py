@@ -1,0 +1,129 @@
+"""Runtimes that installed packages bring: the entry points ``normdeploy.runtimes``.
+
+    [project.entry-points."normdeploy.runtimes"]
+    acme = "acme.runtime:AcmeRunner"
+
+The object is called with the path of an ONNX file (pathlib.Path; its weights may stand beside it) and gives a
+`normdeploy.runtimes.Runner`: ``infer`` takes one numpy array for each input and gives one for each output, by their
+names. ``verify``, ``bench`` and ``run`` run it where they are told its name (``--runner acme``), never by themselves.
+It may raise RuntimeUnavailable where its device or library is not there, GraphError where it refuses the file, and
+InputError where it does not run the model on the inputs given; anything else is an error of the package.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+
+from .. import extensions
+from ..errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
+from ..extensions import Extension
+from ..storage.onnx_files import load_onnx
+from . import Runner
+from .live_runner import LiveRunner
+from .tensor_spec import TensorSpec, as_numpy, as_tensor
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    import torch
+
+_ITS_OWN = (GraphError, InputError, RuntimeUnavailable)
+
+
+def require_runtime(name: str) -> Extension:
+    """The package's entry point of a runtime that was named.
+
+    Raises:
+        InputError: no installed package brings it.
+    """
+    matching = extensions.find_extension(extensions.RUNTIMES, name)
+    if matching is None:
+        known = ", ".join(repr(e.name) for e in extensions.installed_extensions(extensions.RUNTIMES))
+        raise InputError(
+            f"no installed package brings a runtime {name!r}; "
+            + (f"there are {known}" if known else "none brings any (with --no-extensions none is looked for)")
+        )
+    return matching
+
+
+def third_party_title(extension: Extension) -> str:
+    """What the runtime is called in every table."""
+    return f"{extension.name} ({extension.package})"
+
+
+class ThirdPartyRunner(LiveRunner):
+    """An ONNX file in a package's runtime.
+
+    Raises:
+        InputError: no package brings the runtime, or the file is no ONNX.
+        ExtensionError: the package is broken, or gives no Runner.
+        GraphError, RuntimeUnavailable: as the package says.
+    """
+
+    _takes_arrays = True
+
+    def __init__(self, name: str, path: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self._extension = require_runtime(name)
+        self.name = f"{third_party_title(self._extension)} ({os.path.basename(path)})"
+        graph = load_onnx(path, external_data=False).graph
+        given = {t.name for t in graph.initializer}
+        self.inputs = tuple(_tensor_spec(v) for v in graph.input if v.name not in given)
+        self.outputs = tuple(_tensor_spec(v) for v in graph.output)
+        make = self._extension.load()
+        if not callable(make):
+            raise self._extension.make_error(f"is a {type(make).__name__}, not what makes a Runner of a path")
+        runner = self._call_package(f"can't open {os.path.basename(path)!r}", make, Path(path))
+        lacking = [part for part in ("infer", "__enter__", "__exit__") if not callable(getattr(runner, part, None))]
+        if lacking:
+            raise self._extension.make_error(
+                f"gives a {type(runner).__name__}, no normdeploy.runtimes.Runner: it lacks {', '.join(lacking)}"
+            )
+        self._runner: Runner = self._call_package("can't be entered", runner.__enter__) or runner
+
+    def _call_package(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
+        """``function(*args)``, with the package's name in what it raises."""
+        try:
+            return function(*args)
+        except _ITS_OWN as error:
+            raise type(error)(f"{third_party_title(self._extension)}: {error}") from error
+        except NormdeployError:
+            raise
+        except (Exception, SystemExit) as error:  # the package's own code; its exit is no verdict of ours
+            raise self._extension.make_error(f"{what}: {type(error).__name__}: {error}") from error
+
+    def _run_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        for array in arrays.values():
+            array.flags.writeable = False  # they are the caller's
+        outputs: Any = self._call_package("fails", self._runner.infer, arrays)
+        names = [spec.name for spec in self.outputs]
+        if not isinstance(outputs, Mapping) or not all(isinstance(outputs.get(name), np.ndarray) for name in names):
+            told = list(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
+            raise self._extension.make_error(f"gives {told!r:.160} where the outputs are {names}, each a numpy array")
+        return {name: outputs[name] for name in names}
+
+    def _run_tensors(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        outputs = self._run_arrays({name: as_numpy(tensor.cpu().contiguous()) for name, tensor in tensors.items()})
+        return {name: as_tensor(name, array) for name, array in outputs.items()}
+
+    def _bind_run(self, tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
+        arrays = {name: as_numpy(tensor.cpu().contiguous()) for name, tensor in tensors.items()}
+
+        def run_once() -> None:
+            self._runner.infer(arrays)
+
+        return run_once
+
+    def _free_model(self) -> None:
+        self._call_package("can't be closed", self._runner.__exit__, None, None, None)
+
+
+def _tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    tensor = value.type.tensor_type
+    kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name if tensor.elem_type else ""
+    dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim]
+    return TensorSpec(value.name, kind, tuple(dims))

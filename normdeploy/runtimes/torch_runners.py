@@ -1,0 +1,413 @@
+"""The exported graph run by torch: in the model's own type, and in float64 as the reference of every comparison.
+
+``program.module()`` is not used: it would run the guards that a file brings along, and its own ``.double()`` leaves
+every dtype that is written in the graph as it was (LLaMA's norm upcasts to float32 inside: 1.5e-7 off).
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.fx.node import map_arg
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
+
+from ..errors import InputError, NormdeployError
+from ..graphs.proto_queries import strip_invented_module
+from ..loading.live_module import copy_module
+from ..loading.torch_state import preserve_torch_state
+from ..model import LoadedModel
+from . import RunResult
+from .array_conversion import check_feeds, to_numpy, to_torch
+from .data_independent import DataIndependent
+from .data_independent_trace import find_data_independent_nodes
+from .depthwise_conv import convolve_channels
+from .dtype_widening import half_dtype_map, saturate_fills, saturate_to_half, widen_graph, widen_tensor
+from .fake_quantize import fake_quantize_float64
+from .fourier_error import spread_nan
+
+HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # what ``--precision`` takes
+
+
+class _TorchRunner:
+    name: str
+    _interpreter: type[_LocatingInterpreter]
+
+    def __init__(self, model: LoadedModel, graph: torch.fx.GraphModule, lifted: dict[str, Any]) -> None:
+        self._model = model
+        self._graph = graph
+        self._lifted = lifted
+        self._mutates = any(_is_mutating(node) for inner in _iter_graphs(graph) for node in inner.nodes)
+
+    def _input_tensors(self, feeds: Mapping[str, np.ndarray]) -> list[torch.Tensor]:
+        check_feeds(self.name, feeds, self._model.inputs)
+        return [to_torch(feeds[spec.name]) for spec in self._model.inputs]
+
+    def _call_graph(self, inputs: Sequence[torch.Tensor], lifted: Mapping[str, Any]) -> RunResult:
+        with preserve_torch_state(), torch.no_grad():
+            return self._name_outputs(self._interpreter(self._graph).run(*self._graph_arguments(inputs, lifted)))
+
+    def _graph_arguments(self, inputs: Sequence[torch.Tensor], lifted: Mapping[str, Any]) -> list[Any]:
+        tensors, arguments = iter(inputs), []
+        for spec in self._model.program.graph_signature.input_specs:
+            if spec.kind == InputKind.USER_INPUT:
+                arguments.append(spec.arg.value if isinstance(spec.arg, ConstantArgument) else next(tensors))
+            else:
+                value = lifted[
+                    spec.arg.name
+                ]  # as it was loaded, whatever the graph does to it: every call begins from the same state
+                arguments.append(value.clone() if self._mutates and isinstance(value, torch.Tensor) else value)
+        return arguments
+
+    def _name_outputs(self, returned: Sequence[Any]) -> RunResult:
+        kept = [
+            value
+            for value, spec in zip(returned, self._model.program.graph_signature.output_specs, strict=True)
+            if spec.kind == OutputKind.USER_OUTPUT and not isinstance(spec.arg, ConstantArgument)
+        ]
+        return {name: to_numpy(value) for name, value in zip(self._model.outputs, kept, strict=True)}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lifted = {}
+
+
+class EagerRunner(_TorchRunner):
+    """``model`` run by torch on the CPU, operator by operator, in its own type."""
+
+    name = "eager"
+
+    def __init__(self, model: LoadedModel) -> None:
+        super().__init__(model, model.program.graph_module, lifted_values(model.program))
+        self._bfloat16 = any(
+            _is_bfloat16(node.meta.get("val")) for graph in _iter_graphs(self._graph) for node in graph.nodes
+        )
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        """
+        Raises:
+            InputError: the feeds do not fit the model's inputs, or the model does not run on them.
+        """
+        inputs = self._input_tensors(feeds)
+        try:
+            with _without_amx() if self._bfloat16 else nullcontext():
+                return self._call_graph(inputs, self._lifted)
+        except _NodeFailed as failed:
+            raise InputError(
+                f"the model does not run on these inputs: {failed}; give sizes and values that it takes"
+            ) from failed
+
+
+class ModuleRunner(_TorchRunner):
+    """A live module as its user runs it, beside ``model``, which was traced of it.
+
+    Each call runs a copy, so that state which forward writes neither reaches the user's module nor the next call.
+    """
+
+    name = "the module"
+
+    def __init__(self, model: LoadedModel, module: torch.nn.Module) -> None:
+        super().__init__(model, model.program.graph_module, {})
+        self._module = module
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        """
+        Returns:
+            Output name -> array, by the names of the model's outputs.
+
+        Raises:
+            InputError: the feeds do not fit, or the module does not run on them, or returns other outputs.
+        """
+        return self._run_module(copy_module(self._module).eval(), feeds)
+
+    def infer_twice(self, feeds: Mapping[str, np.ndarray]) -> tuple[RunResult, RunResult]:
+        """Run one copy twice on the same inputs, as ``infer``: what it keeps from call to call shows in the second."""
+        module = copy_module(self._module).eval()
+        return self._run_module(module, feeds), self._run_module(module, feeds)
+
+    def _run_module(self, module: torch.nn.Module, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        tensors = iter(self._input_tensors(feeds))
+        flat = [
+            spec.arg.value if isinstance(spec.arg, ConstantArgument) else next(tensors)
+            for spec in self._model.program.graph_signature.input_specs
+            if spec.kind == InputKind.USER_INPUT
+        ]
+        args, kwargs = tree_unflatten(flat, self._model.program.call_spec.in_spec)
+        # Without gradients torch's encoder layers take one fused kernel, which no trace holds. It gives NaN where a
+        # mask hides a whole row.
+        fused = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with preserve_torch_state(), torch.no_grad():
+                returned = tree_leaves(module(*args, **kwargs))
+        except Exception as error:  # whatever the user's forward raises
+            raise InputError(f"the module does not run on these inputs: {type(error).__name__}: {error}") from error
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
+        outputs = [s for s in self._model.program.graph_signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
+        if len(returned) != len(outputs):
+            raise InputError(f"the module returns {len(returned)} values, and its trace {len(outputs)}")
+        kept = [v for v, s in zip(returned, outputs, strict=True) if not isinstance(s.arg, ConstantArgument)]
+        return {name: to_numpy(value) for name, value in zip(self._model.outputs, kept, strict=True)}
+
+
+class HalfRunner(_TorchRunner):
+    """``model`` run by torch on the CPU with float32 set to ``half`` (float16 or bfloat16) in parameters, inputs and
+    the whole graph.
+
+    What eager makes of the model in half precision: the measure for a file in it. Inputs are given in the model's own
+    types and rounded; floating outputs come in ``half``. An operator that has no kernel for it is run in float32 and
+    its result rounded. Finite constants that ``half`` does not hold, as masks are, become its largest or lowest number.
+    An upcast to float32 that is written in the model is half too: in a graph that was traced in float32 it can't be
+    told from a cast back.
+    """
+
+    name = EagerRunner.name
+
+    def __init__(self, model: LoadedModel, half: torch.dtype) -> None:
+        kind = half_dtype_map(half)
+        lifted = {name: saturate_to_half(value, half) for name, value in lifted_values(model.program).items()}
+        graph = copy.deepcopy(model.program.graph_module)
+        saturate_fills(graph, half)
+        super().__init__(model, widen_graph(graph, kind), lifted)
+        self._half = half
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        """
+        Raises:
+            InputError: the feeds do not fit the model's inputs, or the model does not run on them.
+        """
+        inputs = [widen_tensor(tensor, half_dtype_map(self._half)) for tensor in self._input_tensors(feeds)]
+        try:
+            with _without_amx(), _default_dtype(self._half):
+                return self._call_graph(inputs, self._lifted)
+        except _NodeFailed as failed:
+            raise InputError(f"the model does not run in {self._half} on these inputs: {failed}") from failed
+
+
+class Float64Runner(_TorchRunner):
+    """The reference: ``model`` with every floating dtype of its graph, parameters, buffers and constants set to
+    float64.
+
+    Inputs are upcast, so they keep the values that the model in its own type gets. Outputs that are floating come as
+    float64. ``model`` itself is not changed; its parameters are upcast where they are used, one at a time.
+
+    Raises:
+        NormdeployError: the graph reads the bits of a floating tensor, which float64 has others of.
+    """
+
+    name = "float64 reference"
+
+    def __init__(self, model: LoadedModel) -> None:
+        super().__init__(model, widen_graph(copy.deepcopy(model.program.graph_module)), lifted_values(model.program))
+        self._settled = find_data_independent_nodes(self._graph, self._lifted)
+        self._interpreter = partial(WideningInterpreter, settled=self._settled)  # type: ignore[assignment]
+        if self._mutates:  # what is written to is one tensor for the whole run
+            self._lifted = {name: widen_tensor(value) for name, value in self._lifted.items()}
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        """
+        Raises:
+            InputError: the feeds do not fit the model's inputs.
+            NormdeployError: an operator does not run in float64.
+        """
+        lifted = {
+            n: NarrowParameter(v) if isinstance(v, torch.Tensor) and not self._mutates else v
+            for n, v in self._lifted.items()
+        }
+        return self._run_widened([widen_tensor(tensor) for tensor in self._input_tensors(feeds)], lifted)
+
+    def run_perturbed(self, feeds: Mapping[str, np.ndarray], unit: float, seed: int) -> RunResult:
+        """The same with every parameter, buffer, constant and input off by up to ``unit``, relative: what changes is
+        ill-conditioned."""
+        rng = torch.Generator().manual_seed(seed)
+
+        def perturb_tensor(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+                return value
+            return value * (1 + unit * (2 * torch.rand(value.shape, generator=rng, dtype=torch.float64) - 1))
+
+        inputs = [perturb_tensor(widen_tensor(tensor)) for tensor in self._input_tensors(feeds)]
+        return self._run_widened(
+            inputs, {name: perturb_tensor(widen_tensor(value)) for name, value in self._lifted.items()}
+        )
+
+    def _run_widened(self, inputs: Sequence[torch.Tensor], lifted: Mapping[str, Any]) -> RunResult:
+        try:
+            # The default type is that of arange(0.5), an int divided by an int, and the like. Fused attention kernels
+            # pass by the keys that a mask hides, and a NaN among them; the products of the definition do not.
+            with _default_dtype(torch.float64), sdpa_kernel(SDPBackend.MATH):
+                return self._call_graph(inputs, lifted)
+        except _NodeFailed as failed:
+            raise NormdeployError(
+                f"the float64 reference can't be run: {failed}; where the model itself runs on these inputs, the"
+                " operator has no float64 form and there is nothing to compare with"
+            ) from failed
+
+
+class _NodeFailed(Exception):
+    """A node could not be run."""
+
+
+class _LocatingInterpreter(torch.fx.Interpreter):
+    """Says which operator of which module failed."""
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__(module)
+        self.extra_traceback = False  # would add the user's source to the message
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        try:
+            return super().run_node(n)
+        except Exception as error:
+            scopes = list(n.meta.get("nn_module_stack", {}).values())
+            path = strip_invented_module(str(scopes[-1][0])) if scopes else ""
+            module = f" of module {path!r}" if path else ""
+            lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            raise _NodeFailed(f"operator {n.target}{module} failed: {lines[0]}") from error
+
+
+class _Float32FallbackInterpreter(_LocatingInterpreter):
+    """Runs in float32, and rounds the result, what has no kernel for its types."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return super().call_function(target, args, kwargs)
+        except (RuntimeError, NotImplementedError):
+            halves = {
+                t.dtype
+                for t in tree_leaves((args, kwargs))
+                if isinstance(t, torch.Tensor) and t.dtype in HALVES.values()
+            }
+            if not halves:
+                raise
+            half = halves.pop()
+            args, kwargs = tree_map(
+                lambda v: widen_tensor(v, lambda d: torch.float32 if d == half else d), (args, kwargs)
+            )
+            result = super().call_function(target, args, kwargs)
+            return tree_map(lambda v: widen_tensor(v, half_dtype_map(half)), result)
+
+
+@dataclass(frozen=True)
+class NarrowParameter:
+    """A parameter that is to be float64 where it is read."""
+
+    tensor: torch.Tensor
+
+
+class WideningInterpreter(_LocatingInterpreter):
+    """Parameters become float64 where they are read, one at a time; settled integers are the model's own.
+
+    Args:
+        settled: which these are.
+    """
+
+    def __init__(self, module: torch.fx.GraphModule, settled: DataIndependent[torch.fx.Node]) -> None:
+        super().__init__(module)
+        self._settled = settled
+        # Settled floats, in the types that the model states.
+        self._stated: dict[torch.fx.Node, Any] = {}
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        if n in self._settled.floats:
+            args, kwargs = map_arg((n.args, n.kwargs), self._read_as_stated)
+            self._stated[n] = tree_map(_cast_as_traced, n.target(*args, **kwargs), n.meta["val"])  # type: ignore[operator]
+        return super().run_node(n)
+
+    def _read_as_stated(self, read: torch.fx.Node) -> Any:
+        if read in self._stated:
+            return self._stated[read]
+        value = self.env[read]
+        return _cast_as_traced(value.tensor if isinstance(value, NarrowParameter) else value, read.meta.get("val"))
+
+    def map_nodes_to_values(self, args: Any, n: torch.fx.Node) -> Any:
+        if n in self._settled.integers:
+            return map_arg(args, self._read_as_stated)
+        return map_arg(args, lambda node: self._widen_parameter(self.env[node]))
+
+    def _widen_parameter(self, value: Any) -> Any:
+        return widen_tensor(value.tensor) if isinstance(value, NarrowParameter) else value
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        schema = getattr(target, "_schema", None)
+        if schema is None:
+            return super().call_function(target, args, kwargs)
+        rounded = fake_quantize_float64(schema.name, args)
+        if rounded is not None:
+            return rounded
+        convolved = convolve_channels(schema, args)
+        if convolved is not None:
+            return convolved
+        return spread_nan(schema.name.partition("::")[2], args, kwargs, super().call_function(target, args, kwargs))
+
+
+_TorchRunner._interpreter, HalfRunner._interpreter = _LocatingInterpreter, _Float32FallbackInterpreter
+
+
+def _cast_as_traced(value: Any, stated: Any) -> Any:
+    """Give a floating tensor the type that ``stated``, a traced one, has."""
+    tensors = isinstance(value, torch.Tensor) and isinstance(stated, torch.Tensor)
+    return value.to(stated.dtype) if tensors and value.is_floating_point() else value
+
+
+def lifted_values(program: torch.export.ExportedProgram) -> dict[str, Any]:
+    """Placeholder -> the parameter, buffer or constant that the graph takes by it."""
+    values = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind != InputKind.USER_INPUT and spec.target is not None:
+            value = program.state_dict.get(spec.target, program.constants.get(spec.target))
+            values[spec.arg.name] = value.detach() if isinstance(value, torch.Tensor) else value
+    return values
+
+
+def _iter_graphs(module: torch.nn.Module) -> Iterator[torch.fx.Graph]:
+    yield from (m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule))
+
+
+def _is_bfloat16(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
+
+
+@contextmanager
+def _without_amx() -> Iterator[None]:
+    """Keeps oneDNN out: for bfloat16 it takes AMX instructions, which kill the process in virtual machines that only
+    announce them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a setting that ``flags`` touches besides
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
+def _is_mutating(node: torch.fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+_DEFAULT_DTYPE = threading.RLock()  # torch's default dtype belongs to the whole process
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    with _DEFAULT_DTYPE:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)

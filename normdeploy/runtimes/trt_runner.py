@@ -1,0 +1,246 @@
+"""TensorRT and TensorRT-RTX engines, run through Polygraphy where a GPU is there.
+
+Polygraphy drives one of the two per process: which, is fixed when it is first imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import ml_dtypes
+import numpy as np
+
+from ..errors import InputError, NormdeployError, RuntimeUnavailable
+from ..types import PathLike
+from . import RunResult
+from .array_conversion import check_names, to_numpy, to_torch
+from .engine_loading import check_engine_validity, make_engine_loader
+from .network_types import FLOATS
+from .runtime_cache import RuntimeCache, Wanted
+
+PACKAGES = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}  # runtime -> its Python package
+TITLES = {"tensorrt-rtx": "TensorRT-RTX", "tensorrt": "TensorRT"}
+_RTX_MAGIC = b"vtrt"  # the first bytes of an engine; TensorRT's own differ in the first
+
+
+class TrtRunner:
+    """An engine file on the GPU of this machine.
+
+    Args:
+        engine: the file; which runtime it is for is told from its first bytes.
+        runtime_cache: the file of TensorRT-RTX's compiled kernels (see ``JitCache``).
+
+    Raises:
+        RuntimeUnavailable: the package, the GPU or a CUDA library is not there.
+        NormdeployError: the file is no engine, or not one for this GPU and this version.
+    """
+
+    def __init__(self, engine: str | os.PathLike[str], runtime_cache: Wanted = None) -> None:
+        self._path = Path(engine)
+        self.runtime = read_runtime(self._path)
+        self.name = f"{TITLES[self.runtime]} ({self._path.name})"
+        if reason := describe_missing_runtime(self.runtime):
+            raise RuntimeUnavailable(f"{self.name}: {reason}")
+        library = select_library(self.runtime)
+        from polygraphy.backend.trt import TrtRunner as PolygraphyRunner
+        from polygraphy.backend.trt import engine_from_bytes
+        from polygraphy.backend.trt.util import get_trt_logger
+        from polygraphy.exception import PolygraphyException
+
+        self._failures: tuple[type[Exception], ...] = (PolygraphyException,)
+        self._log = _error_log()
+        self._cache = RuntimeCache(self._path, self.runtime, runtime_cache)
+        data, why = self._path.read_bytes(), ""
+        try:
+            loader = make_engine_loader(library, get_trt_logger())
+            valid, why = check_engine_validity(library, loader, data)
+            loaded = engine_from_bytes(data, runtime=loader) if valid or not why else None
+            self._runner = PolygraphyRunner(self._make_context(loaded) if self.runtime == "tensorrt-rtx" else loaded)
+            self._runner.activate()
+        except self._failures as error:
+            why = why or (
+                f"{self._log.take_errors()}; build it with this version of {TITLES[self.runtime]} for this "
+                "GPU's compute"
+                " capability"
+            )
+            raise NormdeployError(f"{self._path.name} can't be loaded on this GPU: {why}") from error
+
+    def _make_context(self, engine: Any) -> Any:
+        """TensorRT-RTX's execution context, with its kernels' cache."""
+        if engine is None:
+            return None
+        config = engine.create_runtime_config()
+        self._cache.attach(config)
+        return engine.create_execution_context(config)
+
+    def accepts_shapes(self, feeds: Mapping[str, np.ndarray]) -> bool:
+        """Whether every input's shape lies within one of the profiles that the engine was built with."""
+        return self._find_profile(feeds) is not None
+
+    def _find_profile(self, feeds: Mapping[str, np.ndarray]) -> int | None:
+        """The first profile that holds every input's shape."""
+
+        def accepts_all_shapes(index: int) -> bool:
+            for name, array in feeds.items():
+                low, _, high = self._runner.engine.get_tensor_profile_shape(name, index)
+                within = all(a <= n <= b for a, n, b in zip(low, array.shape, high, strict=False))
+                if len(low) == array.ndim and not within:
+                    return False
+            return True
+
+        return next((i for i in range(self._runner.engine.num_optimization_profiles) if accepts_all_shapes(i)), None)
+
+    def input_dtypes(self) -> dict[str, np.dtype]:
+        """Of the inputs."""
+        return {
+            name: _numpy_dtype(self._runner.engine.get_tensor_dtype(name).name)
+            for name in self._runner.get_input_metadata()
+        }
+
+    def float_types(self) -> set[str]:
+        """The floating types of inputs and outputs: "float32", "float16", "bfloat16"."""
+        engine = self._runner.engine
+        kinds = {engine.get_tensor_dtype(engine.get_tensor_name(i)).name for i in range(engine.num_io_tensors)}
+        return {FLOATS[kind] for kind in kinds if kind in FLOATS}
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        """
+        Raises:
+            InputError: the feeds do not fit the engine's inputs and profile.
+        """
+        check_names(self.name, feeds, list(self._runner.get_input_metadata()))
+        try:
+            if self._runner.engine.num_optimization_profiles > 1:
+                self._runner.set_profile(self._find_profile(feeds) or 0)
+            outputs = self._runner.infer({name: to_torch(array) for name, array in feeds.items()})
+        except self._failures as error:
+            raise InputError(f"{self.name} does not run on these inputs: {self._log.take_errors()}") from error
+        return {name: to_numpy(value) for name, value in outputs.items()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._cache.save()
+        finally:
+            self._runner.deactivate()
+
+
+def _numpy_dtype(kind: str) -> np.dtype:
+    name = FLOATS.get(kind, kind.lower())
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+class _ErrorLogHandler(logging.Handler):
+    """Collects what Polygraphy and TensorRT say of errors, which would go to the terminal and is not in the
+    exceptions."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        from polygraphy.logger import G_LOGGER
+
+        G_LOGGER.module_severity, G_LOGGER.use_python_logging_system = G_LOGGER.ERROR, True
+        G_LOGGER.colors = G_LOGGER.letter = False
+        G_LOGGER.python_logger.handlers, G_LOGGER.python_logger.propagate = [self], False
+        self._messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._messages.append(" ".join(record.getMessage().split()))
+
+    def take_errors(self) -> str:
+        """All since the last time, in one line."""
+        messages, self._messages = "; ".join(dict.fromkeys(self._messages)), []
+        return messages or "no reason is given"
+
+
+@functools.cache
+def _error_log() -> _ErrorLogHandler:
+    return _ErrorLogHandler()
+
+
+def is_engine(path: PathLike) -> bool:
+    """Told from the first bytes, which TensorRT and TensorRT-RTX share but for the first.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    if not os.path.isfile(path):
+        raise InputError(f"there is no file {os.fspath(path)!r}; give an ONNX file or an engine")
+    with open(path, "rb") as file:
+        return file.read(4)[1:] == _RTX_MAGIC[1:]
+
+
+def read_runtime(engine: Path) -> str:
+    """
+    Raises:
+        InputError: there is no such file, or it is no engine.
+    """
+    if not engine.is_file():
+        raise InputError(f"there is no engine {str(engine)!r}; make one with `normdeploy build`")
+    with engine.open("rb") as file:
+        magic = file.read(4)
+    if magic[1:] != _RTX_MAGIC[1:]:
+        raise InputError(
+            f"{engine.name} is no TensorRT engine: it begins with {magic!r}; make one with `normdeploy build`"
+        )
+    return "tensorrt-rtx" if magic == _RTX_MAGIC else "tensorrt"
+
+
+def describe_missing_runtime(runtime: str, *, gpu: bool = True) -> str | None:
+    """What ``runtime`` lacks on this machine (``gpu``: whether it needs one), with what to do; None where nothing."""
+    if importlib.util.find_spec(PACKAGES[runtime]) is None:
+        return f"{TITLES[runtime]} is not installed; pip install {PACKAGES[runtime].replace('_', '-')}"
+    if importlib.util.find_spec("polygraphy") is None:
+        return "Polygraphy is not installed; pip install polygraphy"
+    return explain_missing_gpu() if gpu else None
+
+
+def installed_version(runtime: str) -> str:
+    """The version of the installed library, which is not imported; "" where its package does not tell."""
+    distributions = importlib.metadata.packages_distributions().get(PACKAGES[runtime], ())
+    return importlib.metadata.version(distributions[0]) if distributions else ""
+
+
+@functools.cache
+def explain_missing_gpu() -> str | None:
+    """Why no NVIDIA GPU can be used here, None where one can."""
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return "no GPU: this machine has no NVIDIA driver"
+    count = ctypes.c_int(0)
+    if code := driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return f"no GPU: the NVIDIA driver does not start (CUDA error {code})"
+    return None if count.value else "no GPU: the NVIDIA driver finds none"
+
+
+def select_library(runtime: str) -> Any:
+    """Tell Polygraphy which of the two it drives, and return that one's package.
+
+    Raises:
+        RuntimeUnavailable: this process has been using the other.
+    """
+    rtx = runtime == "tensorrt-rtx"
+    os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1" if rtx else "0"
+    from polygraphy import config
+
+    if rtx != config.USE_TENSORRT_RTX:
+        other = "TensorRT" if rtx else "TensorRT-RTX"
+        raise RuntimeUnavailable(
+            f"{TITLES[runtime]} can't be used in a process that has been using {other} through Polygraphy; start"
+            " another"
+        )
+    return importlib.import_module(PACKAGES[runtime])

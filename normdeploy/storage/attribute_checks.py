@@ -1,0 +1,69 @@
+"""Refuses attributes that ONNX's checker accepts and that runtimes read as other numbers than the file states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, TensorProto
+
+from ..errors import GraphError
+from .onnx_domains import is_standard
+
+_NARROW = np.iinfo(np.int32)
+# Numbers that may be of any size: values, the ends of ranges, and seeds.
+_WIDE = frozenset(
+    {
+        "end",
+        "ends",
+        "k",
+        "max_skip_count",
+        "maxsplit",
+        "pool_int64s",
+        "seed",
+        "start",
+        "starts",
+        "value_int",
+        "value_ints",
+    }
+)
+
+
+def require_attributes(nodes: Iterable[onnx.NodeProto]) -> None:
+    """Require that axes, counts and switches fit into 32 bits, and that Cast makes a type.
+
+    ONNX's shape inference and onnxruntime 1.31 read an axis of 2^63 - 1 as -1, and a keepdims of 2^32 as 0.
+
+    Raises:
+        GraphError: an attribute of a standard op does not fit.
+    """
+    for node in nodes:
+        if not is_standard(node):
+            continue
+        # ONNX's own shape inference takes it for an index, and ends the process.
+        if node.op_type == "GatherND" and any(a.name == "batch_dims" and a.i < 0 for a in node.attribute):
+            raise GraphError(f"GatherND {node.name!r} has batch_dims below 0; the first dims are counted from 0")
+        for attribute in node.attribute:
+            # A function's attribute has the value that its caller gives.
+            if attribute.ref_attr_name:
+                continue
+            if node.op_type == "Cast" and attribute.name == "to" and attribute.type == AttributeProto.INT:
+                _require_valid_cast_type(node, attribute.i)
+            if attribute.name not in _WIDE:
+                _require_32_bit_values(node, attribute)
+
+
+def _require_valid_cast_type(node: onnx.NodeProto, kind: int) -> None:
+    if kind == TensorProto.UNDEFINED or kind not in TensorProto.DataType.values():
+        raise GraphError(f"Cast {node.name!r} makes the type {kind}, which ONNX does not have; the file is damaged")
+
+
+def _require_32_bit_values(node: onnx.NodeProto, attribute: AttributeProto) -> None:
+    numbers = {AttributeProto.INT: (attribute.i,), AttributeProto.INTS: attribute.ints}.get(attribute.type, ())
+    wide = next((number for number in numbers if not _NARROW.min <= number <= _NARROW.max), None)
+    if wide is not None:
+        raise GraphError(
+            f"{node.op_type} {node.name!r} has the attribute {attribute.name} = {wide}, which runtimes cut to 32 bits:"
+            f" they compute with another number; give one between {_NARROW.min} and {_NARROW.max}"
+        )

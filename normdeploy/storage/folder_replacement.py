@@ -1,0 +1,139 @@
+"""A folder that stands under its name whole or not at all (files: ``normdeploy.storage.file_replacement``)."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import NormdeployError
+from .file_replacement import _FULL, _unfinished, _unwind_on_sigterm, lock_folder, lock_handle, matching_siblings
+
+_EXCHANGE = 2  # renameat2's RENAME_EXCHANGE
+_HERE = -100  # AT_FDCWD
+
+
+@contextmanager
+def replace_folder_atomically(target: Path) -> Iterator[Path]:
+    """A new folder beside ``target``, which takes its place if the block ends without an exception; else it is gone.
+
+    What stood there is removed once it is replaced. On Linux the two are exchanged in one step; elsewhere, or on a file
+    system that can't, the old one is renamed first, and back where the new one can't be. What killed runs left behind
+    is removed.
+
+    Raises:
+        NormdeployError: the folder around it is missing or can't be written to, or the disk is full.
+    """
+    if not target.parent.is_dir():
+        raise NormdeployError(f"can't write {str(target)!r}: there is no folder {target.parent.name!r}; make it first")
+    _remove_dead_folders(target)
+    fresh = _temporary_path(target)
+    handle = -1
+    try:
+        fresh.mkdir()
+        _unfinished.add(fresh)
+        if sys.platform != "win32":
+            handle = os.open(fresh, os.O_RDONLY)
+            lock_handle(handle)
+        with _unwind_on_sigterm():
+            yield fresh
+            _flush_folder(fresh)
+            with lock_folder(target.parent):
+                _replace_folder(fresh, target)
+    except OSError as error:
+        if error.errno in _FULL:
+            free = shutil.disk_usage(target.parent).free
+            raise NormdeployError(
+                f"can't write {target.name!r}: {error.strerror} ({free / 1e6:.0f} MB are free there); make room or"
+                " choose another folder. What stood there before is untouched"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise NormdeployError(
+                f"can't write {target.name!r} to the folder {str(target.parent)!r}: {error.strerror}"
+            ) from error
+        raise
+    finally:
+        _unfinished.discard(fresh)
+        shutil.rmtree(fresh, ignore_errors=True)  # after an exchange this is what stood there before
+        if handle >= 0:
+            os.close(handle)
+
+
+def require_empty_dir(folder: str | os.PathLike[str]) -> Path:
+    """Where the folder is to stand.
+
+    Raises:
+        NormdeployError: something is there, or the folder that it is to stand in is not.
+    """
+    target = Path(os.path.realpath(folder))
+    if not target.parent.is_dir():
+        raise NormdeployError(
+            f"can't write {os.fspath(folder)!r}: there is no folder {target.parent.name!r}; make it first"
+        )
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise NormdeployError(
+            f"can't write {os.fspath(folder)!r}: it is there already and not an empty folder; give another name"
+        )
+    return target
+
+
+def _temporary_path(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+
+
+def _remove_dead_folders(target: Path) -> None:
+    """Remove the folders of runs that are dead: those whose lock nobody holds."""
+    if sys.platform == "win32":
+        return
+    for path in matching_siblings(target, rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.tmp"):
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:  # gone in the meantime, another user's, or no folder
+            continue
+        if lock_handle(handle, wait=False):
+            shutil.rmtree(path, ignore_errors=True)
+        os.close(handle)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Everything in it to the disk: after a loss of power the name must not stand for less."""
+    if sys.platform == "win32":
+        return
+    for here, _, names in os.walk(folder):
+        for path in (*(os.path.join(here, name) for name in names), here):
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+
+def _replace_folder(fresh: Path, target: Path) -> None:
+    if not target.exists() or not any(target.iterdir()):
+        if sys.platform == "win32" and target.exists():
+            target.rmdir()
+        os.rename(fresh, target)
+    elif not exchange_names(fresh, target):
+        old = _temporary_path(target)
+        os.rename(target, old)
+        try:
+            os.rename(fresh, target)
+        except OSError:
+            os.rename(old, target)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def exchange_names(one: Path, other: Path) -> bool:
+    """Whether the two names could be exchanged in one step."""
+    if sys.platform != "linux":
+        return False
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    return rename is not None and rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0

@@ -1,0 +1,109 @@
+"""Puts nodes into the topological order that ONNX demands; some tools write another.
+
+onnxruntime's float16 converter appends its Casts at the end of the list, for one, and onnxruntime itself runs such a
+file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import onnx
+
+from ..errors import GraphError
+from .proto_traversal import attribute_graphs, copy_model, iter_subgraphs
+
+
+def with_sorted_nodes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto`` with the nodes of its graph, of the bodies and of the functions in order: itself where they are, else a
+    copy.
+
+    Raises:
+        GraphError: nodes form a circle.
+    """
+    if all(_find_node_order(holder) is None for holder in _iter_node_holders(proto)):
+        return proto
+    copy = copy_model(proto)
+    sort_nodes(copy)
+    return copy
+
+
+def sort_nodes(proto: onnx.ModelProto) -> bool:
+    """Put the nodes of ``proto`` in order, in place: each before its readers, and otherwise as they stood. True where
+    one moved.
+
+    Raises:
+        GraphError: nodes form a circle.
+    """
+    moved = False
+    for holder in [*_iter_node_holders(proto)][::-1]:  # bodies before the nodes that hold them, which moving copies
+        order = _find_node_order(holder)
+        if order is not None:
+            moved = True
+            nodes = list(holder.node)
+            del holder.node[:]
+            holder.node.extend(nodes[i] for i in order)
+    return moved
+
+
+def _iter_node_holders(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
+    for outer in (proto.graph, *proto.functions):
+        yield outer
+        for node in outer.node:
+            yield from iter_subgraphs(node)
+
+
+def _find_node_order(holder: onnx.GraphProto | onnx.FunctionProto) -> list[int] | None:
+    """The places of the nodes in an order in which each stands behind those that it reads; None where they stand so
+    already."""
+    given = (
+        set(holder.input)
+        if isinstance(holder, onnx.FunctionProto)
+        else {t.name for t in (*holder.input, *holder.initializer)}
+    )
+    made: dict[str, int] = {}
+    for i, node in enumerate(holder.node):
+        for name in node.output:
+            if name and name not in given:  # a name that is written twice is for `require_order` to refuse
+                made.setdefault(name, i)
+    if all(made.get(name, -1) < i for i, node in enumerate(holder.node) for name in iter_read_names(node)):
+        return None
+    above = [{made[name]: name for name in iter_read_names(node) if name in made} for node in holder.node]
+    return _sort_depth_first(holder.node, above)
+
+
+def iter_read_names(node: onnx.NodeProto) -> Iterator[str]:
+    """The names that a node reads, those that its bodies take from outside among them: they may call their own as
+    others are called."""
+    yield from node.input
+    for attribute in node.attribute:
+        for body in attribute_graphs(attribute):
+            own = {t.name for t in (*body.input, *body.initializer)} | {o for n in body.node for o in n.output}
+            yield from {*(o.name for o in body.output), *(name for n in body.node for name in iter_read_names(n))} - own
+
+
+def _sort_depth_first(nodes: Sequence[onnx.NodeProto], above: Sequence[dict[int, str]]) -> list[int]:
+    """Each node with what it needs before it, depth first: linear, and what is in order stays as it stood."""
+    order: list[int] = []
+    begun, done = [False] * len(nodes), [False] * len(nodes)
+    for first in range(len(nodes)):
+        path = [] if done[first] else [(first, iter(above[first]))]
+        while path:
+            i, rest = path[-1]
+            begun[i] = True
+            j = next((j for j in rest if not done[j]), None)
+            if j is None:
+                done[i] = True
+                order.append(i)
+                path.pop()
+            elif begun[j]:
+                raise GraphError(_describe_cycle(nodes[j], above[i][j], nodes[i]))
+            else:
+                path.append((j, iter(above[j])))
+    return order
+
+
+def _describe_cycle(node: onnx.NodeProto, tensor: str, reader: onnx.NodeProto) -> str:
+    way = "" if reader is node else f" by way of {reader.op_type} {reader.name or reader.output[0]!r}"
+    message = f"{node.op_type} {node.name or node.output[0]!r} needs its own result {tensor!r}{way}"
+    return f"{message}: the nodes form a circle, and nothing can compute them; give tensors names of their own"

@@ -1,0 +1,125 @@
+"""Arrays by name in .npz files, read without trust and written whole or not at all."""
+
+from __future__ import annotations
+
+import math
+import os
+import tokenize
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..errors import InputError
+from .file_replacement import replace_atomically
+
+# What numpy, zipfile and Python's parser, which reads the headers of arrays, raise for bytes that are not theirs.
+_DAMAGED = (
+    *(OSError, ValueError, TypeError, EOFError, OverflowError, MemoryError, RuntimeError, NotImplementedError),
+    *(SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
+LIMIT = 8 * 2**30  # bytes of all arrays together; a zip of a few kilobytes can claim any number
+
+# Names and letters that an error quotes.
+_SHOWN, _LONGEST = 4, 200
+
+
+def read_npz(path: str | os.PathLike[str], *, limit: int = LIMIT) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file. Nothing in it is executed; what all claim to hold is compared with ``limit`` before
+    any is read.
+
+    bfloat16, which .npy files can't name, comes as numpy writes it: two-byte voids ("V2").
+
+    Raises:
+        InputError: there is no such file, it is no .npz of plain arrays, or it is larger than ``limit`` bytes when
+            unpacked.
+    """
+    label = repr(os.fspath(path))
+    if not os.path.isfile(path):
+        wrong = f"{label} is no regular file" if os.path.lexists(path) else f"there is no file {label}"
+        raise InputError(f"{wrong}; write it with numpy.savez(file, name=array)")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            _require_plain_members(label, members, limit)
+            return {m.filename.removesuffix(".npy"): _read_member(archive, m) for m in members}
+    except _DAMAGED as error:
+        raise InputError(
+            f"{label} is no .npz file of arrays ({_shorten_error(error)}); write it with numpy.savez(file, name=array)"
+        ) from error
+
+
+def _require_plain_members(label: str, members: list[zipfile.ZipInfo], limit: int) -> None:
+    total = sum(m.file_size for m in members)
+    if total > limit:
+        raise InputError(
+            f"{label} unpacks to {total} bytes, more than the {limit} that are read; give smaller arrays, or use"
+            " open_runner"
+        )
+    names = [m.filename for m in members]
+    if twice := sorted(n for n, count in Counter(names).items() if count > 1):
+        raise InputError(f"{label} holds {_abbreviate_names(twice)} twice; write each array once")
+    if other := [n for n in names if not n.endswith(".npy")]:
+        raise InputError(
+            f"{label} holds {_abbreviate_names(other)}, which are no arrays; write it with numpy.savez(file, "
+            "name=array)"
+        )
+
+
+def _abbreviate_names(names: list[str]) -> str:
+    return f"{names[:_SHOWN]}{f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''}"
+
+
+def _shorten_error(error: Exception) -> str:
+    """The first of what the library says, which may quote the whole header."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
+
+
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    """One array; memory is taken only after its header was compared with the size of its file."""
+    with archive.open(member) as file:
+        major, _ = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+        if dtype.hasobject:
+            raise ValueError(f"{member.filename} holds pickled objects, which are never loaded")
+        if (claimed := math.prod(shape) * dtype.itemsize) > member.file_size:
+            raise ValueError(f"{member.filename} claims {claimed} bytes of {member.file_size}")
+    with archive.open(member) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
+    """``arrays`` as an uncompressed .npz; what stands at ``path`` is replaced only when the new file is whole.
+
+    Raises:
+        NormdeployError: as ``normdeploy.storage.file_replacement.atomic``.
+    """
+    with replace_atomically(path) as written, zipfile.ZipFile(written, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
+
+
+def read_npy(path: str | os.PathLike[str], *, limit: int = LIMIT) -> np.ndarray:
+    """Read the array of an .npy file. Nothing in it is executed.
+
+    Raises:
+        InputError: there is no such file, it holds no plain array, or it is larger than ``limit`` bytes.
+    """
+    label = repr(os.fspath(path))
+    if not os.path.isfile(path):
+        raise InputError(f"there is no file {label}; write it with numpy.save(file, array)")
+    size = os.path.getsize(path)
+    if size > limit:
+        raise InputError(f"{label} has {size} bytes, more than the {limit} that are read; give a smaller array")
+    try:
+        with open(path, "rb") as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+    except _DAMAGED as error:
+        raise InputError(
+            f"{label} holds no plain array ({_shorten_error(error)}); write it with numpy.save(file, array)"
+        ) from error

@@ -1,0 +1,371 @@
+"""Reading and writing ONNX files; every output replaced whole or not at all (see ``atomic``)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
+
+from ..errors import LFS_POINTER, GraphError
+from ..log import log
+from .compiled_models import require_model
+from .file_replacement import (
+    commit_temporary,
+    lock_folder,
+    matching_siblings,
+    replace_atomically,
+    resolve_writable_path,
+    temporary_beside,
+    write_bytes,
+)
+from .node_order import sort_nodes
+from .nonstandard_norms import is_nonstandard_norm
+from .onnx_domains import is_standard
+from .proto_traversal import copy_model, is_meaningless_dim, nodes_with_opsets
+from .shared_weights import embed_shared_array, shared_array
+from .sparse_tensors import densify_model, has_sparse
+from .weight_serialization import detach_weights, tensor_nbytes, write_inline, write_weights
+from .wellformedness import require_termination, require_wellformed
+
+__all__ = [
+    "hash_file",
+    "iter_bodies",
+    "iter_tensors",
+    "load_onnx",
+    "normalize_model",
+    "replace_atomically",
+    "save_onnx",
+    "write_bytes",
+]
+
+PROTOBUF_LIMIT = 2**31 - 1  # bytes; a message can't be longer
+_TOLD = 400  # characters of what onnx's checker says
+_SMALL = 2**12  # bytes of a weight outside the file that is always read: larger ones hold no sizes and no thresholds
+# Bytes that weights may share beyond the size of their files.
+_SHARED = 64 << 20
+_APART = "normdeploy.contrib"  # a domain that the checker knows nothing of
+
+
+def hash_file(path: str | os.PathLike[str]) -> str:
+    """The file's SHA-256 in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def save_onnx(proto: onnx.ModelProto, path: str | os.PathLike[str], *, external: bool = False) -> None:
+    """Write ``proto``, which is not changed, to ``path``.
+
+    Where it is too long for protobuf (2 GB), or with ``external``, its weights go to ``<name>.<hash>.data`` in the same
+    folder. The name comes from the content, so the old model and its old weights stay valid until the new model is
+    renamed into place, the last step but one; weights that no model refers to any more are removed then.
+
+    Raises:
+        GraphError: more than 2 GB would remain without the weights, or a weight lies in an external file that was not
+            loaded.
+        NormdeployError: as ``atomic``.
+    """
+    target = resolve_writable_path(path)
+    foreign = next(
+        (
+            t.name
+            for t in iter_tensors(proto)
+            if t.data_location == onnx.TensorProto.EXTERNAL and shared_array(t) is None
+        ),
+        None,
+    )
+    if foreign is not None:
+        raise GraphError(
+            f"the weight {foreign!r} lies in an external file and was not loaded; load the model with its external data"
+            " before saving it"
+        )
+    light, weights = detach_weights(proto)
+    fill_shared_weights(light)  # what lies in bodies is no initializer of the graph
+    try:
+        rest = light.ByteSize()
+    except EncodeError as error:
+        raise GraphError(
+            f"{target.name} is longer than 2 GB even without its weights, which protobuf can't hold; make its constants"
+            " initializers"
+        ) from error
+    with temporary_beside(target) as model, temporary_beside(target) as data:
+        location = None
+        if external or rest + sum(tensor_nbytes(t) for t in weights.values()) > PROTOBUF_LIMIT:
+            location = write_weights(light, weights, data, target.name)
+            model.write_bytes(light.SerializeToString())
+        else:
+            write_inline(light, weights, model)
+        with lock_folder(target.parent):
+            if location is not None:
+                commit_temporary(data, target.with_name(location))
+            commit_temporary(model, target)
+            log.info("wrote %s", target)
+            for old in matching_siblings(target, rf"{re.escape(target.name)}\.[0-9a-f]{{16}}\.data"):
+                if old.name != location:
+                    old.unlink(missing_ok=True)
+
+
+def require_terminating_file(path: str | os.PathLike[str]) -> None:
+    """Refuse an ONNX file that keeps its runtime busy without end, or holds no model but a compiled one; what else is
+    wrong with it, the runtime itself says.
+
+    Raises:
+        GraphError: as ``wellformed.require_end`` and ``compiled.require_model``.
+    """
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(Path(path).read_bytes())
+    except (OSError, DecodeError):
+        return
+    require_termination(proto)
+    require_model(proto, Path(path).name)
+
+
+def _flatten_checker_message(message: str) -> str:
+    """Return what onnx's checker says, in several lines, as one."""
+    text = " ".join(message.replace("==> Context: ", "").split())
+    return text if len(text) <= _TOLD else f"{text[:_TOLD]} …"
+
+
+def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.ModelProto:
+    """Read and check an ONNX file; with ``external_data`` the weights outside it too. Nodes that stand in no valid
+    order are put into one, a size of -1 is an open one (`opened_sizes`), and sparse tensors are written out.
+
+    Raises:
+        GraphError: there is no such file, it is truncated or no ONNX, it breaks the specification, it holds a compiled
+            model, or its external data is missing, too short or outside the model's folder.
+    """
+    return _read_and_check(Path(path), largest=None if external_data else 0)
+
+
+def load_small_weights(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    """Read and check an ONNX file as `load_onnx` does, with the small ones alone of the weights outside it: among these
+    are the sizes, thresholds and scales of its nodes.
+
+    Raises:
+        GraphError: as for `load_onnx`.
+    """
+    return _read_and_check(Path(path), largest=_SMALL)
+
+
+def _read_and_check(source: Path, largest: int | None) -> onnx.ModelProto:
+    """Read and check a file, with weights outside it of at most ``largest`` bytes, None for all."""
+    if not source.is_file():
+        raise GraphError(
+            f"there is no file {str(source)!r}" if not source.exists() else f"{str(source)!r} is not a file"
+        )
+    try:
+        str(source).encode()
+    except UnicodeEncodeError as error:
+        raise GraphError(f"the path {str(source)!r} is no text in UTF-8, and onnx opens no other; rename it") from error
+    if (size := source.stat().st_size) > PROTOBUF_LIMIT:
+        raise GraphError(
+            f"{source.name} has {size} bytes, but an ONNX file ends at {PROTOBUF_LIMIT}; larger models keep their"
+            " weights in external data"
+        )
+    proto = onnx.ModelProto()
+    try:
+        content = source.read_bytes()
+        if content.startswith(LFS_POINTER):
+            raise GraphError(f"{source.name} is a Git LFS pointer, not the file itself: fetch that with `git lfs pull`")
+        proto.ParseFromString(content)
+    except OSError as error:
+        raise GraphError(f"can't read {str(source)!r}: {error.strerror}") from error
+    except DecodeError as error:
+        raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file, or was cut short: {error}") from error
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise GraphError(f"{source.name} ({size} bytes) is not an ONNX file: it holds no graph or names no opset")
+    require_wellformed(proto, list(iter_bodies(proto)), iter_tensors(proto))
+    require_model(proto, source.name)
+    proto = open_unknown_sizes(proto)
+    outside = [t for t in iter_tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
+    try:
+        places = [_locate_external_data(t, source.parent) for t in outside]
+    except GraphError as error:  # of several files that are opened, the user learns which
+        raise GraphError(f"{source.name}: {error}") from error
+    _require_backing_files(source.name, places)
+    moved = sort_nodes(proto)
+    readable = _copy_for_checker(proto, moved)
+    try:
+        onnx.checker.check_model(str(source) if readable is None else readable)  # by path: the only way above 2 GB
+    except (onnx.checker.ValidationError, ValueError) as error:
+        raise GraphError(
+            f"{source.name} breaks the ONNX specification: {_flatten_checker_message(str(error))}"
+        ) from error
+    for tensor, (file, offset, length) in zip(outside, places, strict=True):
+        if largest is not None and length > largest:
+            continue
+        try:
+            with open(file, "rb") as stream:
+                stream.seek(offset)
+                tensor.raw_data = stream.read(length)
+        except (OSError, MemoryError, OverflowError) as error:
+            message = f"can't read the {length} bytes of the weight {tensor.name!r} from {file.name!r}"
+            raise GraphError(f"{message}: {_describe_read_error(error)}") from error
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
+    if has_sparse(proto):
+        densify_model(proto)
+    return proto
+
+
+def _describe_read_error(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else "they do not fit into memory"
+
+
+def _copy_for_checker(proto: onnx.ModelProto, moved: bool) -> onnx.ModelProto | None:
+    """A copy for the checker, None where the file itself will do: its nodes stand in order, and it knows them all.
+
+    Norms that other tools left in ONNX's own domain, which the checker refuses (`strays`), are in a domain of their own
+    here. The weights outside the file, whose places `_place` has checked, are empty, for the checker looks for them in
+    the working directory.
+    """
+
+    def find_nonstandard_norms(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+        return [n for n, opset in nodes_with_opsets(model) if is_standard(n) and is_nonstandard_norm(n.op_type, opset)]
+
+    apart = find_nonstandard_norms(proto)
+    if not apart and not moved:
+        return None
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for node in find_nonstandard_norms(copy):
+        node.domain = _APART
+    for holder in (copy, *copy.functions) if apart else ():
+        holder.opset_import.add(domain=_APART, version=1)
+    for tensor in iter_tensors(copy):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            tensor.CopyFrom(onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0]))
+    return copy
+
+
+def iter_bodies(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
+    """The graph, the functions, and every subgraph inside them."""
+    stack: list[onnx.GraphProto | onnx.FunctionProto] = [proto.graph, *proto.functions]
+    while stack:
+        body = stack.pop()
+        yield body
+        for node in body.node:
+            for attribute in node.attribute:
+                stack.extend([attribute.g] if attribute.HasField("g") else attribute.graphs)
+
+
+def normalize_model(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model from memory as `load_onnx` returns a file: sizes as in `opened_sizes`, and no sparse tensor.
+
+    Raises:
+        GraphError: a sparse tensor is broken or too large.
+    """
+    proto = open_unknown_sizes(proto)
+    if has_sparse(proto):
+        proto = copy_model(proto)
+        densify_model(proto)
+    return proto
+
+
+def open_unknown_sizes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return ``proto``, or a copy without its negative sizes and the dim names that name nothing.
+
+    PaddlePaddle puts -1 or "?" for a dynamic size. onnxruntime and TensorRT read -1 so; ONNX itself has no size
+    below 0. Two dims called "?" need not be of one size.
+    """
+
+    def iter_unknown_dims(model: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
+        for body in iter_bodies(model):
+            stated = (
+                body.value_info
+                if isinstance(body, onnx.FunctionProto)
+                else (*body.input, *body.output, *body.value_info)
+            )
+            yield from (
+                d
+                for v in stated
+                for d in v.type.tensor_type.shape.dim
+                if d.dim_value < 0 or is_meaningless_dim(d.dim_param)
+            )
+
+    if next(iter_unknown_dims(proto), None) is None:
+        return proto
+    proto = copy_model(proto)
+    for dim in iter_unknown_dims(proto):
+        dim.ClearField("value")
+    return proto
+
+
+def iter_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor that the model holds, as initializer or attribute."""
+    for body in iter_bodies(proto):
+        if isinstance(body, onnx.GraphProto):
+            yield from body.initializer
+            for sparse in body.sparse_initializer:
+                yield from (sparse.values, sparse.indices)
+        for node in body.node:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    yield attribute.t
+                yield from attribute.tensors
+                if attribute.HasField("sparse_tensor"):
+                    yield from (attribute.sparse_tensor.values, attribute.sparse_tensor.indices)
+
+
+def fill_shared_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto``, changed in place, with the weights that it refers to (`normdeploy.storage.shared_weights`)."""
+    for tensor in iter_tensors(proto):
+        embed_shared_array(tensor)
+    return proto
+
+
+def _require_backing_files(model: str, places: Sequence[tuple[Path, int, int]]) -> None:
+    """Require that the weights are no more bytes than their files, but for what a model may share: many that refer to
+    one short file would take any memory.
+
+    Twice the files is more than tied weights need, and small models may share as they like.
+
+    Raises:
+        GraphError: they are.
+    """
+    asked, sizes = sum(length for _, _, length in places), dict[tuple[int, int], int]()
+    for file in {file for file, _, _ in places}:
+        status = file.stat()
+        sizes[status.st_dev, status.st_ino] = status.st_size
+    there = sum(sizes.values())
+    if asked > max(2 * there, there + _SHARED):
+        raise GraphError(
+            f"the weights of {model} are {asked} bytes, and the files that they lie in {there}: many refer to the same"
+            " place; write each weight once, and let its nodes share it"
+        )
+
+
+def _locate_external_data(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
+    """(file, offset, length) of an external tensor, proven to lie within the folder and the file."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    root = folder.resolve()
+    try:
+        file = (root / location).resolve()
+        size = file.stat().st_size if file.is_file() else None
+        needed = tensor_nbytes(tensor)
+        offset = int(entries.get("offset", "0"))
+        length = int(entries.get("length", needed))
+    # Links in a circle are a RuntimeError of pathlib before Python 3.13.
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
+        raise GraphError(f"the weight {tensor.name!r} has a broken reference to {location!r}: {error}") from error
+    if not location or os.path.isabs(location) or ".." in Path(location).parts or not file.is_relative_to(root):
+        raise GraphError(
+            f"the weight {tensor.name!r} refers to {location!r}, which is outside the model's folder; only files beside"
+            " the model are read"
+        )
+    if size is None:
+        raise GraphError(
+            f"the weight {tensor.name!r} lies in {location!r}, which is not in the model's folder; copy it there"
+        )
+    if length != needed or min(length, offset) < 0 or offset + length > size:
+        raise GraphError(
+            f"the weight {tensor.name!r} needs {needed} bytes and refers to {length} bytes at {offset} of {location!r},"
+            f" which has {size}; the file was cut short or is another one"
+        )
+    return file, offset, length

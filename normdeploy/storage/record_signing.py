@@ -1,0 +1,259 @@
+"""Who vouches for the record of a file, where following it would run code.
+
+A signature is a small JSON document: HMAC-SHA256 over the record and over the hashes of the user's own modules that
+were imported for it. It is never in the file's own bytes, which are the same whoever exports them. There are two keys,
+and a place for each:
+
+- the user's own, made at the first need, never to leave the machine; its signatures lie in the user's state folder, by
+  the record's hash;
+- a team's, the file that the environment variable ``NORMDEPLOY_KEY`` names; its signature lies beside the file, as
+  ``m.onnx.sig``.
+
+A signature says: with these flags, on the model file of this hash, these modules were run by somebody who holds the
+key. So a genuine signature that is put beside another record, another model file or a changed module vouches for
+nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, NormdeployError
+from .file_replacement import lock_folder, resolve_writable_path, write_bytes
+
+TEAM_KEY = "NORMDEPLOY_KEY"
+_KEY_BYTES = 32  # of the user's key, and at least of a team's
+_MOST = 1 << 20  # bytes of a signature or a team's key that are read
+_SIGNATURE = 1  # the schema of the document
+
+
+def sign_record(
+    content: Mapping[str, Any], path: str | os.PathLike[str] | None = None, code: Mapping[str, str] | None = None
+) -> None:
+    """Vouch for a record: in this user's store and, with a team's key, beside the file at ``path``.
+
+    Where there is no place for the user's key or store nothing is kept there: flags have then to be given again.
+
+    Args:
+        code: the modules that it imports, as ``vouched`` gave them; None: those of the working directory that this
+        process has imported.
+
+    Raises:
+        InputError: the team's key can't be used.
+        NormdeployError: the signature can't be written beside the file.
+    """
+    code = imported_module_hashes(Path.cwd()) if code is None else code
+    with suppress(OSError, NormdeployError):
+        if (key := user_key(create=True)) is not None:
+            stored = _stored_signature_path(content)
+            stored.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_bytes(stored, signature_document(key, content, code))
+    if path is not None and (key := read_team_key()) is not None:
+        write_bytes(signature_path(path), signature_document(key, content, code))
+
+
+def find_signed_modules(
+    content: Mapping[str, Any], path: str | os.PathLike[str] | None
+) -> tuple[dict[str, str] | None, str]:
+    """The modules that the record's code consists of, path within the working directory -> SHA-256; or None, and why
+    nobody vouches for it.
+
+    Raises:
+        InputError: a team's signature is there, and the team's key can't be used.
+    """
+    signature = None if path is None else _read_small_file(signature_path(path))
+    theirs = read_team_key() if signature is not None else None
+    own = user_key(create=False)
+    both = ((own, _read_small_file(_stored_signature_path(content)) if own is not None else None), (theirs, signature))
+    valid = [code for key, document in both if (code := _verify_document(key, content, document)) is not None]
+    if valid:  # the user's own may be of modules that somebody has changed and signed again since
+        return next((code for code in valid if not find_changed_module(code)), valid[0]), ""
+    if signature is None or path is None:
+        return None, "it was exported on another machine or by another user, and no signature of a team lies beside it"
+    if theirs is None:
+        return (
+            None,
+            f"{signature_path(path).name!r} beside it is signed by another user or a team whose key {TEAM_KEY} "
+            "does not name",
+        )
+    return (
+        None,
+        f"{signature_path(path).name!r} beside it is of another record, or signed with another key than "
+        f"{TEAM_KEY} names",
+    )
+
+
+def find_changed_module(code: Mapping[str, str]) -> str:
+    """The first of the modules that is not in the working directory as it was signed; "" where all are."""
+    for name, digest in code.items():
+        try:
+            if hashlib.sha256(Path(name).read_bytes()).hexdigest() != digest:
+                return name
+        except OSError:
+            return name
+    return ""
+
+
+def signature_path(path: str | os.PathLike[str]) -> Path:
+    """Where a team's signature of the file at ``path`` lies."""
+    return Path(f"{os.fspath(path)}.sig")
+
+
+def require_usable_team_key(path: str | os.PathLike[str] | None) -> None:
+    """Before any work: if there is a team's key, it can be used, and its signature can be written.
+
+    Raises:
+        InputError, NormdeployError: as ``sign``.
+    """
+    if read_team_key() is not None and path is not None:
+        resolve_writable_path(signature_path(path))
+
+
+def imported_module_hashes(folder: Path) -> dict[str, str]:
+    """The modules of this process that were imported from ``folder`` itself: path within it -> SHA-256 of the
+    source."""
+    code: dict[str, str] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        for place in (f"{name.replace('.', '/')}.py", f"{name.replace('.', '/')}/__init__.py"):
+            if isinstance(file, str) and os.path.realpath(file) == os.path.realpath(folder / place):
+                with suppress(OSError):
+                    code[place] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return dict(sorted(code.items()))
+
+
+# ------------------------------------------------------------------ the document
+
+
+def signature_document(key: bytes, content: Mapping[str, Any], code: Mapping[str, str]) -> bytes:
+    return (
+        json.dumps(
+            {"normdeploy_signature": _SIGNATURE, "code": code, "hmac": _record_hmac(key, content, code)}, indent=1
+        ).encode()
+        + b"\n"
+    )
+
+
+def _record_hmac(key: bytes, content: Mapping[str, Any], code: Mapping[str, str]) -> str:
+    return hmac.new(
+        key, b"normdeploy signature 1\n" + _canonical_json({"record": content, "code": code}), hashlib.sha256
+    ).hexdigest()
+
+
+def _canonical_json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _verify_document(key: bytes | None, content: Mapping[str, Any], document: bytes | None) -> dict[str, str] | None:
+    """The code that the document vouches for; None where it is none, or not made with this key for this record."""
+    if key is None or document is None:
+        return None
+    try:
+        value = json.loads(document)
+        code = {str(name): str(digest) for name, digest in value["code"].items()}
+        good = value["normdeploy_signature"] == _SIGNATURE and hmac.compare_digest(
+            value["hmac"].encode(), _record_hmac(key, content, code).encode()
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return code if good else None
+
+
+def _read_small_file(path: Path) -> bytes | None:
+    """A regular file of a reasonable size; None for anything else: whoever sent the file may have sent this."""
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would be waited for
+    except OSError:
+        return None
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        return file.read() if stat.S_ISREG(status.st_mode) and status.st_size <= _MOST else None
+
+
+# ------------------------------------------------------------------ the keys
+
+
+def read_team_key() -> bytes | None:
+    """The key in the file that ``NORMDEPLOY_KEY`` names, without blanks at its ends; None where it names none.
+
+    Raises:
+        InputError: the file can't be read, is too short, or open to others, who may then know it.
+    """
+    name = os.environ.get(TEAM_KEY, "")
+    if not name:
+        return None
+    try:
+        with open(name, "rb") as file:
+            status = os.fstat(file.fileno())
+            key = file.read(_MOST).strip() if stat.S_ISREG(status.st_mode) else b""
+    except OSError as error:
+        raise InputError(
+            f"the team's key {name!r} ({TEAM_KEY}) can't be read: {error.strerror}; name another file, or unset it"
+        ) from error
+    if not is_private(status):
+        mode = stat.S_IMODE(status.st_mode)
+        raise InputError(
+            f"the team's key {name!r} ({TEAM_KEY}) can be read or changed by others (mode {mode:o}, owner"
+            f" {status.st_uid}), who could sign code for you to run; take a copy that is yours alone, of mode 600"
+        )
+    if len(key) < _KEY_BYTES:
+        raise InputError(
+            f"the team's key {name!r} ({TEAM_KEY}) has {len(key)} bytes, and {_KEY_BYTES} are the least; make one with"
+            " openssl rand -hex 32"
+        )
+    return key
+
+
+def is_private(status: os.stat_result) -> bool:
+    """Whether nobody but this user can read or change a file."""
+    return os.name != "posix" or (not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO) and status.st_uid == os.getuid())
+
+
+def _state_folder() -> Path:
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return (
+        Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state"
+    ) / "normdeploy"  # a relative one is to be ignored
+
+
+def _stored_signature_path(content: Mapping[str, Any]) -> Path:
+    return _state_folder() / "signed" / hashlib.sha256(_canonical_json(content)).hexdigest()
+
+
+def user_key(*, create: bool) -> bytes | None:
+    """This user's key; None where there is none (and none could be made): a record is then not signed, or not known to
+    be."""
+    with suppress(OSError, RuntimeError):  # RuntimeError: there is no home
+        folder = _state_folder()
+        path = folder / "key"
+        if (key := _read_usable_key(path)) is not None or not create:
+            return key
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with lock_folder(folder):  # of several processes that find no key, one makes it
+            if (key := _read_usable_key(path)) is None:
+                fresh = folder / f".key.{secrets.token_hex(8)}.tmp"
+                with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                    file.write(key := secrets.token_bytes(_KEY_BYTES))
+                os.replace(fresh, path)
+        return key
+    return None
+
+
+def _read_usable_key(path: Path) -> bytes | None:
+    """The key, unless it is missing, cut short, or was open to others, who may know it."""
+    try:
+        status = path.stat()
+        key = path.read_bytes()
+    except OSError:
+        return None
+    return key if is_private(status) and len(key) == _KEY_BYTES else None

@@ -1,0 +1,187 @@
+"""Writes sparse tensors out as dense ones when a model is opened.
+
+ONNX stores a sparse tensor as its nonzero values and their indices, in ``GraphProto.sparse_initializer`` and in the
+attribute ``sparse_value`` of Constant. Readers of ONNX differ in what they make of it: graphsurgeon reads typed fields
+alone and takes values in ``raw_data`` for zeros. After this module no other one meets a sparse tensor.
+
+Source of the forms: ``SparseTensorProto`` in onnx.proto. Indices are int64, of shape [NNZ] (positions in the flattened
+tensor) or [NNZ, rank] (coordinates), in ascending order and each once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+
+from ..errors import GraphError
+from .proto_traversal import iter_subgraphs
+
+# Of one dense tensor: a few bytes can state any shape.
+MOST_ELEMENTS = 2**28
+# Of all of them, for each value that is stored: pruned weights keep more than a hundredth of their numbers.
+_MOST_PER_VALUE = 128
+
+
+def has_sparse(proto: onnx.ModelProto) -> bool:
+    """Return whether a graph, a body or a function of ``proto`` holds a sparse tensor."""
+    return next(_iter_sparse_tensors(proto), None) is not None
+
+
+def densify_model(proto: onnx.ModelProto) -> None:
+    """Replace every sparse tensor of ``proto`` by a dense one of the same name, shape and type.
+
+    Tensors whose values or indices lie in a file that was not read stay sparse.
+
+    Raises:
+        GraphError: a sparse tensor is too large, or its indices do not fit its shape.
+    """
+    for body in _iter_bodies(proto):
+        if isinstance(body, onnx.GraphProto):
+            _densify_initializers(body)
+        for node in body.node:
+            for attribute in node.attribute:
+                if attribute.HasField("sparse_tensor") and _is_loaded(attribute.sparse_tensor):
+                    title = node.output[0] if node.output else node.name
+                    _densify_constant(attribute, title)
+
+
+def require_small_sparse_tensors(proto: onnx.ModelProto) -> None:
+    """Refuse sparse tensors that are too large to be written out.
+
+    Raises:
+        GraphError: one has a negative size, or more than `MOST_ELEMENTS` elements; or all together have more, and hold
+            next to no values.
+    """
+    elements, stored = 0, 0
+    for sparse in _iter_sparse_tensors(proto):
+        _require_small_size(sparse, sparse.values.name)
+        elements += math.prod(sparse.dims)
+        stored += math.prod(sparse.values.dims)
+    if elements > max(MOST_ELEMENTS, _MOST_PER_VALUE * stored):
+        raise GraphError(
+            f"the sparse tensors of the file have {elements} elements written out and {stored} values; at most"
+            f" {MOST_ELEMENTS} elements, or {_MOST_PER_VALUE} for each value, are written out"
+        )
+
+
+def _iter_bodies(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
+    for body in (proto.graph, *proto.functions):
+        yield body
+        for node in body.node:
+            yield from iter_subgraphs(node)
+
+
+def _iter_sparse_tensors(proto: onnx.ModelProto) -> Iterator[onnx.SparseTensorProto]:
+    for body in _iter_bodies(proto):
+        if isinstance(body, onnx.GraphProto):
+            yield from body.sparse_initializer
+        for node in body.node:
+            for attribute in node.attribute:
+                if attribute.HasField("sparse_tensor"):
+                    yield attribute.sparse_tensor
+                yield from attribute.sparse_tensors
+
+
+def _densify_initializers(graph: onnx.GraphProto) -> None:
+    dense_names = {tensor.name for tensor in graph.initializer}
+    unread = []
+    for sparse in graph.sparse_initializer:
+        if not _is_loaded(sparse):
+            unread.append(sparse)
+            continue
+        if sparse.values.name in dense_names:
+            raise GraphError(f"the weight {sparse.values.name!r} is stored twice, sparse and dense; keep one of them")
+        graph.initializer.append(densify_tensor(sparse, sparse.values.name))
+    # A protobuf list can't hold its own members while it is cleared.
+    kept = [onnx.SparseTensorProto.FromString(sparse.SerializeToString()) for sparse in unread]
+    graph.ClearField("sparse_initializer")
+    graph.sparse_initializer.extend(kept)
+
+
+def _densify_constant(attribute: onnx.AttributeProto, title: str) -> None:
+    """Turn the attribute ``sparse_value`` of Constant into ``value``; no other op of the standard takes one."""
+    dense = densify_tensor(attribute.sparse_tensor, title)
+    attribute.ClearField("sparse_tensor")
+    attribute.name = "value"
+    attribute.type = onnx.AttributeProto.TENSOR
+    attribute.t.CopyFrom(dense)
+
+
+def _is_loaded(sparse: onnx.SparseTensorProto) -> bool:
+    parts = (sparse.values, sparse.indices)
+    return all(part.data_location != onnx.TensorProto.EXTERNAL for part in parts)
+
+
+def densify_tensor(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
+    """Write one sparse tensor out.
+
+    Args:
+        sparse: values of shape [NNZ], indices of shape [NNZ] or [NNZ, rank], ``dims`` the shape of the dense tensor.
+        name: of the result, and in messages.
+
+    Returns:
+        A tensor of the shape ``dims`` and of the type of the values, zero where no value is stored.
+
+    Raises:
+        GraphError: the tensor is too large, or the indices do not fit its shape.
+    """
+    _require_small_size(sparse, name)
+    shape = tuple(sparse.dims)
+    if sparse.values.data_type == onnx.TensorProto.STRING:
+        raise GraphError(f"the sparse tensor {name!r} holds strings; only numbers are read: store it dense")
+    if sparse.indices.data_type != onnx.TensorProto.INT64 and math.prod(sparse.indices.dims):
+        kind = onnx.TensorProto.DataType.Name(sparse.indices.data_type)
+        raise GraphError(f"the indices of the sparse tensor {name!r} are {kind}; ONNX asks for INT64")
+    values = onnx.numpy_helper.to_array(sparse.values).reshape(-1)
+    positions = _flat_positions(sparse, shape, values.size, name)
+    dense = np.zeros(math.prod(shape), values.dtype)
+    dense[positions] = values
+    tensor = onnx.numpy_helper.from_array(dense.reshape(shape), name)
+    # numpy has one type for several of ONNX, so the stored one is written.
+    tensor.data_type = sparse.values.data_type
+    return tensor
+
+
+def _flat_positions(sparse: onnx.SparseTensorProto, shape: tuple[int, ...], count: int, name: str) -> np.ndarray:
+    """Return the positions of the values in the flattened tensor, int64 of shape [NNZ]."""
+    stored = tuple(sparse.indices.dims)
+    if stored not in ((count,), (count, len(shape))) and not (count == 0 and math.prod(stored) == 0):
+        raise GraphError(
+            f"the sparse tensor {name!r} has {count} values and indices of shape {list(stored)};"
+            f" ONNX asks for [{count}] or [{count}, {len(shape)}]"
+        )
+    if count == 0:
+        return np.zeros(0, np.int64)
+    indices = onnx.numpy_helper.to_array(sparse.indices)
+    if indices.ndim == 1:
+        positions, limit = indices, np.int64(math.prod(shape))
+        outside = (indices < 0) | (indices >= limit)
+        if outside.any():
+            raise GraphError(
+                f"the sparse tensor {name!r} has the index {indices[outside][0]}, and its shape {list(shape)} holds"
+                f" {limit} elements"
+            )
+    else:
+        outside = (indices < 0) | (indices >= np.array(shape, np.int64))
+        if outside.any():
+            place = indices[outside.any(1)][0].tolist()
+            raise GraphError(f"the sparse tensor {name!r} has the index {place}, outside its shape {list(shape)}")
+        positions = np.ravel_multi_index(tuple(indices.T), shape)
+    steps = np.diff(positions)
+    if (steps <= 0).any():
+        at = int(np.argmax(steps <= 0))
+        raise GraphError(
+            f"the indices of the sparse tensor {name!r} are not in ascending order: position {positions[at]} comes"
+            f" before {positions[at + 1]}"
+        )
+    return positions
+
+
+def _require_small_size(sparse: onnx.SparseTensorProto, name: str) -> None:
+    if min(sparse.dims, default=0) < 0 or math.prod(sparse.dims) > MOST_ELEMENTS:
+        raise GraphError(
+            f"the sparse weight {name!r} has the shape {list(sparse.dims)}; at most {MOST_ELEMENTS} elements are read"
+        )

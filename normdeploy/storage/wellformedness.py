@@ -1,0 +1,278 @@
+"""Refuses, by name, files that ONNX's checker accepts and that nothing after it could read. Runs when a file is
+opened."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import onnx
+from google.protobuf.message import Message  # type: ignore[import-untyped]
+
+from ..errors import GraphError
+from .attribute_checks import require_attributes
+from .proto_traversal import iter_subgraphs
+from .sparse_tensors import require_small_sparse_tensors
+from .weight_serialization import element_bits
+
+_TYPES = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
+_WIDE = (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128)  # two numbers in the field for each element
+_MOST_RANK = 64  # numpy's
+# numpy multiplies the sizes and the bytes of an element, 16 at most, as int64, though one of the sizes is 0.
+_MOST_PLACES = 2**59
+# Characters of a name. Every table, error and key repeats it, and onnx compares names in squares of it.
+_LONGEST_NAME = 2**16
+_UNNAMED = frozenset({"doc_string", "value"})  # fields of text that are no names; a record is a value
+_MOST_NODES = 2**18  # of all calls of functions written out; 40 functions that each call the one before twice are 2**40
+_ENDLESS = 2**63 - 1  # what exporters write for a Loop that its condition alone ends
+_MOST_ROUNDS = 2**32  # of a Loop that nothing ends earlier: an hour, at a microsecond for each
+_COUNTED = 2**62  # as far as nodes are counted: the sum may be as long as the file
+
+Function = tuple[str, str, str]  # domain, name, overload
+
+
+def require_wellformed(
+    proto: onnx.ModelProto, bodies: Sequence[onnx.GraphProto | onnx.FunctionProto], tensors: Iterable[onnx.TensorProto]
+) -> None:
+    """Texts are UTF-8, types exist, tensors hold what their shape says, functions neither call themselves nor multiply
+    without end.
+
+    ``bodies``, ``tensors``: all that the model holds. Of tensors outside the file the data is not looked at.
+
+    Raises:
+        GraphError: one is not so.
+    """
+    _require_valid_texts(proto)
+    for tensor in tensors:
+        _require_complete_tensor(tensor)
+    for holder in (proto, *proto.functions):
+        stated = {
+            (o.domain if o.domain != "ai.onnx" else "", o.version) for o in holder.opset_import
+        }  # onnx.compose says the same twice
+        domains = [domain for domain, _ in stated]
+        if (
+            low := next((o.version for o in holder.opset_import if o.domain in ("", "ai.onnx") and o.version < 1), None)
+        ) is not None:
+            raise GraphError(f"the file states opset {low}; the first is 1")
+        if (twice := next((d for d, count in Counter(domains).items() if count > 1), None)) is not None:
+            raise GraphError(f"the domain {twice!r} has two opsets; which of them counts depends on the reader")
+    for body in bodies:
+        _require_known_types(body)
+        require_attributes(body.node)
+    require_small_sparse_tensors(proto)
+    require_termination(proto)
+
+
+def require_termination(proto: onnx.ModelProto) -> None:
+    """What would keep a runtime busy for hours before its first result is said by the file itself: how often functions
+    are called, and how many rounds Loops make. What depends on data is not seen.
+
+    Raises:
+        GraphError: a function calls itself, the calls are too many, or a Loop has no end.
+    """
+    _require_bounded_calls(proto)
+    for holder in (proto.graph, *proto.functions):
+        _require_bounded_loops(holder, _constant_scalars(holder), 1)
+
+
+def _require_valid_texts(proto: onnx.ModelProto) -> None:
+    """Protobuf gives what is no UTF-8 as bytes.
+
+    Raises:
+        GraphError: a text is no UTF-8, or a name is longer than `_LONGEST_NAME`.
+    """
+    stack: list[Any] = [proto]
+    while stack:
+        message = stack.pop()
+        texts: list[str | bytes] = []
+        if isinstance(message, onnx.TensorProto):  # its data would be copied
+            texts = [message.name, message.doc_string]
+            _require_short_names([message.name])
+        else:
+            for field, value in message.ListFields():
+                if field.type == field.TYPE_STRING:
+                    told = [value] if isinstance(value, str | bytes) else value
+                    texts.extend(told)
+                    if field.name not in _UNNAMED:
+                        _require_short_names(told)
+                elif field.type == field.TYPE_MESSAGE:
+                    stack.extend([value] if isinstance(value, Message) else value)
+        if (wrong := next((text for text in texts if isinstance(text, bytes)), None)) is not None:
+            kind = message.DESCRIPTOR.name.removesuffix("Proto")
+            raise GraphError(
+                f"a text in a {kind} of the file is not UTF-8, as ONNX asks for, but {wrong[:40]!r}; the file is"
+                " damaged"
+            )
+
+
+def _require_short_names(names: Iterable[str | bytes]) -> None:
+    for name in names:
+        if len(name) > _LONGEST_NAME:
+            raise GraphError(
+                f"the name {name[:40]!r}… in the file has {len(name)} characters; at most {_LONGEST_NAME} are read"
+            )
+
+
+def _require_complete_tensor(tensor: onnx.TensorProto) -> None:
+    title = f"the weight {tensor.name!r}" if tensor.name else "a constant"
+    if tensor.data_type not in _TYPES:
+        raise GraphError(f"{title} is of the type {tensor.data_type}, which ONNX does not have; the file is damaged")
+    if min(tensor.dims, default=0) < 0 or len(tensor.dims) > _MOST_RANK:
+        shape = list(tensor.dims)[: _MOST_RANK + 1]
+        raise GraphError(
+            f"{title} has the shape {shape}; sizes are not negative, and there are at most {_MOST_RANK} of them"
+        )
+    if 0 in tensor.dims and (most := math.prod(size or 1 for size in tensor.dims)) >= _MOST_PLACES:
+        raise GraphError(
+            f"{title} has the shape {list(tensor.dims)}, whose sizes other than 0 make {most} elements; numpy counts up"
+            f" to {_MOST_PLACES - 1}"
+        )
+    if tensor.HasField("segment"):
+        raise GraphError(f"{title} is one segment of a tensor, which no runtime reads; write it whole")
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return
+    elements, bits = math.prod(tensor.dims), element_bits(tensor.data_type)
+    if tensor.HasField("raw_data"):
+        needed, given = math.ceil(elements * bits / 8), len(tensor.raw_data)
+        if tensor.data_type == onnx.TensorProto.STRING or given != needed:
+            raise GraphError(
+                f"{title} of shape {list(tensor.dims)} needs {needed} bytes and holds {given}; the file is damaged"
+            )
+        return
+    needed = math.ceil(elements * min(bits, 8) / 8) * (2 if tensor.data_type in _WIDE else 1)
+    given = len(getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type)))
+    if given != needed:
+        raise GraphError(
+            f"{title} of shape {list(tensor.dims)} needs {needed} numbers and holds {given}; the file is damaged"
+        )
+
+
+def _require_known_types(body: onnx.GraphProto | onnx.FunctionProto) -> None:
+    for value in (
+        (*body.input, *body.output, *body.value_info) if isinstance(body, onnx.GraphProto) else body.value_info
+    ):
+        kind = value.type.tensor_type
+        if kind.elem_type not in _TYPES | {onnx.TensorProto.UNDEFINED}:
+            raise GraphError(
+                f"{value.name!r} is of the type {kind.elem_type}, which ONNX does not have; the file is damaged"
+            )
+        if len(kind.shape.dim) > _MOST_RANK:
+            raise GraphError(f"{value.name!r} has {len(kind.shape.dim)} dims; at most {_MOST_RANK} are read")
+
+
+def _require_bounded_calls(proto: onnx.ModelProto) -> None:
+    functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
+    if not functions:
+        return
+    for body in (proto.graph, *proto.functions):
+        _require_matching_arity(body, functions)
+    called = {key: list(_iter_function_calls(f, functions)) for key, f in functions.items()}
+    size = {key: sum(1 for _ in _nodes_with_bodies(f)) for key, f in functions.items()}
+    done: dict[Function, int] = {}
+    for first in functions:
+        path = [(first, iter(called[first]))] if first not in done else []
+        open_ = {first}
+        while path:
+            key, rest = path[-1]
+            following = next((k for k in rest if k not in done), None)
+            if following is None:
+                done[key] = min(size[key] + sum(done[k] for k in called[key]), _COUNTED)
+                open_.discard(key)
+                path.pop()
+            elif following in open_:
+                raise GraphError(
+                    f"the function {following[1]!r} calls itself by way of {key[1]!r}, which ONNX forbids: it has"
+                    " no end"
+                )
+            else:
+                open_.add(following)
+                path.append((following, iter(called[following])))
+    total = sum(done[key] for key in _iter_function_calls(proto.graph, functions))
+    if total > _MOST_NODES:
+        count = str(total) if total < _COUNTED else f"more than {_COUNTED}"
+        raise GraphError(
+            f"the calls of the file's functions are {count} nodes when written out; at most {_MOST_NODES} are read"
+        )
+
+
+def _require_matching_arity(
+    body: onnx.GraphProto | onnx.FunctionProto, functions: dict[Function, onnx.FunctionProto]
+) -> None:
+    for node in _nodes_with_bodies(body):
+        f = functions.get((node.domain, node.op_type, node.overload))
+        if f is not None and (len(node.input) > len(f.input) or len(node.output) > len(f.output)):
+            given, wanted = (
+                f"{len(node.input)} inputs and {len(node.output)} outputs",
+                f"{len(f.input)} and {len(f.output)}",
+            )
+            raise GraphError(f"{node.op_type} {node.name!r} calls the file's function with {given}, which has {wanted}")
+
+
+def _iter_function_calls(
+    body: onnx.GraphProto | onnx.FunctionProto, functions: dict[Function, onnx.FunctionProto]
+) -> Iterator[Function]:
+    keys = ((node.domain, node.op_type, node.overload) for node in _nodes_with_bodies(body))
+    return (key for key in keys if key in functions)
+
+
+def _nodes_with_bodies(body: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    for node in body.node:
+        yield node
+        for inner in iter_subgraphs(node):
+            yield from inner.node
+
+
+def _constant_scalars(holder: onnx.GraphProto | onnx.FunctionProto) -> dict[str, int]:
+    """The single integers and truth values among the constants of a graph and the bodies in it, but for those that a
+    caller may replace."""
+    bodies = [holder, *(body for node in holder.node for body in iter_subgraphs(node))]
+    scalars = {t.name: t for body in bodies if isinstance(body, onnx.GraphProto) for t in body.initializer}
+    scalars |= {
+        n.output[0]: a.t
+        for body in bodies
+        for n in body.node
+        if n.op_type == "Constant"
+        for a in n.attribute
+        if a.name == "value"
+    }
+    for value in holder.input if isinstance(holder, onnx.GraphProto) else ():
+        scalars.pop(value.name, None)
+    kinds = (onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
+    single = {name: t for name, t in scalars.items() if t.data_type in kinds and math.prod(t.dims) == 1}
+    return {
+        name: int(onnx.numpy_helper.to_array(t).item())
+        for name, t in single.items()
+        if t.data_location != onnx.TensorProto.EXTERNAL
+    }
+
+
+def _require_bounded_loops(body: onnx.GraphProto | onnx.FunctionProto, known: dict[str, int], around: int) -> None:
+    """``around``: how often the body itself runs at least; 0 where that depends on data."""
+    for node in body.node:
+        rounds = around * (_loop_rounds(node, known) if node.op_type == "Loop" else 1)
+        if rounds > _MOST_ROUNDS:
+            count = "without end" if rounds >= _ENDLESS else f"{rounds} rounds"
+            loop = f"the Loop {node.name or node.output[0]!r}"
+            raise GraphError(
+                f"{loop} runs {count}, and nothing in it ends it earlier; at most {_MOST_ROUNDS} rounds are run"
+            )
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                _require_bounded_loops(inner, known, rounds if node.op_type == "Loop" else 0)
+
+
+def _loop_rounds(loop: onnx.NodeProto, known: dict[str, int]) -> int:
+    """How many rounds a Loop makes for certain; 0 where its count or its condition is computed."""
+    count, condition = [*loop.input, "", ""][:2]
+    body = next((a.g for a in loop.attribute if a.name == "body"), None)
+    if body is None or not body.output or len(body.input) < 2 or (condition and not known.get(condition)):
+        return 0
+    copied = {n.output[0]: n.input[0] for n in body.node if n.op_type == "Identity" and n.input and n.output}
+    goes_on = body.output[0].name
+    while goes_on in copied:
+        goes_on = copied.pop(goes_on)
+    if goes_on != body.input[1].name and not known.get(goes_on):
+        return 0
+    return known.get(count, 0) if count else _ENDLESS

@@ -1,0 +1,86 @@
+"""What ``bench`` is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...types import PathLike, Progress
+from ...verb_options import LoadingOptions, RunnersOption, option_field
+
+if TYPE_CHECKING:
+    from ...interface.argument_validation import Example, Onnx
+    from ..sources import Source
+
+
+def _split_commas(text: str) -> list[str]:
+    return text.split(",")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaceOptions:
+    """What is raced, on which inputs and how often."""
+
+    # The inputs.
+    sizes: Sequence[str] | Mapping[str, int] = option_field(
+        (),
+        "--size",
+        "Of a dynamic dim in the race, such as batch=8. Repeatable.",
+        metavar="NAME=SIZE",
+        type=list[str] | None,
+    )
+    feeds: PathLike | Mapping[str, Any] | None = option_field(
+        None,
+        "--inputs",
+        "Arrays by name; without it some are generated.",
+        metavar="IN.npz",
+        type=Path | None,
+    )
+
+    # The race.
+    threads: int = option_field(1, "--threads", "Of torch and of onnxruntime on the CPU.", minimum=1)
+    rounds: int = option_field(100, "--rounds", "In each of them every contestant has its turn.", minimum=1)
+    seed: int = option_field(0, "--seed", "Of generated inputs, and of the order in each round.", minimum=0)
+
+    # The contestants.
+    norm_impl: str | Sequence[str] = option_field(
+        (),
+        "--norm-impl",
+        "Race each norm of one ONNX file by itself in these forms, by comma: standard, decomposed, instance, layer,"
+        " narrow, plugin; or all.",
+        metavar="FORMS",
+        type=str | None,
+        read=_split_commas,
+    )
+    norms: str | None = option_field(
+        None,
+        "--norms",
+        "Race usual norms of this kind, such as GroupNorm, in all forms; or all.",
+        metavar="KIND",
+    )
+    against: str | Sequence[str] = option_field(
+        (),
+        "--against",
+        "Race others' files too, by comma: plain, onnxslim, onnxsim, ort-transformers.",
+        metavar="NAMES",
+        type=str | None,
+        read=_split_commas,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(RunnersOption, RaceOptions):
+    """What ``bench`` is asked."""
+
+
+@dataclass(frozen=True)
+class BenchCall(BenchOptions, LoadingOptions):
+    """What ``bench`` is called with."""
+
+    sources: Source | Onnx | Sequence[Source | Onnx]
+    args: Example = ()
+    kwargs: Mapping[str, Any] | None = None
+    _: KW_ONLY
+    progress: Progress | None = None

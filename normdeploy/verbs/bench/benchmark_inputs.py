@@ -1,0 +1,66 @@
+"""Checks what the user gave for a race, and makes inputs where none were given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import InputError
+from ...model import Dim, LoadedModel
+from ...runtimes.tensor_spec import TensorSpec
+from ...types import PathLike
+from ..run import generate_feeds, recorded_specs
+
+
+def check_counts(threads: int, rounds: int) -> None:
+    """
+    Raises:
+        InputError: one is below 1, or there are more threads than cores: they would wait for each other alone.
+    """
+    for name, value in (("threads", threads), ("rounds", rounds)):
+        if value < 1:
+            raise InputError(f"{name} is {value}; give 1 or more")
+    if threads > (cores := os.cpu_count() or threads):
+        raise InputError(f"threads is {threads}, and this machine has {cores} cores; give at most as many")
+
+
+def check_sizes(sizes: Mapping[str, int], dims: set[str], ranges: Iterable[Dim] = ()) -> None:
+    """
+    Args:
+        ranges: of those dims that have one.
+
+    Raises:
+        InputError: there is no such dim, or it is never of such a size.
+    """
+    for dim in ranges:
+        size = sizes.get(dim.name or "")
+        if size is not None and not dim.min <= size <= dim.max:
+            raise InputError(f"the dim {dim.name!r} is given the size {size}; the model takes {dim.min} to {dim.max}")
+    if unknown := sorted(set(sizes) - dims):
+        raise InputError(f"there is no dynamic dim {unknown[0]!r}; there are {', '.join(sorted(dims)) or 'none'}")
+
+
+def make_benchmark_inputs(
+    model: LoadedModel | None,
+    files: Sequence[PathLike],
+    specs: tuple[TensorSpec, ...],
+    sizes: Mapping[str, int],
+    seed: int,
+    runs: Callable[[Mapping[str, Any]], bool] = lambda feeds: True,
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Generated inputs of the model, or without one of the first file (``specs``: what it takes), and notes.
+
+    Raises:
+        InputError: there is no such dim.
+    """
+    if model is not None:
+        check_sizes(sizes, {*model.named_dims}, model.named_dims.values())
+        return model.samples(seed, sizes), []
+    recipes = {name: spec for file in reversed(files) for name, spec in recorded_specs(file).items()}
+    dims = {d for spec in specs for d in spec.shape if isinstance(d, str)}
+    ranges = [d for spec in recipes.values() for d in spec.shape if d.name is not None]
+    check_sizes(sizes, dims | {d.name for d in ranges if d.name is not None}, ranges)
+    return generate_feeds(specs, recipes, seed, 0, sizes, runs)

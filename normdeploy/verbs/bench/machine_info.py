@@ -1,0 +1,37 @@
+"""Describes what a time was measured on: the machine, its load, and the versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+
+from ...environment import describe_environment
+
+_LIBRARIES = ("torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "onnx", "normdeploy")
+
+
+@dataclass(frozen=True)
+class MachineInfo:
+    """``load``: processes that wanted a core, averaged over the last minute; None where the system does not tell."""
+
+    cpu: str
+    cores: int  # that this process may use
+    load: float | None
+    system: str
+    versions: dict[str, str]
+
+    def __str__(self) -> str:
+        busy = "" if self.load is None else f", load {self.load:.1f}"
+        return f"{self.cpu}, {self.cores} cores{busy}; " + ", ".join(
+            f"{name} {version}" for name, version in self.versions.items()
+        )
+
+
+def describe_machine() -> MachineInfo:
+    """This one, now."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    facts = describe_environment()
+    system = f"{platform.system()} {platform.machine()}, Python {facts['python']}"
+    return MachineInfo(facts["cpu"], cores, load, system, {name: facts[name] for name in _LIBRARIES if name in facts})

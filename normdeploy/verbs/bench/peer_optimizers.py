@@ -1,0 +1,99 @@
+"""Files that other tools write of the same model, raced beside ours: plain export, and other optimizers' results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import onnx
+import torch
+
+from ...errors import ExportError, InputError
+from ...exporting.exporter import silence_torch
+from ...model import LoadedModel
+from ...storage.onnx_files import load_onnx, save_onnx
+from ...types import PathLike
+from ..verify.runtime_candidates import NotRun
+
+PLAIN = "plain"
+
+
+def optimize_with_onnxslim(plain: onnx.ModelProto) -> onnx.ModelProto:
+    made: onnx.ModelProto = import_module("onnxslim").slim(plain)
+    return made
+
+
+def optimize_with_onnxsim(plain: onnx.ModelProto) -> onnx.ModelProto:
+    made: onnx.ModelProto = import_module("onnxsim").simplify(plain)[0]
+    return made
+
+
+def optimize_with_ort_transformers(plain: onnx.ModelProto, kind: str = "bert") -> onnx.ModelProto:
+    """`onnxruntime.transformers.optimizer` without onnxruntime's own optimizer, which runs when the file is loaded;
+    heads and width as it finds them."""
+    fusion = import_module("onnxruntime.transformers.optimizer")
+    made: onnx.ModelProto = fusion.optimize_by_fusion(onnx.ModelProto.FromString(plain.SerializeToString()), kind).model
+    return made
+
+
+_TOOLS: dict[str, tuple[str, Callable[[onnx.ModelProto], onnx.ModelProto]]] = {
+    "onnxslim": ("onnxslim", optimize_with_onnxslim),
+    "onnxsim": ("onnxsim", optimize_with_onnxsim),
+    "ort-transformers": ("onnxruntime.transformers", optimize_with_ort_transformers),
+}
+PEERS = (PLAIN, *_TOOLS)
+
+
+def check_peers(names: Sequence[str]) -> None:
+    """Raises InputError where a name is none of `PEERS`, or its package is not installed."""
+    for name in names:
+        if name not in PEERS:
+            raise InputError(f"there is nothing called {name!r} to race against; there are {', '.join(PEERS)}")
+        package = "" if name == PLAIN else _TOOLS[name][0].partition(".")[0]
+        if package and find_spec(package) is None:
+            raise InputError(
+                f"{name} is not installed; install it (pip install {package}), or leave it out of --against"
+            )
+
+
+def write_peer_files(
+    names: Sequence[str], model: LoadedModel | None, files: Sequence[PathLike], folder: Path
+) -> tuple[list[Path], list[NotRun]]:
+    """Files in ``folder``, one for each of ``names`` (`PEERS`), and what could not be written.
+
+    The plain export is what ``torch.onnx.export`` writes of ``model``; without a model it is the first of ``files``.
+
+    Raises:
+        InputError: there is neither a model nor an ONNX file.
+        ExportError: torch can't write the model.
+    """
+    if model is None and not files:
+        raise InputError("there is nothing to make the others' files of; give a model or an ONNX file")
+    plain = folder / f"{PLAIN}.onnx"
+    if model is not None:
+        try:
+            with silence_torch():
+                program = torch.onnx.export(model.program, dynamo=True, verbose=False)
+                assert program is not None  # None comes from the old exporter only
+                program.save(plain)
+        except Exception as error:  # whatever torch raises
+            message = " ".join(str(error).split())[:200]
+            raise ExportError(f"torch.onnx.export does not write this model, leave --against out: {message}") from error
+    proto = load_onnx(plain if model is not None else files[0])
+    paths = [plain] if PLAIN in names and model is not None else []
+    not_run = []
+    if PLAIN in names and model is None:
+        not_run.append(NotRun(PLAIN, "without a model the plain file is the one that was given"))
+    for name in names:
+        if name == PLAIN:
+            continue
+        path = folder / f"{name}.onnx"
+        try:
+            with silence_torch():
+                save_onnx(_TOOLS[name][1](onnx.ModelProto.FromString(proto.SerializeToString())), path)
+            paths.append(path)
+        except Exception as error:  # whatever the tool raises
+            not_run.append(NotRun(name, f"it fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"))
+    return paths, not_run

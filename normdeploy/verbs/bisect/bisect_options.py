@@ -1,0 +1,55 @@
+"""What ``bisect`` is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...types import PathLike, Progress
+from ...verb_options import LoadingOptions, RunnersOption, option_field
+from ..verify.verify_options import ComparisonOptions
+
+if TYPE_CHECKING:
+    import onnx
+
+    from ...interface.argument_validation import Example, Onnx
+    from ..sources import Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesOptions:
+    """What ``bisect`` writes, and what it compares besides the file."""
+
+    output: PathLike | None = option_field(
+        None,
+        "--output",
+        "Write the smallest failing model, its inputs and a script; a new folder.",
+        short="-o",
+        metavar="FOLDER",
+        type=Path | None,
+    )
+    engines: Sequence[PathLike] = option_field(
+        (),
+        "--engine",
+        "Compare an engine too, at its outputs only. Repeatable.",
+        type=list[Path] | None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BisectOptions(RunnersOption, ComparisonOptions, FilesOptions):
+    """What ``bisect`` is asked."""
+
+
+@dataclass(frozen=True)
+class BisectCall(BisectOptions, LoadingOptions):
+    """What ``bisect`` is called with."""
+
+    source: Source | onnx.ModelProto | Any
+    onnx_path: Onnx = ""
+    args: Example = ()
+    kwargs: Mapping[str, Any] | None = None
+    _: KW_ONLY
+    progress: Progress | None = None

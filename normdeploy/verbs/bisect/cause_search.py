@@ -1,0 +1,213 @@
+"""What kind of mistake a fault is: each kind is tried in float64, and the one that brings the right values back is the
+likely one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from itertools import islice
+
+import numpy as np
+
+from ...compare.element_errors import difference_from_float64
+from ...runtimes.float64_evaluator import Array, Float64Evaluator, NodeChange, NotEvaluated, Values, tensor_values
+from .counterpart_search import FaultSpot
+from .difference_analysis import explain_difference
+from .function_trials import find_other_function
+from .node_trials import iter_trials, try_hidden_rows
+from .number_trials import solve_numbers
+from .reference_program import ReferenceProgram
+from .trial_changes import Cause, node_at_text, replace_by
+from .weight_trials import try_parameters
+
+# What explains nearly everything: a gamma that is off by the root of n / (n - 1) is a wrong weight too.
+_LAST = ("weights", "added", "input")
+# What a softmax or a norm behind it makes nothing of explains even more: a sum in the place of a product.
+_LAST_OF_ALL = ("operator",)
+_NODE = 10_000  # elements that take as long as the call of a node
+_PRODUCTS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
+_TERMS = 20  # of a sum of products that take as long as an element
+_MOST = 300_000_000  # elements that the trials of one spot compute: a few seconds
+
+
+def find_cause(
+    exact: Float64Evaluator, known: Values, spot: FaultSpot, program: ReferenceProgram, held: Values, reference: Values
+) -> Cause:
+    """Name the likely cause.
+
+    Args:
+        known: right values of all that the spot reads, float64.
+        held: results of the model's operators that the file has too.
+        reference: of all the model's operators around the spot.
+    """
+    every = exact.evaluate_nodes(spot.places, known)
+    values = tensor_values(every)
+    afresh = SpotRecomputer(exact, every, spot)
+    right = list[tuple[float, Cause]]()
+    for cause, change in iter_trials(exact, values, spot, program, held):
+        error = afresh.largest_error(change)
+        if error <= spot.allowed:
+            right.append((error, cause))
+        if afresh.is_spent:
+            break
+    # Of a node that the model has too, a number may be wrong: without it a division by 1.01 is right where 1 is meant.
+    operator = program.operator_kind(spot.node) if spot.node else ""
+    if not spot.left_out and all(_is_model_operator(exact, cause, operator) for _, cause in right):
+        numbers = program.scalars_of(spot.operators)
+        right += islice(solve_numbers(exact, spot.places, numbers, spot.allowed, afresh.error_tensor), 1)
+    if not right and (function := find_other_function(exact, values, spot)) is not None:
+        return function
+    if right:
+        return min(
+            right, key=lambda pair: (pair[1].kind in _LAST_OF_ALL, bool(pair[1].held), pair[1].kind in _LAST, pair[0])
+        )[1]
+    if (behind := _explain_behind_hidden_rows(exact, values, spot, program, afresh)) is not None:
+        return behind
+    if spot.left_out:
+        return _cause_of_omission(exact, spot, program)
+    if (inside := _find_omitted_inside(exact, values, spot, program, reference, afresh)) is not None:
+        return inside
+    inputs = {name: value for name, value in values.items() if name in exact.inputs}
+    return explain_difference(values[spot.end], spot, program, reference, inputs)
+
+
+def _is_model_operator(exact: Float64Evaluator, cause: Cause, operator: str) -> bool:
+    """Return whether a node that is said to be added is of the kind of the model's operator."""
+    if cause.kind != "added" or cause.place is None:
+        return False
+    return exact.nodes[cause.place].op_type.lower() in operator
+
+
+def _explain_behind_hidden_rows(
+    exact: Float64Evaluator, values: Values, spot: FaultSpot, program: ReferenceProgram, afresh: SpotRecomputer
+) -> Cause | None:
+    """A weight that explains what the rows leave that a mask hides whole."""
+    parameters = program.parameters_of(spot.operators)
+    for place in spot.places:
+        for _, hidden in try_hidden_rows(exact, place, values):
+            for p in spot.places:
+                for cause, change in try_parameters(exact, p, parameters):
+                    both = NodeChange(inputs={**hidden.inputs, **change.inputs}, given=change.given)
+                    if afresh.largest_error(both) <= spot.allowed:
+                        text = (
+                            f"{cause.text}; the rows that the mask hides whole at {node_at_text(exact, place)} are wrong "
+                            f""
+                            "too"
+                        )
+                        return Cause("weights", text, p)
+    return None
+
+
+def _find_omitted_inside(
+    exact: Float64Evaluator,
+    values: Values,
+    spot: FaultSpot,
+    program: ReferenceProgram,
+    reference: Values,
+    afresh: SpotRecomputer,
+) -> Cause | None:
+    """The operator whose result the model has where a node of the spot reads a right tensor."""
+    made = {name for p in spot.places for name in exact.nodes[p].output}
+    for place, operator in itertools.product(spot.places, spot.operators):
+        right = reference.get(operator)
+        for i, name in enumerate(exact.nodes[place].input):
+            is_right = name in values and name not in made and name not in exact.constants
+            if right is None or operator == spot.last or not is_right or values[name].size != right.size:
+                continue
+            change = NodeChange(inputs={(place, i): replace_by(right.reshape(values[name].shape))})
+            if afresh.largest_error(change) <= spot.allowed:
+                module = program.module_of(operator)
+                source = f"{program.operator_kind(operator)}{f' of {module}' if module else ''}"
+                return Cause(
+                    "left out", f"{source} is left out: {node_at_text(exact, place)} reads {name!r} itself", place
+                )
+    return None
+
+
+class SpotRecomputer:
+    """Computes anew what a change touches of a spot, and nothing else, as long as the budget lasts.
+
+    Args:
+        values: of all that the spot reads and makes, as the file has them.
+    """
+
+    def __init__(self, exact: Float64Evaluator, values: Values, spot: FaultSpot) -> None:
+        self._exact, self._values, self._spot = exact, values, spot
+        self._tensors = tensor_values(values)
+        self._left: float = _MOST
+        self._reads = {p: exact.read_names(exact.nodes[p]) for p in spot.places}
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left < 0
+
+    def largest_error(self, change: NodeChange) -> float:
+        """Return the largest error of the spot's end with ``change``."""
+        got = self._evaluate_end(change)
+        if got is None:
+            return math.inf
+        found = difference_from_float64(got, self._spot.expected)
+        return math.inf if found.reason else found.error
+
+    def error_tensor(self, change: NodeChange) -> Array | None:
+        """Return the error of the spot's end; None if it is not finite, has another shape or can't be computed."""
+        got = self._evaluate_end(change)
+        if got is None or got.dtype.kind != "f":
+            return None
+        with np.errstate(all="ignore"):
+            off = np.where(got == self._spot.expected, 0.0, got - self._spot.expected)
+        return off if np.isfinite(off).all() else None
+
+    def _evaluate_end(self, change: NodeChange) -> Array | None:
+        """The spot's end with ``change``, in the shape that it should have."""
+        places = self._affected_places(change)
+        anew = {name for p in places for name in self._exact.nodes[p].output}
+        self._left -= sum(map(self._node_cost, places))
+        if self.is_spent or self._spot.end not in anew | change.given.keys():
+            return None
+        known = {name: value for name, value in self._values.items() if name not in anew}
+        try:
+            got = self._exact.evaluate_nodes(places, known, change).get(self._spot.end)
+        except NotEvaluated:
+            return None
+        # A node that is tried in another's place may write fewer tensors.
+        if got is None:
+            return None
+        expected = self._spot.expected
+        return got.reshape(expected.shape) if got.size == expected.size else None
+
+    def _node_cost(self, place: int) -> float:
+        """Return what computing a node takes, in elements of one that is computed element by element."""
+        node = self._exact.nodes[place]
+        made = sum(self._tensors[name].size for name in node.output if name in self._tensors)
+        weight = self._exact.weights.get(node.input[1]) if len(node.input) > 1 and node.op_type in _PRODUCTS else None
+        terms = 0 if weight is None else math.prod(weight.dims[1:] if node.op_type == "Conv" else weight.dims[:1])
+        return _NODE + made * (1 + terms / _TERMS)
+
+    def _affected_places(self, change: NodeChange) -> list[int]:
+        """The places whose results may differ by ``change``."""
+        first = {*change.nodes, *(place for place, _ in change.inputs)}
+        touched = set(change.given)
+        places = list[int]()
+        for p in self._spot.places:
+            made = set(self._exact.nodes[p].output)
+            if made <= change.given.keys():
+                continue
+            if p in first or touched.intersection(self._reads[p]):
+                places.append(p)
+                touched |= made
+        return places
+
+
+def _cause_of_omission(exact: Float64Evaluator, spot: FaultSpot, program: ReferenceProgram) -> Cause:
+    module, name = program.module_of(spot.node), spot.left_out
+    readers = range(len(exact.nodes)) if name == spot.end else spot.places
+    place = next(p for p in readers if name in exact.read_names(exact.nodes[p]))
+    first, last = program.operator_kind(spot.node), program.operator_kind(spot.last or spot.node)
+    operators = f"{first}{f' to {last}' if last != first else ''}{f' of {module}' if module else ''}"
+    is_or_are = "are" if last != first else "is"
+    return Cause(
+        "left out",
+        f"{operators} {is_or_are} left out: {node_at_text(exact, place)} reads {spot.left_out!r} itself",
+        place,
+    )

@@ -1,0 +1,155 @@
+"""The file without its quantization: a float file, in which bisect searches as in any other.
+
+Each stored weight that is within half a step of the model's parameter is that parameter; no activation is rounded, and
+no range ends but at 0, which is how ReLU is written without a node. What is still wrong then, quantization did not do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from ...errors import GraphError
+from ...evaluate.evaluator_core import Array
+from ...evaluate.quantize_ops import finite_limits
+from ...graphs.proto_queries import captured_names
+from ...graphs.quantization_info import DEQUANTIZE, DYNAMIC, QUANTIZE, GraphQuantization, is_quantization_node
+from ...storage.proto_traversal import copy_model, iter_subgraphs
+
+_PART = "#part"  # and a number: the suffix of a node that is one of several written for one
+BEFORE_RELU = "_before_relu"  # the suffix of what a ReLU reads that stands in a zero point
+_PLAIN = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
+
+
+def remove_quantization(proto: onnx.ModelProto, weights: Mapping[str, Array]) -> onnx.ModelProto:
+    """Write ``proto`` without its quantization.
+
+    Args:
+        weights: what a DequantizeLinear of a weight gives, by the tensor that it makes; of a product of integers its
+        second operand, over the scale that is multiplied in behind it.
+
+    Raises:
+        GraphError: a product of integers reads codes whose scale is not next to it.
+    """
+    proto = copy_model(proto)
+    q, graph = GraphQuantization(proto), proto.graph
+    del graph.value_info[:]
+    _rename_relu_tensors(graph, q)
+    nodes = list[onnx.NodeProto]()
+    for node in graph.node:
+        for body in iter_subgraphs(node):
+            _keep_loop_states(body)
+        if not is_quantization_node(node):
+            nodes.append(node)
+        elif node.op_type in (QUANTIZE, DEQUANTIZE):
+            if node.op_type == DEQUANTIZE and q.is_weight(node.output[0]):
+                _add_initializer(graph, node.output[0], weights[node.output[0]])
+            elif not q.is_weight(node.input[0]):
+                op = "Relu" if node.op_type == QUANTIZE and _is_relu_range(q, node) else "Identity"
+                nodes.append(helper.make_node(op, node.input[:1], node.output[:1], node.name))
+        elif node.op_type == DYNAMIC:
+            codes, scale, zero = node.output
+            nodes.append(helper.make_node("Identity", node.input[:1], [codes], node.name))
+            _add_initializer(graph, scale, np.ones(()))
+            _add_initializer(graph, zero, np.zeros(()))
+        else:
+            nodes.append(_write_float_product(graph, q, node, weights))
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    _make_names_unique(kept)
+    del graph.node[:]
+    graph.node.extend(kept)
+    read = {name for node in kept for name in (*node.input, *captured_names(node))} | {v.name for v in graph.output}
+    stored = [t for t in graph.initializer if t.name in read]
+    del graph.initializer[:]
+    graph.initializer.extend(stored)
+    return proto
+
+
+def _make_names_unique(nodes: Sequence[onnx.NodeProto]) -> None:
+    """Name nodes each by itself: an op that quantizes inside gave its name to all that it is written as."""
+    every = [*nodes, *(inner for node in nodes for body in iter_subgraphs(node) for inner in body.node)]
+    names = Counter(node.name for node in every)
+    used = Counter[str]()
+    for node in every:
+        name = node.name
+        if names[name] > 1 and node.op_type in ("Identity", "Relu"):
+            node.name = ""
+        elif name and used[name]:
+            node.name = f"{name}{_PART}{used[name]}"
+        used[name] += 1
+
+
+def original_node_name(name: str) -> str:
+    """Return the name of the file's node that one of several was written for."""
+    return name.partition(_PART)[0]
+
+
+def is_extra_node(node: onnx.NodeProto) -> bool:
+    """Return whether a node is a further one of several written for one, which nobody can set."""
+    return _PART in node.name
+
+
+def _keep_loop_states(body: onnx.GraphProto) -> None:
+    """Write the states of a loop that are quantized as they come, and dequantized again, as they are."""
+    codes = {node.output[0] for node in body.node if node.op_type == DYNAMIC and is_quantization_node(node)}
+    for node in body.node:
+        if (node.op_type == DYNAMIC and is_quantization_node(node)) or (
+            node.op_type == DEQUANTIZE and node.input[0] in codes
+        ):
+            node.op_type = "Identity"
+            del node.input[1:], node.output[1:], node.attribute[:]
+
+
+def _add_initializer(graph: onnx.GraphProto, name: str, value: Array) -> None:
+    graph.initializer.append(numpy_helper.from_array(np.asarray(value, np.float32), name))
+
+
+def _is_relu_range(q: GraphQuantization, node: onnx.NodeProto) -> bool:
+    """Decide whether the range of a QuantizeLinear begins at 0."""
+    scheme = q.scheme_of(node)
+    if scheme.kind is None or "int" not in scheme.kind.name:
+        return False
+    zero = np.zeros(()) if scheme.zero_point is None else scheme.zero_point.astype(np.float64)
+    return bool((zero == finite_limits(scheme.kind)[0]).all())
+
+
+def _rename_relu_tensors(graph: onnx.GraphProto, q: GraphQuantization) -> None:
+    """Rename tensors that only a quantizer with ReLU reads: that ReLU makes what the model calls so."""
+    for node in q.nodes:
+        if node.op_type != QUANTIZE or not is_quantization_node(node) or not _is_relu_range(q, node):
+            continue
+        name = node.input[0]
+        maker = q.makers.get(name)
+        alone = len(q.readers_by_tensor[name]) == 1 and name not in q.outputs
+        if (
+            maker is None
+            or maker.op_type == "Relu"
+            or not alone
+            or len(q.readers_by_tensor.get(node.output[0], ())) != 1
+        ):
+            continue
+        after = q.readers_by_tensor[node.output[0]][0]
+        if after.op_type != DEQUANTIZE or node.output[0] in q.outputs or after.output[0] in q.outputs:
+            continue
+        before = f"{name}{BEFORE_RELU}"
+        maker.output[:] = [before if made == name else made for made in maker.output]
+        node.input[0], node.output[0] = before, name
+        after.input[0] = name
+
+
+def _write_float_product(
+    graph: onnx.GraphProto, q: GraphQuantization, node: onnx.NodeProto, weights: Mapping[str, Array]
+) -> onnx.NodeProto:
+    """Write a product of integers as one of floats, the weight without its zero point."""
+    maker = q.makers.get(node.input[0])
+    if maker is None or maker.op_type != DYNAMIC or node.output[0] not in weights:
+        raise GraphError(f"{node.op_type} {node.name!r} reads codes whose scale is not next to it")
+    weight = f"{node.output[0]}_weight"
+    _add_initializer(graph, weight, weights[node.output[0]])
+    plain = helper.make_node(_PLAIN[node.op_type], [node.input[0], weight], node.output[:1], node.name)
+    plain.attribute.extend(node.attribute)
+    return plain

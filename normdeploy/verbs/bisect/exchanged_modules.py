@@ -1,0 +1,105 @@
+"""Modules of one kind that are in each other's place in a file, with all their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from ...precision.type_conversion import initializer_values
+from ...runtimes.float64_evaluator import Array
+from ...storage.proto_traversal import copy_model
+from ..verify.model_tensors import model_tensors_by_name
+from ..verify.reference_models import Original
+from .folded_norms import fold_parameters
+from .reference_program import ReferenceProgram
+from .stale_weights import holds_same_numbers, is_rounded_copy
+from .trial_changes import Cause
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleExchange:
+    """``proto``: the file with the weights of two modules in each other's place; ``names``: of each the first that the
+    file reads."""
+
+    proto: onnx.ModelProto
+    names: tuple[str, str]
+    cause: Cause
+
+
+def iter_exchanges(model: Original, program: ReferenceProgram, proto: onnx.ModelProto) -> Iterator[ModuleExchange]:
+    """Exchange the weights of two modules that the file reads in another order than the model, the largest first."""
+    parameters = {name: v.astype(np.float64) for name, v in model_tensors_by_name(model).items() if v.size > 1}
+    stored = parameters | {name: fold.right for name, fold in fold_parameters(model, parameters).items()}
+    kept = {t.name: initializer_values(t) for t in proto.graph.initializer}
+    sources = {
+        name: [source for source, value in stored.items() if holds_same_numbers(value, kept[name])]
+        for name in dict.fromkeys(name for node in proto.graph.node for name in node.input)
+        if name in kept and kept[name].dtype.kind == "f" and kept[name].size > 1
+    }
+    # What several modules have alike, as biases of 0, tells no place.
+    first = {found[0]: name for name, found in reversed(sources.items()) if len(found) == 1}
+    ours = {name: place for place, name in enumerate(reversed(first))}
+    theirs = program.first_reader_places()
+    for one, other in _iter_module_pairs(parameters):
+        own, others = _first_read(one, ours), _first_read(other, ours)
+        if not own or not others:
+            continue
+        is_before = theirs.get(_first_read(one, theirs), 0) < theirs.get(_first_read(other, theirs), 0)
+        if is_before != (ours[own] < ours[others]):
+            text = (
+                f"the modules {one!r} and {other!r} are in each other's place: {first[others]!r} is {others!r}, where"
+                f" the model reads {one!r}, and {first[own]!r} is {own!r}"
+            )
+            changed = _exchange_weights(proto, one, other, sources, stored)
+            yield ModuleExchange(proto=changed, names=(first[others], first[own]), cause=Cause("order", text))
+
+
+def _first_read(module: str, places: Mapping[str, int]) -> str:
+    """Return what of a module is read first, "" if nothing is."""
+    return min((name for name in places if _belongs_to(name, module)), key=places.__getitem__, default="")
+
+
+def _belongs_to(name: str, module: str) -> bool:
+    return name.startswith(f"{module}.")
+
+
+def _iter_module_pairs(parameters: Mapping[str, Array]) -> Iterator[tuple[str, str]]:
+    """Yield each two modules whose parameters have the same names and shapes, those with most first."""
+    inside: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, value in parameters.items():
+        parts = name.split(".")
+        for count in range(1, len(parts)):
+            inside.setdefault(".".join(parts[:count]), {})[".".join(parts[count:])] = value.shape
+    for one, other in combinations(sorted(inside, key=lambda module: -len(inside[module])), 2):
+        if inside[one] == inside[other]:
+            yield one, other
+
+
+def _exchange_weights(
+    proto: onnx.ModelProto, one: str, other: str, sources: Mapping[str, list[str]], stored: Mapping[str, Array]
+) -> onnx.ModelProto:
+    changed = copy_model(proto)
+    for tensor in changed.graph.initializer:
+        for source in sources.get(tensor.name, ()):
+            # The name of a fold holds two: a layer and the BatchNorm in it.
+            moved = " ".join(_rename_to_module(word, one, other) for word in source.split(" "))
+            if moved == source or moved not in stored:
+                continue
+            was = initializer_values(tensor)
+            right = stored[moved] if is_rounded_copy(stored[source], was) else stored[moved].T
+            tensor.CopyFrom(numpy_helper.from_array(right.reshape(was.shape).astype(was.dtype), tensor.name))
+            break
+    return changed
+
+
+def _rename_to_module(name: str, one: str, other: str) -> str:
+    """Return a name of one of two modules, or in it, as the other's."""
+    for old, new in ((one, other), (other, one)):
+        if name == old or _belongs_to(name, old):
+            return f"{new}{name.removeprefix(old)}"
+    return name

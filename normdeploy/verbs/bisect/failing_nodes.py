@@ -1,0 +1,149 @@
+"""A file that does not run on the model's inputs: the nodes that stop it, and what the model has in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+
+from ...compare.element_errors import difference_from_float64
+from ...compare.ulp_spacing import allowed_beside_eager
+from ...graphs.file_graph import widen_to_float64
+from ...runtimes.float64_evaluator import Array, Float64Evaluator, NodeChange, NotEvaluated, inferred_dtypes
+from ..verify.output_results import OutputResult
+from ..verify.reference_models import Original
+from .attribute_trials import try_model_attributes, try_model_integers
+from .fault_tracing import Fault
+from .reference_program import ReferenceProgram, open_program
+from .reference_tensors import open_inner_tensors
+from .runtime_faults import Float32Trial
+from .trial_changes import Cause, node_at_text, replace_by
+
+_MOST = 5  # nodes that stop a file
+_MOST_BEFORE = 20  # nodes in front of one that stops it, which may have made the wrong shape
+_SHAPED = ("Reshape", "Expand")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FailingNode:
+    """``place`` can't be computed: ``message`` says why; ``known`` is what was computed before."""
+
+    place: int
+    message: str
+    known: Mapping[str, Array]
+
+
+def find_failing_nodes(
+    model: Original, proto: onnx.ModelProto, result: OutputResult, case: str, feeds: Mapping[str, Array]
+) -> list[Fault]:
+    """Name the nodes that ONNX's definition can't compute; none if it can compute all."""
+    exact, program = Float64Evaluator(proto, inferred_dtypes(proto)), open_program(model)
+    known: Mapping[str, Array] = {name: widen_to_float64(value) for name, value in feeds.items()}
+    change, found = NodeChange(), list[tuple[_FailingNode, Cause]]()
+    while (at := _run_until_failure(exact, known, change)) is not None and len(found) < _MOST:
+        cause, change = _find_mending_change(exact, program, at, change)
+        found.append((at, cause))
+        if cause.kind == "unknown":
+            break
+    right = bool(found) and at is None and _is_right(exact, program, model, result.output, feeds, change)
+    return [
+        _make_fault(exact, result, case, stop, cause, mended=right and stop is found[-1][0]) for stop, cause in found
+    ]
+
+
+def _run_until_failure(exact: Float64Evaluator, known: Mapping[str, Array], change: NodeChange) -> _FailingNode | None:
+    """Compute the file up to the first node that can't be computed; None where all can."""
+    for place in range(len(exact.nodes)):
+        try:
+            known = exact.evaluate_nodes([place], known, change)
+        except NotEvaluated as error:
+            return _FailingNode(place=place, message=str(error), known=known)
+    return None
+
+
+def _find_mending_change(
+    exact: Float64Evaluator, program: ReferenceProgram, stop: _FailingNode, change: NodeChange
+) -> tuple[Cause, NodeChange]:
+    """Find a change of the node, or of a shape in front of it, with which it can be computed."""
+    before = [p for p in exact.nodes_between(exact.nodes[stop.place].output) if exact.nodes[p].op_type in _SHAPED]
+    for place in dict.fromkeys([stop.place, *before[: -_MOST_BEFORE - 1 : -1]]):
+        for cause, trial in _iter_trials(exact, program, place):
+            both = NodeChange(nodes={**change.nodes, **trial.nodes}, inputs={**change.inputs, **trial.inputs})
+            after = _run_until_failure(exact, {n: v for n, v in stop.known.items() if n not in exact.makers}, both)
+            if after is None or after.place > stop.place:
+                return cause, both
+    return Cause("unknown", f"it does not run on these inputs: {stop.message}", stop.place), change
+
+
+def _iter_trials(exact: Float64Evaluator, program: ReferenceProgram, place: int) -> Iterator[tuple[Cause, NodeChange]]:
+    """Yield what the reference's node of the same result has, then shapes with a dim that the input tells."""
+    same = [name for name in exact.nodes[place].output if name in program.order]
+    for operators in (same, program.order):
+        yield from try_model_integers(exact, place, program, operators)
+        yield from try_model_attributes(exact, place, program, operators)
+    node = exact.nodes[place]
+    if node.op_type not in _SHAPED or node.input[1] not in exact.constants:
+        return
+    shape = np.atleast_1d(exact.tensor_value(node.input[1], {}))
+    for i in range(len(shape)):
+        other = shape.copy()
+        # An Expand keeps a dim at 1. A Reshape has one dim of -1, and copies a dim at 0.
+        other[i] = 1 if node.op_type == "Expand" else 0 if -1 in shape else -1
+        if not np.array_equal(other, shape):
+            text = (
+                f"{node_at_text(exact, place)} has {node.input[1]!r} {shape.tolist()}, with {other.tolist()} it "
+                "is right"
+            )
+            yield Cause("attribute", text, place), NodeChange(inputs={(place, 1): replace_by(other)})
+
+
+def _is_right(
+    exact: Float64Evaluator,
+    program: ReferenceProgram,
+    model: Original,
+    output: str,
+    feeds: Mapping[str, Array],
+    change: NodeChange,
+) -> bool:
+    """Whether the output is the model's with a change."""
+    end = program.output_operator(output)
+    insides = open_inner_tensors(model, feeds, "")
+    reference, eager = insides.reference_values([end])[end], insides.eager_values([end])[end]
+    known = {name: widen_to_float64(value) for name, value in feeds.items()}
+    got = exact.evaluate_nodes(exact.nodes_between([output]), known, change)[output]
+    if got.shape != reference.shape:
+        return False
+    found = difference_from_float64(got, reference)
+    if reference.dtype.kind != "f":
+        return not found.error
+    return not found.reason and found.error <= allowed_beside_eager(eager, reference, np.dtype(np.float32))
+
+
+def _make_fault(
+    exact: Float64Evaluator, result: OutputResult, case: str, stop: _FailingNode, cause: Cause, *, mended: bool
+) -> Fault:
+    place = stop.place if cause.place is None else cause.place
+    node = exact.nodes[place]
+    fault = Fault(
+        runtime=result.runtime,
+        case=case,
+        module="",
+        tensor=exact.nodes[stop.place].output[0],
+        nodes=(f"{node.op_type} {node.name}".strip(),),
+        operator="",
+        wrong="file",
+        error=0.0,
+        allowed=0.0,
+        scale=0.0,
+        reason=f"not computed: {stop.message}",
+        kind=cause.kind,
+        cause=cause.text,
+        widened=Float32Trial(None, reason="the file does not run"),
+        output=result.output,
+        output_error=result.max_abs_error,
+        output_allowed=result.allowed,
+        output_reason="the file does not run",
+    )
+    return replace(fault, mended=True, mended_error=0.0) if mended else fault

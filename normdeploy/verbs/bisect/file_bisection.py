@@ -1,0 +1,301 @@
+"""Where a file goes wrong: the first tensor that leaves the bound, the node that makes it so, why, and what would mend
+it.
+
+``verify`` says which output of which runtime is wrong, and on which input. From there (``hunt``):
+
+1. The tensors at the boundaries of modules (``drift``) are compared in that runtime. Of those on a way of wrong tensors
+   to the wrong output the first in the file's order is taken: what it is computed from is right. A tensor that is off
+   but heals is on no such way.
+2. The nodes between get the right values, in float64. If the file, evaluated in float64 by ONNX's definition of its
+   ops, gives something else than the model, the file is wrong: ``match`` finds the nodes, ``cause`` the kind of
+   mistake.
+3. Otherwise the runtime is: each node is run alone on its right inputs (``runtime``).
+4. With the wrong tensor held at its right value the file is run again. If the output is still wrong there is another
+   fault, and the search goes on.
+
+A quantized file that is wrong in float64 is searched otherwise (``quantized``): its tensors differ from the model's by
+design, and its quantizers say by how much.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ...engines.engine_build import Engine
+from ...errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
+from ...findings.rendering import Renderable
+from ...runtimes.float64_evaluator import NotEvaluated, inline_functions
+from ...storage.onnx_files import load_onnx
+from ...types import Progress
+from ..verify.comparison_result import Comparison
+from ..verify.compute_budget import ComparisonBudget
+from ..verify.file_comparison import compare_files
+from ..verify.input_cases import InputCase, Inputs, read_inputs
+from ..verify.input_plan import open_files_of_model, plan_inputs
+from ..verify.io_matching import Map, rename_ends
+from ..verify.output_results import OutputResult
+from ..verify.policy import Policy
+from ..verify.quantization_budget import ROUNDED, UNROUNDED
+from ..verify.reference_models import OWN, FileModel, Original
+from ..verify.runtime_candidates import OFF, ON, STEPWISE, NotRun
+from .failing_nodes import find_failing_nodes
+from .fault_search import FaultSearch
+from .fault_tracing import CUDA, Fault
+from .preprocessing import find_preprocessing
+from .quantized_search import QuantizedSearch
+from .reproduction import Reproduction
+from .runtime_faults import Float32Trial
+
+_UNNAMED = (
+    "the file is quantized, and no weight or range in it explains all of the error: what it was quantized from may"
+    " differ from the model (bisect that file), or its weights were changed before, as by a migration"
+)
+
+
+_SEEN = 5  # tensors that are named
+
+
+@dataclass(frozen=True)
+class Bisection(Renderable):
+    """What ``bisect`` found; true where nothing leaves the bound. ``not_searched``: what is wrong and could not be
+    looked into."""
+
+    parity: Comparison
+    faults: tuple[Fault, ...] = ()
+    not_searched: tuple[NotRun, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    reproduction: Reproduction | None = field(default=None, repr=False)
+
+    def __bool__(self) -> bool:
+        return bool(self.parity)
+
+    def to_json(self) -> dict[str, Any]:
+        """As values of JSON."""
+        told = {name: [asdict(v) for v in getattr(self, name)] for name in ("faults", "not_searched")}
+        return {"ok": bool(self), **told, "notes": list(self.notes), "seconds": self.seconds}
+
+    def write(self, folder: str | os.PathLike[str]) -> Path | None:
+        """The smallest failing model of the first fault as ``folder`` (``normdeploy.verbs.bisect.reproduction``); None
+        where there is no fault.
+
+        Raises:
+            NormdeployError: the folder holds something, or can't be written.
+        """
+        return None if self.reproduction is None else self.reproduction.write(folder)
+
+
+def search_faults(
+    model: Original,
+    onnx_path: str | os.PathLike[str],
+    *,
+    engines: Sequence[Engine | str | os.PathLike[str]] = (),
+    seeds: int = 3,
+    inputs: Inputs | None = None,
+    names: Map = (),
+    most: int | None = None,
+    policy: Policy | None = None,
+    dataset: Sequence[InputCase] = (),
+    runners: Sequence[str] = (),
+    budget: ComparisonBudget = ComparisonBudget(),  # noqa: B008 - frozen
+    progress: Progress | None = None,
+) -> Bisection:
+    """Compare as ``verify`` does, and find what is wrong where something is.
+
+    Args:
+        engines: compared at their outputs only: an engine has no others, and marking inner tensors as outputs means
+        building another.
+        seeds, inputs, names, most, policy, dataset, runners, budget, progress: as for
+        ``normdeploy.verbs.verify.file_comparison.verify``.
+
+    Raises:
+        NormdeployError: as ``verify``. A fault is no error but a result that is false.
+    """
+    start = time.perf_counter()
+    own = None if inputs is None else read_inputs(inputs)
+    parity = compare_files(
+        model,
+        onnx_path,
+        engines=engines,
+        seeds=seeds,
+        inputs=own,
+        names=names,
+        most=most,
+        policy=policy,
+        dataset=dataset,
+        runners=runners,
+        budget=budget,
+        progress=progress,
+    )
+    faults, not_searched, notes, first = list[Fault](), list[NotRun](), list[str](), None
+    looked_at: Sequence[str] = ()
+    quantized = _find_wrong_quantized(parity)
+    (subject,), _ = open_files_of_model(model, [onnx_path], names)
+    theirs = [v.name for v in load_onnx(onnx_path, external_data=False).graph.output]
+    outputs = [subject.outputs.get(name, name) for name in theirs]
+    chosen = quantized if quantized is not None else _choose_result(parity, outputs, not_searched)
+    failed = [r for r in parity.results if not r and r.runtime == OFF and r.output in outputs]
+    if chosen is not None or failed:
+        # The search speaks of inputs and outputs as the model does.
+        proto = inline_functions(rename_ends(load_onnx(onnx_path), subject.inputs, subject.outputs))
+        if isinstance(model, FileModel):
+            model = model.with_inlined_functions()
+        cases = (*plan_inputs(model, [subject], seeds, own, most, budget).cases, *dataset)
+        faults += [] if quantized is not None else _find_input_faults(model, proto, failed, cases[0])
+        if quantized is None and not faults:
+            faults += _find_failing_nodes(model, proto, failed, cases)
+    altered = {w.name: w.reason for w in parity.weights if not w}
+    if chosen is not None and not faults:
+        try:
+            if quantized is not None:
+                case = next((c for c in cases if c.name == chosen.case), cases[0])
+                usual = [c.make() for c in cases if c.kind == "random"]
+                calibrated = () if subject.steps is None else subject.steps.calibrated
+                faults += QuantizedSearch(
+                    model,
+                    proto,
+                    chosen,
+                    case.name,
+                    case.make(),
+                    usual=usual,
+                    calibrated=calibrated,
+                    progress=progress,
+                    altered=altered,
+                ).faults()
+                notes += [] if faults and faults[-1].mended else [_UNNAMED]
+            else:
+                hunt = _open_search(model, proto, chosen, cases, progress, altered)
+                faults += hunt.faults()
+                looked_at = hunt.compared_tensors
+                notes += hunt.notes
+                first = hunt.reproduction
+        except (NotEvaluated, NormdeployError) as error:
+            not_searched.append(NotRun(chosen.runtime, str(error), chosen.file))
+    notes += [] if faults else _list_unexplained(parity, looked_at, {n.reason for n in not_searched})
+    return Bisection(parity, tuple(faults), tuple(not_searched), tuple(notes), time.perf_counter() - start, first)
+
+
+def _find_input_faults(
+    model: Original, proto: onnx.ModelProto, failed: Sequence[OutputResult], case: InputCase
+) -> Iterable[Fault]:
+    """The fault of a file that takes an input otherwise than the model, whether it runs on the model's or not."""
+    for result in failed[:1]:
+        try:
+            found = find_preprocessing(model, proto, result, case.make())
+        except (GraphError, RuntimeUnavailable):
+            # The file does not open, which another line says.
+            return
+        if found is None:
+            return
+        readers = [n for n in proto.graph.node if found.tensor in n.input]
+        yield Fault(
+            runtime=result.runtime,
+            case=case.name,
+            module="",
+            tensor=found.tensor,
+            nodes=tuple(f"{n.op_type} {n.name}".strip() for n in readers),
+            operator="",
+            wrong="file",
+            error=result.max_abs_error,
+            allowed=result.allowed,
+            scale=0.0,
+            reason=result.reason,
+            kind="preprocessing",
+            cause=found.text,
+            widened=Float32Trial(None, reason="what stands in front of the file differs"),
+            output=result.output,
+            output_error=result.max_abs_error,
+            output_allowed=found.allowed,
+            output_reason=result.reason,
+            mended_error=found.error,
+            mended=True,
+        )
+
+
+def _find_failing_nodes(
+    model: Original, proto: onnx.ModelProto, failed: Sequence[OutputResult], cases: Sequence[InputCase]
+) -> list[Fault]:
+    """Name the nodes of a file that does not run, whose outputs are no numbers."""
+    lost = next((r for r in failed if r.reason and not np.isfinite(r.max_abs_error)), None)
+    case = next((case for case in cases if lost is not None and case.name == lost.case), None)
+    return [] if lost is None or case is None else find_failing_nodes(model, proto, lost, case.name, case.make())
+
+
+def _list_unexplained(parity: Comparison, looked_at: Sequence[str], told_before: Set[str]) -> list[str]:
+    """What is wrong where no fault is named: of each output the first row that fails, and the wrong weights.
+
+    Args:
+        told_before: reasons that another line has.
+    """
+    failed = [r for r in parity.results if not r and r.runtime not in OWN and r.reason not in told_before]
+    firsts = {r.output: r for r in reversed(failed)}
+    seen = f"{', '.join(map(repr, looked_at[:_SEEN]))}{', …' if len(looked_at) > _SEEN else ''}"
+    looked = f"{len(looked_at)} tensors were looked at ({seen})" if looked_at else "no inner tensor was looked at"
+    told = [
+        f"{r.output!r} in {r.runtime} {f'differs: {r.reason}' if r.reason else f'is off by {r.max_abs_error:.3g}'},"
+        f" allowed {r.allowed:.3g}; {looked}, and no smaller graph that is wrong was found"
+        for r in reversed(firsts.values())
+    ]
+    weights = [f"the weight {w.name!r} is not the model's" for w in parity.weights if not w]
+    return told + weights
+
+
+def _find_wrong_quantized(parity: Comparison) -> OutputResult | None:
+    """Of a quantized file what is wrong in float64: where it is right there, no search among its numbers helps."""
+    failed = {r.runtime: r for r in reversed(parity.results) if not r and r.steps is not None}
+    return failed.get(UNROUNDED, failed.get(ROUNDED))
+
+
+def _choose_result(parity: Comparison, given: Sequence[str], not_searched: list[NotRun]) -> OutputResult | None:
+    """The result to look into: where onnxruntime is wrong with its optimizer off, what is wrong elsewhere adds nothing.
+
+    ``given``: the file's outputs."""
+    failed = [r for r in parity.results if not r and r.runtime not in OWN]
+    chosen: OutputResult | None = None
+    for runtime in (OFF, STEPWISE, ON, *CUDA):
+        own = [r for r in failed if r.runtime == runtime]
+        files = ", ".join(map(repr, given)) or "none"
+        not_searched += [
+            NotRun(runtime, f"the file has no output {r.output!r}; it has {files}", r.file)
+            for r in own
+            if r.output not in given
+        ]
+        of = next((r for r in own if r.output in given), None)
+        if of is not None and not of.case:
+            not_searched.append(NotRun(runtime, f"it does not run the file: {of.reason}", of.file))
+        elif of is not None and chosen is None:
+            chosen = of
+    for r in failed:
+        if r.runtime not in (OFF, STEPWISE, ON, *CUDA, ROUNDED, UNROUNDED):
+            message = "an engine, or a runtime of another package, is compared at its outputs only"
+            not_searched.append(NotRun(r.runtime, f"{r.output} is off by {r.max_abs_error:.3g}: {message}", r.file))
+    return chosen
+
+
+def _open_search(
+    model: Original,
+    proto: onnx.ModelProto,
+    result: OutputResult,
+    cases: Sequence[InputCase],
+    progress: Progress | None,
+    altered: Mapping[str, str],
+) -> FaultSearch:
+    """On the first input if the output is wrong there, else on the worst: that may be all zeros, which make equal what
+    is not."""
+    first = FaultSearch(model, proto, result, cases[0].name, cases[0].make(), progress, altered)
+    try:
+        if cases[0].name == result.case or not first.output_error():
+            return first
+    except (GraphError, InputError):
+        # A model that states a dim as open may run at one size alone, which others of verify's inputs have.
+        pass
+    worst = next((case for case in cases if case.name == result.case), cases[0])
+    return FaultSearch(model, proto, result, worst.name, worst.make(), progress, altered)

@@ -1,0 +1,153 @@
+"""Weights and biases of layers with a BatchNorm folded into them, and the epsilon that a file folded it with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...runtimes.float64_evaluator import Array, Values
+from ..verify.model_tensors import BatchNorm, iter_batch_norms
+from ..verify.reference_models import Original
+
+# Relative to the largest: a fold in float32 takes a few roundings of 2^-24.
+_NEAR = 2.0**-20
+_SAME = 2.0**-14  # relative, of a variance that is solved for: a square, of an element down to an eighth of the largest
+EPSILONS = (1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldedTensor:
+    """A tensor with the BatchNorm ``owner`` folded in: offset + (right - offset) scales with 1 / sqrt(variance +
+    epsilon).
+
+    ``offset``, ``variance`` and ``gamma`` broadcast to ``right``. ``transposed``: the weight is a ConvTranspose's; None
+    of a bias.
+    """
+
+    owner: str
+    epsilon: float
+    right: Array
+    offset: Array
+    variance: Array
+    gamma: Array
+    transposed: bool | None = None
+
+    def with_epsilon(self, epsilon: float) -> Array:
+        """Return the tensor as another epsilon folds it."""
+        scale = np.sqrt((self.variance + self.epsilon) / (self.variance + epsilon))
+        return np.asarray(self.offset + (self.right - self.offset) * scale)
+
+    def is_near(self, stored: Array) -> bool:
+        """Whether ``stored`` is the tensor, but for the rounding of a fold in float32."""
+        return _is_near_in_any_layout(self.right, stored)
+
+    def find_epsilon(self, stored: Array) -> float | None:
+        """Return the epsilon with which ``stored`` was folded, None if no other epsilon than the model's tells it."""
+        if stored.size != self.right.size or self.is_near(stored):
+            return None
+        for epsilon in (*EPSILONS, *self._solve_epsilons(stored)):
+            if _is_near_in_any_layout(self.with_epsilon(epsilon), stored):
+                return epsilon
+        return None
+
+    def describe_statistics(self, stored: Array) -> str:
+        """Say with which one variance or gamma of all channels a weight was folded, "" if none tells it.
+
+        Fresh BatchNorms have 1, so a file that was made before training, or without its state, shows it here.
+        """
+        if self.offset.any() or stored.size != self.right.size:
+            return ""
+        for laid in _iter_layouts(stored, self.right):
+            large = np.abs(self.right) > np.abs(self.right).max(initial=0) / 8
+            with np.errstate(all="ignore"):
+                ratio = laid / self.right
+                variances = (self.variance + self.epsilon) / np.square(ratio) - self.epsilon
+                gammas = self.gamma * ratio
+            for what, own, solved in (("running_var", self.variance, variances), ("weight", self.gamma, gammas)):
+                value = float(np.median(solved[large])) if large.any() else np.nan
+                if np.isfinite(value) and (np.abs(solved[large] - value) <= _SAME * abs(value)).all():
+                    return (
+                        f"the BatchNorm {self.owner} is folded with a {what} of {value:.4g} in every channel, the"
+                        f" model has {own.min():.4g} to {own.max():.4g}"
+                    )
+        return ""
+
+    def _solve_epsilons(self, stored: Array) -> Iterator[float]:
+        for laid in _iter_layouts(stored, self.right):
+            with np.errstate(all="ignore"):
+                own = self.right - self.offset
+                ratio = (laid - self.offset) / own
+                solved = (self.variance + self.epsilon) / np.square(ratio) - self.variance
+                large = np.abs(own) > np.abs(own).max(initial=0) / 8
+                epsilon = float(np.median(solved[large])) if large.any() else np.nan
+            if np.isfinite(epsilon) and epsilon > 0:
+                # People write epsilons of a digit or two; rounding leaves what was solved beside them.
+                yield float(f"{epsilon:.3g}")
+                yield epsilon
+
+
+def fold_parameters(model: Original, parameters: Values) -> dict[str, FoldedTensor]:
+    """Return the weights and biases among ``parameters`` with each BatchNorm of their width folded in, by a name that
+    tells both."""
+    folds: dict[str, FoldedTensor] = {}
+    for norm in iter_batch_norms(model):
+        variance = parameters.get(norm.variance or "")
+        if variance is not None:
+            folds |= _fold_with_norm(norm, variance.astype(np.float64).reshape(-1), parameters)
+    return folds
+
+
+def _fold_with_norm(norm: BatchNorm, variance: Array, parameters: Values) -> dict[str, FoldedTensor]:
+    def norm_vector(name: str | None, default: float) -> Array:
+        own = parameters.get(name or "")
+        return np.full(variance.size, default) if own is None else own.astype(np.float64).reshape(-1)
+
+    gamma = norm_vector(norm.weight, 1.0)
+    scale = gamma / np.sqrt(variance + norm.epsilon)
+    mean, shift = norm_vector(norm.mean, 0.0), norm_vector(norm.bias, 0.0)
+    folds: dict[str, FoldedTensor] = {}
+    own = {norm.weight, norm.bias, norm.mean, norm.variance}
+    biases = {"no bias": np.zeros(variance.size)}
+    for name, value in parameters.items():
+        if name in own:
+            continue
+        for axis, told in ((0, "folded"), (1, "folded as of a ConvTranspose")):
+            if value.ndim > 1 + axis and value.shape[axis] == variance.size:
+                column = [-1 if dim == axis else 1 for dim in range(value.ndim)]
+                folds[f"{name} with the BatchNorm {norm.owner} {told}"] = FoldedTensor(
+                    owner=norm.owner,
+                    epsilon=norm.epsilon,
+                    right=value * scale.reshape(column),
+                    offset=np.zeros(1),
+                    variance=variance.reshape(column),
+                    gamma=gamma.reshape(column),
+                    transposed=axis == 1,
+                )
+        if value.size == variance.size:
+            biases[name] = value.astype(np.float64).reshape(-1)
+    for name, value in biases.items():
+        folds[f"{name} with the BatchNorm {norm.owner} folded"] = FoldedTensor(
+            owner=norm.owner,
+            epsilon=norm.epsilon,
+            right=(value - mean) * scale + shift,
+            offset=shift,
+            variance=variance,
+            gamma=gamma,
+        )
+    return folds
+
+
+def _is_near_in_any_layout(right: Array, stored: Array) -> bool:
+    if right.size != stored.size:
+        return False
+    near = _NEAR * np.abs(right).max(initial=0)
+    return any(np.abs(laid - right).max(initial=0) <= near for laid in _iter_layouts(stored, right))
+
+
+def _iter_layouts(stored: Array, like: Array) -> Iterator[Array]:
+    """Yield a tensor in the shape of another, as it lies and transposed."""
+    yield stored.reshape(like.shape)
+    if stored.ndim > 1 and stored.T.shape == like.shape:
+        yield stored.T

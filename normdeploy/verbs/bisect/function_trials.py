@@ -1,0 +1,136 @@
+"""Functions of one tensor, however many nodes write them out: which one the file computes, and which one the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from ...runtimes.float64_evaluator import Array, Float64Evaluator, Values
+from .counterpart_search import FaultSpot
+from .trial_changes import Cause
+
+_FEWEST = 4  # different numbers: fewer do not tell functions apart
+_MOST_OPERANDS = 16
+_TANH = math.sqrt(2 / math.pi)
+
+
+def _wrap_torch_function(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Array], Array]:
+    return lambda x: function(torch.from_numpy(np.ascontiguousarray(x))).numpy()
+
+
+# The parts of a GELU stand for it: a spot may end inside one.
+_GELUS: dict[str, Callable[[Array], Array]] = {
+    "GELU (erf)": _wrap_torch_function(functional.gelu),
+    "GELU (tanh)": _wrap_torch_function(lambda x: functional.gelu(x, approximate="tanh")),
+    "GELU (sigmoid of 1.702 x)": lambda x: x * _sigmoid(1.702 * x),
+    "the erf of GELU": _wrap_torch_function(lambda x: torch.erf(x / math.sqrt(2))),
+    "the tanh of GELU": lambda x: np.tanh(_TANH * (x + 0.044715 * x**3)),
+    "the sigmoid of GELU": lambda x: _sigmoid(1.702 * x),
+}
+_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
+    "Identity": lambda x: x,
+    "ReLU": lambda x: np.maximum(x, 0),
+    "ReLU6": lambda x: np.clip(x, 0, 6),
+    "SiLU": _wrap_torch_function(functional.silu),
+    "Mish": _wrap_torch_function(functional.mish),
+    "HardSwish": _wrap_torch_function(functional.hardswish),
+    "HardSigmoid": _wrap_torch_function(functional.hardsigmoid),
+    "Sigmoid": lambda x: _sigmoid(x),
+    "Tanh": np.tanh,
+    "ELU": _wrap_torch_function(functional.elu),
+    "SELU": _wrap_torch_function(functional.selu),
+    "Softplus": _wrap_torch_function(functional.softplus),
+    "Softsign": _wrap_torch_function(functional.softsign),
+    "log(sigmoid)": _wrap_torch_function(functional.logsigmoid),
+    "Erf": _wrap_torch_function(torch.erf),
+    "Exp": np.exp,
+    "Log": np.log,
+    "Sqrt": np.sqrt,
+    "Abs": np.abs,
+    "square": np.square,
+    "Reciprocal": np.reciprocal,
+    **_GELUS,
+}
+
+
+def find_other_function(exact: Float64Evaluator, values: Values, spot: FaultSpot) -> Cause | None:
+    """Name the function that the model computes here, and the function of the file if it is a known one.
+
+    Args:
+        values: of all that the spot reads and makes, as the file has them.
+    """
+    got, expected = values[spot.end], spot.expected
+    if spot.left_out or got.size != expected.size or expected.dtype.kind != "f" or not np.isfinite(expected).all():
+        return None
+    if len(np.unique(expected)) < _FEWEST:
+        return None
+    for operand in _iter_operands(exact, values, spot):
+        x = values[operand].reshape(expected.shape)
+        right = _identify_function(x, expected, spot.allowed)
+        if right is None:
+            continue
+        own = _identify_function(x, got.reshape(expected.shape), spot.allowed)
+        place = spot.places[0] if len(spot.places) == 1 else None
+        # One change of a wider stretch may say more of a function that has no name.
+        if own is None:
+            return Cause(
+                "unknown", f"the model computes {right} of {operand!r} there, the file another function", place
+            )
+        kind = "approximation" if own in _GELUS and right in _GELUS else "operator"
+        return Cause(kind, f"the file computes {own} of {operand!r}, the model {right}", place)
+    behind = _identify_function(got.reshape(expected.shape), expected, spot.allowed)
+    if behind is None:
+        return None
+    return Cause("left out", f"{behind} of {spot.end!r} is left out", exact.makers.get(spot.end))
+
+
+def _iter_operands(exact: Float64Evaluator, values: Values, spot: FaultSpot) -> Iterator[str]:
+    """Yield the tensors of the spot's size that it reads and does not make."""
+    made = {name for p in spot.places for name in exact.nodes[p].output}
+    read = dict.fromkeys(name for p in spot.places for name in exact.read_names(exact.nodes[p]))
+    for name in [n for n in read if n not in made and n not in exact.constants][:_MOST_OPERANDS]:
+        value = values.get(name)
+        if value is not None and value.size == spot.expected.size and value.dtype.kind == "f":
+            yield name
+
+
+def _identify_function(x: Array, y: Array, allowed: float) -> str | None:
+    """Return the function of ``x`` that ``y`` is, None where it is none of those known."""
+    if np.isfinite(x).all():
+        with np.errstate(all="ignore"):
+            for name, function in _FUNCTIONS.items():
+                if _all_within(function(x), y, allowed):
+                    return name
+            return _identify_leaky_relu(x, y, allowed) or _identify_clip(x, y, allowed)
+    return None
+
+
+def _identify_leaky_relu(x: Array, y: Array, allowed: float) -> str | None:
+    """Return a leaky ReLU by the slope that the most negative element shows."""
+    lowest = int(x.argmin())
+    if x.flat[lowest] >= 0:
+        return None
+    slope = float(y.flat[lowest] / x.flat[lowest])
+    return f"LeakyReLU of slope {slope:.4g}" if _all_within(np.where(x > 0, x, slope * x), y, allowed) else None
+
+
+def _identify_clip(x: Array, y: Array, allowed: float) -> str | None:
+    """Return a clip by the least and the largest element, where both or one cut something off."""
+    low, high = float(y.min()), float(y.max())
+    if not _all_within(np.clip(x, low, high), y, allowed):
+        return None
+    told = [f"min {low:.4g}"] if low > x.min() + allowed else []
+    told += [f"max {high:.4g}"] if high < x.max() - allowed else []
+    return f"Clip ({', '.join(told)})" if told else None
+
+
+def _all_within(one: Array, other: Array, allowed: float) -> bool:
+    return bool((np.abs(one - other) <= allowed).all())
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x)))

@@ -1,0 +1,408 @@
+"""Where a quantized file goes wrong: the first weight, node or quantizer that its steps do not explain, and why.
+
+Looked at are, in this order:
+
+1. the weights that are not within half a step of the parameter that they are next to (``parameters``);
+2. the file without its quantization (``unquantized``): what is wrong there is searched as in any other file (``hunt``);
+3. the quantizers of data: a pair whose halves differ, a range that cuts off what a calibration on inputs like these
+   would have seen (`StepBudget.trust_ranges`), a range that is far too wide.
+
+A weight and a quantizer are tried: with it right (the parameter in its place, or nothing rounded and cut off there) the
+output has to come nearer to the reference by a third, or where nothing does that, nearer at all; what makes the output
+worse is no fault. What is found stays mended while the search goes on, until the output is within its budget
+(`verbs.verify.steps`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+
+from ...errors import NormdeployError
+from ...graphs.proto_queries import module_path
+from ...graphs.qoperator_expansion import expand_qoperators
+from ...graphs.quantization_info import DEQUANTIZE, QUANTIZE, GraphQuantization, is_quantization_node, quantizes_inside
+from ...runtimes.float64_evaluator import Array, NotEvaluated
+from ...runtimes.quantized_float64 import QuantizedRunner
+from ...runtimes.rounding_draws import RoundingDraw
+from ...types import Progress
+from ..verify.output_results import OutputResult
+from ..verify.quantization_budget import BOTH, UNBOUNDED, UNROUNDED, VOID, CaseBudget
+from ..verify.reference_models import FloatReference, Original
+from ..verify.runtime_candidates import OFF
+from .dequantized_file import BEFORE_RELU, original_node_name, remove_quantization
+from .fault_search import FaultSearch
+from .fault_tracing import Fault
+from .quantized_weights import ModelParameters, QuantizedWeight, channel_size_ratio, describe_wrong_weight
+from .runtime_faults import Float32Trial
+from .trial_changes import Cause
+
+_HELPS = (2 / 3, 0.97)  # what one fault among several leaves is tried after what one alone would
+_WORSE = 1.5  # times the largest error, beyond which a mend makes an output worse: two faults may hide each other
+_COARSE = 1 / 8  # of a range, below which three bits and more are not used
+_APART = 16.0  # times, from which on one scale for all channels wastes four bits on the smallest
+_FLOAT32 = 1e-5  # of an output's largest number: what evaluating in float32 may cost, far below any step
+_USUAL = 4  # random inputs on which ranges are looked at
+_BY_STEPS = ("coarse", "granularity")  # kinds that show in the budget, and not in the error
+_UNEXPLAINED = ("unknown", "left out", "factor", "weights")
+MOST = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizationSuspect:
+    """``made``: the tensor by which draws hold it; ``right``: what it should be, None where nothing is to be rounded or
+    cut off; ``error`` of ``tensor``, ``allowed``, and its ``scale``."""
+
+    node: onnx.NodeProto
+    made: str
+    tensor: str
+    right: Array | None
+    cause: Cause
+    error: float
+    allowed: float
+    scale: float
+
+
+@dataclass(frozen=True)
+class _OutputState:
+    """``error``: the output's largest, ``typical``: its root mean square, which one element does not decide;
+    ``steps``: what the steps move it by over its size."""
+
+    error: float
+    typical: float
+    steps: float
+    right: bool
+
+
+class QuantizedSearch:
+    """Searches an output that is wrong on ``feeds``.
+
+    Args:
+        result: of ``verify``.
+        usual: random inputs, on which ranges are looked at; none where the user gives inputs.
+        calibrated: what quantizers make whose ranges the file records.
+        altered: weights of the file that are not the model's -> how they differ.
+    """
+
+    def __init__(
+        self,
+        model: Original,
+        proto: onnx.ModelProto,
+        result: OutputResult,
+        case: str,
+        feeds: Mapping[str, Array],
+        *,
+        usual: Sequence[Mapping[str, Array]] = (),
+        calibrated: Iterable[str] = (),
+        progress: Progress | None = None,
+        altered: Mapping[str, str] | None = None,
+    ) -> None:
+        self._model, self._result, self._case, self._feeds = model, result, case, feeds
+        self._progress, self._altered = progress, altered or {}
+        # The ops of nodes that are written as others here.
+        self._inside = {
+            n.name or n.output[0]: n.op_type for n in proto.graph.node if quantizes_inside(n) or is_quantization_node(n)
+        }
+        self._runner = QuantizedRunner(expand_qoperators(proto))
+        self._quantization = GraphQuantization(self._runner.proto)
+        self._reference = FloatReference(model).float64_runner.infer(feeds)[result.output]
+        self._usual, self._calibrated = _pick_larger_half(usual), frozenset(calibrated)
+        self._held: dict[str, Array | None] = {}
+        self._named: list[Fault] = []
+        values = self._runner.run_all_tensors(feeds, RoundingDraw())
+        self._weights = list(ModelParameters(model).iter_weights(self._runner.proto, values))
+        self._first = self._now = self._measure_output({})
+
+    def faults(self) -> list[Fault]:
+        """Those that make the output wrong."""
+        weights = list(filter(None, map(self._suspect_weight, self._weights)))
+        self._mend_suspects(weights)
+        in_graph = [] if self._now.right else self._find_float_faults()
+        while not in_graph and not self._now.right and len(self._named) < MOST:
+            count = len(self._named)
+            self._mend_suspects(list(self._iter_suspect_quantizers()))
+            # A weight may not have shown behind a quantizer that was wrong.
+            self._mend_suspects(weights)
+            if len(self._named) == count:
+                break
+        if self._now.right:
+            # What is off by more than its rounding shows on other inputs, where it does not on this one.
+            self._mend_suspects(weights, all_of_them=True)
+        return (self._named + in_graph)[:MOST]
+
+    def _mend_suspects(self, suspects: Sequence[QuantizationSuspect], *, all_of_them: bool = False) -> None:
+        """Name the suspects that make the output wrong, and hold them right.
+
+        Args:
+            all_of_them: go on where the output is within its budget.
+        """
+        for helps, suspect in ((helps, suspect) for helps in _HELPS for suspect in suspects):
+            if (self._now.right and not all_of_them) or len(self._named) == MOST:
+                return
+            if suspect.made in self._held:
+                continue
+            held = {**self._held, suspect.made: suspect.right}
+            after, now = self._measure_output(held), self._now
+            nearer = after.typical <= helps * now.typical and after.error <= _WORSE * now.error
+            finer = suspect.cause.kind in _BY_STEPS and after.steps <= helps * now.steps
+            mended = after.right and not now.right
+            if mended or nearer or finer:
+                self._held, self._now = held, after
+                self._named.append(self._make_fault(suspect, after))
+
+    # ------------------------------------------------------------------ how wrong the output is
+
+    def _measure_output(self, held: Mapping[str, Array | None]) -> _OutputState:
+        """The output with these mended, beside the budget that the file has then."""
+        output, is_unrounded = self._result.output, self._result.runtime == UNROUNDED
+
+        def run_mended(feeds: Mapping[str, Array], draw: RoundingDraw) -> dict[str, Array]:
+            values = self._runner.run_all_tensors(feeds, replace(draw, held=held))
+            return {output: values[output]}
+
+        plain = run_mended(self._feeds, RoundingDraw())
+        clipped = self._runner.clipped_tensors()
+        budget = CaseBudget(
+            run_mended, self._feeds, self._runner.clipped_tensors, clipped - self._untrusted_ranges(held, clipped)
+        )
+        # As ``verify`` judges what calibrated ranges cut off.
+        by_calibration = budget.cut is not None
+        right = self._reference
+        if is_unrounded:
+            got = run_mended(self._feeds, UNBOUNDED if by_calibration else RoundingDraw("exact"))[output]
+        else:
+            got = plain[output]
+            right = right if budget.cut is None else budget.cut[output]
+        if got.shape != right.shape:
+            return _OutputState(float("inf"), float("inf"), float("inf"), False)
+        away = np.abs(got.astype(np.float64) - right)
+        base = np.full(away.shape, _FLOAT32 * float(np.nanmax(np.abs(right), initial=0.0)))
+        bound = budget.allowed_error(output, ("weights",) if is_unrounded else BOTH, base, away)
+        steps = budget.relative_error(output)
+        is_right = bool((away <= bound).all()) and (is_unrounded or steps <= VOID)
+        typical = float(np.sqrt(np.nanmean(away**2))) if away.size else 0.0
+        return _OutputState(float(np.nanmax(away, initial=0.0)), typical, steps, is_right)
+
+    def _untrusted_ranges(self, held: Mapping[str, Array | None], clipped: frozenset[str]) -> frozenset[str]:
+        """Of ranges that cut something off those that no calibration on inputs like these can have given: they cut
+        something off of each."""
+        if not clipped or clipped <= self._calibrated:
+            return frozenset()
+        left = clipped
+        for feeds in self._usual:
+            self._runner.run_all_tensors(feeds, RoundingDraw(held=held))
+            left &= self._runner.clipped_tensors()
+        return left
+
+    # ------------------------------------------------------------------ weights
+
+    def _suspect_weight(self, weight: QuantizedWeight) -> QuantizationSuspect | None:
+        right = weight.right
+        if right is None:
+            return None
+        if not weight.is_right:
+            cause = describe_wrong_weight(self._describe_node(weight.node), weight.name, weight.got, right, weight.step)
+        elif weight.granularity == "tensor" and right.ndim > 1 and (ratio := channel_size_ratio(right)) > _APART:
+            text = (
+                f"one scale for all of {weight.name!r}, whose channels differ {ratio:.3g} times in size: give each its"
+                " own"
+            )
+            cause = Cause("granularity", text)
+        else:
+            return None
+        error, allowed = weight.worst_error
+        is_inside = self._op_in_file(weight.node) != weight.node.op_type
+        return QuantizationSuspect(
+            node=weight.node,
+            made=weight.made,
+            tensor=weight.node.input[0] if is_inside else weight.tensor,
+            right=weight.held_value,
+            cause=cause,
+            error=error,
+            allowed=allowed,
+            scale=float(np.abs(right).max(initial=0.0)),
+        )
+
+    # ------------------------------------------------------------------ nodes
+
+    def _find_float_faults(self) -> list[Fault]:
+        """What is wrong in the file without its quantization.
+
+        Where a weight is like no parameter, its rounding is left in, and of the faults only those count that a change
+        explains: it makes right values of right ones.
+        """
+        try:
+            hunts = [
+                self._open_float_search({w.made for w in self._weights}),
+                self._open_float_search(self._held.keys()),
+            ]
+            if any(hunt.output_error() for hunt in hunts):
+                return []
+            found = hunts[0].faults()
+        except (NotEvaluated, NormdeployError):
+            return []
+        if not all(w.is_right or w.made in self._held for w in self._weights):
+            found = [fault for fault in found if fault.kind not in _UNEXPLAINED]
+        return [self._rename_to_file(fault) for fault in found]
+
+    def _rename_to_file(self, fault: Fault) -> Fault:
+        """Speak of the file's own nodes and tensors."""
+        fault = replace(
+            fault,
+            runtime=self._result.runtime,
+            nodes=tuple(dict.fromkeys(map(self._rename_in_text, fault.nodes))),
+            tensor=fault.tensor.removesuffix(BEFORE_RELU),
+            cause=fault.cause.replace(BEFORE_RELU, ""),
+        )
+        names = {node.partition(" ")[2] for node in fault.nodes}
+        for quantize in self._quantization.data_quantizers() if fault.kind == "operator" else ():
+            ends = self._quantization.scheme_of(quantize).representable_range
+            pair = (quantize, *self._quantization.readers_by_tensor.get(quantize.output[0], ()))
+            if ends is not None and names & {self._node_name(node) for node in pair}:
+                cause = (
+                    f"the range of {self._describe_node(quantize)} begins at {ends[0]:.4g}; the model has ReLU "
+                    "there, which is"
+                    " a range that begins at 0"
+                )
+                node = f"{self._op_in_file(quantize)} {quantize.name}".strip()
+                return replace(fault, kind="zero point", cause=cause, nodes=(node,))
+        return fault
+
+    def _open_float_search(self, mended: Collection[str]) -> FaultSearch:
+        """Open the file without its quantization.
+
+        Args:
+            mended: weights that are the model's there though they are next to it alone.
+        """
+        numbers = {w.made: w.unrounded_values(mended=w.made in mended) for w in self._weights}
+        plain, result = remove_quantization(self._runner.proto, numbers), replace(self._result, runtime=OFF)
+        return FaultSearch(self._model, plain, result, self._case, self._feeds, self._progress, self._altered)
+
+    # ------------------------------------------------------------------ quantizers
+
+    def _iter_suspect_quantizers(self) -> Iterator[QuantizationSuspect]:
+        self._runner.run_all_tensors(self._feeds, RoundingDraw(held=self._held))
+        untrusted = self._untrusted_ranges(self._held, self._runner.clipped_tensors())
+        # Told are the values on this input alone.
+        self._runner.reset_saturations()
+        values = self._runner.run_all_tensors(self._feeds, RoundingDraw(held=self._held))
+        ranges = {s.tensor: s for s in self._runner.list_saturations()}
+        for node in self._quantization.nodes:
+            if not is_quantization_node(node):
+                continue
+            if node.op_type == DEQUANTIZE and not self._quantization.is_weight(node.output[0]):
+                suspect = self._suspect_pair(node, values)
+            elif node.op_type == QUANTIZE and not self._quantization.is_weight(node.input[0]):
+                seen = ranges.get(node.input[0])
+                cause = None
+                if seen and node.output[0] in untrusted:
+                    cause = Cause("saturation", f"its scale is too small: {seen}")
+                elif seen is not None and 0 < seen.used < _COARSE:
+                    share = f"{node.input[0]!r} takes {seen.used:.1%} of the range of {self._describe_node(node)}"
+                    cause = Cause("coarse", f"its scale is too large: {share}")
+                suspect = None if cause is None else self._suspect_quantizer(node, values, cause)
+            else:
+                continue
+            if suspect is not None:
+                yield suspect
+
+    def _suspect_quantizer(
+        self, node: onnx.NodeProto, values: Mapping[str, Array], cause: Cause
+    ) -> QuantizationSuspect:
+        x, scheme = values[node.input[0]], self._quantization.scheme_of(node)
+        back = next((values[r.output[0]] for r in self._quantization.readers_by_tensor.get(node.output[0], ())), x)
+        error = float(np.nanmax(np.abs(back - x), initial=0.0)) if back.shape == x.shape else float("nan")
+        half = 0.5 * float(np.max(scheme.scale)) if scheme.scale is not None else float("nan")
+        size = float(np.nanmax(np.abs(x), initial=0.0))
+        return QuantizationSuspect(
+            node=node,
+            made=node.output[0],
+            tensor=node.input[0],
+            right=None,
+            cause=cause,
+            error=error,
+            allowed=half,
+            scale=size,
+        )
+
+    def _suspect_pair(self, node: onnx.NodeProto, values: Mapping[str, Array]) -> QuantizationSuspect | None:
+        """Look at a pair whose halves differ."""
+        q = self._quantization
+        quantize = q.makers.get(node.input[0])
+        if quantize is None or quantize.op_type != QUANTIZE:
+            return None
+        mine, theirs = q.scheme_of(node), q.scheme_of(quantize)
+        for kind, ours, other in (
+            ("scale", mine.scale, theirs.scale),
+            ("zero point", mine.zero_point, theirs.zero_point),
+        ):
+            if ours is not None and other is not None and not np.array_equal(ours, other):
+                text = (
+                    f"the {kind} of {self._describe_node(node)} has {_format_number(ours)}, the "
+                    f"{self._op_in_file(quantize)} before it"
+                    f" {_format_number(other)}"
+                )
+                suspect = self._suspect_quantizer(quantize, values, Cause(kind, text))
+                return replace(suspect, node=node, made=node.output[0])
+        return None
+
+    # ------------------------------------------------------------------ names
+
+    def _make_fault(self, suspect: QuantizationSuspect, after: _OutputState) -> Fault:
+        r = self._result
+        return Fault(
+            runtime=r.runtime,
+            case=self._case,
+            module=module_path(suspect.node) or self._reader_module(suspect.made),
+            tensor=suspect.tensor,
+            nodes=(f"{self._op_in_file(suspect.node)} {suspect.node.name}".strip(),),
+            operator="",
+            wrong="file",
+            error=suspect.error,
+            allowed=suspect.allowed,
+            scale=suspect.scale,
+            reason="",
+            kind=suspect.cause.kind,
+            cause=suspect.cause.text,
+            widened=Float32Trial(None, reason="the file is quantized"),
+            output=r.output,
+            output_error=self._first.error,
+            output_allowed=r.allowed,
+            output_reason="",
+            mended_error=after.error,
+            mended=after.right,
+        )
+
+    def _reader_module(self, made: str) -> str:
+        return next(
+            (m for reader in self._quantization.readers_by_tensor.get(made, ()) if (m := module_path(reader))), ""
+        )
+
+    def _node_name(self, node: onnx.NodeProto) -> str:
+        return node.name or node.output[0]
+
+    def _op_in_file(self, node: onnx.NodeProto) -> str:
+        """The op of the file's node, which may quantize inside."""
+        return self._inside.get(self._node_name(node), node.op_type)
+
+    def _rename_in_text(self, node: str) -> str:
+        """The same of "op name"."""
+        op, _, name = node.partition(" ")
+        name = original_node_name(name)
+        return f"{self._inside.get(name, op)} {name}".strip()
+
+    def _describe_node(self, node: onnx.NodeProto) -> str:
+        return f"{self._op_in_file(node)} {node.name!r}" if node.name else f"{node.op_type} of {node.output[0]!r}"
+
+
+def _pick_larger_half(usual: Sequence[Mapping[str, Array]]) -> list[Mapping[str, Array]]:
+    """Of random inputs some of the larger half: a wrong range holds few elements by chance."""
+    ordered = sorted(usual, key=lambda feeds: sum(value.size for value in feeds.values()))
+    return ordered[len(ordered) // 2 :][:_USUAL]
+
+
+def _format_number(value: Array) -> str:
+    return f"{value.reshape(-1)[0]:.6g}" if value.size == 1 else f"{value.size} numbers"

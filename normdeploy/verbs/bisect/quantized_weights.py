@@ -1,0 +1,280 @@
+"""The weights of a quantized file beside the model's parameters: the one that each is next to, and how it differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import onnx
+
+from ...evaluate.quantize_ops import broadcast_parameter
+from ...graphs.quantization_info import DEQUANTIZE, INTEGER, GraphQuantization, is_quantization_node
+from ...runtimes.float64_evaluator import Array
+from ..verify.bias_shifts import BatchNormShifts
+from ..verify.model_tensors import fold_batch_norms, iter_bias_shifts, model_tensors_by_name
+from ..verify.parameter_orders import iter_arrangements
+from ..verify.reference_models import Original
+from .recurrent_weights import iter_packed_weights
+from .trial_changes import Cause
+
+_ALIKE = 0.5  # of a parameter's root mean square, that a weight may be off by and still be that one
+_ALIKE_BY_A_FACTOR = 0.1  # of the same, for most pairs of parameters are alike by no factor
+_HALF = 0.501  # steps: scales are float32
+_CLIPPED = 1.0  # steps, for a code that is clipped at the end of its range lies further away
+_EQUAL = 0.02  # relative, of one number for a whole channel
+_ONE_OR_TWO = 2  # elements
+_ONE_OR_BOTH = (1, 2)  # directions
+_INPUT_AND_STATE = (1, 2)  # places of an LSTM's weights
+_FEW = 4096  # elements that are looked at first
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizedWeight:
+    """A weight as a file has it, and the parameter that it is next to.
+
+    ``made``: the tensor by which draws hold it (`runtimes.draws.Draw`); ``tensor``: as faults name it; ``got``: its
+    numbers; ``step``: of each; ``name``, ``right``: the parameter, laid as the weight is, None where it is like none.
+    ``scale`` and ``offset``: of a product of integers, whose scale is multiplied in behind it.
+    """
+
+    node: onnx.NodeProto
+    made: str
+    tensor: str
+    got: Array
+    step: Array
+    granularity: str
+    name: str
+    right: Array | None
+    scale: Array | None = None
+    offset: Array | None = None
+
+    @cached_property
+    def steps_off(self) -> float:
+        """How far the weight is off its parameter, in steps; infinite where there is none."""
+        if self.right is None:
+            return float("inf")
+        return float((np.abs(self.got - self.right) / self.step).max(initial=0.0))
+
+    @property
+    def is_right(self) -> bool:
+        """Whether rounding the parameter gives this weight."""
+        return self.steps_off <= (_HALF if self.scale is None else _CLIPPED)
+
+    @property
+    def held_value(self) -> Array:
+        """The parameter as draws hold it: its codes, in a product of integers."""
+        assert self.right is not None
+        if self.scale is None or self.offset is None:
+            return self.right
+        return np.asarray(self.right / self.scale + self.offset)
+
+    def unrounded_values(self, mended: bool) -> Array:
+        """Return the numbers without their rounding; where they are wrong and not ``mended``, as they are."""
+        value = self.right if self.right is not None and (mended or self.is_right) else self.got
+        return np.asarray(value if self.scale is None else value / self.scale)
+
+    @property
+    def worst_error(self) -> tuple[float, float]:
+        """The largest error, in steps, and half of that step, as numbers."""
+        assert self.right is not None
+        off = np.abs(self.got - self.right)
+        place = np.unravel_index(int(np.argmax(off / self.step)), off.shape)
+        return float(off[place]), float(self.step[place] / 2)
+
+
+class ModelParameters:
+    """The model's parameters, and what its BatchNorms make of them."""
+
+    def __init__(self, model: Original) -> None:
+        stored = {n: v.astype(np.float64) for n, v in model_tensors_by_name(model).items() if v.dtype.kind == "f"}
+        self._by_size: dict[int, list[tuple[str, Array]]] = {}
+        for name, value in [*(stored | fold_batch_norms(model, stored)).items(), *_iter_lstm_directions(stored)]:
+            self._by_size.setdefault(value.size, []).append((name, value))
+        self._shifts = [s for s in iter_bias_shifts(model, stored) if isinstance(s, BatchNormShifts)]
+
+    def iter_weights(self, proto: onnx.ModelProto, values: Mapping[str, Array]) -> Iterator[QuantizedWeight]:
+        """Give the quantized weights of a file, in its order.
+
+        Args:
+            values: every tensor of a run of the file in float64.
+        """
+        q = GraphQuantization(proto)
+        for node in q.nodes:
+            if not is_quantization_node(node):
+                continue
+            if node.op_type == DEQUANTIZE and q.is_weight(node.output[0]):
+                made = self._weight_of_dequantize(q, node, values)
+            elif node.op_type in INTEGER:
+                made = self._weight_of_integer_product(q, node)
+            else:
+                continue
+            if made is not None:
+                yield made
+
+    def _weight_of_dequantize(
+        self, q: GraphQuantization, node: onnx.NodeProto, values: Mapping[str, Array]
+    ) -> QuantizedWeight | None:
+        scheme, got = q.scheme_of(node), values[node.output[0]]
+        scale = scheme.scale if scheme.scale is not None else values.get(node.input[1])
+        if scale is None:
+            return None
+        step = np.abs(broadcast_parameter(scale, got.shape, scheme.axis, scheme.block).astype(np.float64))
+        name, right = self._find_nearest(got)
+        return QuantizedWeight(
+            node=node,
+            made=node.output[0],
+            tensor=node.output[0],
+            got=got,
+            step=np.broadcast_to(step, got.shape),
+            granularity=scheme.granularity,
+            name=name,
+            right=right,
+        )
+
+    def _weight_of_integer_product(self, q: GraphQuantization, node: onnx.NodeProto) -> QuantizedWeight | None:
+        """Look at the weight of a MatMulInteger or ConvInteger."""
+        codes, scale = q.constant_value(q.source_tensor(node.input[1])), _find_scale_behind(q, node)
+        if codes is None or scale is None:
+            return None
+        zero = q.constant_value(node.input[3]) if len(node.input) > 3 and node.input[3] else None
+        offset = np.zeros(()) if zero is None else zero.astype(np.float64)
+        got = (codes.astype(np.float64) - offset) * scale
+        name, right = self._find_nearest(got)
+        return QuantizedWeight(
+            node=node,
+            made=node.output[0],
+            tensor=node.input[1],
+            got=got,
+            step=np.broadcast_to(np.abs(scale), got.shape),
+            granularity="",
+            name=name,
+            right=right,
+            scale=scale,
+            offset=offset,
+        )
+
+    def _find_nearest(self, got: Array) -> tuple[str, Array | None]:
+        """Find the parameter that a weight is next to, up to one factor, laid as the weight is.
+
+        None is found of what a migration changed.
+        """
+        best: tuple[float, str, Array | None] = (float("inf"), "", None)
+        for name, parameter in self._iter_candidates(got):
+            for laid in iter_arrangements(parameter, got):
+                away = _relative_distance(got.reshape(-1), laid.reshape(-1))
+                if away < best[0]:
+                    best = (away, name, laid)
+        return best[1], best[2]
+
+    def _iter_candidates(self, got: Array) -> Iterator[tuple[str, Array]]:
+        yield from self._by_size.get(got.size, ())
+        if got.ndim == 1:
+            for shifts in self._shifts:
+                if shifts.size == got.size:
+                    yield from zip(shifts.sources, shifts.values_of_rows()[0], strict=True)
+
+
+def _iter_lstm_directions(stored: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+    """Yield the weights of each direction of an LSTM, as a file lays them: [4·hidden, input]."""
+    stacked = [(name, value) for name, value in stored.items() if value.ndim == 3 and len(value) in _ONE_OR_BOTH]
+    for place in _INPUT_AND_STATE:
+        stacked += iter_packed_weights("LSTM", place, stored)
+    for name, value in stacked:
+        for part in value:
+            yield name, part
+
+
+def _relative_distance(got: Array, laid: Array) -> float:
+    """Return how far apart two tensors are, over their size, up to one factor; infinite where most places differ."""
+    few = slice(None, None, max(1, got.size // _FEW))
+    a, b = got[few], laid[few]
+    if not a.any() or not b.any():
+        return 0.0 if a.any() == b.any() else float("inf")
+    large = (np.abs(b) >= np.median(np.abs(b))) & (b != 0)
+    # One number is any other, times a factor.
+    factor = float(np.median(a[large] / b[large])) if a.size > _ONE_OR_TWO else 1.0
+    found = float("inf")
+    for by, most in ((1.0, _ALIKE), (factor, _ALIKE_BY_A_FACTOR)):
+        off, size = np.abs(a - by * b), float(np.sqrt(np.mean((by * b) ** 2)))
+        if size and float(np.median(off)) < most * size:
+            found = min(found, float(np.sqrt(np.mean(off**2))) / size)
+    return found
+
+
+def _find_scale_behind(q: GraphQuantization, node: onnx.NodeProto) -> Array | None:
+    """Find the weight's scale: the constant among what the product is multiplied with."""
+    name = node.output[0]
+    while (readers := q.readers_by_tensor.get(name, [])) and readers[0].op_type in ("Cast", "Reshape", "Mul"):
+        if readers[0].op_type == "Mul":
+            (other,) = [other for other in readers[0].input if other != name] or [name]
+            maker = q.makers.get(other)
+            both = [other, *([] if maker is None or maker.op_type != "Mul" else maker.input)]
+            constants = [value for each in both if (value := q.constant_value(each)) is not None]
+            return None if not constants else constants[0].astype(np.float64)
+        name = readers[0].output[0]
+    return None
+
+
+def describe_wrong_weight(called: str, name: str, got: Array, right: Array, step: Array) -> Cause:
+    """Say what is wrong with a weight that is not within half a step of the parameter, by channels of either side."""
+    told = f"{called} gives {{}} of the model's {name!r}"
+    if text := _describe_factor(got, right, step):
+        return Cause(_quantity_name(text), told.format(text))
+    wrong = (np.abs(got - right) > _HALF * step).any(tuple(range(2, got.ndim)))
+    for axis in range(min(2, got.ndim)):
+        channels = np.flatnonzero(wrong.any(1 - axis) if got.ndim > 1 else wrong)
+        if not 0 < len(channels) < got.shape[axis]:
+            continue
+        rows, theirs = np.moveaxis(got, axis, 0)[channels], np.moveaxis(right, axis, 0)[channels]
+        steps = np.moveaxis(step, axis, 0)[channels]
+        others = [int(np.argmax([_cosine_similarity(row, other) for other in theirs])) for row in rows]
+        exchanged = sorted(others) == [*range(len(others))] and others != sorted(others)
+        if exchanged and all(_is_other_channel(rows[i], theirs[k], steps[i]) for i, k in enumerate(others)):
+            pairs = ", ".join(f"{channels[k]} for {channels[i]}" for i, k in enumerate(others) if i != k)
+            return Cause("channels", told.format(f"other channels ({pairs})"))
+        if text := _describe_factor(rows, theirs, steps):
+            which = f"{'channel' if len(channels) == 1 else 'channels'} {', '.join(map(str, channels[:5]))}"
+            return Cause(_quantity_name(text), told.format(f"{text} in {which}"))
+    off = np.abs(got - right) / step
+    count, worst = int((off > _HALF).sum()), np.unravel_index(int(np.argmax(off)), off.shape)
+    where = f"at {[int(i) for i in worst]}" if off.ndim else "there"
+    values = f"{count} of {off.size} values that are off, by {off.max():.3g} steps {where}"
+    return Cause("weights", told.format(values))
+
+
+def channel_size_ratio(weight: Array) -> float:
+    """Return the largest over the smallest size of a channel, of the axis where that is more."""
+    ratios = [1.0]
+    for axis in range(2):
+        sizes = np.abs(np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1)).max(1)
+        if (sizes > 0).any():
+            ratios.append(float(sizes.max() / sizes[sizes > 0].min()))
+    return max(ratios)
+
+
+def _quantity_name(text: str) -> str:
+    return "zero point" if "steps" in text else "scale"
+
+
+def _cosine_similarity(one: Array, other: Array) -> float:
+    size = float(np.sqrt((one * one).sum() * (other * other).sum()))
+    return float((one * other).sum()) / size if size else 0.0
+
+
+def _is_other_channel(row: Array, other: Array, step: Array) -> bool:
+    """Whether a channel is another one, with its codes under a scale that is not its own."""
+    factor = float((row * other).sum() / (other * other).sum()) if other.any() else 0.0
+    return bool((np.abs(row - factor * other) <= step).all())
+
+
+def _describe_factor(got: Array, right: Array, step: Array) -> str:
+    """Whether all is off by one factor, or by one number of steps; "" where by neither."""
+    factor = float((got * right).sum() / (right * right).sum()) if right.any() else 1.0
+    if abs(factor - 1) > _EQUAL and (np.abs(got - factor * right) <= step).all():
+        return f"{factor:.3g} times the values"
+    shift = float(np.median((got - right) / step))
+    if abs(shift) > _HALF and (np.abs(got - right - shift * step) <= 0.75 * step).all():
+        return f"values {shift:.3g} steps beside those"
+    return ""

@@ -1,0 +1,43 @@
+"""The weights of torch's recurrent layers as ONNX lays them.
+
+ONNX stacks directions and orders gates otherwise: LSTM has i, o, f, c where torch has i, f, c, o; GRU has z, r, h where
+torch has r, z, h (onnx, docs/Operators.md; torch.nn.LSTM and torch.nn.GRU). Both biases are in one tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from ...runtimes.float64_evaluator import Array
+
+GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
+_FIRST = re.compile(r"(?P<before>.*)weight_ih_(?P<layer>l\d+)$")
+
+
+def iter_packed_weights(op: str, place: int, parameters: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+    """Yield what an input of a recurrent node may hold, each with the name of the layer's parameter.
+
+    Args:
+        op: "LSTM", "GRU" or "RNN".
+        place: of the input: 1, 2 and 3 are the weights of the input and of the state, and the biases.
+        parameters: the model's, by torch's names.
+    """
+    for first in filter(None, map(_FIRST.match, parameters)):
+        directions = [first["layer"], f"{first['layer']}_reverse"]
+        parts = {1: ("weight_ih",), 2: ("weight_hh",), 3: ("bias_ih", "bias_hh")}[place]
+        names = [
+            [f"{first['before']}{part}_{layer}" for part in parts]
+            for layer in directions
+            if f"{first['before']}weight_ih_{layer}" in parameters
+        ]
+        if all(name in parameters for group in names for name in group):
+            stacked = [np.concatenate([_reorder_gates(op, parameters[name]) for name in group]) for group in names]
+            yield names[0][0], np.stack(stacked)
+
+
+def _reorder_gates(op: str, parameter: Array) -> Array:
+    gates = np.split(parameter, len(GATES[op]))
+    return np.concatenate([gates[place] for place in GATES[op]])

@@ -1,0 +1,296 @@
+"""The operators of what files are compared with, a PyTorch graph or the nodes of an ONNX file, and what each reads."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+import numpy as np
+import onnx
+import torch
+
+from ...graphs.proto_queries import module_path as module_of
+from ...model import LoadedModel
+from ...runtimes.float64_evaluator import (
+    Array,
+    Float64Evaluator,
+    NotEvaluated,
+    inferred_dtypes,
+    inline_functions,
+    tensor_values,
+)
+from ..verify.reference_models import FileModel, Original
+from .folded_norms import FoldedTensor, fold_parameters
+
+
+class ReferenceProgram(ABC):
+    """Operators by name, in the order of ``order``."""
+
+    order: dict[str, int]
+
+    @abstractmethod
+    def inputs_of(self, name: str) -> list[str]:
+        """Return the operators that give ``name`` its tensors, but for what depends on nothing."""
+
+    @abstractmethod
+    def tensor_operators(self, names: Iterable[str]) -> list[str]:
+        """Return those that give one tensor."""
+
+    @abstractmethod
+    def module_of(self, name: str) -> str:
+        """Return the qualified path of the module that an operator comes from, "" where it is not known."""
+
+    @abstractmethod
+    def operator_kind(self, name: str) -> str:
+        """Return what kind of operator it is, as in "aten.layer_norm"."""
+
+    @abstractmethod
+    def parameters_of(self, names: Iterable[str]) -> dict[str, Array]:
+        """Return the floating constants that the operators read, by name, in float64."""
+
+    @abstractmethod
+    def folded_parameters(self, names: Iterable[str]) -> dict[str, FoldedTensor]:
+        """Return the parameters that the operators read with the BatchNorms among them folded in."""
+
+    @abstractmethod
+    def scalars_of(self, names: Iterable[str]) -> list[float]:
+        """Return the single floating numbers that the operators read, epsilons among them."""
+
+    @abstractmethod
+    def output_operator(self, output: str) -> str:
+        """Return the operator that gives an output."""
+
+    def fixed_ancestors(self, names: Iterable[str]) -> list[str]:
+        """Return the operators that depend on no input and that ``names`` are computed from."""
+        return []
+
+    def stored_origins(self, name: str) -> list[str]:
+        """Return the parameters and buffers that an operator is computed from."""
+        return []
+
+    @abstractmethod
+    def first_reader_places(self) -> dict[str, int]:
+        """Return the place of the first operator that reads each parameter."""
+
+    def stored_buffers(self) -> dict[str, Array]:
+        """Return the stored tensors that are no parameters, floating ones in float64."""
+        return {}
+
+    def onnx_nodes(self, names: Iterable[str]) -> list[onnx.NodeProto]:
+        """Return the ONNX nodes that operators are; none of a PyTorch graph."""
+        return []
+
+    def fixed_integers(self, name: str) -> Array | None:
+        """Return the integers that an ONNX node reads as ``name``; None where they are none, or not fixed."""
+        return None
+
+    def operators_between(self, end: str, stops: Iterable[str]) -> list[str]:
+        """Return ``end`` and the operators that it is computed by from ``stops``, which are left out, in order."""
+        names, stack, known = set[str](), [end], set(stops)
+        while stack:
+            name = stack.pop()
+            if name not in names and name not in known:
+                names.add(name)
+                stack += self.inputs_of(name)
+        return sorted(names, key=self.order.__getitem__)
+
+
+def open_program(model: Original) -> ReferenceProgram:
+    """Return the operators of a PyTorch model or an ONNX file."""
+    return FileProgram(model) if isinstance(model, FileModel) else TorchProgram(model)
+
+
+class TorchProgram(ReferenceProgram):
+    """The operators of a model's PyTorch graph."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+        self._nodes = {n.name: n for n in model.program.graph_module.graph.nodes}
+        self._is_tensor = {n for n, node in self._nodes.items() if isinstance(node.meta.get("val"), torch.Tensor)}
+        self.order = {name: place for place, name in enumerate(self._nodes)}
+        # In inputs or parameters: exporters compute the others, positions and masks, and leave the result.
+        self._rooted = set[str]()
+        for n, node in self._nodes.items():
+            rooted = node.op == "placeholder" or any(s.name in self._rooted for s in node.all_input_nodes)
+            if rooted and (n in self._is_tensor or self._gives_tensors(n)):
+                self._rooted.add(n)
+
+        # In inputs alone.
+        self._fed = set[str]()
+        for n, node in self._nodes.items():
+            is_input = n in model.program.graph_signature.user_inputs
+            if is_input or any(s.name in self._fed for s in node.all_input_nodes if s.name in self._is_tensor):
+                self._fed.add(n)
+
+    def fixed_ancestors(self, names: Iterable[str]) -> list[str]:
+        is_fixed = (self._with_ancestors(names) & self._is_tensor) - self._fed
+        return [name for name in self.order if name in is_fixed and self._nodes[name].op == "call_function"]
+
+    def stored_origins(self, name: str) -> list[str]:
+        targets = {s.arg.name: s.target for s in self._model.program.graph_signature.input_specs}
+        every = self._with_ancestors([name]) if name in self._nodes else set()
+        return [target for source, target in targets.items() if source in every and target]
+
+    def first_reader_places(self) -> dict[str, int]:
+        targets = {s.target: s.arg.name for s in self._model.program.graph_signature.input_specs if s.target}
+        read = {target: [self.order[user.name] for user in self._nodes[n].users] for target, n in targets.items()}
+        return {target: min(places) for target, places in read.items() if places}
+
+    def _with_ancestors(self, names: Iterable[str]) -> set[str]:
+        """``names`` and all that they are computed from."""
+        seen, stack = set[str](), list(names)
+        while stack:
+            name = stack.pop()
+            if name not in seen:
+                seen.add(name)
+                stack += [s.name for s in self._nodes[name].all_input_nodes]
+        return seen
+
+    def stored_buffers(self) -> dict[str, Array]:
+        program = self._model.program
+        parameters = set(program.graph_signature.parameters)
+        state = {**program.constants, **program.state_dict}
+        tensors = {n: t for n, t in state.items() if isinstance(t, torch.Tensor) and n not in parameters}
+        return {n: (t.double() if t.is_floating_point() else t).numpy() for n, t in tensors.items()}
+
+    def inputs_of(self, name: str) -> list[str]:
+        sources = self._nodes[name].all_input_nodes
+        return [s.name for s in sources if s.op == "call_function" and s.name in self._rooted]
+
+    def _gives_tensors(self, name: str) -> bool:
+        value = self._nodes[name].meta.get("val")
+        return isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value)
+
+    def tensor_operators(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if name in self._is_tensor]
+
+    def module_of(self, name: str) -> str:
+        scopes = list(self._nodes[name].meta.get("nn_module_stack", {}).values()) if name in self._nodes else []
+        return str(scopes[-1][0]) if scopes else ""
+
+    def operator_kind(self, name: str) -> str:
+        target = self._nodes[name].target
+        schema = getattr(target, "_schema", None)
+        return str(schema.name).replace("::", ".") if schema is not None else getattr(target, "__name__", str(target))
+
+    def parameters_of(self, names: Iterable[str]) -> dict[str, Array]:
+        program = self._model.program
+        targets = {s.arg.name: s.target for s in program.graph_signature.input_specs if getattr(s, "target", None)}
+        state = {**program.constants, **program.state_dict}
+        sources = (s.name for name in self._with_producers(names) for s in self._nodes[name].all_input_nodes)
+        read = {targets[name] for name in sources if name in targets}
+        tensors = {name: state[name] for name in sorted(read) if isinstance(state.get(name), torch.Tensor)}
+        return {name: t.detach().double().numpy() for name, t in tensors.items() if t.is_floating_point()}
+
+    def folded_parameters(self, names: Iterable[str]) -> dict[str, FoldedTensor]:
+        return fold_parameters(self._model, self.parameters_of(names))
+
+    def scalars_of(self, names: Iterable[str]) -> list[float]:
+        nodes = [self._nodes[name] for name in self._with_producers(names)]
+        arguments = (a for node in nodes for a in (*node.args, *node.kwargs.values()))
+        return list(dict.fromkeys(a for a in arguments if isinstance(a, float)))
+
+    def _with_producers(self, names: Iterable[str]) -> list[str]:
+        """``names``, and the operators that give several tensors of which they take one."""
+        names = list(names)
+        return list(dict.fromkeys([*names, *(s for n in names for s in self.inputs_of(n) if s not in self._is_tensor)]))
+
+    def output_operator(self, output: str) -> str:
+        specs = [
+            s.arg
+            for s in self._model.program.graph_signature.output_specs
+            if s.kind.name == "USER_OUTPUT" and hasattr(s.arg, "name")
+        ]
+        return str(dict(zip(self._model.outputs, specs, strict=False))[output].name)
+
+
+class FileProgram(ReferenceProgram):
+    """The nodes of an ONNX file that is the reference, each named by the tensor that it writes."""
+
+    def __init__(self, model: FileModel) -> None:
+        self._model = model
+        proto = inline_functions(model.proto)
+        self._exact = Float64Evaluator(proto, inferred_dtypes(proto))
+        names = [name for node in self._exact.nodes for name in node.output if name]
+        self.order = {name: place for place, name in enumerate(names)}
+        sequences = ("Sequence", "SplitToSequence", "Optional")
+        self._tensors = {
+            name
+            for name in names
+            if not self._producing_node(name).op_type.startswith(sequences)
+            or self._producing_node(name).op_type == "SequenceAt"
+        }
+
+    def _producing_node(self, name: str) -> onnx.NodeProto:
+        return self._exact.nodes[self._exact.makers[name]]
+
+    def inputs_of(self, name: str) -> list[str]:
+        return [
+            read
+            for read in self._exact.read_names(self._producing_node(name))
+            if read in self.order and self._depends_on_input(read)
+        ]
+
+    def _depends_on_input(self, name: str) -> bool:
+        return name not in self._exact.constants
+
+    def tensor_operators(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if name in self._tensors]
+
+    def module_of(self, name: str) -> str:
+        return module_of(self._producing_node(name)) if name in self.order else ""
+
+    def operator_kind(self, name: str) -> str:
+        node = self._producing_node(name)
+        return f"{node.op_type} {node.name}".strip()
+
+    def parameters_of(self, names: Iterable[str]) -> dict[str, Array]:
+        return {name: value for name, value in self._constants_of(names).items() if value.size > 1}
+
+    def _constants_of(self, names: Iterable[str]) -> dict[str, Array]:
+        read = dict.fromkeys(
+            r
+            for name in names
+            for r in self._exact.read_names(self._producing_node(name))
+            if not self._depends_on_input(r)
+        )
+        constants: dict[str, Array] = {}
+        for name in read:
+            try:
+                constants[name] = self._exact.tensor_value(name, {})
+            except NotEvaluated:
+                continue
+        return {name: value for name, value in tensor_values(constants).items() if value.dtype.kind == "f"}
+
+    def folded_parameters(self, names: Iterable[str]) -> dict[str, FoldedTensor]:
+        return fold_parameters(self._model, self.parameters_of(names))
+
+    def scalars_of(self, names: Iterable[str]) -> list[float]:
+        names = list(names)
+        stated = [
+            a.f for name in names for a in self._producing_node(name).attribute if a.type == onnx.AttributeProto.FLOAT
+        ]
+        stored = [value.item() for value in self._constants_of(names).values() if value.size == 1]
+        return list(dict.fromkeys([*map(float, stated), *map(float, stored)]))
+
+    def output_operator(self, output: str) -> str:
+        return output
+
+    def first_reader_places(self) -> dict[str, int]:
+        places: dict[str, int] = {}
+        for name, place in self.order.items():
+            for read in self._exact.read_names(self._producing_node(name)):
+                places.setdefault(read, place)
+        return places
+
+    def onnx_nodes(self, names: Iterable[str]) -> list[onnx.NodeProto]:
+        return [self._producing_node(name) for name in names]
+
+    def fixed_integers(self, name: str) -> Array | None:
+        if name not in self._exact.constants:
+            return None
+        try:
+            value = np.asarray(self._exact.tensor_value(name, {}))
+        except NotEvaluated:
+            return None
+        return value if value.dtype.kind in "iub" else None

@@ -1,0 +1,130 @@
+"""The smallest failing model as a folder that runs by itself: the model, its inputs, the right result, and a script
+that compares."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import onnx
+
+from ...runtimes.float64_evaluator import Array, Float64Evaluator, extract_nodes
+from ...storage.folder_replacement import replace_folder_atomically, require_empty_dir
+from ...storage.npz_files import write_npz
+
+_INLINE = 1 << 30  # bytes of weights that go into the model's own file
+
+SCRIPT = '''"""{title}
+
+Runs model.onnx on inputs.npz in onnxruntime and compares with expected.npz, the float64 values.
+Needs numpy, onnx and onnxruntime. Exit code 1: the error is larger than allowed.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read while onnxruntime is imported; 0 leaves its telemetry on
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+here = pathlib.Path(__file__).parent
+check = json.loads((here / "check.json").read_text(encoding="utf-8"))
+with np.load(here / "inputs.npz") as held:
+    arrays = dict(held)
+with np.load(here / "expected.npz") as held:
+    expected = held["expected"]
+
+model = onnx.load(here / "model.onnx", load_external_data=False)
+onnx_types = {{v.name: v.type.tensor_type.elem_type for v in model.graph.input}}
+options = ort.SessionOptions()
+level = ort.GraphOptimizationLevel
+options.graph_optimization_level = level.ORT_ENABLE_ALL if check["optimizer"] else level.ORT_DISABLE_ALL
+session = ort.InferenceSession(str(here / "model.onnx"), options, providers=[check["provider"]])
+
+
+def value_of(name):
+    array = np.ascontiguousarray(arrays[check["inputs"][name]])
+    if onnx_types[name] == onnx.TensorProto.BFLOAT16:
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+(result,) = session.run_with_ort_values([check["output"]], {{name: value_of(name) for name in check["inputs"]}})
+if result.data_type() == "tensor(bfloat16)":
+    sys.exit("the result is bfloat16, which numpy can't hold: look at it in float32, behind a Cast")
+got = result.numpy().astype(np.float64)
+if got.size != expected.size:
+    print(f"{{check['output']}}: its shape is {{list(got.shape)}}, expected is {{list(expected.shape)}}")
+    sys.exit(1)
+got = got.reshape(expected.shape)
+finite = np.isfinite(got) & np.isfinite(expected)
+error = float(np.abs(np.where(finite, got, 0) - np.where(finite, expected, 0)).max(initial=0))
+broken = int((~finite & ~(np.isnan(got) & np.isnan(expected)) & (got != expected)).sum())
+more = f", {{broken}} elements not finite" if broken else ""
+print(f"{{check['output']}}: error {{error:.6g}}, allowed {{check['allowed']:.6g}}{{more}}")
+sys.exit(1 if broken or error > check["allowed"] else 0)
+'''
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A model of the nodes at fault, its inputs in the file's types by name, the float64 value of ``output`` and what
+    it may be off by."""
+
+    model: onnx.ModelProto
+    inputs: Mapping[str, Array]
+    output: str
+    expected: Array
+    allowed: float
+    optimizer: bool
+    provider: str
+    title: str
+
+    @classmethod
+    def make_reproduction(
+        cls, exact: Float64Evaluator, places: Sequence[int], end: str, given: Mapping[str, Array], expected: Array,
+        allowed: float,
+        optimizer: bool, provider: str, title: str,
+    ) -> Self:  # fmt: skip
+        model = extract_nodes(exact, [exact.nodes[p] for p in places], [end], given)
+        inputs = {v.name: np.asarray(given[v.name]) for v in model.graph.input}
+        return cls(model, inputs, end, expected, allowed, optimizer, provider, title)
+
+    def write(self, folder: str | os.PathLike[str]) -> Path:
+        """Write it to ``folder``, which is new or empty: whole, or not at all.
+
+        Raises:
+            NormdeployError: the folder holds something, or can't be written.
+        """
+        target = require_empty_dir(folder)
+        with replace_folder_atomically(target) as made:
+            self._write_files(made)
+        return target
+
+    def _write_files(self, folder: Path) -> None:
+        large = sum(t.ByteSize() for t in self.model.graph.initializer) > _INLINE
+        onnx.save(self.model, folder / "model.onnx", save_as_external_data=large, location="model.data")
+        keys = {name: f"input_{i}" for i, name in enumerate(self.inputs)}  # names in a zip can't be just anything
+        write_npz(folder / "inputs.npz", {keys[name]: value for name, value in self.inputs.items()})
+        write_npz(folder / "expected.npz", {"expected": self.expected})
+        providers = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+        check = {
+            "output": self.output,
+            "allowed": self.allowed,
+            "optimizer": self.optimizer,
+            "provider": providers[self.provider],
+            "inputs": keys,
+            "cause": self.title,
+        }
+        (folder / "check.json").write_text(json.dumps(check, indent=2) + "\n", encoding="utf-8")
+        title = "".join(c if c.isprintable() and c not in '\\"' else "?" for c in self.title)
+        (folder / "reproduce.py").write_text(SCRIPT.format(title=title), encoding="utf-8")

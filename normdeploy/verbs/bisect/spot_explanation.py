@@ -1,0 +1,128 @@
+"""The change that explains a spot, or the least that is wider and that one change explains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ...runtimes.float64_evaluator import Float64Evaluator, Values
+from .cause_search import find_cause
+from .constant_trials import find_wrong_constant
+from .counterpart_search import CounterpartSearch, FaultSpot
+from .reference_program import ReferenceProgram
+from .trial_changes import Cause, node_at_text
+
+_UNEXPLAINED = ("unknown", "left out", "factor")
+# A wrong constant may look like these at one of its readers.
+_BY_A_CONSTANT = (*_UNEXPLAINED, "number", "input", "added", "operator")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpotExplanation:
+    """The ``cause`` of what is wrong at ``spot``; ``known``: right values of all that its nodes read."""
+
+    spot: FaultSpot
+    cause: Cause
+    known: Values
+
+
+def explain_spot(
+    exact: Float64Evaluator,
+    program: ReferenceProgram,
+    altered: Mapping[str, str],
+    search: CounterpartSearch,
+    spot: FaultSpot,
+) -> SpotExplanation:
+    """Explain a spot by one change or a wrong constant, of a wider spot if need be, else by a wrong weight.
+
+    Args:
+        altered: weights of the file that are not the model's -> how they differ.
+    """
+    first = _explain_as_given(exact, program, search, spot)
+    if not _is_symptom(first.cause) and first.cause.kind not in _BY_A_CONSTANT:
+        return _narrow_to_added_node(exact, search, first)
+    constant = _explain_by_constant(exact, program, search)
+    if constant is not None:
+        return constant
+    if not _is_symptom(first.cause):
+        return _narrow_to_added_node(exact, search, first)
+    explained = [first]
+    for wider in _iter_wider_spots(search):
+        if any(wider.places == other.spot.places for other in explained):
+            continue
+        other = _explain_as_given(exact, program, search, wider)
+        # A number behind a result that is a multiple of the right one says less than that.
+        if (first.cause.kind, other.cause.kind) == ("factor", "number"):
+            continue
+        if not _is_symptom(other.cause):
+            return _narrow_to_added_node(exact, search, other)
+        explained.append(other)
+    exchanged = next((other for other in explained if other.cause.held), None)
+    if exchanged is not None:
+        return exchanged
+    if first.cause.kind == "unknown":
+        return replace(first, cause=_find_altered_weight(exact, altered, search, spot) or first.cause)
+    return first
+
+
+def _explain_by_constant(
+    exact: Float64Evaluator, program: ReferenceProgram, search: CounterpartSearch
+) -> SpotExplanation | None:
+    whole = search.whole_stretch()
+    cause = find_wrong_constant(exact, search.values, whole, search.fixed, program)
+    return None if cause is None else SpotExplanation(spot=whole, cause=cause, known=search.known)
+
+
+def _is_symptom(cause: Cause) -> bool:
+    """Whether a cause says how a result differs, and not what makes it differ."""
+    # Two results are in each other's place where two weights or two parts of a Split are.
+    is_of_the_result = cause.kind == "order" and (cause.place is None or bool(cause.held))
+    return cause.kind in _UNEXPLAINED or is_of_the_result
+
+
+def _iter_wider_spots(search: CounterpartSearch) -> Iterator[FaultSpot]:
+    """Yield wider stretches: a change of layout or of order may show only at the end of a stretch."""
+    yield search.unmatched_spot()
+    strict = search.with_equal_shapes()
+    narrow = strict.find_spot()
+    if narrow is not None:
+        yield narrow
+        yield strict.unmatched_spot()
+    yield search.whole_stretch()
+
+
+def _explain_as_given(
+    exact: Float64Evaluator, program: ReferenceProgram, search: CounterpartSearch, spot: FaultSpot
+) -> SpotExplanation:
+    made = {name for p in spot.places for name in exact.nodes[p].output}
+    known = {name: value for name, value in search.values.items() if name not in made}
+    held = {name: value for name, value in search.reference.items() if name in search.matched_operators}
+    return SpotExplanation(
+        spot=spot, cause=find_cause(exact, known, spot, program, held, search.reference), known=known
+    )
+
+
+def _narrow_to_added_node(
+    exact: Float64Evaluator, search: CounterpartSearch, explained: SpotExplanation
+) -> SpotExplanation:
+    """Narrow a spot to a node that the model does not have: held there, it is right for all that read it."""
+    spot, cause = explained.spot, explained.cause
+    if not cause.instead or cause.place is None:
+        return explained
+    values = exact.evaluate_nodes(spot.places, explained.known)
+    end = exact.nodes[cause.place].output[0]
+    known = {**search.known, **values}
+    del known[end]
+    narrow = replace(spot, places=(cause.place,), end=end, expected=values[cause.instead])
+    return SpotExplanation(spot=narrow, cause=cause, known=known)
+
+
+def _find_altered_weight(
+    exact: Float64Evaluator, altered: Mapping[str, str], search: CounterpartSearch, spot: FaultSpot
+) -> Cause | None:
+    """The first weight that the spot reads, or the stretch before it, and that the audit of weights knows."""
+    for p in dict.fromkeys([*spot.places, *search.places]):
+        for name in exact.read_names(exact.nodes[p]):
+            if name in altered:
+                return Cause("weights", f"{node_at_text(exact, p)}: {name!r} is not the model's: {altered[name]}", p)
+    return None

@@ -1,0 +1,126 @@
+"""Whether a file holds the weights of another state of the model, as of an earlier step of its training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from ml_dtypes import bfloat16
+from onnx import numpy_helper
+
+from ...precision.type_conversion import initializer_values
+from ...runtimes.float64_evaluator import Array
+from ...storage.proto_traversal import copy_model
+from ..verify.model_tensors import model_tensors_by_name
+from ..verify.reference_models import Original
+from .folded_norms import FoldedTensor, fold_parameters
+from .trial_changes import Cause
+
+_MOST = 1 / 2  # of a file's weights that are others, beyond which it is a state and no mistake
+_FEWEST = 3  # two wrong weights are two mistakes
+_NEAR = 2.0**-20  # relative: what exporters compute in float32
+_NEAR_HALF = 2.0**-7  # rounded to bfloat16
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightReplacement:
+    """``proto``: the file with the model's weights in the place of others, which ``names`` are; ``cause``: what was
+    wrong with these."""
+
+    proto: onnx.ModelProto
+    names: tuple[str, ...] = ()
+    cause: Cause | None = None
+
+
+def replace_weights(model: Original, proto: onnx.ModelProto) -> WeightReplacement:
+    """Take the model's weights in the place of a file's.
+
+    No names where no more than half of the file's weights are others, or where one of them is like none of the model's.
+    """
+    parameters = {name: v.astype(np.float64) for name, v in model_tensors_by_name(model).items() if v.size > 1}
+    folds = fold_parameters(model, parameters)
+    stored = parameters | {name: fold.right for name, fold in folds.items()}
+    kept = {t.name: initializer_values(t) for t in proto.graph.initializer}
+    kept = {name: v for name, v in kept.items() if v.dtype.kind == "f" and v.size > 1}
+    strange = {name: v for name, v in kept.items() if not any(holds_same_numbers(p, v) for p in stored.values())}
+    if len(strange) < _FEWEST or len(strange) <= _MOST * len(kept):
+        return WeightReplacement(proto=proto)
+    places = dict(_iter_places(strange, stored))
+    if len(places) < len(strange):
+        return WeightReplacement(proto=proto)
+    changed = copy_model(proto)
+    for tensor in changed.graph.initializer:
+        if tensor.name in places:
+            right = places[tensor.name].values.astype(kept[tensor.name].dtype)
+            tensor.CopyFrom(numpy_helper.from_array(right, tensor.name))
+    own = {folds[p.source].find_epsilon(strange[n]) if p.source in folds else None for n, p in places.items()}
+    return WeightReplacement(proto=changed, names=tuple(places), cause=_stale_fold_cause(list(places), own, folds))
+
+
+def _stale_fold_cause(names: Sequence[str], epsilons: Set[float | None], folds: Mapping[str, FoldedTensor]) -> Cause:
+    more = f" and {len(names) - 1} more" if names[1:] else ""
+    (own, *others) = epsilons
+    if own is not None and not others:
+        models = sorted({fold.epsilon for fold in folds.values()})
+        said = (
+            f"the BatchNorms are folded with epsilon {own:.3g}, the model has {', '.join(f'{e:.3g}' for e in models)}"
+        )
+        return Cause("epsilon", f"{names[0]!r}{more}: {said}")
+    return Cause(
+        "stale weights",
+        f"{names[0]!r}{more} are not the model's, and with the model's weights in their place the output is right:"
+        " the file was made from another state of the model; export it again",
+    )
+
+
+def holds_same_numbers(one: Array, other: Array) -> bool:
+    """Whether two weights hold the same numbers, in either order of their dims."""
+    return any(is_rounded_copy(laid, other) for laid in (one, one.T))
+
+
+def is_rounded_copy(one: Array, other: Array) -> bool:
+    """Whether ``other`` holds the numbers of a parameter in memory's order, as float32 or as it is rounded."""
+    if one.size != other.size:
+        return False
+    a, b = one.astype(np.float64), other.astype(np.float64)
+    near = (_NEAR_HALF if _is_rounded_to_half(other) else _NEAR) * np.abs(a).max(initial=0)
+    return bool(np.abs(a.reshape(b.shape) - b).max(initial=0) <= near)
+
+
+def _is_rounded_to_half(value: Array) -> bool:
+    """Whether numbers have been rounded to a type of 16 bits."""
+    with np.errstate(over="ignore"):
+        return any(np.array_equal(value.astype(kind).astype(value.dtype), value) for kind in (np.float16, bfloat16))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PlacedWeight:
+    """``away``: 1 - cosine, of which a name that is the same halves what is left."""
+
+    source: str
+    values: Array
+    away: float
+
+
+def _iter_places(strange: Mapping[str, Array], stored: Mapping[str, Array]) -> Iterator[tuple[str, _PlacedWeight]]:
+    """Which of the model's weights belongs where: the one that points the same way most, as two states of one training
+    do."""
+    for name, value in strange.items():
+        laid = [
+            _PlacedWeight(
+                source=own, values=turned, away=(1 - _cosine_similarity(turned, value)) / (2 if own == name else 1)
+            )
+            for own, parameter in stored.items()
+            for turned in ((parameter, parameter.T) if parameter.ndim > 1 else (parameter,))
+            if turned.shape == value.shape
+        ]
+        if laid:
+            yield name, min(laid, key=lambda placed: placed.away)
+
+
+def _cosine_similarity(one: Array, other: Array) -> float:
+    wide = other.astype(np.float64)
+    size = float(np.sqrt((one * one).sum() * (wide * wide).sum()))
+    return float((one * wide).sum()) / size if size else 0.0

@@ -1,0 +1,74 @@
+"""What ``check`` is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...dtypes import half_precision_of
+from ...types import PathLike, Progress
+from ...verb_options import ConversionOptions, LoadingOptions, option_field, repeat_option_field
+
+if TYPE_CHECKING:
+    from ...interface.argument_validation import Onnx
+
+FAIL_ON = ("decomposed", "train-mode", "eps-lost")
+
+
+def _rules_of(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip() != "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailOption:
+    """What makes a check fail."""
+
+    fail_on: str | Sequence[str] = option_field(
+        FAIL_ON,
+        "--fail-on",
+        "Which findings fail the check, by comma: decomposed, unfolded, train-mode, eps-lost, fp16-overflow,"
+        " wrong-form, missing-kernel, refused, asymmetric, int32, per-tensor, blocked-fusion, fp8,"
+        " weight-zero-point, unpaired, misbound, unparsed, or a package's; or all, or none. Without it"
+        " decomposed, train-mode and eps-lost.",
+        metavar="RULES",
+        type=str | None,
+        read=_rules_of,
+        # It would be cut at 80 columns.
+        show_default=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgingOptions:
+    """What files are judged for."""
+
+    baseline: PathLike | None = option_field(
+        None,
+        "--baseline",
+        "JSON or SARIF of an earlier check; what it holds does not fail again.",
+        metavar="OLD",
+        type=Path | None,
+    )
+    precision: str | None = option_field(
+        None,
+        "--precision",
+        "Judge epsilons as though the file computed in half precision (float16 and bfloat16 are understood too).",
+        metavar="fp16|bf16",
+        parse=half_precision_of,
+    )
+    runtime: str = repeat_option_field(ConversionOptions, "runtime")
+    compute_capability: str | None = option_field(
+        None, "--compute-capability", "Of the oldest GPU that the files are for: has it FP8?", metavar="8.6"
+    )
+    fuse: str = repeat_option_field(ConversionOptions, "fuse")
+
+
+@dataclass(frozen=True)
+class CheckCall(FailOption, JudgingOptions, LoadingOptions):
+    """What ``check`` is called with."""
+
+    sources: Onnx | Sequence[Onnx]
+    _: KW_ONLY
+    progress: Progress | None = None

@@ -1,0 +1,352 @@
+"""The rules of ``normdeploy.verbs.check.check_files``, and what breaks them in a file and its norms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import onnx
+
+from ...findings.records import Finding
+from ...graphs.proto_queries import module_path
+from ...norms.function_bodies import calls_by_function, functions_to_rename
+from ...option_values import ACCURATE, TENSORRT, USUAL
+from ...runtimes.kernel_support import query_parser
+from ...runtimes.trt_runner import TITLES
+from ...storage.onnx_domains import is_standard
+from ...storage.onnx_files import fill_shared_weights, iter_bodies, iter_tensors
+from ...storage.proto_traversal import nodes_with_opsets
+from ...storage.shared_weights import tensor_array
+from ...storage.weight_serialization import tensor_nbytes
+
+_UNBOUNDED = float(np.finfo(np.float32).max)  # what exporters write for "no bound"; Inf says the same in float16
+_MOST = 2**29  # bytes of weights, above which a file is not given to a parser
+_LONGEST = 400  # letters of a parser's reason
+_LARGEST_HALF = float(np.finfo(np.float16).max)
+
+Level = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``help`` says what is wrong with it and what to do."""
+
+    id: str
+    short: str
+    help: str
+    level: Level = "warning"  # where it does not fail the check
+
+
+RULES = (
+    Rule(
+        "decomposed",
+        "A normalization is written in several nodes, and one would do.",
+        "`normdeploy optimize` proves one node equal and writes it: fewer passes over memory, and an epsilon that"
+        " nothing can lose.",
+    ),
+    Rule(
+        "unfolded",
+        "A BatchNorm could be folded into its neighbour.",
+        "`normdeploy optimize` folds its scale and shift into the weights of the linear op beside it: it then costs"
+        " nothing.",
+    ),
+    Rule(
+        "train-mode",
+        "A node is in training mode.",
+        "Its result depends on the rest of the batch, or is random. Call `.eval()` on the model before the export.",
+    ),
+    Rule(
+        "eps-lost",
+        "An epsilon is zero in the type in which its norm computes.",
+        "Rows without variance become NaN or Inf. Keep the statistics in float32, or choose an epsilon that the type"
+        " can hold (float16 from 6e-8 on); `normdeploy optimize --precision` does the first.",
+    ),
+    Rule(
+        "fp16-overflow",
+        "A constant is larger than float16 can hold (65504).",
+        "It becomes Inf in float16. `normdeploy optimize --precision fp16` keeps such constants in float32 between"
+        " Casts.",
+    ),
+    Rule(
+        "wrong-form",
+        "A norm is one node, but one that a runtime gets wrong or does not know.",
+        "Ops of one tool alone, GroupNormalization of one group (TensorRT takes it for InstanceNormalization), or"
+        " another form than the one that `--runtime` runs best: `normdeploy optimize` writes the better one.",
+    ),
+    Rule(
+        "missing-kernel",
+        "A runtime refuses a norm, or has no kernel of its own for it.",
+        "The runtimes that are installed were asked. `normdeploy optimize --runtime ...` chooses a form that the"
+        " runtime has.",
+    ),
+    Rule(
+        "refused",
+        "Something like a norm is none that one standard node can hold.",
+        "`normdeploy inspect --explain NAME` shows what stops it.",
+        level="note",
+    ),
+    Rule(
+        "asymmetric",
+        "An activation is quantized with a zero point, or in an unsigned type.",
+        "TensorRT and TensorRT-RTX refuse zero points other than 0, and have int8 and FP8 kernels alone. Quantize"
+        " symmetrically for them: int8 or FP8 with zero point 0. Asked only with `--runtime tensorrt` or"
+        " `tensorrt-rtx`.",
+    ),
+    Rule(
+        "int32",
+        "A DequantizeLinear reads int32.",
+        "TensorRT and TensorRT-RTX refuse it; onnxruntime's quantizer stores biases so. `normdeploy optimize --runtime"
+        " tensorrt-rtx` stores the float32 numbers that it makes, to the bit. Asked only with `--runtime tensorrt` or"
+        " `tensorrt-rtx`.",
+    ),
+    Rule(
+        "per-tensor",
+        "A quantized weight has one scale for all of its channels.",
+        "The largest channel decides the step of all others. A scale for each channel costs nothing in any runtime:"
+        " quantize the weight per channel.",
+    ),
+    Rule(
+        "blocked-fusion",
+        "A QuantizeLinear and DequantizeLinear pair keeps nodes apart that would be one kernel.",
+        "Between a linear op and the BatchNormalization or activation behind it the pair forces two kernels and a"
+        " rounding: quantize behind both. A tensor that is quantized anew for each reader needs one pair for all.",
+    ),
+    Rule(
+        "fp8",
+        "FP8 is in a file for GPUs that have none.",
+        "Only GPUs of compute capability 8.9 and newer have it: quantize to int8 for older ones. Asked only with"
+        " `--compute-capability`.",
+    ),
+    Rule(
+        "weight-zero-point",
+        "A signed integer weight has zero points other than 0.",
+        "TensorRT refuses it, and onnxruntime's integer products become slower. Quantize weights symmetrically.",
+    ),
+    Rule(
+        "unpaired",
+        "A tensor is quantized and never dequantized.",
+        "What reads it computes with whole numbers in the place of values. Put a DequantizeLinear of the same scale and"
+        " zero point behind it, or leave the QuantizeLinear out.",
+    ),
+    Rule(
+        "misbound",
+        "A call gives a function a tensor that bears the name of one of its inputs.",
+        "TensorRT-RTX's parser names the given tensors one after another, and looks each up by the names that it has"
+        " just given: the function gets another tensor, without a word. `normdeploy build` renames the inputs; for"
+        " other builders, `normdeploy optimize` writes our own functions anew. Asked only with `--runtime tensorrt` or"
+        " `tensorrt-rtx`.",
+    ),
+    Rule(
+        "unparsed",
+        "The runtime's parser refuses the file.",
+        "The installed TensorRT or TensorRT-RTX was given the whole file, and its own words say why. Asked only with"
+        " `--runtime tensorrt` or `tensorrt-rtx`, of files of up to 512 MB.",
+    ),
+)
+# What these find the parser would only say again.
+REFUSED_BY_TENSORRT = frozenset({"asymmetric", "int32", "weight-zero-point", "train-mode"})
+IDS = tuple(rule.id for rule in RULES)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One breach of one rule; ``normdeploy.verbs.check.check_files`` says what the fields mean."""
+
+    rule: str
+    message: str
+    kind: str = ""
+    module: str = ""
+    place: str = ""
+    node: str = ""
+    tensor: str = ""
+    level: Level = "warning"
+    fingerprint: str = ""
+    known: bool = False
+
+    @property
+    def location(self) -> str:
+        """Where it is, as briefly as the file tells: the module path, the node, or the tensor."""
+        return self.module or self.node or self.tensor
+
+
+# ------------------------------------------------------------------ what breaks them
+
+
+def find_norm_problems(f: Finding, deployed: bool, runtime: str, precision: str | None) -> Iterator[Problem]:
+    """What is wrong with one norm of the census; not ``deployed``: the file is yet to be exported, which mends its
+    form."""
+    at = Problem("", "", f.kind, f.module, f.place, tensor=f.tensor)
+    ops = [word for word in f.spelling.split() if not word.startswith("(")]
+    if deployed and f.status == "fused" and _between_casts(ops, f.became):
+        pass  # as half precision keeps a norm in float32 (docs/precision.md)
+    elif deployed and f.status == "fused" and len(ops) > 1:
+        yield replace(at, rule="decomposed", message=f"{f.kind} in {len(ops)} nodes ({f.spelling}) can be {f.became}")
+    elif deployed and f.status == "fused":
+        yield replace(at, rule="wrong-form", message=f"{f.kind} as {f.spelling} should be {f.became}")
+    elif deployed and f.status == "folded" and "folded into" in f.became:
+        yield replace(at, rule="unfolded", message=f"{f.kind} can be {f.became}")
+    elif f.status in ("refused", "undone"):
+        yield replace(at, rule="refused", message=f"{f.kind} is left as it is: {f.reason}")
+    if message := _describe_lost_epsilon(f, precision):
+        yield replace(at, rule="eps-lost", message=f"{f.kind}: {message}")
+    for half in f.half:
+        if half.dtype == "float16" and half.overflow:
+            yield replace(
+                at, rule="fp16-overflow", message=f"{f.kind}: constants overflow in float16: {', '.join(half.overflow)}"
+            )
+    yield from find_missing_kernels(f, at, deployed, runtime)
+
+
+def _between_casts(ops: Sequence[str], became: str) -> bool:
+    """Whether all that stands beside the node that the norm can be are Casts around it."""
+    node = became.partition("(")[0]
+    return len(ops) > 1 and [op for op in ops if op != "Cast"] == [node]
+
+
+def _describe_lost_epsilon(f: Finding, precision: str | None) -> str:
+    """How the epsilon of a norm is lost, "" where it is not. An eval BatchNorm has none that could be: its root is a
+    constant."""
+    epsilon = f.epsilon_as_written if f.epsilon_as_written is not None else f.epsilon
+    if epsilon is None or f.statistics in ("", "constant"):
+        return ""
+    if epsilon == 0:
+        return "its epsilon is 0"
+    kinds = {*f.statistics.split(" and "), {"fp16": "float16", "bf16": "bfloat16"}.get(precision or "", "")}
+    lost = [half.dtype for half in f.half if half.dtype in kinds and half.vanishes == "zero"]
+    return f"its epsilon {epsilon:.7g} is 0 in {' and '.join(lost)}" if lost else ""
+
+
+def find_missing_kernels(f: Finding, at: Problem, deployed: bool, runtime: str) -> Iterator[Problem]:
+    """What runtimes refuse. Where none is named the bodies that they run for want of a kernel are no fault of the
+    file."""
+    bad = ("missing",) if runtime == "any" else ("missing", "function")
+    form = "now" if deployed or not f.written else "optimized"
+    runtime = USUAL if runtime == ACCURATE else runtime
+    title = TITLES.get(runtime, runtime)
+    for s in f.runtimes:
+        asked = runtime == "any" or s.runtime.split()[0] == title
+        if asked and s.form == form and s.verdict in bad:
+            yield replace(
+                at,
+                rule="missing-kernel",
+                message=f"{f.kind} ({' '.join(s.nodes)}) in {s.runtime}: {s.reason or s.verdict}",
+            )
+
+
+def find_training_nodes(proto: onnx.ModelProto) -> Iterator[Problem]:
+    """Nodes in training mode, those of bodies and functions too (ONNX, BatchNormalization 1, 7, 9 and 14, Dropout 1, 7
+    and 12)."""
+    known = _collect_constants(proto)
+    for node, opset in nodes_with_opsets(proto):
+        if not is_standard(node) or node.op_type not in ("BatchNormalization", "Dropout"):
+            continue
+        attributes = {a.name: a.i for a in node.attribute}
+        if node.op_type == "BatchNormalization":
+            by_outputs = sum(map(bool, node.output)) > 1
+            active = bool(attributes.get("training_mode", 0)) if opset >= 14 else by_outputs
+            why = "its statistics are of the batch"
+        else:
+            ratio, flag = (known.get(node.input[k]) if opset >= 12 and len(node.input) > k else None for k in (1, 2))
+            active = (
+                flag is not None
+                and bool(_constant_values(flag).any())
+                and (ratio is None or bool(_constant_values(ratio).any()))
+            )
+            why = "its result is random"
+        if active if opset >= 7 else not attributes.get("is_test", 0):
+            kind = "BatchNorm" if node.op_type == "BatchNormalization" else ""
+            message = f"{node.op_type} in training mode: {why}"
+            yield Problem(
+                "train-mode", message, kind, module_path(node), node=node.name, tensor=next(iter(node.output), "")
+            )
+
+
+def _collect_constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto | onnx.AttributeProto]:
+    """The initializers and the outputs of Constant nodes, in bodies and functions too."""
+    inside = list(iter_bodies(proto))
+    known: dict[str, onnx.TensorProto | onnx.AttributeProto] = {
+        t.name: t for b in inside if isinstance(b, onnx.GraphProto) for t in b.initializer
+    }
+    return known | {
+        n.output[0]: a for b in inside for n in b.node if n.op_type == "Constant" and n.output for a in n.attribute
+    }
+
+
+def _constant_values(constant: onnx.TensorProto | onnx.AttributeProto) -> np.ndarray:
+    if isinstance(constant, onnx.AttributeProto) and constant.name != "value":
+        return np.asarray(onnx.helper.get_attribute_value(constant))
+    return tensor_array(constant.t if isinstance(constant, onnx.AttributeProto) else constant)
+
+
+def find_misbound_calls(proto: onnx.ModelProto, runtime: str) -> Iterator[Problem]:
+    """Functions whose inputs TensorRT's parser would take for other tensors."""
+    of_function = calls_by_function(proto)
+    for function in functions_to_rename(proto) if runtime in TENSORRT else ():
+        inputs = set(function.input)
+        for node in of_function[function.domain, function.name]:
+            if clashing := sorted(inputs & set(node.input)):
+                message = (
+                    f"{node.op_type} is given {clashing[0]!r}, which is also the name of an input of its function"
+                    f" {function.domain}.{function.name}({', '.join(function.input)})"
+                )
+                yield Problem("misbound", message, module=module_path(node), node=node.name, tensor=node.output[0])
+
+
+def find_parser_refusals(proto: onnx.ModelProto, runtime: str) -> Iterator[Problem]:
+    """Say why the parser of a runtime refuses a file, weights referred to; nothing where it is not installed."""
+    if sum(map(tensor_nbytes, iter_tensors(proto))) > _MOST:
+        return
+    asked = query_parser(fill_shared_weights(proto), runtime)
+    if not isinstance(asked, str):
+        for answer in asked.answers:
+            if answer.verdict == "missing":
+                # Behind that, places in NVIDIA's sources.
+                reason = re.split(r"\. In \w+ at /| \[checkMacros", answer.reason)[0][:_LONGEST]
+                yield Problem("unparsed", f"{asked.runtime} refuses the file: {reason}")
+
+
+def find_overflowing_constants(proto: onnx.ModelProto, told: Collection[str]) -> Iterator[Problem]:
+    """Constants outside of norms that float16 can't hold."""
+    names = {
+        a.t.name or n.output[0]: n.output[0]
+        for b in iter_bodies(proto)
+        for n in b.node
+        if n.op_type == "Constant"
+        for a in n.attribute
+    }
+    lists = [
+        (n.output[0], a)
+        for b in iter_bodies(proto)
+        for n in b.node
+        if n.op_type == "Constant"
+        for a in n.attribute
+        if a.floats
+    ]
+    for name, attribute in lists:
+        if name not in told and (largest := _largest_finite(_constant_values(attribute))) > _LARGEST_HALF:
+            yield _overflow_problem(name, largest)
+    for tensor in iter_tensors(proto):
+        name = names.get(tensor.name, tensor.name)
+        if tensor.data_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE) or name in told or not tensor.dims:
+            continue
+        largest = _largest_finite(tensor_array(tensor))
+        if largest > _LARGEST_HALF:
+            yield _overflow_problem(name, largest)
+
+
+def _overflow_problem(name: str, largest: float) -> Problem:
+    return Problem("fp16-overflow", f"a constant of up to {largest:.7g} overflows in float16", tensor=name)
+
+
+def _largest_finite(values: np.ndarray) -> float:
+    """The largest finite magnitude that is a number, no bound."""
+    if not values.size:
+        return 0.0
+    ends = float(values.min()), float(values.max())
+    if all(abs(v) < _UNBOUNDED for v in ends):
+        return max(map(abs, ends))
+    magnitudes = np.abs(values)
+    return float(magnitudes[magnitudes < _UNBOUNDED].max(initial=0.0))

@@ -1,0 +1,136 @@
+"""Rules for ``check`` that installed packages bring: the entry points ``normdeploy.rules``.
+
+    [project.entry-points."normdeploy.rules"]
+    acme = "acme.rules:RULES"
+
+The object is a `GuestRule`, several in a list or tuple, or a function without parameters that returns these. Every
+``check`` asks all of them; ``--fail-on`` takes their ids like those of our own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import onnx
+
+from ... import extensions
+from ...extensions import Extension
+from ...storage.proto_traversal import copy_model
+from .norm_rules import IDS, Level, Problem, Rule
+
+_ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+
+@dataclass(frozen=True)
+class GuestFinding:
+    """One breach of a rule: what is wrong, and where, as far as the file tells.
+
+    Attributes:
+        message: one line for people.
+        tensor, node, module, place: names in the file; place is a body or function, "" of the main graph.
+        kind: of norm, "" where it is about none.
+    """
+
+    message: str
+    tensor: str = ""
+    node: str = ""
+    module: str = ""
+    place: str = ""
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class GuestRule:
+    """One rule of a package.
+
+    Attributes:
+        id: of small letters, digits and hyphens; none of ours ("decomposed", ...), and no other package's.
+        short: one sentence on what is wrong where it is broken.
+        help: what to do about it.
+        find: (model) -> its findings. The model is a copy, for the rule alone. Where a model is yet to be exported, it
+            is what the exporter makes of it. Large weights are not in it: their tensors refer to nothing.
+        level: "error", "warning" or "note", where it does not fail the check.
+    """
+
+    id: str
+    short: str
+    help: str
+    find: Callable[[onnx.ModelProto], Iterable[GuestFinding]]
+    level: Level = "warning"
+
+
+@dataclass(frozen=True)
+class ThirdPartyRule:
+    """A rule that was looked at."""
+
+    rule: Rule
+    find: Callable[[onnx.ModelProto], Iterable[GuestFinding]]
+    extension: Extension
+
+    def find_problems(self, proto: onnx.ModelProto) -> Iterator[Problem]:
+        """What breaks the rule in a file.
+
+        Raises:
+            ExtensionError: the rule raises, or gives something else than findings.
+        """
+        what = f"has a rule {self.rule.id!r} that fails"
+        for problem in self.extension.run(what, lambda: [*self.find(copy_model(proto))]):
+            texts = [getattr(problem, name, None) for name in GuestFinding.__dataclass_fields__]
+            if not isinstance(problem, GuestFinding) or not all(isinstance(text, str) for text in texts):
+                raise self.extension.make_error(
+                    f"has a rule {self.rule.id!r} that gives {problem!r:.80}, no GuestFinding"
+                )
+            yield Problem(
+                self.rule.id,
+                " ".join(problem.message.split()),
+                problem.kind,
+                problem.module,
+                problem.place,
+                problem.node,
+                problem.tensor,
+            )
+
+
+def load_rules() -> tuple[ThirdPartyRule, ...]:
+    """The rules of all packages, in the order of the entry points.
+
+    Raises:
+        ExtensionError: a package is broken, or an id is taken.
+    """
+    every: dict[str, ThirdPartyRule] = {}
+    for extension in extensions.installed_extensions(extensions.RULES):
+        for rule in _rules_of_extension(extension):
+            if rule.id in every:
+                raise extension.make_error(
+                    f"has a rule {rule.id!r}, as the package {every[rule.id].extension.package!r} has"
+                )
+            every[rule.id] = ThirdPartyRule(
+                Rule(rule.id, rule.short, f"{rule.help} (A rule of the package {extension.package}.)", rule.level),
+                rule.find,
+                extension,
+            )
+    return tuple(every.values())
+
+
+def _rules_of_extension(extension: Extension) -> list[GuestRule]:
+    named: Any = extension.load()
+    if callable(named) and not isinstance(named, GuestRule):
+        named = extension.run("fails", named)
+    several = [named] if isinstance(named, GuestRule) else named
+    if not isinstance(several, list | tuple) or not all(isinstance(rule, GuestRule) for rule in several):
+        raise extension.make_error(f"is {named!r:.80}, not a GuestRule or a list of them")
+    for rule in several:
+        if not isinstance(rule.id, str) or not _ID.fullmatch(rule.id) or rule.id in (*IDS, "all", "none"):
+            raise extension.make_error(
+                f"has a rule {rule.id!r:.80}; an id is of small letters, digits and hyphens, and none of ours"
+            )
+        if not (isinstance(rule.short, str) and isinstance(rule.help, str) and callable(rule.find)):
+            raise extension.make_error(f"has a rule {rule.id!r} without texts, or without a function that finds it")
+        if rule.level not in get_args(Level):
+            raise extension.make_error(
+                f"has a rule {rule.id!r} of the level {rule.level!r}; it is error, warning or note"
+            )
+    return [*several]

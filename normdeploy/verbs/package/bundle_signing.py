@@ -1,0 +1,89 @@
+"""Signs a bundle, and tells who signed one.
+
+Beside what the manifest lists a signed bundle holds a bill of materials and ``provenance.intoto.jsonl``: one line, the
+envelope of a Statement about every other file (`normdeploy.evidence.slsa_provenance`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...environment import describe_environment
+from ...errors import EvidenceError
+from ...evidence import signed_envelope, slsa_provenance
+from ...evidence.sbom import SbomSubject, make_sbom
+from ...evidence.signing_keys import Signer
+from ...storage.onnx_files import hash_file
+from .evidence_bundle import MANIFEST, PROVENANCE, SBOM, scan_folder
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import Key
+
+_MOST = 64 * 2**20  # bytes of a signed statement that are read
+_NO_MODEL = frozenset({MANIFEST, SBOM, "README.md", "report.json", "report.html"})
+
+
+def sign_bundle(folder: Path, signer: Signer, origin: slsa_provenance.ProvenanceRecord) -> None:
+    """Write the bill of materials and the signed provenance into a bundle that is otherwise whole.
+
+    Raises:
+        RuntimeUnavailable: a library is missing.
+    """
+    data = (folder / MANIFEST).read_bytes()
+    manifest, digest = json.loads(data), hashlib.sha256(data).hexdigest()
+    facts = manifest.get("versions") or describe_environment()
+    hashes = {path: hash_file(folder / path) for path in scan_folder(folder)[0] if path not in (PROVENANCE, SBOM)}
+    deployed = {p: h for p, h in hashes.items() if p not in _NO_MODEL and not p.startswith(("samples/", "certif"))}
+    sbom = make_sbom(SbomSubject(manifest.get("name", "model"), digest, manifest.get("made", ""), deployed, facts))
+    (folder / SBOM).write_bytes(sbom)
+    subjects = hashes | {SBOM: hashlib.sha256(sbom).hexdigest()}
+    payload = slsa_provenance.make_statement(subjects, origin, facts, signer.public_key.keyid)
+    (folder / PROVENANCE).write_bytes(signed_envelope.seal_payload(payload, slsa_provenance.PAYLOAD, signer) + b"\n")
+
+
+def require_signed(folder: str | os.PathLike[str], keys: Sequence[Key]) -> None:
+    """
+    Raises:
+        EvidenceError: the bundle is not signed by one of the keys, or not a byte of it is as it was signed: a file is
+            changed, missing or new, or a link.
+    """
+    root = Path(os.path.realpath(folder))
+    if (data := _read_provenance(root)) is None:
+        trusted = ", ".join(key.keyid[:16] for key in keys)
+        raise EvidenceError(
+            f"the bundle {os.fspath(folder)!r} is not signed: it holds no {PROVENANCE}, and it has to be by the key"
+            f" {trusted}"
+        )
+    what = f"{PROVENANCE} of the bundle {os.fspath(folder)!r}"
+    subjects = slsa_provenance.statement_subjects(
+        signed_envelope.open_envelope(data, slsa_provenance.PAYLOAD, keys, what), what
+    )
+    present, others = scan_folder(root)
+    del present[PROVENANCE]
+    for path in sorted({*subjects, *present, *others, MANIFEST, SBOM}):
+        signed = f"sha256 {subjects[path]}" if path in subjects else "not among what was signed"
+        now = (
+            f"sha256 {hash_file(root / path)}" if path in present else "a link or no file" if path in others else "gone"
+        )
+        if signed != now:
+            raise EvidenceError(
+                f"the bundle {os.fspath(folder)!r} is not as it was signed: {path} was {signed}, and is {now}"
+            )
+
+
+def list_signers(root: Path) -> tuple[str, ...]:
+    """Who a bundle says it is signed by, which nobody has verified."""
+    data = _read_provenance(root)
+    return () if data is None else signed_envelope.signer_names(data)
+
+
+def _read_provenance(root: Path) -> bytes | None:
+    path = root / PROVENANCE
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > _MOST:
+        return None
+    return path.read_bytes()

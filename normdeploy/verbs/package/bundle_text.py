@@ -1,0 +1,143 @@
+"""What a bundle says in words: the commands that made it, its README, and its notes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from ...errors import GraphError
+from ...storage.export_record import read_record
+from .model_files import PackagedEngine
+
+if TYPE_CHECKING:
+    from ..verify.comparison_result import Comparison
+    from .package_options import PackageCall
+    from .triton_config import ServingOptions
+
+REPOSITORY = "model_repository"
+_DEFAULTS = {"opset": None, "runtime": "any", "fuse": "standard", "strict": False, "precision": None}
+
+
+def reproduction_commands(call: PackageCall, proto: onnx.ModelProto) -> list[str]:
+    """The export as the file recorded it, if it did, the packaging, and what serves and checks the bundle; folders are
+    left out.
+    """
+    export: list[list[str]] = []
+    try:
+        record = read_record(proto)
+    except GraphError:
+        record = {}
+    if record:
+        flags = {
+            name: value for name, value in record["export"].items() if name in _DEFAULTS and value != _DEFAULTS[name]
+        }
+        words = [
+            word
+            for name, value in sorted(flags.items())
+            for word in ([f"--{name}"] if value is True else [f"--{name}", str(value)])
+        ]
+        export = [["normdeploy", "export", "MODEL", "-o", "model.onnx", *_loading_flags(record["load"]), *words]]
+    served = ["tritonserver", f"--model-repository={REPOSITORY}"]
+    every = [
+        *export,
+        ["normdeploy", "package", *_package_arguments(call), *_loading_flags(call.load_keywords)],
+        served,
+        ["normdeploy", "recheck", "."],
+    ]
+    return [shlex.join(words) for words in every]
+
+
+def package_command(commands: Sequence[str]) -> str:
+    """That of the commands that made the bundle."""
+    return next(command for command in commands if command.startswith("normdeploy package "))
+
+
+def _package_arguments(call: PackageCall) -> list[str]:
+    typed = [_folder_free_name(call.model_path), "-o", _folder_free_name(call.output)]
+    paths: list[tuple[str, Any]] = [("--source", call.source), ("--report-from", call.report_from)]
+    paths += [("--engine", e) for e in call.engines]
+    paths += [("--inputs", "FILE.npz" if isinstance(i, Mapping) else i) for i in call.sample_sources]
+    typed += [word for flag, value in paths if value is not None for word in (flag, _folder_free_name(value))]
+    numbers: list[tuple[str, Any, Any]] = [("--name", call.name, None), ("--max-batch", call.max_batch, None)]
+    numbers += [("--instances", call.instances, 1), ("--provider", call.provider, "cpu")]
+    typed += [word for flag, value, usual in numbers if value != usual for word in (flag, str(value))]
+    return [*typed, "--replace"] if call.replace else typed
+
+
+def _folder_free_name(path: str | os.PathLike[str]) -> str:
+    return PurePath(path).name or os.fspath(path)
+
+
+def _loading_flags(loading: Mapping[str, Any]) -> list[str]:
+    """The options of the command line that load a model."""
+    words: list[str] = []
+    for name, flag in (("model", "--model"), ("key", "--key"), ("task", "--task"), ("part", "--part")):
+        words += [flag, str(loading[name])] if loading.get(name) else []
+    words += [
+        word
+        for name, value in (loading.get("model_args") or {}).items()
+        for word in ("--model-arg", f"{name}={value!r}")
+    ]
+    for name, flag in (("imports", "--import"), ("inputs", "--input"), ("dims", "--dim")):
+        words += [word for value in loading.get(name) or () for word in (flag, str(value))]
+    return words + [flag for name, flag in (("trust", "--trust"), ("eval", "--eval")) if loading.get(name)]
+
+
+def bundle_notes(
+    before: Sequence[str],
+    serving: ServingOptions,
+    engines: Sequence[PackagedEngine],
+    judgement: Comparison,
+    *,
+    optimize: bool,
+    certificates: int | None,
+) -> list[str]:
+    """What the user should know of the bundle."""
+    lines = [*before]
+    if serving.reason:
+        lines.append(f"Triton does not batch: {serving.reason}")
+    if aside := [e.path for e in engines if not e.is_served]:
+        lines.append(
+            f"{', '.join(aside)}: Triton's backend for TensorRT can't load TensorRT-RTX engines; they lie outside the"
+            " repository, for recheck and for programs of your own"
+        )
+    if not optimize:
+        lines.append(
+            "onnxruntime's optimizer breaks this file, and the configuration turns it off (optimization.graph.level 2)"
+        )
+    if certificates == 0:
+        lines.append("the report given holds no certificate: nothing was rewritten")
+    elif certificates is None:
+        lines.append(
+            "there are no certificates: give the report that export or optimize wrote (--report) with --report-from"
+        )
+    return [*lines, *judgement.notes]
+
+
+def render_readme(name: str, models: Sequence[str], serving: ServingOptions, reference: str, count: int) -> str:
+    """README.md of the bundle; every name in it is ours or made safe."""
+    batch = (
+        f"batches of up to {serving.max_batch}, joined dynamically" if serving.max_batch else "one request at a time"
+    )
+    return f"""# {name}
+
+An evidence bundle of normdeploy. `{REPOSITORY}/` is a model repository of Triton Inference Server with
+{" and ".join(models)}; each takes
+{batch}.
+
+    tritonserver --model-repository={REPOSITORY}
+
+`samples/` holds {count} inputs and the outputs that are expected of them, which come from {reference}. Arrays of
+bfloat16 are two-byte voids. After an update of a driver, a runtime or the model,
+
+    normdeploy recheck .
+
+compares every file with its hash, runs every sample in every runtime at hand, and says what changed; exit code 1
+where something got worse. `manifest.json` has the hashes, versions, bounds and commands, `report.json` what was seen.
+The hashes show damage; they do not show who made the bundle.
+"""

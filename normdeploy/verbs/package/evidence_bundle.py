@@ -1,0 +1,185 @@
+"""The evidence bundle as a folder: its manifest, and reading it without trust.
+
+``manifest.json`` has the schema ``normdeploy/package/1``; a later version may add keys. Paths are relative to the
+bundle, written with "/", of letters, digits, "_", "." and "-".
+
+    schema      "normdeploy/package/1"
+    normdeploy  the version that wrote it
+    name        of the models in the repository, without "_onnx" and "_trt"
+    made        when, UTC, ISO 8601
+    source      file (name) and sha256 of the ONNX file as it was given; model: null, or kind and sha256 of the PyTorch
+    model onnx        path of the ONNX file
+    configs     paths of every config.pbtxt
+    engines     path, runtime ("tensorrt" | "tensorrt-rtx"), compute_capability ("" where it was not said), served (by
+    Triton) inputs, outputs   name, dtype (numpy's name, or "bfloat16"), key (in the .npz files of the samples)
+    samples     name, kind, inputs, expected, free (paths of .npz files; free is null where no integer hangs on a
+    rounding) reference   where the expected outputs came from
+    bounds      output, kind (of sample), allowed (largest absolute error)
+    results     what the runtimes made of the samples: output, runtime, max_abs_error, allowed, verdict, reason
+    not_run     runtime, reason
+    norms       kind, module, tensor, place, runtimes (runtime without version -> verdict, as "inspect" tells)
+    versions    library, "driver", "gpu 0", "cpu", "system", ... -> version or name
+    commands    to make and to check this
+    files       path -> sha256, bytes; every file but the manifest itself and, of a signed bundle, its signed statement
+    and its bill of materials (`normdeploy.verbs.package.bundle_signing`)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ...errors import InputError
+
+SCHEMA = "normdeploy/package/1"
+MANIFEST = "manifest.json"
+PROVENANCE, SBOM = "provenance.intoto.jsonl", "sbom.cdx.json"  # of a signed bundle
+BESIDE = frozenset({MANIFEST, PROVENANCE, SBOM})  # are not in the manifest
+_MANIFEST_BYTES = 64 * 2**20
+_ENTRIES = 100_000
+_PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class EvidenceBundle:
+    """A folder that holds a manifest of ours. Nothing in it is believed before it was looked at."""
+
+    root: Path
+    manifest: Mapping[str, Any]
+
+    def file_path(self, path: Any) -> Path:
+        """Where a file of the manifest stands.
+
+        Raises:
+            InputError: the path leads out of the bundle, through a link, or to no regular file.
+        """
+        if not isinstance(path, str) or not _PATH.fullmatch(path) or len(path) > 1000:
+            raise InputError(
+                f"the manifest names the path {str(path)[:100]!r}, which is none of a bundle; make the bundle again"
+            )
+        here = self.root
+        for part in path.split("/"):
+            here = here / part
+            if here.is_symlink():
+                raise InputError(f"{path!r} leads through a link, which is not followed; make the bundle again")
+        if not here.is_file():
+            raise InputError(f"{path!r} is not in the bundle; make it again")
+        return here
+
+    def read_part(self, key: str, made: Callable[[Any], _T]) -> _T:
+        """The part ``key`` of the manifest, as ``made`` reads it.
+
+        Raises:
+            InputError: it is malformed.
+        """
+        try:
+            return made(self.manifest[key])
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+            raise InputError(
+                f"{key!r} in {MANIFEST} is malformed ({type(error).__name__}: {error}); make the bundle again"
+            ) from error
+
+
+def open_bundle(folder: str | os.PathLike[str]) -> EvidenceBundle:
+    """
+    Raises:
+        InputError: there is no bundle of ours, or its manifest is malformed or of another schema.
+    """
+    root = Path(os.path.realpath(folder))
+    if not root.is_dir():
+        raise InputError(f"there is no folder {os.fspath(folder)!r}; make a bundle with `normdeploy package`")
+    path = root / MANIFEST
+    if path.is_symlink() or not path.is_file():
+        raise InputError(
+            f"{os.fspath(folder)!r} holds no {MANIFEST}: it is no bundle; make one with `normdeploy package`"
+        )
+    if (size := path.stat().st_size) > _MANIFEST_BYTES:
+        raise InputError(
+            f"{MANIFEST} has {size} bytes, more than the {_MANIFEST_BYTES} that are read; make the bundle again"
+        )
+    try:
+        manifest = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{MANIFEST} can't be read as JSON ({error}); make the bundle again") from error
+    schema = manifest.get("schema") if isinstance(manifest, dict) else None
+    if schema != SCHEMA:
+        raise InputError(
+            f"{MANIFEST} has the schema {str(schema)[:100]!r}, this version reads {SCHEMA!r}; make the bundle again"
+        )
+    return EvidenceBundle(root, manifest)
+
+
+def require_hashes(bundle: EvidenceBundle, known: Collection[str]) -> None:
+    """
+    Args:
+        known: the paths whose hashes the manifest gives.
+
+    Raises:
+        InputError: the manifest is malformed, or tells to use a file without a hash, or one twice.
+    """
+    used = [
+        bundle.read_part("onnx", _require_text),
+        *bundle.read_part("configs", lambda value: [_require_text(path) for path in value]),
+        *bundle.read_part("engines", lambda value: [_require_text(engine["path"]) for engine in value]),
+        *bundle.read_part(
+            "samples", lambda value: [_require_text(s[part]) for s in value for part in ("inputs", "expected")]
+        ),
+        *bundle.read_part("samples", lambda value: [_require_text(s["free"]) for s in value if s["free"] is not None]),
+    ]
+    if strange := [path for path, count in Counter(used).items() if path not in known or count > 1]:
+        raise InputError(f"the manifest gives no hash of {strange[0]!r}, or uses it twice; make the bundle again")
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"it holds {constant}")
+
+
+def scan_folder(root: Path) -> tuple[dict[str, int], list[str]]:
+    """Path -> bytes of every regular file below ``root``, and what else stands there: links, special files, and folders
+    that are empty (with a "/" behind), for Triton takes any folder in a repository for a model or a version. None is
+    opened.
+
+    Raises:
+        InputError: there are more than 100,000.
+    """
+    files: dict[str, int] = {}
+    others: list[str] = []
+    stack = [(root, "")]
+    while stack:
+        folder, prefix = stack.pop()
+        with os.scandir(folder) as entries:
+            listed = list(entries)
+            if not listed and prefix:
+                others.append(prefix)
+            for entry in listed:
+                path = f"{prefix}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    stack.append((Path(entry.path), f"{path}/"))
+                    continue
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    files[path] = status.st_size
+                else:
+                    others.append(path)
+                if len(files) + len(others) > _ENTRIES:
+                    raise InputError(f"{root.name!r} holds more than {_ENTRIES} files: it is no bundle of ours")
+    return files, sorted(others)
+
+
+def parse_files(value: Any) -> dict[str, tuple[str, int]]:
+    """``files`` of the manifest: path -> (sha256, bytes)."""
+    return {_require_text(path): (_require_text(told["sha256"]), int(told["bytes"])) for path, told in value.items()}
+
+
+def _require_text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value

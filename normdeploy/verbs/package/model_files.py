@@ -1,0 +1,125 @@
+"""Copies a model's files into a bundle, under fixed names.
+
+ONNX files and engines are hard links where the file system allows it, else copies. Weights outside the ONNX file are
+copied, once: onnx's checker refuses weights with several links, those of the user's own file too ("potential hardlink
+attack").
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from ...errors import InputError
+from ...runtimes.runtime_cache import default_cache_path
+from ...runtimes.trt_runner import read_runtime
+from ...storage.onnx_files import iter_tensors
+from .triton_config import DEFAULT_FILES, safe_model_name
+
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
+
+
+@dataclass(frozen=True)
+class PackagedEngine:
+    """An engine: the file as given, later its path in the bundle; ``capability`` is "" where it was not said."""
+
+    path: str
+    runtime: str
+    capability: str
+
+    @property
+    def is_served(self) -> bool:
+        """Whether Triton can load it: its backend is TensorRT's, which does not know TensorRT-RTX."""
+        return self.runtime == "tensorrt"
+
+
+def parse_engines(given: Sequence[str | os.PathLike[str]]) -> list[PackagedEngine]:
+    """Engines from paths and from texts such as "8.6=a.plan".
+
+    Raises:
+        InputError: one is missing or no engine, or of several TensorRT engines it is not told which GPU each is for.
+    """
+    engines = []
+    for entry in given:
+        text = os.fspath(entry)
+        match = re.match(r"(\d+\.\d)=", text)
+        capability = match[1] if match else ""
+        path = text[len(capability) + 1 :] if match else text
+        engines.append(PackagedEngine(os.path.realpath(path), read_runtime(Path(path)), capability))
+    served = [e.capability for e in engines if e.is_served]
+    if len(served) > 1 and ("" in served or len(set(served)) < len(served)):
+        raise InputError(
+            f"of {len(served)} TensorRT engines Triton must know which GPU each is for; they are for"
+            f" {[c or '?' for c in served]}: write --engine 8.6=FILE, each compute capability once"
+        )
+    return engines
+
+
+def copy_engines(engines: Sequence[PackagedEngine], served: Path, aside: Path) -> list[PackagedEngine]:
+    """Put TensorRT's engines into ``served``, the others and their runtime caches into ``aside``.
+
+    Returns:
+        the engines with their paths in the bundle.
+    """
+    placed = []
+    for index, engine in enumerate(engines):
+        if engine.is_served:
+            name = f"sm{engine.capability.replace('.', '')}.plan" if engine.capability else DEFAULT_FILES["tensorrt"]
+        else:
+            name = f"{index}_{safe_model_name(Path(engine.path).stem)}.engine"
+        target = link_or_copy(Path(engine.path), (served if engine.is_served else aside) / name)
+        if not engine.is_served and (cache := default_cache_path(engine.path)).is_file():
+            link_or_copy(cache, default_cache_path(target))
+        placed.append(PackagedEngine(target.relative_to(aside.parent).as_posix(), engine.runtime, engine.capability))
+    return placed
+
+
+def copy_onnx(path: Path, proto: onnx.ModelProto, folder: Path) -> Path:
+    """Put the ONNX file and its weights into ``folder``.
+
+    The file is the same, byte for byte, where its weights lie beside it under plain names. Else (folders, odd
+    characters) it is written with references to names of ours: what the file says never becomes a path.
+
+    Args:
+        proto: the file without its weights, as ``load_onnx`` read it, which has proven that they lie in the file's
+        folder.
+    """
+    target = folder / DEFAULT_FILES["onnxruntime"]
+    entries = [
+        e
+        for t in iter_tensors(proto)
+        if t.data_location == onnx.TensorProto.EXTERNAL
+        for e in t.external_data
+        if e.key == "location"
+    ]
+    locations = list(dict.fromkeys(e.value for e in entries))
+    if all(_PLAIN.fullmatch(location) and location != target.name for location in locations):
+        link_or_copy(path, target)
+        for location in locations:
+            shutil.copyfile(path.parent / location, folder / location)
+        return target
+    names = {location: f"weights_{index}.data" for index, location in enumerate(locations)}
+    for entry in entries:
+        entry.value = names[entry.value]
+    folder.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(proto.SerializeToString())
+    for location, name in names.items():
+        shutil.copyfile(path.parent / location, folder / name)
+    return target
+
+
+def link_or_copy(source: Path, target: Path) -> Path:
+    """``target`` as another name of ``source``, or a copy where that can't be."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    real = os.path.realpath(source)
+    try:
+        os.link(real, target)
+    except OSError:  # another file system, one without links, or another user's file
+        shutil.copyfile(real, target)
+    return target

@@ -1,0 +1,234 @@
+"""Checks everything that goes into a bundle before a byte of it is written."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from ...errors import InputError
+from ...inputs.input_ranges import name_dynamic_dims
+from ...reports.report import SCHEMA
+from ...storage.export_record import read_record
+from ...storage.onnx_files import load_onnx
+from ...types import PathLike
+from ..run import PROVIDERS
+from ..sources import load_judged_model
+from ..verify.input_cases import read_inputs
+from ..verify.runtime_candidates import OFF, ON
+from . import evidence_bundle, triton_config
+from .package_options import PackageCall, PackageOptions
+from .triton_config import ServingOptions, TritonPort
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from ..verify.comparison_result import Comparison
+    from .samples import Samples
+
+_REPORT_BYTES = 2**28
+_INSTANCES = 1024
+_LARGEST = 2**31 - 1  # what Triton's int32 holds
+
+
+def require_serving(options: PackageOptions) -> None:
+    """
+    Raises:
+        InputError: Triton can't serve what is asked for.
+    """
+    if options.provider not in PROVIDERS:
+        raise InputError(f"there is no provider {options.provider!r}; choose one of {', '.join(PROVIDERS)}")
+    if not 1 <= options.instances <= _INSTANCES or (options.max_batch or 0) < 0:
+        sizes = f"instances is {options.instances} and the largest batch {options.max_batch}"
+        raise InputError(f"{sizes}; give 1 to {_INSTANCES} instances, and no negative batch")
+
+
+@dataclass
+class PackageJob:
+    """What is known of the model that is packaged; ``model`` is the kind and sha256 of its PyTorch file."""
+
+    path: Path
+    proto: onnx.ModelProto  # without its weights
+    name: str
+    inputs: tuple[TritonPort, ...]
+    outputs: tuple[TritonPort, ...]
+    model: dict[str, str] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def make_job(call: PackageCall) -> PackageJob:
+    """
+    Raises:
+        GraphError, InputError: the file is broken, or has inputs or outputs that Triton can't serve; or the name is
+            none.
+    """
+    path = Path(os.path.realpath(call.model_path))
+    proto = load_onnx(path, external_data=False)
+    # Inference carries the names of the inputs' dims to the outputs.
+    name_dynamic_dims(proto)
+    initializers = {t.name for t in proto.graph.initializer}
+    inputs = triton_config.make_ports([v for v in proto.graph.input if v.name not in initializers])
+    job = PackageJob(
+        path, proto, choose_name(Path(call.model_path).stem, call.name), inputs, triton_config.output_ports(proto)
+    )
+    if half := [port.name for port in (*inputs, *job.outputs) if port.dtype == "bfloat16"]:
+        job.notes.append(
+            f"Triton's backend for onnxruntime takes no bfloat16 ({', '.join(half)}) and will not load {job.name}_onnx;"
+            " `normdeploy export --precision bf16 --keep-io` writes a file whose inputs and outputs are float32"
+        )
+    return job
+
+
+def check_target(call: PackageCall) -> Path:
+    """Where the bundle is to stand; refused where something else would be lost."""
+    target = Path(os.path.realpath(call.output))
+    path = repr(os.fspath(call.output))
+    if not target.parent.is_dir():
+        raise InputError(f"can't write {path}: there is no folder {target.parent.name!r}; make it first")
+    if not target.exists():
+        return target
+    if not target.is_dir():
+        raise InputError(f"can't write {path}: it is a file; give the name of a folder")
+    if not any(target.iterdir()):
+        return target
+    try:
+        old = evidence_bundle.open_bundle(target)
+        known = old.read_part("files", evidence_bundle.parse_files)
+    except InputError as error:
+        raise InputError(f"{path} is not empty and no bundle of ours ({error}); give another folder") from error
+    files, others = evidence_bundle.scan_folder(target)
+    if strange := sorted({*files, *others} - known.keys() - evidence_bundle.BESIDE):
+        raise InputError(
+            f"the bundle {path} holds files that are not its own and would be lost: {strange[:5]}; move them away"
+        )
+    if not call.replace:
+        raise InputError(f"{path} holds a bundle already; replace it with --replace, or give another folder")
+    return target
+
+
+def choose_name(stem: str, given: str | None) -> str:
+    """The models' name: ``given``, or what is safe of the file's."""
+    safe = triton_config.safe_model_name(stem if given is None else given)
+    if given is not None and safe != given:
+        raise InputError(
+            f"the name {given!r} is none for Triton (letters, digits, '_', '.', '-', at most 100); {safe!r} would"
+            " be one"
+        )
+    return safe
+
+
+def read_certificates(report: PathLike | None, proto: onnx.ModelProto) -> list[dict[str, Any]]:
+    """The norms of a report that have a certificate."""
+    if report is None:
+        return []
+    title, path = repr(os.fspath(report)), Path(report)
+    if not path.is_file() or path.stat().st_size > _REPORT_BYTES:
+        raise InputError(
+            f"the report {title} is no file, or larger than {_REPORT_BYTES} bytes; give what --report of export wrote"
+        )
+    try:
+        document = json.loads(path.read_bytes())
+        norms = [n for n in document["norms"] if n["certificate"] is not None]
+        written = {n["tensor"] for n in norms if n["status"] == "fused"}
+        schema = document["schema"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise InputError(
+            f"{title} is no report of normdeploy ({type(error).__name__}: {error}); give what --report of export wrote"
+        ) from error
+    if schema != SCHEMA:
+        raise InputError(f"the report {title} has the schema {schema!r}, this version reads {SCHEMA!r}; export again")
+    if written and not written & {o for node in proto.graph.node for o in node.output}:
+        raise InputError(
+            f"the report {title} is of another file: none of the norms that it says were fused is in this one"
+        )
+    return [{"schema": "normdeploy/certificate/1", **norm} for norm in norms]
+
+
+def make_samples(job: PackageJob, call: PackageCall) -> tuple[Samples, str, str]:
+    """The samples, the batch dim ("" where there is none) and why there is none."""
+    from .samples import make_samples_from_file, make_samples_from_model
+
+    batch, why = triton_config.find_batch_dim(job.inputs, job.outputs)
+    if call.max_batch and not batch:
+        raise InputError(f"--max-batch is {call.max_batch}, but Triton can't batch this file: {why}; leave it out")
+    given = read_inputs(call.sample_sources) if call.sample_sources else []
+    if call.source is None:
+        made = make_samples_from_file(
+            job.path,
+            job.proto,
+            job.inputs,
+            batch=batch,
+            largest=call.max_batch or 0,
+            inputs=given,
+            progress=call.progress,
+        )
+        return made, batch, why
+    if call.progress is not None:
+        call.progress("load", 0, 0)
+    model, notes = load_judged_model(call.source, [job.path], (), None, call.load_keywords)
+    job.notes += notes
+    if model.word:
+        job.notes.append(f"sizes and values of the samples are by {model.word}; the model itself states none")
+    job.model = {"kind": model.kind, "sha256": model.sha256}
+    theirs, ours = {spec.name for spec in model.inputs}, {p.name for p in job.inputs}
+    if theirs != ours or not {p.name for p in job.outputs} <= set(model.outputs):
+        raise InputError(
+            f"{job.path.name} takes the inputs {sorted(ours)}, the model takes {sorted(theirs)}; is it a file of this"
+            " model?"
+        )
+    return (
+        make_samples_from_model(model, job.path, job.proto, batch=batch, inputs=given, progress=call.progress),
+        batch,
+        why,
+    )
+
+
+def batch_range(job: PackageJob, batch: str, samples: Samples) -> tuple[int, int, int]:
+    """(min, usual, max) of the batch dim: as recorded at the export, else what the samples hold."""
+    for spec in read_record(job.proto).get("inputs", ()):
+        for dim in spec.shape:
+            if batch and dim.name == batch:
+                return dim.min, dim.opt, min(dim.max, _LARGEST)
+    sizes = [len(a) for s in samples.cases for a in s.inputs.values() if a.ndim]
+    most = max([1, *sizes])
+    return 1, most, most
+
+
+def require_loadable(judgement: Comparison, call: PackageCall, *, optimize: bool) -> None:
+    """
+    Raises:
+        InputError: onnxruntime has no kernel where Triton is told to run the ONNX file, which it would then refuse to
+            load.
+    """
+    missed = {m.runtime: m.reason for m in judgement.not_run}
+    if call.provider == "cpu" and (reason := missed.get(ON if optimize else OFF)):
+        raise InputError(
+            f"Triton would not load {Path(call.model_path).name} on the CPU: {reason}; give --provider cuda"
+        )
+
+
+def make_serving(batch: str, why: str | None, call: PackageCall, sizes: tuple[int, int, int]) -> ServingOptions:
+    """How Triton is to batch, ``sizes`` being the (min, usual, max) of the batch dim.
+
+    Raises:
+        InputError: a batch was asked for that the model does not take.
+    """
+    low, usual, high = sizes
+    if not why and low > 1:
+        why = f"the dim {batch!r} is {low} at least, and Triton sends single rows too"
+    if call.max_batch == 0:
+        why = "--max-batch is 0"
+    if why:
+        if call.max_batch:
+            raise InputError(
+                f"--max-batch is {call.max_batch}, but Triton must not batch this file: {why}; leave it out"
+            )
+        return ServingOptions(0, (), call.instances, why)
+    if call.max_batch is not None and call.max_batch > high:
+        raise InputError(
+            f"--max-batch is {call.max_batch}, but the dim {batch!r} goes from {low} to {high}; give a size within that"
+        )
+    largest = call.max_batch or high
+    return ServingOptions(largest, tuple(sorted({n for n in (usual, largest) if 1 < n <= largest})), call.instances)

@@ -1,0 +1,179 @@
+"""Samples run in every runtime at hand and judged by their bounds (``normdeploy.verbs.package.samples``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...compare.element_errors import absolute_difference
+from ...compare.error_tally import ErrorTally
+from ...compare.ulp_spacing import EAGER_MULTIPLE, ULPS
+from ...errors import InputError
+from ...runtimes.torch_runners import Float64Runner
+from ...runtimes.trt_runner import TrtRunner
+from ...storage.onnx_files import load_onnx
+from ...types import Progress
+from ..verify.comparison_result import Comparison
+from ..verify.input_cases import InputCase
+from ..verify.output_results import OutputResult, failed_result, judge_output
+from ..verify.runtime_candidates import OFF, ON, NotRun, RuntimeCandidate, inspect_file, make_candidates
+from .onnx_reference import is_floating, reference_runner
+from .samples import Sample, Samples
+
+
+@dataclass(frozen=True)
+class Judgement(Comparison):
+    """What the runtimes make of samples; ``reference`` says where the expected outputs came from."""
+
+    reference: str = Float64Runner.name
+
+    @property
+    def optimizer_is_wrong(self) -> bool:
+        """onnxruntime fails with its optimizer on, and on the same output passes with it off."""
+        right = {r.output for r in self.results if r.runtime == OFF and r}
+        return any(r.runtime == ON and not r and r.output in right for r in self.results)
+
+    def to_json(self) -> dict[str, Any]:
+        return super().to_json() | {
+            "rule": {"eager_multiple": EAGER_MULTIPLE, "ulps": ULPS, "reference": self.reference}
+        }
+
+
+@dataclass
+class _BoundedTally(ErrorTally):
+    """A tally whose bound was recorded."""
+
+    bound: float = 0.0
+
+    def allowed_error(self, eager: ErrorTally) -> float:
+        return self.bound
+
+
+def judge_samples(
+    path: Path,
+    engines: Sequence[Path],
+    samples: Samples,
+    *,
+    runtime_cache: bool | None = None,
+    progress: Progress | None = None,
+) -> Judgement:
+    """Run every sample in onnxruntime (optimizer off and on, CPU and GPU) and in each engine that can be run here.
+
+    Args:
+        runtime_cache: of TensorRT-RTX's engines: True writes what is compiled for this GPU beside each, None reads what
+            lies there, False does neither.
+
+    Raises:
+        GraphError: the ONNX file is broken.
+        InputError: an engine is none.
+    """
+    subjects = [inspect_file(file) for file in (path, *engines)]
+    candidates, not_run = make_candidates(subjects)
+    notes = []
+    for done, candidate in enumerate(candidates):
+        if candidate.subject is not None and candidate.subject.runtime == "tensorrt-rtx":
+            candidate.make = partial(TrtRunner, candidate.subject.path, runtime_cache)
+        if progress is not None:
+            progress("run", done, len(candidates))
+        with ExitStack() as stack:  # one at a time is in memory: each may be as large as the model
+            candidate.load(stack)
+            for sample in samples.cases:
+                _run_sample(candidate, sample, samples, half=subjects[0].precision != "")
+            candidate.runner = None
+        if candidate.skipped and candidate.tallies:
+            notes.append(
+                f"{candidate.name}: {candidate.skipped} of {len(samples.cases)} samples lie outside the engine's"
+                " profile"
+            )
+        elif candidate.skipped:
+            candidate.unavailable = "every sample lies outside the engine's profile"
+    outputs = dict.fromkeys(output for sample in samples.cases for output in sample.expected)
+    results = [r for output in outputs for candidate in candidates for r in _output_results(output, candidate, samples)]
+    missed = [*not_run, *(NotRun(c.name, c.unavailable, c.file_label) for c in candidates if c.unavailable)]
+    names = tuple(sample.name for sample in samples.cases)
+    return Judgement(tuple(results), tuple(missed), names, (*samples.notes, *notes), reference=samples.reference)
+
+
+def _run_sample(candidate: RuntimeCandidate, sample: Sample, samples: Samples, *, half: bool) -> None:
+    result = candidate.infer(InputCase(sample.name, sample.kind, lambda: sample.inputs), sample.inputs)
+    if result is None:
+        return
+    for output, expected in sample.expected.items():
+        value = result.get(output)
+        if half and value is not None and is_floating(expected.dtype) and is_floating(value.dtype):
+            value = value.astype(expected.dtype)  # outputs of a half-precision file may have been kept in float32
+        tally = candidate.tallies.get((output, sample.kind))
+        if tally is None:
+            tally = candidate.tallies[output, sample.kind] = _BoundedTally(
+                expected.dtype, bound=samples.bounds[output, sample.kind]
+            )
+        exact = expected.astype(np.float64) if is_floating(expected.dtype) else expected
+        tally.add(sample.name, value, exact, partial(_matches_expected, sample, output))
+
+
+def _matches_expected(sample: Sample, output: str, value: np.ndarray) -> np.ndarray:
+    free = sample.free.get(output)
+    same = np.asarray(value == sample.expected[output])
+    return same if free is None else same | free
+
+
+def _output_results(output: str, candidate: RuntimeCandidate, samples: Samples) -> list[OutputResult]:
+    """What became of one output in one runtime; nothing where it was not run."""
+    dtype = next(s.expected[output] for s in samples.cases if output in s.expected).dtype
+    if candidate.failure:
+        return [failed_result(output, candidate.name, dtype, candidate.where, candidate.failure)]
+    mine = {kind: tally for (name, kind), tally in candidate.tallies.items() if name == output}
+    if not mine or candidate.unavailable:
+        return []
+    return [judge_output(output, candidate.name, mine, {kind: ErrorTally(dtype) for kind in mine})]
+
+
+def explain_row_dependence(path: Path, samples: Samples) -> str | None:
+    """Why requests can't be joined in one batch, None where nothing speaks against it.
+
+    The first and the last row of a batch are run alone. Each of the two answers may be off by the sample's bound, so
+    they may differ by twice that; by more, the answer for a row depends on the others (a normalization over the batch).
+    """
+    batches = [
+        s
+        for s in samples.cases
+        if s.kind in ("random", "given") and all(a.ndim and len(a) > 1 for a in s.inputs.values())
+    ]
+    if not batches:
+        return None
+    sample = min(batches, key=Sample.nbytes)
+    with reference_runner(path, load_onnx(path, external_data=False)) as runner:
+        together = runner.infer(sample.inputs)
+        count = len(next(iter(sample.inputs.values())))
+        for row in (slice(0, 1), slice(count - 1, count)):
+            try:
+                alone = runner.infer({name: np.ascontiguousarray(a[row]) for name, a in sample.inputs.items()})
+            except InputError as error:
+                return f"the model does not run on one row alone: {error}"
+            for name, value in alone.items():
+                free = sample.free.get(name)
+                if reason := _describe_difference(
+                    name, value, together[name], row, 2 * samples.bounds[name, sample.kind], free
+                ):
+                    return reason
+    return None
+
+
+def _describe_difference(
+    name: str, alone: np.ndarray, together: np.ndarray, row: slice, bound: float, free: np.ndarray | None
+) -> str | None:
+    if together.ndim == 0 or alone.shape != together[row].shape:
+        return f"the output {name!r} has the shape {list(together.shape)}, and {list(alone.shape)} for one row"
+    if not is_floating(alone.dtype):
+        same = (alone == together[row]) | (False if free is None else free[row])
+        return None if np.all(same) else f"a row's {name!r} depends on the other rows of the batch"
+    worst = float(absolute_difference(alone, together[row]).max(initial=0.0))
+    return (
+        f"a row's {name!r} depends on the other rows of the batch: it differs by {worst:.2e}" if worst > bound else None
+    )

@@ -1,0 +1,81 @@
+"""The samples of a bundle, read without trust."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ...errors import InputError
+from ...storage.npz_files import read_npz
+from .evidence_bundle import EvidenceBundle
+from .samples import Sample, Samples
+
+
+def read_samples(bundle: EvidenceBundle, damaged: set[str]) -> tuple[Samples, list[str]]:
+    """The samples whose files are as they were packaged, and a note for each other one.
+
+    Raises:
+        InputError: the manifest is malformed, or a file holds other arrays than it says.
+    """
+    inputs, outputs = bundle.read_part("inputs", _parse_ports), bundle.read_part("outputs", _parse_ports)
+    bounds = bundle.read_part(
+        "bounds", lambda value: {(str(b["output"]), str(b["kind"])): _parse_bound(b["allowed"]) for b in value}
+    )
+    cases, notes = [], []
+    for entry in bundle.read_part("samples", lambda value: [dict(v) for v in value]):
+        name, kind, paths = (
+            str(entry.get("name")),
+            str(entry.get("kind")),
+            [entry.get(p) for p in ("inputs", "expected", "free")],
+        )
+        if broken := [str(path) for path in paths if path in damaged]:
+            notes.append(f"the sample {name!r} was not run: {broken[0]} is not what was packaged")
+            continue
+        given, expected = _read_arrays(bundle, paths[0], inputs), _read_arrays(bundle, paths[1], outputs)
+        free = (
+            _read_arrays(bundle, paths[2], {n: ("bool", key) for n, (_, key) in outputs.items()}, every=False)
+            if paths[2] is not None
+            else {}
+        )
+        if missing := sorted({output for output in expected if (output, kind) not in bounds}):
+            raise InputError(
+                f"the manifest has no bound for {missing} in samples of kind {kind!r}; make the bundle again"
+            )
+        if wrong := [n for n, a in free.items() if n not in expected or a.shape != expected[n].shape]:
+            raise InputError(f"{paths[2]} does not fit {wrong} of {paths[1]}; make the bundle again")
+        cases.append(Sample(name, kind, given, expected, free))
+    return Samples(tuple(cases), bounds, str(bundle.manifest.get("reference", ""))), notes
+
+
+def _parse_ports(value: Any) -> dict[str, tuple[str, str]]:
+    """Name -> dtype and key."""
+    return {str(v["name"]): (str(v["dtype"]), str(v["key"])) for v in value}
+
+
+def _parse_bound(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"the bound {value!r} is none")
+    return float(value)
+
+
+def _read_arrays(
+    bundle: EvidenceBundle, path: Any, ports: Mapping[str, tuple[str, str]], *, every: bool = True
+) -> dict[str, np.ndarray]:
+    file = bundle.file_path(path)
+    content = read_npz(file, limit=file.stat().st_size)  # as `package` writes them they are not compressed
+    arrays = {}
+    for name, (dtype, key) in ports.items():
+        if key not in content and not every:
+            continue
+        array = content.get(key)
+        if array is not None and dtype == "bfloat16" and array.dtype.str[1:] == "V2":
+            array = array.view(ml_dtypes.bfloat16)
+        if array is None or array.dtype.name != dtype:
+            kind = "nothing" if array is None else array.dtype.name
+            raise InputError(f"{path} holds {kind} for {name!r}, the manifest says {dtype}; make the bundle again")
+        arrays[name] = array
+    return arrays

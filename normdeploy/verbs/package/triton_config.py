@@ -1,0 +1,310 @@
+"""Triton Inference Server's model configuration (``config.pbtxt``), written and read as protobuf text.
+
+The messages below are the part of Triton's ``model_config.proto`` that is written here, with its names and numbers.
+Triton's rules (its documentation, "Model Configuration"):
+
+- With ``max_batch_size`` > 0 every tensor has the batch as its first dim, which ``dims`` leaves out; Triton joins
+  requests along it.
+- ``dims`` is never empty and no dim is 0: a tensor without (further) dims is stated as [1]. Where Triton batches,
+  ``reshape`` tells that the model sees none; elsewhere it refuses such a ``reshape`` ("scalar tensors are not
+  supported"), and its backend takes [1] as it is.
+- The backend for onnxruntime compares the outputs' dims with those that onnxruntime infers, which may be sizes where
+  the file states names; there a -1 is refused (onnxruntime_backend, CompareDimsSupported). It takes no bfloat16 (issue
+  8464 of its server).
+- ``model_warmup`` repeats one row of data ``batch_size`` times; its files lie in the model's folder ``warmup``.
+- ``optimization.graph.level`` for onnxruntime: unset is everything, 2 is nothing (onnxruntime_backend's README).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format  # type: ignore[import-untyped]
+
+from ...errors import GraphError, InputError, RuntimeUnavailable
+from ...graphs.proto_queries import value_info_type
+from ...graphs.shape_inference import infer_types
+from ...runtimes.ort_runner import OrtRunner
+
+Shape = tuple[int | str | None, ...]
+TYPES = {
+    "bool": "TYPE_BOOL",
+    "uint8": "TYPE_UINT8",
+    "uint16": "TYPE_UINT16",
+    "uint32": "TYPE_UINT32",
+    "uint64": "TYPE_UINT64",
+    "int8": "TYPE_INT8",
+    "int16": "TYPE_INT16",
+    "int32": "TYPE_INT32",
+    "int64": "TYPE_INT64",
+    "float16": "TYPE_FP16",
+    "float32": "TYPE_FP32",
+    "float64": "TYPE_FP64",
+    "bfloat16": "TYPE_BF16",
+}
+BACKENDS = {
+    "onnxruntime": ("onnxruntime", "onnxruntime_onnx"),
+    "tensorrt": ("tensorrt", "tensorrt_plan"),
+}  # backend, platform
+DEFAULT_FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan"}
+UNOPTIMIZED = 2  # onnxruntime's optimizer off
+
+_ENUMS = {
+    "DataType": ("TYPE_INVALID", *list(TYPES.values())[:-1], "TYPE_STRING", "TYPE_BF16"),
+    "Kind": ("KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL"),
+}
+_MESSAGES = {
+    "Reshape": "repeated int64 shape = 1",
+    "Input": "string name = 1; DataType data_type = 2; repeated int64 dims = 4; Reshape reshape = 5",
+    "Output": "string name = 1; DataType data_type = 2; repeated int64 dims = 3; Reshape reshape = 5",
+    "Graph": "int32 level = 1",
+    "Optimization": "Graph graph = 1",
+    "Batching": "repeated int32 preferred_batch_size = 1; uint64 max_queue_delay_microseconds = 2",
+    "Group": "string name = 1; int32 count = 2; repeated int32 gpus = 3; Kind kind = 4",
+    "File": "string key = 1; string value = 2",
+    "Data": (
+        "DataType data_type = 1; repeated int64 dims = 2; bool zero_data = 3; bool random_data = 4; string"
+        " input_data_file = 5"
+    ),
+    "Named": "string key = 1; Data value = 2",
+    "Warmup": "string name = 1; uint32 batch_size = 2; repeated Named inputs = 3; uint32 count = 4",
+    "ModelConfig": (
+        "string name = 1; string platform = 2; int32 max_batch_size = 4; repeated Input input = 5; repeated Output"
+        " output = 6; repeated Group instance_group = 7; string default_model_filename = 8; repeated File"
+        " cc_model_filenames = 9; Batching dynamic_batching = 11; Optimization optimization = 12; repeated Warmup"
+        " model_warmup = 16; string backend = 17"
+    ),
+}
+
+
+def _model_config_class() -> Any:
+    """The class of the message ModelConfig."""
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="normdeploy/triton.proto", package="normdeploy", syntax="proto3")
+    for name, values in _ENUMS.items():
+        enum = file.enum_type.add(name=name)
+        for position, value in enumerate(values):
+            enum.value.add(name=value, number=position)
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for text in fields.split("; "):
+            *repeated, kind, called, _, number = text.split()
+            label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
+            added = message.field.add(name=called, number=int(number), label=label)
+            if kind in _ENUMS or kind in _MESSAGES:
+                added.type = field.TYPE_ENUM if kind in _ENUMS else field.TYPE_MESSAGE
+                added.type_name = f".normdeploy.{kind}"
+            else:
+                added.type = getattr(field, f"TYPE_{kind.upper()}")
+    return message_factory.GetMessages([file], pool=descriptor_pool.DescriptorPool())["normdeploy.ModelConfig"]
+
+
+ModelConfig = _model_config_class()
+
+
+@dataclass(frozen=True)
+class TritonPort:
+    """An input or output of a model; each dim is its size, its name, or None where the file says neither."""
+
+    name: str
+    dtype: str
+    shape: Shape
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.dtype}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
+
+
+@dataclass(frozen=True)
+class WarmupRequest:
+    """One request that Triton runs before it announces the model: ``batch_size`` times the row in ``files``.
+
+    ``files`` maps an input to its file in the folder ``warmup`` and ``shapes`` to the row's shape, without the batch.
+    The files hold the elements in C order, little-endian.
+    """
+
+    name: str
+    batch_size: int
+    files: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class ServingOptions:
+    """How the models of a package are to be served.
+
+    ``max_batch`` is 0 where Triton must not batch, and ``reason`` says why. ``preferred`` are batch sizes that engines
+    are best at.
+    """
+
+    max_batch: int
+    preferred: tuple[int, ...]
+    instances: int
+    reason: str = ""
+
+
+def make_ports(values: Sequence[onnx.ValueInfoProto]) -> tuple[TritonPort, ...]:
+    """
+    Raises:
+        GraphError: an input or output is no tensor, or has no stated shape.
+        InputError: Triton has no type for it, or takes no such shape.
+    """
+    return tuple(_make_port(value) for value in values)
+
+
+def output_ports(proto: onnx.ModelProto) -> tuple[TritonPort, ...]:
+    """Return the outputs of ``proto``, with the dims of inputs where inference finds them.
+
+    tf2onnx and paddle2onnx give each tensor a name of its own for the batch, such as ``unk__7``. A name that no input
+    bears says nothing, and what inference derives from the inputs takes its place.
+
+    Raises:
+        GraphError, InputError: as ``ports``.
+    """
+    stated = make_ports(proto.graph.output)
+    known = infer_types(proto)
+    named = {d for v in proto.graph.input for d in value_info_type(v)[1] or () if isinstance(d, str)}
+    outputs = []
+    for port in stated:
+        derived = known.get(port.name, (None, None))[1]
+        if derived is None or len(derived) != len(port.shape):
+            outputs.append(port)
+            continue
+        pairs = zip(port.shape, derived, strict=True)
+        shape = tuple(new if old not in named and new in named else old for old, new in pairs)
+        outputs.append(replace(port, shape=shape))
+    return tuple(outputs)
+
+
+def _make_port(value: onnx.ValueInfoProto) -> TritonPort:
+    if value.type.WhichOneof("value") != "tensor_type" or not value.type.tensor_type.HasField("shape"):
+        raise GraphError(
+            f"{value.name!r} is no tensor of a stated shape, and Triton needs one; run the file through `normdeploy"
+            " optimize`"
+        )
+    kind = value.type.tensor_type.elem_type
+    try:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind).name
+    except (KeyError, TypeError, ValueError):
+        dtype = str(kind)
+    if dtype not in TYPES:
+        called = onnx.TensorProto.DataType.Name(kind).lower()
+        raise InputError(
+            f"{value.name!r} is of type {called}, and samples are plain arrays; a bundle takes {', '.join(TYPES)}"
+        )
+    dims = value.type.tensor_type.shape.dim
+    shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
+    if any(isinstance(d, int) and d < 1 for d in shape):
+        raise InputError(f"{value.name!r} has the shape {list(shape)}, and Triton takes no dim of size 0")
+    return TritonPort(value.name, dtype, shape)
+
+
+def runtime_outputs(file: Path, outputs: Sequence[TritonPort], *, optimize: bool) -> tuple[TritonPort, ...]:
+    """The outputs with the dims that onnxruntime infers of the file, as stated where it can't load it; ``optimize``:
+    its own optimizer."""
+    try:
+        with OrtRunner(file, optimize=optimize) as runner:
+            shapes = runner.output_shapes
+    except (GraphError, RuntimeUnavailable):
+        return tuple(outputs)
+    return tuple(replace(port, shape=shapes[port.name]) for port in outputs)
+
+
+def find_batch_dim(inputs: Sequence[TritonPort], outputs: Sequence[TritonPort]) -> tuple[str, str]:
+    """The name of the dim that every input and output begins with, or "" and the reason why there is none that Triton
+    could batch."""
+    every = [*inputs, *outputs]
+    first = {p.name: p.shape[0] if p.shape else None for p in every}
+    names = set(first.values())
+    if len(names) > 1 or not isinstance(next(iter(names), None), str):
+        dims = ", ".join(map(str, every))
+        return "", f"the inputs and outputs do not begin with one dynamic dim of the same name ({dims})"
+    name = str(names.pop())
+    if again := [p.name for p in every if name in p.shape[1:]]:
+        return "", f"the first dim {name!r} is also another dim of {again[0]!r}, so requests can't be joined along it"
+    return name, ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """How Triton serves one model.
+
+    Args:
+        name: of the model, which is its folder's name too.
+        runtime: "onnxruntime" or "tensorrt".
+        gpu: whether instances are put on GPUs.
+        files: compute capability -> file in the version's folder; None: the one file of the default name.
+        optimize: onnxruntime's own optimizer.
+    """
+
+    name: str
+    runtime: str
+    inputs: Sequence[TritonPort]
+    outputs: Sequence[TritonPort]
+    serving: ServingOptions
+    gpu: bool
+    files: Mapping[str, str] | None = None
+    optimize: bool = True
+    warmups: Sequence[WarmupRequest] = ()
+
+    def config_text(self) -> str:
+        """Return the text of ``config.pbtxt``."""
+        backend, platform = BACKENDS[self.runtime]
+        serving = self.serving
+        batches = serving.max_batch > 0
+        fields: dict[str, Any] = {
+            "name": self.name,
+            "platform": platform,
+            "backend": backend,
+            "max_batch_size": serving.max_batch,
+            "input": [_port_fields(port, batches) for port in self.inputs],
+            "output": [_port_fields(port, batches) for port in self.outputs],
+            "instance_group": [{"count": serving.instances, "kind": "KIND_GPU" if self.gpu else "KIND_CPU"}],
+            "default_model_filename": DEFAULT_FILES[self.runtime],
+            "model_warmup": [_warmup_fields(w, {p.name: p for p in self.inputs}) for w in self.warmups],
+        }
+        if self.files:
+            fields["default_model_filename"] = next(iter(self.files.values()))
+            fields["cc_model_filenames"] = [{"key": key, "value": file} for key, file in self.files.items()]
+        if serving.max_batch:
+            fields["dynamic_batching"] = {"preferred_batch_size": serving.preferred}
+        if not self.optimize:
+            fields["optimization"] = {"graph": {"level": UNOPTIMIZED}}
+        return str(text_format.MessageToString(ModelConfig(**fields)))
+
+
+def parse_config(text: str) -> Any:
+    """The message that a ``config.pbtxt`` says; fields that are not written here are passed over.
+
+    Raises:
+        GraphError: it is no protobuf text.
+    """
+    try:
+        return text_format.Parse(text, ModelConfig(), allow_unknown_field=True)
+    except (text_format.ParseError, ValueError, RecursionError) as error:
+        raise GraphError(f"config.pbtxt can't be read: {error}") from error
+
+
+def safe_model_name(text: str) -> str:
+    """``text`` as a name that is safe as a folder and in a URL: letters, digits, "_", "." and "-", beginning with a
+    letter or digit."""
+    return re.sub(r"^[^A-Za-z0-9]+", "", re.sub(r"[^A-Za-z0-9_.-]+", "_", text))[:100].rstrip("._-") or "model"
+
+
+def _port_fields(port: TritonPort, batched: bool) -> dict[str, Any]:
+    dims = [d if isinstance(d, int) else -1 for d in port.shape[batched:]]
+    stated: dict[str, Any] = {"name": port.name, "data_type": TYPES[port.dtype], "dims": dims or [1]}
+    return stated | {"reshape": {"shape": []}} if batched and not dims else stated
+
+
+def _warmup_fields(warmup: WarmupRequest, inputs: Mapping[str, TritonPort]) -> dict[str, Any]:
+    data = {
+        name: {"data_type": TYPES[inputs[name].dtype], "dims": warmup.shapes[name] or (1,), "input_data_file": file}
+        for name, file in warmup.files.items()
+    }
+    named = [{"key": name, "value": value} for name, value in data.items()]
+    return {"name": warmup.name, "batch_size": warmup.batch_size, "inputs": named, "count": 1}

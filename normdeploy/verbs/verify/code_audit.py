@@ -1,0 +1,244 @@
+"""Compares the codes of quantized weights with the model's floats: every quantizer rounds to a step beside the weight.
+
+A step is the distance of two codes. It is read off the codes and the parameter that they are like, since a file may
+hold its scale in many places: w ≈ a·q + b, for all numbers or along one axis, in which a BatchNorm may be folded too.
+
+A weight that was rounded up or down (AdaRound) lies within one step, one beyond the ends of the codes was cut off. Some
+quantizers move codes further to make up for one another (GPTQ), and then move many. So a code is another weight's where
+it lies more than a step away and few others do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+
+from ...graphs.quantization_info import is_quantized
+from ...precision.type_conversion import initializer_values
+from .compute_budget import BudgetClock
+from .model_tensors import iter_initializers
+from .parameter_orders import iter_arrangements
+from .row_matching import ROW
+
+Array = np.ndarray[Any, Any]
+_KINDS = frozenset({"int8", "uint8", "int4", "uint4"})
+_SAMPLE = 4096  # elements of which codes and a parameter are compared first
+_ALIKE = 0.5  # correlation of these
+_ROUNDED = 0.75  # steps within which a rounding lies, with the error of the fit
+_FAR = 1.25  # steps beyond which nothing is rounded, with the same
+_MOST = 0.01  # of the codes, that may lie further than roundings where single ones were altered
+_FEWEST = 8  # elements that share a scale, from which it is read
+_TRIMS = (8.0, 3.0, 1.25, 1.25)  # steps beyond which elements are left out of the next fit
+_PACKED = "MatMulNBits"
+_TYPES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
+
+
+@dataclass(frozen=True)
+class WeightCodes:
+    """Codes of one weight as float64, and the ends of their type.
+
+    ``block``: elements of the last axis that share a scale; 0 where they are not known to. ``lines``: scale and
+    intercept of each block, where they are known.
+    """
+
+    name: str
+    array: Array
+    ends: tuple[float, float]
+    block: int = 0
+    lines: tuple[Array, Array] | None = None
+
+
+@dataclass(frozen=True)
+class AlteredCode:
+    """The code that lies furthest from its parameter.
+
+    ``value``: what it stands for; ``expected``: the parameter there. ``count``: how many codes are not rounded so.
+    """
+
+    place: tuple[int, ...]
+    value: float
+    expected: float
+    steps: float
+    count: int
+
+
+def iter_weight_codes(proto: onnx.ModelProto) -> Iterator[WeightCodes]:
+    """Give the weights of a file (loaded) that are held in codes of 4 or 8 bits."""
+    packed = dict[str, onnx.NodeProto]()
+    for node in proto.graph.node:
+        if node.op_type == _PACKED:
+            packed[node.input[1]] = node
+    for tensor in iter_initializers(proto.graph):
+        if tensor.name in packed:
+            yield from _unpack_codes(
+                initializer_values(tensor), packed[tensor.name], {t.name: t for t in proto.graph.initializer}
+            )
+            continue
+        array = initializer_values(tensor)
+        if array.dtype.name in _KINDS and array.size >= ROW:
+            limits = ml_dtypes.iinfo(array.dtype)
+            yield WeightCodes(tensor.name, array.astype(np.float64), (float(limits.min), float(limits.max)))
+
+
+def _unpack_codes(array: Array, node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> Iterator[WeightCodes]:
+    """The codes of MatMulNBits, [N, K], with the scales and zero points of their blocks."""
+    attributes = {a.name: a.i for a in node.attribute}
+    bits, size = attributes.get("bits", 4), attributes["block_size"]
+    rows, columns = attributes["N"], attributes["K"]
+    scale = tensors.get(node.input[2])
+    zero = tensors.get(node.input[3]) if len(node.input) > 3 and node.input[3] else None
+    if bits not in (4, 8) or scale is None or (zero is None and any(node.input[3:4])):
+        return
+    scales = initializer_values(scale).astype(np.float64).reshape(rows, -1)
+    zeros = np.full(scales.shape, 2.0 ** (bits - 1))
+    if zero is not None:
+        stored = initializer_values(zero)
+        zeros = _unpack_nibbles(stored, bits) if stored.dtype == np.uint8 else stored
+        zeros = zeros.reshape(rows, -1)[:, : scales.shape[1]].astype(np.float64)
+    codes = _unpack_nibbles(array, bits).reshape(rows, -1)[:, :columns].astype(np.float64)
+    lines = scales.reshape(-1), (-zeros * scales).reshape(-1)
+    yield WeightCodes(node.input[1], codes, (0.0, 2.0**bits - 1), size, lines)
+
+
+def _unpack_nibbles(array: Array, bits: int) -> Array:
+    """Of 4 bits the lower half of a byte comes first."""
+    return np.stack([array & 15, array >> 4], axis=-1) if bits == 4 else array
+
+
+def find_altered_code(codes: WeightCodes, parameter: Array) -> tuple[bool, AlteredCode | None]:
+    """Compare codes with a parameter of their shape.
+
+    Returns:
+        Whether they are that parameter's, and the code that is not, if any. Codes of a quantizer that moves many are
+        not told from those of another parameter.
+    """
+    weight = parameter.astype(np.float64)
+    if not _are_alike(codes, weight):
+        return False, None
+    closest: AlteredCode | None = None
+    for groups in _iter_scale_groups(codes):
+        fit = _fit_groups(codes, weight, groups)
+        if fit.is_origin and fit.altered is None:
+            return True, None
+        closest = closest or fit.altered
+    return closest is not None, closest
+
+
+def _are_alike(codes: WeightCodes, weight: Array) -> bool:
+    sample = slice(None, None, max(1, weight.size // _SAMPLE))
+    q, w = codes.array.reshape(-1)[sample], weight.reshape(-1)[sample]
+    if codes.lines is not None:
+        groups = next(_iter_scale_groups(codes))[sample]
+        q = codes.lines[0][groups] * q + codes.lines[1][groups]
+    if not (q.std() and np.isfinite(w).all() and w.std()):
+        return False
+    return bool(abs(np.corrcoef(q, w)[0, 1]) >= _ALIKE)
+
+
+def _iter_scale_groups(codes: WeightCodes) -> Iterator[Array]:
+    """Give for each element, flat, the number of the group that shares a scale: of the tensor, an axis or blocks."""
+    shape = codes.array.shape
+    if codes.block:
+        places = np.arange(shape[-1]) // codes.block
+        rows = np.arange(codes.array.size // shape[-1]) * (places[-1] + 1)
+        yield (rows[:, None] + places).reshape(-1)
+        return
+    yield np.zeros(codes.array.size, np.int64)
+    for axis, size in enumerate(shape):
+        if size > 1 and codes.array.size // size >= _FEWEST:
+            along = np.arange(size).reshape([-1 if i == axis else 1 for i in range(len(shape))])
+            yield np.broadcast_to(along, shape).reshape(-1)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    is_origin: bool
+    altered: AlteredCode | None = None
+
+
+def _fit_groups(codes: WeightCodes, weight: Array, groups: Array) -> _Fit:
+    """Fit w = a·q + b in each group, without what lies outside, and look at what does."""
+    q, w = codes.array.reshape(-1), weight.reshape(-1)
+    kept = np.ones(q.size, bool)
+    for furthest in _TRIMS:
+        a, b = codes.lines or _fit_lines(q[kept], w[kept], groups[kept], int(groups.max()) + 1)
+        with np.errstate(all="ignore"):
+            # A group of one code tells no step.
+            away = np.nan_to_num((w - b[groups]) / a[groups] - q, nan=0.0, posinf=0.0, neginf=0.0)
+        kept = np.abs(away) <= furthest
+    low, high = _code_limits(q, codes.ends)
+    away[((q >= high) & (away > 0)) | ((q <= low) & (away < 0))] = 0.0
+    far = np.abs(away) > _FAR
+    beyond = int((np.abs(away) > _ROUNDED).sum())
+    # A quantizer that makes up for errors moves most codes by little more than a rounding.
+    if beyond > max(1.0, _MOST * q.size) or (far.any() and beyond > 2 * int(far.sum())):
+        return _Fit(is_origin=False)
+    if not far.any():
+        return _Fit(is_origin=True)
+    worst = int(np.abs(away).argmax())
+    place = tuple(int(i) for i in np.unravel_index(worst, codes.array.shape))
+    value = float(a[groups[worst]] * q[worst] + b[groups[worst]])
+    altered = AlteredCode(place, value, float(w[worst]), float(abs(away[worst])), int(far.sum()))
+    return _Fit(is_origin=True, altered=altered)
+
+
+def _fit_lines(q: Array, w: Array, groups: Array, count: int) -> tuple[Array, Array]:
+    """The slope and intercept of each group by least squares."""
+    n, x, y, xx, xy = (
+        np.bincount(groups, weights=values_of, minlength=count) for values_of in (np.ones_like(q), q, w, q * q, q * w)
+    )
+    with np.errstate(all="ignore"):
+        slope = (xy - x * y / n) / (xx - x * x / n)
+        return slope, (y - slope * x) / n
+
+
+def _code_limits(q: Array, ends: tuple[float, float]) -> tuple[float, float]:
+    """Where codes are cut off: at the ends of their type, or of a narrower range that several of them reach."""
+    low, high = q.min(), q.max()
+    several = 2
+    return (
+        low if (q == low).sum() >= several else ends[0] + 1,
+        high if (q == high).sum() >= several else ends[1] - 1,
+    )
+
+
+def audit_codes(
+    stored: Mapping[str, Array], proto: onnx.ModelProto, clock: BudgetClock
+) -> Iterator[tuple[str, int, str, AlteredCode]]:
+    """Give (weight, elements, parameter, code) for each weight of a quantized file in which single codes are altered.
+
+    Args:
+        stored: the model's tensors.
+        proto: the file, its weights loaded.
+    """
+    if not is_quantized(proto) and not any(t.data_type in _TYPES for t in proto.graph.initializer):
+        return
+    for codes in iter_weight_codes(proto):
+        nearest: tuple[str, AlteredCode] | None = None
+        for name, parameter in stored.items():
+            if parameter.size != codes.array.size or clock.is_over():
+                continue
+            known, altered = _find_altered_in_orders(codes, parameter)
+            if known and altered is None:
+                nearest = None
+                break
+            if altered is not None and (nearest is None or altered.count < nearest[1].count):
+                nearest = name, altered
+        if nearest is not None:
+            yield codes.name, codes.array.size, *nearest
+
+
+def _find_altered_in_orders(codes: WeightCodes, parameter: Array) -> tuple[bool, AlteredCode | None]:
+    """`altered_code` over the orders of a parameter's dims."""
+    closest: AlteredCode | None = None
+    for arranged in iter_arrangements(parameter, codes.array):
+        known, altered = find_altered_code(codes, arranged)
+        if known and altered is None:
+            return True, None
+        closest = closest or altered
+    return closest is not None, closest

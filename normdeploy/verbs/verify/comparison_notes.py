@@ -1,0 +1,128 @@
+"""What a comparison has to say besides its verdicts: the notes of ``verify``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from onnx import TensorProto
+
+from ...runtimes.ort_runner import NAMES
+from ...storage.export_record import read_record
+from ...storage.onnx_files import load_onnx
+from .output_results import OutputResult
+from .precision_trial import PrecisionTrial
+from .reference_models import OWN, runtime_label
+from .runtime_candidates import FLOATS, STEPWISE, ComparedFile, RuntimeCandidate
+from .weight_origin import AuditedWeight, WeightOrigin
+
+# Types of integer weights, and the elements from which a tensor is one.
+_CODES = frozenset({TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4})
+_MANY = 64
+_NAMED = 3  # weights or tensors that a note names
+
+
+def note_computed_weights(weights: Sequence[AuditedWeight]) -> list[str]:
+    """One note for each file whose constants are not all the model's; single numbers, such as an epsilon, are not
+    told."""
+    notes = []
+    for file in dict.fromkeys(w.file for w in weights):
+        folded = [w for w in weights if w.file == file and w.origin is WeightOrigin.FOLDED]
+        computed = [w for w in weights if w.file == file and w.origin is WeightOrigin.COMPUTED and w.elements > 1]
+        parts = [f"{len(folded)} folded ({_list_weights(folded)})"] if folded else []
+        parts += [f"{len(computed)} computed, like none of the model's ({_list_weights(computed)})"] if computed else []
+        if parts:
+            notes.append(f"{file}: weights that are no parameter as it stands: {'; '.join(parts)}")
+    return notes
+
+
+def _list_weights(weights: Sequence[AuditedWeight]) -> str:
+    return ", ".join(f"{w.name} in {w.module}" if w.module else w.name for w in weights[:_NAMED]) + _ellipsis_if_more(
+        weights
+    )
+
+
+def _quote_names(tensors: Sequence[str]) -> str:
+    """Return the first few names, quoted."""
+    return ", ".join(map(repr, tensors[:_NAMED])) + _ellipsis_if_more(tensors)
+
+
+def _ellipsis_if_more(every: Sequence[object]) -> str:
+    return ", …" if len(every) > _NAMED else ""
+
+
+def collect_notes(
+    trials: Mapping[str, PrecisionTrial], candidates: Sequence[RuntimeCandidate], results: Sequence[OutputResult]
+) -> list[str]:
+    notes = []
+    for precision, trial in trials.items():
+        if precision and trial.candidates:
+            files = ", ".join(dict.fromkeys(c.file_label for c in trial.candidates))
+            notes.append(
+                f"{files}: in half precision; {trial.eager.name} was run in {FLOATS[precision]} too, on inputs rounded"
+                " to it"
+            )
+        notes += trial.notes
+        for candidate in trial.candidates:
+            if candidate.skipped and candidate.ran:
+                of = f"{candidate.skipped} of {len(trial.answers)} cases"
+                notes.append(f"{candidate.name}: {of} lie outside the engine's profile and were not run")
+    notes += [
+        f"{runtime_label(r.runtime)} itself leaves the range of {r.dtype}, {r.case}: {r.output} is"
+        f" {r.default_reason or r.reason}; what a file gives at elements that are not finite there is not judged"
+        for r in results
+        if r.runtime in OWN and r.by_default == "fail" and (r.default_reason or r.reason)
+    ]
+    for names in dict.fromkeys(c.culprit for c in candidates if c.culprit):
+        setting = f'add_session_config_entry("optimization.disable_specified_optimizers", "{";".join(names)}")'
+        notes.append(f"to run it in onnxruntime without {', '.join(names)}: SessionOptions.{setting}")
+    notes += [c.without for c in candidates if c.without]
+    made = {r.file for r in results if r.runtime not in OWN}
+    for file in dict.fromkeys(c.file_label for c in candidates if c.file_label not in made):
+        notes.append(f"no runtime could be run on {file}: nothing is shown about it")
+    return notes
+
+
+def note_half_nodes(subjects: Sequence[ComparedFile], results: Sequence[OutputResult]) -> list[str]:
+    """Name what single nodes of a file compute in half precision, where that is what is wrong with it."""
+    failed = {r.file for r in results if r.runtime == STEPWISE and not r}
+    return [
+        f"{s.label} computes {_quote_names(s.computing.lowered)} in half precision, and the rest wider. "
+        "onnxruntime's CPU"
+        " provider runs such nodes in float32, other runtimes do not: take these nodes out of half precision"
+        for s in subjects
+        if s.label in failed and s.computing.lowered
+    ]
+
+
+def note_unbudgeted_weights(subjects: Sequence[ComparedFile], results: Sequence[OutputResult]) -> list[str]:
+    """Say of a failed file that a Cast reads its integer weights: no budget of steps is made of them."""
+    failed = {r.file for r in results if not r}
+    notes = []
+    for subject in subjects:
+        if subject.label not in failed or subject.runtime or subject.steps is not None:
+            continue
+        graph = load_onnx(subject.path, external_data=False).graph
+        codes = {t.name for t in graph.initializer if t.data_type in _CODES and prod(t.dims) >= _MANY}
+        read = [node.input[0] for node in graph.node if node.op_type == "Cast" and node.input[0] in codes]
+        if read:
+            notes.append(
+                f"{subject.label} holds integer weights that a Cast reads ({_quote_names(read)}). It was judged "
+                "as if it"
+                " were not quantized. Written with DequantizeLinear it is judged by the steps of its scales; or give a"
+                " metric, such as --metric 'cosine>=0.99'"
+            )
+    return notes
+
+
+def note_other_forms(subjects: Sequence[ComparedFile], results: Sequence[OutputResult]) -> list[str]:
+    """Of a file that failed in onnxruntime and was exported for its speed: that there are forms of its norms with
+    smaller errors."""
+    failed = {r.file for r in results if r.runtime in NAMES and not r}
+    return [
+        f"{s.label} has the fastest forms of its norms (--runtime onnxruntime); --runtime onnxruntime-accurate writes"
+        " those with the smallest errors"
+        for s in subjects
+        if s.label in failed
+        and read_record(load_onnx(s.path, external_data=False)).get("export", {}).get("runtime") == "onnxruntime"
+    ]

@@ -1,0 +1,331 @@
+"""Bounds what a comparison may spend: seconds of processor time, and bytes for the tensors inside a model.
+
+A file of 90 KB can hold a convolution whose result has 700 million elements. In float64, with the tensors that are
+drawn beside it, that took 23 GB.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import onnx
+
+from ...graphs.declared_inputs import declared_inputs
+from ...graphs.dims import Dims, evaluate_dim
+from ...graphs.shape_inference import infer_graph, stated_types
+from ...model import InputSpec
+from .input_cases import InputCase, join_sizes
+from .reference_models import Original
+
+_WIDE = 8  # bytes of an element in float64
+_HELD = 16  # tensors of the largest size that are held at a time; 9 were seen on a convolution and its square
+# Of these, temporaries of the largest tensor's roundings; the rest are tensors that the graph itself holds.
+_TEMPORARIES = 8
+# Times that the unfolded windows of a convolution are held: once by the evaluator or torch, and once while copied.
+_WINDOWS = 2
+_NAMED = 3  # sizes that a note names
+_LEAST_AGAIN = 5.0  # seconds; processes that import onnxruntime take some, however small a model is
+
+
+@dataclass(frozen=True)
+class ComparisonBudget:
+    """What a comparison may spend.
+
+    ``seconds``: of processor time, child processes included; half of it is for the model and its float64 form, since
+    the runtimes, the bounds and the weights take about as long again. ``memory``: bytes beyond the model's own weights.
+    ``begun``: the processor time at which spending began, None for the comparison's own beginning.
+    """
+
+    seconds: float = 60.0
+    memory: int = 4 * 2**30
+    begun: float | None = None
+
+    def start_clock(self) -> BudgetClock:
+        """Return a clock that shows what is left."""
+        return BudgetClock(self.seconds) if self.begun is None else BudgetClock(self.seconds, begun=self.begun)
+
+    @property
+    def most_elements(self) -> int:
+        """The elements of the largest tensor that the memory allows."""
+        return self.memory // (_WIDE * _HELD)
+
+
+def processor_time() -> float:
+    """Return the processor seconds of this process and of the children that it waited for."""
+    children = os.times()
+    return time.process_time() + children.children_user + children.children_system
+
+
+class OutOfTime(Exception):
+    """The budget of seconds is spent."""
+
+
+@dataclass
+class BudgetClock:
+    """The processor time that is left of a budget, and what it left out.
+
+    ``cases``: inputs that nothing was run on; ``unrun``: runtime -> inputs that it alone was not run on; ``weights``:
+    file -> weights that were not traced to the model; ``drift``: file and runtime -> inner tensors that were not looked
+    at; ``undecided``: inputs on which something lies outside the bounds of fewer roundings than decide; ``module``:
+    inputs that a live module was not run on beside its trace; ``blamed``: wrong files of which the search for the
+    optimizer to blame was given up.
+    """
+
+    seconds: float
+    cases: list[str] = field(default_factory=list)
+    unrun: dict[str, list[str]] = field(default_factory=dict)
+    weights: dict[str, int] = field(default_factory=dict)
+    drift: dict[str, int] = field(default_factory=dict)
+    undecided: dict[str, None] = field(default_factory=dict)
+    blamed: dict[str, None] = field(default_factory=dict)
+    module: list[str] = field(default_factory=list)
+    begun: float = field(default_factory=processor_time)
+
+    def extended_clock(self) -> BudgetClock:
+        """Return a clock of as much time as was spent so far, at least some seconds, while the whole budget lasts."""
+        spent = self._spent_seconds()
+        return BudgetClock(min(self.seconds, spent + max(spent, _LEAST_AGAIN)), begun=self.begun)
+
+    def is_over(self) -> bool:
+        """Return whether the whole budget is spent."""
+        return self._spent_seconds() > self.seconds
+
+    def require_time(self) -> None:
+        """
+        Raises:
+            OutOfTime: the whole budget is spent.
+        """
+        if self.is_over():
+            raise OutOfTime
+
+    def has_time(self, seconds: float) -> bool:
+        """Return whether that much of the whole budget is left."""
+        return self._spent_seconds() + seconds <= self.seconds
+
+    def is_half_over(self) -> bool:
+        """Return whether the references have had their share."""
+        return self._spent_seconds() > self.seconds / 2
+
+    @property
+    def has_left_out(self) -> bool:
+        """Whether the verdict speaks of less than it would with more time."""
+        return bool(self.cases or self.unrun or self.weights or self.drift or self.undecided or self.module)
+
+    def describe_left_out(self) -> Iterable[str]:
+        """Say what was left out."""
+        if self.cases:
+            yield f"the references took {self.seconds / 2:g} s of processor time, so not run: {_list_cases(self.cases)}"
+        for runtime, cases in self.unrun.items():
+            yield f"{runtime} was not run, for want of time, on {_list_cases(cases)}"
+        for label, count in self.weights.items():
+            yield f"{label}: {count} weights were not traced to the model for want of time"
+        for label, count in self.drift.items():
+            yield f"drift of {label}: {count} tensors were not looked at for want of time"
+        if self.undecided:
+            yield (
+                "fewer roundings were drawn than decide, for want of time, on "
+                f"{_list_cases([*self.undecided])}: what fails"
+                " there may pass with more"
+            )
+        for label in self.blamed:
+            yield (
+                f"{label}: which of onnxruntime's optimizers is to blame was not found in the time that the comparison"
+                " took; disabled_optimizers of its sessions leaves some out"
+            )
+        if self.module:
+            yield f"the module itself was not run beside its trace, for want of time, on {_list_cases(self.module)}"
+        if self.has_left_out:
+            yield f"the comparison may take {self.seconds:g} s of processor time; --max-seconds raises that"
+
+    def describe_limits(self) -> Iterable[str]:
+        """Say that something was left out, as the end of "verified …"."""
+        if self.has_left_out:
+            yield f"as far as {self.seconds:g} s go"
+
+    def _spent_seconds(self) -> float:
+        return processor_time() - self.begun
+
+
+def _list_cases(cases: Sequence[str]) -> str:
+    unique = [*dict.fromkeys(cases)]
+    more = f" and {len(unique) - _NAMED} more" if len(unique) > _NAMED else ""
+    return ", ".join(unique[:_NAMED]) + more
+
+
+def _iter_bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
+
+
+class _MemoryScope:
+    """The nodes of a graph or a body, and how many elements they hold at a time.
+
+    Attributes:
+        shapes: of its tensors and those around it.
+    """
+
+    def __init__(self, graph: onnx.GraphProto, around: Mapping[str, Dims]) -> None:
+        own = {name: dims for name, (_, dims) in stated_types(graph).items() if dims is not None}
+        self.shapes = {**around, **{t.name: tuple(t.dims) for t in graph.initializer}, **own}
+        self._own = {name for node in graph.node for name in node.output} | {v.name for v in graph.input}
+        self._nodes = [*graph.node]
+        kept = {name: len(self._nodes) for name in (v.name for v in graph.output)}
+        self._last = {name: place for place, node in enumerate(self._nodes) for name in node.input} | kept
+        self._bodies = {
+            place: [_MemoryScope(body, self.shapes) for body in _iter_bodies(node)]
+            for place, node in enumerate(self._nodes)
+        }
+
+    def largest_tensor(self, symbols: Mapping[str, int], weights: Collection[str] = ()) -> tuple[str, int]:
+        """Return the tensor at which most is held, and the elements of one tensor that would take as much.
+
+        Args:
+            symbols: sizes of the dims.
+            weights: tensors that do not count.
+        """
+        counts = {
+            name: math.prod(1 if (n := evaluate_dim(d, symbols)) is None else n for d in dims)
+            for name, dims in self.shapes.items()
+            if name not in weights
+        }
+        alone = {name: count for name, count in counts.items() if name in self._own}
+        held = [
+            *alone.items(),
+            *self._unfolded_windows(counts, symbols).items(),
+            *self._live_tensors(counts, symbols).items(),
+        ]
+        return max(held, key=lambda each: each[1], default=("", 0))
+
+    def _unfolded_windows(self, counts: Mapping[str, int], symbols: Mapping[str, int]) -> dict[str, int]:
+        """Count what convolutions unfold: result -> elements of one tensor of the same memory."""
+        unfolded = dict[str, int]()
+        for node in self._nodes:
+            if node.op_type not in ("Conv", "ConvTranspose"):
+                continue
+            weight = self.shapes.get(node.input[1], ())
+            kernel = math.prod(d for d in weight[2:] if isinstance(d, int))
+            # Of [N, M, *out] each place has the C * kernel elements of its window; transposed, of the input.
+            moved, other = node.output[0], node.input[0]
+            if node.op_type == "ConvTranspose":
+                moved, other = other, moved
+            places = counts.get(moved, 0) // self._num_channels(moved, symbols)
+            windows = places * self._num_channels(other, symbols) * kernel
+            unfolded[node.output[0]] = windows * _WINDOWS // _HELD
+        return unfolded
+
+    def _num_channels(self, name: str, symbols: Mapping[str, int]) -> int:
+        dims = self.shapes.get(name, ())
+        return (evaluate_dim(dims[1], symbols) if len(dims) > 1 else None) or 1
+
+    def _live_tensors(self, counts: Mapping[str, int], symbols: Mapping[str, int]) -> dict[str, int]:
+        """Count what waits for later nodes beside a result, and what its bodies hold: result -> elements of one tensor
+        of the same memory."""
+        made, waiting = dict[str, int](), dict[str, int]()
+        for place, node in enumerate(self._nodes):
+            waiting |= {name: counts.get(name, 0) for name in node.output if name}
+            total, largest = sum(waiting.values()), max((counts.get(name, 0) for name in node.output), default=0)
+            # One body runs at a time.
+            inside = max((body.largest_tensor(symbols)[1] for body in self._bodies[place]), default=0)
+            made |= dict.fromkeys(filter(None, node.output), (total + _TEMPORARIES * largest) // _HELD + inside)
+            waiting = {name: size for name, size in waiting.items() if self._last.get(name, -1) > place}
+        return made
+
+
+class InnerSizes:
+    """What running an ONNX file in float64 holds at given sizes of the model's dims."""
+
+    def __init__(self, proto: onnx.ModelProto, inputs: Mapping[str, str], specs: Sequence[InputSpec]) -> None:
+        """
+        Args:
+            proto: the file, its weights need not be loaded.
+            inputs: the file's name of an input -> the model's, where they differ.
+            specs: the model's inputs.
+        """
+        # The budget is for what comes beside the weights.
+        weights = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
+        self._weights = frozenset(weights)
+        self._scope = _MemoryScope(infer_graph(proto), weights)
+        self._stated = {inputs.get(item.name, item.name): item.dims for item in declared_inputs(proto.graph)}
+        self._specs = {spec.name: spec for spec in specs}
+
+    def largest_tensor(self, sizes: Mapping[str, int]) -> tuple[str, int]:
+        """Return the tensor at which most is held, and the elements of one tensor that would take as much.
+
+        That is the largest tensor, unless a convolution unfolds its input, which makes a copy of it for each element of
+        the kernel, or many tensors wait for a later node, or a body holds more. A dim that inference can't follow
+        counts as 1.
+        """
+        symbols: dict[str, int] = {}
+        for name, dims in self._stated.items():
+            spec = self._specs.get(name)
+            if spec is None or dims is None or len(dims) != len(spec.shape):
+                continue
+            pairs = zip(dims, spec.concrete_shape(sizes), strict=True)
+            symbols |= {dim: size for dim, size in pairs if isinstance(dim, str)}
+        return self._scope.largest_tensor(symbols, self._weights)
+
+
+def shrink_usual_sizes(signature: Original, insides: Sequence[InnerSizes], budget: ComparisonBudget) -> Original:
+    """Halve the usual sizes of the dims until the tensors inside fit the budget, or all dims are at their minimum.
+
+    Most inputs are drawn at the usual sizes, so where these are too large nearly nothing would be run.
+    """
+    if not insides:
+        return signature
+    dims = dict(signature.named_dims)
+    while not _fits_budget({name: dim.opt for name, dim in dims.items()}, insides, budget):
+        smaller = {name: replace(dim, opt=max(dim.min, dim.opt // 2)) for name, dim in dims.items()}
+        if smaller == dims:
+            break
+        dims = smaller
+    if dims == signature.named_dims:
+        return signature
+    inputs = tuple(replace(spec, shape=tuple(d.with_ranges_of(dims) for d in spec.shape)) for spec in signature.inputs)
+    return replace(signature, inputs=inputs)
+
+
+def _fits_budget(sizes: Mapping[str, int], insides: Sequence[InnerSizes], budget: ComparisonBudget) -> bool:
+    return all(inside.largest_tensor(sizes)[1] <= budget.most_elements for inside in insides)
+
+
+def drop_large_cases(
+    cases: Sequence[InputCase], opt: Mapping[str, int], insides: Sequence[InnerSizes], budget: ComparisonBudget
+) -> tuple[list[InputCase], list[str]]:
+    """Leave out the cases whose inner tensors would take more memory than the budget has.
+
+    Args:
+        opt: sizes of the cases that state none.
+        insides: of each ONNX file.
+
+    Returns:
+        The cases that are left, at least one; and a note on the sizes left out, if any.
+    """
+    kept, left_out = list[InputCase](), dict[str, tuple[str, int]]()
+    largest: dict[tuple[tuple[str, int], ...], tuple[str, int]] = {}
+    for case in cases:
+        sizes = case.sizes or tuple(opt.items())
+        if sizes not in largest:
+            every = (inside.largest_tensor(dict(sizes)) for inside in insides)
+            largest[sizes] = max(every, key=lambda each: each[1], default=("", 0))
+        if largest[sizes][1] <= budget.most_elements or case.kind == "given":
+            kept.append(case)
+        else:
+            left_out[join_sizes(dict(sizes)) or "its sizes"] = largest[sizes]
+    if not kept and cases:
+        kept = [min(cases, key=lambda case: largest[case.sizes or tuple(opt.items())][1])]
+    if not left_out:
+        return kept, []
+    tensor, elements = max(left_out.values(), key=lambda each: each[1])
+    some, more = [*left_out][:_NAMED], len(left_out) - _NAMED
+    return kept, [
+        f"not run at {'; '.join(some)}{f' and {more} other sizes' if more > 0 else ''}: the tensor {tensor!r}, with"
+        f" what is held beside it, would take as much as {elements:,} elements, and {budget.memory:,} bytes suffice for"
+        f" {budget.most_elements:,};"
+        " --max-memory raises that"
+    ]

@@ -1,0 +1,218 @@
+"""Inputs that equal the numbers at which a model decides: there alone x > 0.5 and x >= 0.5 differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from ...graphs.input_comparisons import JUMPS, compares_values, comparison_thresholds
+from ...model import InputSpec, LoadedModel, ModelSignature
+from ...runtimes.float64_evaluator import inline_functions
+from ...runtimes.rounding_noise import split_op_names
+from ...runtimes.torch_runners import lifted_values
+from .input_cases import EXTREME, InputCase, describe_sizes, is_floating_input
+from .reference_models import FileModel, Original, pair_tensor_inputs
+
+_FEW = 64  # elements of a constant that is read as thresholds
+_GROUPS = 4  # of thresholds of one input, each in two cases
+_MOVES = split_op_names("""
+    view _unsafe_view reshape unsqueeze squeeze expand expand_as broadcast_to slice select narrow transpose permute
+    movedim t mT numpy_T contiguous clone alias detach detach_ flatten unflatten repeat repeat_interleave lift_fresh
+    lift_fresh_copy flip roll split split_with_sizes chunk unbind view_as cat stack concat where masked_fill gather
+    index index_select take_along_dim scatter pad constant_pad_nd neg abs relu maximum minimum clamp clamp_min
+    clamp_max max min amax amin unfold to _to_copy type_as getitem
+    """)
+_COMPARISONS = split_op_names("eq ne lt le gt ge")
+_BUCKETS = {"bucketize": (0, 1), "searchsorted": (1, 0)}  # places of the values and of the edges
+_REMAINDERS = split_op_names("remainder fmod frac")
+_STEP, _REACH = 0.125, 24  # of a grid, and its steps to either side of 0
+_GRIDS = 4  # cases, to reach every point with small inputs
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def find_model_thresholds(model: Original) -> dict[str, tuple[float, ...]]:
+    """Return by floating input the numbers at which a model decides by an element of it, bit for bit."""
+    if isinstance(model, FileModel):
+        return comparison_thresholds(inline_functions(model.proto))
+    return _find_program_decisions(model)
+
+
+def threshold_cases(
+    model: ModelSignature,
+    opt: Mapping[str, int],
+    seed: int,
+    thresholds: Mapping[str, Sequence[float]],
+    types: Sequence[str],
+) -> Iterator[InputCase]:
+    """Random inputs in which half of the elements equal a threshold, and the same with the other half.
+
+    ``types``: the half types of files; a threshold that one of them has to round is left out.
+    """
+    specs = {spec.name: spec for spec in model.inputs if is_floating_input(spec)}
+    for name, wanted in thresholds.items():
+        if name not in specs:
+            continue
+        values = [v for v in wanted if _input_holds(v, specs[name], types)]
+        for start in range(min(_GROUPS, len(values))):
+            group = values[start::_GROUPS]
+            told = ", ".join(f"{v:g}" for v in group[:_GROUPS])
+            for half in (0, 1):
+                yield InputCase(
+                    f"{name} at {told}{', the other half' if half else ''}{describe_sizes(opt)}",
+                    EXTREME,
+                    _feeds_at_thresholds(model, opt, seed + start, name, group, half),
+                    promised=False,
+                    sizes=tuple(opt.items()),
+                )
+
+
+def grid_cases(model: ModelSignature, opt: Mapping[str, int], seed: int) -> Iterator[InputCase]:
+    """Random multiples of an eighth in every floating input without a stated range.
+
+    Sums and products by powers of two are exact on them, so a Round or a comparison behind such a one meets its ties:
+    of 4x + 0.5 the floor is not what 4x is rounded to.
+    """
+    free = [spec for spec in model.inputs if is_floating_input(spec) and spec.range is None]
+    if not free:
+        return
+    points = np.arange(-_REACH, _REACH + 1)
+    fewest = min(prod(spec.concrete_shape(opt)) for spec in free)
+    for number in range(min(_GRIDS, -(-points.size // max(fewest, 1)))):
+        name = f"multiples of {_STEP:g}{f', number {number}' if number else ''}{describe_sizes(opt)}"
+        make = partial(_feeds_at_points, model, opt, seed, [spec.name for spec in free], points, number)
+        yield InputCase(name, EXTREME, make, promised=False, sizes=tuple(opt.items()))
+
+
+def _feeds_at_points(
+    model: ModelSignature, opt: Mapping[str, int], seed: int, names: Sequence[str], points: np.ndarray, number: int
+) -> dict[str, np.ndarray]:
+    """Lay out the points in random order; small inputs take the next ones in the next case."""
+    rng = np.random.default_rng(seed)
+    feeds = model.samples(seed, opt)
+    for name in names:
+        size = feeds[name].size
+        order = np.concatenate([rng.permutation(points) for _ in range(-(-size * (number + 1) // points.size))])
+        steps = order[size * number : size * (number + 1)].reshape(feeds[name].shape)
+        feeds[name] = (steps * _STEP).astype(feeds[name].dtype)
+    return feeds
+
+
+def has_decisions(model: Original) -> bool:
+    """Return whether a model compares floating numbers or takes them to whole ones, wherever they come from."""
+    if isinstance(model, FileModel):
+        return compares_values(inline_functions(model.proto))
+    return any(_is_decision(node) for node in model.program.graph.nodes)
+
+
+def _is_decision(node: torch.fx.Node) -> bool:
+    dtype = _node_dtype(node.args[0]) if node.args else None
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or dtype is None or not dtype.is_floating_point:
+        return False
+    op = schema.name.partition("::")[2].removesuffix("_copy")
+    whole = op in ("to", "_to_copy", "type_as") and _node_dtype(node) in _INTEGERS
+    divided = op == "floor_divide" or node.kwargs.get("rounding_mode") is not None
+    return op in _COMPARISONS or op in _BUCKETS or op in JUMPS or op in _REMAINDERS or whole or divided
+
+
+def _input_holds(value: float, spec: InputSpec, types: Sequence[str]) -> bool:
+    """Whether an input may take a threshold as it is."""
+    kinds = [np.dtype(getattr(ml_dtypes, kind, kind)) for kind in (spec.dtype, *types)]
+    with np.errstate(all="ignore"):
+        exact = all(float(np.float64(value).astype(kind)) == value for kind in kinds)
+    return exact and (spec.range is None or spec.range[0] <= value <= spec.range[1])
+
+
+def _feeds_at_thresholds(
+    model: ModelSignature, opt: Mapping[str, int], seed: int, name: str, values: Sequence[float], half: int
+) -> Callable[[], dict[str, np.ndarray]]:
+    def make_feeds() -> dict[str, np.ndarray]:
+        feeds = model.samples(seed, opt)
+        flat = feeds[name].reshape(-1).copy()
+        order = np.random.default_rng(seed).permutation(flat.size)
+        # A single element is in both cases.
+        places = order[half::2] if flat.size > 1 else order
+        flat[places] = np.resize(np.asarray(values), places.size).astype(flat.dtype)
+        feeds[name] = flat.reshape(feeds[name].shape)
+        return feeds
+
+    return make_feeds
+
+
+# ------------------------------------------------------------------ of a PyTorch model
+
+
+def _find_program_decisions(model: LoadedModel) -> dict[str, tuple[float, ...]]:
+    """Walk the nodes of a program; the graphs of its control flow are not looked into."""
+    origins: dict[torch.fx.Node, frozenset[str]] = {}
+    constants: dict[torch.fx.Node, torch.Tensor] = {}
+    lifted = lifted_values(model.program)
+    for spec, node in pair_tensor_inputs(model):
+        if is_floating_input(spec):
+            origins[node] = frozenset({spec.name})
+    found: dict[str, dict[float, None]] = {}
+    for node in model.program.graph.nodes:
+        value = lifted.get(node.name) if node.op == "placeholder" else None
+        if isinstance(value, torch.Tensor) and value.numel() <= _FEW:
+            constants[node] = value
+        if node.op != "call_function":
+            continue
+        schema = getattr(node.target, "_schema", None)
+        op = "getitem" if schema is None else schema.name.partition("::")[2].removesuffix("_copy")
+        for operand, values in _iter_decisions(node, op, constants):
+            for origin in origins.get(operand, ()):
+                # The input may have been negated on the way.
+                found.setdefault(origin, {}).update(dict.fromkeys(v for c in values for v in (c, -c)))
+        if op not in _MOVES or _is_narrowing(node):
+            continue
+        operands = node.all_input_nodes
+        if len(operands) == 1 and operands[0] in constants:
+            constants[node] = constants[operands[0]]
+        if moved := frozenset[str]().union(*(origins.get(operand, frozenset()) for operand in operands)):
+            origins[node] = moved
+    return {name: tuple(values) for name, values in found.items()}
+
+
+def _iter_decisions(
+    node: torch.fx.Node, op: str, constants: Mapping[torch.fx.Node, torch.Tensor]
+) -> Iterator[tuple[Any, Sequence[float]]]:
+    """Pairs of an operand of a node and the finite numbers at which the node decides by it."""
+    args = node.args
+
+    def operand_numbers(operand: Any) -> list[float]:
+        if isinstance(operand, torch.fx.Node) and operand in constants:
+            return [float(v) for v in constants[operand].double().unique() if v.isfinite()]
+        # torch compares in the tensor's type.
+        dtype = _node_dtype(args[0])
+        known = isinstance(operand, int | float) and dtype is not None and dtype.is_floating_point
+        return [float(torch.tensor(operand, dtype=dtype))] if known else []
+
+    if op in _COMPARISONS:
+        yield args[0], operand_numbers(args[1])
+        yield args[1], operand_numbers(args[0])
+    elif op in _BUCKETS:
+        values, edges = _BUCKETS[op]
+        yield args[values], operand_numbers(args[edges])
+    elif op in JUMPS:
+        yield args[0], JUMPS[op]
+    elif op in ("to", "_to_copy") and _node_dtype(node) in _INTEGERS:
+        yield args[0], JUMPS["floor"]
+
+
+def _is_narrowing(node: torch.fx.Node) -> bool:
+    """Whether a node gives a floating tensor in a type of fewer digits, or an integer."""
+    before, after = _node_dtype(node.all_input_nodes[0]) if node.all_input_nodes else None, _node_dtype(node)
+    if before is None or after is None or not before.is_floating_point:
+        return False
+    return not after.is_floating_point or torch.finfo(after).eps > torch.finfo(before).eps
+
+
+def _node_dtype(node: Any) -> torch.dtype | None:
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return value.dtype if isinstance(value, torch.Tensor) else None

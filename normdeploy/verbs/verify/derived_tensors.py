@@ -1,0 +1,251 @@
+"""Derives tensors that exporters and optimizers compute from a model's parameters.
+
+``audit`` asks here before it calls a weight altered.
+
+Each derivation gives values in float64 and the sum of the magnitudes in them, of which their rounding is relative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import permutations
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ...dtypes import UNIT_ROUNDOFF
+
+Array = np.ndarray[Any, Any]
+
+# Units of roundoff: a product or two, and the roundings of their factors.
+ROUNDINGS = 8
+_HALF_UNIT = UNIT_ROUNDOFF["float16"]  # the finer one of the halves
+_NEARLY_ALL = 0.75
+# Elements of a tensor up to which pairs of tensors are tried.
+_MOST_ELEMENTS = 1 << 22
+_MOST_PAIRS = 4096
+# Elements that are looked at first.
+_FEW = 64
+# onnxruntime's converter to half clips what is larger.
+_CLIPS = (1e4, 65504.0)
+
+FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
+    "exp": np.exp,
+    "-exp": lambda p: -np.exp(p),
+    "exp(-)": lambda p: np.exp(-p),
+    "log": np.log,
+    "softplus": lambda p: np.logaddexp(0, p),
+    "sigmoid": lambda p: 1 / (1 + np.exp(-p)),
+    "tanh": np.tanh,
+    "relu": lambda p: np.maximum(p, 0),
+    "abs": np.abs,
+    "square": np.square,
+    "sqrt": np.sqrt,
+    "1 / sqrt": lambda p: 1 / np.sqrt(p),
+    "1 /": lambda p: 1 / p,
+    "1 +": lambda p: 1 + p,
+    "1 -": lambda p: 1 - p,
+    "cos": np.cos,
+    "sin": np.sin,
+}
+
+PAIRS: Mapping[str, Callable[[Array, Array], Array]] = {
+    "+": lambda p, q: p + q,
+    "-": lambda p, q: p - q,
+    "*": lambda p, q: p * q,
+    "/": lambda p, q: p / q,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FloatSpacing:
+    """The spacing of a floating type: relative for normal numbers, absolute below them."""
+
+    unit: float
+    step: float
+    largest: float
+
+    @classmethod
+    def of_dtype(cls, dtype: Any) -> FloatSpacing:
+        """Read the spacing of ``dtype``."""
+        info = ml_dtypes.finfo(dtype)
+        return cls(unit=float(info.eps) / 2, step=float(info.smallest_subnormal) / 2, largest=float(info.max))
+
+    def sum_tolerance(self, size: Array) -> Array:
+        """Bound what rounding does to a sum of terms whose magnitudes add up to ``size``."""
+        return ROUNDINGS * (self.unit * np.abs(size) + self.step)
+
+
+def mark_differences(
+    array: Array, expected: Array, size: Array, form: FloatSpacing, roundings: int | None = None
+) -> Array:
+    """Mark the elements of ``array`` that are not ``expected`` cast to its type.
+
+    ``roundings``: how many each element may be off by, None for as many as a derivation makes. Numbers beyond the
+    type's range may be infinite or clipped.
+    """
+    with np.errstate(all="ignore"):
+        error, allowed = np.abs(array - expected), form.sum_tolerance(size)
+        # Where nearly all elements of a half tensor are rounded once, the others are not rounded so often: eight units
+        # of bfloat16 are 3 %.
+        if roundings is not None:
+            allowed = allowed / ROUNDINGS * roundings
+        elif form.unit >= _HALF_UNIT and (error <= allowed / ROUNDINGS).mean() >= _NEARLY_ALL:
+            allowed = allowed / 2
+        away = error > allowed
+        # Of a logarithm of zero the bound is infinite, and holds for every number.
+        away |= ~np.isfinite(array - expected) | ~np.isfinite(size)
+        same = (array == expected) | (np.isnan(array) & np.isnan(expected))
+        clipped = np.zeros(array.shape, bool)
+        limits = (*_CLIPS, form.largest)
+        # A clipped number is as large as a limit up to rounding. Most weights have none, and the search is slow.
+        may_be_clipped = bool((np.abs(array) >= min(limits) / 2).any())
+        for limit in limits if may_be_clipped else ():
+            stated = np.isclose(np.abs(array), limit, rtol=2 * form.unit, atol=0)
+            clipped |= stated & (np.abs(expected) >= limit) & (np.sign(array) == np.sign(expected))
+        clipped |= np.isinf(array) & (np.abs(expected) >= form.largest) & (np.sign(array) == np.sign(expected))
+    return np.asarray(away & ~same & ~clipped)
+
+
+def find_derivation(
+    array: Array, stored: Mapping[str, Array], form: FloatSpacing, require_time: Callable[[], None] = lambda: None
+) -> str | None:
+    """Name the derivation that gives ``array``, float64, from tensors of the model; None if none does.
+
+    ``require_time`` is called before each tensor, and may raise.
+    """
+    if array.size > _MOST_ELEMENTS:
+        return None
+    same = {n: p.astype(np.float64) for n, p in stored.items() if p.size == array.size and np.isfinite(p).all()}
+    array = np.atleast_1d(array)
+    few = _ElementSample.sample_elements(array)
+    for made in _iter_elementwise(same, array, form):
+        require_time()
+        # Most derivations are ruled out by some elements; a model may have thousands of pairs of tensors.
+        if (
+            few.may_equal(made, form)
+            and not _has_differences(array, made(...), form)
+            and not _is_one_of(made(...)[0], same)
+        ):
+            return made.name
+    for name, expected, size in _iter_adapter_merges(array, same, stored):
+        require_time()
+        for arranged, magnitudes in zip(_iter_dim_orders(expected, array), _iter_dim_orders(size, array), strict=True):
+            if not mark_differences(array, arranged, magnitudes, form).any():
+                return name
+    return None
+
+
+def _is_one_of(values: Array, tensors: Mapping[str, Array]) -> bool:
+    """Return whether a derivation leaves a tensor as it is, as a relu of positive numbers does: it explains nothing."""
+    return any(np.array_equal(values.reshape(-1), tensor.reshape(-1)) for tensor in tensors.values())
+
+
+@dataclass(frozen=True)
+class _Derivation:
+    """A derivation that gives each element from those in its place.
+
+    ``values``: of some places (an index), and the magnitudes in them, of which rounding is relative.
+    """
+
+    name: str
+    values: Callable[[Any], tuple[Array, Array]]
+
+    def __call__(self, places: Any) -> tuple[Array, Array]:
+        with np.errstate(all="ignore"):
+            return self.values(places)
+
+
+@dataclass(frozen=True)
+class _ElementSample:
+    """Some elements of a tensor, evenly spread, and their places."""
+
+    places: tuple[Array, ...]
+    values: Array
+
+    @classmethod
+    def sample_elements(cls, array: Array) -> _ElementSample:
+        places = np.unravel_index(np.linspace(0, array.size - 1, min(array.size, _FEW)).astype(int), array.shape)
+        return cls(places, array[places])
+
+    def may_equal(self, made: _Derivation, form: FloatSpacing) -> bool:
+        """Return whether a derivation gives these elements."""
+        return not _has_differences(self.values, made(self.places), form)
+
+
+def _has_differences(array: Array, made: tuple[Array, Array], form: FloatSpacing) -> bool:
+    return bool(mark_differences(array, *made, form).any())
+
+
+def _apply_function(
+    function: Callable[[Array], Array], p: Array, form: FloatSpacing, places: Any
+) -> tuple[Array, Array]:
+    x = p[places]
+    value = function(x)
+    # The argument is rounded to the type too, which moves a steep function by more than a unit.
+    moved = np.abs(function(x * (1 + form.unit)) - function(x * (1 - form.unit))) / form.unit
+    return value, np.abs(value) + moved
+
+
+def _combine_tensors(
+    label: str, combine: Callable[[Array, Array], Array], p: Array, q: Array, places: Any
+) -> tuple[Array, Array]:
+    x, y = p[places], q[places]
+    value = combine(x, y)
+    return value, np.abs(x) + np.abs(y) if label in "+-" else np.abs(value)
+
+
+def _iter_elementwise(same: Mapping[str, Array], array: Array, form: FloatSpacing) -> Iterator[_Derivation]:
+    """Derive tensors element by element from those of as many elements as ``array``, in the order of its dims."""
+    for name, p in same.items():
+        for arranged in _iter_dim_orders(p, array):
+            for label, function in FUNCTIONS.items():
+                yield _Derivation(f"{label} {name}", partial(_apply_function, function, arranged, form))
+    pairs = [(a, b) for a in same for b in same if a != b]
+    for a, b in pairs[:_MOST_PAIRS]:
+        p, q = same[a], same[b]
+        if _squeezed_shape(p) != _squeezed_shape(q):
+            continue
+        for one, other in zip(_iter_dim_orders(p, array), _iter_dim_orders(q.reshape(p.shape), array), strict=True):
+            for label, combine in PAIRS.items():
+                yield _Derivation(f"{a} {label} {b}", partial(_combine_tensors, label, combine, one, other))
+
+
+def _iter_adapter_merges(
+    array: Array, same: Mapping[str, Array], stored: Mapping[str, Array]
+) -> Iterator[tuple[str, Array, Array]]:
+    """Merge adapters of low rank into a matrix: W + s * B @ A, s fitted."""
+    matrices = {n: p for n, p in stored.items() if p.ndim == 2}
+    for name, p in same.items():
+        if p.ndim != 2:
+            continue
+        rows, columns = p.shape
+        left = {n: q for n, q in matrices.items() if q.shape[0] == rows and 2 * q.shape[1] <= min(p.shape)}
+        right = {n: q for n, q in matrices.items() if q.shape[1] == columns}
+        for a, q in left.items():
+            for b, r in right.items():
+                if q.shape[1] != r.shape[0] or a == b:
+                    continue
+                product = q.astype(np.float64) @ r.astype(np.float64)
+                for target in (array.reshape(p.shape), array.reshape(p.T.shape).T):
+                    norm = float((product * product).sum())
+                    scale = float(((target - p) * product).sum()) / norm if norm else 0.0
+                    terms = np.abs(q.astype(np.float64)) @ np.abs(r.astype(np.float64))
+                    yield f"{name} + {scale:.6g} * {a} @ {b}", p + scale * product, np.abs(p) + abs(scale) * terms
+
+
+def _squeezed_shape(array: Array) -> tuple[int, ...]:
+    return tuple(size for size in array.shape if size != 1)
+
+
+def _iter_dim_orders(value: Array, like: Array) -> Iterator[Array]:
+    """Give ``value`` in the shape of ``like``: as it lies, and with its dims in every fitting order."""
+    yield value.reshape(like.shape)
+    small = value.reshape(_squeezed_shape(value))
+    if 2 <= small.ndim <= 4:
+        for order in permutations(range(small.ndim)):
+            if order != tuple(range(small.ndim)) and tuple(small.shape[i] for i in order) == _squeezed_shape(like):
+                yield small.transpose(order).reshape(like.shape)

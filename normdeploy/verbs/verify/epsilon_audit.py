@@ -1,0 +1,108 @@
+"""Epsilons of a file that the model has nowhere: outputs may not show them.
+
+Behind an embedding or a bias the input of a norm can't be made small. There another epsilon moves the output by less
+than roundings do, so it is looked up, as weights are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ...graphs.graph_thresholds import distinct_numbers, node_constant, small_constants
+from ...runtimes.float64_evaluator import inline_functions
+from ...runtimes.torch_runners import lifted_values
+from ...storage.onnx_files import load_small_weights
+from .reference_models import FileModel, Original
+from .runtime_candidates import HALF_TYPES, ComparedFile
+
+_LARGEST = 0.1  # no epsilon is larger
+_SAME = 1e-6  # relative: a file holds epsilons in float32
+_DEFAULT = 1e-5  # of ONNX's normalizations
+_ROOTS = frozenset({"Sqrt", "Pow"})
+_NAMED = 3
+
+
+def find_foreign_epsilons(model: Original, subjects: Sequence[ComparedFile]) -> list[str]:
+    """Name the epsilons of normalizations that stand in a file and not in the model."""
+    known = sorted(_model_numbers(model))
+    notes = []
+    for subject in (s for s in subjects if not s.runtime):
+        stated = dict(_iter_epsilons(load_small_weights(subject.path)))
+        foreign = {n: value for n, value in stated.items() if _is_round(value) and not _is_among(value, known)}
+        if foreign and known:
+            some = ", ".join(f"{value:g} of {node!r}" for node, value in [*foreign.items()][:_NAMED])
+            more = f" and {len(foreign) - _NAMED} more" if len(foreign) > _NAMED else ""
+            near = ", ".join(f"{value:g}" for value in known[:_NAMED])
+            notes.append(
+                f"{subject.label}: the epsilon {some}{more} is none of the model's ({near}). Outputs may not show it:"
+                " compare it with the model's source"
+            )
+    return notes
+
+
+def _is_round(value: float) -> bool:
+    """Whether a number is a power of ten, as people write epsilons; one that a scale was folded into is seldom."""
+    return value > 0 and abs(value / 10.0 ** round(math.log10(value)) - 1) <= _SAME
+
+
+def _is_among(value: float, known: Sequence[float]) -> bool:
+    with np.errstate(all="ignore"):
+        halves = [float(np.asarray(other).astype(half)) for other in known for half in HALF_TYPES]
+    return any(abs(value - other) <= _SAME * other for other in (*known, *halves))
+
+
+def _iter_epsilons(proto: onnx.ModelProto) -> Iterator[tuple[str, float]]:
+    """Pairs of a node and its epsilon: an attribute of that name, or a number that is added in front of a root."""
+    proto = inline_functions(proto)
+    constants = small_constants(proto.graph, {})
+    rooted = {name for node in proto.graph.node if node.op_type in _ROOTS for name in node.input[:1]}
+    for node in proto.graph.node:
+        if (value := node_constant(node, constants)) is not None:
+            constants[node.output[0]] = value
+        title = node.name or node.output[0]
+        yield from ((title, a.f) for a in node.attribute if a.name == "epsilon")
+        if node.op_type != "Add" or node.output[0] not in rooted:
+            continue
+        for name in node.input:
+            added = distinct_numbers(constants.get(name))
+            if len(added) == 1 and 0 < added[0] <= _LARGEST:
+                yield title, added[0]
+
+
+def _model_numbers(model: Original) -> set[float]:
+    """Return all numbers of a model that may be an epsilon."""
+    if isinstance(model, FileModel):
+        proto = inline_functions(model.proto)
+        constants = small_constants(proto.graph, {})
+        values = [a.f for node in proto.graph.node for a in node.attribute if a.type == onnx.AttributeProto.FLOAT]
+        values += [v for node in proto.graph.node for v in distinct_numbers(node_constant(node, constants))]
+        values += [v for array in constants.values() for v in distinct_numbers(array)]
+        defaults = any(
+            node.op_type.endswith("Normalization") and all(a.name != "epsilon" for a in node.attribute)
+            for node in proto.graph.node
+        )
+        values += [_DEFAULT] if defaults else []
+    else:
+        nodes = [node for node in model.program.graph.nodes if node.op == "call_function"]
+        arguments = [leaf for node in nodes for leaf in tree_leaves((node.args, dict(node.kwargs)))]
+        schemas = [node.target._schema for node in nodes if hasattr(node.target, "_schema")]
+        arguments += [argument.default_value for schema in schemas for argument in schema.arguments]
+        values = [leaf for leaf in arguments if isinstance(leaf, float)]
+        values += [v for value in lifted_values(model.program).values() for v in _scalar_values(value)]
+        # Without an epsilon torch takes the type's.
+        values += [torch.finfo(torch.float32).eps for schema in schemas if "rms_norm" in schema.name]
+    return {v for v in values if 0 < v <= _LARGEST}
+
+
+def _scalar_values(value: Any) -> list[float]:
+    """The number of a tensor of one element."""
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        return []
+    return distinct_numbers(np.asarray(value.detach().float()))

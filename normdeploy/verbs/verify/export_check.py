@@ -1,0 +1,219 @@
+"""Runs a file that ``export`` made beside PyTorch, before it is written.
+
+Whatever the cause of a wrong file, an exporter's operator, a translation of the user's own or one of our rewrites, it
+shows where its outputs differ. Two runs at small sizes take seconds at most; `verify` compares more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from ...compare.element_errors import absolute_difference
+from ...compare.perturbation import find_unexplained, regrouping_error
+from ...errors import ExportError, NormdeployError
+from ...graphs.two_pass_group_norm import ONE_PASS, expand_group_norms
+from ...model import LoadedModel, ModelSignature
+from ...option_values import TENSORRT
+from ...rewriting import perturbed_model
+from ...runtimes import RunResult
+from ...runtimes.rounding_noise import FLOAT32, RoundingRunner
+from ...runtimes.torch_runners import EagerRunner
+from .random_draws import random_ops_of_program
+from .reference_models import model_unit_roundoff
+
+_MOST_PARAMETERS = 2**28
+_MOST_SECONDS = 2.0  # of one run
+_DRAWS = 8  # roundings, drawn only where outputs differ; an error must not be a tie that turned over
+
+
+@dataclass(frozen=True)
+class ReferenceRun:
+    """What PyTorch makes of the model at one choice of sizes."""
+
+    sizes: str
+    feeds: Mapping[str, np.ndarray]
+    outputs: RunResult
+
+
+@dataclass(frozen=True)
+class ExpectedOutputs:
+    """What a file has to give. ``relative``: what rounding explains at once, of a row's largest element.
+
+    ``unit``: the unit roundoff of the model's type; ``reason``: why there is nothing to compare with.
+    """
+
+    runs: tuple[ReferenceRun, ...]
+    unit: float = 0.0
+    relative: float = 0.0
+    reason: str | None = None
+
+
+def run_expected(model: LoadedModel) -> ExpectedOutputs:
+    """Run ``model`` in PyTorch at the smallest sizes of its dims and at small odd ones.
+
+    A model that draws numbers has no right value, and one in half precision is for `verify` to judge: without a reason.
+    """
+    unit = model_unit_roundoff(model)
+    if unit > FLOAT32 or random_ops_of_program(model.program):
+        return ExpectedOutputs(())
+    parameters = sum(value.numel() for value in model.program.state_dict.values())
+    if parameters > _MOST_PARAMETERS:
+        return ExpectedOutputs((), reason=f"it has {parameters} parameters, and {_MOST_PARAMETERS} at most are run")
+    runs = list[ReferenceRun]()
+    reason: str | None = None
+    with EagerRunner(model) as runner:
+        for at, sizes in _iter_named_sizes(model):
+            start = time.perf_counter()
+            try:
+                feeds = model.samples(len(runs), sizes)
+                outputs = runner.infer(feeds)
+            except Exception as error:  # whatever torch or the model raises; a model may not run at odd sizes
+                reason = reason or f"PyTorch does not run it at {at}: {str(error) or type(error).__name__}"
+                continue
+            runs.append(ReferenceRun(at, feeds, outputs))
+            seconds = time.perf_counter() - start
+            if seconds > _MOST_SECONDS:
+                if len(runs) == 1:
+                    return ExpectedOutputs((), reason=f"one run in PyTorch takes {seconds:.1f} s")
+                break
+    relative = regrouping_error(len(model.program.graph.nodes), unit)
+    return ExpectedOutputs(tuple(runs), unit, relative, None if runs else reason)
+
+
+def require_expected_outputs(
+    wanted: ExpectedOutputs, proto: onnx.ModelProto, reload: Callable[[], LoadedModel], runtime: str
+) -> list[str]:
+    """Run the file beside what PyTorch made.
+
+    Args:
+        wanted: see `expected`.
+        proto: the file.
+        reload: the model again, whose roundings are drawn where an output differs.
+        runtime: the one that the file is for; what a kernel of onnxruntime loses is no fault of a file for another.
+
+    Returns:
+        Notes on what was not checked.
+
+    Raises:
+        ExportError: an output differs by more than rounding explains.
+    """
+    if wanted.reason is not None:
+        return [_unchecked_note(wanted.reason)]
+    if not wanted.runs:
+        return []
+    try:
+        file = perturbed_model.PerturbableModel(proto)
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        return [_unchecked_note(f"onnxruntime can't load it: {perturbed_model.short_error_message(error)}")]
+    notes = []
+    model: LoadedModel | None = None
+    for run in wanted.runs:
+        try:
+            values = file.run_perturbed(run.feeds)
+        except Exception as error:  # as above
+            notes.append(
+                _unchecked_note(
+                    f"onnxruntime does not run it at {run.sizes}: {perturbed_model.short_error_message(error)}"
+                )
+            )
+            continue
+        if len(values) != len(run.outputs):
+            raise ExportError(
+                f"the file would have {len(values)} outputs and the model has {len(run.outputs)}, so nothing is"
+                " written; --no-check (from Python check=False) writes it"
+            )
+        given = dict(zip(run.outputs, values, strict=True))
+        if not _describe_difference(run, given, wanted.relative, {}):
+            continue
+        model = model or reload()
+        try:
+            moved = _measure_rounding(model, run, wanted.unit)
+        except NormdeployError as error:
+            notes.append(
+                _unchecked_note(f"outputs differ at {run.sizes}, and what rounding explains is not known: {error}")
+            )
+            continue
+        message = _describe_difference(run, given, wanted.relative, moved)
+        accurate = expand_group_norms(proto) if message and runtime in TENSORRT else None
+        if accurate is not None:
+            values = perturbed_model.PerturbableModel(accurate).run_perturbed(run.feeds)
+            if not _describe_difference(run, dict(zip(run.outputs, values, strict=True)), wanted.relative, moved):
+                notes.append(
+                    f"{ONE_PASS}: at {run.sizes} {message}; with two passes over each group the file gives what"
+                    " PyTorch gives"
+                )
+                continue
+        if message:
+            raise ExportError(
+                "the file would be wrong, and nothing is written. Run in onnxruntime and in PyTorch on random inputs"
+                f" at {run.sizes}, {message}. Either an operator was exported as another function, or onnxruntime"
+                " rounds it more than PyTorch does: --no-check (from Python check=False) writes the file, then"
+                " `normdeploy bisect MODEL FILE` names the node"
+            )
+    return notes
+
+
+def _unchecked_note(reason: str) -> str:
+    return f"the file was not checked beside PyTorch: {reason}"
+
+
+def _iter_named_sizes(model: ModelSignature) -> Iterator[tuple[str, Mapping[str, int]]]:
+    """The smallest sizes, and small odd ones, which no two dims share where their ranges allow it."""
+    dims = model.named_dims
+    least = {name: dim.min for name, dim in dims.items()}
+    yield _describe_sizes(least), least
+    odd, taken = dict[str, int](), set[int]()
+    for name, dim in dims.items():
+        sizes = [size for size in range(dim.min + 1, min(dim.max, dim.min + 2 * len(dims) + 2) + 1) if size % 2]
+        odd[name] = next((size for size in sizes if size not in taken), sizes[0] if sizes else dim.max)
+        taken.add(odd[name])
+    if odd != least:
+        yield _describe_sizes(odd), odd
+
+
+def _describe_sizes(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "its sizes"
+
+
+def _measure_rounding(model: LoadedModel, run: ReferenceRun, unit: float) -> RunResult:
+    """How far rounding may move each element of each output."""
+    reference = RoundingRunner(model)
+    exact = reference.infer(run.feeds)
+    moved = {output: absolute_difference(value, run.outputs[output]) for output, value in exact.items()}
+    for seed in range(_DRAWS):
+        for drawn in (reference.run_rounded(run.feeds, seed), reference.run_perturbed(run.feeds, unit, seed)):
+            for output, value in exact.items():
+                moved[output] = np.maximum(moved[output], absolute_difference(drawn[output], value))
+    return moved
+
+
+def _describe_difference(
+    run: ReferenceRun, given: Mapping[str, object], relative: float, moved: RunResult
+) -> str | None:
+    """Say which output differs by more than rounding explains; None where none does."""
+    for output, right in run.outputs.items():
+        value = given[output]
+        if not isinstance(value, np.ndarray):
+            continue
+        if value.shape != right.shape or value.dtype != right.dtype:
+            return (
+                f"output {output!r} is {value.dtype}{list(value.shape)} in onnxruntime and"
+                f" {right.dtype}{list(right.shape)} in PyTorch"
+            )
+        if not right.size:
+            continue
+        room = moved.get(output, np.zeros(right.shape))
+        worst = find_unexplained(value, right, room, relative)
+        if worst is not None:
+            at = f" at {list(worst.place)}" if worst.place else ""
+            return (
+                f"{worst.beyond} of {right.size} elements of output {output!r} differ by more than"
+                f" rounding, most{at}: {value[worst.place]:.6g} in onnxruntime, {right[worst.place]:.6g} in PyTorch,"
+                f" apart {worst.error:.1g} where rounding explains {worst.allowed:.1g}"
+            )
+    return None

@@ -1,0 +1,351 @@
+"""Does what was made of a model give what the model gives? Every runtime's error against float64, next to eager's own.
+
+The rule, for each element of a floating output (``normdeploy.compare.error_bounds``):
+
+    error ≤ 4 · max(ρ · s, eager's own error)        s = how far random roundings of the reference move it, plus an ulp
+
+Errors are against the model run in float64. What one correct evaluation in the model's type costs is known from two
+sides: from the reference with each intermediate rounded at random, which knows where a result hangs on roundings, and
+from eager, whose sums are as long as anybody's (ρ, the s that eager needs). Another evaluation is another draw of the
+same size; the 4 is the room between two draws. There is no tolerance besides. NaN and infinities must stand where the
+reference has them once it is rounded to the output's type; on inputs that are extreme or not finite (``battery``) they
+may also stand where eager has them, and NaN and Inf count alike. A file in half precision (``--precision``) is compared
+with eager run in half, both on inputs that are half numbers. Files of several precisions may be compared at once, each
+by its own eager.
+
+Rules that the user gives for an output (``policy``) decide on it in the place of this one, which is judged and told all
+the same; not of a quantized file whose outputs all have such rules: its default rule takes dozens of runs in float64.
+
+Integers and bools must be equal, except where the answer hangs on a rounding: they may also be what eager answers, or
+what the reference itself answers when every parameter and input is off by up to 4 units of the model's type. These are
+counted and reported.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from ...engines.engine_build import Engine
+from ...errors import GraphError, InputError
+from ...model import LoadedModel
+from ...storage.onnx_files import load_onnx
+from ...types import Progress
+from .calibrated_ranges import rejudge_within_ranges
+from .claimed_inputs import describe_unseen_sizes
+from .comparison_notes import (
+    collect_notes,
+    note_computed_weights,
+    note_half_nodes,
+    note_other_forms,
+    note_unbudgeted_weights,
+)
+from .comparison_result import Comparison
+from .compute_budget import BudgetClock, ComparisonBudget
+from .epsilon_audit import find_foreign_epsilons
+from .file_drift import measure_file_drift
+from .input_cases import DATASET, InputCase, Inputs, read_inputs
+from .input_plan import are_quantized, open_files_of_model, plan_inputs
+from .io_matching import Map
+from .optimizer_bisect import blame_optimizers
+from .output_results import OutputResult
+from .policy import Policy
+from .precision_trial import PrecisionTrial
+from .random_draws import random_nodes_of_file, random_ops_of_program
+from .reference_models import FileModel, FloatReference, Original, model_label
+from .runtime_candidates import OFF, ComparedFile, File, NotRun, RuntimeCandidate, inspect_file, make_candidates
+from .tensor_drift import DriftPoint
+from .weight_audit import audit_weights
+
+_NAMED = 3  # outputs that the verdict names
+
+
+def compare_files(
+    model: Original,
+    files: File | Iterable[File],
+    *,
+    engines: Iterable[File] = (),
+    seeds: int = 3,
+    inputs: Inputs | None = None,
+    drift: bool = False,
+    most: int | None = None,
+    policy: Policy | None = None,
+    names: Map | None = (),
+    dataset: Sequence[InputCase] = (),
+    runners: Sequence[str] = (),
+    budget: ComparisonBudget = ComparisonBudget(),  # noqa: B008 - frozen
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare what the runtimes make of ``files`` with ``model`` in float64.
+
+    Run are: eager in the model's own type (and in half precision where a file is), onnxruntime with its optimizer off
+    and on, on the CPU and on CUDA where that works, and each engine where a GPU is present. What is not run is listed
+    with the reason. Where only onnxruntime's optimizer breaks a file, the optimizers to blame are searched for and
+    named.
+
+    Args:
+        files: ONNX files and engines, told apart by their content.
+        engines: more of them.
+        seeds: random inputs at the opt sizes, besides those at other sizes, small ones and zeros.
+        most: input elements of the largest generated input; None: 8 times those at the opt sizes. Larger sizes are left
+        out.
+        inputs: the user's own, name -> array or an .npz file, one or several; only these are run then.
+        drift: look into the ONNX files too: the error of every tensor that a file and the model share.
+        policy: rules that decide on outputs in the place of the default rule.
+        names: a file's name of an input or output -> the model's, or texts such as "theirs=ours"; None: all must be the
+            model's, and are not matched by their order either.
+        dataset: samples on which metrics are measured, and tolerances too.
+        budget: what the comparison may spend; the verdict says what was left out for it.
+        runners: runtimes that installed packages bring, by name, in which ONNX files are run too.
+        progress: called with (stage, done, total).
+
+    Raises:
+        GraphError: an ONNX file is broken.
+        InputError: a file is missing or has other inputs than the model, an input does not fit the model, or it does
+            not run on it; or a rule or name is for what there is not.
+        NormdeployError: an operator of the model does not run in float64.
+    """
+    start = time.perf_counter()
+    clock = budget.start_clock()
+    tell = progress or (lambda stage, done, total: None)
+    own, rules = None if inputs is None else read_inputs(inputs), policy or Policy()
+    rules.check(model.outputs)
+    _require_deterministic(model)
+    if dataset and not rules:
+        raise InputError(
+            "a dataset is what given rules are judged on, and there is none; give a metric or a tolerance, or inputs"
+            " instead"
+        )
+    labelled = any(case.labels is not None for case in dataset)
+    if rules.labeled_metrics and not labelled:
+        raise InputError(
+            f"{rules.labeled_metrics[0]} is measured against labels, and there are none; give a dataset, and "
+            "the name of its"
+            " labels with --labels"
+        )
+    if labelled and not rules.labeled_metrics:
+        raise InputError(
+            "labels are given, and no metric asks for them; give one, such as accuracy_drop:0.01, or leave the"
+            " labels out"
+        )
+    if drift and isinstance(model, FileModel):
+        raise InputError(
+            "drift looks at the modules of a PyTorch model, and the reference is an ONNX file; leave it out"
+        )
+    every = [*([files] if isinstance(files, Engine | str | os.PathLike) else files), *engines]
+    every, unreadable = _split_readable(every)
+    compared, notes = open_files_of_model(model, every, names)
+    plan = plan_inputs(model, compared, seeds, own, most, budget)
+    cases = (*plan.cases, *dataset)
+    if not plan.cases:
+        raise InputError("there is nothing to compare on; give at least one seed or input")
+    candidates, not_run = make_candidates(compared, runners)
+    trials = _run_trials(model, candidates, compared, cases, rules, clock, tell)
+    empty = _find_empty_outputs(model, trials)
+    results = _order_results(model, trials, candidates)
+    not_run += [NotRun(c.name, c.unavailable, c.file_label) for c in candidates if c.unavailable]
+    not_run += unreadable
+    notes += [
+        *(model.notes if isinstance(model, FileModel) and own is None else ()),
+        *plan.left_out,
+        *plan.too_large,
+        *(f"{output} has no element at any input: its shape alone was compared" for output in empty),
+        *collect_notes(trials, candidates, results),
+        *note_half_nodes(compared, results),
+        *note_unbudgeted_weights(compared, results),
+        *note_other_forms(compared, results),
+        *find_foreign_epsilons(model, compared),
+        *filter(None, (s.steps.describe_clipped_ranges(s.label) for s in compared if s.steps is not None)),
+    ]
+    points = None
+    if drift and isinstance(model, LoadedModel):
+        points, more = _measure_drifts(model, compared, trials, results, clock, tell)
+        notes += more
+    weights = [
+        weight for s in compared if not s.runtime for weight in audit_weights(model, load_onnx(s.path), s.label, clock)
+    ]
+    notes += [*note_computed_weights(weights), *clock.describe_left_out()]
+    done = dict.fromkeys(answer.case.name for trial in trials.values() for answer in trial.answers)
+    seconds = time.perf_counter() - start
+    return Comparison(
+        tuple(results),
+        tuple(not_run),
+        tuple(done),
+        tuple(dict.fromkeys(notes)),
+        seconds,
+        None if points is None else tuple(points),
+        plan.most if plan.left_out else None,
+        tuple(weights),
+        model_label(model),
+        narrow=next((trial.narrow for trial in trials.values() if trial.narrow), ""),
+        word="" if own is not None else model.word,
+        limits=(
+            *dict.fromkeys(f"with the session option {c.option}" for c in candidates if c.option),
+            *(
+                (
+                    *_describe_unseen_sizes(model, compared),
+                    *_describe_size_limit(plan.too_large, budget),
+                    *clock.describe_limits(),
+                )
+                if own is None
+                else ()
+            ),
+        ),
+    )
+
+
+def _split_readable(files: Sequence[File]) -> tuple[list[File], list[NotRun]]:
+    """Part the files that can be opened from those that can't, each of which runs nowhere.
+
+    Raises:
+        GraphError: none can be opened.
+    """
+    readable, unreadable = list[File](), list[NotRun]()
+    for file in files:
+        try:
+            inspect_file(Path(file.path if isinstance(file, Engine) else file))
+        except GraphError as error:
+            if len(files) == 1:
+                raise
+            name = os.fspath(file.path if isinstance(file, Engine) else file)
+            unreadable.append(NotRun(OFF, str(error), name))
+        else:
+            readable.append(file)
+    if unreadable and not readable:
+        raise GraphError("; ".join(file.reason for file in unreadable))
+    return readable, unreadable
+
+
+def _require_deterministic(model: Original) -> None:
+    """Refuse a model of which two runs differ.
+
+    Raises:
+        InputError: names what draws.
+    """
+    draws = (
+        random_ops_of_program(model.program) if isinstance(model, LoadedModel) else random_nodes_of_file(model.proto)
+    )
+    if draws:
+        raise InputError(
+            f"the model can't be verified: it draws random numbers ({', '.join(draws)}); make the noise an input of"
+            " the model, or verify the part without it"
+        )
+
+
+def _find_empty_outputs(model: Original, trials: Mapping[str, PrecisionTrial]) -> list[str]:
+    """Name the outputs that have no element at any input.
+
+    Raises:
+        InputError: they are all.
+    """
+    answers = [answer for trial in trials.values() for answer in trial.answers]
+    empty = [output for output in model.outputs if not any(answer.reference[output].size for answer in answers)]
+    if empty and len(empty) == len(model.outputs):
+        raise InputError(
+            f"no output has an element at any input ({', '.join(empty[:_NAMED])}), so there is nothing to compare; give"
+            " sizes above 0"
+        )
+    return empty
+
+
+def _describe_size_limit(too_large: Sequence[str], budget: ComparisonBudget) -> Iterable[str]:
+    if too_large:
+        yield f"at sizes whose tensors have up to {budget.most_elements:,} elements"
+
+
+def _describe_unseen_sizes(model: Original, compared: Sequence[ComparedFile]) -> Iterable[str]:
+    """Say which sizes of the files were not looked at."""
+    if isinstance(model, FileModel):
+        return
+    for subject in compared:
+        if not subject.runtime:
+            proto = load_onnx(subject.path, external_data=False)
+            yield from describe_unseen_sizes(proto, subject.label, subject.inputs, model.inputs)
+
+
+def _usual_precision(compared: Sequence[ComparedFile]) -> str:
+    """The precision of an engine of which nothing else tells it: that of the ONNX files, where they agree."""
+    kinds = {s.precision for s in compared if not s.runtime}
+    return kinds.pop() if len(kinds) == 1 else ""
+
+
+def _run_trials(
+    model: Original,
+    candidates: Sequence[RuntimeCandidate],
+    compared: Sequence[ComparedFile],
+    cases: Sequence[InputCase],
+    rules: Policy,
+    clock: BudgetClock,
+    tell: Progress,
+) -> dict[str, PrecisionTrial]:
+    """Precision -> its trial. Of the reference and the runtimes one at a time is in memory: each may be as large as the
+    model."""
+    reference, usual = FloatReference(model), _usual_precision(compared)
+    trials: dict[str, PrecisionTrial] = {}
+
+    def trial_for_precision(precision: str) -> PrecisionTrial:
+        if precision not in trials:
+            sampled = any(case.kind == DATASET for case in cases)
+            trials[precision] = PrecisionTrial(
+                model,
+                reference,
+                precision,
+                each=True,
+                policy=rules,
+                dataset=sampled,
+                quantized=are_quantized(compared),
+                clock=clock,
+            )
+            for done, _ in enumerate(trials[precision].prepare_answers(cases)):
+                tell("reference", done, len(cases))
+            reference.release_runner()
+        return trials[precision]
+
+    for precision in dict.fromkeys(c.compute_precision(usual) for c in candidates) or [usual]:
+        trial_for_precision(precision)
+    for done, candidate in enumerate(candidates):
+        tell("verify", done, len(candidates))
+        with ExitStack() as stack:
+            candidate.load(stack)
+            trial = trial_for_precision(candidate.compute_precision(usual))
+            trial.run_candidate(candidate)
+    for trial in trials.values():
+        rejudge_within_ranges(trial)
+        blame_optimizers(trial, tell, clock)
+    return trials
+
+
+def _order_results(
+    model: Original, trials: Mapping[str, PrecisionTrial], candidates: Sequence[RuntimeCandidate]
+) -> list[OutputResult]:
+    """Output by output: eager first, then the files as they were given."""
+    eager = [result for _, trial in sorted(trials.items()) for result in trial.candidate_results(trial.eager)]
+    of = {id(candidate): trial for trial in trials.values() for candidate in trial.candidates}
+    every = eager + [result for candidate in candidates for result in of[id(candidate)].candidate_results(candidate)]
+    return [result for output in model.outputs for result in every if result.output == output]
+
+
+def _measure_drifts(
+    model: LoadedModel,
+    compared: Sequence[ComparedFile],
+    trials: Mapping[str, PrecisionTrial],
+    results: Sequence[OutputResult],
+    clock: BudgetClock,
+    tell: Progress,
+) -> tuple[list[DriftPoint], list[str]]:
+    """The inner tensors of each ONNX file, on the case in which it fails, else on the first."""
+    points, notes = list[DriftPoint](), list[str]()
+    for subject in compared:
+        if subject.runtime:
+            notes.append(f"no drift of {subject.label}: an engine can't be looked into")
+            continue
+        failed = [r.case for r in results if r.file == subject.label and not r]
+        answers = trials[subject.precision].answers
+        answer = next((a for a in answers if a.case.name in failed), answers[0])
+        seen, more = measure_file_drift(model, subject, answer.feeds, subject.precision, tell, clock)
+        points += seen
+        notes += [f"drift of {subject.label}: seen at {answer.case.name}", *more]
+    return points, notes

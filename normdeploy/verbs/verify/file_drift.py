@@ -1,0 +1,48 @@
+"""Drift in the files that ``verify`` compares, in each form in which it runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import onnx
+
+from ...errors import NormdeployError
+from ...model import LoadedModel
+from ...precision.emulated_half import emulate_half
+from ...storage.onnx_files import load_onnx
+from ...types import Progress
+from .compute_budget import BudgetClock
+from .io_matching import rename_ends
+from .runtime_candidates import OFF, ON, STEPWISE, ComparedFile
+from .tensor_drift import DriftPoint, apply_ort_optimizer, measure_drift
+
+
+def measure_file_drift(
+    model: LoadedModel,
+    subject: ComparedFile,
+    feeds: Mapping[str, np.ndarray],
+    precision: str,
+    progress: Progress | None = None,
+    clock: BudgetClock | None = None,
+) -> tuple[list[DriftPoint], list[str]]:
+    """Drift in each form in which ``verify`` runs a file on the CPU, and notes on those in which it can't be."""
+    label, proto, points, notes = subject.label, load_onnx(subject.path), list[DriftPoint](), list[str]()
+    if subject.inputs or subject.outputs:
+        proto = rename_ends(proto, subject.inputs, subject.outputs)
+    forms: list[tuple[str, Callable[[onnx.ModelProto], onnx.ModelProto] | None]] = [
+        (OFF, None),
+        (ON, apply_ort_optimizer),
+    ]
+    if precision:
+        forms.append((STEPWISE, emulate_half))
+    for runtime, form in forms:
+        try:
+            ran = None if form is None else form(proto)
+            where = f"{label} in {runtime}"
+            seen = measure_drift(model, proto, feeds, precision, progress, ran=ran, clock=clock, label=where)
+            points += [replace(point, runtime=runtime, file=label) for point in seen]
+        except NormdeployError as error:
+            notes.append(f"no drift of {label} in {runtime}: {error}")
+    return points, notes

@@ -1,0 +1,153 @@
+"""The inputs of a comparison: generated within what it may spend, or the user's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from ...graphs.graph_thresholds import find_thresholds
+from ...model import LoadedModel
+from ...runtimes.tensor_spec import as_numpy
+from ...storage.onnx_files import load_small_weights
+from .compute_budget import ComparisonBudget, InnerSizes, drop_large_cases, shrink_usual_sizes
+from .decision_thresholds import find_model_thresholds, grid_cases, has_decisions, threshold_cases
+from .edge_cases import EdgeCases, IntegerHints, has_unknown_range, make_affordable_cases
+from .input_cases import LENIENT, SMALL_IN_HALF, InputCase, NamedInputs, check_user_cases, small_value_cases
+from .io_matching import Map, parse_map
+from .reference_models import (
+    FileModel,
+    Original,
+    find_unused_inputs,
+    model_outputs,
+    model_unit_roundoff,
+    rounds_itself,
+    stores_codes,
+)
+from .runtime_candidates import FLOATS, HALF_TYPES, ComparedFile, File, open_compared_files
+
+_THRESHOLDS = 8  # of one input of one file that are tried
+
+
+@dataclass(frozen=True)
+class InputPlan:
+    """``left_out``: sizes that cost too much, each with the reason; ``too_large``: those whose inner tensors do;
+    ``most``: the input elements up to which sizes are run."""
+
+    cases: tuple[InputCase, ...]
+    left_out: tuple[str, ...]
+    too_large: tuple[str, ...]
+    most: int
+
+
+def open_files_of_model(
+    model: Original, files: Iterable[File], names: Map | None
+) -> tuple[list[ComparedFile], list[str]]:
+    """Return the files that are compared with a model, and notes on them.
+
+    Args:
+        names: as for ``verify``.
+    """
+    return open_compared_files(
+        files,
+        model,
+        model_outputs(model),
+        parse_map(names or (), model),
+        ordered=names is not None,
+        own_unit=model_unit_roundoff(model),
+        rounding_model=rounds_itself(model),
+        unused=find_unused_inputs(model),
+        stores_codes=stores_codes(model),
+    )
+
+
+def plan_inputs(
+    model: Original,
+    compared: Sequence[ComparedFile],
+    seeds: int,
+    own: Sequence[NamedInputs] | None,
+    most: int | None,
+    budget: ComparisonBudget,
+) -> InputPlan:
+    """Return the inputs on which files are compared with a model, as ``verify`` describes them."""
+    insides = [InnerSizes(load_small_weights(s.path), s.inputs, model.inputs) for s in compared if not s.runtime]
+    # A file that was optimized may have no trace of the largest tensor of its reference.
+    if isinstance(model, FileModel):
+        insides.append(InnerSizes(model.proto, {}, model.inputs))
+    usual = shrink_usual_sizes(model, insides, budget)
+    opt = {name: dim.opt for name, dim in usual.named_dims.items()}
+    plan = (
+        make_affordable_cases(
+            usual, seeds, most, quantized=are_quantized(compared), integers=_integer_hints(model, compared)
+        )
+        if own is None
+        else EdgeCases(tuple(check_user_cases(model, own, _half_input_types(compared))), (), 0)
+    )
+    more = (
+        small_value_cases(usual, seeds, SMALL_IN_HALF)
+        if own is None and any(s.computing.halves for s in compared)
+        else []
+    )
+    if own is None:
+        halves = sorted({FLOATS[kind] for s in compared for kind in s.computing.halves})
+        more += threshold_cases(usual, opt, seeds, find_model_thresholds(model), halves)
+        more += grid_cases(usual, opt, seeds) if has_decisions(model) else ()
+    cases = [case for case in (*plan.cases, *more) if case.kind not in LENIENT or not are_quantized(compared)]
+    cases, too_large = drop_large_cases(cases, opt, insides, budget)
+    return InputPlan(tuple(_mark_unpromised(model, cases)), plan.left_out, tuple(too_large), plan.most)
+
+
+def _integer_hints(model: Original, compared: Sequence[ComparedFile]) -> IntegerHints:
+    whole = {spec.name for spec in model.inputs if spec.dtype.startswith(("int", "uint"))}
+    if not whole:
+        return IntegerHints()
+    own = [(model.proto, dict[str, str]())] if isinstance(model, FileModel) else []
+    files = [(load_small_weights(s.path), s.inputs) for s in compared if not s.runtime]
+    named: dict[str, list[int]] = {}
+    taken = set[str]()
+    # What the model's own file compares an input with comes first: the number of those that are tried is limited.
+    for proto, names in (*own, *files):
+        edges = find_thresholds(proto)
+        used = {*edges.sized, *edges.limits}
+        taken |= {names.get(theirs, theirs) for theirs in used}
+        for theirs, values in edges.values.items():
+            ours = names.get(theirs, theirs)
+            if ours in whole and theirs not in used:
+                found = named.setdefault(ours, [])
+                found += [v for v in map(math.floor, values[:_THRESHOLDS]) if v not in found]
+    examples = _example_inputs(model) if any(map(has_unknown_range, model.inputs)) else {}
+    return IntegerHints(named, examples, whole - taken)
+
+
+def _example_inputs(model: Original) -> dict[str, np.ndarray]:
+    """Return the inputs that the program was traced with; {} where they are not kept."""
+    if not isinstance(model, LoadedModel) or model.program.example_inputs is None:
+        return {}
+    leaves = [leaf for leaf in pytree.tree_leaves(model.program.example_inputs) if isinstance(leaf, torch.Tensor)]
+    if len(leaves) != len(model.inputs):
+        return {}
+    return {spec.name: as_numpy(leaf) for spec, leaf in zip(model.inputs, leaves, strict=True)}
+
+
+def _mark_unpromised(model: Original, cases: Sequence[InputCase]) -> Iterable[InputCase]:
+    """Where sizes are guessed, the model need not take them all."""
+    guessed = isinstance(model, FileModel) and model.guessed
+    return (replace(case, promised=False) if guessed and case.kind != "given" else case for case in cases)
+
+
+def _half_input_types(compared: Sequence[ComparedFile]) -> dict[str, set[np.dtype]]:
+    """Input -> the half types in which a file takes it."""
+    kinds: dict[str, set[np.dtype]] = {}
+    for name, kind in (pair for subject in compared for pair in subject.types.items()):
+        if kind in HALF_TYPES:
+            kinds.setdefault(name, set()).add(kind)
+    return kinds
+
+
+def are_quantized(compared: Sequence[ComparedFile]) -> bool:
+    """Whether every file is, with a budget of its steps, which is of usual numbers alone."""
+    return all(subject.steps is not None for subject in compared)

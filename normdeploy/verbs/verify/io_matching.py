@@ -1,0 +1,324 @@
+"""Matches the inputs and outputs of a file with the model's: by name, as the user says (``verify --map``), or by order.
+
+Names that both have are each other's. Where they share none, and what is not mapped is as many in the file as in the
+model, it is matched by order if each pair fits in kind (floating, integer, bool), rank and static sizes; that is told.
+Where they share some, one that is missing is missing. Nothing passes by a wrong match: the values are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+import onnx
+
+from ...errors import InputError
+from ...graphs.proto_queries import value_info_type
+from ...model import ModelSignature
+from ...storage.proto_traversal import attribute_graphs
+
+Shape = tuple[int | None, ...]
+_LAYOUTS = {"last": (0, 2, 3, 1), "first": (0, 3, 1, 2)}
+
+
+@dataclass(frozen=True)
+class TensorEnd:
+    """An input or output; what is not known is None, in ``shape`` what is dynamic too."""
+
+    name: str
+    kind: str | None = None  # of numpy: "f", "i", "b"; bfloat16 is "f"
+    shape: Shape | None = None
+
+    def is_compatible(self, other: TensorEnd) -> bool:
+        kinds = {"u": "i"}
+        alike = None in (self.kind, other.kind) or kinds.get(self.kind or "", self.kind) == kinds.get(
+            other.kind or "", other.kind
+        )
+        if not alike or self.shape is None or other.shape is None:
+            return alike
+        same = len(self.shape) == len(other.shape)
+        return same and all(a is None or b is None or a == b for a, b in zip(self.shape, other.shape, strict=True))
+
+    def __str__(self) -> str:
+        return (
+            self.name
+            if self.shape is None
+            else f"{self.name}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
+        )
+
+
+@dataclass(frozen=True)
+class NameMatch:
+    """The file's name -> the model's, where they differ."""
+
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    # Inputs of the model that the file does not take, and the model does not use.
+    spared: frozenset[str] = frozenset()
+
+
+Map = Sequence["str | tuple[str, str]"] | Mapping[str, str]
+
+
+def list_pairs(given: Map) -> list[str | tuple[str, str]]:
+    """What was said, one after the other."""
+    return [*given.items()] if isinstance(given, Mapping) else [given] if isinstance(given, str) else [*given]
+
+
+def parse_map(given: Map, model: ModelSignature) -> dict[str, str]:
+    """The file's name -> the model's, from pairs or texts such as "input.1=x"; of several "=" that counts behind which
+    the model's stands.
+
+    Raises:
+        InputError: one can't be read, the model has no such input or output, or one of the file's names is given twice.
+    """
+    known = [*(spec.name for spec in model.inputs), *model.outputs]
+    names: dict[str, str] = {}
+    for theirs, ours in (_parse_pair(pair, known) if isinstance(pair, str) else pair for pair in list_pairs(given)):
+        if ours not in known:
+            ends = f"it takes {[spec.name for spec in model.inputs]} and gives {list(model.outputs)}"
+            raise InputError(
+                f"the map {theirs}={ours} names {ours!r}, which is no input or output of the model; {ends}"
+            )
+        if names.setdefault(theirs, ours) != ours:
+            raise InputError(f"{theirs!r} is mapped to {names[theirs]!r} and to {ours!r}; give it one")
+    return names
+
+
+def _parse_pair(text: str, known: Sequence[str]) -> tuple[str, str]:
+    places = [i for i, letter in enumerate(text) if letter == "=" and 0 < i < len(text) - 1]
+    if not places:
+        raise InputError(
+            f"the map {text!r} can't be read; write THEIRS=OURS, the file's name first and the model's second:"
+            " input.1=x"
+        )
+    place = next((i for i in places if text[i + 1 :] in known), places[0])
+    return text[:place], text[place + 1 :]
+
+
+Ends = tuple[Sequence[str], Sequence[str]]  # the names of inputs, and those of outputs
+
+
+def require_used_names(names: Mapping[str, str], model: ModelSignature, held: Mapping[str, Ends]) -> None:
+    """
+    Args:
+        held: of each file.
+
+    Raises:
+        InputError: a name is mapped that no file has, or that is an input of the one and an output of the other.
+    """
+    own = [spec.name for spec in model.inputs], list(model.outputs)
+    for theirs, ours in names.items():
+        if not held or any(
+            theirs in ends and ours in mine for sides in held.values() for ends, mine in zip(sides, own, strict=True)
+        ):
+            continue
+        file = next((file for file, sides in held.items() if any(theirs in ends for ends in sides)), None)
+        if file is None:
+            files = "; ".join(f"{file} has {[*sides[0], *sides[1]]}" for file, sides in held.items())
+            raise InputError(
+                f"the map {theirs}={ours} names {theirs!r}, which is no input or output of a file: {files}"
+            )
+        side = int(theirs in held[file][1])
+        a, b = ("an output", "an input") if side else ("an input", "an output")
+        raise InputError(
+            f"the map {theirs}={ours} can't be: {theirs!r} is {a} of {file}, and {ours!r} {b} of the model; map inputs"
+            f" onto inputs and outputs onto outputs: {theirs}={f' or {theirs}='.join(own[side])}"
+        )
+
+
+def match_names(
+    label: str,
+    graph: onnx.GraphProto,
+    model: ModelSignature,
+    outputs: Sequence[TensorEnd],
+    names: Mapping[str, str],
+    ordered: bool = True,
+    unused: Collection[str] = (),
+) -> NameMatch:
+    """
+    Args:
+        outputs: the model's.
+        names: what the user said.
+        ordered: whether names that differ are matched by their order.
+        unused: inputs of the model that it does not use. torch's TorchScript exporter leaves them out of its files.
+
+    Raises:
+        InputError: an input of the one has none of the other, or two have the same.
+    """
+    theirs = graph_ends(graph)
+    ours = [
+        TensorEnd(s.name, _dtype_family(s.dtype), tuple(None if d.is_dynamic else d.opt for d in s.shape))
+        for s in model.inputs
+    ]
+    spared = _omitted_inputs(theirs[0], ours, names, unused)
+    ours = [end for end in ours if end.name not in spared]
+    inputs, left = _match_ends(label, theirs[0], ours, names, ordered=ordered, inputs=True)
+    if left.theirs or left.ours:
+        raise InputError(
+            f"{label} takes the inputs {[e.name for e in theirs[0]]}, the model takes {[e.name for e in ours]}; is it a"
+            f" file of this model? {_describe_unmatched(left)} are not matched by their order; name them with "
+            "--map THEIRS=OURS if"
+            f" it is{_describe_layout_change(left)}"
+        )
+    ends, rest = _match_ends(label, theirs[1], outputs, names, ordered=ordered, inputs=False)
+    notes = []
+    if spared:
+        notes.append(f"{label} does not take {', '.join(spared)}, which the model does not use")
+    if told := [f"{a} is {b}" for a, b in {**inputs, **ends}.items() if names.get(a) != b]:
+        notes.append(f"{label}: names matched by their order: {', '.join(told)}")
+    if rest.theirs:
+        hint = f"; {[e.name for e in rest.ours]} are missing (--map THEIRS=OURS names them)" if rest.ours else ""
+        extra = [e.name for e in rest.theirs]
+        notes.append(f"{label} has outputs that the model has not, which nothing can be compared with: {extra}{hint}")
+    return NameMatch(inputs, ends, tuple(notes), frozenset(spared))
+
+
+def _omitted_inputs(
+    theirs: Sequence[TensorEnd], ours: Sequence[TensorEnd], names: Mapping[str, str], unused: Collection[str]
+) -> list[str]:
+    """Return the unused inputs of the model that a file leaves out."""
+    taken = {names.get(end.name, end.name) for end in theirs}
+    left_out = [end.name for end in ours if end.name in unused and end.name not in taken]
+    return left_out if len(theirs) + len(left_out) == len(ours) else []
+
+
+def graph_ends(graph: onnx.GraphProto) -> tuple[list[TensorEnd], list[TensorEnd]]:
+    """Inputs that have to be given, and outputs."""
+    initializers = {t.name for t in graph.initializer}
+    return [_make_end(v) for v in graph.input if v.name not in initializers], [_make_end(v) for v in graph.output]
+
+
+def _make_end(v: onnx.ValueInfoProto) -> TensorEnd:
+    kind, dims = value_info_type(v)
+    shape = None if dims is None else tuple(d if isinstance(d, int) and d >= 0 else None for d in dims)
+    return TensorEnd(v.name, _dtype_family(onnx.helper.tensor_dtype_to_np_dtype(kind).name) if kind else None, shape)
+
+
+def _dtype_family(dtype: str) -> str:
+    return "f" if dtype.startswith(("float", "bfloat")) else str(np.dtype(dtype).kind)
+
+
+@dataclass(frozen=True)
+class _UnmatchedEnds:
+    theirs: Sequence[TensorEnd]
+    ours: Sequence[TensorEnd]
+
+
+def _match_ends(
+    label: str,
+    theirs: Sequence[TensorEnd],
+    ours: Sequence[TensorEnd],
+    names: Mapping[str, str],
+    *,
+    ordered: bool,
+    inputs: bool,
+) -> tuple[dict[str, str], _UnmatchedEnds]:
+    own = {end.name for end in ours}
+    stated = {end.name: names[end.name] for end in theirs if names.get(end.name) in own}
+    if twice := [b for b in stated.values() if list(stated.values()).count(b) > 1]:
+        raise InputError(
+            f"{label}: {[a for a, b in stated.items() if b == twice[0]]} are all mapped to {twice[0]!r}; give one"
+        )
+    same = {end.name for end in theirs if end.name in own and end.name not in stated} - set(stated.values())
+    left = _UnmatchedEnds(
+        [end for end in theirs if end.name not in stated and end.name not in same],
+        [end for end in ours if end.name not in stated.values() and end.name not in same],
+    )
+    changed = {a: b for a, b in stated.items() if a != b}
+    pairs = list(zip(left.theirs, left.ours, strict=False))
+    fit = all(a.is_compatible(b) for a, b in pairs)
+    # A single output can't be taken for another one: the comparison tells both shapes.
+    alone = not inputs and len(theirs) == len(ours) == 1
+    if ordered and not same and len(left.theirs) == len(left.ours) and (fit or alone):
+        return changed | {a.name: b.name for a, b in pairs}, _UnmatchedEnds((), ())
+    return changed, left
+
+
+def _describe_unmatched(left: _UnmatchedEnds) -> str:
+    return f"{', '.join(map(str, left.theirs)) or 'none'} and {', '.join(map(str, left.ours)) or 'none'}"
+
+
+def _describe_layout_change(left: _UnmatchedEnds) -> str:
+    """Say so where one input has the other's dims in another layout."""
+    if len(left.theirs) != 1 or len(left.ours) != 1:
+        return ""
+    (theirs,), (ours,) = left.theirs, left.ours
+    for words, order in _LAYOUTS.items():
+        if ours.shape is not None and len(ours.shape) == len(order):
+            turned = TensorEnd(theirs.name, ours.kind, tuple(ours.shape[axis] for axis in order))
+            if theirs.is_compatible(turned):
+                return (
+                    f"; {theirs.name} looks like {ours.name}.transpose{order}, the channels {words}: `bisect --map"
+                    f" {theirs.name}={ours.name}` tells whether it is"
+                )
+    return ""
+
+
+def rename_ends(proto: onnx.ModelProto, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> onnx.ModelProto:
+    """A copy with other names outside, by an Identity where a name changes.
+
+    What bears one of the new names inside gets a fresh one, an end too that keeps its place: names may be swapped, and
+    an output may be called as an input was.
+    """
+    own = onnx.ModelProto()
+    own.CopyFrom(proto)
+    used = set(_iter_tensor_names(own.graph))
+    moved = {name: _unused_name(name, used) for name in (*inputs.values(), *outputs.values()) if name in used}
+    _rename_tensors(own.graph, moved)
+    named_in, named_out = ({moved.get(a, a): b for a, b in names.items()} for names in (inputs, outputs))
+    front, back = list[onnx.NodeProto](), list[onnx.NodeProto]()
+    for v in own.graph.input:
+        if (name := named_in.get(v.name)) is not None:
+            front.append(onnx.helper.make_node("Identity", [name], [v.name]))
+            v.name = name
+    for v in own.graph.output:
+        if (name := named_out.get(v.name)) is not None:
+            back.append(onnx.helper.make_node("Identity", [v.name], [name]))
+            v.name = name
+    nodes = [*front, *own.graph.node, *back]
+    del own.graph.node[:]
+    own.graph.node.extend(nodes)
+    return own
+
+
+def _iter_tensor_names(graph: onnx.GraphProto) -> Iterator[str]:
+    """The tensors of a graph and of the bodies in it."""
+    yield from (item.name for item in (*graph.input, *graph.output, *graph.initializer, *graph.value_info))
+    yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    for node in graph.node:
+        yield from (*node.input, *node.output)
+        for attribute in node.attribute:
+            for body in attribute_graphs(attribute):
+                yield from _iter_tensor_names(body)
+
+
+def _unused_name(name: str, used: set[str]) -> str:
+    fresh = next(f"{name}_inside{n or ''}" for n in count() if f"{name}_inside{n or ''}" not in used)
+    used.add(fresh)
+    return fresh
+
+
+def _rename_tensors(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Other names for tensors, in the bodies that see them too."""
+    if not names:
+        return
+    for item in (
+        *graph.input,
+        *graph.output,
+        *graph.initializer,
+        *graph.value_info,
+        *(s.values for s in graph.sparse_initializer),
+    ):
+        item.name = names.get(item.name, item.name)
+    for note in graph.quantization_annotation:
+        note.tensor_name = names.get(note.tensor_name, note.tensor_name)
+    for node in graph.node:
+        for side in (node.input, node.output):
+            side[:] = [names.get(name, name) for name in side]
+        for attribute in node.attribute:
+            for body in attribute_graphs(attribute):
+                _rename_tensors(body, names)

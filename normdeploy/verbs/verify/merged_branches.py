@@ -1,0 +1,163 @@
+"""The convolutions that parallel branches of a model are merged into: what `audit` compares a merged weight with.
+
+Each result of the program is followed as a convolution of an earlier tensor, W·x + c, through convolutions by
+parameters, batch norms in eval mode, sums and differences, and products with parameters of each channel; in float64,
+with the sum of the magnitudes beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...loading.train_mode_checks import bind_node_arguments, operator_name
+from ...model import LoadedModel
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class _LinearMap:
+    """W·x + c of the tensor ``x``, with the magnitudes that were added up; ``w`` has the kernel centred, None of the
+    tensor itself."""
+
+    x: str
+    w: Array | None
+    c: Array
+    size_w: Array | None
+    size_c: Array
+    groups: int
+    settings: tuple[Any, ...]  # stride and dilation
+    names: tuple[str, ...]  # the weights in it
+
+    def scale_and_shift(self, a: Array, b: Array, size_b: Array) -> _LinearMap:
+        if self.w is None or self.size_w is None:
+            w: Array = np.asarray(a)
+            return _LinearMap(self.x, w, a * self.c + b, np.abs(w), np.abs(a) * self.size_c + size_b, 0, (), self.names)
+        shape = (-1, *[1] * (self.w.ndim - 1))
+        at = a.reshape(shape)
+        c, size = a * self.c + b, np.abs(a) * self.size_c + size_b
+        return _LinearMap(
+            self.x, self.w * at, c, self.size_w * np.abs(at), size, self.groups, self.settings, self.names
+        )
+
+
+def iter_merged_tensors(model: LoadedModel, stored: Mapping[str, Array]) -> Iterator[tuple[str, Array, Array]]:
+    """(of what, values, magnitudes) of each weight and bias of a sum of branches. ``stored``: the model's tensors by
+    name."""
+    signature = model.program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    known: dict[str, _LinearMap] = {}
+
+    def stored_tensor(value: Any) -> Array | None:
+        array = stored.get(names.get(getattr(value, "name", ""), ""))
+        return None if array is None else array.astype(np.float64)
+
+    def linear_map_of(value: Any) -> _LinearMap:
+        name = str(getattr(value, "name", ""))
+        return known.get(name) or _LinearMap(name, None, np.zeros(1), None, np.zeros(1), 0, (), ())
+
+    for node in model.program.graph.nodes:
+        if node.op != "call_function":
+            continue
+        op, given = operator_name(node).rstrip("_"), bind_node_arguments(node)  # in place too: x += y
+        made: _LinearMap | None = None
+        if op in ("conv1d", "conv2d", "conv3d"):
+            made = _linear_of_convolution(str(given["input"]), given, stored_tensor, names)
+        elif "batch_norm" in op and not given.get("training"):
+            made = _linear_of_batch_norm(linear_map_of(given.get("input")), given, stored_tensor)
+        elif op in ("add", "sub") and given.get("alpha", 1) == 1 and hasattr(given.get("other"), "name"):
+            made = _add_linear(linear_map_of(given["self"]), linear_map_of(given["other"]), 1 if op == "add" else -1)
+            if made is not None and len(made.names) > 0 and made.w is not None and made.w.ndim > 2:
+                yield f"the branches {', '.join(made.names)}", made.w, made.size_w  # type: ignore[misc]
+                yield f"the branches {', '.join(made.names)}", made.c, made.size_c
+        elif op in ("add", "sub") and given.get("other") == 0:  # the beginning of a sum in a loop
+            made = linear_map_of(given["self"])
+        elif op == "mul":
+            made = _multiply_linear(
+                linear_map_of(given["self"]), stored_tensor(given.get("other"))
+            ) or _multiply_linear(linear_map_of(given.get("other")), stored_tensor(given["self"]))
+            if made is not None and made.w is not None and made.w.ndim > 2:
+                yield f"the branches {', '.join(made.names)}", made.w, made.size_w  # type: ignore[misc]
+                yield f"the branches {', '.join(made.names)}", made.c, made.size_c
+        if made is not None:
+            known[node.name] = made
+
+
+def _linear_of_convolution(
+    x: str, given: Mapping[str, Any], tensor: Any, names: Mapping[str, str]
+) -> _LinearMap | None:
+    w, bias = tensor(given["weight"]), tensor(given.get("bias"))
+    if w is None:
+        return None
+    c = np.zeros(w.shape[0]) if bias is None else bias
+    settings = (tuple(given["stride"]), tuple(given["dilation"]) if max(w.shape[2:]) > 1 else ())
+    name = names.get(getattr(given["weight"], "name", ""), "")
+    return _LinearMap(x, w, c, np.abs(w), np.abs(c), int(given.get("groups", 1)), settings, (name,))
+
+
+def _linear_of_batch_norm(z: _LinearMap, given: Mapping[str, Any], tensor: Any) -> _LinearMap | None:
+    mean, variance = tensor(given.get("running_mean")), tensor(given.get("running_var"))
+    if mean is None or variance is None or "eps" not in given:
+        return None
+    gamma, beta = tensor(given.get("weight")), tensor(given.get("bias"))
+    a = (np.ones(mean.shape) if gamma is None else gamma) / np.sqrt(variance + float(given["eps"]))
+    beta = np.zeros(mean.shape) if beta is None else beta
+    return z.scale_and_shift(a, beta - mean * a, np.abs(beta) + np.abs(mean * a))
+
+
+def _multiply_linear(z: _LinearMap, by: Array | None) -> _LinearMap | None:
+    if by is None or z.w is None or by.size not in (1, len(z.c)):
+        return None
+    return z.scale_and_shift(np.broadcast_to(by.reshape(-1), len(z.c)), np.zeros(1), np.zeros(1))
+
+
+def _add_linear(one: _LinearMap, other: _LinearMap, sign: int) -> _LinearMap | None:
+    """The sum of two of one tensor, a smaller kernel in the middle of the larger one, a scale as the unit matrix."""
+    if one.x != other.x or (one.w is None and other.w is None):
+        return None
+    frame = max((v for v in (one, other) if v.w is not None), key=lambda v: (v.w.ndim, v.w.size))  # type: ignore[union-attr]
+    if frame.w is None or frame.w.ndim < 3:
+        return None
+    first, second = _expand_to_kernel(one, frame), _expand_to_kernel(other, frame)
+    if first is None or second is None:
+        return None
+    (w, s), (v, t) = first, second
+    settings = frame.settings
+    return _LinearMap(
+        one.x,
+        w + sign * v,
+        one.c + sign * other.c,
+        s + t,
+        one.size_c + other.size_c,
+        frame.groups,
+        settings,
+        (*one.names, *other.names),
+    )
+
+
+def _expand_to_kernel(part: _LinearMap, frame: _LinearMap) -> tuple[Array, Array] | None:
+    assert frame.w is not None
+    kernel = frame.w.shape[2:]
+    if part.w is not None and part.size_w is not None and part.w.ndim > 1:
+        if (
+            part.w.shape[:2] != frame.w.shape[:2]
+            or part.groups != frame.groups
+            or part.settings[:1] != frame.settings[:1]
+        ):
+            return None
+        room = [k - n for k, n in zip(kernel, part.w.shape[2:], strict=True)]
+        if min(room) < 0 or any(r % 2 for r in room):
+            return None
+        pads = [(0, 0), (0, 0), *((r // 2, r // 2) for r in room)]
+        return np.pad(part.w, pads), np.pad(part.size_w, pads)
+    outputs, inputs = frame.w.shape[:2]
+    if outputs != inputs * frame.groups:
+        return None
+    made = np.zeros(frame.w.shape)
+    at = (np.arange(outputs), np.arange(outputs) % inputs, *(k // 2 for k in kernel))
+    made[at] = 1.0 if part.w is None else part.w
+    return made, np.abs(made)

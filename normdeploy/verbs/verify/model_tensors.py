@@ -1,0 +1,143 @@
+"""The tensors that a model of PyTorch or ONNX holds, and the shifts that its BatchNorms make of biases: what ``audit``
+asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+
+from ...loading.train_mode_checks import bind_node_arguments, operator_name
+from ...model import LoadedModel
+from ...precision.type_conversion import initializer_values
+from ...runtimes.array_conversion import to_numpy
+from .bias_shifts import BatchNormShifts, BiasShift, FixedShift, Shifts
+from .reference_models import FileModel, Original
+
+Array = np.ndarray[Any, Any]
+
+
+def model_tensors_by_name(model: Original) -> dict[str, Array]:
+    """Name -> floating parameter, buffer or constant."""
+    if isinstance(model, FileModel):
+        every = [(t.name, initializer_values(t)) for t in iter_initializers(model.proto.graph)]
+        every += [
+            (n.output[0], initializer_values(a.t))
+            for n in model.proto.graph.node
+            if n.op_type == "Constant"
+            for a in n.attribute
+            if a.name == "value" and a.t.data_type != onnx.TensorProto.STRING
+        ]
+        return {name: value for name, value in every if value.size and value.dtype.kind not in "iubSOc"}
+    program = model.program
+    state = {**program.constants, **program.state_dict}
+    return {
+        name: to_numpy(value.detach().contiguous())
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel()
+    }
+
+
+def iter_initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Of a graph and the bodies in it, but for strings, which may be no text at all."""
+    yield from (tensor for tensor in graph.initializer if tensor.data_type != onnx.TensorProto.STRING)
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (
+                (attribute.g, *attribute.graphs) if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs
+            ):
+                yield from iter_initializers(inner)
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """Names of its tensors, None where it has none of the kind."""
+
+    owner: str
+    epsilon: float
+    weight: str | None
+    bias: str | None
+    mean: str | None
+    variance: str | None
+
+
+def iter_batch_norms(model: Original) -> Iterator[BatchNorm]:
+    """Yield the BatchNorms of a model whose statistics it holds."""
+    yield from _batch_norms_of_file(model) if isinstance(model, FileModel) else _batch_norms_of_program(model)
+
+
+def iter_bias_shifts(model: Original, stored: Mapping[str, Array]) -> Iterator[Shifts]:
+    """Give what each BatchNorm makes of every bias of its width, with scale = weight / sqrt(var + eps); and the
+    scale."""
+
+    def channel_tensor(name: str | None, default: float, like: Array) -> Array:
+        own = stored.get(name or "")
+        return np.full(like.size, default) if own is None else own.astype(np.float64).reshape(-1)
+
+    biases: dict[int, dict[str, Array]] = {}
+    stacked: dict[int, Array] = {}
+    for norm in iter_batch_norms(model):
+        variance = stored.get(norm.variance or "")
+        if variance is None:
+            continue
+        scale = channel_tensor(norm.weight, 1.0, variance) / np.sqrt(
+            variance.astype(np.float64).reshape(-1) + norm.epsilon
+        )
+        if scale.size not in biases:
+            # Paddle adds a bias of shape (1, C, 1, 1) in a node of its own.
+            vectors = {n: v.reshape(-1) for n, v in stored.items() if v.size == scale.size == max(v.shape, default=1)}
+            biases[scale.size] = {"no bias": np.zeros(scale.size)} | vectors
+            stacked[scale.size] = np.stack([v.astype(np.float64) for v in biases[scale.size].values()])
+        yield BatchNormShifts(
+            sources=[f"{bias} by the BatchNorm {norm.owner}" for bias in biases[scale.size]],
+            biases=stacked[scale.size],
+            mean=channel_tensor(norm.mean, 0.0, variance),
+            scale=scale,
+            shift=channel_tensor(norm.bias, 0.0, variance),
+        )
+        yield FixedShift(BiasShift(f"the BatchNorm {norm.owner}", scale, np.abs(scale)))
+
+
+def fold_batch_norms(model: Original, stored: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the weights of layers whose outputs are the channels of a BatchNorm, each with that folded into it."""
+    scales = [(s.shift.source, s.shift.values) for s in iter_bias_shifts(model, stored) if isinstance(s, FixedShift)]
+    return {
+        f"{parameter} by {name}": weight * scale.reshape(-1, *(1,) * (weight.ndim - 1))
+        for name, scale in scales
+        for parameter, weight in stored.items()
+        if weight.ndim > 1 and len(weight) == scale.size
+    }
+
+
+def _batch_norms_of_program(model: LoadedModel) -> Iterator[BatchNorm]:
+    signature = model.program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    for node in model.program.graph.nodes:
+        if node.op != "call_function" or "batch_norm" not in operator_name(node):
+            continue
+        given = bind_node_arguments(node)
+        by_name = {
+            key: names.get(getattr(given.get(key), "name", ""))
+            for key in ("weight", "bias", "running_mean", "running_var")
+        }
+        if "eps" in given and by_name["running_var"] is not None:
+            owner = by_name["running_var"].rpartition(".")[0]
+            yield BatchNorm(
+                owner,
+                float(given["eps"]),
+                by_name["weight"],
+                by_name["bias"],
+                by_name["running_mean"],
+                by_name["running_var"],
+            )
+
+
+def _batch_norms_of_file(model: FileModel) -> Iterator[BatchNorm]:
+    for node in model.proto.graph.node:
+        if node.op_type == "BatchNormalization" and len(node.input) == 5:
+            epsilon = next((a.f for a in node.attribute if a.name == "epsilon"), float(np.float32(1e-5)))
+            yield BatchNorm(node.name or node.output[0], epsilon, *node.input[1:5])

@@ -1,0 +1,272 @@
+"""Finds which optimizer of onnxruntime breaks a file that is right without them.
+
+onnxruntime's log tells which of them changed the graph. The fewest that have to be disabled for the file to pass are
+found by halves (QuickXplain: Junker, AAAI 2004), about 2·log2(n) sessions for one culprit among n.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from ...graphs.qoperator_expansion import PRODUCTS
+from ...graphs.quantization_info import DEQUANTIZE
+from ...ort_sessions.session import EXACT_INTEGERS, FLOAT_OPERANDS, PROVIDERS, saturates_int8_pairs
+from ...runtimes.ort_runner import OrtRunner
+from ...types import Progress
+from .compute_budget import BudgetClock
+from .output_results import OutputResult
+from .precision_trial import PrecisionTrial
+from .quantization_budget import StepBudget
+from .reference_models import FileModel, rounds_itself
+from .runtime_candidates import STEPWISE, RuntimeCandidate, input_types
+
+_RULES = re.compile(r"Level\d_RuleBasedTransformer$")
+# what hides behind the transformers called so; the log does not tell them apart (names of onnxruntime 1.31, those of
+# others do nothing)
+RULES = (
+    "EliminateIdentity",
+    "EliminateSlice",
+    "UnsqueezeElimination",
+    "EliminateDropout",
+    "ExpandElimination",
+    "CastElimination",
+    "CastChainElimination",
+    "PreShapeNodeElimination",
+    "NoopElimination",
+    "DivMulFusion",
+    "FuseReluClip",
+    "GemmSumFusion",
+    "GemmTransposeFusion",
+    "NotWhereFusion",
+    "ConvAddFusion",
+    "ConvMulFusion",
+    "ConvBNFusion",
+    "Pad_Fusion",
+    "MatMul_BatchNormalization_Fusion",
+    "LabelEncoderFusion",
+    "ClipQuantRewrite",
+    "ReluQuantRewrite",
+)
+
+# the log goes to the process's own standard error, past Python: only another process's can be read
+_LISTEN = """
+import sys, onnxruntime
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 1
+onnxruntime.InferenceSession(sys.argv[1], options, providers=[sys.argv[2]], disabled_optimizers=sys.argv[3:])
+"""
+_MODIFIED = re.compile(r"GraphTransformer (\S+) modified: 1 ")
+
+_WHOLE = "onnxruntime's optimizer is the culprit: with it off the same file passes"
+
+Passes = Callable[[Sequence[str]], bool]
+
+
+def blame_optimizers(trial: PrecisionTrial, progress: Progress, clock: BudgetClock) -> None:
+    """Where a file is wrong with onnxruntime's optimizer on and right with it off, write down which part of the
+    optimizer did it."""
+    plain = {(c.file_label, c.provider): c for c in trial.candidates if c.provider and not c.optimize}
+    stepwise = {c.file_label: c for c in trial.candidates if c.name == STEPWISE}
+    _excuse_saturated_products(trial, plain)
+    for candidate in trial.candidates:
+        off = plain.get((candidate.file_label, candidate.provider)) if candidate.optimize else None
+        if off is None or off.unavailable or candidate.crashes:
+            continue
+        if candidate.unavailable and candidate.subject is not None and candidate.subject.elsewhere:
+            continue  # it was quantized for TensorRT
+        if (
+            candidate.unavailable
+        ):  # the file runs with the optimizer off: what lacks a kernel is what the optimizer made of it
+            candidate.failure, candidate.unavailable = candidate.unavailable, None
+        alone, verdicts = trial.candidate_results(off), list(trial.candidate_results(candidate))
+        right = {r.output for r in alone if r.by_default == "pass"}
+        # Where the file's own half precision is off, no optimizer is: with all of them off, the CPU provider computes
+        # single half nodes in float32.
+        if candidate.file_label in stepwise:
+            right -= {r.output for r in trial.candidate_results(stepwise[candidate.file_label]) if not r}
+        wrong = [r for r in verdicts if not r and r.by_default != "pass" and r.output in right]
+        ruled = {
+            r.output for r in alone if r and not r.by_default
+        }  # rules decide: no default rule tells the parts apart
+        if any(not r and r.output in ruled for r in verdicts):
+            candidate.advice = _WHOLE
+        elif wrong:
+            progress("find the optimizer to blame", 0, 0)
+            blame_optimizer(
+                trial, candidate, {r.output for r in wrong}, sorted({r.case for r in wrong if r.case}), clock
+            )
+            _excuse_shared_errors(trial, candidate, wrong)
+
+
+def _excuse_shared_errors(trial: PrecisionTrial, candidate: RuntimeCandidate, wrong: Sequence[OutputResult]) -> None:
+    """Judge no file by what the runtime does to its reference as well.
+
+    Where the two agree within what the file is allowed, the file is off by no more than the reference and that.
+    """
+    model = trial.model
+    if not isinstance(model, FileModel) or candidate.subject is None or candidate.subject.steps is not None:
+        return
+    make = partial(OrtRunner, model.path or model.proto, provider=candidate.provider)
+    subject = replace(candidate.subject, inputs={}, outputs={}, steps=None)
+    shared = RuntimeCandidate(candidate.name, make, subject, types=input_types(model.proto.graph))
+    theirs = {r.output: r for r in trial.measure_candidate(shared, sorted({r.case for r in wrong}))}
+    for mine in wrong:
+        same = theirs.get(mine.output)
+        if same is None or same or not mine.max_abs_error <= same.max_abs_error + mine.allowed:
+            return
+    worst = max((theirs[r.output] for r in wrong), key=lambda r: r.max_abs_error)
+    candidate.unavailable = (
+        f"not judged: the runtime is off, not the file: {model.label} itself is off there by {worst.max_abs_error:.2g}"
+        f" in {worst.output}, allowed {worst.allowed:.2g}" + (f" ({candidate.advice})" if candidate.advice else "")
+    )
+
+
+def _excuse_saturated_products(trial: PrecisionTrial, plain: Mapping[tuple[str, str], RuntimeCandidate]) -> None:
+    """Judge no file by integer products that the processor adds wrongly, where a session that adds them right passes.
+
+    onnxruntime's optimizer has to be on for that.
+    """
+    for on in trial.candidates:
+        off = plain.get((on.file_label, on.provider)) if on.optimize and on.provider == "cpu" else None
+        if off is None or off.subject is None or not off.subject.ops.intersection(PRODUCTS):
+            continue
+        right = {r.output for r in trial.candidate_results(on) if r}
+        wrong = {r.output for r in trial.candidate_results(off) if not r}
+        if wrong and wrong <= right and saturates_int8_pairs():
+            off.unavailable = (
+                "not judged: this processor adds pairs of uint8 · int8 products in 16 bits, where they saturate; with"
+                f" its optimizer on, and {'='.join(*EXACT_INTEGERS.items())}, onnxruntime adds them right: set both"
+                " where such a processor runs the file"
+            )
+
+
+def blame_optimizer(
+    trial: PrecisionTrial,
+    candidate: RuntimeCandidate,
+    outputs: Collection[str],
+    worst: Sequence[str],
+    clock: BudgetClock,
+) -> None:
+    assert candidate.subject is not None
+    path, provider = candidate.subject.path, candidate.provider
+
+    def is_right_with(make: Callable[[], OrtRunner], names: Sequence[str]) -> bool:
+        return trial.passes(
+            RuntimeCandidate(candidate.name, make, candidate.subject, types=candidate.types), outputs, names
+        )
+
+    # It may double what the comparison took, and no more.
+    search = clock.extended_clock()
+
+    def passes_without(disabled: Sequence[str], names: Sequence[str] = worst) -> bool:
+        # What was not tried is not known to help: the whole optimizer is accused then.
+        if search.is_over():
+            clock.blamed[candidate.file_label] = None
+            return False
+        return is_right_with(partial(OrtRunner, path, provider=provider, disabled=disabled), names)
+
+    if DEQUANTIZE in candidate.subject.ops and (
+        _retry_with_float_operands(trial, candidate, outputs) or _retry_with_steps(trial, candidate, outputs)
+    ):
+        return
+    blamed = find_culprits(path, provider, passes_without)
+    if blamed and passes_without(blamed, ()):
+        candidate.culprit = blamed
+        these = "it" if len(blamed) == 1 else "these"
+        candidate.advice = (
+            f"onnxruntime's optimizer is the culprit: {', '.join(blamed)}; with {these} disabled the file passes"
+        )
+    else:
+        candidate.advice = _WHOLE
+
+
+def _retry_with_float_operands(trial: PrecisionTrial, candidate: RuntimeCandidate, outputs: Collection[str]) -> bool:
+    """Judge the file with operands that stay floats, if it passes so; whether it does."""
+    assert candidate.subject is not None
+    make = partial(OrtRunner, candidate.subject.path, provider=candidate.provider, entries=FLOAT_OPERANDS)
+    fresh = RuntimeCandidate(candidate.name, make, candidate.subject, types=candidate.types)
+    if not trial.passes(fresh, outputs):
+        return False
+    off = max((r for r in trial.candidate_results(candidate) if r.output in outputs), key=lambda r: r.max_abs_error)
+    candidate.tallies, candidate.measures = fresh.tallies, fresh.measures
+    candidate.option = "=".join(*FLOAT_OPERANDS.items())
+    candidate.without = (
+        f"{candidate.file_label}: by default {candidate.name} rounds activations to 8 bits in front of "
+        "quantized weights,"
+        f" which the file does not say, and {off.output} is off by {off.max_abs_error:.2g}, allowed {off.allowed:.2g};"
+        f" it was judged with the session option {candidate.option}: set that where the file runs"
+    )
+    return True
+
+
+def _retry_with_steps(trial: PrecisionTrial, candidate: RuntimeCandidate, outputs: Collection[str]) -> bool:
+    """Judge a file whose model rounds itself by what integer kernels may do to it, if it passes so; whether it does.
+
+    Such kernels add exactly where float32 rounds, so that a value beside the edge of a step is rounded to the other
+    side. They round biases too, to far less than a step.
+    """
+    subject = candidate.subject
+    assert subject is not None
+    if subject.steps is not None or not rounds_itself(trial.model):
+        return False
+    budget = StepBudget(subject.path, subject.inputs, subject.outputs, subject.types)
+    stepped = replace(subject, steps=budget)
+    fresh = replace(candidate, subject=stepped, sources=("activations",), tallies={}, runner=None, ran=0)
+    if not trial.passes(fresh, outputs):
+        return False
+    off = max((r for r in trial.candidate_results(candidate) if r.output in outputs), key=lambda r: r.max_abs_error)
+    candidate.tallies, candidate.measures = fresh.tallies, fresh.measures
+    candidate.without = (
+        f"{candidate.file_label}: {candidate.name} computes with integers what the file says in floats. Biases "
+        "and sums are"
+        f" rounded otherwise, and {off.output} is off by {off.max_abs_error:.2g}. It was judged by what steps of its"
+        " activations allow, on inputs that are finite and of the usual size"
+    )
+    return True
+
+
+def list_applied_optimizers(path: Path, provider: str, disabled: Sequence[str] = ()) -> list[str]:
+    """The optimizers that change the graph of a file, in their order, where those ``disabled`` do not."""
+    command = [sys.executable, "-P", "-c", _LISTEN, str(path.absolute()), PROVIDERS[provider], *disabled]
+    run = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stderr
+    return list(dict.fromkeys(_MODIFIED.findall(run)))
+
+
+def find_culprits(path: Path, provider: str, passes: Passes) -> tuple[str, ...]:
+    """The fewest optimizers that have to be disabled for the file to pass; () where disabling those that change it does
+    not help.
+
+    Args:
+        passes: whether the file is right with the optimizers of these names disabled.
+    """
+    known: list[str] = []
+    while fresh := [name for name in list_applied_optimizers(path, provider, known) if name not in known]:
+        known += fresh  # where one is disabled, another may do its work
+        if passes(known):
+            break
+    else:
+        return ()
+    rules = [name for name in known if _RULES.search(name)]
+    single = [name for name in known if name not in rules]
+    if rules and passes([*single, *RULES]):
+        known = [*single, *RULES]
+    return tuple(minimize_disabled(passes, [], known, tried=True))
+
+
+def minimize_disabled(passes: Passes, kept: Sequence[str], names: Sequence[str], *, tried: bool) -> list[str]:
+    """The fewest of ``names`` that mend it together with ``held``; all of them do. ``tried``: ``held`` alone is known
+    not to."""
+    if not tried and passes(kept):
+        return []
+    if len(names) == 1:
+        return list(names)
+    left, right = names[: len(names) // 2], names[len(names) // 2 :]
+    last = minimize_disabled(passes, [*kept, *left], right, tried=False)
+    first = minimize_disabled(passes, [*kept, *last], left, tried=not last)
+    return [*first, *last]

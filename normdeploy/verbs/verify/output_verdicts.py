@@ -1,0 +1,96 @@
+"""The verdict on each output of a runtime, from its tallies: by the default rule, by given rules, and why it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...compare.error_tally import ErrorTally
+from .failure_inputs import find_failing_integers
+from .input_cases import DATASET, EXTREME
+from .output_results import NOT_JUDGED, OutputResult, apply_rules, failed_result, judge_output
+from .quantization_budget import AGAINST, UNROUNDED, VOID
+from .runtime_candidates import FLOATS, RuntimeCandidate
+
+if TYPE_CHECKING:
+    from .precision_trial import PrecisionTrial
+
+
+def candidate_results(trial: PrecisionTrial, candidate: RuntimeCandidate) -> list[OutputResult]:
+    """Return one result for each output, none where it was not run."""
+    tallies: dict[str, dict[str, ErrorTally]] = {}
+    for (output, kind), tally in candidate.tallies.items():
+        tallies.setdefault(output, {})[kind] = tally
+    return [
+        result
+        for output in trial.model.outputs
+        for result in _output_results(trial, candidate, output, tallies.get(output, {}))
+    ]
+
+
+def _output_results(
+    trial: PrecisionTrial, candidate: RuntimeCandidate, output: str, mine: Mapping[str, ErrorTally]
+) -> Iterator[OutputResult]:
+    eager = {kind: trial.tallying.eager_tally(output, kind) for kind in mine}
+    if candidate.failure:
+        dtype = trial.tallying.dtype_of(output)
+        result = failed_result(output, candidate.name, dtype, candidate.where, candidate.failure)
+    elif mine and not candidate.unavailable:
+        default = _judge_quantized(candidate, judge_output(output, candidate.name, mine, eager, trial.eager.name))
+        result = apply_rules(default, candidate.measures.verdicts_of(output), trial.tallying.policy.required)
+        if trial.tallying.skips_step_budget(candidate):
+            result = replace(result, allowed=float("nan"), by_default="", default_reason=NOT_JUDGED)
+    else:
+        return
+    if result and (why := _describe_coarser_types(candidate)):
+        result = replace(result, verdict="fail", reason=why)
+    if not result and candidate.advice:
+        result = replace(_add_reason(result, candidate.advice), culprit=candidate.culprit)
+    if not result and not candidate.failure:
+        result = _add_reason(result, _describe_failing_integers(trial, mine.values()))
+    yield replace(result, file=candidate.file_label, precision=trial.precision)
+
+
+def _describe_failing_integers(trial: PrecisionTrial, tallies: Iterable[ErrorTally]) -> str | None:
+    """Say which integers of an input every case has that fails, and no other."""
+    names = {case.removesuffix(AGAINST) for tally in tallies for case in tally.failed}
+    # Samples of a dataset have rules of their own, and integers drawn from far around surround all others.
+    answers = [answer for answer in trial.answers if answer.case.kind != DATASET]
+    failed = [answer.feeds for answer in answers if answer.case.name in names]
+    passed = [a.feeds for a in answers if a.case.name not in names and a.case.kind != EXTREME]
+    return find_failing_integers(failed, passed)
+
+
+def _judge_quantized(candidate: RuntimeCandidate, result: OutputResult) -> OutputResult:
+    """The verdict on a quantized file: with what its steps do, and why it fails."""
+    budget = None if candidate.subject is None else candidate.subject.steps
+    if budget is None or budget.failure:
+        return result
+    result = replace(result, steps=budget.relative_error(result.output))
+    if budget.altered and candidate.name == UNROUNDED:
+        return replace(_add_reason(result, budget.altered), verdict="fail")
+    if result and candidate.name != UNROUNDED and result.steps is not None and result.steps > VOID:
+        reason = (
+            f"its quantization steps alone may move this output by {result.steps:.0%} of its size, so the default"
+            " rule can't tell right from wrong: give a metric (--metric)"
+        )
+        return replace(result, verdict="fail", reason=reason)
+    return result if result else _add_reason(result, budget.explain_failure(candidate.name))
+
+
+def _add_reason(result: OutputResult, reason: str | None) -> OutputResult:
+    """Add a reason, if there is one, to those of a result."""
+    return replace(result, reason="; ".join(filter(None, (result.reason, reason))))
+
+
+def _describe_coarser_types(candidate: RuntimeCandidate) -> str | None:
+    """Say why a file in half precision is not right though its numbers are: it holds a type that is coarser still."""
+    if candidate.subject is None or not candidate.subject.computing.coarser:
+        return None
+    found = candidate.subject.computing
+    more = f" and {len(found.coarser) - 1} more tensors" if found.coarser[1:] else ""
+    return (
+        f"{found.coarser[0]!r}{more} of the file have a type coarser than {FLOATS[found.precision]}, which it computes"
+        " in; keep them in that type, or give a metric"
+    )

@@ -1,0 +1,24 @@
+"""The orders in which an exporter may have laid out a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+
+from .row_matching import squeeze_shape
+
+Array = np.ndarray[Any, Any]
+
+
+def iter_arrangements(parameter: Array, like: Array) -> Iterator[Array]:
+    """Give ``parameter``, of as many elements, in the shape of ``like``: as it lies, and with its dims in every fitting
+    order."""
+    yield parameter.reshape(like.shape)
+    small = parameter.reshape(squeeze_shape(parameter.shape))
+    if 2 <= small.ndim <= 4:
+        for order in permutations(range(small.ndim)):
+            if order != tuple(range(small.ndim)) and tuple(small.shape[i] for i in order) == squeeze_shape(like.shape):
+                yield small.transpose(order).reshape(like.shape)

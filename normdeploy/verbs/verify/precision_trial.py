@@ -1,0 +1,319 @@
+"""Runtimes beside eager and the float64 reference, case after case, and the verdict on each (the rule:
+``normdeploy.verbs.verify.file_comparison``)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+import numpy as np
+import torch
+
+from ...compare.error_bounds import ErrorBounds, has_lost_all_digits
+from ...compare.error_tally import ErrorTally
+from ...compare.rounding_ties import RoundingTies
+from ...errors import InputError
+from ...precision.type_conversion import FORMATS
+from ...runtimes import RunResult
+from ...runtimes.torch_runners import HALVES
+from .case_answers import CaseAnswer, divides_zero_by_zero, is_comparable
+from .compute_budget import BudgetClock, processor_time
+from .half_overflow import HalfOverflows
+from .input_cases import DATASET, LENIENT, OWN_KINDS, InputCase, count_elements
+from .open_clips import OpenClips
+from .output_results import OutputResult
+from .output_verdicts import candidate_results
+from .policy import Policy
+from .quantization_budget import ROUNDED, UNROUNDED
+from .reference_models import (
+    FileModel,
+    FloatReference,
+    Original,
+    compares_inside,
+    model_unit_roundoff,
+    own_precision_runner,
+    runtime_label,
+)
+from .rule_measures import OutputMeasures, resolve_policy
+from .runtime_candidates import HALF_TYPES, RuntimeCandidate
+from .runtime_tallies import RuntimeTallies
+
+_NARROW = 3  # nodes without a float64 form, named
+_REFUSALS = 3  # sizes that the model does not take, each told with the error
+
+
+class PrecisionTrial:
+    """Eager in one precision, what float64 says, and the runtimes that are judged by them.
+
+    ``precision``: "" is the model's own. In half precision inputs are rounded to it, for the reference too.
+    ``each``: every element has a bound of its own (``bounds``), which costs some runs of the reference for each case.
+    ``policy``: rules that were given; ``dataset``: samples are among the cases, on which alone metrics are measured.
+    ``quantized``: every file is, and has a budget of its steps. ``clock``: what all of it may take; None: any time.
+    """
+
+    def __init__(
+        self,
+        model: Original,
+        reference: FloatReference,
+        precision: str,
+        *,
+        each: bool = False,
+        policy: Policy | None = None,
+        dataset: bool = False,
+        quantized: bool = False,
+        clock: BudgetClock | None = None,
+    ) -> None:
+        self.model, self.precision, self.notes = model, precision, list[str]()
+        self.narrow = ""  # the nodes of a reference file that have no float64 form
+        self._clock = BudgetClock(float("inf")) if clock is None else clock
+        self._quantized_alone = quantized
+        self._dataset, self._settled = dataset, False
+        self._each, self._refused = each, list[tuple[str, str]]()
+        # Processor seconds for each element of the inputs.
+        self._pace = 0.0
+        # Results that stand in for those of a runtime, where these are known not to be the file's fault.
+        self._stand_ins = (
+            HalfOverflows(self.notes).result_without_overflow,
+            OpenClips(self.notes).result_without_clips,
+        )
+        self.answers: list[CaseAnswer] = []
+        self.candidates: list[RuntimeCandidate] = []
+        self._reference = reference
+        half = HALVES.get(precision)
+        self._half_type = half
+        self._beyond_range = False
+        self.eager = RuntimeCandidate(*own_precision_runner(model, half))
+        self.tallying = RuntimeTallies(model, self.eager, policy or Policy(), self._clock)
+        self._half = FORMATS[precision].dtype if precision else None
+        self._compares_inside = compares_inside(model)
+        self._unit = 4 * (model_unit_roundoff(model) if half is None else FORMATS[precision].unit_roundoff)
+
+    def prepare_answers(self, cases: Sequence[InputCase]) -> Iterator[None]:
+        """Run eager and the reference on every case, yielding before each, until half of the time is over.
+
+        The user's own inputs are run whatever they take.
+        """
+        with self.eager.make() as self.eager.runner:
+            for case in cases:
+                yield
+                if self.answers and case.kind not in OWN_KINDS and not self._has_time(case):
+                    self._clock.cases.append(case.name)
+                    continue
+                start = processor_time()
+                self._answer_case(case)
+                self._pace = (processor_time() - start) / self._count_elements(case)
+        self.eager.runner = None
+        if not self.answers:
+            raise InputError(
+                f"{runtime_label(self.eager.name)} runs on none of the inputs that were made, such as"
+                f" {' '.join(self._refused[0])}; say which sizes and values it takes with --dim and --input, or"
+                " give --inputs"
+            )
+        self.notes += [f"not run at {case}: {error}" for case, error in self._refused[:_REFUSALS]]
+        if more := self._refused[_REFUSALS:]:
+            rest = f" and {len(more) - _REFUSALS} more" if more[_REFUSALS:] else ""
+            self.notes.append(f"nor at {', '.join(case for case, _ in more[:_REFUSALS])}{rest}")
+        if narrow := self._reference.describe_narrow_nodes():
+            self.narrow = ", ".join(narrow[:_NARROW])
+            self.narrow += f" and {len(narrow) - _NARROW} more" if narrow[_NARROW:] else ""
+            self.notes.append(
+                f"no float64 form: {self.narrow}; onnxruntime ran it in its own type for the reference too, so"
+                " its results may differ by the roundings of two runs"
+            )
+
+    def _has_time(self, case: InputCase) -> bool:
+        """Return whether there is time for a case, if each element of its inputs takes as long as in the last one."""
+        return not self._clock.is_half_over() and self._clock.has_time(self._pace * self._count_elements(case))
+
+    def _count_elements(self, case: InputCase) -> int:
+        sizes = {name: dim.opt for name, dim in self.model.named_dims.items()} | dict(case.sizes)
+        return max(count_elements(self.model, sizes), 1)
+
+    def _answer_case(self, case: InputCase) -> None:
+        feeds = self._rounded_feeds(case)
+        assert self.eager.runner is not None
+        try:
+            eager = self.eager.runner.infer(feeds)
+        except InputError as error:
+            # Values that a module may refuse, NaN say, were promised by nobody.
+            if case.promised and case.kind not in LENIENT:
+                raise InputError(f"{case.name}: {error}") from error
+            self._refused.append((case.name, str(error)))
+            return
+        start = processor_time()
+        reference = self._reference.float64_runner.infer(feeds)
+        may_draw = partial(self.tallying.has_time_for_draws, case.name, processor_time() - start)
+        self._resolve_rules(reference)
+        if case.kind == DATASET:
+            self.answers.append(CaseAnswer(case, {}, reference, RoundingTies(lambda seed: {}, reference, {})))
+            self.tallying.measure_rules(self.eager, self.answers[-1], eager)
+            return
+        integers = {name: value for name, value in eager.items() if value.dtype.kind in "iub"}
+        ties = RoundingTies(
+            lambda seed: self._reference.float64_runner.run_perturbed(feeds, self._unit, seed),
+            reference,
+            integers,
+            lambda seed: self._run_rounded(feeds, seed),
+            may_draw,
+        )
+        bounds = None
+        if self._each and not (self._quantized_alone and self.tallying.rules_decide):
+            own, rounded = eager, partial(self._run_rounded, feeds)
+            if (wide := self._answer_in_bfloat16(case, feeds, eager, reference)) is not None:
+                own, rounded = wide, partial(self._reference.float64_runner.run_rounded, feeds, half=torch.bfloat16)
+            bounds = ErrorBounds(reference, own, rounded, may_draw)
+            for name in bounds.outputs if case.kind not in LENIENT else ():
+                self.tallying.ratios[name] = max(self.tallying.ratios.get(name, 1.0), bounds.eager_ratio(name))
+        lenient = case.kind in LENIENT or (isinstance(self.model, FileModel) and divides_zero_by_zero(eager, reference))
+        self.answers.append(CaseAnswer(case, feeds, reference, ties, bounds, eager if lenient else None))
+        for name, value in eager.items():
+            self.eager.tallies.setdefault((name, case.kind), ErrorTally(value.dtype))
+        self.tallying.tally_result(self.eager, self.answers[-1], eager)
+
+    def _answer_in_bfloat16(
+        self, case: InputCase, feeds: Mapping[str, np.ndarray], eager: RunResult, reference: RunResult
+    ) -> RunResult | None:
+        """Return the answer with bfloat16's roundings where float16 loses an output for its range; None elsewhere.
+
+        An overflow is no rounding, so it widens no bound: bfloat16 has fewer digits, and float32's range.
+        """
+        if self._half != np.float16 or case.kind not in {"random", *OWN_KINDS}:
+            return None
+        lost = [
+            name
+            for name, value in eager.items()
+            if value.dtype.kind == "f" and has_lost_all_digits(value, reference[name])
+        ]
+        if not lost:
+            return None
+        wide = self._reference.float64_runner.run_rounded(feeds, 0, torch.bfloat16)
+        beyond = [name for name in lost if not has_lost_all_digits(wide[name], reference[name])]
+        if not beyond:
+            return None
+        # The first input tells the kind.
+        if not self._beyond_range:
+            self.notes.append(
+                f"values leave float16's range at {case.name}: {', '.join(beyond)} keeps no digit there, and some in"
+                " bfloat16, by whose roundings such inputs are judged"
+            )
+        self._beyond_range = True
+        return {name: wide[name].astype(value.dtype) for name, value in eager.items()}
+
+    def _rounded_feeds(self, case: InputCase) -> dict[str, np.ndarray]:
+        feeds, half = case.make(), self._half
+        if half is None:
+            return feeds
+        return {
+            n: v.astype(half).astype(v.dtype) if v.dtype in (np.float32, np.float64) else v for n, v in feeds.items()
+        }
+
+    def _resolve_rules(self, reference: RunResult) -> None:
+        """The rules for each output, once it is known what they are."""
+        if not self._settled and self.tallying.policy:
+            self.tallying.policy, notes = resolve_policy(self.tallying.policy, reference)
+            self.notes += notes
+            self.eager.measures = OutputMeasures(self.tallying.policy, self._dataset)
+        self._settled = True
+
+    def _run_rounded(self, feeds: Mapping[str, np.ndarray], seed: int) -> RunResult:
+        return self._reference.float64_runner.run_rounded(feeds, seed, self._half_type)
+
+    def run_candidate(self, candidate: RuntimeCandidate) -> None:
+        """Run a loaded candidate on every case, and keep it to be judged."""
+        self.candidates.append(candidate)
+        candidate.measures = OutputMeasures(self.tallying.policy, self._dataset)
+        if candidate.name == UNROUNDED and self.tallying.skips_step_budget(candidate):
+            candidate.unavailable = "the rules given decide on the file as it rounds"
+            return
+        self._run_cases(candidate, bounded=True)
+        if candidate.skipped and not candidate.tallies:
+            candidate.unavailable = (
+                "every case lies outside the engine's profile; build it for the sizes that the model takes"
+            )
+        candidate.runner = None
+
+    def rerun_candidate(self, candidate: RuntimeCandidate) -> None:
+        """Run a candidate on every case anew, whose file is judged otherwise now."""
+        if candidate.unavailable or candidate.failure:
+            return
+        candidate.tallies, candidate.measures, candidate.ran = (
+            {},
+            OutputMeasures(self.tallying.policy, self._dataset),
+            0,
+        )
+        with ExitStack() as stack:
+            candidate.load(stack)
+            self._run_cases(candidate, bounded=True)
+        candidate.runner = None
+
+    def passes(self, fresh: RuntimeCandidate, outputs: Collection[str], names: Sequence[str] = ()) -> bool:
+        """Whether a candidate that is not loaded yet is right in ``outputs``, on every case or on those called
+        ``names``."""
+        fresh.measures = OutputMeasures(self.tallying.policy, self._dataset)
+        with ExitStack() as stack:
+            fresh.load(stack)
+            self._run_cases(fresh, names, deciding=outputs)
+        ran = any(output in outputs for output, _ in fresh.tallies)
+        return (
+            ran and not fresh.failure and not fresh.unavailable and not self.tallying.has_wrong_output(fresh, outputs)
+        )
+
+    def measure_candidate(self, fresh: RuntimeCandidate, names: Sequence[str]) -> list[OutputResult]:
+        """Run a candidate that is not loaded yet on the cases called ``names``, and return what it comes to."""
+        fresh.measures = OutputMeasures(self.tallying.policy, self._dataset)
+        with ExitStack() as stack:
+            fresh.load(stack)
+            self._run_cases(fresh, names)
+        return self.candidate_results(fresh)
+
+    def _run_cases(
+        self,
+        candidate: RuntimeCandidate,
+        names: Sequence[str] = (),
+        *,
+        bounded: bool = False,
+        deciding: Collection[str] = (),
+    ) -> None:
+        """Run a loaded candidate on the cases of ``names``, all if there are none.
+
+        Args:
+            bounded: while there is time.
+            deciding: until one of these outputs fails.
+        """
+        for answer in self.answers:
+            if self.tallying.has_wrong_output(candidate, deciding):
+                return
+            if (names and answer.case.name not in names) or not is_comparable(candidate, answer, self._compares_inside):
+                continue
+            # One input is run whatever it takes, or nothing would be known of the runtime.
+            late = bounded and bool(candidate.tallies) and self._clock.is_over()
+            if late and answer.case.kind not in OWN_KINDS:
+                title = f"{candidate.file_label} in {candidate.name}" if candidate.file_label else candidate.name
+                self._clock.unrun.setdefault(title, []).append(answer.case.name)
+                continue
+            result = candidate.infer(
+                answer.case, self._rounded_feeds(answer.case) if answer.case.kind == DATASET else answer.feeds
+            )
+            if result is not None:
+                narrow = {n: self._cast_to_model_type(candidate, n, v) for n, v in result.items()}
+                known = {n: v for n, v in narrow.items() if n in answer.reference}
+                for stand_in in self._stand_ins:
+                    known |= stand_in(candidate, answer, known)
+                self.tallying.tally_result(candidate, answer, narrow | known)
+
+    def _cast_to_model_type(self, candidate: RuntimeCandidate, output: str, value: np.ndarray) -> np.ndarray:
+        """Inputs and outputs of a half-precision file may have been kept in float32; float64 is the evaluator's own."""
+        if candidate.name in (ROUNDED, UNROUNDED) and output in self.model.outputs and value.dtype == np.float64:
+            with np.errstate(over="ignore"):
+                return value.astype(self.tallying.dtype_of(output))
+        own = self.tallying.dtype_of(output) if output in self.model.outputs else None
+        holds_half = candidate.subject is not None and bool(candidate.subject.computing.halves)
+        if own not in HALF_TYPES or not (self._half == own or holds_half):
+            return value
+        with np.errstate(over="ignore"):
+            return value.astype(own) if value.dtype in (np.float32, *HALF_TYPES) else value
+
+    def candidate_results(self, candidate: RuntimeCandidate) -> list[OutputResult]:
+        """Return one result for each output, none where it was not run."""
+        return candidate_results(self, candidate)

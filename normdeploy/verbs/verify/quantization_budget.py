@@ -1,0 +1,376 @@
+"""What a quantized file may be off by: the error budget that follows from the steps of its scales.
+
+    |value − reference| ≤ default bound + 4 · (a + w)
+
+``w`` and ``a`` are how far an element moves where the file is evaluated in float64 with each stored weight anywhere in
+the half step around its code, and with the grid of each quantizer of data shifted by a part of a step
+(`runtimes.steps`): the largest of a few draws, or half of the output's root mean square of these where that is more,
+because few draws tell little of a single element; more are made while something lies outside. The 4 is the room between
+two draws, as in ``bounds``. Both are first order in the steps, and follow every nonlinearity. What still lies outside
+is allowed what 4 times these roundings make of it, which at a kink is more than 4 times what a draw makes: nothing of
+ReLU behind a negative sum, or of a choice between two values.
+
+The file is judged four times:
+
+- in float64 with no activation rounded: only w is allowed. Weights, scales or zero points that are not the model's, and
+  a DequantizeLinear that is not the inverse of its QuantizeLinear, leave it. Ranges clip here too, as they do for ReLU;
+  clipping is no rounding and has no budget, so that a range that is too small leaves it.
+- in float64, rounded as the file says: a + w.
+- in each runtime: a + w from the reference, and a from the file's own float64, where a value that is rounded to the
+  other side is one step.
+
+A file that records what ranges calibration gave (`graphs.quantized.RECORD`) is no worse for inputs beyond them. There
+it is held against the model without any ends of ranges, and rounded against itself with ends and without rounding; what
+the ends cut off is told, and judged by nothing. The record has to be what the file's scales say, or else ranges are
+judged as those of any file.
+
+A file of another tool records none. Its ranges are taken for those of a calibration where one on inputs like these can
+have given them (`StepBudget.trust_ranges`), and it is held as above.
+
+Where the budget is larger than the output (root mean squares), zeros would lie in it as well. It says nothing then, and
+the file fails: only a metric can tell what it is worth.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import onnx
+
+from ...compare.element_errors import absolute_difference
+from ...compare.ulp_spacing import EAGER_MULTIPLE
+from ...errors import NormdeployError, RuntimeUnavailable
+from ...graphs.decomposed_dequantize import rewrite_as_dequantize
+from ...runtimes import RunResult
+from ...runtimes.rounding_draws import RoundingDraw, Saturation
+from ...storage.onnx_files import load_onnx
+
+if TYPE_CHECKING:
+    from ...runtimes.quantized_float64 import QuantizedRunner
+
+ROUNDED = "float64, rounded as the file says"
+UNROUNDED = "float64, activations not rounded"
+BUDGET = "error budget of its steps"
+BOTH = ("activations", "weights")
+AGAINST = ", against the file in float64"
+UNBOUNDED = RoundingDraw("exact", clips=False)  # activations are not rounded, and ranges have no ends
+_FLOOR = 0.5
+_RUNS, _MOST_RUNS, _MOST_WIDE = 3, 48, 12
+_FEW = 8  # elements that lie outside, or a hundredth of all, for which more draws are made
+_HOPELESS = 4.0  # times a bound, which no number of draws makes up: the largest of 48 is some twice that of 3
+_NAMED = 3
+_USUAL = ("random", "given")
+VOID = 1 / EAGER_MULTIPLE  # of the output, from which on zeros would lie in the budget
+
+
+class StepBudget:
+    """Of one quantized file. ``inputs`` and ``outputs``: its names -> the model's, where they differ.
+
+    ``calibrated``: what quantizers make whose ranges are taken for those of a calibration; ``altered``: why one is not.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        inputs: Mapping[str, str],
+        outputs: Mapping[str, str],
+        types: Mapping[str, np.dtype],
+        calibrated: Collection[str] = (),
+        altered: str = "",
+    ) -> None:
+        self._path, self._types, self._outputs = path, types, outputs
+        self._theirs = {ours: theirs for theirs, ours in inputs.items()}
+        self._runner: QuantizedRunner | None = None
+        self._cases: dict[str, CaseBudget] = {}
+        self._sums: dict[str, list[float]] = {}  # output -> squares of what the steps do, of the output
+        self._last: tuple[Mapping[str, np.ndarray], RoundingDraw, RunResult] | None = None
+        self.failure: str | None = None  # why there is none
+        self.calibrated, self.altered = frozenset(calibrated), altered
+        self.cut: list[str] = []  # inputs of which something lies beyond the calibrated ranges
+        self._random: list[_RandomRun] = []
+
+    def infer(self, feeds: Mapping[str, np.ndarray], draw: RoundingDraw) -> RunResult:
+        """One run, by the model's names.
+
+        Raises:
+            NormdeployError: a node can't be computed in float64.
+        """
+        if self._runner is None:
+            from ...runtimes.quantized_float64 import QuantizedRunner
+
+            self._runner = QuantizedRunner(rewrite_as_dequantize(load_onnx(self._path)))
+        given = {self._theirs.get(n, n): v.astype(self._types.get(n, v.dtype), copy=False) for n, v in feeds.items()}
+        return {self._outputs.get(name, name): v for name, v in self._runner.run_with_draw(given, draw).items()}
+
+    def cached_answer(self, feeds: Mapping[str, np.ndarray], draw: RoundingDraw) -> RunResult:
+        """`infer`, or what a budget on these very ``feeds`` or the call before has of it already.
+
+        Raises:
+            NormdeployError: a node can't be computed in float64.
+        """
+        made = next((b for b in self._cases.values() if b.feeds is feeds), None)
+        if made is not None and draw in (RoundingDraw(), UNBOUNDED):
+            return made.plain if draw == RoundingDraw() else made.center
+        if self._last is None or self._last[0] is not feeds or self._last[1] != draw:
+            self._last = (feeds, draw, self.infer(feeds, draw))
+        return self._last[2]
+
+    def case_budget(
+        self, case: str, kind: str, feeds: Mapping[str, np.ndarray], may_draw: Callable[[], bool] = lambda: True
+    ) -> CaseBudget | None:
+        """The budget on one input; None where the file can't be evaluated, which ``failure`` says.
+
+        ``may_draw``: whether there is time for more draws than the first.
+        """
+        if self.failure:
+            return None
+        if case not in self._cases:
+            try:
+                self._cases[case] = CaseBudget(
+                    self.cached_answer, feeds, self._clipped_tensors, self.calibrated, may_draw
+                )
+                self.cut += [case] if self._cases[case].cut else []
+            except NormdeployError as error:
+                self.failure = str(error)
+                return None
+            # Inputs that a user gives are those that the file will meet: what is cut off there counts.
+            if kind == "random":
+                elements = sum(value.size for value in feeds.values())
+                self._random.append(_RandomRun(elements, self._cases[case].clipped))
+            if kind in _USUAL:
+                for name in self._cases[case].spread["weights"]:
+                    sums = self._sums.setdefault(name, [0.0, 0.0])
+                    sums[:] = (a + b for a, b in zip(sums, self._cases[case].sums_of_squares(name), strict=True))
+        return self._cases[case]
+
+    def _clipped_tensors(self) -> frozenset[str]:
+        """What the last run, as the file says, cut off."""
+        return self._runner.clipped_tensors() if self._runner is not None else frozenset()
+
+    def trust_ranges(self) -> bool:
+        """Take the ranges for those of a calibration, if one on inputs like these can have given them; whether it can.
+
+        A calibration sees at least one run, and the range that it gives holds all of that run. So each range must hold
+        all of one of the random runs here. Small runs are left out: a wrong range holds few elements by chance.
+        """
+        if self.calibrated or self.altered or not self._random:
+            return False
+        enough = statistics.median(run.elements for run in self._random)
+        clipped = [run.clipped for run in self._random if run.elements >= enough]
+        # Zeros may lie outside too, as a black image does.
+        every = frozenset[str]().union(*(budget.clipped for budget in self._cases.values()))
+        if not every or any(all(name in names for names in clipped) for name in every):
+            return False
+        self.calibrated = every
+        for case, budget in self._cases.items():
+            if budget.clipped:
+                budget.cut = budget.run(budget.feeds, RoundingDraw("exact"))
+                self.cut.append(case)
+        return True
+
+    def describe_clipped_ranges(self, label: str) -> str | None:
+        """What the calibrated ranges cut off, None where nothing."""
+        if not self.cut:
+            return None
+        reached = sorted(self.list_saturations(), key=lambda s: -s.beyond)
+        named = "; ".join(map(str, reached[:1])) + (f"; {len(reached) - 1} more" if len(reached) > 1 else "")
+        return (
+            f"{label}: {len(self.cut)} of {len(self._cases)} inputs lie beyond the calibrated ranges ({named}). What is"
+            " cut off there is not judged; give inputs that the model will meet (--inputs), or a metric"
+        )
+
+    def relative_error(self, output: str) -> float | None:
+        """What the steps alone move the output by over its size, root mean squares; None of integers."""
+        return None if output not in self._sums else _relative_size(*self._sums[output])
+
+    def list_saturations(self) -> list[Saturation]:
+        return [] if self._runner is None else [s for s in self._runner.list_saturations() if s]
+
+    def explain_failure(self, runtime: str) -> str | None:
+        """Return what a row that fails is told beside its numbers."""
+        altered = "a weight, a scale or a zero point is not the model's (bisect finds which)"
+        clipped = sorted(self.list_saturations(), key=lambda s: -s.beyond)
+        if clipped:
+            named = "; ".join(map(str, clipped[:_NAMED]))
+            more = f"; {len(clipped) - _NAMED} more saturate" if len(clipped) > _NAMED else ""
+            advice = "calibrate on inputs like these, or give inputs like those of the calibration"
+            return f"{named}{more}; {advice}" + (f"; or {altered}" if runtime == UNROUNDED else "")
+        return f"no rounding of activations is in this: {altered}" if runtime == UNROUNDED else None
+
+
+@dataclass(frozen=True)
+class _RandomRun:
+    """``elements``: of the inputs; ``clipped``: what the file cuts off there."""
+
+    elements: int
+    clipped: frozenset[str]
+
+
+def _is_undecided(error: np.ndarray, bound: np.ndarray) -> bool:
+    """Whether more draws may yet bring what lies outside within."""
+    return bool((error > bound).any()) and not bool((error > _HOPELESS * bound).any())
+
+
+def _relative_size(steps: float, size: float) -> float:
+    return float(np.sqrt(steps / size)) if size else float("inf") if steps else 0.0
+
+
+@dataclass
+class CaseBudget:
+    """On one input: ``center`` is the file without rounding of activations and without ends of ranges, ``plain`` as it
+    says. ``cut``: where calibrated ranges cut something off, the file without rounding but with these ends.
+    ``may_draw``: asked before all draws but the first."""
+
+    run: Callable[[Mapping[str, np.ndarray], RoundingDraw], RunResult]
+    feeds: Mapping[str, np.ndarray]
+    last_clipped: Callable[[], frozenset[str]] = frozenset
+    calibrated: frozenset[str] = frozenset()
+    may_draw: Callable[[], bool] = lambda: True
+    clipped: frozenset[str] = field(init=False)  # what the file cuts off, by the names that quantizers make
+    cut: RunResult | None = field(init=False)
+    center: RunResult = field(init=False)
+    plain: RunResult = field(init=False)
+    spread: dict[str, dict[str, np.ndarray]] = field(init=False)  # source -> output -> the largest of the draws
+    wide: dict[str, dict[str, np.ndarray]] = field(init=False)  # the same of draws 4 times as wide
+    _runs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BOTH, 0))
+    _wide_runs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BOTH, 0))
+
+    def __post_init__(self) -> None:
+        self.plain = self.run(self.feeds, RoundingDraw())
+        self.clipped = self.last_clipped()
+        by_calibration = bool(self.clipped) and self.clipped <= self.calibrated
+        self.cut = self.run(self.feeds, RoundingDraw("exact")) if by_calibration else None
+        self.center = self.run(self.feeds, UNBOUNDED)
+        floats = {name: v for name, v in self.center.items() if v.dtype.kind == "f"}
+        self.spread, self.wide = (
+            {source: {n: np.zeros(v.shape, np.float32) for n, v in floats.items()} for source in BOTH} for _ in range(2)
+        )
+        for source in BOTH:
+            self._run_more_draws(source, _RUNS)
+
+    def _run_draw(self, source: str, seed: int, width: float = 1.0) -> RunResult:
+        if source == "weights":
+            return self.run(self.feeds, RoundingDraw("exact", seed, clips=False, width=width))
+        return self.run(self.feeds, RoundingDraw(seed, clips=False, width=width))
+
+    def _run_more_draws(self, source: str, runs: int, wide: bool = False) -> None:
+        spread, made = (self.wide, self._wide_runs) if wide else (self.spread, self._runs)
+        for seed in range(made[source], made[source] + runs):
+            run = self._run_draw(source, seed, EAGER_MULTIPLE if wide else 1.0)
+            for name, widest in spread[source].items():
+                if run[name].shape == widest.shape:
+                    np.maximum(widest, absolute_difference(run[name], self.center[name], one_sided=0.0), out=widest)
+        made[source] += runs
+
+    def allowed_error(
+        self, output: str, sources: tuple[str, ...], base: np.ndarray, error: np.ndarray | None = None
+    ) -> np.ndarray:
+        """The largest error of each element that passes; ``base``: without any quantization. More draws are made while
+        ``error`` is not within."""
+        if output not in self.spread["weights"] or self.center[output].shape != base.shape:
+            return base
+        bound = self._bound_of_elements(output, sources, base)
+        while (
+            error is not None
+            and self._runs[sources[0]] < _MOST_RUNS
+            and _is_undecided(error, bound)
+            and self.may_draw()
+        ):
+            for source in sources:
+                self._run_more_draws(source, self._runs[source])
+            bound = self._bound_of_elements(output, sources, base)
+        if error is not None and bool((error > bound).any()):
+            bound = np.maximum(bound, self._wide_bound(output, sources, base, error))
+        return bound
+
+    def _wide_bound(self, output: str, sources: tuple[str, ...], base: np.ndarray, error: np.ndarray) -> np.ndarray:
+        """What draws of `EAGER_MULTIPLE` times the width allow; more of them are made while ``error`` is not within."""
+        while True:
+            bound = np.asarray(base + sum(self.wide[source][output].astype(np.float64) for source in sources))
+            made, outside = self._wide_runs[sources[0]], int((error > bound).sum())
+            if not outside or made >= _MOST_WIDE or (made and outside > max(_FEW, error.size // 100)):
+                return bound
+            if not self.may_draw():
+                return bound
+            for source in sources:
+                self._run_more_draws(source, max(self._wide_runs[source], _RUNS), wide=True)
+
+    def _bound_of_elements(self, output: str, sources: tuple[str, ...], base: np.ndarray) -> np.ndarray:
+        total = np.zeros(base.shape)
+        for source in sources:
+            moved = self.spread[source][output].astype(np.float64)
+            typical = float(np.sqrt(np.mean(moved**2))) if moved.size else 0.0
+            total += np.where(moved > 0, np.maximum(moved, _FLOOR * typical), 0.0)
+        return np.asarray(base + EAGER_MULTIPLE * total)
+
+    def sums_of_squares(self, output: str) -> tuple[float, float]:
+        """Sums over the elements: of what the steps do, and of the output."""
+        value = self.center[output]
+        steps = sum(self.spread[source][output].astype(np.float64) ** 2 for source in BOTH)
+        return float(np.nansum(steps)), float(np.nansum(np.where(np.isfinite(value), value, 0.0) ** 2))
+
+    def relative_error(self, output: str) -> float:
+        """What the steps move the output by over its size, root mean squares."""
+        return _relative_size(*self.sums_of_squares(output))
+
+    def explain_integers(self, output: str, value: np.ndarray) -> np.ndarray:
+        """Which integers some draw gives too."""
+        right = np.zeros(value.shape, bool)
+        for seed in range(_MOST_RUNS):
+            for source in BOTH:
+                run = self._run_draw(source, seed)[output]
+                right |= run == value if run.shape == value.shape else False
+            if right.all() or not self.may_draw():
+                break
+        return right
+
+
+class UnroundedReference:
+    """A quantized file as the reference of another: what it says without rounding its activations."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        from ...runtimes.quantized_float64 import QuantizedRunner
+
+        self._runner = QuantizedRunner(proto)
+        self._answers: dict[tuple[str, bool], RunResult] = {}
+
+    def answer_case(self, case: str, feeds: Mapping[str, np.ndarray], clips: bool) -> RunResult:
+        """On the input called ``case``; ``clips``: at the ends of its ranges.
+
+        Raises:
+            NormdeployError: a node can't be computed in float64.
+        """
+        if (case, clips) not in self._answers:
+            self._answers[case, clips] = self._runner.run_with_draw(feeds, RoundingDraw("exact", clips=clips))
+        return self._answers[case, clips]
+
+
+class FileReplica:
+    """The file in float64 as a runtime of its own; ``types``: of the model's outputs."""
+
+    def __init__(self, budget: StepBudget, draw: RoundingDraw, name: str) -> None:
+        self.name, self._budget, self._draw = name, budget, draw
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        """
+        Raises:
+            RuntimeUnavailable: a node can't be computed in float64.
+        """
+        try:
+            return self._budget.cached_answer(feeds, self._draw)
+        except NormdeployError as error:
+            raise RuntimeUnavailable(str(error)) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass

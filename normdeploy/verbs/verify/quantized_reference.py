@@ -1,0 +1,81 @@
+"""What a quantized file is to answer, for ``bench`` and ``package``: what the file itself says, in float64.
+
+How near it comes to the model is what ``verify`` looks at; generated inputs may lie beyond the ranges that it was
+calibrated for, which a race need not know. A value next to a tie is rounded to the other side by the least error of a
+runtime, so that each element may be off by what other roundings of the activations do to it (`runtimes.steps`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...compare.element_errors import absolute_difference
+from ...compare.ulp_spacing import EAGER_MULTIPLE
+from ...errors import GraphError, NormdeployError
+from ...graphs.qoperator_expansion import unexpandable_ops
+from ...graphs.quantization_info import all_quantizations, is_quantized
+from ...runtimes.quantized_float64 import QuantizedRunner
+from ...runtimes.rounding_draws import RoundingDraw
+from ...storage.onnx_files import load_onnx
+from ...types import PathLike
+
+_DRAWS = 3
+_FLOOR = 0.5  # of the root mean square of what the draws do: three say little of one element
+_FOUR_BITS = ("int4", "uint4")
+
+
+@dataclass(frozen=True)
+class QuantizedAnswer:
+    """By the file's outputs, in their order; ``allowed``: how far each element may be off for other roundings."""
+
+    outputs: dict[str, np.ndarray]
+    allowed: dict[str, np.ndarray]
+
+
+def is_supported_quantized(file: PathLike) -> bool:
+    """Whether a file is quantized in a way that float64 follows."""
+    try:
+        proto = load_onnx(file, external_data=False)
+    except GraphError:  # onnxruntime runs files that onnx's checker does not know
+        return False
+    return is_quantized(proto) and not unexpandable_ops(proto)
+
+
+def has_four_bit_weights(file: PathLike) -> bool:
+    """Whether layers hold weights of four bits: onnxruntime's optimizer rounds what these read to 8 bits."""
+    return any(layer.weight in _FOUR_BITS for q in all_quantizations(load_onnx(file)) for layer in q.quantized_layers())
+
+
+def evaluate_quantized(
+    file: PathLike, feeds: Mapping[str, np.ndarray], weights: bool = False
+) -> QuantizedAnswer | None:
+    """What ``file`` says of ``feeds``; None where float64 can't tell.
+
+    ``weights``: the outputs may differ by what half a step of each stored weight does, too: those of the model before.
+    """
+    try:
+        runner = QuantizedRunner(load_onnx(file))
+        plain = dict(runner.run_with_draw(feeds, RoundingDraw()))
+        draws = [runner.run_with_draw(feeds, RoundingDraw(seed, clips=False)) for seed in range(_DRAWS)]
+        exact = runner.run_with_draw(feeds, RoundingDraw("exact", clips=False)) if weights else {}
+        others = [
+            runner.run_with_draw(feeds, RoundingDraw("exact", seed, clips=False))
+            for seed in range(_DRAWS if weights else 0)
+        ]
+    except NormdeployError:
+        return None
+    allowed = {name: _allowed_error(value, [draw[name] for draw in draws]) for name, value in plain.items()}
+    for name, value in exact.items():
+        allowed[name] = allowed[name] + _allowed_error(value, [other[name] for other in others])
+    return QuantizedAnswer(plain, allowed)
+
+
+def _allowed_error(value: np.ndarray, draws: Sequence[np.ndarray]) -> np.ndarray:
+    if value.dtype.kind != "f" or any(draw.shape != value.shape for draw in draws):
+        return np.zeros(value.shape)
+    moved = np.max([absolute_difference(draw, value, one_sided=0.0) for draw in draws], axis=0)
+    typical = float(np.sqrt(np.mean(moved**2))) if moved.size else 0.0
+    return np.asarray(EAGER_MULTIPLE * np.where(moved > 0, np.maximum(moved, _FLOOR * typical), 0.0))

@@ -1,0 +1,89 @@
+"""Name what draws random numbers: of two runs of such a model neither is right, so nothing can be compared with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+import torch
+
+from ...graphs.proto_queries import RANDOM
+
+__all__ = ["random_nodes_of_file", "random_ops_of_program"]
+
+_SWITCHES = ("train", "training")
+_RATES = ("dropout", "dropout_p", "p")
+
+
+def random_ops_of_program(program: torch.export.ExportedProgram) -> tuple[str, ...]:
+    """Each operator that draws and is used, with its module: "aten.randn_like in module 'enc'"."""
+    return tuple(dict.fromkeys(_find_random_calls(program.graph_module)))
+
+
+def _find_random_calls(module: torch.fx.GraphModule) -> Iterator[str]:
+    used = _used_nodes(module)
+    for node in module.graph.nodes:
+        if node not in used:
+            continue
+        if node.op == "get_attr" and isinstance(body := getattr(module, str(node.target), None), torch.fx.GraphModule):
+            yield from _find_random_calls(body)
+        if isinstance(node.target, torch._ops.OpOverload) and _is_random_in_eval(node):
+            stack = list((node.meta.get("nn_module_stack") or {}).values())
+            where = f" in module {stack[-1][0]!r}" if stack and stack[-1][0] else ""
+            yield str(node.target).rpartition(".")[0] + where
+
+
+def _used_nodes(module: torch.fx.GraphModule) -> set[torch.fx.Node]:
+    """The nodes that an output hangs on, and those that write into their arguments."""
+    waiting = [
+        n
+        for n in module.graph.nodes
+        if n.op == "output" or (isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable)
+    ]
+    used = set[torch.fx.Node]()
+    while waiting:
+        if (node := waiting.pop()) not in used:
+            used.add(node)
+            waiting += node.all_input_nodes
+    return used
+
+
+def _is_random_in_eval(node: torch.fx.Node) -> bool:
+    """Dropout in evaluation, an attention or an LSTM without dropout bear the tag too, and draw nothing."""
+    target = node.target
+    assert isinstance(target, torch._ops.OpOverload)
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    given = {
+        a.name: node.args[k] if k < len(node.args) else node.kwargs.get(a.name, a.default_value)
+        for k, a in enumerate(target._schema.arguments)
+    }
+    if any(given.get(name) is False for name in _SWITCHES):
+        return False
+    return not any(isinstance(given.get(name), int | float) and given[name] == 0 for name in _RATES)
+
+
+def random_nodes_of_file(proto: onnx.ModelProto) -> tuple[str, ...]:
+    """Each node of the file that draws, with its name: "RandomNormalLike 'noise'"."""
+    on = {i.name for i in proto.graph.initializer if i.data_type == onnx.TensorProto.BOOL and any(_bool_values(i))}
+    graphs, nodes = [proto.graph], [n for f in proto.functions for n in f.node]
+    nodes += proto.graph.node
+    while graphs:
+        for node in graphs.pop().node:
+            bodies = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
+            graphs += bodies
+            nodes += [inner for body in bodies for inner in body.node]
+            if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+                value = node.attribute[0].t
+                if value.data_type == onnx.TensorProto.BOOL and any(_bool_values(value)):
+                    on.add(node.output[0])
+    found = [n for n in nodes if n.domain in ("", "ai.onnx") and (n.op_type in RANDOM or _is_active_dropout(n, on))]
+    return tuple(dict.fromkeys(f"{n.op_type} {n.name!r}" if n.name else n.op_type for n in found))
+
+
+def _bool_values(tensor: onnx.TensorProto) -> list[bool]:
+    return [bool(v) for v in onnx.numpy_helper.to_array(tensor).reshape(-1)]
+
+
+def _is_active_dropout(node: onnx.NodeProto, on: set[str]) -> bool:
+    return node.op_type == "Dropout" and len(node.input) > 2 and node.input[2] in on

@@ -1,0 +1,365 @@
+"""What files are compared with: a PyTorch model, or an ONNX file or session in its place (``verify a.onnx b.onnx``).
+
+An ONNX file is run in float64 node by node (``runtimes.file64``); what eager is to a model, onnxruntime with its
+optimizer off is to it, or the session that was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import onnx
+import torch
+
+from ...errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
+from ...graphs.classifier_maps import replace_map_outputs
+from ...graphs.decomposed_dequantize import MANY, has_code_casts
+from ...inputs.file_inputs import FileInputs, describe_file_inputs
+from ...model import InputSpec, LoadedModel, ModelSignature
+from ...runtimes import Runner, RunResult
+from ...runtimes.fake_quantize import rounds_to_grid
+from ...runtimes.float64_evaluator import inline_functions
+from ...runtimes.onnx_float64 import OnnxFloat64Runner
+from ...runtimes.ort_runner import OrtRunner, run_session
+from ...runtimes.rounding_noise import RoundingRunner
+from ...runtimes.size_search import find_runnable_sizes
+from ...runtimes.torch_runners import EagerRunner, HalfRunner
+from ...storage.onnx_files import load_onnx, normalize_model
+from .io_matching import TensorEnd, graph_ends
+
+AS_IT_IS = "the reference as it is"  # in the place of eager
+_COMPARING = frozenset({"aten::bucketize", "aten::searchsorted", "aten::logit"})
+OWN = (EagerRunner.name, AS_IT_IS)  # runtimes of what the files are compared with
+
+Float64 = RoundingRunner | OnnxFloat64Runner
+
+
+def runtime_label(runtime: str) -> str:
+    """What a runtime of ``OWN`` runs, as messages call it."""
+    return "the reference" if runtime == AS_IT_IS else "the model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileModel(ModelSignature):
+    """An ONNX model that others are compared with.
+
+    ``session``: the user's, which is run in the place of one of our own; ``path``: where it lies, None where it came
+    from memory.
+    ``guessed``: nothing says which sizes its dims take, so it need not run at all of those tried.
+    """
+
+    proto: onnx.ModelProto
+    label: str
+    path: Path | None = None
+    session: Any = None
+    guessed: bool = False
+    notes: tuple[str, ...] = ()
+    _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def float64_runner(self) -> OnnxFloat64Runner:
+        """Made when asked for; once it has run, it holds the weights in float64."""
+        if "wide" not in self._made:
+            self._made["wide"] = OnnxFloat64Runner(self.proto)
+        return self._made["wide"]  # type: ignore[no-any-return]
+
+    @property
+    def coarsest_unit(self) -> float:
+        """The unit roundoff of the coarsest floating type in it; 0 where it has none."""
+        if "unit" not in self._made:
+            self._made["unit"] = self.float64_runner.unit
+        return self._made["unit"]  # type: ignore[no-any-return]
+
+    def release_runner(self) -> None:
+        """Give up ``wide``."""
+        self._made.pop("wide", None)
+
+    def with_inlined_functions(self) -> Self:
+        """Return the model with its functions' nodes in the places that call them, run by a session of our own."""
+        proto = inline_functions(self.proto)
+        return self if proto is self.proto else replace(self, proto=proto, path=None, session=None, _made={})
+
+
+Original = LoadedModel | FileModel
+
+
+class FloatReference:
+    """The model in float64: made when asked for, and given up when not needed for a while."""
+
+    def __init__(self, model: Original) -> None:
+        self._model = model
+
+    @cached_property
+    def float64_runner(self) -> Float64:
+        return self._model.float64_runner if isinstance(self._model, FileModel) else RoundingRunner(self._model)
+
+    def describe_narrow_nodes(self) -> list[str]:
+        """What of a reference file has run in its own types, for want of a float64 form."""
+        return self._model.float64_runner.describe_narrow_nodes() if isinstance(self._model, FileModel) else []
+
+    def release_runner(self) -> None:
+        self.__dict__.pop("runner", None)
+        if isinstance(self._model, FileModel):
+            self._model.release_runner()
+
+
+def model_label(model: Original) -> str:
+    return f"{model.label}" if isinstance(model, FileModel) else "the model"
+
+
+def own_precision_runner(model: Original, half: torch.dtype | None) -> tuple[str, Callable[[], Runner]]:
+    """What one correct evaluation in the model's own type, or in ``half``, is taken from, and what it is called."""
+    if isinstance(model, FileModel):
+        return AS_IT_IS, partial(_OwnPrecisionRunner, model, half)
+    return EagerRunner.name, partial(EagerRunner, model) if half is None else partial(HalfRunner, model, half)
+
+
+def model_unit_roundoff(model: Original) -> float:
+    """The unit roundoff of the coarsest floating type in the model's graph; 0 where it has none."""
+    if isinstance(model, FileModel):
+        return model.coarsest_unit
+    values = [node.meta.get("val") for node in model.program.graph.nodes]
+    dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.dtype.is_floating_point}
+    return max((torch.finfo(dtype).eps / 2 for dtype in dtypes), default=0.0)
+
+
+def find_unused_inputs(model: Original) -> frozenset[str]:
+    """Return the inputs of a PyTorch model that none of its nodes reads."""
+    if isinstance(model, FileModel):
+        return frozenset()
+    return frozenset(spec.name for spec, node in pair_tensor_inputs(model) if not _is_value_read(node))
+
+
+def pair_tensor_inputs(model: LoadedModel) -> list[tuple[InputSpec, torch.fx.Node]]:
+    """Return the inputs of a PyTorch model with their nodes; [] where they can't be told apart."""
+    given = set(model.program.graph_signature.user_inputs)
+    nodes = [n for n in model.program.graph.nodes if n.op == "placeholder" and n.name in given]
+    tensors = [n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    return list(zip(model.inputs, tensors, strict=True)) if len(tensors) == len(model.inputs) else []
+
+
+def _is_value_read(node: torch.fx.Node) -> bool:
+    """Return whether more is read of a tensor than its sizes, which the other inputs have too."""
+    return any(user.target is not torch.ops.aten.sym_size.int for user in node.users)
+
+
+def rounds_itself(model: Original) -> bool:
+    """Return whether a PyTorch model holds the rounding of its quantization: a quantized file is that model itself."""
+    if isinstance(model, FileModel):
+        return False
+    schemas = [getattr(node.target, "_schema", None) for node in model.program.graph.nodes]
+    return any(rounds_to_grid(schema.name) for schema in schemas if schema is not None)
+
+
+def stores_codes(model: Original) -> bool:
+    """Return whether a model holds weights in codes itself."""
+    if isinstance(model, FileModel):
+        return has_code_casts(model.proto)
+    held = [*model.program.state_dict.values(), *model.program.constants.values()]
+    tensors = [value for value in held if isinstance(value, torch.Tensor)]
+    return any(tensor.dtype in (torch.int8, torch.uint8) and tensor.numel() >= MANY for tensor in tensors)
+
+
+def compares_inside(model: Original) -> bool:
+    """Return whether an operator of a PyTorch model compares its operand with bounds in its kernel.
+
+    Written as comparisons, it takes a NaN for a number beyond one of them.
+    """
+    if isinstance(model, FileModel):
+        return False
+    schemas = [getattr(node.target, "_schema", None) for node in model.program.graph.nodes]
+    return any(schema.name in _COMPARING for schema in schemas if schema is not None)
+
+
+def count_flops(model: Original) -> float:
+    """Floating-point operations of one run at the opt sizes, as far as torch counts them; 0 where it does not run.
+
+    Of an ONNX file two for each weight and row of the inputs: what products of matrices take.
+    """
+    if isinstance(model, FileModel):
+        weights = sum(int(np.prod(t.dims)) for t in model.proto.graph.initializer)
+        return 2.0 * weights * max((int(np.prod(spec.concrete_shape({})[:-1])) for spec in model.inputs), default=1)
+    from torch.utils.flop_counter import FlopCounterMode
+
+    try:
+        with FlopCounterMode(display=False) as counter, EagerRunner(model) as runner:
+            runner.infer(model.samples(0))
+    except InputError:  # the comparison itself says so, and on which input
+        return 0.0
+    return float(counter.get_total_flops())
+
+
+def model_outputs(model: Original) -> list[TensorEnd]:
+    """The outputs, as far as the model says what they are."""
+    if isinstance(model, FileModel):
+        return graph_ends(model.proto.graph)[1]
+    values = {n.name: n.meta.get("val") for n in model.program.graph.nodes}
+    specs = [
+        s for s in model.program.graph_signature.output_specs if s.kind.name == "USER_OUTPUT" and hasattr(s.arg, "name")
+    ]
+    outputs = []
+    for name, spec in zip(model.outputs, specs, strict=False):
+        value = values.get(spec.arg.name)
+        if len(specs) != len(model.outputs) or not isinstance(value, torch.Tensor):
+            outputs.append(TensorEnd(name))
+            continue
+        kind = "f" if value.is_floating_point() else "b" if value.dtype == torch.bool else "i"
+        outputs.append(TensorEnd(name, kind, tuple(d if isinstance(d, int) else None for d in value.shape)))
+    return outputs
+
+
+class _OwnPrecisionRunner:
+    """An ONNX model in onnxruntime as it is; node by node, rounded, in half precision and where onnxruntime has no
+    kernel."""
+
+    name = AS_IT_IS
+
+    def __init__(self, model: FileModel, half: torch.dtype | None) -> None:
+        self._model, self._half, self._asked = model, half, False
+        self._runner: OrtRunner | None = None
+        if half is None and model.session is None:
+            try:
+                self._runner = OrtRunner(model.path or model.proto, optimize=False)
+            except RuntimeUnavailable:
+                if not model.coarsest_unit:
+                    raise
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        outputs = self._run_model(feeds)
+        if not self._asked:  # once is enough
+            self._asked, again = True, self._run_model(feeds)
+            if any(value.tobytes() != again[name].tobytes() for name, value in outputs.items()):
+                raise InputError(
+                    f"{self._model.label} gives other outputs each time it is run on the same inputs: nothing can be"
+                    " compared"
+                )
+        return outputs
+
+    def _run_model(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        if self._half is None and self._model.session is not None:
+            return run_session(self._model.session, feeds, "the session that was given")
+        if self._runner is not None:
+            return self._runner.infer(feeds)
+        try:
+            return self._model.float64_runner.run_in_half(feeds, self._half)
+        except NormdeployError as error:  # the sizes or values do not fit, as onnxruntime would say
+            raise InputError(str(error)) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._runner = None
+
+
+# ------------------------------------------------------------------ opening one
+
+
+def is_ort_session(source: object) -> bool:
+    """Whether it is an onnxruntime.InferenceSession, of this onnxruntime or another."""
+    return type(source).__name__ == "InferenceSession" and hasattr(source, "run_with_ort_values")
+
+
+def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] = ()) -> FileModel:
+    """An ONNX file, a ModelProto with its weights loaded, or a session as what others are compared with.
+
+    Args:
+        inputs: "ids:int64[batch,seq]{0:30522}": sizes and values of an input of that name.
+        dims: "batch=1:8:64": the range of a named dim.
+
+    Raises:
+        GraphError: the file is broken, or a session does not hold the model that it was made from.
+        InputError: what is said of an input or dim fits none, or one is no tensor.
+    """
+    path, session = None, None
+    if is_ort_session(source):
+        session = source
+        given = getattr(source, "_model_path", None) or getattr(source, "_model_bytes", None)
+        if given is None:
+            raise GraphError(
+                "the session does not hold the model that it was made from; give the ONNX file or the ModelProto"
+            )
+        source = given if isinstance(given, str) else onnx.load_from_string(bytes(given))
+    if isinstance(source, onnx.ModelProto):
+        proto, label = normalize_model(source), source.graph.name or "the reference"
+    else:
+        path = Path(source)
+        proto, label = load_onnx(path), path.name
+    proto = replace_map_outputs(proto)
+    found = describe_file_inputs(proto, inputs, dims, label)
+    outputs = []
+    for v in proto.graph.output:
+        if not v.type.tensor_type.elem_type and v.type.WhichOneof("value") not in (None, "tensor_type"):
+            raise InputError(
+                f"{label}: the output {v.name!r} is no tensor; only tensors are compared: leave it out of the file's"
+                " outputs"
+            )
+        if v.type.tensor_type.elem_type == onnx.TensorProto.STRING:
+            raise InputError(
+                f"{label}: the output {v.name!r} is strings; only numbers are compared: give the index or the scores"
+                " that they are made from as the file's output, or leave it out"
+            )
+        outputs.append(v.name)
+    model = FileModel(
+        inputs=found.specs,
+        outputs=tuple(outputs),
+        kind="onnx",
+        proto=proto,
+        label=label,
+        path=path,
+        session=session,
+        guessed=bool(found.guessed),
+    )
+    model = _at_sizes_that_run(model, found.guessed)
+    return replace(model, notes=tuple(_describe_guesses(model, found)))
+
+
+def _at_sizes_that_run(model: FileModel, guessed: Sequence[str]) -> FileModel:
+    """Return the model with usual sizes at which it runs, where those guessed are too small for it and others are
+    found."""
+
+    if not guessed:
+        return model
+
+    def can_run(sizes: Mapping[str, int]) -> bool:
+        try:
+            own.infer(model.samples(0, sizes))
+        except NormdeployError:
+            return False
+        return True
+
+    try:
+        with _OwnPrecisionRunner(model, None) as own:
+            sizes = find_runnable_sizes(model, guessed, can_run)
+    except NormdeployError:  # it can't be opened, which the comparison says
+        return model
+    dims = {
+        name: replace(dim, opt=sizes[name], max=max(dim.max, sizes[name]))
+        for name, dim in model.named_dims.items()
+        if name in sizes
+    }
+    inputs = tuple(replace(spec, shape=tuple(d.with_ranges_of(dims) for d in spec.shape)) for spec in model.inputs)
+    return replace(model, inputs=inputs)
+
+
+def _describe_guesses(model: FileModel, found: FileInputs) -> Iterator[str]:
+    """Say what the file does not say of its inputs, and what was taken."""
+    if found.guessed:
+        largest = max(model.named_dims[name].max for name in found.guessed)
+        yield (
+            f"{model.label} does not say which sizes {', '.join(found.guessed)} take: 1 to {largest} were tried; --dim"
+            " NAME=MIN:OPT:MAX says it"
+        )
+    if found.open:
+        yield (
+            f"{model.label} does not say which values {', '.join(found.open)} take: mostly 0 and 1 were given;"
+            " --input or --inputs says it"
+        )

@@ -1,0 +1,237 @@
+"""Finds arrays that are put together from whole rows of a model's tensors: packed and reordered gates, slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .derived_tensors import FloatSpacing
+
+Array = np.ndarray[Any, Any]
+
+# Elements, at least, that tell a row from others.
+ROW = 4
+# Share of a weight that rows of the model make up, beyond which the rest was changed.
+MOSTLY = 0.5
+# Rows of nobody's that are held against each row of a table.
+_LOOKED_AT = 64
+# Elements that are compared at once.
+_MOST_COMPARED = 1 << 24
+# Elements of a table in float64 that are held at once.
+_AT_ONCE = 1 << 22
+# Relative; two parameters that training has drawn apart are farther from each other in some element.
+NEAR = 1e-2
+
+
+def squeeze_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """Leave out dims of one."""
+    return tuple(size for size in shape if size != 1)
+
+
+class RowMatcher:
+    """Which arrays are put together from rows of others, a row being a line along any axis."""
+
+    def __init__(self, parameters: Iterable[Array]) -> None:
+        self._parameters = list(parameters)
+        self._known: dict[tuple[int, str], set[int]] = {}
+
+    def matched_share(self, array: Array) -> float:
+        """How much of it is put together so, along the axis along which it is most; rows of one number count for
+        nothing."""
+        if len(squeeze_shape(array.shape)) < 2:
+            vector = np.ascontiguousarray(array.reshape(-1))
+            one = vector.size >= ROW and hash(vector.tobytes()) in self._row_hashes(
+                vector.size, vector.dtype
+            )  # the row of an embedding
+            return 1.0 if one else self._matched_runs(vector)
+        return max(
+            (self._matched_share_along(array, axis) for axis, size in enumerate(array.shape) if size >= ROW),
+            default=0.0,
+        )
+
+    def lacks_parameter(self, array: Array, parameters: Iterable[Array]) -> bool:
+        """Decide whether one of ``parameters`` should stand where ``array`` has numbers of nobody's.
+
+        A foreign row, or stretch of a vector, must come close to one that the file lacks: most of its telling elements
+        are the same, or all are within `NEAR` of it. Where most rows of a matrix are there, the others should be too.
+        """
+        with np.errstate(over="ignore"):
+            typed = [p.astype(array.dtype) for p in parameters]
+        if len(squeeze_shape(array.shape)) < 2:
+            foreign_numbers = self._foreign_numbers(array)
+            for parameter in (p for p in typed if len(squeeze_shape(p.shape)) == 1):
+                numbers = np.unique(parameter)
+                missed = int((~np.isin(numbers, array)).sum())
+                if 0 < missed <= min(foreign_numbers.size, (1 - MOSTLY) * numbers.size) and numbers.size >= ROW:
+                    return True
+            return False
+        for axis, size in enumerate(array.shape):
+            lines = {line.tobytes() for line in _lines_along(array, axis)}
+            foreign = self._foreign_rows(array, axis)
+            for matrix in (m for m in typed if len(squeeze_shape(m.shape)) > 1):
+                for along in (i for i, length in enumerate(matrix.shape) if length == size >= ROW):
+                    every = {line.tobytes() for line in _lines_along(matrix, along)}
+                    absent = every - lines
+                    # Most of the matrix is here, and there is room for the rest.
+                    if 0 < len(absent) <= min(len(foreign), (1 - MOSTLY) * len(every)):
+                        return True
+                    if _are_any_close(foreign, absent, array.dtype):
+                        return True
+        return False
+
+    def is_scaled(self, array: Array, require_time: Callable[[], None] = lambda: None) -> bool:
+        """Decide whether every row of ``array`` is one of the model's times a number, up to rounding.
+
+        Gates of a weight-normed GRU and packed projections with a scaled query are such. ``require_time`` is called now
+        and then, and may raise.
+        """
+        form = FloatSpacing.of_dtype(array.dtype)
+        if len(squeeze_shape(array.shape)) < 2:
+            return self._scaled_numbers(array, form)
+        for axis, size in enumerate(array.shape):
+            foreign = self._foreign_rows(array, axis)
+            if size < ROW or not foreign:
+                continue
+            known = [p for p in self._parameters if size in p.shape and p.ndim > 1]
+            # One table at a time: all of them in float64 take several times the memory of the model.
+            tables = (_lines_along(p, i) for p in known for i, n in enumerate(p.shape) if n == size)
+            rows = np.stack([np.frombuffer(row, array.dtype) for row in foreign]).astype(np.float64)
+            if _are_multiples(rows, tables, form, require_time):
+                return True
+        return False
+
+    @staticmethod
+    def count_foreign_rows(array: Array, parameter: Array) -> int:
+        """How many rows of ``array`` are not those of ``parameter``, where most are; 0 where they are all or few."""
+        for axis, size in enumerate(array.shape):
+            if size < ROW:
+                continue
+            lines, theirs = _lines_along(array, axis), _lines_along(parameter, axis)
+            telling = (lines != lines[:, :1]).any(-1)
+            elsewhere = int((lines != theirs).any(-1)[telling].sum())
+            if 0 < elsewhere < (1 - MOSTLY) * telling.sum():
+                return elsewhere
+        return 0
+
+    def _foreign_numbers(self, array: Array) -> Array:
+        """Give the elements of a vector, in order, that no vector of the model has."""
+        flat = array.reshape(-1)
+        with np.errstate(over="ignore"):
+            vectors = [p.reshape(-1).astype(array.dtype) for p in self._parameters if len(squeeze_shape(p.shape)) == 1]
+        return flat[~np.isin(flat, np.concatenate(vectors))] if vectors else flat
+
+    def _scaled_numbers(self, array: Array, form: FloatSpacing) -> bool:
+        """Decide whether the foreign elements are those that a vector of the model misses here, times a number."""
+        foreign = self._foreign_numbers(array).astype(np.float64)
+        if foreign.size < ROW:
+            return False
+        for parameter in (p.reshape(-1) for p in self._parameters if len(squeeze_shape(p.shape)) == 1):
+            with np.errstate(over="ignore"):
+                missed = parameter[~np.isin(parameter.astype(array.dtype), array)]
+            if missed.size == foreign.size and _are_multiples(foreign[None], [missed[None]], form):
+                return True
+        return False
+
+    def _foreign_rows(self, array: Array, axis: int) -> set[bytes]:
+        lines = _lines_along(array, axis)
+        # A row of one number is anybody's.
+        told = lines[(lines != lines[:, :1]).any(-1)]
+        known = self._row_hashes(array.shape[axis], array.dtype)
+        return {row for row in (line.tobytes() for line in told) if hash(row) not in known}
+
+    def _matched_share_along(self, array: Array, axis: int) -> float:
+        lines = _lines_along(array, axis)
+        told = lines[(lines != lines[:, :1]).any(-1)]
+        known = self._row_hashes(array.shape[axis], array.dtype)
+        return sum(hash(line.tobytes()) in known for line in told) / len(told) if len(told) else 0.0
+
+    def _row_hashes(self, length: int, dtype: Any) -> set[int]:
+        """Return the hashes of all rows, 64 bits each: the rows themselves are as large as the model for each axis."""
+        key = (length, str(dtype))
+        if key not in self._known:
+            fitting = [(p, axis) for p in self._parameters for axis, size in enumerate(p.shape) if size == length]
+            with np.errstate(over="ignore"):
+                self._known[key] = {
+                    hash(row.tobytes()) for p, axis in fitting for row in _lines_along(p.astype(dtype), axis)
+                }
+        return self._known[key]
+
+    def _matched_runs(self, vector: Array) -> float:
+        """How much of it is parts of vectors, each of some elements, one behind the other."""
+        at = length = 0
+        vectors = [
+            p.reshape(-1) for p in self._parameters if len(squeeze_shape(p.shape)) == 1 and p.size <= 16 * vector.size
+        ]
+        with np.errstate(over="ignore"):
+            vectors = [v.astype(vector.dtype) for v in vectors]
+        # No run begins at a number that no vector has, and most of a folded bias is such.
+        shared = np.isin(vector, np.concatenate(vectors)) if vectors else np.zeros(vector.size, bool)
+        while at < vector.size:
+            longest = max(_longest_prefix(vector[at:], v) for v in vectors) if shared[at] else 0
+            length += longest if longest >= ROW else 0
+            at += longest if longest >= ROW else 1
+        return length / vector.size
+
+
+def _are_any_close(some: set[bytes], others: set[bytes], dtype: Any) -> bool:
+    """Decide whether one of ``some`` rows (the first `_LOOKED_AT`) comes close to one of the others."""
+    if not others:
+        return False
+    table = np.stack([np.frombuffer(row, dtype) for row in others])
+    wide = table.astype(np.float64)
+    for row in sorted(some)[:_LOOKED_AT]:
+        line = np.frombuffer(row, dtype)
+        telling = ~np.isin(line.astype(np.float64), (0.0, 1.0, -1.0))
+        same = ((table == line) & telling).sum(-1)
+        if (same > MOSTLY * line.size).any():
+            return True
+        with np.errstate(all="ignore"):
+            near = np.abs(wide - line.astype(np.float64)) <= NEAR * np.abs(wide)
+        if telling.sum() >= ROW and near.all(-1).any():
+            return True
+    return False
+
+
+def _are_multiples(
+    rows: Array, tables: Iterable[Array], form: FloatSpacing, require_time: Callable[[], None] = lambda: None
+) -> bool:
+    """Decide whether each of ``rows`` is a row of one of ``tables`` times a number."""
+    if rows.size > _MOST_COMPARED or not np.isfinite(rows).all():
+        return False
+    # Of all directions that with the largest projection is the one.
+    largest, expected = np.full(len(rows), -1.0), np.zeros_like(rows)
+    step = max(1, _AT_ONCE // max(rows.shape))
+    for table in tables:
+        for start in range(0, len(table), step):
+            require_time()
+            part = table[start : start + step].astype(np.float64)
+            part = part[np.isfinite(part).all(-1)]
+            lengths = np.sqrt((part * part).sum(-1))
+            directions = part[lengths > 0] / lengths[lengths > 0, None]
+            if not len(directions):
+                continue
+            projections = directions @ rows.T
+            best = np.abs(projections).argmax(0)
+            reached = projections[best, np.arange(len(rows))]
+            nearer = np.abs(reached) > largest
+            largest[nearer] = np.abs(reached)[nearer]
+            expected[nearer] = reached[nearer, None] * directions[best[nearer]]
+    if (largest < 0).any():
+        return False
+    return bool((np.abs(rows - expected) <= form.sum_tolerance(np.abs(rows) + np.abs(expected))).all())
+
+
+def _longest_prefix(vector: Array, other: Array) -> int:
+    """How many elements of the beginning of ``vector`` stand in ``other``, in their order."""
+    longest = 0
+    for start in np.flatnonzero(other == vector[0]):
+        length = min(len(vector), len(other) - int(start))
+        differs = np.flatnonzero(vector[:length] != other[start : start + length])
+        longest = max(longest, int(differs[0]) if differs.size else length)
+    return longest
+
+
+def _lines_along(array: Array, axis: int) -> Array:
+    return np.ascontiguousarray(np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis]))

@@ -1,0 +1,322 @@
+"""What an output comes to by the rules that were given for it, input after input (the rules:
+``verbs.verify.policy``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from ...compare.element_errors import absolute_difference, finite_magnitude, first_true_index, nonfinite_mismatch
+from ...compare.verdict import Verdict, nearest_to_bound
+from ...errors import InputError
+from .input_cases import DATASET, HIDDEN, InputCase
+from .metrics import METRICS
+from .policy import Policy, Rule, Threshold, Tolerance
+
+_USUAL = frozenset({"random", "given", DATASET})
+_TOLERATED = _USUAL | {
+    "small",
+    "zeros",
+    HIDDEN,
+}  # where a tolerance is judged; outputs may vanish there, and no metric says anything
+
+
+@dataclass(frozen=True)
+class RuleVerdict:
+    """What one rule says of one output in one runtime.
+
+    ``measured`` and ``wanted``: the metric and its threshold; of a tolerance the error and what is allowed at the
+    element that comes nearest to failing. ``case``: the input on which that is, "" of metrics that are shares of all
+    rows. ``accuracies``: of a metric that asks for labels the reference's and this output's, of ``samples``.
+    """
+
+    rule: str
+    kind: str
+    measured: float
+    wanted: float
+    verdict: Literal["pass", "fail"]
+    case: str = ""
+    reason: str = ""
+    accuracies: tuple[float, ...] = ()
+    samples: int = 0
+
+    def __bool__(self) -> bool:
+        return self.verdict == "pass"
+
+    def __str__(self) -> str:
+        where = f" at {self.case}" if self.case and not self else ""
+        if self.reason:
+            return f"{self.rule}: {self.reason}{where}"
+        if self.kind == "tolerance":
+            return f"{self.rule}: error {self.measured:.2e} {'≤' if self else '>'} {self.wanted:.2e}{where}"
+        if self.accuracies:
+            text = " and ".join(
+                f"{share:.6g}{whose}"
+                for share, whose in zip(self.accuracies, (" in the reference", " here"), strict=True)
+            )
+            return (
+                f"{self.kind} {self.measured:.6g} {'≤' if self else '>'} {self.wanted:g}: {text}, of {self.samples}"
+                " samples"
+            )
+        return f"{self.kind} {self.measured:.6g} {'≥' if self else '<'} {self.wanted:g}{where}"
+
+
+class RuleMeasure:
+    """One rule on one output of one runtime, over all inputs on which it is judged."""
+
+    def __init__(self, rule: Rule, dataset: bool) -> None:
+        self.rule = rule
+        self.kinds = _TOLERATED if isinstance(rule, Tolerance) else frozenset({DATASET}) if dataset else _USUAL
+        self._broken, self._case, self._seen = "", "", False
+
+    def add(
+        self,
+        case: str,
+        value: np.ndarray | None,
+        reference: np.ndarray,
+        dtype: np.dtype,
+        labels: np.ndarray | None = None,
+    ) -> None:
+        """Take one input in; ``value`` None: there is no such output. ``dtype``: the model's, in which a large number
+        is infinite.
+
+        Raises:
+            InputError: a label is none of the classes, or there are not as many labels as rows.
+        """
+        if value is None:
+            self._record_failure(case, "there is no such output")
+        elif value.shape != reference.shape:
+            self._record_failure(case, f"its shape is {list(value.shape)}, the reference's is {list(reference.shape)}")
+        elif value.dtype.kind in "OSU":
+            self._record_failure(case, f"it is strings, the reference is {dtype}")
+        elif not self._broken and value.size:
+            self._seen = True
+            with np.errstate(all="ignore"):
+                self._measure_input(case, value, reference, dtype, labels)
+
+    def verdict(self) -> RuleVerdict:
+        if not self._broken and not self._seen:
+            self._record_failure("", "it was run on no input on which this is judged")
+        if self._broken:
+            nan = float("nan")
+            return RuleVerdict(
+                str(self.rule), self.rule.kind, nan, self._least_value(), "fail", self._case, self._broken
+            )
+        return self._measured_verdict()
+
+    def _record_failure(self, case: str, reason: str) -> None:
+        if not self._broken:
+            self._broken, self._case = reason, case
+
+    def _measure_input(
+        self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None
+    ) -> None:
+        raise NotImplementedError
+
+    def _measured_verdict(self) -> RuleVerdict:
+        raise NotImplementedError
+
+    def _least_value(self) -> float:
+        return self.rule.least if isinstance(self.rule, Threshold) else float("nan")
+
+
+class _ToleranceMeasure(RuleMeasure):
+    """A tolerance."""
+
+    _worst: Verdict | None = None
+
+    def _measure_input(
+        self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None
+    ) -> None:
+        assert isinstance(self.rule, Tolerance)
+        got, expected = value.astype(np.float64), reference.astype(np.float64)
+        if dtype.kind not in "iub":
+            expected = np.where(
+                np.isinf(reference.astype(dtype).astype(np.float64)), np.sign(expected) * np.inf, expected
+            )
+        wrong = nonfinite_mismatch(got, expected)
+        if wrong.any():
+            index = first_true_index(wrong)
+            place = f" at {list(index)}" if index else ""
+            self._record_failure(case, f"{got[index]} where the reference is {expected[index]}{place}")
+            return
+        allowed = self.rule.absolute + self.rule.relative * finite_magnitude(expected)
+        worst = nearest_to_bound(absolute_difference(got, expected, one_sided=0.0), allowed)
+        if self._worst is None or worst.bound_ratio > self._worst.bound_ratio:
+            self._worst, self._case = worst, case
+
+    def _measured_verdict(self) -> RuleVerdict:
+        worst = self._worst
+        assert worst is not None
+        return RuleVerdict(
+            str(self.rule), self.rule.kind, worst.error, worst.allowed, "pass" if worst else "fail", self._case
+        )
+
+
+class _MetricMeasure(RuleMeasure):
+    """A metric."""
+
+    def __init__(self, rule: Threshold, dataset: bool) -> None:
+        super().__init__(rule, dataset)
+        self._metric = METRICS[rule.kind]
+        self._least, self._where = float("inf"), ""
+        self._agreeing: list[np.ndarray] = []
+        self._rows: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def _measure_input(
+        self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None
+    ) -> None:
+        if reason := _describe_non_finite(value, reference):
+            self._record_failure(case, f"{reason}, of which {self._metric.name} says nothing")
+        elif self._metric.name == "nearest":
+            if self._rows and self._rows[0][1].shape[1:] != reference.shape[1:]:
+                self._record_failure(
+                    case, f"its rows are {list(reference.shape[1:])} here and {list(self._rows[0][1].shape[1:])} before"
+                )
+                return
+            self._rows.append((value, reference))
+        elif self._metric.pooled:
+            self._agreeing.append(np.asarray(self._metric.of(value, reference)))
+        elif (score := float(self._metric.of(value, reference))) < self._least or np.isnan(score) or not self._where:  # type: ignore[arg-type]
+            self._least, self._where = score, case
+
+    def _measured_verdict(self) -> RuleVerdict:
+        if self._rows:
+            value, reference = (np.concatenate(side) for side in zip(*self._rows, strict=True))
+            self._agreeing = [np.asarray(self._metric.of(value, reference))]
+        if self._metric.pooled:
+            rows = np.concatenate(self._agreeing)
+            if not rows.size:
+                self._record_failure("", "one row has no neighbour; give more inputs, or a larger batch")
+                return self.verdict()
+            self._least, self._where = float(rows.mean()), ""
+        wanted = self._least_value()
+        verdict: Literal["pass", "fail"] = "pass" if self._least >= wanted else "fail"
+        return RuleVerdict(str(self.rule), self.rule.kind, self._least, wanted, verdict, self._where)
+
+
+def _describe_non_finite(value: np.ndarray, reference: np.ndarray) -> str | None:
+    """Which of the two holds a NaN or an infinity, None where neither does."""
+    if not np.isfinite(reference).all():
+        return "the reference holds a NaN or an infinity"
+    return None if np.isfinite(value.astype(np.float64)).all() else "it holds a NaN or an infinity"
+
+
+class _AccuracyMeasure(RuleMeasure):
+    """A metric that asks for labels: the reference's accuracy less this output's."""
+
+    def __init__(self, rule: Threshold, dataset: bool) -> None:
+        super().__init__(rule, dataset)
+        self._metric = METRICS[rule.kind]
+        self._right, self._samples = [0, 0], 0  # of the reference and of this output
+
+    def _measure_input(
+        self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None
+    ) -> None:
+        if labels is None:
+            return
+        rows, classes = reference.shape
+        if rows != len(labels):
+            raise InputError(
+                f"{case}: the output has {rows} rows for {len(labels)} labels; {self._metric.name} needs one for each"
+            )
+        if strange := [(row, label) for row, label in enumerate(labels.tolist()) if not 0 <= label < classes]:
+            row, label = strange[0]
+            raise InputError(
+                f"{case}: the label in row {row} of these is {label}, and the output has the classes 0 to {classes - 1}"
+            )
+        if reason := _describe_non_finite(value, reference):
+            self._record_failure(case, f"{reason}, of which {self._metric.name} says nothing")
+            return
+        for side, scores in enumerate((reference, value)):
+            self._right[side] += int(np.asarray(self._metric.of(scores, labels)).sum())
+        self._samples += rows
+
+    def _measured_verdict(self) -> RuleVerdict:
+        if not self._samples:
+            self._record_failure("", "there are no labels")
+            return self.verdict()
+        (theirs, own), count, wanted = self._right, self._samples, self._least_value()
+        drop = (theirs - own) / count  # of whole numbers: a drop of 1 in 50 is 0.02, as it is written
+        verdict: Literal["pass", "fail"] = "pass" if drop <= wanted else "fail"
+        shares = (theirs / count, own / count)
+        return RuleVerdict(str(self.rule), self.rule.kind, drop, wanted, verdict, accuracies=shares, samples=count)
+
+
+@dataclass
+class OutputMeasures:
+    """The rules of all outputs of one runtime. ``dataset``: metrics are measured on it alone."""
+
+    policy: Policy
+    dataset: bool = False
+    _held: dict[str, tuple[RuleMeasure, ...]] = field(default_factory=dict)
+
+    def add(
+        self, output: str, case: InputCase, value: np.ndarray | None, reference: np.ndarray, dtype: np.dtype
+    ) -> None:
+        if output not in self._held:
+            self._held[output] = tuple(_make_measure(rule, self.dataset) for rule in self.policy.rules_for(output))
+        for measure in self._held[output]:
+            if case.kind in measure.kinds:
+                measure.add(case.name, value, reference, dtype, case.labels)
+
+    def verdicts_of(self, output: str) -> tuple[RuleVerdict, ...]:
+        return tuple(measure.verdict() for measure in self._held.get(output, ()))
+
+
+def _make_measure(rule: Rule, dataset: bool) -> RuleMeasure:
+    if isinstance(rule, Tolerance):
+        return _ToleranceMeasure(rule, dataset)
+    return _AccuracyMeasure(rule, dataset) if METRICS[rule.kind].labelled else _MetricMeasure(rule, dataset)
+
+
+def resolve_policy(policy: Policy, outputs: Mapping[str, np.ndarray]) -> tuple[Policy, list[str]]:
+    """The rules of each output by itself, and a note for each rule for all outputs that is none for one of them.
+
+    Such a rule is for floating outputs: what an integer may be, the default rule knows better, which counts ties. One
+    that is given for an integer output itself holds there.
+
+    Args:
+        outputs: what the reference gives for one input.
+
+    Raises:
+        InputError: a metric that is given for an output, or for all, can be measured of none of these.
+    """
+    rules: dict[str, dict[str, Rule]] = {}
+    notes, measured, refused = list[str](), set[str](), dict[str, str]()
+    for output, value in outputs.items():
+        rules[output] = {}
+        for rule in policy.rules_for(output):
+            own = rule.kind in policy.rules.get(output, {})
+            reason = _explain_unmeasured(rule, value, own)
+            if reason and own:
+                raise InputError(f"{rule.kind} can't be measured of the output {output!r}: {reason}")
+            if reason:
+                notes.append(f"{rule} does not decide on {output}: {reason}")
+                refused[rule.kind] = f"{output!r}: {reason}"
+            else:
+                measured.add(rule.kind)
+                rules[output][rule.kind] = rule
+    for kind in refused.keys() - measured:
+        raise InputError(f"{kind} can't be measured of any output; {refused[kind]}")
+    return Policy(rules, policy.required), notes
+
+
+def _explain_unmeasured(rule: Rule, value: np.ndarray, own: bool) -> str:
+    if value.dtype.kind in "iub" and not (own and isinstance(rule, Tolerance)):
+        return f"it is {value.dtype}, not floating"
+    if isinstance(rule, Tolerance):
+        return ""
+    metric = METRICS[rule.kind]
+    if metric.labelled and value.ndim != metric.axes:
+        return f"it has {value.ndim} dims, [samples, classes] are needed"
+    if value.ndim < metric.axes:
+        return f"it has {value.ndim} dims, {metric.axes} are needed"
+    if metric.among and value.shape[-1] <= metric.among:
+        return (
+            f"its shape is {list(value.shape)}, and of the last axis, the classes, more than {metric.among} are needed"
+        )
+    return ""

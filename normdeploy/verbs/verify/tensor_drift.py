@@ -1,0 +1,344 @@
+"""Tensors of an ONNX file and what the PyTorch model has in their place, and how the error grows from the first to the
+last.
+
+Exports keep the module of every node. A tensor that is the only one to leave a module, or the only one to enter it, in
+the PyTorch graph and in the file alike, is the same tensor; most boundaries of modules have one. Others are not
+compared.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import onnx
+import torch
+
+from ...compare.element_errors import difference_from_float64
+from ...compare.ulp_spacing import allowed_beside_peer, largest_rounded
+from ...graphs.proto_queries import captured_names, forget_dim_names, module_path, strip_invented_module
+from ...model import LoadedModel
+from ...precision.tensor_ranges import serialize_for_session
+from ...precision.type_conversion import FORMATS
+from ...runtimes import RunResult
+from ...runtimes.array_conversion import to_numpy
+from ...runtimes.ort_runner import OrtRunner
+from ...runtimes.torch_runners import HALVES, EagerRunner, Float64Runner, HalfRunner
+from ...storage.proto_traversal import copy_model
+from ...types import Progress
+from .compute_budget import BudgetClock
+
+AT_ONCE = 16  # tensors fetched in one run, at least
+_BYTES = 1 << 28  # that those of one run take in float64, about
+
+
+@dataclass(frozen=True)
+class TensorPair:
+    """``tensor`` of the file is ``node`` of the PyTorch graph, made in ``module``; ``where`` is the boundary at which
+    they meet."""
+
+    tensor: str
+    node: str
+    module: str
+    where: str
+    place: tuple[int, int]  # in the file and in the PyTorch graph
+
+
+@dataclass(frozen=True)
+class DriftPoint:
+    """One pair in one runtime: largest errors against float64, and what is allowed (the rule of ``verify``).
+
+    ``scale`` is the largest |value| that float64 has there; ``reason`` says what no error can express (a NaN).
+    """
+
+    module: str
+    tensor: str
+    where: str
+    error: float
+    eager: float
+    allowed: float
+    scale: float
+    reason: str = ""
+    runtime: str = ""
+    file: str = ""
+
+    def __bool__(self) -> bool:
+        return not self.reason and self.error <= self.allowed
+
+
+def pair_tensors(model: LoadedModel, proto: onnx.ModelProto) -> list[TensorPair]:
+    """Corresponding tensors in the file's order; outputs are the last."""
+    theirs, makers = _boundaries_of_program(model)
+    ours, order = boundaries_of_file(proto)
+    matched: dict[tuple[str, str], TensorPair] = {}
+    for where in sorted(
+        theirs.keys() & ours.keys()
+    ):  # of several boundaries the last is told: an output, or the innermost module
+        if len(theirs[where]) == len(ours[where]) == 1:
+            (node,), (tensor,) = theirs[where], ours[where]
+            if tensor in order and node in makers:
+                place, module = makers[node]
+                matched[tensor, node] = TensorPair(tensor, node, module, where, (order[tensor], place))
+    return sorted(matched.values(), key=lambda pair: pair.place)
+
+
+def _boundaries_of_program(model: LoadedModel) -> tuple[dict[str, set[str]], dict[str, tuple[int, str]]]:
+    edges: list[tuple[str, str | None, str | None]] = []
+    makers: dict[str, tuple[int, str]] = {}
+    user_outputs = [
+        spec.arg.name
+        for spec in model.program.graph_signature.output_specs
+        if spec.kind.name == "USER_OUTPUT" and hasattr(spec.arg, "name")
+    ]
+    boundaries: dict[str, set[str]] = {}
+    for place, node in enumerate(model.program.graph_module.graph.nodes):
+        if node.op == "output":
+            edges += [
+                (source.name, makers[source.name][1], None) for source in node.all_input_nodes if source.name in makers
+            ]
+        if node.op != "call_function":
+            continue
+        path = _module_path(node)
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            makers[node.name] = (place, path)
+        for source in node.all_input_nodes:
+            if source.op == "call_function" or _is_user_input(model, source.name):
+                edges.append((source.name, _module_path(source) if source.op == "call_function" else None, path))
+    _collect_boundaries(edges, boundaries)
+    for name, output in zip(user_outputs, model.outputs, strict=False):
+        boundaries[f"output {output}"] = {name}
+    return boundaries, makers
+
+
+def boundaries_of_file(proto: onnx.ModelProto) -> tuple[dict[str, set[str]], dict[str, int]]:
+    """Return what enters and leaves each module of a file, and the place of each tensor that depends on an input."""
+    initializers = {t.name for t in proto.graph.initializer}
+    inputs = {v.name for v in proto.graph.input} - initializers
+    paths: dict[str, str | None] = dict.fromkeys(inputs)
+    order: dict[str, int] = {}
+    edges: list[tuple[str, str | None, str | None]] = []
+    boundaries: dict[str, set[str]] = {}
+    for place, node in enumerate(proto.graph.node):
+        path = module_path(node)
+        # A body reads the tensors around it.
+        data = [name for name in dict.fromkeys([*node.input, *sorted(captured_names(node))]) if name in paths]
+        if not data:
+            continue  # a constant
+        edges += [(name, paths[name], path) for name in data]
+        for name in filter(None, node.output):
+            paths[name], order[name] = path, place
+    edges += [(v.name, paths[v.name], None) for v in proto.graph.output if v.name in paths]
+    _collect_boundaries(edges, boundaries)
+    for v in proto.graph.output:
+        boundaries[f"output {v.name}"] = {v.name}
+    return boundaries, order
+
+
+def _collect_boundaries(edges: Iterable[tuple[str, str | None, str | None]], boundaries: dict[str, set[str]]) -> None:
+    """What leaves and what enters each module; None is outside of all."""
+    for tensor, maker, reader in edges:
+        made, read = _enclosing_modules(maker), _enclosing_modules(reader)
+        for path in made - read:
+            boundaries.setdefault(f"out of {path}", set()).add(tensor)
+        for path in read - made:
+            boundaries.setdefault(f"into {path}", set()).add(tensor)
+
+
+def _enclosing_modules(path: str | None) -> set[str]:
+    if not path:
+        return set()
+    parts = path.split(".")
+    return {".".join(parts[: i + 1]) for i in range(len(parts))}
+
+
+def _module_path(node: torch.fx.Node) -> str:
+    scopes = list(node.meta.get("nn_module_stack", {}).values())
+    return strip_invented_module(str(scopes[-1][0])) if scopes else ""
+
+
+def _is_user_input(model: LoadedModel, name: str) -> bool:
+    return name in model.program.graph_signature.user_inputs
+
+
+# ------------------------------------------------------------------ values
+
+
+class WatchedRunner:
+    """A runner of torch whose inner results are seen: ``values`` of the last ``infer``, by the name of the node."""
+
+    def __init__(self, runner: EagerRunner | HalfRunner | Float64Runner, nodes: Iterable[str]) -> None:
+        self.values: dict[str, np.ndarray] = {}
+        self._runner = runner
+        self._graph = copy.copy(runner._graph)
+        self._graph.graph = copy.deepcopy(runner._graph.graph)
+        wanted = set(nodes)
+        for node in list(self._graph.graph.nodes):
+            if node.name in wanted:
+                with self._graph.graph.inserting_after(node):
+                    self._graph.graph.call_function(self._record_value, (node, node.name))
+
+    def _record_value(self, value: torch.Tensor, name: str) -> None:
+        self.values[name] = to_numpy(value)
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        plain, self._runner._graph = self._runner._graph, self._graph
+        try:
+            self._runner.infer(feeds)
+        finally:
+            self._runner._graph = plain
+        return self.values
+
+
+class InnerTensors(Protocol):
+    """The inner tensors of what a file is compared with, on one input."""
+
+    def reference_values(self, nodes: Iterable[str]) -> RunResult:
+        """Return tensors in float64."""
+
+    def eager_values(self, nodes: Iterable[str]) -> RunResult:
+        """Return tensors as they are when it runs, in the precision of the file."""
+
+
+class TorchInnerTensors:
+    """The nodes of a PyTorch graph on one input.
+
+    Args:
+        precision: "" where the file computes in the model's own type, else "fp16" or "bf16".
+    """
+
+    def __init__(self, model: LoadedModel, feeds: Mapping[str, np.ndarray], precision: str) -> None:
+        self._model, self._feeds, self._precision = model, feeds, precision
+
+    @cached_property
+    def _float64_runner(self) -> Float64Runner:
+        return Float64Runner(self._model)
+
+    @cached_property
+    def _eager_runner(self) -> EagerRunner | HalfRunner:
+        return HalfRunner(self._model, HALVES[self._precision]) if self._precision else EagerRunner(self._model)
+
+    def reference_values(self, nodes: Iterable[str]) -> RunResult:
+        """float64 values of nodes of the PyTorch graph."""
+        return WatchedRunner(self._float64_runner, nodes).infer(self._feeds)
+
+    def eager_values(self, nodes: Iterable[str]) -> RunResult:
+        """The same in the precision of the file."""
+        return WatchedRunner(self._eager_runner, nodes).infer(self._feeds)
+
+
+class TensorComparison:
+    """What a file is compared with, and the file in a runtime, their inner tensors side by side for one input.
+
+    ``precision``: "" where the file computes in the model's own type, else "fp16" or "bf16".
+    """
+
+    def __init__(
+        self,
+        insides: InnerTensors,
+        proto: onnx.ModelProto,
+        feeds: Mapping[str, np.ndarray],
+        precision: str,
+        optimize: bool = False,
+    ) -> None:
+        self.insides, self.proto, self.precision, self.optimize = insides, proto, precision, optimize
+        self.largest = 0  # bytes, of the references of the last points
+        types = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
+        self._ours = {name: value.astype(types[name]) if name in types else value for name, value in feeds.items()}
+
+    def runtime_values(self, tensors: Sequence[str]) -> RunResult:
+        """What the runtime has in ``tensors``."""
+        probed = copy_model(self.proto)
+        forget_dim_names(probed.graph)
+        ends = {v.name for v in probed.graph.output}
+        given = {v.name for v in probed.graph.input}
+        probed.graph.output.extend(
+            onnx.ValueInfoProto(name=name) for name in dict.fromkeys(tensors) if name not in ends | given
+        )
+        with serialize_for_session(probed) as source, OrtRunner(source, optimize=self.optimize) as runner:
+            values = runner.infer(self._ours)
+        return {name: self._ours[name] if name in given else values[name] for name in tensors}
+
+    def reference_values(self, nodes: Iterable[str]) -> RunResult:
+        return self.insides.reference_values(nodes)
+
+    def eager_values(self, nodes: Iterable[str]) -> RunResult:
+        return self.insides.eager_values(nodes)
+
+    def compare_pairs(self, chosen: Sequence[TensorPair]) -> list[DriftPoint | None]:
+        """Each pair judged; None where the two are no floating tensors of one size."""
+        nodes = [pair.node for pair in chosen]
+        wide, own, values = (
+            self.reference_values(nodes),
+            self.eager_values(nodes),
+            self.runtime_values([pair.tensor for pair in chosen]),
+        )
+        self.largest = max((value.nbytes for value in wide.values()), default=0)
+        return [self._compare_pair(pair, values[pair.tensor], wide[pair.node], own[pair.node]) for pair in chosen]
+
+    def _compare_pair(
+        self, pair: TensorPair, value: np.ndarray, reference: np.ndarray, eager: np.ndarray
+    ) -> DriftPoint | None:
+        if value.dtype.kind in "iub" or value.size != reference.size:
+            return None
+        found = difference_from_float64(value.reshape(reference.shape), reference)
+        base = difference_from_float64(eager, reference).error
+        dtype = FORMATS[self.precision].dtype if self.precision else value.dtype
+        allowed = allowed_beside_peer(base, largest_rounded(eager, reference), dtype)
+        return DriftPoint(pair.module, pair.tensor, pair.where, found.error, base, allowed, found.scale, found.reason)
+
+
+def measure_drift(
+    model: LoadedModel,
+    proto: onnx.ModelProto,
+    feeds: Mapping[str, np.ndarray],
+    precision: str = "",
+    progress: Progress | None = None,
+    *,
+    ran: onnx.ModelProto | None = None,
+    clock: BudgetClock | None = None,
+    label: str = "",
+) -> list[DriftPoint]:
+    """The error of every corresponding tensor in onnxruntime, its optimizer off, in the file's order.
+
+    ``ran``: another form of the file, which is run in its place; tensors that it does not have are left out. ``clock``:
+    counts, under ``label``, the tensors behind the first `AT_ONCE` for which there is no time.
+
+    Raises:
+        RuntimeUnavailable: onnxruntime has no kernel for one of the nodes.
+    """
+    every = pair_tensors(model, proto)
+    if ran is not None:
+        names = {name for node in ran.graph.node for name in node.output} | {v.name for v in ran.graph.input}
+        every = [pair for pair in every if pair.tensor in names]
+    laboratory, matched, start, size = (
+        TensorComparison(TorchInnerTensors(model, feeds, precision), proto if ran is None else ran, feeds, precision),
+        list[DriftPoint](),
+        0,
+        AT_ONCE,
+    )
+    while chosen := every[start : start + size]:
+        if start and clock is not None and clock.is_over():
+            clock.drift[label] = len(every) - start
+            break
+        if progress is not None:
+            progress("drift", start, len(every))
+        matched += [point for point in laboratory.compare_pairs(chosen) if point is not None]
+        start, size = start + size, max(AT_ONCE, _BYTES // max(laboratory.largest, 1))
+    return matched
+
+
+def apply_ort_optimizer(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """What onnxruntime's optimizer makes of a model for this machine's CPU, in ops that only onnxruntime knows.
+
+    A tensor that is asked for is not fused away, so the optimizer is watched in what it wrote, which is run as it is.
+    """
+    with tempfile.TemporaryDirectory() as folder, serialize_for_session(proto) as source:
+        target = Path(folder) / "optimized.onnx"
+        with OrtRunner(source, saved=target):
+            return onnx.load(target)

@@ -1,0 +1,133 @@
+"""Compares a live module as its user runs it with the trace that files are made of.
+
+A forward that asks whether it is exported, or state that a trace drops, makes both differ. The file then follows the
+trace, and a comparison with the trace alone would pass it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...compare.element_errors import absolute_difference
+from ...compare.perturbation import find_unexplained, regrouping_error
+from ...errors import InputError
+from ...loading.live_module import unwrap_module
+from ...model import LoadedModel
+from ...runtimes import RunResult
+from ...runtimes.rounding_noise import RoundingRunner
+from ...runtimes.torch_runners import EagerRunner, ModuleRunner
+from .compute_budget import BudgetClock
+from .input_cases import SMALL
+from .reference_models import model_unit_roundoff
+
+_DRAWS = 3  # of roundings, which say how far two correct evaluations may lie apart
+
+
+@dataclass(frozen=True)
+class TraceDifference:
+    """A live module beside its trace: how they differ, or why the module could not be run."""
+
+    difference: str | None = None
+    note: str | None = None
+
+
+def compare_with_trace(module: torch.nn.Module, model: LoadedModel, clock: BudgetClock) -> TraceDifference:
+    """Run ``module`` and its trace on a few inputs: the first whatever it takes, the others while there is time.
+
+    Each element may differ by 4 d + 6 √N u y: d is how far drawn roundings move its row, N the nodes of the trace, u
+    the unit roundoff, and y the largest element of the row (`normdeploy.compare.perturbation`).
+    """
+    live, trace, roundings = ModuleRunner(model, unwrap_module(module)), EagerRunner(model), _RoundingComparison(model)
+    for place, (name, feeds) in enumerate(_iter_cases(model)):
+        if place and clock.is_over():
+            clock.module.append(name)
+            continue
+        try:
+            (ran, again), traced = live.infer_twice(feeds), trace.infer(feeds)
+        except InputError as error:
+            return TraceDifference(note=f"the module itself was not run beside its trace at {name}: {error}")
+        if different := roundings.find_difference(ran, traced, feeds):
+            return TraceDifference(
+                f"the model as it runs and its trace differ at {name}: the output {different.output!r} is"
+                f" {different.first} in the module and {different.second} in the trace, of which the file was made"
+            )
+        if different := roundings.find_difference(ran, again, feeds):
+            return TraceDifference(
+                "the model keeps state from call to call, and the file does not: on the same inputs the output"
+                f" {different.output!r} is {different.first} at the first call and {different.second} at the second;"
+                " make the state an input and an output"
+            )
+    return TraceDifference()
+
+
+class _RoundingComparison:
+    """Compares two evaluations of a model up to what rounding explains."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model, self._unit = model, model_unit_roundoff(model)
+        self._relative = regrouping_error(len(model.program.graph.nodes), self._unit)
+
+    def find_difference(
+        self, one: RunResult, other: RunResult, feeds: Mapping[str, np.ndarray]
+    ) -> _OutputDifference | None:
+        """Return the first output in which both differ by more; None where there is none."""
+        # Drawn roundings only widen the bound, and most modules and traces are equal without them.
+        still = {output: np.zeros(np.shape(value)) for output, value in other.items()}
+        if self._find_beyond_rounding(one, other, still) is None:
+            return None
+        return self._find_beyond_rounding(one, other, self._measure_rounding(feeds))
+
+    def _find_beyond_rounding(self, one: RunResult, other: RunResult, moved: RunResult) -> _OutputDifference | None:
+        every = (_compare_outputs(output, one[output], other[output], moved[output], self._relative) for output in one)
+        return next(filter(None, every), None)
+
+    def _measure_rounding(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+        """Draw how far roundings move each element."""
+        reference = RoundingRunner(self._model)
+        exact = reference.infer(feeds)
+        moved = {output: np.zeros(np.shape(value)) for output, value in exact.items()}
+        for seed in range(_DRAWS):
+            drawn = reference.run_perturbed(feeds, self._unit, seed)
+            for output, value in exact.items():
+                moved[output] = np.maximum(moved[output], absolute_difference(drawn[output], value))
+        return moved
+
+
+def _iter_cases(model: LoadedModel) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
+    """Random inputs at the usual and at the smallest sizes, and small ones, of which an epsilon is a large part."""
+    yield "seed 0", model.samples(0)
+    least = {name: dim.min for name, dim in model.named_dims.items()}
+    if least:
+        yield "seed 1, the smallest sizes", model.samples(1, least)
+    small = {
+        name: (value.astype(np.float64) * SMALL).astype(value.dtype) if value.dtype.kind not in "iub" else value
+        for name, value in model.samples(2).items()
+    }
+    yield f"inputs around {SMALL:g}", small
+
+
+@dataclass(frozen=True)
+class _OutputDifference:
+    """Two values of an output, or its types and shapes, that should be one, as texts."""
+
+    output: str
+    first: str
+    second: str
+
+
+def _compare_outputs(
+    output: str, one: np.ndarray, other: np.ndarray, moved: np.ndarray, relative: float
+) -> _OutputDifference | None:
+    """Return where both differ by more than rounding; None where they do not."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return _OutputDifference(output, f"{one.dtype}{list(one.shape)}", f"{other.dtype}{list(other.shape)}")
+    if not one.size:
+        return None
+    worst = find_unexplained(one, other, moved, relative)
+    if worst is None:
+        return None
+    return _OutputDifference(output, f"{one[worst.place]:.6g}", f"{other[worst.place]:.6g}")

@@ -1,0 +1,150 @@
+"""What ``verify`` and ``bisect`` are asked: what is compared, on which inputs and by which rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...types import PathLike, Progress
+from ...verb_options import LoadingOptions, RunnersOption, option_field
+
+if TYPE_CHECKING:
+    import onnx
+
+    from ...interface.argument_validation import Example, Onnx
+    from ..sources import Source
+    from .input_cases import Inputs
+    from .policy import Thresholds, Tolerances
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonOptions:
+    """On which inputs files are compared with a model, and by which rules."""
+
+    # The inputs, and what they may cost.
+    seeds: int = option_field(
+        3, "--seeds", "Random inputs at the usual sizes, besides those at other sizes.", minimum=1
+    )
+    feeds: Inputs | None = option_field(
+        None,
+        "--inputs",
+        "Arrays by name; only these are run instead of generated ones. Repeatable.",
+        metavar="IN.npz",
+        type=list[Path] | None,
+    )
+    max_elements: int | None = option_field(
+        None,
+        "--max-elements",
+        "Of the largest generated input; by default 8 times the elements at the usual sizes.",
+        metavar="N",
+        minimum=1,
+    )
+    max_seconds: float = option_field(
+        60.0,
+        "--max-seconds",
+        "Processor time to spend; the verdict tells the rest.",
+        metavar="S",
+        minimum=1,
+    )
+    max_memory: int = option_field(
+        4 * 2**30,
+        "--max-memory",
+        "For tensors inside the model; larger sizes are out.",
+        metavar="BYTES",
+        minimum=2**20,
+    )
+
+    # The rules.
+    tolerance: Tolerances | None = option_field(
+        None,
+        "--tolerance",
+        "|error| ≤ ABS + REL·|reference| decides on an output, or on all. Repeatable.",
+        metavar=r"\[OUT=]ABS:REL",
+        type=list[str] | None,
+    )
+    metric: Thresholds | None = option_field(
+        None,
+        "--metric",
+        "cosine, psnr, snr, top1, top5, nearest or (<=X) accuracy_drop decides; in quotes, or NAME:X. Repeatable.",
+        metavar=r"'\[OUT=]NAME>=X'",
+        type=list[str] | None,
+    )
+    policy: PathLike | None = option_field(
+        None,
+        "--policy",
+        "A file of tolerances, metrics and names.",
+        metavar="VERIFY.toml",
+        type=Path | None,
+    )
+    also_default: bool = option_field(
+        False, "--also-default", "The default rule must hold beside the tolerances and metrics given."
+    )
+
+    # What metrics are measured on, and what the files call things.
+    dataset: PathLike | None = option_field(
+        None,
+        "--dataset",
+        "Samples that metrics are measured on: an .npz, a folder of these, or a Hugging Face dataset on disk.",
+        metavar="PATH",
+        type=Path | None,
+    )
+    labels: str | None = option_field(
+        None, "--labels", "The dataset's array or column of right classes, for accuracy_drop.", metavar="NAME"
+    )
+    map: Sequence[str] | Mapping[str, str] = option_field(
+        (),
+        "--map",
+        "An input or output of a file is the model's of another name. Repeatable.",
+        metavar="THEIRS=OURS",
+        type=list[str] | None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftOption:
+    """What ``verify`` looks at besides the outputs."""
+
+    drift: bool = option_field(
+        False, "--drift", "Also compare inner tensors of ONNX files with the model's: where does the error grow?"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(RunnersOption, DriftOption, ComparisonOptions):
+    """What ``verify`` is asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrictOption:
+    """When the command line's ``verify`` fails besides where a file does."""
+
+    strict: bool = option_field(
+        False,
+        "--strict",
+        "Exit with 1 where the verdict has a limit: sizes not tried, or inputs by the tested file's word.",
+    )
+
+
+@dataclass(frozen=True)
+class VerifyCall(VerifyOptions, LoadingOptions):
+    """What ``verify`` is called with."""
+
+    source: Source | onnx.ModelProto | Any
+    files: Onnx | Sequence[Onnx] = ()
+    args: Example = ()
+    kwargs: Mapping[str, Any] | None = None
+    _: KW_ONLY
+    engines: Sequence[PathLike] = ()
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class VerifyPartsCall(DriftOption, ComparisonOptions, LoadingOptions):
+    """What ``verify_parts`` is called with."""
+
+    source: PathLike
+    folder: PathLike
+    _: KW_ONLY
+    progress: Progress | None = None

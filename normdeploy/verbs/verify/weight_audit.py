@@ -1,0 +1,199 @@
+"""Compares a file's weights with the model's: each floating initializer with the parameters, buffers and constants.
+
+A weight is the model's where it is bit for bit one of its tensors, cast to the file's type, in another shape or with
+its dims in another order, or is put together from whole rows of such tensors (slices, packed and reordered gates). What
+is not is one of these:
+
+- folded: a tensor of the model times one number for each channel, up to rounding; or a shift that a BatchNorm makes of
+  a bias.
+- altered: next to a tensor of the model that the file has nowhere else, with some elements changed or all of them by a
+  little. It fails.
+- computed: like nothing in the model, as the constants are that an exporter computes; or whole tensors of the model
+  beside such numbers (``torch.cdist`` packs a codebook, its squares and ones into one).
+
+A comparison of outputs does not see one weight off by 1e-4 among thousands; this does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ...evaluate.evaluator_core import is_quantized_type
+from ...graphs.proto_queries import module_path
+from ...graphs.qoperator_expansion import expand_qoperators
+from ...graphs.quantization_info import is_quantized, quantization_parameters
+from ...model import LoadedModel
+from ...precision.type_conversion import initializer_values
+from .bias_shifts import BiasShift, FixedShift, group_by_size
+from .code_audit import audit_codes
+from .compute_budget import BudgetClock, OutOfTime
+from .constant_nodes import is_rounding_of, iter_constant_results
+from .derived_tensors import FloatSpacing, find_derivation
+from .equal_tensors import EqualTensors, cast_parameter
+from .merged_branches import iter_merged_tensors
+from .model_tensors import iter_bias_shifts, iter_initializers, model_tensors_by_name
+from .parameter_orders import iter_arrangements
+from .reference_models import FileModel, Original
+from .row_matching import MOSTLY, RowMatcher, squeeze_shape
+from .weight_origin import AuditedWeight, WeightOrigin, are_smoothing_factors, explain_smoothing, find_origin
+
+Array = np.ndarray[Any, Any]
+
+
+def audit_weights(
+    model: Original, proto: onnx.ModelProto, label: str, clock: BudgetClock | None = None
+) -> list[AuditedWeight]:
+    """Every floating initializer of ``proto`` (its weights loaded) that is no tensor of ``model``; those altered
+    first.
+
+    What is no tensor of the model as it stands is traced to one until ``clock``, if any, is over.
+    """
+    clock = BudgetClock(float("inf")) if clock is None else clock
+    untraced = 0
+    stored = model_tensors_by_name(model)
+    rows = RowMatcher(stored.values())
+    equals = EqualTensors(stored)
+    unknown: list[tuple[onnx.TensorProto, Array, float]] = []
+    arranged: list[tuple[onnx.TensorProto, Array]] = []
+    placed, apart = (
+        set[str](),
+        quantization_parameters(proto) | quantization_parameters(expand_qoperators(proto)),
+    )  # the error budget judges the steps
+    for tensor in iter_initializers(proto.graph):
+        array = initializer_values(tensor)
+        if tensor.name in apart or not array.size or array.dtype.kind in "iubSOc" or is_quantized_type(array.dtype):
+            continue
+        same = equals.matching_names(array)
+        placed.update(same)
+        if same:
+            continue
+        if clock.is_over():
+            untraced += 1
+            continue
+        share = rows.matched_share(array)
+        if share < 1:
+            unknown.append((tensor, array, share))
+        else:
+            arranged.append((tensor, array))
+    missing = {name: value for name, value in stored.items() if name not in placed}
+    every = list(iter_bias_shifts(model, stored))
+    if not isinstance(model, FileModel):
+        every += [
+            FixedShift(BiasShift(source, w.reshape(-1), size.reshape(-1)))
+            for source, w, size in iter_merged_tensors(model, stored)
+        ]
+    shifts = group_by_size(every)
+    modules = _modules_of_initializers(proto, stored)
+    inverses = [a.reshape(-1) for _, a, _ in unknown if is_quantized(proto) and are_smoothing_factors(a)]
+    remarks = []
+    for tensor, array in arranged:
+        for name, count in _find_moved_rows(array, missing):
+            reason = f"{count} of its rows stand elsewhere than in {name}"
+            remarks.append(
+                AuditedWeight(
+                    label,
+                    tensor.name,
+                    modules.get(tensor.name, ""),
+                    WeightOrigin.ALTERED,
+                    name,
+                    0.0,
+                    reason,
+                    array.size,
+                )
+            )
+    constants: list[tuple[str, Array]] | None = None
+    for place, (tensor, array, share) in enumerate(unknown):
+        weight = AuditedWeight(
+            label, tensor.name, modules.get(tensor.name, ""), WeightOrigin.COMPUTED, elements=array.size
+        )
+        try:
+            clock.require_time()
+            smoothed = explain_smoothing(weight, array, inverses, missing)
+            weight = find_origin(weight, array, missing, shifts, clock) if smoothed is None else smoothed
+            if (
+                weight.origin is WeightOrigin.COMPUTED
+                and share >= MOSTLY
+                and rows.lacks_parameter(array, missing.values())
+            ):
+                parameter = f"{share:.1%} of it is put together from rows of the model's tensors, the rest is not"
+                weight = replace(weight, origin=WeightOrigin.ALTERED, reason=parameter)
+            if weight.origin is WeightOrigin.ALTERED and smoothed is None:
+                weight = _clear_if_derived(weight, array, stored, rows, clock)
+        except OutOfTime:
+            # An accusation that time did not suffice to take back is none.
+            untraced += len(unknown) - place
+            break
+        if weight.origin is WeightOrigin.ALTERED and isinstance(model, LoadedModel):
+            constants = list(iter_constant_results(model)) if constants is None else constants
+            weight = _clear_if_computed(weight, array, constants)
+        remarks.append(weight)
+    for name, elements, parameter, code in audit_codes(stored, proto, clock):
+        remarks.append(
+            AuditedWeight(
+                label,
+                name,
+                modules.get(name, ""),
+                WeightOrigin.ALTERED,
+                parameter,
+                abs(code.value - code.expected),
+                f"{code.count} of {elements} codes are not those of {parameter}, rounded: {code.value:.4g} at"
+                f" {list(code.place)} where the model has {code.expected:.4g}, {code.steps:.3g} steps away",
+                elements,
+            )
+        )
+    if untraced:
+        clock.weights[label] = untraced
+    return sorted(remarks, key=bool)
+
+
+def _find_moved_rows(array: Array, missing: Mapping[str, Array]) -> Iterator[tuple[str, int]]:
+    """The first parameter of which most rows stand where they should and the others do not, with their number.
+
+    Gates in another order move more than half of their rows.
+    """
+    for name, parameter in missing.items():
+        if parameter.size != array.size or len(squeeze_shape(array.shape)) < 2:
+            continue
+        for candidate in iter_arrangements(cast_parameter(parameter, array.dtype), array):
+            count = RowMatcher.count_foreign_rows(array, candidate)
+            if count:
+                yield name, count
+                return
+
+
+def _clear_if_computed(weight: AuditedWeight, array: Array, constants: Sequence[tuple[str, Array]]) -> AuditedWeight:
+    """Take an accusation back where the model itself computes the weight from its parameters."""
+    for name, computed in constants:
+        if computed.size == array.size and any(is_rounding_of(array, c) for c in iter_arrangements(computed, array)):
+            return replace(
+                weight, origin=WeightOrigin.FOLDED, parameter=name, difference=0.0, reason=f"computed by {name}"
+            )
+    return weight
+
+
+def _clear_if_derived(
+    weight: AuditedWeight, array: Array, stored: Mapping[str, Array], rows: RowMatcher, clock: BudgetClock
+) -> AuditedWeight:
+    """Take an accusation back where an exporter or optimizer may have computed the weight from the model's tensors."""
+    name = find_derivation(array.astype(np.float64), stored, FloatSpacing.of_dtype(array.dtype), clock.require_time)
+    if not name and rows.is_scaled(array, clock.require_time):
+        name = "rows of the model's tensors, each times a number"
+    if not name:
+        return weight
+    return replace(weight, origin=WeightOrigin.FOLDED, parameter=name, difference=0.0, reason=f"made of {name}")
+
+
+def _modules_of_initializers(proto: onnx.ModelProto, stored: Mapping[str, Array]) -> dict[str, str]:
+    """Initializer -> the module that it belongs to: by its name, else by the first node that takes it."""
+    owners = {name.rpartition(".")[0] for name in stored} - {""}
+    modules: dict[str, str] = {}
+    for node in proto.graph.node:
+        for name in node.input:
+            owner = name.rpartition(".")[0]
+            modules.setdefault(name, owner if owner in owners else module_path(node))
+    return modules

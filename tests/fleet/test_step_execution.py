@@ -1,0 +1,30 @@
+"""What a cell that is wrong says, from the report that its verb wrote."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from normdeploy.fleet.step_execution import describe_wrong_result
+
+ROW = {"runtime": "toy", "output": "y", "max_abs_error": 2.0, "allowed": 1.0, "verdict": "fail", "reason": ""}
+VOID = (
+    "its quantization steps alone may move this output by 29% of its size, so the default rule can't tell right from"
+    " wrong: give a metric (--metric)"
+)
+ALTERED = {"origin": "altered", "name": "w", "reason": "3 of 8 elements are not those of w"}
+
+
+@pytest.mark.parametrize(
+    ("results", "weights", "said"),
+    [
+        ([ROW], [], "toy: output 'y' is off by 2.0, 1.0 is allowed"),
+        ([ROW, ROW], [ALTERED], "toy: output 'y' is off by 2.0, 1.0 is allowed (2 rows fail)"),
+        ([ROW | {"max_abs_error": 0.1, "reason": VOID}], [], f"toy: output 'y': {VOID}"),
+        ([ROW | {"verdict": "pass"}], [{"origin": "folded"}, ALTERED], "weight w: 3 of 8 elements are not those of w"),
+        ([ROW | {"verdict": "pass"}], [], "the verb ended with exit code 1; its log says why"),
+    ],
+)
+def test_a_wrong_cell_says_why(results: list[Any], weights: list[Any], said: str) -> None:
+    assert describe_wrong_result({"parity": {"results": results, "weights": weights}}) == said
