@@ -47,14 +47,18 @@ def source_date_epoch() -> int | None:
     """The seconds since 1970 that SOURCE_DATE_EPOCH states in the place of now (reproducible-builds.org); None where it
     states none. What is written then says neither when nor how fast it was made."""
     text = os.environ.get("SOURCE_DATE_EPOCH", "")
-    return int(text) if text.isdecimal() else None
+    if text.isdecimal():
+        return int(text)
+    return None
 
 
 def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+    if named:
+        return named[0]
+    return platform.processor() or platform.machine()
 
 
 def _gpu_names() -> dict[str, str]:
@@ -67,8 +71,10 @@ def _gpu_names() -> dict[str, str]:
     if nvml.nvmlInit_v2():
         return {}
     try:
-        text, count = ctypes.create_string_buffer(96), ctypes.c_uint(0)
-        major, minor = ctypes.c_int(0), ctypes.c_int(0)
+        text = ctypes.create_string_buffer(96)
+        count = ctypes.c_uint(0)
+        major = ctypes.c_int(0)
+        minor = ctypes.c_int(0)
         gpus = {}
         if not nvml.nvmlSystemGetDriverVersion(text, len(text)):
             gpus["driver"] = text.value.decode(errors="replace")

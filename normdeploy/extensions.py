@@ -46,9 +46,11 @@ class Extension:
     group: str
     name: str
     value: str
-    package: str  # as pip names it
+    # as pip names it
+    package: str
     point: EntryPoint
-    folder: str = ""  # in which the package is installed
+    # in which the package is installed
+    folder: str = ""
 
     def load(self) -> Any:
         """The object that the entry point names; its package is imported.
@@ -69,7 +71,8 @@ class Extension:
             return function(*args)
         except ExtensionError:
             raise
-        except (Exception, SystemExit) as error:  # the package's own code; its exit is no verdict of ours
+        except (Exception, SystemExit) as error:
+            # the package's own code; its exit is no verdict of ours
             raise self.make_error(f"{what}: {type(error).__name__}: {error}") from error
 
     def make_error(self, what: str) -> ExtensionError:
@@ -82,7 +85,9 @@ class Extension:
 
 def installed_extensions(group: str) -> tuple[Extension, ...]:
     """The entry points of a group in the order of their names, none of them imported; none where extensions are off."""
-    return () if _OFF.get() or os.environ.get(VARIABLE) else _scan_entry_points(group, tuple(sys.path))
+    if _OFF.get() or os.environ.get(VARIABLE):
+        return ()
+    return _scan_entry_points(group, tuple(sys.path))
 
 
 def find_extension(group: str, name: str) -> Extension | None:
@@ -97,7 +102,9 @@ def find_extension(group: str, name: str) -> Extension | None:
             f"the packages {matching[0].package!r} and {matching[1].package!r} both bring {group} {name!r}; remove one"
             " of them, or leave all such packages out with --no-extensions"
         )
-    return matching[0] if matching else None
+    if matching:
+        return matching[0]
+    return None
 
 
 @contextmanager
@@ -115,8 +122,15 @@ def _scan_entry_points(group: str, path: tuple[str, ...]) -> tuple[Extension, ..
     """``path``: where they are looked for, ``sys.path``; another one is looked through anew."""
     brought = []
     for point in entry_points(group=group):
-        package = point.dist.name if point.dist is not None else "an installed package"
-        folder = str(point.dist.locate_file("")) if point.dist is not None else ""
+        if point.dist is not None:
+            package = point.dist.name
+        else:
+            package = "an installed package"
+        if point.dist is not None:
+            folder = str(point.dist.locate_file(""))
+        else:
+            folder = ""
         brought.append(Extension(group, point.name, point.value, package, point, folder))
-    once = {(e.name, e.package, e.value): e for e in brought}  # a package may be seen twice on a path
+    # a package may be seen twice on a path
+    once = {(e.name, e.package, e.value): e for e in brought}
     return tuple(once[key] for key in sorted(once))

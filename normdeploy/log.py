@@ -49,7 +49,10 @@ def log_norms(summary: Summary, notes: Iterable[str] = ()) -> None:
         return
     for finding in summary.findings:
         proof = finding.certificate
-        proved = f" ({proof.method}, error 2^-{proof.bits})" if proof is not None and proof.method == "exact" else ""
+        if proof is not None and proof.method == "exact":
+            proved = f" ({proof.method}, error 2^-{proof.bits})"
+        else:
+            proved = ""
         what = ": ".join(part for part in (finding.became, finding.reason) if part)
         log.info(
             "%s %s %s%s%s",

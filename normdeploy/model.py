@@ -20,7 +20,8 @@ from .errors import InputError
 if TYPE_CHECKING:
     import torch
 
-DEFAULT_SIZES = (1, 8, 64)  # min, opt and max of a dim of which nothing is said
+# min, opt and max of a dim of which nothing is said
+DEFAULT_SIZES = (1, 8, 64)
 
 
 @dataclass(frozen=True)
@@ -57,26 +58,29 @@ class Dim:
         """Its size where the named dims have these, or their opt size."""
         if self.terms:
             return sum(term.size(sizes) for term in self.terms)
-        return self.opt if self.name is None else sizes.get(self.name, self.opt)
+        if self.name is None:
+            return self.opt
+        return sizes.get(self.name, self.opt)
 
     def with_ranges_of(self, dims: Mapping[str, Dim]) -> Dim:
         """This dim with its range, or those of its terms, as ``dims`` have it by name."""
         if self.terms:
             return Dim.sum_of(tuple(term.with_ranges_of(dims) for term in self.terms))
-        return self if self.name is None else dims.get(self.name, self)
+        if self.name is None:
+            return self
+        return dims.get(self.name, self)
 
     def named_dims(self) -> tuple[Dim, ...]:
         """The dynamic dims that decide its size: itself, or those of its terms."""
-        return (
-            tuple(d for term in self.terms for d in term.named_dims())
-            if self.terms
-            else (self,)
-            if self.is_dynamic
-            else ()
-        )
+        if self.terms:
+            return tuple(d for term in self.terms for d in term.named_dims())
+        if self.is_dynamic:
+            return (self,)
+        return ()
 
 
-MOST = 2**30  # random values of one input: 8 GiB while they are drawn
+# random values of one input: 8 GiB while they are drawn
+MOST = 2**30
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,8 @@ class InputSpec:
             InputError: an integer range is empty, or there are too many values.
         """
         shape = self.concrete_shape(dims or {})
-        if min(shape, default=0) < 0 or len(shape) > 64 or math.prod(shape) > MOST:  # 64: numpy's
+        # 64: numpy's
+        if min(shape, default=0) < 0 or len(shape) > 64 or math.prod(shape) > MOST:
             raise InputError(
                 f"input {self.name!r} has the shape {list(shape)}, of which no values are generated: sizes are not"
                 f" negative, and at most {MOST} elements are made; give smaller sizes"
@@ -122,9 +127,10 @@ class InputSpec:
                     "give a range such as {0:2}"
                 )
             return self._unmask_each_row(self._draw_values(rng.integers, int(low), int(high), shape), rng).astype(kind)
-        values = (
-            rng.standard_normal(shape) if self.range is None else self._draw_values(rng.uniform, *self.range, shape)
-        )
+        if self.range is None:
+            values = rng.standard_normal(shape)
+        else:
+            values = self._draw_values(rng.uniform, *self.range, shape)
         if self.dtype == "bfloat16":
             return values.astype(ml_dtypes.bfloat16)
         return values.astype(kind)

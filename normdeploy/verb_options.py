@@ -65,7 +65,9 @@ class Option:
             return default
         if self.negated:
             return not given
-        return given if self.read is None else self.read(given)
+        if self.read is None:
+            return given
+        return self.read(given)
 
 
 def option_field(default: Any, flag: str, help: str, **spelling: Any) -> Any:

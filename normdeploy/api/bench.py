@@ -91,7 +91,8 @@ def _race_files(call: BenchCall, peers: Sequence[str]) -> Race:
             f"{len(models)} of {len(contestants)} sources are models; give one, and the others as ONNX files"
         )
     onnx_files = [file for file in files if is_onnx_file(file)]
-    model, notes = None, list[str]()
+    model = None
+    notes = list[str]()
     if models:
         with StageTimer(call.progress)("load"):
             followed = call.load_keywords

@@ -40,7 +40,10 @@ class ComparisonSettings:
         Raises:
             InputError: one can't be read, or labels are given without a dataset.
         """
-        policies = PolicyFile() if options.policy is None else read_policy(options.policy)
+        if options.policy is None:
+            policies = PolicyFile()
+        else:
+            policies = read_policy(options.policy)
         rules = (
             parse_policy(options.tolerance, options.metric)
             .merge_under(policies.policy)
@@ -54,7 +57,10 @@ class ComparisonSettings:
                 " leave them out"
             )
         # A file names the labels for whoever asks.
-        labels = policies.labels if options.labels is None and rules.labeled_metrics else options.labels
+        if options.labels is None and rules.labeled_metrics:
+            labels = policies.labels
+        else:
+            labels = options.labels
         return cls(
             seeds=options.seeds,
             inputs=None if options.feeds is None else read_inputs(options.feeds),

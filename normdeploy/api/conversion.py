@@ -330,7 +330,9 @@ def count_nodes(conversion: Conversion) -> None:
 
 def unmeasured_forms_note(options: ConversionOptions) -> list[str]:
     """The note on forms that were not measured."""
-    return [NOT_MEASURED] if options.provider == "cuda" else []
+    if options.provider == "cuda":
+        return [NOT_MEASURED]
+    return []
 
 
 LOWERING: tuple[ConversionStage[Conversion], ...] = (

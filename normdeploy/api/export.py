@@ -173,9 +173,10 @@ def trace_model(export: ExportConversion) -> None:
 def run_reference(export: ExportConversion) -> None:
     """Run the model in PyTorch, for the file to be compared with."""
     assert export.model is not None
-    export.expected = (
-        export_check.run_expected(export.model) if export.options.check else export_check.ExpectedOutputs(())
-    )
+    if export.options.check:
+        export.expected = export_check.run_expected(export.model)
+    else:
+        export.expected = export_check.ExpectedOutputs(())
 
 
 def release_model(export: ExportConversion) -> None:
@@ -246,7 +247,8 @@ def sign_file(export: ExportConversion) -> None:
 
 def note_the_rest(export: ExportConversion) -> None:
     """Add the notes that are of no stage before, and count the nodes."""
-    call, notes = export.options, export.notes
+    call = export.options
+    notes = export.notes
     notes += [export.simplified.note] if export.simplified.note else []
     notes += export.of_loading
     if export.draws:

@@ -181,7 +181,10 @@ def compare_rewritten(optimization: OptimizeConversion) -> None:
 def add_file_notes(optimization: OptimizeConversion) -> None:
     """Put the notes on the file given before those on the rewrites, and count the nodes."""
     notes = [*optimization.hints]
-    written = optimization.codes - int32_codes.count_int32_dequantizers(optimization.proto) if optimization.codes else 0
+    if optimization.codes:
+        written = optimization.codes - int32_codes.count_int32_dequantizers(optimization.proto)
+    else:
+        written = 0
     if written:
         notes.append(f"{written} constants stored as int32, which TensorRT refuses, are float32 now: the same numbers")
     notes += [f"the file states what its nodes contradict: {each}" for each in optimization.contradictions]
@@ -191,7 +194,8 @@ def add_file_notes(optimization: OptimizeConversion) -> None:
 
 def amend_record(optimization: OptimizeConversion) -> None:
     """Write what is known now of its inputs and its precision into the file's record."""
-    call, proto = optimization.options, optimization.proto
+    call = optimization.options
+    proto = optimization.proto
     if call.dims:
         input_ranges.name_dynamic_dims(proto)
     if call.dims or (optimization.account is not None and read_record(proto)):
@@ -234,7 +238,8 @@ def _find_vouched_modules(proto: onnx.ModelProto, source: PathLike | onnx.ModelP
     try:
         if not runs_code(read_record(proto)):
             return None
-    except GraphError:  # it has no record, or one that can't be read
+    except GraphError:
+        # it has no record, or one that can't be read
         return None
     return record_signing.find_signed_modules(
         raw_record(proto), None if isinstance(source, onnx.ModelProto) else source

@@ -208,7 +208,9 @@ def _require_new_folder(output: PathLike) -> Path:
 
 
 def _prefix_progress(part: str, progress: Progress | None) -> Progress | None:
-    return None if progress is None else lambda stage, done, total: progress(f"{part}: {stage}", done, total)
+    if progress is None:
+        return None
+    return lambda stage, done, total: progress(f"{part}: {stage}", done, total)
 
 
 def _copy_config(source: PathLike, folder: Path) -> None:

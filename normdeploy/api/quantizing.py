@@ -72,7 +72,8 @@ def _require_metric_texts(metric: object) -> None:
 
 def merge_findings(first: Sequence[Finding], second: Sequence[Finding]) -> tuple[Finding, ...]:
     """One finding for each norm: what the second pass made of it, with the proof of the first."""
-    merged, taken = list(first), set[int]()
+    merged = list(first)
+    taken = set[int]()
     for finding in second:
         place = _find_same_norm(finding, [(i, f) for i, f in enumerate(first) if i not in taken])
         if place is None:
@@ -81,10 +82,8 @@ def merge_findings(first: Sequence[Finding], second: Sequence[Finding]) -> tuple
         taken.add(place)
         before = first[place]
         if finding.status == "fused":
-            certificate, proved = (
-                combine_certificates(before.certificate, finding.certificate),
-                (*before.proved, *finding.proved),
-            )
+            certificate = combine_certificates(before.certificate, finding.certificate)
+            proved = (*before.proved, *finding.proved)
             merged[place] = replace(finding, certificate=certificate, proved=tuple(dict.fromkeys(proved)))
         else:
             merged[place] = replace(before, notes=tuple(dict.fromkeys((*before.notes, *finding.notes))))
@@ -100,4 +99,6 @@ def _find_same_norm(finding: Finding, before: Sequence[tuple[int, Finding]]) -> 
     made = [(len(f.tensor), i) for i, f in alike if finding.tensor.startswith(f"{f.tensor}_")]
     if named or len(of_module) == 1:
         return (named or of_module)[0]
-    return max(made)[1] if made else None
+    if made:
+        return max(made)[1]
+    return None

@@ -93,7 +93,8 @@ def main() -> None:
     """
     supervise_in_child()
     if not sys.warnoptions:
-        warnings.simplefilter("ignore")  # the libraries' own remarks; what the user should know is in the report
+        # the libraries' own remarks; what the user should know is in the report
+        warnings.simplefilter("ignore")
     # What libraries log without a handler would go to the terminal as it is, with a file's names in it.
     if not logging.getLogger().handlers:
         logging.getLogger().addHandler(logging.NullHandler())
@@ -112,10 +113,10 @@ def main() -> None:
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             _exit_with_error(f"the name {str(error.filename)!r} is too long for the file system; give a shorter one")
-        if (
-            error.errno == errno.ENOSPC and error.filename is None
-        ):  # files are written by storage.atomic, which tells it itself
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would be written at the exit
+        if error.errno == errno.ENOSPC and error.filename is None:
+            # files are written by storage.atomic, which tells it itself
+            # what is left would be written at the exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             _exit_with_error(f"can't write to standard output: {error.strerror}; make room")
         raise
     except MemoryError as error:

@@ -46,7 +46,8 @@ def check(
     from ..verbs.check.check_files import find_onnx_files
     from ..verbs.check.sarif import to_sarif
 
-    output, form = written.output, written.form
+    output = written.output
+    form = written.form
     require_writable_report(output)
     if output is not None:
         for source in (file for given in sources for file in find_onnx_files(os.fspath(given))):
@@ -56,7 +57,8 @@ def check(
             sources, progress=progress, **as_keywords(failing), **as_keywords(judging), **load.load_keywords
         )
     text = {"text": told, "json": lambda r: r.json(), "sarif": to_sarif}[form](result)
-    text = text.encode(errors="replace").decode()  # a file's name may be no text
+    # a file's name may be no text
+    text = text.encode(errors="replace").decode()
     if output is not None:
         write_bytes(output, text.encode())
     if form != "text" and output is None:

@@ -89,7 +89,9 @@ def _make_console() -> Console:
     from rich.console import Console
 
     console = Console(highlight=False)
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=120)
+    if console.is_terminal or "COLUMNS" in os.environ:
+        return console
+    return Console(highlight=False, width=120)
 
 
 @contextmanager

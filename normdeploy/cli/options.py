@@ -76,7 +76,9 @@ class ReportingOptions(QuietOption, HtmlOption, ReportOption):
 
 
 def _path_for_file(report: Path | None, file: str) -> Path | None:
-    return None if report is None else report.with_name(f"{report.stem}.{Path(file).stem}{report.suffix}")
+    if report is None:
+        return None
+    return report.with_name(f"{report.stem}.{Path(file).stem}{report.suffix}")
 
 
 def typer_parameters(group: Any) -> Iterator[inspect.Parameter]:

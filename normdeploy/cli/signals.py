@@ -15,13 +15,15 @@ import threading
 
 from ..storage.file_replacement import remove_unfinished
 
-_GRACE = 2.0  # seconds; a second Ctrl-C shortens them
+# seconds; a second Ctrl-C shortens them
+_GRACE = 2.0
 _ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
 def watch_signals() -> None:
     """From now on, in the main thread of a process that is the command line's own."""
-    if sys.platform == "win32":  # there the wakeup needs a socket, and select takes no pipe
+    # there the wakeup needs a socket, and select takes no pipe
+    if sys.platform == "win32":
         return
     heard, told = os.pipe()
     os.set_blocking(told, False)
@@ -40,5 +42,6 @@ def _exit_on_signal(heard: int) -> None:
     select.select([heard], [], [], _GRACE)
     remove_unfinished()
     if sys.stderr.isatty():
-        os.write(2, b"\r\x1b[K\x1b[?25h")  # a progress bar hides the cursor
+        # a progress bar hides the cursor
+        os.write(2, b"\r\x1b[K\x1b[?25h")
     os._exit(128 + number)

@@ -18,7 +18,8 @@ from ..errors import InputError, escape_line
 from ..storage.file_replacement import write_bytes
 from .console import require_writable_report, silence_output
 
-_PLACE = "NORMDEPLOY_STORE"  # as `normdeploy.fleet.fleet_commands.STORE`, which brings onnx along
+# as `normdeploy.fleet.fleet_commands.STORE`, which brings onnx along
+_PLACE = "NORMDEPLOY_STORE"
 StoreOption = Annotated[
     str | None,
     typer.Option(
@@ -102,6 +103,7 @@ def _option_name(annotation: Any) -> str | None:
     option = next((m for m in marks if isinstance(m, typer.models.OptionInfo)), None)
     if option is None:
         return None
-    declared = (option.default, *(option.param_decls or ()))  # typer keeps the first of them as the default
+    # typer keeps the first of them as the default
+    declared = (option.default, *(option.param_decls or ()))
     name = next(d for d in declared if isinstance(d, str) and d.startswith("--"))
     return name.split("/")[0].removeprefix("--").replace("-", "_")

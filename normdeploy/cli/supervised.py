@@ -44,7 +44,9 @@ class _ChildExit:
         """The name of the signal, or "" if the child ended otherwise."""
         code = os.waitstatus_to_exitcode(self.status)
         name = signal.Signals(-code).name if code < 0 else ""
-        return name if name in _CRASHES else ""
+        if name in _CRASHES:
+            return name
+        return ""
 
 
 def supervise_in_child() -> None:

@@ -23,11 +23,13 @@ def absolute_difference(value: np.ndarray, reference: np.ndarray, *, one_sided: 
         return np.where(value == reference, 0.0, np.maximum(apart, 1.0))
     if not (is_float_dtype(reference.dtype) or reference.dtype.kind in "iub"):
         return np.where(value == reference, 0.0, math.inf)
-    a, b = np.asarray(value, np.float64), np.asarray(reference, np.float64)
+    a = np.asarray(value, np.float64)
+    b = np.asarray(reference, np.float64)
     with np.errstate(all="ignore"):
         apart = np.asarray(a - b)
     np.abs(apart, out=apart)
-    finite, expected = np.isfinite(a), np.isfinite(b)
+    finite = np.isfinite(a)
+    expected = np.isfinite(b)
     apart[~(finite & expected)] = 0.0
     apart[finite != expected] = one_sided
     return apart
@@ -35,7 +37,8 @@ def absolute_difference(value: np.ndarray, reference: np.ndarray, *, one_sided: 
 
 def nonfinite_mismatch(value: np.ndarray, reference: np.ndarray) -> np.ndarray:
     """Return a mask of the elements of which one is NaN or infinite, and the other is not the same."""
-    a, b = np.asarray(value, np.float64), np.asarray(reference, np.float64)
+    a = np.asarray(value, np.float64)
+    b = np.asarray(reference, np.float64)
     finite = np.isfinite(a) & np.isfinite(b)
     return ~finite & ~(np.isnan(a) & np.isnan(b)) & (a != b)
 
@@ -53,7 +56,9 @@ def largest_finite(values: np.ndarray) -> float:
 
 def largest_of_rows(values: np.ndarray) -> np.ndarray:
     """Return the largest element of each row along the last axis, which stays with size 1."""
-    return values.max(axis=-1, keepdims=True) if values.ndim and values.size else values
+    if values.ndim and values.size:
+        return values.max(axis=-1, keepdims=True)
+    return values
 
 
 def first_true_index(mask: np.ndarray) -> tuple[int, ...]:
@@ -76,7 +81,8 @@ class Difference:
 
 def difference_from_float64(value: np.ndarray, reference: np.ndarray) -> Difference:
     """Compare a tensor with the float64 reference of the same shape."""
-    got, expected = value.astype(np.float64), reference.astype(np.float64)
+    got = value.astype(np.float64)
+    expected = reference.astype(np.float64)
     wrong = nonfinite_mismatch(got, expected)
     reason = ""
     if wrong.any():

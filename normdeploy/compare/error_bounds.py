@@ -23,8 +23,10 @@ from .ulp_spacing import EAGER_MULTIPLE, float_spacing
 Outputs = Mapping[str, np.ndarray]
 
 MOST_RATIO = 8.0
-_LOST = 0.25  # of the largest |reference|
-RUNS, MOST_RUNS = 3, 48  # the latter where something lies outside
+# of the largest |reference|
+_LOST = 0.25
+# the latter where something lies outside
+RUNS, MOST_RUNS = 3, 48
 
 
 class ErrorBounds:
@@ -38,7 +40,9 @@ class ErrorBounds:
         rounded: Callable[[int], Outputs],
         may_draw: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._rounded, self._runs, self._may_draw = rounded, 0, may_draw
+        self._rounded = rounded
+        self._runs = 0
+        self._may_draw = may_draw
         self._reference = {name: value for name, value in reference.items() if value.dtype.kind not in "iub"}
         self.outputs = tuple(self._reference)
         # as float32: they are magnitudes, and outputs may be large

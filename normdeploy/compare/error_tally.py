@@ -76,7 +76,9 @@ class ErrorTally:
         if broken is not None:
             self.failed.append(case)
             if self.broken is None:
-                self.broken, self.lost, self.case = broken.reason, broken.lost, case
+                self.broken = broken.reason
+                self.lost = broken.lost
+                self.case = case
         self.case = self.case or case
 
     def _compare_integers(
@@ -87,11 +89,9 @@ class ErrorTally:
             return None
         wrong = ~explained(value)
         self.ties += int((differs & ~wrong).sum())
-        return (
-            _BrokenCase(f"{_describe_first_wrong(wrong, value, reference)}, and no rounding decides there")
-            if wrong.any()
-            else None
-        )
+        if wrong.any():
+            return _BrokenCase(f"{_describe_first_wrong(wrong, value, reference)}, and no rounding decides there")
+        return None
 
     def _compare_floats(
         self,
@@ -103,7 +103,8 @@ class ErrorTally:
     ) -> _BrokenCase | None:
         """Take the errors in; say what no error can."""
         with np.errstate(all="ignore"):
-            expected = reference.astype(self.dtype).astype(np.float64)  # beyond the type's range it is infinite
+            # beyond the type's range it is infinite
+            expected = reference.astype(self.dtype).astype(np.float64)
             got = value.astype(np.float64)
             finite = np.isfinite(expected) & np.isfinite(got)
             if peer is not None:
@@ -114,7 +115,10 @@ class ErrorTally:
         largest = float(error.max(initial=0.0))
         if largest > self.absolute:
             self.absolute = largest
-            self.case = case if bound is None and not self.broken else self.case
+            if bound is None and not self.broken:
+                self.case = case
+            else:
+                self.case = self.case
         self.relative = max(self.relative, float(relative.max(initial=0.0)))
         self.scale = max(self.scale, float(magnitude.max(initial=0.0)))
         if bound is not None and error.size:
@@ -138,11 +142,14 @@ class ErrorTally:
         if before is None or (
             worst.bound_ratio > before.bound_ratio and (before.bound_ratio <= 1 or worst.error > before.error)
         ):
-            self.worst, self.case = worst, self.case if self.broken else case
+            self.worst = worst
+            self.case = self.case if self.broken else case
 
     def failure_ratio(self, eager: ErrorTally) -> float:
         """Above 1 it fails."""
-        return float("inf") if self.broken else self.deciding_verdict(eager).bound_ratio
+        if self.broken:
+            return float("inf")
+        return self.deciding_verdict(eager).bound_ratio
 
     def deciding_verdict(self, eager: ErrorTally) -> Verdict:
         """Return the error that decides and what is allowed there: of the worst element, or the largest of all under
@@ -150,7 +157,10 @@ class ErrorTally:
 
         The error of a floating output that is ``broken`` is not finite.
         """
-        verdict = Verdict(self.absolute, self.allowed_error(eager)) if self.worst is None else self.worst
+        if self.worst is None:
+            verdict = Verdict(self.absolute, self.allowed_error(eager))
+        else:
+            verdict = self.worst
         if self.broken and self.dtype.kind not in "iub":
             return replace(verdict, error=self.lost)
         return verdict

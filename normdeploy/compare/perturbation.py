@@ -15,7 +15,8 @@ import numpy as np
 from .element_errors import absolute_difference, finite_magnitude, largest_of_rows
 from .verdict import Verdict, farthest_beyond_bound
 
-_DRAWS_APART = 4  # times the farthest draw: both evaluations round, and few draws are made
+# times the farthest draw: both evaluations round, and few draws are made
+_DRAWS_APART = 4
 _DEVIATIONS = 6
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 _UNITS = 8
 # A fold in a linear op, against the nodes before it.
-TIMES, ULPS = 4, 4
+TIMES = 4
+ULPS = 4
 
 
 def norm_rounding_error(

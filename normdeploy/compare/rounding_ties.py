@@ -10,7 +10,8 @@ from .error_bounds import Outputs
 
 # runs of the reference; one in four turns a difference of one unit around, so 16 miss one of a hundred
 _DISTURBANCES = 16
-_ANSWERS = 3  # different ones, where the answer is open
+# different ones, where the answer is open
+_ANSWERS = 3
 
 
 class RoundingTies:
@@ -55,6 +56,7 @@ class RoundingTies:
         for number in range(len(self._others) - 1, _DISTURBANCES * len(self._runners)):
             if not self._may_draw():
                 return
-            runner, seed = self._runners[number // _DISTURBANCES], number % _DISTURBANCES
+            runner = self._runners[number // _DISTURBANCES]
+            seed = number % _DISTURBANCES
             self._others.append(runner(seed))
             yield self._others[-1]

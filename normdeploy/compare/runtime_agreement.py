@@ -43,7 +43,8 @@ def find_disagreement(
             return make_failure(
                 f"output {place} is not finite where it should be, or the other way round, or another infinity"
             )
-        apart, scale = absolute_difference(value, expected), largest_finite(expected) or 1.0
+        apart = absolute_difference(value, expected)
+        scale = largest_finite(expected) or 1.0
         error = float(apart.max(initial=0.0)) / scale
         bound = allowed * scale + (0.0 if more is None else more[place])
         if (apart > bound).any():

@@ -14,7 +14,10 @@ ULPS = 4.0
 def ulp_at(size: float, dtype: np.dtype) -> float:
     """Return the distance between the numbers of ``dtype`` around ``size``, at least that of its subnormals."""
     info = ml_dtypes.finfo(dtype)
-    exponent = int(np.frexp(min(size, float(info.max)))[1]) - 1 if size else info.minexp
+    if size:
+        exponent = int(np.frexp(min(size, float(info.max)))[1]) - 1
+    else:
+        exponent = info.minexp
     return float(2.0 ** (max(exponent, info.minexp) - info.nmant))
 
 

@@ -31,7 +31,9 @@ class Verdict:
         """The multiple of the bound that would have been needed."""
         if not self.error > 0:
             return 0.0
-        return self.error / self.allowed if self.allowed else math.inf
+        if self.allowed:
+            return self.error / self.allowed
+        return math.inf
 
 
 def nearest_to_bound(error: np.ndarray, allowed: np.ndarray) -> Verdict:

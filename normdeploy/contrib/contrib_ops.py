@@ -23,10 +23,14 @@ from .tensorrt_plugins import PLUGINS
 def foreign_op_of(node: onnx.NodeProto, opset: int) -> ForeignOp | None:
     """What a node means; None for standard ops, and for those that nothing is known of."""
     if is_standard(node):
-        return _STRAYS[node.op_type] if is_nonstandard_norm(node.op_type, opset) else None
+        if is_nonstandard_norm(node.op_type, opset):
+            return _STRAYS[node.op_type]
+        return None
     if node.domain == CONTRIB:
         return _ONNXRUNTIME.get(node.op_type)
-    return None if node.domain.startswith(("com.microsoft", "com.ms.", "ai.onnx.")) else PLUGINS.get(node.op_type)
+    if node.domain.startswith(("com.microsoft", "com.ms.", "ai.onnx.")):
+        return None
+    return PLUGINS.get(node.op_type)
 
 
 def _skip_layer_norm(w: ExpansionWriter, attrs: Attrs) -> None:
@@ -73,7 +77,8 @@ def _check_ort_groups(w: ExpansionWriter, attrs: Attrs) -> None:
 
 def _group_norm_18(w: ExpansionWriter, attrs: Attrs) -> None:
     """With one scale and bias a channel where the number of channels is static: later opsets have such a node."""
-    x, groups = w.input_name(0), attrs["num_groups"]
+    x = w.input_name(0)
+    groups = attrs["num_groups"]
     w.require_divisible_groups(x, 1, groups)
     for t in w.node.input[1:3]:
         length = w.vector_length(t)
@@ -104,7 +109,8 @@ _WRITERS: dict[str, Callable[[ExpansionWriter, Attrs], None]] = {
 """Of ops that are refused in some forms, or of which more is known than their definition says."""
 
 _ONNXRUNTIME = {op: make_foreign_op(row, _WRITERS.get(op)) for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items()}
-_STRAYS = {  # those in ONNX's own domain
+# those in ONNX's own domain
+_STRAYS = {
     **PLUGINS,
     **{op: _ONNXRUNTIME[op] for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "" in row.domains},
     **{op: make_foreign_op(row, _group_norm_18) for op, row in rows_of_owner(OpOwner.ONNX_18).items()},

@@ -47,8 +47,10 @@ def prove_expansion(memo: Memo, op: ForeignOp, writer: ExpansionWriter, types: T
     Raises:
         MALFORMED: the node does not fit its op.
     """
-    attrs, name = attributes_of(writer.node), writer.node.input[0]
-    ranks, more = [0], ""
+    attrs = attributes_of(writer.node)
+    name = writer.node.input[0]
+    ranks = [0]
+    more = ""
     if types.get(name, (None, None))[1] is None and writer.node.op_type != "EmbedLayerNormalization":
         least = max(-int(attrs.get("axis", -1)), 1)
         ranks = list(range(least, least + RANKS))
@@ -86,7 +88,8 @@ def _prove_exactly(sides: Equivalence) -> Identity:
 def _expansion_equivalence(
     op: ForeignOp, writer: ExpansionWriter, attrs: Mapping[str, Any], sizes: Mapping[str, Shape]
 ) -> Equivalence:
-    node, opset = writer.node, writer.opset
+    node = writer.node
+    opset = writer.opset
     wanted = [i for i, name in enumerate(node.output) if name]
     definition = TABLE[op.owner, node.op_type]
     leaves, inputs_of = (

@@ -18,10 +18,10 @@ from .contrib_ops import foreign_op_of
 from .expansion_writer import ExpansionWriter, Types
 
 _SKIPS = frozenset(op for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if row.inputs[1] == "residual")
-_SUMS = {
-    op: row.outputs.index("sum") for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "sum" in row.outputs
-}  # places of outputs
-_ELEMENTWISE = ("BiasGelu", "FastGelu", "Gelu", "QuickGelu")  # of onnxruntime's own
+# places of outputs
+_SUMS = {op: row.outputs.index("sum") for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "sum" in row.outputs}
+# of onnxruntime's own
+_ELEMENTWISE = ("BiasGelu", "FastGelu", "Gelu", "QuickGelu")
 
 
 def tensor_types(proto: onnx.ModelProto, opset: int) -> Types:
@@ -32,8 +32,10 @@ def tensor_types(proto: onnx.ModelProto, opset: int) -> Types:
         for v in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)
         if v.type.tensor_type.HasField("shape")
     }
-    stream: set[str] = set()  # the results of norms
-    lost: set[str] = set()  # those that inference will not find
+    # the results of norms
+    stream: set[str] = set()
+    # those that inference will not find
+    lost: set[str] = set()
     nodes: list[onnx.NodeProto] = []
     for node in proto.graph.node:
         standard = _stand_in_nodes(node, opset, stream, lost)
@@ -58,11 +60,12 @@ def _stand_in_nodes(node: onnx.NodeProto, opset: int, stream: set[str], lost: se
     if node.op_type == "EmbedLayerNormalization":
         return [onnx.helper.make_node("Gather", [node.input[2], node.input[0]], [o]) for o in ends]
     alike = node.input[0]
-    if (
-        node.op_type in _SKIPS and alike not in stream and node.input[1] in stream
-    ):  # any other second summand may be broadcast
+    if node.op_type in _SKIPS and alike not in stream and node.input[1] in stream:
+        # any other second summand may be broadcast
         alike = node.input[1]
-    return [onnx.helper.make_node("Identity", [alike], [o]) for o in ends] if alike not in lost else []
+    if alike not in lost:
+        return [onnx.helper.make_node("Identity", [alike], [o]) for o in ends]
+    return []
 
 
 def stated_value_infos(writer: ExpansionWriter, types: Types, known: set[str]) -> list[onnx.ValueInfoProto]:

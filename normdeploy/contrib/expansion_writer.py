@@ -19,14 +19,19 @@ from ..norms.definitions import Definition, Interpreter
 from ..norms.norm_table import NormOp, OpOwner
 
 Attrs = Mapping[str, Any]
-Types = Mapping[str, tuple[int | None, Dims | None]]  # of each tensor its element type and shape, None where unknown
+# of each tensor its element type and shape, None where unknown
+Types = Mapping[str, tuple[int | None, Dims | None]]
 
 _NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _FLOATING = (*_NARROW, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
-_KINDS = {"Shape": onnx.TensorProto.INT64, "Equal": onnx.TensorProto.BOOL}  # of results, whatever goes in
-_RANK_KEPT = ("Add", "Transpose")  # whose results have the rank of their first input
-_AXES_AS_INPUT = {"ReduceMean": 18, "ReduceSum": 13}  # since these opsets
-OLDEST = 7  # the first opset in which Add and Mul broadcast by themselves
+# of results, whatever goes in
+_KINDS = {"Shape": onnx.TensorProto.INT64, "Equal": onnx.TensorProto.BOOL}
+# whose results have the rank of their first input
+_RANK_KEPT = ("Add", "Transpose")
+# since these opsets
+_AXES_AS_INPUT = {"ReduceMean": 18, "ReduceSum": 13}
+# the first opset in which Add and Mul broadcast by themselves
+OLDEST = 7
 
 
 class ExpansionWriter(Interpreter):
@@ -38,8 +43,10 @@ class ExpansionWriter(Interpreter):
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self.notes: tuple[str, ...] = ()
-        self.alike: list[str] = []  # tensors with the shape of the node's first output
-        self._types, self._taken = types, taken
+        # tensors with the shape of the node's first output
+        self.alike: list[str] = []
+        self._types = types
+        self._taken = taken
         self._kinds: dict[str, int] = {}
         self._ranks: dict[str, int] = {}
         self._ints: dict[tuple[int, ...], str] = {}
@@ -61,7 +68,9 @@ class ExpansionWriter(Interpreter):
 
     def input_name(self, index: int) -> str:
         """The name of an input, "" where it is left out."""
-        return self.node.input[index] if index < len(self.node.input) else ""
+        if index < len(self.node.input):
+            return self.node.input[index]
+        return ""
 
     def elem_type_of(self, t: str, *alike: str) -> int:
         """The floating element type of a tensor; ``alike``: others of the same type, asked where its own is not known.
@@ -84,7 +93,9 @@ class ExpansionWriter(Interpreter):
     @staticmethod
     def statistics_elem_type(kind: int) -> int:
         """The type that statistics of a tensor of type ``kind`` are taken in."""
-        return onnx.TensorProto.FLOAT if kind in _NARROW else kind
+        if kind in _NARROW:
+            return onnx.TensorProto.FLOAT
+        return kind
 
     def shape_of(self, t: str) -> Dims:
         """
@@ -98,12 +109,16 @@ class ExpansionWriter(Interpreter):
 
     def rank_of(self, x: str) -> int:
         """Return the number of axes. Raises Refused as `shape`."""
-        return self._ranks[x] if x in self._ranks else len(self.shape_of(x))
+        if x in self._ranks:
+            return self._ranks[x]
+        return len(self.shape_of(x))
 
     def vector_length(self, t: str) -> int | None:
         """How many elements a vector has, None where the file does not say."""
         shape = self._types.get(t, (None, None))[1]
-        return shape[0] if shape is not None and len(shape) == 1 and isinstance(shape[0], int) else None
+        if shape is not None and len(shape) == 1 and isinstance(shape[0], int):
+            return shape[0]
+        return None
 
     def __call__(self, op: str, *inputs: str, **attributes: Any) -> str:
         """Write one node; its result has the type of its first input, unless the op says another one."""
@@ -155,7 +170,9 @@ class ExpansionWriter(Interpreter):
 
     def _cast_to(self, t: str, kind: int) -> str:
         own = self._kinds.get(t, self._types.get(t, (None, None))[0])
-        return t if own == kind else self("Cast", t, to=kind)
+        if own == kind:
+            return t
+        return self("Cast", t, to=kind)
 
     def reduce(self, op: str, x: str, axes: Sequence[int], **attributes: Any) -> str:
         """A reduction, its axes an attribute before the opset in which they are an input."""
@@ -208,7 +225,8 @@ class ExpansionWriter(Interpreter):
 
     def _fresh_name(self, hint: str) -> str:
         stem = f"{self.node.output[0]}_{hint}"
-        name, n = stem, 1
+        name = stem
+        n = 1
         while name in self._taken:
             n += 1
             name = f"{stem}_{n}"
@@ -224,8 +242,10 @@ class ForeignOp:
     kind: str
     write: Callable[[ExpansionWriter, Attrs], None]
     attributes: frozenset[str]
-    inputs: tuple[int, int]  # the fewest and the most
-    optional: tuple[int, ...] = ()  # of the fewest, those that may be left out by an empty name
+    # the fewest and the most
+    inputs: tuple[int, int]
+    # of the fewest, those that may be left out by an empty name
+    optional: tuple[int, ...] = ()
 
 
 def make_foreign_op(

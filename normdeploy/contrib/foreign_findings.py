@@ -11,7 +11,8 @@ import onnx
 from ..findings.records import Finding, combine_certificates
 from ..recognition.anchors import POINTWISE
 
-_AHEAD = 8  # nodes followed behind a norm that recognition took for a part of a larger one: a modulation has two
+# nodes followed behind a norm that recognition took for a part of a larger one: a modulation has two
+_AHEAD = 8
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class ForeignNode:
 
     finding: Finding
     inputs: frozenset[str]
-    tensors: frozenset[str] = frozenset()  # of the standard nodes that took its place
+    # of the standard nodes that took its place
+    tensors: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -28,7 +30,8 @@ class ForeignNorms:
     """What was found in a file."""
 
     expansions: list[ForeignNode] = field(default_factory=list)
-    left: list[ForeignNode] = field(default_factory=list)  # nodes that are called a norm and were left alone
+    # nodes that are called a norm and were left alone
+    left: list[ForeignNode] = field(default_factory=list)
 
 
 def merge_foreign_findings(findings: Sequence[Finding], read: ForeignNorms, standard: onnx.ModelProto) -> list[Finding]:

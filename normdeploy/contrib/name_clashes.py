@@ -23,12 +23,13 @@ from ..proof.contrib_definitions import TABLE
 from ..storage.onnx_domains import STANDARD
 from ..storage.proto_traversal import copy_model, iter_subgraphs
 
-_OWNED = (*STANDARD, "com.microsoft")  # whose every name has an owner
-_MEANT = frozenset(
-    {op for _, op in (*evaluator.OPS, *TABLE)} | OURS.keys()
-)  # some tables go by the name alone, so the domain doesn't matter
+# whose every name has an owner
+_OWNED = (*STANDARD, "com.microsoft")
+# some tables go by the name alone, so the domain doesn't matter
+_MEANT = frozenset({op for _, op in (*evaluator.OPS, *TABLE)} | OURS.keys())
 
-Key = tuple[str, str, str]  # domain, name, overload
+# domain, name, overload
+Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ class RenamedFunctions:
         A file that came to another opset may have it without a new node: the standard names of that opset are others.
         """
         taken = {(domain, name, overload) for (domain, _, overload), name in self.names.items()}
-        return next((node.op_type for node in _all_nodes(proto) if function_key(node) in taken), "") if taken else ""
+        if taken:
+            return next((node.op_type for node in _all_nodes(proto) if function_key(node) in taken), "")
+        return ""
 
     @property
     def standard_clash(self) -> str:
@@ -63,7 +66,10 @@ class RenamedFunctions:
 
 def function_key(named: onnx.NodeProto | onnx.FunctionProto) -> Key:
     """What a node calls, or a function is called by."""
-    name = named.op_type if isinstance(named, onnx.NodeProto) else named.name
+    if isinstance(named, onnx.NodeProto):
+        name = named.op_type
+    else:
+        name = named.name
     return "" if named.domain in STANDARD else named.domain, name, named.overload
 
 
@@ -87,7 +93,8 @@ def rename_clashing_functions(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
     taken = {f.name for f in out.functions} | {n.op_type for n in _all_nodes(out)}
     fresh: dict[Key, str] = {}
     for domain, name, overload in shadowed:
-        private = f"{name} of the file"  # readable, for it may come into a report; no op is called so
+        # readable, for it may come into a report; no op is called so
+        private = f"{name} of the file"
         while private in taken:
             private += "'"
         taken.add(private)

@@ -23,11 +23,14 @@ from .expansion_writer import ForeignOp, Types
 
 Shape = tuple[Size, ...]
 
+# places
 SKIPS = {
     row.op: row.inputs.index("residual") for row in ROWS if "residual" in row.inputs and row.owner is not OpOwner.OURS
-}  # places
-_TRAILING = ("LayerNorm", "RMSNorm")  # kinds whose vectors lie along the last axes
-RANKS = 4  # how many ranks are looked at where the file does not state one
+}
+# kinds whose vectors lie along the last axes
+_TRAILING = ("LayerNorm", "RMSNorm")
+# how many ranks are looked at where the file does not state one
+RANKS = 4
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,10 @@ def assume_shapes(
     if summand is not None and given[summand].dims is not None:
         for axis, d in _align_summand_dims(given[summand].dims or (), len(x)):
             _set_dim(x, axis, d)
-    groups = (
-        attrs.get("groups", attrs.get("num_groups", PLUGIN_GROUPS if node.op_type == "GroupNorm" else 1))
-        if op.kind == "GroupNorm"
-        else 1
-    )
+    if op.kind == "GroupNorm":
+        groups = attrs.get("groups", attrs.get("num_groups", PLUGIN_GROUPS if node.op_type == "GroupNorm" else 1))
+    else:
+        groups = 1
     if groups > 1 and x[along[0]].constant_value is None:
         x[along[0]] = groups * Size.opaque("a group", first.name)
     known = {first.name: tuple(x)}
@@ -110,7 +112,8 @@ def _set_dim(x: list[Size], axis: int, d: int | str | None) -> None:
 def _align_summand_dims(dims: Dims, rank: int) -> list[tuple[int, int | str | None]]:
     """Over which axes of a tensor of ``rank`` the dims of a summand lie."""
     if rank == 4 and len(dims) == 2:
-        return [(0, dims[0]), (3, dims[1])]  # SkipGroupNorm's (N, C)
+        # SkipGroupNorm's (N, C)
+        return [(0, dims[0]), (3, dims[1])]
     start = rank - len(dims)
     return [(start + i, d) for i, d in enumerate(dims) if start + i >= 0]
 
@@ -142,7 +145,8 @@ def _embedding_shapes(given: Sequence[_ForeignInput]) -> dict[str, Shape]:
     for i, t in by_place.items():
         if t.dims is not None and len(t.dims) != (1 if i in (5, 6) else 2):
             raise ValueError(f"its input {i} is of rank {len(t.dims)}")
-    ids, tables = by_place[0], [by_place[i] for i in (2, 3, 4) if i in by_place]
+    ids = by_place[0]
+    tables = [by_place[i] for i in (2, 3, 4) if i in by_place]
     dims = (None, None) if ids.dims is None else ids.dims
     batch, length = (dim_size(d, f"{ids.name}:{i}") for i, d in enumerate(dims))
     width: list[Size] = [dim_size((tables[0].dims or (None, None))[1], f"{tables[0].name}:1")]

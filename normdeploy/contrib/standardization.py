@@ -37,7 +37,8 @@ class _ForeignExpander:
     types: Types
     taken: set[str]
     functions: frozenset[tuple[str, str]]
-    known: set[str]  # tensors whose type the file states
+    # tensors whose type the file states
+    known: set[str]
     read: ForeignNorms
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     initializers: list[onnx.TensorProto] = field(default_factory=list)
@@ -45,7 +46,8 @@ class _ForeignExpander:
     memo: Memo = field(default_factory=dict)
 
     def take_node(self, node: onnx.NodeProto) -> None:
-        own = (node.domain, node.op_type) in self.functions  # the file says itself what it means
+        # the file says itself what it means
+        own = (node.domain, node.op_type) in self.functions
         op = None if own else foreign_op_of(node, self.opset)
         if op is None:
             if _is_unknown_norm(node) and not own:
@@ -74,11 +76,10 @@ class _ForeignExpander:
             return
         if not certificate:
             known = certificate.why not in NOT_KNOWN
-            why = (
-                f"the certificate of its standard form failed: {certificate.note}"
-                if known
-                else f"it can't be proved: {certificate.note}"
-            )
+            if known:
+                why = f"the certificate of its standard form failed: {certificate.note}"
+            else:
+                why = f"it can't be proved: {certificate.note}"
             finding = _make_finding(node, op.kind, "undone" if known else "refused", f"{_op_text(node)}: {why}")
             self._leave_node(node, replace(finding, certificate=certificate))
             return
@@ -138,7 +139,8 @@ def _standardize_graph(proto: onnx.ModelProto, around: set[str], read: ForeignNo
     for entry, value in proto.ListFields():
         if entry.name != "graph":
             copy_field(out, entry, value)
-    for entry, value in proto.graph.ListFields():  # one by one: a message of more than 2 GB can't be copied as a whole
+    # one by one: a message of more than 2 GB can't be copied as a whole
+    for entry, value in proto.graph.ListFields():
         if entry.name != "node":
             copy_field(out.graph, entry, value)
     out.graph.node.extend(work.nodes)
@@ -200,7 +202,9 @@ def _make_finding(node: onnx.NodeProto, kind: str, status: str, reason: str) -> 
 
 
 def _op_text(node: onnx.NodeProto) -> str:
-    return node.op_type if is_standard(node) else f"{node.op_type} ({node.domain})"
+    if is_standard(node):
+        return node.op_type
+    return f"{node.op_type} ({node.domain})"
 
 
 def _looks_foreign(node: onnx.NodeProto, opset: int) -> bool:

@@ -14,7 +14,8 @@ from ..norms import definitions
 from ..norms.norm_table import OpOwner, rows_of_owner
 from .expansion_writer import Attrs, ExpansionWriter, make_foreign_op
 
-_PARSED = {"plugin_version", "plugin_namespace", "aot", "name", "info"}  # for TensorRT's parser, no part of the op
+# for TensorRT's parser, no part of the op
+_PARSED = {"plugin_version", "plugin_namespace", "aot", "name", "info"}
 _TWO_EPSILONS = "it has two epsilons"
 
 
@@ -51,7 +52,8 @@ def _instance_norm(w: ExpansionWriter, attrs: Attrs) -> None:
 
 
 def _skip_layer_norm(w: ExpansionWriter, attrs: Attrs) -> None:
-    version, type_id = _decode_text(attrs.get("plugin_version", "1")), attrs.get("type_id", 0)
+    version = _decode_text(attrs.get("plugin_version", "1"))
+    type_id = attrs.get("type_id", 0)
     if version not in ("1", "2") or type_id not in definitions.PLUGIN_SKIP_EPSILONS:
         raise RefusedError(
             f"version {version}, type_id {type_id} computes in int8, with scales that the file does not hold"
@@ -72,7 +74,9 @@ def _require_vectors(attrs: Attrs, *names: str) -> None:
 
 
 def _decode_text(value: str | bytes | int) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+    if isinstance(value, bytes):
+        return value.decode()
+    return str(value)
 
 
 _WRITERS: dict[str, Callable[[ExpansionWriter, Attrs], None]] = {

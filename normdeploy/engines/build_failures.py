@@ -15,11 +15,13 @@ from ..runtimes.trt_runner import TITLES
 from .builder_client import WorkerEnd
 
 _FP8 = 8.9
-_SHOWN = 5  # errors of the parser; the log has all
+# errors of the parser; the log has all
+_SHOWN = 5
 
 
 def describe_unknown_capability(answer: Mapping[str, Any], runtime: str) -> str:
-    asked, known = ", ".join(answer["unknown"]), ", ".join(answer["known"])
+    asked = ", ".join(answer["unknown"])
+    known = ", ".join(answer["known"])
     return f"{TITLES[runtime]} does not build for compute capability {asked}; it builds for {known}"
 
 
@@ -58,7 +60,10 @@ def describe_refusal(answer: Mapping[str, Any], proto: onnx.ModelProto, name: st
             " as constants"
         )
     errors = [_describe_parser_error(error, proto) for error in answer["errors"]]
-    more = f"\n  - and {len(errors) - _SHOWN} more" if len(errors) > _SHOWN else ""
+    if len(errors) > _SHOWN:
+        more = f"\n  - and {len(errors) - _SHOWN} more"
+    else:
+        more = ""
     lines = "".join(f"\n  - {line}" for line in errors[:_SHOWN]) or " its parser gives no reason"
     return f"{title} can't read {name}:{lines}{more}\nNothing was built"
 
@@ -94,7 +99,9 @@ def _extract_log_errors(log: str) -> str:
     for mark in ("[E]", "[!]"):
         if errors := list(dict.fromkeys(_clean_message(line[3:]) for line in lines if line.startswith(mark))):
             return ": " + "; ".join(filter(None, errors[:_SHOWN]))
-    return f": {lines[-1]}" if lines else ""
+    if lines:
+        return f": {lines[-1]}"
+    return ""
 
 
 def _clean_message(reason: str) -> str:

@@ -22,9 +22,12 @@ COMMAND = child_process.module_command("normdeploy.engines.builder_process")
 class WorkerEnd:
     """How the worker ended."""
 
-    answer: dict[str, Any]  # its last one
-    status: int  # of the process
-    late: bool  # it was stopped because the time was over
+    # its last one
+    answer: dict[str, Any]
+    # of the process
+    status: int
+    # it was stopped because the time was over
+    late: bool
 
 
 def run_worker(request: Mapping[str, Any], log: IO[bytes], progress: Progress, timeout: float | None) -> WorkerEnd:
@@ -52,7 +55,8 @@ def run_worker(request: Mapping[str, Any], log: IO[bytes], progress: Progress, t
             if "progress" in answer:
                 progress("build", *answer["progress"])
         return WorkerEnd(answer, process.wait(), late.is_set())
-    finally:  # on Ctrl-C too
+    finally:
+        # on Ctrl-C too
         timer.cancel()
         process.kill()
         process.wait()

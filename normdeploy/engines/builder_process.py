@@ -32,7 +32,8 @@ def build_engine(request: Answer, tell: Callable[[Answer], None]) -> Answer:
     from polygraphy.backend.trt.util import get_trt_logger
     from polygraphy.logger import G_LOGGER
 
-    G_LOGGER.module_severity, G_LOGGER.colors = G_LOGGER.VERBOSE, False
+    G_LOGGER.module_severity = G_LOGGER.VERBOSE
+    G_LOGGER.colors = False
     rtx = request["runtime"] == "tensorrt-rtx"
     known = supported_capabilities(trt) if rtx else {}
     if unknown := [c for c in request["capabilities"] if c not in known]:
@@ -51,8 +52,10 @@ def build_engine(request: Answer, tell: Callable[[Answer], None]) -> Answer:
             return {"refused": "packages", "reason": reason}
         builder, network = _make_plugin_network(trt, get_trt_logger())
     else:
-        builder, network = create_network(strongly_typed=not rtx)  # TensorRT-RTX knows no other
-    trt.init_libnvinfer_plugins(get_trt_logger(), "")  # the parser finds NVIDIA's own plugins only then
+        # TensorRT-RTX knows no other
+        builder, network = create_network(strongly_typed=not rtx)
+    # the parser finds NVIDIA's own plugins only then
+    trt.init_libnvinfer_plugins(get_trt_logger(), "")
     parser = trt.OnnxParser(network, get_trt_logger())
     parsed = parser.parse_from_file(request["onnx"])
     if parser.num_errors or not parsed:
@@ -62,18 +65,17 @@ def build_engine(request: Answer, tell: Callable[[Answer], None]) -> Answer:
         }
     if network.num_layers == 0:
         return {"refused": "empty"}
-    plugins = (
-        sum(network.get_layer(i).type == trt.LayerType.PLUGIN_V3 for i in range(network.num_layers))
-        if request.get("plugins")
-        else 0
-    )
-    if plugins != request.get("plugins", 0):  # the parser prefers a function, or an op of its own, of the same name
+    if request.get("plugins"):
+        plugins = sum(network.get_layer(i).type == trt.LayerType.PLUGIN_V3 for i in range(network.num_layers))
+    else:
+        plugins = 0
+    # the parser prefers a function, or an op of its own, of the same name
+    if plugins != request.get("plugins", 0):
         return {"refused": "plugin layers", "found": plugins, "written": request["plugins"]}
-    types = (
-        check_network_types(trt, network, request["precision"], request["types"])
-        if request.get("precision")
-        else NetworkTypes()
-    )
+    if request.get("precision"):
+        types = check_network_types(trt, network, request["precision"], request["types"])
+    else:
+        types = NetworkTypes()
     if not types:
         return {"refused": "types", "wrong": list(types.wrong)}
     inputs = [network.get_input(i) for i in range(network.num_inputs)]
@@ -103,7 +105,8 @@ def _register_own_plugins() -> str:
         from normdeploy_plugins import qdp
 
         qdp.register()
-    except (ImportError, AttributeError) as error:  # no triton; a tensorrt.plugin without aot_impl
+    except (ImportError, AttributeError) as error:
+        # no triton; a tensorrt.plugin without aot_impl
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -125,7 +128,8 @@ def _register_package_plugins(packages: Sequence[Sequence[str]]) -> str:
 def _make_plugin_network(trt: Any, logger: Any) -> tuple[Any, Any]:
     """An empty network, strongly typed, that takes kernels compiled ahead of time; the flags' values differ between
     TensorRT 10 and 11."""
-    builder, known = trt.Builder(logger), trt.NetworkDefinitionCreationFlag.__members__
+    builder = trt.Builder(logger)
+    known = trt.NetworkDefinitionCreationFlag.__members__
     names = [name for name in ("STRONGLY_TYPED", "PREFER_AOT_PYTHON_PLUGINS") if name in known]
     return builder, builder.create_network(sum(1 << int(known[name]) for name in names))
 
@@ -147,7 +151,8 @@ def _config_factory(trt: Any, request: Answer, monitor: Any, folder: Path) -> Ca
     common = {"profiles": profiles or None, "progress_monitor": monitor}
     common |= config_arguments(trt, request.get("options", {}), folder)
     if request["runtime"] != "tensorrt-rtx":
-        return CreateConfig(**common)  # leaves TF32 off
+        # leaves TF32 off
+        return CreateConfig(**common)
     from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
 
     known = supported_capabilities(trt)
@@ -190,7 +195,8 @@ def _encode_parser_error(error: Any) -> Answer:
 
 def main() -> None:
     channel: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)  # the libraries print to both
+    # the libraries print to both
+    os.dup2(2, 1)
 
     def write_answer(answer: Answer) -> None:
         channel.write(json.dumps(answer) + "\n")

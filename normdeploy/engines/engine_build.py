@@ -46,8 +46,10 @@ class Engine(Renderable):
 
     path: Path
     bytes: int
-    runtime: str  # "tensorrt-rtx" or "tensorrt"
-    version: str  # of the library that built it
+    # "tensorrt-rtx" or "tensorrt"
+    runtime: str
+    # of the library that built it
+    version: str
     compute_capabilities: tuple[str, ...]
     profile: dict[str, Shapes]
     layers: int
@@ -114,7 +116,8 @@ def build(call: BuildCall) -> Engine:
     runtime = call.runtime
     norm_implementations.check_norm_impl(call.norm_impl, runtime)
     # A model in memory has become a file.
-    source, target = Path(cast(PathLike, call.onnx_path)), Path(call.engine_path)
+    source = Path(cast(PathLike, call.onnx_path))
+    target = Path(call.engine_path)
     options = wanted_options.resolve_options(call, taken={"the model": source, "the engine": target})
     if reason := describe_missing_runtime(runtime, gpu=runtime == "tensorrt"):
         raise RuntimeUnavailable(f"{TITLES[runtime]} ({source.name}): {reason}")
@@ -170,11 +173,10 @@ def build(call: BuildCall) -> Engine:
                     f"the kernels can't be given to {TITLES[runtime]}: {end.answer['reason']}; pip install triton, and "
                     "TensorRT 10.9 or newer (10.9 to 11.4 were tried)"
                 )
-            why = (
-                build_failures.describe_refusal(end.answer, proto, source.name, runtime)
-                if "refused" in end.answer
-                else build_failures.describe_worker_end(end, log, runtime) + _explain_refit_without_gpu(options)
-            )
+            if "refused" in end.answer:
+                why = build_failures.describe_refusal(end.answer, proto, source.name, runtime)
+            else:
+                why = build_failures.describe_worker_end(end, log, runtime) + _explain_refit_without_gpu(options)
             raise BuildError(why + _keep_log(log, target))
         size = written.stat().st_size
         context = None
@@ -184,7 +186,8 @@ def build(call: BuildCall) -> Engine:
             )
     if context:
         contexts.remove_stale_engines(Path(os.path.realpath(target)), context.file)
-    _log_path(target).unlink(missing_ok=True)  # of an earlier failure
+    # of an earlier failure
+    _log_path(target).unlink(missing_ok=True)
     seconds = time.perf_counter() - start
     return Engine(
         target,
@@ -208,7 +211,9 @@ def build(call: BuildCall) -> Engine:
 
 def _split_ranges(given: Given) -> Given:
     """Of one profile: a text may hold several ranges."""
-    return given.split(",") if isinstance(given, str) else given
+    if isinstance(given, str):
+        return given.split(",")
+    return given
 
 
 def _explain_refit_without_gpu(options: BuildOptions) -> str:
@@ -238,7 +243,10 @@ def _check_capabilities(given: Sequence[str], runtime: str) -> list[str]:
 
 def _keep_log(log: IO[bytes], target: Path) -> str:
     """Keep the log beside the engine, and say so."""
-    before = f"; {target.name} is what it was before" if target.exists() else ""
+    if target.exists():
+        before = f"; {target.name} is what it was before"
+    else:
+        before = ""
     log.seek(0)
     text = log.read()
     if text:

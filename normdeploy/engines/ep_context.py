@@ -34,14 +34,16 @@ from ..storage.file_replacement import lock_folder, matching_siblings
 from ..storage.onnx_files import write_bytes
 
 COMPATIBILITY = f"ep_compatibility_info.{PROVIDER}"
-HEADER = 64  # bytes of an engine that the provider compares (kTensorRTEngineHeaderSize)
+# bytes of an engine that the provider compares (kTensorRTEngineHeaderSize)
+HEADER = 64
 
 
 @dataclass(frozen=True)
 class EpContext:
     """What was written: ``file`` is the engine's name beside the ONNX file, "" where it is embedded."""
 
-    mode: str  # "embed" or "file"
+    # "embed" or "file"
+    mode: str
     file: str
     partition: str
     architecture: str

@@ -19,13 +19,16 @@ _HALVES = ("float16", "bfloat16")
 
 def to_own_rms_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     """RMSNormalization as our op, whose function body every TensorRT from 9.0 on reads."""
-    graph, attributes = p.graph, p.graph.attrs(node)
+    graph = p.graph
+    attributes = p.graph.attrs(node)
     x, scale = node.inputs
-    axis, shape = int(attributes.get("axis", -1)), p.known_shape(x)
+    axis = int(attributes.get("axis", -1))
+    shape = p.known_shape(x)
     axis -= len(shape) if axis >= 0 else 0
     if graph.opset < OLDEST or graph.dtype(x) != graph.dtype(scale):
         raise RefusedError("its result has the type of its scale, not that of its input")
-    stash, epsilon = attributes.get("stash_type", 1), attributes.get("epsilon", 1e-5)
+    stash = attributes.get("stash_type", 1)
+    epsilon = attributes.get("epsilon", 1e-5)
     new = graph.make_node(
         "RMSNorm",
         [x, scale],
@@ -48,8 +51,11 @@ def _fill_shape(shape: Dims, own: Dims) -> Dims:
 def to_layer_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     """GroupNormalization of one group as LayerNormalization over everything behind the batch, scale and bias of shape
     (C, 1, ...)."""
-    graph, x, y = p.graph, node.inputs[0], node.outputs[0]
-    shape, attributes = p.known_shape(x, 3), graph.attrs(node)
+    graph = p.graph
+    x = node.inputs[0]
+    y = node.outputs[0]
+    shape = p.known_shape(x, 3)
+    attributes = graph.attrs(node)
     parameters, before, shape = _reshape_parameters(p, node, shape)
     given = {name: attributes[name] for name in ("epsilon", "stash_type") if name in attributes}
     new = graph.make_node("LayerNormalization", [x, *parameters], y, {"axis": 1} | given)
@@ -67,8 +73,12 @@ def to_layer_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
 def to_instance_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     """GroupNormalization 21 as InstanceNormalization of (N, groups, ...), in float32 where ``stash_type`` says so, then
     Mul and Add."""
-    graph, x, y = p.graph, node.inputs[0], node.outputs[0]
-    shape, attributes, dtype = p.known_shape(x, 3), graph.attrs(node), p.dtype(x)
+    graph = p.graph
+    x = node.inputs[0]
+    y = node.outputs[0]
+    shape = p.known_shape(x, 3)
+    attributes = graph.attrs(node)
+    dtype = p.dtype(x)
     groups = int(attributes["num_groups"])
     parameters, before, shape = _reshape_parameters(p, node, shape)
     wide = dtype.name in _HALVES and attributes.get("stash_type", 1) == onnx.TensorProto.FLOAT
@@ -86,7 +96,10 @@ def to_instance_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     )
     t = append_node("InstanceNormalization", t, unit, zero, epsilon=attributes.get("epsilon", 1e-5))
     t = append_node("Reshape", t, append_node("Shape", x))
-    t = append_node("Cast", t, to=onnx.helper.np_dtype_to_tensor_dtype(dtype)) if wide else t
+    if wide:
+        t = append_node("Cast", t, to=onnx.helper.np_dtype_to_tensor_dtype(dtype))
+    else:
+        t = t
     append_node("Add", append_node("Mul", t, parameters[0]), parameters[1])
     free = (0, *range(2, len(shape)))
     return PluginPlan(
@@ -107,16 +120,21 @@ def _data_parameters(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
 def _reshape_parameters(p: PluginPlanner, node: gs.Node, shape: Dims) -> tuple[list[gs.Tensor], list[gs.Node], Dims]:
     """Scale and bias in the shape (C, 1, ...), the nodes that make them so where they are data, and x's shape with
     C."""
-    vectors, nodes = [], []
+    vectors = []
+    nodes = []
     laid = (-1, *(1,) * (len(shape) - 2))
     for name, t in zip(("scale", "bias"), node.inputs[1:3], strict=True):
-        value, own = p.graph.known_value(t), p.known_shape(t, 0)
+        value = p.graph.known_value(t)
+        own = p.known_shape(t, 0)
         if value is None:
             target = p.graph.add_constant(f"{node.outputs[0].name}_{name}_shape", np.array(laid), np.int64)
             nodes.append(p.graph.make_node("Reshape", [t, target], t))
             vectors.append(nodes[-1].outputs[0])
         else:
             vectors.append(p.make_constant(node.outputs[0], name, value.reshape(laid), p.graph.dtype(t)))
-        size = math.prod(n for n in own if isinstance(n, int)) if all(isinstance(n, int) for n in own) else 1
+        if all(isinstance(n, int) for n in own):
+            size = math.prod(n for n in own if isinstance(n, int))
+        else:
+            size = 1
         shape = _fill_shape(shape, (size, *(1,) * (len(shape) - 2)))
     return vectors, nodes, shape

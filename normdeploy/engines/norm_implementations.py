@@ -43,10 +43,12 @@ from .plugin_nodes import PluginPlan, PluginPlanner
 from .plugin_plans import plan_plugin, plan_scale_shift, qualified_op_name
 from .plugin_proof import propose_plan
 
-PLUGINS_SINCE = (10, 9)  # TensorRT's first release with plugins compiled ahead of time (aot_impl)
+# TensorRT's first release with plugins compiled ahead of time (aot_impl)
+PLUGINS_SINCE = (10, 9)
 _IR_OF_FUNCTIONS = 8
 STAGE = "engine"
-WRITTEN_OUT = "standard nodes"  # the form of a norm of ours whose body takes its place
+# the form of a norm of ours whose body takes its place
+WRITTEN_OUT = "standard nodes"
 
 Writer = Callable[[PluginPlanner, gs.Node], PluginPlan]
 
@@ -56,14 +58,18 @@ class Implementation:
     """One norm of the file and the form that it has in the engine's network."""
 
     node: str
-    module: str  # qualified path, "" where the file does not tell
-    op: str  # as the file has it: "LayerNormalization", "normdeploy.AddLayerNorm"
-    form: str  # "native node", "function body", "standard nodes", "plugin RMSNorm", or the nodes that took its place
+    # qualified path, "" where the file does not tell
+    module: str
+    # as the file has it: "LayerNormalization", "normdeploy.AddLayerNorm"
+    op: str
+    # "native node", "function body", "standard nodes", "plugin RMSNorm", or the nodes that took its place
+    form: str
     reason: str = ""
 
 
 TABLE: dict[str, NormOp] = {row.name: row for row in (*STANDARD.values(), *OURS.values()) if row.plugin}
-_OLDER: dict[str, Writer] = {  # what a parser that does not read the op gets instead
+# what a parser that does not read the op gets instead
+_OLDER: dict[str, Writer] = {
     "GroupNormalization": native_forms.to_instance_norm,
     "RMSNormalization": native_forms.to_own_rms_norm,
 }
@@ -136,9 +142,8 @@ def implement_norms(
     check_norm_impl(norm_impl, runtime)
     known = parse_version(version)
     ops, lacking = _load_kernels(norm_impl, runtime, known)
-    proto, _ = rename_clashing_functions(
-        proto
-    )  # TensorRT's parser takes a function for every node of its name: these keep the names that they get
+    # TensorRT's parser takes a function for every node of its name: these keep the names that they get
+    proto, _ = rename_clashing_functions(proto)
     graph = ShapedGraph(proto)
     build = _ImplementationBuild(
         PluginPlanner(graph, ops, sizes or {}), Rewriter(graph, RewriteOptions()), norm_impl, runtime, known, lacking
@@ -202,7 +207,8 @@ class _ImplementationBuild:
 
 
 def _implement_norm(build: _ImplementationBuild, node: gs.Node) -> Implementation | None:
-    norm_impl, graph = build.norm_impl, build.planner.graph
+    norm_impl = build.norm_impl
+    graph = build.planner.graph
     brought = third_party.third_party_row(node.domain, node.op)
     op = qualified_op_name(node) if brought is None else brought.name
     row = brought or TABLE.get(op)
@@ -221,11 +227,10 @@ def _implement_norm(build: _ImplementationBuild, node: gs.Node) -> Implementatio
     elif norm_impl == "auto":
         reason = "TensorRT has a layer of its own for it"
     attributes = graph.attrs(node)
-    wrong = (
-        _describe_misread(node.op, graph.opset, attributes.get("num_groups", 0), build.runtime, build.version)
-        if not node.domain
-        else ""
-    )
+    if not node.domain:
+        wrong = _describe_misread(node.op, graph.opset, attributes.get("num_groups", 0), build.runtime, build.version)
+    else:
+        wrong = ""
     if wrong:
         writer = native_forms.to_layer_norm if attributes.get("num_groups") == 1 else _OLDER.get(op)
         became, why = _try_plan(build, node, writer) if writer is not None else ("", "")
@@ -262,7 +267,9 @@ def _try_plan(build: _ImplementationBuild, node: gs.Node, writer: Writer) -> tup
     except RefusedError as kept:
         return "", str(kept)
     why = _apply_plan(build, planned)
-    return ("", why) if why else (planned.became, "")
+    if why:
+        return ("", why)
+    return (planned.became, "")
 
 
 def _apply_plan(build: _ImplementationBuild, planned: PluginPlan) -> str:
@@ -271,7 +278,10 @@ def _apply_plan(build: _ImplementationBuild, planned: PluginPlan) -> str:
     if isinstance(decided, DecidedProposal):
         build.rewriter.apply_decided(STAGE, decided)
         return ""
-    reason = decided.note if isinstance(decided, Certificate) else decided.reason
+    if isinstance(decided, Certificate):
+        reason = decided.note
+    else:
+        reason = decided.reason
     return f"it is not proved to be what the file's nodes compute: {reason}"
 
 

@@ -39,7 +39,10 @@ def implement_requested_norms(
         and not norm_implementations.needs_native_rewrite(proto, runtime, version)
     ):
         return (_separate_function_inputs(load_onnx(source)) if functions_to_rename(proto) else None), ()
-    fuse = "portable" if norm_implementations.plugins_available(norm_impl, runtime, version) else "standard"
+    if norm_implementations.plugins_available(norm_impl, runtime, version):
+        fuse = "portable"
+    else:
+        fuse = "standard"
     usual = {
         d: n
         for i in graph_inputs(proto)
@@ -90,7 +93,8 @@ def file_for_parser(source: Path, changed: onnx.ModelProto | None, target: Path)
 def recorded_input_specs(proto: onnx.ModelProto) -> Sequence[InputSpec]:
     try:
         return read_record(proto).get("inputs", ())
-    except GraphError:  # then the user's profiles must do, or are missed by name
+    except GraphError:
+        # then the user's profiles must do, or are missed by name
         return ()
 
 
@@ -98,7 +102,9 @@ def graph_inputs(proto: onnx.ModelProto) -> list[GraphInput]:
     initializers = {t.name for t in proto.graph.initializer}
 
     def read_dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
-        return dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+        if dim.HasField("dim_value"):
+            return dim.dim_value
+        return dim.dim_param or None
 
     inputs = [value for value in proto.graph.input if value.name not in initializers]
     return [GraphInput(value.name, tuple(read_dim(d) for d in value.type.tensor_type.shape.dim)) for value in inputs]

@@ -19,20 +19,25 @@ from ..graphs.graph import Graph
 from ..graphs.own_op_functions import DOMAIN
 from ..graphs.region import RefusedError
 
-Given = dict[
-    str, tuple[gs.Tensor | None, float]
-]  # name of a parameter -> its tensor, and what stands for it where there is none
+# name of a parameter -> its tensor, and what stands for it where there is none
+Given = dict[str, tuple[gs.Tensor | None, float]]
 
-TYPES = ("float32", "float16", "bfloat16")  # of data, in every kernel
-_STASHES = (1, 10, 16)  # ONNX's numbers of types that float32 holds: the kernels compute in float32
-_EPSILON = float(np.float32(1e-5))  # ONNX's default
+# of data, in every kernel
+TYPES = ("float32", "float16", "bfloat16")
+# ONNX's numbers of types that float32 holds: the kernels compute in float32
+_STASHES = (1, 10, 16)
+# ONNX's default
+_EPSILON = float(np.float32(1e-5))
 
 # The rule for two launches (statistics, then apply): one program takes a row, so fewer rows than multiprocessors leave
 # some idle, and a row that does not fit in one program's registers is read twice from memory anyway. Predicted from
 # this, not measured on a GPU.
-MULTIPROCESSORS = 128  # 82 on an RTX 3090, 132 on an H100 and H200, 170 on an RTX 5090
-LONG_ROW = 16384  # elements; `normdeploy_plugins._launch.REGISTER_TILE`
-_PART = 8192  # elements that are worth a program of their own
+# 82 on an RTX 3090, 132 on an H100 and H200, 170 on an RTX 5090
+MULTIPROCESSORS = 128
+# elements; `normdeploy_plugins._launch.REGISTER_TILE`
+LONG_ROW = 16384
+# elements that are worth a program of their own
+_PART = 8192
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,9 @@ class PluginPlanner:
     dynamic dims."""
 
     def __init__(self, graph: Graph, ops: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-        self.graph, self.ops, self.sizes = graph, ops, sizes
+        self.graph = graph
+        self.ops = ops
+        self.sizes = sizes
 
     # ------------------------------------------------------------------ what is known
 
@@ -89,7 +96,9 @@ class PluginPlanner:
 
     def only_reader(self, t: gs.Tensor) -> gs.Node | None:
         readers = self.graph.consumers(t)
-        return readers[0] if len(readers) == 1 and not self.graph.is_output(t) else None
+        if len(readers) == 1 and not self.graph.is_output(t):
+            return readers[0]
+        return None
 
     def data_inputs(self, x: gs.Tensor, parameters: Sequence[gs.Tensor]) -> tuple[gs.Tensor, ...]:
         """Return ``x`` and those parameters that are no constants."""
@@ -110,13 +119,18 @@ class PluginPlanner:
         ``given``: name -> (tensor, what stands for it where there is none). They broadcast to x; ``channels``: they are
         vectors along the one axis.
         """
-        shape, dtype = list(self.known_shape(x)), self.dtype(x)
+        shape = list(self.known_shape(x))
+        dtype = self.dtype(x)
         tensors = {name: t for name, (t, _) in given.items() if t is not None and not t.is_empty()}
         values = {name: self.graph.known_value(t) for name, t in tensors.items()}
         layouts: dict[str, Dims] = {}
         for name, t in tensors.items():
             value = values[name]
-            own: Dims = tuple(value.shape) if value is not None else self.known_shape(t, 0)
+            own: Dims
+            if value is not None:
+                own = tuple(value.shape)
+            else:
+                own = self.known_shape(t, 0)
             if channels and own:
                 own = (*own, *(1,) * (len(shape) - 1 - axes[0]))
             if len(own) > len(shape) and set(own[: len(own) - len(shape)]) != {1}:
@@ -135,7 +149,10 @@ class PluginPlanner:
         if len(row) < len(axes):
             raise RefusedError("the size of its rows is not known, so its parameters can't be written out")
         kinds = {name: self.graph.dtype(t) for name, t in tensors.items()}
-        kind = dtype if all(k == dtype for k in kinds.values()) else np.dtype(np.float32)
+        if all(k == dtype for k in kinds.values()):
+            kind = dtype
+        else:
+            kind = np.dtype(np.float32)
         written = []
         for name, (_, neutral) in given.items():
             full = [shape[a] if a in axes else 1 for a in range(len(shape))]

@@ -18,7 +18,9 @@ from .quantized_plans import plan_quantized_norm
 
 def qualified_op_name(node: gs.Node) -> str:
     """The op, with the domain of ours."""
-    return f"{node.domain}.{node.op}" if node.domain == DOMAIN else str(node.op)
+    if node.domain == DOMAIN:
+        return f"{node.domain}.{node.op}"
+    return str(node.op)
 
 
 def plan_plugin(p: PluginPlanner, node: gs.Node) -> PluginPlan:
@@ -27,11 +29,9 @@ def plan_plugin(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     Raises:
         Refused: no kernel takes it.
     """
-    return (
-        _PLANS[qualified_op_name(node)](p, node)
-        if node.domain in (None, "", "ai.onnx", DOMAIN)
-        else _plan_third_party(p, node)
-    )
+    if node.domain in (None, "", "ai.onnx", DOMAIN):
+        return _PLANS[qualified_op_name(node)](p, node)
+    return _plan_third_party(p, node)
 
 
 def _plan_third_party(p: PluginPlanner, node: gs.Node) -> PluginPlan:
@@ -39,8 +39,10 @@ def _plan_third_party(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     guest = third_party.third_party_norm(node.domain, node.op)
     if guest is None or guest.norm.plugin is None:
         raise RefusedError("the package that brings it has no kernel for it")
-    plugin, attributes = guest.norm.plugin, p.graph.attrs(node)
-    x, y = node.inputs[0], node.outputs[0]
+    plugin = guest.norm.plugin
+    attributes = p.graph.attrs(node)
+    x = node.inputs[0]
+    y = node.outputs[0]
     written = {name: attributes[name] for name in guest.row.attributes} | dict(plugin.attributes)
     parsed = {"plugin_namespace": plugin.namespace, "plugin_version": plugin.version}
     new = p.graph.make_node(plugin.name, node.inputs, y, written | parsed, node.domain)
@@ -55,11 +57,16 @@ def _plan_row_norm(
     p: PluginPlanner, node: gs.Node, name: str, axis: int, given: Given, **attributes: Any
 ) -> PluginPlan:
     """A norm over the dims of the first input from ``axis`` (negative) on."""
-    x, epsilon = node.inputs[0], p.attributes(node)["epsilon"]
+    x = node.inputs[0]
+    epsilon = p.attributes(node)["epsilon"]
     rank = len(p.known_shape(x))
     parameters, shape = p.expand_parameters(x, range(rank + axis, rank), given)
-    free, y = tuple(range(rank + axis)), node.outputs[0]
-    splits = p.row_splits(shape[:axis], shape[axis:]) if name == "LayerNorm" and not attributes["ddof"] else 0
+    free = tuple(range(rank + axis))
+    y = node.outputs[0]
+    if name == "LayerNorm" and not attributes["ddof"]:
+        splits = p.row_splits(shape[:axis], shape[axis:])
+    else:
+        splits = 0
     if splits:
         first = p.make_statistics_node(x, axis, 1, splits, 0)
         second = p.make_plugin_node("LayerNormApply", [x, first.outputs[0], *parameters], y, epsilon=epsilon, axis=axis)
@@ -84,16 +91,20 @@ def _affine_parameters(node: gs.Node, first: int = 1, biased: bool = True) -> Gi
 
 
 def _negative_axis(p: PluginPlanner, node: gs.Node) -> int:
-    axis, rank = int(p.attributes(node).get("axis", -1)), len(p.known_shape(node.inputs[0]))
+    axis = int(p.attributes(node).get("axis", -1))
+    rank = len(p.known_shape(node.inputs[0]))
     if not -rank <= axis < rank:
         raise RefusedError(f"its axis {axis} is none of an input of rank {rank}")
-    return axis if axis < 0 else axis - rank
+    if axis < 0:
+        return axis
+    return axis - rank
 
 
 def _plan_layer_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     if any(p.is_read(t) for t in node.outputs[1:]):
         raise RefusedError("its mean or its deviation is read as well")
-    axis, x = _negative_axis(p, node), node.inputs[0]
+    axis = _negative_axis(p, node)
+    x = node.inputs[0]
     rank = len(p.known_shape(x))
     if axis == 1 - rank and rank > 2 and all(_varies_by_channel(p, t, rank) for t in node.inputs[1:]):
         return _plan_groups(p, node, 1, _affine_parameters(node), silu=False, channels=False)
@@ -103,7 +114,9 @@ def _plan_layer_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
 def _varies_by_channel(p: PluginPlanner, t: gs.Tensor, rank: int) -> bool:
     """Whether a parameter over (C, ...) varies with the channel alone: the norm is a GroupNorm of one group."""
     own = () if t.is_empty() else p.known_shape(t, 0)
-    return all(n == 1 for n in own[max(0, len(own) - rank + 2) :]) if len(own) >= rank - 1 else all(n == 1 for n in own)
+    if len(own) >= rank - 1:
+        return all(n == 1 for n in own[max(0, len(own) - rank + 2) :])
+    return all(n == 1 for n in own)
 
 
 def _plan_rms_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
@@ -160,13 +173,12 @@ def _plan_residual_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
 def _plan_quantizing_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     row = OURS[node.op]
     added = "residual" in row.inputs
-    axis = (
-        -1
-        if added or row.is_quantized_by_row
-        else _negative_axis(p, node)
-        if row.centered
-        else _last_axes_start(p, node)
-    )
+    if added or row.is_quantized_by_row:
+        axis = -1
+    elif row.centered:
+        axis = _negative_axis(p, node)
+    else:
+        axis = _last_axes_start(p, node)
     return plan_quantized_norm(p, node, axis, _affine_parameters(node, 1 + added, biased=row.centered))
 
 
@@ -199,17 +211,22 @@ def _plan_group_norm_silu(p: PluginPlanner, node: gs.Node) -> PluginPlan:
 def _plan_groups(
     p: PluginPlanner, node: gs.Node, groups: int, given: Given, *, silu: bool, channels: bool = True
 ) -> PluginPlan:
-    x, y, epsilon = node.inputs[0], node.outputs[0], p.attributes(node)["epsilon"]
+    x = node.inputs[0]
+    y = node.outputs[0]
+    epsilon = p.attributes(node)["epsilon"]
     p.known_shape(x, 3)
     parameters, shape = p.expand_parameters(x, [1], given, channels=channels)
     count = shape[1]
     if not isinstance(count, int) or groups < 1 or count % groups:
         raise RefusedError(f"its {count} channels do not divide into {groups} groups")
-    old, last = _include_transposes(p, node), 0
+    old = _include_transposes(p, node)
+    last = 0
     free = (0, *range(2, len(shape)))
     splits = p.row_splits((shape[0], groups), (count // groups, *shape[2:]))
     if len(old) == 3:
-        last, x, y = 1, old[0].inputs[0], old[2].outputs[0]
+        last = 1
+        x = old[0].inputs[0]
+        y = old[2].outputs[0]
         shape, free = (shape[0], *shape[2:], count), tuple(range(len(shape) - 1))
     common = {"epsilon": epsilon, "num_groups": groups, "channels_last": last}
     if splits:
@@ -241,9 +258,11 @@ def _plan_groups(
 def _include_transposes(p: PluginPlanner, node: gs.Node) -> tuple[gs.Node, ...]:
     """The node with the Transposes around it that make NCHW of NHWC and back, or it alone where there are none, or
     others read them."""
-    before, after = p.graph.producer(node.inputs[0]), p.only_reader(node.outputs[0])
+    before = p.graph.producer(node.inputs[0])
+    after = p.only_reader(node.outputs[0])
     rank = len(p.known_shape(node.inputs[0]))
-    first, back = [0, rank - 1, *range(1, rank - 1)], [0, *range(2, rank), 1]
+    first = [0, rank - 1, *range(1, rank - 1)]
+    back = [0, *range(2, rank), 1]
     if before is None or after is None or before.op != "Transpose" or after.op != "Transpose":
         return (node,)
     if (
@@ -258,7 +277,8 @@ def _include_transposes(p: PluginPlanner, node: gs.Node) -> tuple[gs.Node, ...]:
 def _plan_instance_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     """InstanceNormalization and ChannelLayerNorm."""
     name = (OURS if node.domain == DOMAIN else STANDARD)[node.op].plugin
-    x, y = node.inputs[0], node.outputs[0]
+    x = node.inputs[0]
+    y = node.outputs[0]
     p.known_shape(x, 3)
     parameters, shape = p.expand_parameters(x, [1], _affine_parameters(node), channels=True)
     new = p.make_plugin_node(name, [x, *parameters], y, epsilon=p.attributes(node)["epsilon"])
@@ -290,7 +310,8 @@ def plan_scale_shift(p: PluginPlanner, node: gs.Node) -> PluginPlan | None:
     add = p.only_reader(node.outputs[0])
     if add is None or add.op != "Add" or p.graph.shape(node.outputs[0]) is None:
         return None
-    first, second = _constant_operand(p, node, None), _constant_operand(p, add, node.outputs[0])
+    first = _constant_operand(p, node, None)
+    second = _constant_operand(p, add, node.outputs[0])
     if first is None or second is None:
         return None
     (scale, x), shift = first, second[0]
@@ -314,21 +335,25 @@ def _constant_operand(p: PluginPlanner, node: gs.Node, data: gs.Tensor | None) -
     for own, other in ((node.inputs[1], node.inputs[0]), (node.inputs[0], node.inputs[1])):
         if p.graph.is_constant(own) and not p.graph.is_constant(other) and (data is None or other is data):
             value = p.graph.known_value(own)
-            return None if value is None else (value, other)
+            if value is None:
+                return None
+            return (value, other)
     return None
 
 
 def _make_scale_shift_plan(
     p: PluginPlanner, old: tuple[gs.Node, ...], x: gs.Tensor, axis: int, scale: np.ndarray, shift: np.ndarray
 ) -> PluginPlan:
-    shape, dtype = list(p.known_shape(x, 2)), p.dtype(x)
+    shape = list(p.known_shape(x, 2))
+    dtype = p.dtype(x)
     if shape[axis] not in (None, len(scale)) and isinstance(shape[axis], int):
         raise RefusedError(f"its {shape[axis]} channels have {len(scale)} parameters")
     shape[axis] = len(scale)
     activation, behind = _find_activation(p, old[-1].outputs[0])
     y = (behind or old)[-1].outputs[0]
     if not all(np.array_equal(v, v.astype(dtype).astype(np.float64)) for v in (scale, shift)):
-        dtype = np.dtype(np.float32)  # what was computed is rounded once, in float32
+        # what was computed is rounded once, in float32
+        dtype = np.dtype(np.float32)
     parameters = [p.make_constant(x, name, value, dtype) for name, value in (("scale", scale), ("shift", shift))]
     new = p.make_plugin_node("ScaleShift", [x, *parameters], y, axis=axis, activation=activation)
     free = tuple(a for a in range(len(shape)) if a != axis)

@@ -9,8 +9,10 @@ from ..graphs.region import RefusedError
 from ..norms.norm_table import OURS
 from .plugin_nodes import Given, PluginPlan, PluginPlanner
 
-_TO = {"int8": "int8", "float8_e4m3fn": "fp8"}  # the types that a kernel quantizes to, as it calls them
-_LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}  # what the largest of a row becomes
+# the types that a kernel quantizes to, as it calls them
+_TO = {"int8": "int8", "float8_e4m3fn": "fp8"}
+# what the largest of a row becomes
+_LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 
 
 def plan_quantized_norm(p: PluginPlanner, node: gs.Node, axis: int, given: Given) -> PluginPlan:
@@ -22,7 +24,8 @@ def plan_quantized_norm(p: PluginPlanner, node: gs.Node, axis: int, given: Given
     """
     row = OURS[node.op]
     x, *others, zero = node.inputs
-    kind, held = p.graph.dtype(zero), p.graph.known_value(zero)
+    kind = p.graph.dtype(zero)
+    held = p.graph.known_value(zero)
     if held is None or held.any():
         raise RefusedError("its zero point is not 0")
     if kind is None or kind.name not in _TO:
@@ -39,7 +42,8 @@ def plan_quantized_norm(p: PluginPlanner, node: gs.Node, axis: int, given: Given
         raise RefusedError("its two inputs are not known to have one shape and type")
     if any(t.is_empty() for t in node.outputs[:-1]):
         raise RefusedError("not all of its results are read")
-    rank, data = len(p.known_shape(x)), tuple(others[:1]) if added else ()
+    rank = len(p.known_shape(x))
+    data = tuple(others[:1]) if added else ()
     parameters, shape = p.expand_parameters(x, range(rank + axis, rank), given)
     given_attributes = p.attributes(node)
     attributes = {"epsilon": given_attributes["epsilon"], "to": _TO[kind.name]} | ({} if added else {"axis": axis})

@@ -32,7 +32,8 @@ def _attention(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result
     e = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
     p = e / e.sum(axis=-1, keepdims=True)
     if mask is not None:
-        p = np.where(np.isneginf(bias).all(axis=-1, keepdims=True), 0.0, p)  # a row that is hidden whole
+        # a row that is hidden whole
+        p = np.where(np.isneginf(bias).all(axis=-1, keepdims=True), 0.0, p)
     made: Array = p @ v
     return made
 

@@ -33,8 +33,11 @@ class _KernelWindow(NamedTuple):
 
 def _same_padding(totals: list[int], auto_pad: str) -> tuple[Sizes, Sizes]:
     """Padding split over both ends; an odd one goes to the end for SAME_UPPER, to the beginning for SAME_LOWER."""
-    small, large = tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
-    return (small, large) if auto_pad == "SAME_UPPER" else (large, small)
+    small = tuple(t // 2 for t in totals)
+    large = tuple(t - t // 2 for t in totals)
+    if auto_pad == "SAME_UPPER":
+        return (small, large)
+    return (large, small)
 
 
 def _kernel_window(attrs: Attrs, kernel: Sizes, sizes: Sizes) -> _KernelWindow:
@@ -43,7 +46,10 @@ def _kernel_window(attrs: Attrs, kernel: Sizes, sizes: Sizes) -> _KernelWindow:
     strides = tuple(attrs.get("strides") or (1,) * rank)
     dilations = tuple(attrs.get("dilations") or (1,) * rank)
     auto_pad = decode_text(attrs.get("auto_pad", "NOTSET"))
-    pads = tuple(attrs.get("pads") or (0,) * (2 * rank)) if auto_pad == "NOTSET" else (0,) * (2 * rank)
+    if auto_pad == "NOTSET":
+        pads = tuple(attrs.get("pads") or (0,) * (2 * rank))
+    else:
+        pads = (0,) * (2 * rank)
     window = _KernelWindow(kernel, strides, dilations, pads[:rank], pads[rank:])
     if auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
         return window
@@ -73,8 +79,11 @@ def _unfold_windows(x: Array, window: _KernelWindow) -> Array:
 
 
 def _conv(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    x, w, bias = inputs[0], inputs[1], optional_input(inputs, 2)
-    groups, rank = attrs.get("group", 1), w.ndim - 2
+    x = inputs[0]
+    w = inputs[1]
+    bias = optional_input(inputs, 2)
+    groups = attrs.get("group", 1)
+    rank = w.ndim - 2
     batch, channels = x.shape[:2]
     filters, depth = w.shape[:2]
     if channels != depth * groups or filters % groups:
@@ -93,7 +102,9 @@ def _conv(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
 
 
 def _add_bias(y: Array, bias: Array | None) -> Array:
-    return y if bias is None else y + bias.reshape((-1,) + (1,) * (y.ndim - 2))
+    if bias is None:
+        return y
+    return y + bias.reshape((-1,) + (1,) * (y.ndim - 2))
 
 
 def _transposed_window(attrs: Attrs, kernel: Sizes, sizes: Sizes) -> tuple[_KernelWindow, Sizes]:
@@ -117,7 +128,9 @@ def _transposed_window(attrs: Attrs, kernel: Sizes, sizes: Sizes) -> tuple[_Kern
 
 
 def _conv_transpose(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    x, w, bias = inputs[0], inputs[1], optional_input(inputs, 2)
+    x = inputs[0]
+    w = inputs[1]
+    bias = optional_input(inputs, 2)
     groups = attrs.get("group", 1)
     batch, channels, *sizes = x.shape
     filters = w.shape[1] * groups
@@ -189,7 +202,9 @@ def _gemm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     a = inputs[0].T if attrs.get("transA") else inputs[0]
     b = inputs[1].T if attrs.get("transB") else inputs[1]
     y: Any = a @ b
-    alpha, beta, c = attrs.get("alpha", 1.0), attrs.get("beta", 1.0), optional_input(inputs, 2)
+    alpha = attrs.get("alpha", 1.0)
+    beta = attrs.get("beta", 1.0)
+    c = optional_input(inputs, 2)
     if alpha != 1.0:
         y = alpha * y
     if c is not None:

@@ -85,7 +85,9 @@ def _power(a: Array, b: Array) -> Array:
 
 
 def _mod(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    return np.fmod(inputs[0], inputs[1]) if attrs.get("fmod") else np.mod(inputs[0], inputs[1])
+    if attrs.get("fmod"):
+        return np.fmod(inputs[0], inputs[1])
+    return np.mod(inputs[0], inputs[1])
 
 
 def _clip(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
@@ -94,7 +96,9 @@ def _clip(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     high = attrs.get("max") if opset < 11 else optional_input(inputs, 2)
     if low is not None:
         x = np.maximum(x, np.reshape(low, ()))
-    return x if high is None else np.minimum(x, np.reshape(high, ()))
+    if high is None:
+        return x
+    return np.minimum(x, np.reshape(high, ()))
 
 
 def _mean(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
@@ -140,7 +144,8 @@ def _cast_like(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result
 def _dropout(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     """Dropout of inference: the input and a mask of ones (bool from opset 10, of the input's type before)."""
     x = inputs[0]
-    training, ratio = optional_input(inputs, 2), optional_input(inputs, 1)
+    training = optional_input(inputs, 2)
+    ratio = optional_input(inputs, 1)
     if opset < 7 and not attrs.get("is_test"):
         raise UnsupportedOp("Dropout in training mode (opset 6 and below without is_test)")
     if training is not None and training.all() and (ratio is None or ratio.any()):

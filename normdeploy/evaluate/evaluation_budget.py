@@ -13,13 +13,20 @@ import numpy as np
 
 from .evaluator_core import Inputs, UnsupportedOp
 
-MOST = 2**26  # elements that an op may make of smaller tensors: half a gigabyte
-MOST_RANK = 64  # numpy's
-A_NODE = 2**10  # elements that numpy computes in the time that a node takes besides: some microseconds
-AT_ONCE = 2**27  # elements that one constant may be computed from: 1 GB
-IN_ALL = 2**31  # that all constants of a graph may take: half a minute
-KEPT = 2**22  # elements of computed constants that are remembered: 32 MB
-_GROW = frozenset({"ConstantOfShape", "Range", "Tile", "Pad"})  # by a value, not by the sizes of their inputs
+# elements that an op may make of smaller tensors: half a gigabyte
+MOST = 2**26
+# numpy's
+MOST_RANK = 64
+# elements that numpy computes in the time that a node takes besides: some microseconds
+A_NODE = 2**10
+# elements that one constant may be computed from: 1 GB
+AT_ONCE = 2**27
+# that all constants of a graph may take: half a minute
+IN_ALL = 2**31
+# elements of computed constants that are remembered: 32 MB
+KEPT = 2**22
+# by a value, not by the sizes of their inputs
+_GROW = frozenset({"ConstantOfShape", "Range", "Tile", "Pad"})
 _VIEWS = frozenset({"Expand", "Reshape", "Shape", "Size", "Identity", "Transpose", "Squeeze", "Unsqueeze"})
 _CONTRACTIONS = frozenset({"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"})
 
@@ -45,7 +52,8 @@ def require_room_for(op: str, inputs: Inputs) -> None:
     """
     arrays = [i for i in inputs if isinstance(i, np.ndarray)]
     if op in _GROW or math.prod(i.size for i in arrays) > MOST:
-        whole = (i.size for i in arrays if 0 not in i.strides)  # of what Expand gives nothing lies in memory
+        # of what Expand gives nothing lies in memory
+        whole = (i.size for i in arrays if 0 not in i.strides)
         require_room(op, _estimate_elements(op, arrays), max(whole, default=0))
 
 
@@ -63,12 +71,17 @@ def _estimate_elements(op: str, given: Sequence[np.ndarray]) -> int:
     if op in ("MatMul", "Gemm") and len(given) > 1 and min(given[0].ndim, given[1].ndim) > 1:
         return given[0].size // max(given[0].shape[-1], 1) * max(given[1].shape[-1], given[1].shape[-2])
     if op == "Gather" and len(given) > 1:
-        return given[1].size * (given[0].size // max(given[0].shape[:1] or (1,))) if given[0].size else 0
+        if given[0].size:
+            return given[1].size * (given[0].size // max(given[0].shape[:1] or (1,)))
+        return 0
     if op in _VIEWS:
         return 0
     try:
-        return math.prod(np.broadcast_shapes(*(g.shape for g in given))) if given else 0
-    except ValueError:  # no op that broadcasts
+        if given:
+            return math.prod(np.broadcast_shapes(*(g.shape for g in given)))
+        return 0
+    except ValueError:
+        # no op that broadcasts
         return max(g.size for g in given)
 
 
@@ -77,7 +90,8 @@ class EvaluationBudget:
 
     def __init__(self) -> None:
         self._spent = self._kept = 0
-        self.values: dict[Hashable, np.ndarray] = {}  # what is remembered, by the keys that it was kept under
+        # what is remembered, by the keys that it was kept under
+        self.values: dict[Hashable, np.ndarray] = {}
 
     def charge_node(self, op: str, inputs: Sequence[Any]) -> None:
         """A node is going to be evaluated.
@@ -93,7 +107,10 @@ class EvaluationBudget:
         Raises:
             Unsupported: the file's constants have taken too long.
         """
-        fresh = 0 if op in _VIEWS else sum(v.size for v in results if v is not None)
+        if op in _VIEWS:
+            fresh = 0
+        else:
+            fresh = sum(v.size for v in results if v is not None)
         self._spend_steps(fresh)
         return fresh
 
@@ -114,4 +131,6 @@ class EvaluationBudget:
 def _contraction_cost(inputs: Sequence[Any]) -> int:
     """About the time of a contraction, in that of elements made one by one: BLAS does some sixteen products in it."""
     a, b = inputs[:2]
-    return int(a.size * b.size // max(a.shape[-1:] or (1,))) // 16 if a.size else 0
+    if a.size:
+        return int(a.size * b.size // max(a.shape[-1:] or (1,))) // 16
+    return 0

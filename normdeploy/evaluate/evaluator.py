@@ -31,7 +31,8 @@ OPS: Table = (
     | contractions.TABLE
     | attention_op.TABLE
 )
-QUANTIZATION: Table = quantize_ops.TABLE  # what rounds: computed by `apply`, and nothing else may look through it
+# what rounds: computed by `apply`, and nothing else may look through it
+QUANTIZATION: Table = quantize_ops.TABLE
 
 
 def is_supported(domain: str, op: str) -> bool:
@@ -84,7 +85,8 @@ def _evaluate_body(row: NormOp, inputs: Inputs, attrs: Attrs, opset: int, output
             a.name: attrs[a.ref_attr_name] if a.ref_attr_name else onnx.helper.get_attribute_value(a)
             for a in node.attribute
         }
-        if node.op_type == "CastLike":  # rounding is an identity here
+        # rounding is an identity here
+        if node.op_type == "CastLike":
             known[node.output[0]] = known[node.input[0]]
             continue
         results = evaluate_node(

@@ -30,12 +30,16 @@ def round_to_float32(value: float) -> float:
 
 def optional_input(inputs: Inputs, index: int) -> Array | None:
     """The input at ``index``; None where it is left out, at the end of the list or by an empty name."""
-    return inputs[index] if index < len(inputs) else None
+    if index < len(inputs):
+        return inputs[index]
+    return None
 
 
 def decode_text(value: str | bytes) -> str:
     """A string attribute, which protobuf gives as bytes."""
-    return value.decode() if isinstance(value, bytes) else value
+    if isinstance(value, bytes):
+        return value.decode()
+    return value
 
 
 def integers_from(inputs: Inputs, index: int, attrs: Attrs, name: str) -> list[int] | None:

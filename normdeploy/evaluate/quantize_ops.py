@@ -35,8 +35,10 @@ TYPES: dict[int, np.dtype[Any]] = {
     21: np.dtype(ml_dtypes.uint4),
     22: np.dtype(ml_dtypes.int4),
 }
-_NO_INFINITY = frozenset({"float8_e4m3fnuz", "float8_e5m2fnuz"})  # an infinite input is NaN there, saturated or not
-_LARGEST_INTEGER = 2.0**53  # of float64, beyond any zero point
+# an infinite input is NaN there, saturated or not
+_NO_INFINITY = frozenset({"float8_e4m3fnuz", "float8_e5m2fnuz"})
+# of float64, beyond any zero point
+_LARGEST_INTEGER = 2.0**53
 
 
 def finite_limits(dtype: np.dtype[Any]) -> tuple[float, float]:
@@ -86,11 +88,15 @@ def quantized_dtype(zero_point: Any, attrs: Attrs) -> np.dtype[Any]:
 
 def scaled_quotient(inputs: Inputs, attrs: Attrs) -> tuple[Array, Array]:
     """x / scale, and the zero point, 0 where there is none, both as float64."""
-    x, scale, zero_point = np.asarray(inputs[0]), inputs[1], optional_input(inputs, 2)
-    axis, block = attrs.get("axis", 1), attrs.get("block_size", 0)
-    zero = (
-        np.zeros(()) if zero_point is None else broadcast_parameter(zero_point, x.shape, axis, block).astype(np.float64)
-    )
+    x = np.asarray(inputs[0])
+    scale = inputs[1]
+    zero_point = optional_input(inputs, 2)
+    axis = attrs.get("axis", 1)
+    block = attrs.get("block_size", 0)
+    if zero_point is None:
+        zero = np.zeros(())
+    else:
+        zero = broadcast_parameter(zero_point, x.shape, axis, block).astype(np.float64)
     return x.astype(np.float64) / broadcast_parameter(scale, x.shape, axis, block).astype(np.float64), zero
 
 
@@ -103,11 +109,18 @@ def saturate_to_dtype(values: Array, dtype: np.dtype[Any], saturate: bool = True
     """
     low, high = finite_limits(dtype)
     if "int" in dtype.name:
-        bounded = np.fmin(np.fmax(values, low), high)  # of a NaN and a number these are the number
-        return bounded.astype(dtype) if dtype.kind in "iu" else bounded.astype(np.int64).astype(dtype)
+        # of a NaN and a number these are the number
+        bounded = np.fmin(np.fmax(values, low), high)
+        if dtype.kind in "iu":
+            return bounded.astype(dtype)
+        return bounded.astype(np.int64).astype(dtype)
     if saturate:
-        kept = values if dtype.name not in _NO_INFINITY else np.where(np.isinf(values), np.nan, values)
-        values = np.clip(kept, low, high)  # a NaN stays one
+        if dtype.name not in _NO_INFINITY:
+            kept = values
+        else:
+            kept = np.where(np.isinf(values), np.nan, values)
+        # a NaN stays one
+        values = np.clip(kept, low, high)
     return _round_to_odd(np.asarray(values)).astype(dtype)
 
 
@@ -133,8 +146,11 @@ def _quantize(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
 
 
 def _dequantize(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    q, scale, zero_point = np.asarray(inputs[0]), inputs[1], optional_input(inputs, 2)
-    axis, block = attrs.get("axis", 1), attrs.get("block_size", 0)
+    q = np.asarray(inputs[0])
+    scale = inputs[1]
+    zero_point = optional_input(inputs, 2)
+    axis = attrs.get("axis", 1)
+    block = attrs.get("block_size", 0)
     values = q.astype(np.float64)
     if zero_point is not None:
         values = values - broadcast_parameter(zero_point, q.shape, axis, block).astype(np.float64)
@@ -145,7 +161,8 @@ def _dynamic_quantize_linear(inputs: Inputs, attrs: Attrs, opset: int, outputs: 
     """The range is that of the input, and 0 is in it; the scale of one without any width is 1/255, as in
     onnx.reference."""
     x = inputs[0]
-    low, high = (min(0.0, float(x.min(initial=0.0))), max(0.0, float(x.max(initial=0.0))))
+    low = min(0.0, float(x.min(initial=0.0)))
+    high = max(0.0, float(x.max(initial=0.0)))
     scale = np.asarray((high - low if high != low else 1.0) / 255)
     zero = np.rint(np.clip(0.0 - low / scale, 0, 255))
     y = saturate_to_dtype(np.rint(x / scale) + zero, TYPES[2])
@@ -155,13 +172,16 @@ def _dynamic_quantize_linear(inputs: Inputs, attrs: Attrs, opset: int, outputs: 
 def subtract_zero_points(inputs: Inputs) -> tuple[Array, Array]:
     """The operands of MatMulInteger and ConvInteger less their zero points, as float64, which holds them exactly."""
     a, b = (np.asarray(value).astype(np.float64) for value in inputs[:2])
-    zero_a, zero_b = optional_input(inputs, 2), optional_input(inputs, 3)
-    if zero_a is not None:  # one for each row
+    zero_a = optional_input(inputs, 2)
+    zero_b = optional_input(inputs, 3)
+    # one for each row
+    if zero_a is not None:
         zero = np.asarray(zero_a).astype(np.float64)
         a = a - (zero.reshape(()) if zero.size == 1 else zero.reshape(*zero.shape, 1) if zero.ndim == 1 else zero)
     if zero_b is not None:
         zero = np.asarray(zero_b).astype(np.float64)
-        b = b - (zero.reshape(()) if zero.size == 1 else zero)  # one for each column
+        # one for each column
+        b = b - (zero.reshape(()) if zero.size == 1 else zero)
     return a, b
 
 
@@ -180,7 +200,9 @@ def _conv_integer(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Res
 def _to_int32(values: Array, inputs: Inputs) -> Array:
     """int32 of whole operands; operands that were left unrounded on purpose give what they give."""
     whole = all(np.asarray(value).dtype.kind != "f" for value in inputs[:2])
-    return values.astype(np.int64).astype(np.int32) if whole else values
+    if whole:
+        return values.astype(np.int64).astype(np.int32)
+    return values
 
 
 _OPS = {

@@ -19,7 +19,9 @@ _minimum: Any = np.minimum.reduce
 
 
 def _element_count(x: Array, axes: Axes) -> int:
-    return x.size if axes is None else math.prod([x.shape[axis] for axis in axes])
+    if axes is None:
+        return x.size
+    return math.prod([x.shape[axis] for axis in axes])
 
 
 def mean(x: Array, axes: Axes, keepdims: bool = True) -> Array:
@@ -27,7 +29,9 @@ def mean(x: Array, axes: Axes, keepdims: bool = True) -> Array:
     toward zero."""
     total = _add(x, axis=axes, keepdims=keepdims, dtype=x.dtype)
     n = _element_count(x, axes)
-    return total / n if x.dtype.kind == "f" else divide(total, np.array(n, x.dtype))
+    if x.dtype.kind == "f":
+        return total / n
+    return divide(total, np.array(n, x.dtype))
 
 
 def _sum(x: Array, axes: Axes, keepdims: bool) -> Array:
@@ -39,11 +43,19 @@ def _product(x: Array, axes: Axes, keepdims: bool) -> Array:
 
 
 def _lowest_value(dtype: np.dtype[Any]) -> Any:
-    return -math.inf if dtype.kind == "f" else False if dtype.kind == "b" else np.iinfo(dtype).min
+    if dtype.kind == "f":
+        return -math.inf
+    if dtype.kind == "b":
+        return False
+    return np.iinfo(dtype).min
 
 
 def _highest_value(dtype: np.dtype[Any]) -> Any:
-    return math.inf if dtype.kind == "f" else True if dtype.kind == "b" else np.iinfo(dtype).max
+    if dtype.kind == "f":
+        return math.inf
+    if dtype.kind == "b":
+        return True
+    return np.iinfo(dtype).max
 
 
 def _max(x: Array, axes: Axes, keepdims: bool) -> Array:
@@ -56,14 +68,18 @@ def _min(x: Array, axes: Axes, keepdims: bool) -> Array:
 
 def _l2_norm(x: Array, axes: Axes, keepdims: bool) -> Array:
     root = np.sqrt(_sum(x * x, axes, keepdims))
-    return root if x.dtype.kind == "f" else root.astype(x.dtype)
+    if x.dtype.kind == "f":
+        return root
+    return root.astype(x.dtype)
 
 
 def _log_sum_exp(x: Array, axes: Axes, keepdims: bool) -> Array:
     top = _maximum(x, axis=axes, keepdims=True, initial=-math.inf)
     top = np.where(np.isfinite(top), top, 0.0)
     log = np.log(_sum(np.exp(x - top), axes, True)) + top
-    return log if keepdims else log.squeeze(axes)
+    if keepdims:
+        return log
+    return log.squeeze(axes)
 
 
 def _reduction_op(reduce: Any) -> Function:
@@ -95,12 +111,12 @@ def _axes_from(axis: int, rank: int) -> tuple[int, ...]:
 
 def _lp_norm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     """x / ‖x‖ₚ along one axis, p 1 or 2; zero where the norm is zero (stated from opset 22 on)."""
-    x, axis = inputs[0], attrs.get("axis", -1)
-    length = (
-        _add(np.absolute(x), axis=axis, keepdims=True)
-        if attrs.get("p", 2) == 1
-        else np.sqrt(_add(x * x, axis=axis, keepdims=True))
-    )
+    x = inputs[0]
+    axis = attrs.get("axis", -1)
+    if attrs.get("p", 2) == 1:
+        length = _add(np.absolute(x), axis=axis, keepdims=True)
+    else:
+        length = np.sqrt(_add(x * x, axis=axis, keepdims=True))
     return np.where(length == 0, 0.0, x / length)
 
 

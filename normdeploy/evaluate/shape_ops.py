@@ -51,7 +51,10 @@ def _range(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     """start + i · delta for i < ceil((limit − start) / delta), in the type of start."""
     start, limit, delta = (value.item() for value in inputs)
     dtype = inputs[0].dtype
-    count = math.ceil((limit - start) / delta) if dtype.kind == "f" else -((start - limit) // delta)
+    if dtype.kind == "f":
+        count = math.ceil((limit - start) / delta)
+    else:
+        count = -((start - limit) // delta)
     return start + np.arange(max(count, 0), dtype=dtype) * delta
 
 
@@ -73,7 +76,8 @@ def _reshape(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
 
 
 def _flatten(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    shape, axis = inputs[0].shape, attrs.get("axis", 1)
+    shape = inputs[0].shape
+    axis = attrs.get("axis", 1)
     return inputs[0].reshape(math.prod(shape[:axis]), math.prod(shape[axis:]))
 
 
@@ -98,8 +102,11 @@ def _transpose(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result
 
 
 def _expand(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
-    x, shape = inputs[0], tuple(inputs[1].tolist())
-    return x if shape == x.shape else np.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
+    x = inputs[0]
+    shape = tuple(inputs[1].tolist())
+    if shape == x.shape:
+        return x
+    return np.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
 
 
 def _concat(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
@@ -108,10 +115,12 @@ def _concat(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
 
 def _split(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     """Parts of the sizes given, else of equal size; the last is smaller where the length is no multiple (opset 18)."""
-    x, axis = inputs[0], attrs.get("axis", 0)
+    x = inputs[0]
+    axis = attrs.get("axis", 0)
     sizes = integers_from(inputs, 1, attrs, "split")
     if sizes is None:
-        count, length = attrs.get("num_outputs", outputs), x.shape[axis]
+        count = attrs.get("num_outputs", outputs)
+        length = x.shape[axis]
         size = -(-length // count)
         sizes = [min(size, length - i * size) for i in range(count)]
     if sum(sizes) != x.shape[axis]:
@@ -177,7 +186,8 @@ def _pad(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     given = optional_input(inputs, 2)
     value = attrs.get("value", 0) if given is None else given.reshape(())
     axes = integers_from(inputs, 3, attrs, "axes") or range(x.ndim)
-    begins, ends = [0] * x.ndim, [0] * x.ndim
+    begins = [0] * x.ndim
+    ends = [0] * x.ndim
     half = len(pads) // 2
     for axis, begin, end in zip(axes, pads[:half], pads[half:], strict=True):
         begins[axis], ends[axis] = begin, end

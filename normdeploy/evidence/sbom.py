@@ -16,7 +16,8 @@ from typing import Any
 
 from ..errors import RuntimeUnavailable
 
-_NAMESPACE = uuid.UUID("b9a3a5a2-7d5c-5c0e-9a57-64a6f8f1c3d1")  # of the serial numbers
+# of the serial numbers
+_NAMESPACE = uuid.UUID("b9a3a5a2-7d5c-5c0e-9a57-64a6f8f1c3d1")
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,13 @@ class SbomSubject:
     """What the bill is of: ``files`` are path -> SHA-256 of what is deployed."""
 
     name: str
-    sha256: str  # of what identifies it as a whole
-    made: str  # UTC, ISO 8601
+    # of what identifies it as a whole
+    sha256: str
+    # UTC, ISO 8601
+    made: str
     files: Mapping[str, str]
-    facts: Mapping[str, str]  # versions and names of the machine, as `normdeploy.environment.environment` tells them
+    # versions and names of the machine, as `normdeploy.environment.environment` tells them
+    facts: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class InstalledLibrary:
     name: str
     version: str
     needs: tuple[str, ...]
-    hashes: Mapping[str, str]  # algorithm -> of the archive that it was installed from, where pip has recorded it
+    # algorithm -> of the archive that it was installed from, where pip has recorded it
+    hashes: Mapping[str, str]
 
 
 def make_sbom(model: SbomSubject) -> bytes:

@@ -16,8 +16,10 @@ from .signing_keys import Signer
 if TYPE_CHECKING:
     from securesystemslib.signer import Key
 
-_HEAD = b'{"payload": '  # of every envelope that is written here
-_KEYID = 16  # characters of a key's name that are shown
+# of every envelope that is written here
+_HEAD = b'{"payload": '
+# characters of a key's name that are shown
+_KEYID = 16
 
 
 def seal_payload(payload: bytes, kind: str, signer: Signer) -> bytes:

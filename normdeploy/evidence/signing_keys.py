@@ -19,7 +19,8 @@ from ..storage.record_signing import is_private
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner, Key
 
-_MOST = 1 << 16  # bytes of a PEM file that are read
+# bytes of a PEM file that are read
+_MOST = 1 << 16
 _MAKE = "openssl genpkey -algorithm ed25519 -out KEY.pem; openssl pkey -in KEY.pem -pubout -out PUBLIC.pem"
 
 
@@ -133,7 +134,8 @@ def _name_key(key: Any, path: str) -> Key:
 
 def _read_pem(path: str, what: str) -> tuple[bytes, os.stat_result]:
     try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would be waited for
+        # a pipe would be waited for
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         raise InputError(f"the {what} {path!r} can't be read: {error.strerror}; make one with {_MAKE}") from error
     with os.fdopen(handle, "rb") as file:

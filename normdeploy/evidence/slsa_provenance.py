@@ -25,7 +25,8 @@ from ..errors import EvidenceError
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
-PAYLOAD = "application/vnd.in-toto+json"  # its media type in an envelope
+# its media type in an envelope
+PAYLOAD = "application/vnd.in-toto+json"
 BUILD = "urn:normdeploy:package:1"
 BUILDER = "urn:normdeploy:key:"
 

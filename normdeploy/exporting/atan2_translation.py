@@ -20,7 +20,8 @@ from onnxscript import opset18 as op
 
 def atan2(self: Any, other: Any) -> Any:
     """The angle of the point (other, self) in [−π, π]."""
-    y, x = self, other
+    y = self
+    x = other
 
     def make_constant(value: float) -> Any:
         return op.Constant(value=ir.tensor(np.array(value, y.dtype.numpy())))
@@ -31,7 +32,8 @@ def atan2(self: Any, other: Any) -> Any:
         # The reciprocal of −0 is −Inf.
         return op.Or(op.Less(value, zero), op.And(op.Equal(value, zero), op.Less(op.Reciprocal(value), zero)))
 
-    up, along = op.Abs(y), op.Abs(x)
+    up = op.Abs(y)
+    along = op.Abs(x)
     is_steep = op.Greater(up, along)
     # Equal ones, zeros and infinities among them, have no quotient that is a number.
     equal = op.Where(op.Equal(up, zero), zero, make_constant(1.0))

@@ -26,9 +26,8 @@ from ..loading import recurrent_ops
 from . import atan2_translation, log_translations, quantize_translations
 from .repeat_interleave_translation import TRANSLATIONS
 
-_TORCHS = frozenset(
-    {"aten", "prim", "prims", "higher_order", "normdeploy"}
-)  # an installed package does not change what torch's own operators mean
+# an installed package does not change what torch's own operators mean
+_TORCHS = frozenset({"aten", "prim", "prims", "higher_order", "normdeploy"})
 
 Table = Mapping[Any, Any]
 
@@ -83,7 +82,9 @@ def _validate_table(table: Table, name: str) -> dict[Any, Any]:
 def _resolve_operator(key: Any, name: str) -> Any:
     """The overload that is meant: itself, an operator's default one, or "acme::norm" and "acme::norm.Tensor"."""
     if isinstance(key, torch._ops.OpOverloadPacket):
-        return key.default if "default" in key.overloads() else getattr(key, key.overloads()[0])
+        if "default" in key.overloads():
+            return key.default
+        return getattr(key, key.overloads()[0])
     if isinstance(key, str):
         namespace, _, rest = key.partition("::")
         operator, _, overload = rest.partition(".")

@@ -37,8 +37,10 @@ from .translation_faults import require_translatable
 
 __all__ = ["CLASS", "MODULE", "OPSETS", "export_to_proto", "export_without_weights", "read_record", "write_record"]
 
-MODULE = "normdeploy.module"  # node metadata: the qualified path of the module that the node comes from
-CLASS = "normdeploy.class"  # and that module's class
+# node metadata: the qualified path of the module that the node comes from
+MODULE = "normdeploy.module"
+# and that module's class
+CLASS = "normdeploy.class"
 _SCOPES = {MODULE: "pkg.torch.onnx.name_scopes", CLASS: "pkg.torch.onnx.class_hierarchy"}
 
 
@@ -54,7 +56,8 @@ def export_to_proto(
         model, opset=opset, custom_translation_table=custom_translation_table, progress=progress
     )
     proto = fill_shared_weights(proto)
-    del weights  # which had to live until here
+    # which had to live until here
+    del weights
     return proto
 
 
@@ -95,7 +98,8 @@ def export_without_weights(
         with (
             silence_torch(),
             torch.no_grad(),
-        ):  # with gradients torch 2.13 writes views of attentions (T5's) that it then can't decompose
+        ):
+            # with gradients torch 2.13 writes views of attentions (T5's) that it then can't decompose
             program = torch.onnx.export(
                 model.program,
                 dynamo=True,
@@ -106,7 +110,8 @@ def export_without_weights(
             )
     except Exception as error:
         raise ExportError(_describe_export_error(error, model.program)) from error
-    assert program is not None  # None comes from the old exporter only
+    # None comes from the old exporter only
+    assert program is not None
     if progress is not None:
         progress("export", 1, 2)
     graph = _finish_export(program.model, model)
@@ -128,7 +133,8 @@ def _serialize_model(model: ir.Model) -> tuple[onnx.ModelProto, Weights]:
         if tensor is not None and is_shareable_weight(tensor.dtype.numpy(), tuple(tensor.shape.numpy())):
             arrays[name] = tensor.numpy()
             value.const_value = ir.tensor(0, name=name)
-    proto, weights = ir.serde.serialize_model(model), Weights()
+    proto = ir.serde.serialize_model(model)
+    weights = Weights()
     for initializer in proto.graph.initializer:
         if (array := arrays.pop(initializer.name, None)) is not None:
             kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
@@ -141,12 +147,15 @@ def _finish_export(exported: ir.Model, model: LoadedModel) -> ir.Model:
     common.InlinePass()(exported)
     apply_fixes(exported.graph)
     common.RemoveUnusedOpsetsPass()(exported)
-    common.OutputFixPass()(exported)  # before the outputs get their names: one tensor may be two outputs
+    # before the outputs get their names: one tensor may be two outputs
+    common.OutputFixPass()(exported)
     _rename_graph_io(exported.graph, model)
-    fix_hidden_rows(exported.graph)  # which asks the metadata
+    # which asks the metadata
+    fix_hidden_rows(exported.graph)
     _trim_metadata(exported)
     _transpose_linear_weights(exported.graph)
-    common.NameFixPass()(exported)  # a user's name may be one that the exporter had made up
+    # a user's name may be one that the exporter had made up
+    common.NameFixPass()(exported)
     return exported
 
 
@@ -212,8 +221,12 @@ def _rename_dims(graph: ir.Graph, names: Mapping[str, str]) -> None:
 def _dim_value(dim: int | ir.SymbolicDim) -> int | str | None:
     """The dim as torch meant it: one that it fixed late comes as a symbol by the name of "5"."""
     if isinstance(dim, int) or dim.value is None:
-        return dim if isinstance(dim, int) else None
-    return int(dim.value) if dim.value.isdecimal() else dim.value
+        if isinstance(dim, int):
+            return dim
+        return None
+    if dim.value.isdecimal():
+        return int(dim.value)
+    return dim.value
 
 
 def _all_values(graph: ir.Graph) -> Iterator[ir.Value]:
@@ -328,8 +341,13 @@ def _module_clause(program: torch.export.ExportedProgram, operator: str) -> str:
     special_bessel_j0."""
     name = operator.split(".")[1]
     for node in program.graph.nodes:
-        called = str(node.target).split(".")[1] if node.op == "call_function" and "." in str(node.target) else ""
+        if node.op == "call_function" and "." in str(node.target):
+            called = str(node.target).split(".")[1]
+        else:
+            called = ""
         if (called == name or called.endswith(f"_{name}")) and node.meta.get("nn_module_stack"):
             path = list(node.meta["nn_module_stack"].values())[-1][0]
-            return f" in module {path!r}" if path else ""
+            if path:
+                return f" in module {path!r}"
+            return ""
     return ""

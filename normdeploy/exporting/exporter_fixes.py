@@ -64,7 +64,8 @@ def _expand_attention_mask(node: ir.Node) -> None:
     full = ir.node("Concat", [rows.outputs[0], columns.outputs[0]], {"axis": 0})
     spread = ir.node("Expand", [mask, full.outputs[0]])
     out = spread.outputs[0]
-    out.name, out.type = f"{mask.name}_full", mask.type
+    out.name = f"{mask.name}_full"
+    out.type = mask.type
     made = [rows, columns, full, spread]
     for new in made:
         new.metadata_props.update(node.metadata_props)
@@ -87,7 +88,9 @@ def _replace_by_max(node: ir.Node) -> None:
         return
     (out,) = node.outputs
     made = ir.node("Max", [data, low], name=node.name)
-    made.outputs[0].name, made.outputs[0].type, made.outputs[0].shape = out.name, out.type, out.shape
+    made.outputs[0].name = out.name
+    made.outputs[0].type = out.type
+    made.outputs[0].shape = out.shape
     made.metadata_props.update(node.metadata_props)
     ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], [out], made.outputs)
 
@@ -97,4 +100,6 @@ def _dim_at(value: ir.Value, axis: int = -2) -> int | str | None:
     if value.shape is None or len(value.shape) < -axis:
         return None
     dim = value.shape[axis]
-    return dim if isinstance(dim, int) else dim.value
+    if isinstance(dim, int):
+        return dim
+    return dim.value

@@ -18,7 +18,8 @@ import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
 
-_MEAN, _SUM = 1, 2  # the reductions of torch's losses, by their numbers in ATen
+# the reductions of torch's losses, by their numbers in ATen
+_MEAN, _SUM = 1, 2
 
 
 def _constant_like(value: float, like: Any) -> Any:
@@ -49,7 +50,9 @@ def binary_cross_entropy_with_logits(
         loss = op.Mul(loss, weight)
     if reduction == _MEAN:
         return op.ReduceMean(loss, keepdims=0)
-    return op.ReduceSum(loss, keepdims=0) if reduction == _SUM else loss
+    if reduction == _SUM:
+        return op.ReduceSum(loss, keepdims=0)
+    return loss
 
 
 def logaddexp(self: Any, other: Any) -> Any:

@@ -37,7 +37,9 @@ def fix_hidden_rows(graph: ir.Graph) -> int:
         mask = _mask_behind_guard(node)
         if mask is None:
             continue
-        weights, zero, test = node.inputs[2], node.inputs[1], node.inputs[0]
+        weights = node.inputs[2]
+        zero = node.inputs[1]
+        test = node.inputs[0]
         if mask not in seen or node.graph is not mask.graph:
             seen[mask] = _any_row_visible(mask)
         product = _only_reading_product(node)
@@ -49,9 +51,8 @@ def fix_hidden_rows(graph: ir.Graph) -> int:
         else:
             for index, value in enumerate((seen[mask], weights, zero)):
                 node.replace_input_with(index, value)
-        if (
-            test is not None and not test.uses() and not test.is_graph_output()
-        ):  # else IsNaN would be one more that reads the weights
+        if test is not None and not test.uses() and not test.is_graph_output():
+            # else IsNaN would be one more that reads the weights
             test.producer().graph.remove(test.producer(), safe=True)  # type: ignore[union-attr, arg-type]
         count += 1
     for node in list(ir.traversal.RecursiveGraphIterator(graph)):
@@ -104,7 +105,8 @@ def _clamp_mask(scores: ir.Node, mask: ir.Value) -> ir.Value:
     most = ir.node("ReduceMax", [finite.outputs[0], axes.outputs[0]], {"keepdims": 1}, name=f"{named}_most")
     shown = ir.node("Greater", [most.outputs[0], half.outputs[0]], name=f"{named}_shown")
     factor = ir.node("Cast", [shown.outputs[0]], {"to": ir.DataType.FLOAT}, name=f"{named}_factor")
-    finite.outputs[0].type, finite.outputs[0].shape = mask.type, mask.shape
+    finite.outputs[0].type = mask.type
+    finite.outputs[0].shape = mask.shape
     nodes = [lowest, finite, axes, half, most, shown, factor]
     for node in nodes:
         node.metadata_props.update(scores.metadata_props)
@@ -161,7 +163,8 @@ def _lowest_mask_value(mask: ir.Value) -> np.ndarray | None:
 
 def _any_row_visible(mask: ir.Value) -> ir.Value:
     """Whether each row of ``mask`` shows anything, [..., 1]; the nodes stand behind the mask's own."""
-    made, low = mask.producer(), _lowest_mask_value(mask)
+    made = mask.producer()
+    low = _lowest_mask_value(mask)
     assert made is not None
     assert made.graph is not None
     assert low is not None
@@ -183,13 +186,16 @@ def _only_reading_product(guard: ir.Node) -> ir.Node | None:
     uses = list(out.uses())
     if len(uses) != 1 or out.is_graph_output() or uses[0].idx != 0 or uses[0].node.graph is not guard.graph:
         return None
-    return uses[0].node if _op_type_of(uses[0].node) == "MatMul" else None
+    if _op_type_of(uses[0].node) == "MatMul":
+        return uses[0].node
+    return None
 
 
 def _cast_condition(shown: ir.Value, mask: ir.Value) -> ir.Value:
     """1 where ``shown`` is true, else 0, in the type of the mask; the node stands behind the one that makes
     ``shown``."""
-    made, low = shown.producer(), _lowest_mask_value(mask)
+    made = shown.producer()
+    low = _lowest_mask_value(mask)
     assert made is not None
     assert made.graph is not None
     assert low is not None
@@ -205,8 +211,12 @@ def _multiply_visible_rows(product: ir.Node, weights: ir.Value, factor: ir.Value
     (out,) = product.outputs
     every = ir.node("MatMul", [weights, product.inputs[1]], name=f"{product.name}_every_row")
     made = ir.node("Mul", [every.outputs[0], factor], name=product.name)
-    every.outputs[0].name, every.outputs[0].type, every.outputs[0].shape = f"{out.name}_every_row", out.type, out.shape
-    made.outputs[0].name, made.outputs[0].type, made.outputs[0].shape = out.name, out.type, out.shape
+    every.outputs[0].name = f"{out.name}_every_row"
+    every.outputs[0].type = out.type
+    every.outputs[0].shape = out.shape
+    made.outputs[0].name = out.name
+    made.outputs[0].type = out.type
+    made.outputs[0].shape = out.shape
     for node in (every, made):
         node.metadata_props.update(product.metadata_props)
     ir.convenience.replace_nodes_and_values(product.graph, product, [product], [every, made], [out], made.outputs)
@@ -218,24 +228,27 @@ def _is_from_attention(node: ir.Node | None) -> bool:
 
 
 def _op_type_of(node: ir.Node | None) -> str:
-    return node.op_type if node is not None and node.domain == "" else ""
+    if node is not None and node.domain == "":
+        return node.op_type
+    return ""
 
 
 def _constant_number(value: ir.Value | None) -> float | None:
     """The one number that a constant holds."""
     constant = _constant_array(value)
-    return (
-        float(constant.reshape(()))
-        if constant is not None and constant.size == 1 and constant.dtype.kind != "U"
-        else None
-    )
+    if constant is not None and constant.size == 1 and constant.dtype.kind != "U":
+        return float(constant.reshape(()))
+    return None
 
 
 def _constant_array(value: ir.Value | None) -> np.ndarray | None:
     if value is None:
         return None
-    constant, node = value.const_value, value.producer()
+    constant = value.const_value
+    node = value.producer()
     if constant is None and _op_type_of(node) == "Constant":
         attribute = node.attributes.get("value")  # type: ignore[union-attr]
         constant = attribute.as_tensor() if attribute is not None else None
-    return constant.numpy() if constant is not None and constant.size == 1 else None
+    if constant is not None and constant.size == 1:
+        return constant.numpy()
+    return None

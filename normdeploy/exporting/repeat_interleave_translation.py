@@ -21,12 +21,18 @@ def repeat_interleave(self: Any, repeats: Any, dim: int | None = None, output_si
     onnxscript 0.7.2 expands the axis in front of the new one where ``repeats`` is a size of an input.
     """
     if dim is None:
-        self, dim, rank = op.Reshape(self, _int64_constant([-1])), 0, 1
+        self = op.Reshape(self, _int64_constant([-1]))
+        dim = 0
+        rank = 1
     else:
         rank = len(self.shape)
     place = dim % rank
-    count = _int64_constant([repeats]) if isinstance(repeats, int) else op.Reshape(repeats, _int64_constant([1]))
-    before, behind = op.Shape(self, start=0, end=place), op.Shape(self, start=place + 1)
+    if isinstance(repeats, int):
+        count = _int64_constant([repeats])
+    else:
+        count = op.Reshape(repeats, _int64_constant([1]))
+    before = op.Shape(self, start=0, end=place)
+    behind = op.Shape(self, start=place + 1)
     tiles = op.Concat(_int64_constant([1] * (place + 1)), count, _int64_constant([1] * (rank - place - 1)), axis=0)
     longer = op.Mul(op.Shape(self, start=place, end=place + 1), count)
     return op.Reshape(

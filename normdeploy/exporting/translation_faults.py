@@ -96,10 +96,14 @@ def _has_dynamic_size(value: Any) -> bool:
 
 def _shape_of_value(value: Any) -> tuple[Any, ...]:
     tensor = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
-    return tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else ()
+    if isinstance(tensor, torch.Tensor):
+        return tuple(tensor.shape)
+    return ()
 
 
 def _module_clause(node: torch.fx.Node) -> str:
     stack = node.meta.get("nn_module_stack")
     path = list(stack.values())[-1][0] if stack else ""
-    return f" in module {path!r}" if path else ""
+    if path:
+        return f" in module {path!r}"
+    return ""

@@ -17,11 +17,14 @@ class Migration:
     """
 
     kind: str
-    norm: str  # the tensor that holds the norm's result; of a stream its first
-    linears: tuple[str, ...]  # the results of the linear layers; of a stream of those that write and that read it
+    # the tensor that holds the norm's result; of a stream its first
+    norm: str
+    # the results of the linear layers; of a stream of those that write and that read it
+    linears: tuple[str, ...]
     status: Literal["made", "refused"]
     reason: str = ""
-    alpha: float | None = None  # of SmoothQuant: between 0 (all in the activations) and 1 (all in the weights)
+    # of SmoothQuant: between 0 (all in the activations) and 1 (all in the weights)
+    alpha: float | None = None
     certificate: Certificate | None = None
 
 
@@ -29,21 +32,31 @@ class Migration:
 class LayerReport:
     """One linear layer or convolution with a constant weight."""
 
-    tensor: str  # its result, by which it is named
-    op: str  # Conv, ConvTranspose, Gemm or MatMul
+    # its result, by which it is named
+    tensor: str
+    # Conv, ConvTranspose, Gemm or MatMul
+    op: str
     module: str
-    input: str  # the tensor that is quantized in front of it
+    # the tensor that is quantized in front of it
+    input: str
     status: Literal["quantized", "float"]
-    reason: str = ""  # why it stays float
-    weight: str = ""  # "int8 for each of 384 channels", "int4 in blocks of 32"
-    rounding: str = ""  # of the weight: "GPTQ" by the error of the layer's products on samples, or "nearest"
-    activation: str = ""  # "int8", "uint8", "float8e4m3fn"; "" where the weight alone is quantized
-    low: float | None = None  # the range that calibration gave its input
+    # why it stays float
+    reason: str = ""
+    # "int8 for each of 384 channels", "int4 in blocks of 32"
+    weight: str = ""
+    # of the weight: "GPTQ" by the error of the layer's products on samples, or "nearest"
+    rounding: str = ""
+    # "int8", "uint8", "float8e4m3fn"; "" where the weight alone is quantized
+    activation: str = ""
+    # the range that calibration gave its input
+    low: float | None = None
     high: float | None = None
     scale: float | None = None
     zero_point: int | None = None
-    migrated: tuple[str, ...] = ()  # kinds of the migrations into it
-    error: float | None = None  # ‖output with it alone quantized − output‖ / ‖output‖ of the model, on the samples
+    # kinds of the migrations into it
+    migrated: tuple[str, ...] = ()
+    # ‖output with it alone quantized − output‖ / ‖output‖ of the model, on the samples
+    error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -53,10 +66,13 @@ class MetricReport:
     output: str
     metric: str
     threshold: float
-    value: float  # of the quantized file
-    float32: float  # of the file before
+    # of the quantized file
+    value: float
+    # of the file before
+    float32: float
     met: bool
-    samples: int = 0  # rows that a share is of; 0 of other metrics
+    # rows that a share is of; 0 of other metrics
+    samples: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,9 +80,12 @@ class OutputDrift:
     """How far an output is from the model's on samples that did not calibrate, all of them together."""
 
     output: str
-    error: float  # ‖value − reference‖ / ‖reference‖ of the quantized file
-    cosine: float  # of the angle between the two
-    float32: float  # the error of the file before
+    # ‖value − reference‖ / ‖reference‖ of the quantized file
+    error: float
+    # of the angle between the two
+    cosine: float
+    # the error of the file before
+    float32: float
 
 
 @dataclass(frozen=True)
@@ -93,6 +112,9 @@ class QuantizationReport:
     migrations: tuple[Migration, ...] = ()
     judged: tuple[MetricReport, ...] = ()
     exclusions: tuple[LayerExclusion, ...] = ()
-    bytes: tuple[int, int] = (0, 0)  # of the weights, before and after
-    notes: tuple[str, ...] = ()  # what it builds for, among others
-    moved: tuple[OutputDrift, ...] = ()  # empty without samples
+    # of the weights, before and after
+    bytes: tuple[int, int] = (0, 0)
+    # what it builds for, among others
+    notes: tuple[str, ...] = ()
+    # empty without samples
+    moved: tuple[OutputDrift, ...] = ()

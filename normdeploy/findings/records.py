@@ -26,21 +26,29 @@ class Certificate:
     """
 
     identity: bool
-    error: float  # worst relative difference, float64
+    # worst relative difference, float64
+    error: float
     bound: float
-    cases: int  # inputs evaluated
-    worst: str  # the battery's name of the worst input
-    rounding_before: float | None = None  # max abs error of the original nodes in onnxruntime
+    # inputs evaluated
+    cases: int
+    # the battery's name of the worst input
+    worst: str
+    # max abs error of the original nodes in onnxruntime
+    rounding_before: float | None = None
     rounding_after: float | None = None
     rounding_bound: float | None = None
-    note: str = ""  # why it failed, or what onnxruntime could not run
+    # why it failed, or what onnxruntime could not run
+    note: str = ""
     method: Literal["exact", "float64"] = "float64"
     bits: int = 0
     # of the identity, in elements of tensors: it was shown at one more point of each axis, and so holds for every size
     degree: int = 0
-    gains: bool = False  # an infinite input gives NaN where it gave a number before; no NaN or Inf is ever hidden
-    why: str = ""  # the kind of a failure: a name of `normdeploy.proof.proof_errors.Why`
-    culprit: str = ""  # the tensor that shows it
+    # an infinite input gives NaN where it gave a number before; no NaN or Inf is ever hidden
+    gains: bool = False
+    # the kind of a failure: a name of `normdeploy.proof.proof_errors.Why`
+    why: str = ""
+    # the tensor that shows it
+    culprit: str = ""
 
     @property
     def is_rounding_ok(self) -> bool | None:
@@ -60,7 +68,11 @@ def combine_certificates(first: Certificate | None, then: Certificate | None) ->
         return first or then
     ran = first if then.rounding_after is None else then
     worst = then.worst if then.error >= first.error else first.worst
-    method: Literal["exact", "float64"] = "exact" if first.method == then.method == "exact" else "float64"
+    method: Literal["exact", "float64"]
+    if first.method == then.method == "exact":
+        method = "exact"
+    else:
+        method = "float64"
     return replace(
         ran,
         error=first.error + then.error,
@@ -81,21 +93,25 @@ class FittingAttempt:
 
     start: str
     end: str
-    stage: Literal[
-        "ends", "values", "form"
-    ]  # no function of one input; not the values of a norm; a norm that no node can hold
+    # no function of one input; not the values of a norm; a norm that no node can hold
+    stage: Literal["ends", "values", "form"]
     reason: str
-    tensor: str  # the culprit
+    # the culprit
+    tensor: str
 
 
 @dataclass(frozen=True)
 class NormParameter:
     """Gamma or beta of a norm, or the scale and shift that an eval BatchNorm is."""
 
-    data: bool  # computed from an input of the model; else fixed by the file
-    axes: tuple[int, ...]  # of the norm's input, along which it varies; empty: one number
-    name: str = ""  # of the initializer or tensor that holds it as it is
-    one_plus: bool = False  # 1 + w (Gemma, DiT): w is what the file or the input holds
+    # computed from an input of the model; else fixed by the file
+    data: bool
+    # of the norm's input, along which it varies; empty: one number
+    axes: tuple[int, ...]
+    # of the initializer or tensor that holds it as it is
+    name: str = ""
+    # 1 + w (Gemma, DiT): w is what the file or the input holds
+    one_plus: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,11 +119,12 @@ class HalfConstants:
     """What a 16-bit type makes of the constants of a norm, should the model be converted to it."""
 
     dtype: Literal["float16", "bfloat16"]
-    epsilon: float | None  # as it would be stored; None where the norm's epsilon is not known
-    vanishes: Literal[
-        "", "subnormal", "zero"
-    ]  # what has become of an epsilon that is not zero; subnormal: GPUs may flush it to zero
-    overflow: tuple[str, ...]  # constants that become Inf: tensors, or attributes such as "LayerNormalization.epsilon"
+    # as it would be stored; None where the norm's epsilon is not known
+    epsilon: float | None
+    # what has become of an epsilon that is not zero; subnormal: GPUs may flush it to zero
+    vanishes: Literal["", "subnormal", "zero"]
+    # constants that become Inf: tensors, or attributes such as "LayerNormalization.epsilon"
+    overflow: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -119,13 +136,15 @@ class RuntimeSupport:
     could not be asked, see ``reason``).
     """
 
-    runtime: str  # "onnxruntime 1.31.1 CPU", "TensorRT-RTX 1.7.1"
-    form: Literal["now", "optimized"]  # the norm as the file has it, or as ``optimize`` writes it
-    nodes: tuple[str, ...]  # ops of that form
+    # "onnxruntime 1.31.1 CPU", "TensorRT-RTX 1.7.1"
+    runtime: str
+    # the norm as the file has it, or as ``optimize`` writes it
+    form: Literal["now", "optimized"]
+    # ops of that form
+    nodes: tuple[str, ...]
     verdict: Verdict
-    parts: tuple[
-        str, ...
-    ] = ()  # the ops that onnxruntime runs after its own optimizations; the types of TensorRT's layers that see data
+    # the ops that onnxruntime runs after its own optimizations; the types of TensorRT's layers that see data
+    parts: tuple[str, ...] = ()
     reason: str = ""
 
 
@@ -138,62 +157,91 @@ class Finding:
     taken back; left as it was).
     """
 
-    kind: str  # LayerNorm, RMSNorm, GroupNorm, InstanceNorm, BatchNorm, ...
+    # LayerNorm, RMSNorm, GroupNorm, InstanceNorm, BatchNorm, ...
+    kind: str
     status: Status
-    tensor: str  # name of the tensor that holds its result (of the culprit where refused)
-    module: str = ""  # qualified module path, "" where the file does not tell
-    place: str = ""  # where it is not in the main graph: "then_branch of If 'gate'", "function custom.Block"
-    spelling: str = ""  # the ops found, in the graph's order: "ReduceMean Sub Mul ReduceMean Add Sqrt Div Mul Add"
+    # name of the tensor that holds its result (of the culprit where refused)
+    tensor: str
+    # qualified module path, "" where the file does not tell
+    module: str = ""
+    # where it is not in the main graph: "then_branch of If 'gate'", "function custom.Block"
+    place: str = ""
+    # the ops found, in the graph's order: "ReduceMean Sub Mul ReduceMean Add Sqrt Div Mul Add"
+    spelling: str = ""
     remains: str = (
-        ""  # of a norm that is folded: the ops that are left of it, "BatchNormalization" or "Mul Add" or "Add"
+        # of a norm that is folded: the ops that are left of it, "BatchNormalization" or "Mul Add" or "Add"
+        ""
     )
-    became: str = ""  # "LayerNormalization(axis=-1, epsilon=1e-12)", "folded into Conv 'conv1'"
-    reason: str = ""  # for kept, refused and undone: why
+    # "LayerNormalization(axis=-1, epsilon=1e-12)", "folded into Conv 'conv1'"
+    became: str = ""
+    # for kept, refused and undone: why
+    reason: str = ""
     axes: tuple[int, ...] = ()
     epsilon: float | None = None
     dtype: str = ""
-    notes: tuple[str, ...] = ()  # "output depends on the batch", "onnxruntime's kernel is inaccurate here: ..."
+    # "output depends on the batch", "onnxruntime's kernel is inaccurate here: ..."
+    notes: tuple[str, ...] = ()
     certificate: Certificate | None = None
-    proved: tuple[str, ...] = ()  # where it was seen: "identity", "onnxruntime run", "TensorRT-RTX built", ...
-    attempts: tuple[FittingAttempt, ...] = ()  # for kept and refused: what was tried, outermost reading first
-    input: str = ""  # the tensor that is normalized
-    shape: tuple[int | str | None, ...] | None = None  # of the input, as the file states it
+    # where it was seen: "identity", "onnxruntime run", "TensorRT-RTX built", ...
+    proved: tuple[str, ...] = ()
+    # for kept and refused: what was tried, outermost reading first
+    attempts: tuple[FittingAttempt, ...] = ()
+    # the tensor that is normalized
+    input: str = ""
+    # of the input, as the file states it
+    shape: tuple[int | str | None, ...] | None = None
     ddof: int | None = (
-        None  # 0: the variance is a mean (biased); 1: divided by n - 1; None: not known, or no variance (RMSNorm)
+        # 0: the variance is a mean (biased); 1: divided by n - 1; None: not known, or no variance (RMSNorm)
+        None
     )
     epsilon_as_written: float | None = (
-        None  # as it stands beside a variance of that ddof; ``epsilon`` is that of the equal biased norm
+        # as it stands beside a variance of that ddof; ``epsilon`` is that of the equal biased norm
+        None
     )
-    outside: bool = False  # epsilon is added to the root, not under it
-    gamma: NormParameter | None = None  # as written beside that ddof; None: none, or not known where refused
+    # epsilon is added to the root, not under it
+    outside: bool = False
+    # as written beside that ddof; None: none, or not known where refused
+    gamma: NormParameter | None = None
     beta: NormParameter | None = None
     statistics: str = (
-        ""  # the type in which the reductions run, "float16 and float32" where several; "constant" for BatchNorm
+        # the type in which the reductions run, "float16 and float32" where several; "constant" for BatchNorm
+        ""
     )
     half: tuple[HalfConstants, ...] = ()
-    tensors: tuple[str, ...] = ()  # the outputs of the nodes found, shape arithmetic included
-    written: tuple[str, ...] = ()  # the outputs of the nodes that took their place
-    runtimes: tuple[RuntimeSupport, ...] = ()  # filled by ``inspect``
+    # the outputs of the nodes found, shape arithmetic included
+    tensors: tuple[str, ...] = ()
+    # the outputs of the nodes that took their place
+    written: tuple[str, ...] = ()
+    # filled by ``inspect``
+    runtimes: tuple[RuntimeSupport, ...] = ()
 
 
 @dataclass(frozen=True)
 class ExplainedNode:
     """One node on the way through a norm."""
 
-    tensor: str  # what it makes
-    text: str  # "ReduceMean(x, [-1])"
-    mark: str = ""  # "the root", "the culprit"
+    # what it makes
+    tensor: str
+    # "ReduceMean(x, [-1])"
+    text: str
+    # "the root", "the culprit"
+    mark: str = ""
 
 
 @dataclass(frozen=True)
 class Explanation:
     """Why something was fused or not (``--explain``)."""
 
-    name: str  # as asked for
-    finding: Finding | None  # None where nothing was found there that looks like a norm
-    start: str  # the tensor at which ``way`` begins
-    way: tuple[ExplainedNode, ...]  # the nodes found; where refused those of the reading that came farthest
-    said: tuple[str, ...]  # how far recognition came, and what else was tried
+    # as asked for
+    name: str
+    # None where nothing was found there that looks like a norm
+    finding: Finding | None
+    # the tensor at which ``way`` begins
+    start: str
+    # the nodes found; where refused those of the reading that came farthest
+    way: tuple[ExplainedNode, ...]
+    # how far recognition came, and what else was tried
+    said: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -204,21 +252,30 @@ class QuantizedLayer:
     apply, or differs from channel to channel, is "" or null.
     """
 
-    tensor: str  # its result, by which it is named
-    op: str  # Conv, ConvTranspose, Gemm, MatMul, MatMulInteger, ConvInteger
+    # its result, by which it is named
+    tensor: str
+    # Conv, ConvTranspose, Gemm, MatMul, MatMulInteger, ConvInteger
+    op: str
     module: str
-    input: str  # the tensor that is quantized in front of it, or that it reads
+    # the tensor that is quantized in front of it, or that it reads
+    input: str
     status: Literal["quantized", "weight", "activation", "float"] = "float"
     weight: str = ""  # type: "int8"
-    granularity: str = ""  # of the weight's scales: "tensor", "384 channels", "blocks of 32"
-    weight_symmetric: bool = True  # its zero points are 0
+    # of the weight's scales: "tensor", "384 channels", "blocks of 32"
+    granularity: str = ""
+    # its zero points are 0
+    weight_symmetric: bool = True
     activation: str = ""  # type: "uint8"
-    dynamic: bool = False  # the input's scale is computed when it runs
-    scale: float | None = None  # of the input
+    # the input's scale is computed when it runs
+    dynamic: bool = False
+    # of the input
+    scale: float | None = None
     zero_point: int | None = None
-    low: float | None = None  # the least and the largest input that the type can say
+    # the least and the largest input that the type can say
+    low: float | None = None
     high: float | None = None
-    place: str = ""  # where it is not in the main graph, as of a finding
+    # where it is not in the main graph, as of a finding
+    place: str = ""
 
 
 @dataclass(frozen=True)
@@ -229,7 +286,8 @@ class DiagramBox:
     op: str
     name: str = ""
     inputs: tuple[int, ...] = ()
-    own: bool = False  # of the norm; else a neighbour
+    # of the norm; else a neighbour
+    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -238,9 +296,11 @@ class NormDiagram:
     is folded away)."""
 
     kind: str
-    module: str  # of the first
+    # of the first
+    module: str
     status: Status
-    tensors: tuple[str, ...]  # of the findings
+    # of the findings
+    tensors: tuple[str, ...]
     before: tuple[DiagramBox, ...]
     after: tuple[DiagramBox, ...]
 
@@ -253,10 +313,15 @@ class Summary(Renderable):
     nodes_before: int
     nodes_after: int
     opset: int
-    seconds: dict[str, float] = field(default_factory=dict)  # stage -> seconds
+    # stage -> seconds
+    seconds: dict[str, float] = field(default_factory=dict)
     explanations: tuple[Explanation, ...] = ()
-    pictures: tuple[NormDiagram, ...] = ()  # of ``inspect``
-    layers: tuple[QuantizedLayer, ...] = ()  # of ``inspect``, where the file is quantized: its linear layers
-    notes: tuple[str, ...] = ()  # of ``inspect``: which runtimes were not asked, and why
-    ops_before: dict[str, int] = field(default_factory=dict)  # op type -> nodes of the main graph
+    # of ``inspect``
+    pictures: tuple[NormDiagram, ...] = ()
+    # of ``inspect``, where the file is quantized: its linear layers
+    layers: tuple[QuantizedLayer, ...] = ()
+    # of ``inspect``: which runtimes were not asked, and why
+    notes: tuple[str, ...] = ()
+    # op type -> nodes of the main graph
+    ops_before: dict[str, int] = field(default_factory=dict)
     ops_after: dict[str, int] = field(default_factory=dict)

@@ -28,7 +28,9 @@ def resource_of_step(step: JobStep) -> str:
     """The resource by which Ray finds a machine for a step, besides a CPU; "CPU" where that is all."""
     if step.needs.capability:
         return gpu_resource(step.needs)
-    return BUILDER if step.verb == "build" else CPU
+    if step.verb == "build":
+        return BUILDER
+    return CPU
 
 
 class ResourceDemand:
@@ -38,7 +40,8 @@ class ResourceDemand:
 
     def __init__(self, ray: Any) -> None:
         self._ray, self._task = ray, ray.remote(max_retries=0)(_run_placeholder)
-        self._pending: dict[str, list[Any]] = {}  # resource -> tasks
+        # resource -> tasks
+        self._pending: dict[str, list[Any]] = {}
 
     def set_pending_resources(self, wanted: Iterable[str], offered: Iterable[str]) -> None:
         """Have one task wait for each of the resources, but none for those that a node has: what a step lacks there,
@@ -51,7 +54,8 @@ class ResourceDemand:
             ended = self._ray.wait(tasks, num_returns=len(tasks), timeout=0)[0] if tasks else []
             tasks = [task for task in tasks if task not in ended]
             for task in tasks[counts[name] :]:
-                with suppress(Exception):  # of Ray: it may have ended, or the cluster may be gone
+                # of Ray: it may have ended, or the cluster may be gone
+                with suppress(Exception):
                     self._ray.cancel(task, force=True)
             kept = tasks[: counts[name]]
             kept += [self._submit_placeholder(name) for _ in range(counts[name] - len(kept))]

@@ -15,7 +15,8 @@ from .fork_client import ProcessVanished
 from .job_steps import JobStep
 from .step_store import StepStore
 
-STEP = "urn:normdeploy:step:"  # with a step's key behind it
+# with a step's key behind it
+STEP = "urn:normdeploy:step:"
 
 
 def bundle_origin(

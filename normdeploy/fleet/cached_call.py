@@ -26,8 +26,10 @@ from .step_inputs import StepTask, lookup_record, resolve_inputs
 from .step_keys import FleetMachine
 from .step_store import DamagedObject, StepRecord, StepStore
 
-_MADE = {"build": "model.engine"}  # what a verb writes as its output; the others write model.onnx
-_TRIES = 3  # of a call whose objects are damaged
+# what a verb writes as its output; the others write model.onnx
+_MADE = {"build": "model.engine"}
+# of a call whose objects are damaged
+_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ def call_with_cache(
         record, note = lookup_record(opened, key, void=True)
         if record is not None and (lacking := _find_missing_output(record, output)):
             opened.void_record(key)
-            record, note = None, f"the record {key} does not name {lacking}, which {verb} makes; the step is run again"
+            record = None
+            note = f"the record {key} does not name {lacking}, which {verb} makes; the step is run again"
         notes += [note] if note else []
         cached = record is not None
         if record is None:
@@ -148,9 +151,13 @@ def _write_outputs(store: StepStore, record: StepRecord, output: Path) -> None:
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
         for name in (*others, made):
             store.get(record.outputs[name], Path(folder) / Path(name).name)
-        for name in (*others, made):  # the file itself last: it refers to the others
+        # the file itself last: it refers to the others
+        for name in (*others, made):
             # weights keep the name by which the file knows them; a signature has that of its file
-            target = output if name == made else output.with_name(name.replace(f"{made}.sig", f"{output.name}.sig"))
+            if name == made:
+                target = output
+            else:
+                target = output.with_name(name.replace(f"{made}.sig", f"{output.name}.sig"))
             with replace_atomically(target) as written:
                 shutil.copyfile(Path(folder) / Path(name).name, written)
 
@@ -160,6 +167,9 @@ def _step_of_call(verb: str, sources: Mapping[str, Path], options: Values) -> Jo
     words = [verb, *sources]
     words += ["-o", f"out/{_MADE.get(verb, 'model.onnx')}"] if verb != "verify" else []
     words += [*command_line_options(options, files), "--report", REPORT]
-    runtime = str(options.get("runtime", "tensorrt-rtx")) if verb == "build" else ""
+    if verb == "build":
+        runtime = str(options.get("runtime", "tensorrt-rtx"))
+    else:
+        runtime = ""
     needs = StepNeeds(runtime or ("onnxruntime" if verb == "verify" else ""))
     return JobStep(verb, tuple(words), files, Path.cwd() if any(options.get(n) for n in CODE) else None, needs=needs)

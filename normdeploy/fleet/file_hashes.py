@@ -23,8 +23,10 @@ from ..storage.onnx_files import hash_file, iter_tensors, load_onnx
 from .step_store import StepStore, StoredFile
 from .store_backends import FolderBackend
 
-_SKIPPED = frozenset({".git", ".cache", "__pycache__"})  # differ from copy to copy (docs/teams.md)
-_YOUNG = 2_000_000_000  # nanoseconds
+# differ from copy to copy (docs/teams.md)
+_SKIPPED = frozenset({".git", ".cache", "__pycache__"})
+# nanoseconds
+_YOUNG = 2_000_000_000
 
 
 class FileHashes:
@@ -41,7 +43,9 @@ class FileHashes:
         seal: Callable[[bytes], bytes] = bytes,
         opened: Callable[[bytes], bytes] = bytes,
     ) -> None:
-        self._memory, self._seal, self._changed = memory, seal, False
+        self._memory = memory
+        self._seal = seal
+        self._changed = False
         self._known: dict[str, list[object]] = {}
         self._seen: dict[Path, dict[str, tuple[Path, StoredFile]]] = {}
         if memory is not None and memory.is_file():
@@ -71,7 +75,8 @@ class FileHashes:
 
     def save(self) -> None:
         if self._memory is not None and self._changed:
-            with suppress(NormdeployError):  # it is for speed alone
+            # it is for speed alone
+            with suppress(NormdeployError):
                 write_bytes(self._memory, self._seal(json.dumps(self._known).encode()))
 
     def _hash_file(self, file: Path) -> StoredFile:
@@ -92,7 +97,8 @@ class FileHashes:
 def _list_files(path: Path) -> list[tuple[str, Path]]:
     if not path.is_dir():
         return [("", path), *_list_external_data(path)]
-    found, walked = [], set[str]()
+    found = []
+    walked = set[str]()
     for here, folders, names in os.walk(path, followlinks=True):
         if (real := os.path.realpath(here)) in walked:
             raise InputError(f"{here!r} is a link to a folder around it or beside it; take it out")

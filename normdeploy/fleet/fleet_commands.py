@@ -31,7 +31,8 @@ from .step_execution import remove_leftovers
 from .step_keys import FleetMachine, describe_key_changes
 from .step_store import StepStore
 
-STORE = "NORMDEPLOY_STORE"  # the environment variable that names a store
+# the environment variable that names a store
+STORE = "NORMDEPLOY_STORE"
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,10 @@ def open_fleet_store(
     """
     told = os.fspath(store) if store is not None else ""
     if not told and fleet is not None and fleet.store:
-        told = fleet.store if "://" in fleet.store else str(fleet.path.parent / fleet.store)
+        if "://" in fleet.store:
+            told = fleet.store
+        else:
+            told = str(fleet.path.parent / fleet.store)
     told = told or os.environ.get(STORE, "") or (str(fleet.path.parent / "store") if fleet is not None else "")
     if not make and "://" not in told and not Path(told).is_dir():
         raise InputError(f"there is no store {told!r} yet; normdeploy fleet run makes it")
@@ -196,15 +200,20 @@ def schedule_fleet(
     if pool is not None:
         remove_leftovers(store)
     hashes = FileHashes.load_cache(store)
-    total = count_steps(_select_jobs(fleet, patterns)) if progress is not None else 0
+    if progress is not None:
+        total = count_steps(_select_jobs(fleet, patterns))
+    else:
+        total = 0
     driver = Scheduler(store, pool, planned_for, wait, hashes, progress=progress, total=total)
     if isinstance(where, DryRun):
         driver.explain = where.explain
-    writer, cells, ran, cached = run_history.RunWriter(store), list[CellOutcome](), 0, 0
+    writer = run_history.RunWriter(store)
+    cells = list[CellOutcome]()
+    ran = 0
+    cached = 0
     try:
-        with closing(
-            driver.run(_select_jobs(fleet, patterns))
-        ) as ends:  # else what is claimed is kept with a traceback
+        with closing(driver.run(_select_jobs(fleet, patterns))) as ends:
+            # else what is claimed is kept with a traceback
             for end in ends:
                 cells += writer.add(end)
                 ran += sum(not s.cached and s.outcome in ("ok", "wrong", "failed") for s in end.steps)
@@ -257,7 +266,10 @@ def stale_step_explainer(
             record = store.read_record(line["key"]) if line.get("key") else None
         except StoreError as error:
             return StepEnd(step.name, step.verb, "stale", key, str(error))
-        why = "; ".join(describe_key_changes(record.depends, depends)) if record else "it is not in the store"
+        if record:
+            why = "; ".join(describe_key_changes(record.depends, depends))
+        else:
+            why = "it is not in the store"
         return StepEnd(step.name, step.verb, "stale", key, why)
 
     return explain_stale_step

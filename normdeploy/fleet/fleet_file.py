@@ -53,9 +53,11 @@ class FleetJob:
     model: str
     variant: str
     source: Path
-    folder: Path  # of fleet.toml
+    # of fleet.toml
+    folder: Path
     targets: tuple[FleetTarget, ...]
-    options: Mapping[str, Values]  # verb -> option -> value; files are absolute paths
+    # verb -> option -> value; files are absolute paths
+    options: Mapping[str, Values]
     steps: tuple[str, ...]
     seconds: float
     memory: int
@@ -70,7 +72,8 @@ class Fleet:
     """A checked file."""
 
     path: Path
-    store: str  # "" where it names none
+    # "" where it names none
+    store: str
     models: tuple[FleetModel, ...]
     told: Values
 
@@ -90,7 +93,8 @@ class Fleet:
 
     def iter_jobs(self) -> Iterator[FleetJob]:
         """Every model in each of its variants, in the file's order."""
-        folder, defaults = self.path.parent, self.told.get("defaults", {})
+        folder = self.path.parent
+        defaults = self.told.get("defaults", {})
         targets = {
             name: _read_target(name, told, folder) for name, told in self.told.get("targets", ANY_TARGET).items()
         }

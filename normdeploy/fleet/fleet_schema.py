@@ -10,7 +10,8 @@ from typing import Any
 
 Values = Mapping[str, Any]
 VERBS = ("export", "verify", "build", "bench", "package")
-ANY_TARGET = {"onnxruntime": {"runtime": "onnxruntime"}}  # of a file that names no targets
+# of a file that names no targets
+ANY_TARGET = {"onnxruntime": {"runtime": "onnxruntime"}}
 
 
 @cache

@@ -56,7 +56,8 @@ class ValidatedFile:
 
     def check_references(self) -> None:
         """What a schema can't say: names that must be there, capabilities that engines need."""
-        variants, targets = self.told.get("variants") or {"default": {}}, self.told.get("targets") or ANY_TARGET
+        variants = self.told.get("variants") or {"default": {}}
+        targets = self.told.get("targets") or ANY_TARGET
         for name, target in targets.items():
             if target["runtime"] != "onnxruntime" and "compute_capability" not in target:
                 self._add_error(
@@ -113,7 +114,8 @@ class ValidatedFile:
     def iter_models(self) -> Iterator[FleetModel]:
         """One for each file or folder that a pattern finds."""
         for name, told in self.told["models"].items():
-            source, folder = told["source"], self.file.parent
+            source = told["source"]
+            folder = self.file.parent
             if not glob.has_magic(source):
                 path = folder / source
                 if not path.exists():

@@ -15,7 +15,8 @@ from typing import Any
 from ..errors import NormdeployError
 from ..ort_sessions.child_process import child_environment, module_command
 
-PRELOADED = (  # what the verbs import, in most steps
+# what the verbs import, in most steps
+PRELOADED = (
     *("normdeploy.api.export", "normdeploy.api.optimize", "normdeploy.api.verify", "normdeploy.api.bench"),
     *(
         "normdeploy.engines.engine_build",
@@ -51,7 +52,8 @@ class ForkClient:
     """
 
     def __init__(self, module: str = "normdeploy", preloaded: tuple[str, ...] = PRELOADED) -> None:
-        self.module, self._preloaded = module, preloaded
+        self.module = module
+        self._preloaded = preloaded
         self._lock, self._numbers = threading.Lock(), itertools.count()
         self._server: _ForkServer | None = None
 
@@ -76,7 +78,8 @@ class ForkClient:
     def close(self) -> None:
         """End the process, and what it runs."""
         with self._lock:
-            server, self._server = self._server, None
+            server = self._server
+            self._server = None
         if server is not None:
             server.close()
 
@@ -97,7 +100,8 @@ class _ForkServer:
             words,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={"SOURCE_DATE_EPOCH": "0"} | child_environment(),  # equal inputs are to give equal files
+            # equal inputs are to give equal files
+            env={"SOURCE_DATE_EPOCH": "0"} | child_environment(),
             start_new_session=True,
         )
         self._listener = threading.Thread(target=self._read_answers, daemon=True)

@@ -27,8 +27,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-_TICK = 0.1  # seconds between two looks at limits
-_PDEATHSIG = 1  # prctl's PR_SET_PDEATHSIG
+# seconds between two looks at limits
+_TICK = 0.1
+# prctl's PR_SET_PDEATHSIG
+_PDEATHSIG = 1
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
@@ -48,12 +50,14 @@ def main(preloaded: list[str]) -> None:
         with suppress(ImportError):
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # what is here stays in pages that the forks share
+    # what is here stays in pages that the forks share
+    gc.freeze()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     os.set_blocking(0, False)
     running: dict[str, _RunningCall] = {}
-    buffer, ended = b"", False
+    buffer = b""
+    ended = False
     _write_answer(answers, {"ready": os.getpid()})
     while not ended:
         ready, _, _ = select.select([0], [], [], _TICK if running else None)
@@ -99,7 +103,10 @@ def _run_in_fork(request: dict[str, Any]) -> NoReturn:
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, int):
+            code = end.code
+        else:
+            code = int(end.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -124,7 +131,10 @@ def _collect_finished(running: dict[str, _RunningCall], answers: Any) -> None:
         pid, status, usage = os.wait4(job.pid, os.WNOHANG)
         seconds = time.monotonic() - job.started
         if pid == 0:
-            job.peak = max(job.peak, held := _group_memory(job.pid)) if job.memory else 0
+            if job.memory:
+                job.peak = max(job.peak, held := _group_memory(job.pid))
+            else:
+                job.peak = 0
             if job.memory and held > job.memory:
                 _kill_call(job, "memory")
             elif job.seconds and seconds > job.seconds:
@@ -132,7 +142,8 @@ def _collect_finished(running: dict[str, _RunningCall], answers: Any) -> None:
             continue
         del running[name]
         with suppress(OSError):
-            os.killpg(job.pid, signal.SIGKILL)  # what it started and left
+            # what it started and left
+            os.killpg(job.pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(status)
         peak = max(job.peak, usage.ru_maxrss * 1024)
         _write_answer(answers, {"id": name, "code": code, "why": job.why, "seconds": seconds, "peak": peak})

@@ -12,7 +12,8 @@ from .run_history import iter_run_steps, list_runs
 from .step_store import StepStore
 from .store_backends import ObjectEntry
 
-_GRACE = 86_400.0  # seconds: what is younger may belong to a run that has not ended
+# seconds: what is younger may belong to a run that has not ended
+_GRACE = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,9 @@ def _list_object_digests(store: StepStore, key: str) -> set[str]:
         record = store.read_record(key)
     except StoreError:
         return set()
-    return set() if record is None else {f.sha256 for f in (*record.outputs.values(), record.log)}
+    if record is None:
+        return set()
+    return {f.sha256 for f in (*record.outputs.values(), record.log)}
 
 
 def _last_run_time(entry: ObjectEntry) -> str:

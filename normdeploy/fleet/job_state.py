@@ -23,9 +23,12 @@ class JobState:
     job: FleetJob
     steps: Sequence[JobStep]
     ends: dict[str, StepEnd] = field(default_factory=dict)
-    busy: set[str] = field(default_factory=set)  # the store is asked for it, or it runs, here or elsewhere
-    ready: dict[str, tuple[StepTask, FleetMachine]] = field(default_factory=dict)  # would run at once
-    waiting: dict[str, float] = field(default_factory=dict)  # has no machine -> since when
+    # the store is asked for it, or it runs, here or elsewhere
+    busy: set[str] = field(default_factory=set)
+    # would run at once
+    ready: dict[str, tuple[StepTask, FleetMachine]] = field(default_factory=dict)
+    # has no machine -> since when
+    waiting: dict[str, float] = field(default_factory=dict)
     tries: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -73,7 +76,10 @@ class JobState:
             outcome: StepOutcome = {"not run": "not run", "stale": "waits", "waits": "waits"}.get(
                 before.outcome, "blocked"
             )  # type: ignore[assignment]
-            said = before.reason if before.outcome in ("blocked", "not run", "waits") else f"{name} is {before.outcome}"
+            if before.outcome in ("blocked", "not run", "waits"):
+                said = before.reason
+            else:
+                said = f"{name} is {before.outcome}"
             if before.outcome in ("wrong", "failed"):
                 said = f"{name} {'is wrong' if before.outcome == 'wrong' else 'failed'}: {before.reason}"
             return StepEnd(step.name, step.verb, outcome, reason=said)
@@ -82,7 +88,8 @@ class JobState:
     def preceding_keys(self, step: JobStep) -> dict[str, str]:
         """The steps that were run before one, at any distance, and their keys."""
         found: dict[str, str] = {}
-        steps, stack = {s.name: s for s in self.steps}, list(step.preceding_steps)
+        steps = {s.name: s for s in self.steps}
+        stack = list(step.preceding_steps)
         while stack:
             name = stack.pop()
             if name not in found and self.ends[name].key:

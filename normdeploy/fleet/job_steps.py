@@ -19,8 +19,10 @@ from .fleet_schema import Values
 
 ENGINES = ("tensorrt-rtx", "tensorrt")
 REPORT = "out/report.json"
-_TAKEN = frozenset({"out", "files", "export", "build", "package"})  # folders of a step
-CODE = ("model", "model_arg", "import", "trust")  # what may run code of the folder of fleet.toml
+# folders of a step
+_TAKEN = frozenset({"out", "files", "export", "build", "package"})
+# what may run code of the folder of fleet.toml
+CODE = ("model", "model_arg", "import", "trust")
 
 
 @dataclass(frozen=True)
@@ -49,17 +51,23 @@ class JobStep:
     outputs are put there; ``gates`` are steps that must not be wrong, and of which nothing is read.
     """
 
-    name: str  # "minilm/int8/ada/build"
+    # "minilm/int8/ada/build"
+    name: str
     argv: tuple[str, ...]
     files: Mapping[str, Path] = field(default_factory=dict)
-    code: Path | None = None  # every Python file below it is put into the folder
+    # every Python file below it is put into the folder
+    code: Path | None = None
     after: Mapping[str, str] = field(default_factory=dict)
     gates: tuple[str, ...] = ()
     needs: StepNeeds = StepNeeds()
-    evidence: str = REPORT  # is there where the verb did its work, right or wrong
-    reports: bool = False  # whether the reports of the steps before are read too
-    seconds: float = 0.0  # the limit; 0: none
-    memory: int = 0  # the limit of all its processes, in bytes; 0: none
+    # is there where the verb did its work, right or wrong
+    evidence: str = REPORT
+    # whether the reports of the steps before are read too
+    reports: bool = False
+    # the limit; 0: none
+    seconds: float = 0.0
+    # the limit of all its processes, in bytes; 0: none
+    memory: int = 0
 
     @property
     def verb(self) -> str:
@@ -105,9 +113,12 @@ def _iter_target_steps(
     export: Mapping[str, str],
     gates: tuple[str, ...],
 ) -> Iterator[JobStep]:
-    common, model, options = f"{job.name}/{target.name}", given.source_name, target.merge_options(job.options)
+    common = f"{job.name}/{target.name}"
+    model = given.source_name
+    options = target.merge_options(job.options)
     here = StepNeeds(target.runtime, target.version, target.capability if target.runtime in ENGINES else "")
-    after, engines = dict(export), list[str]()
+    after = dict(export)
+    engines = list[str]()
     if target.runtime in ENGINES:
         build = f"{common}/build"
         argv = ["build", "export/model.onnx", "-o", "out/model.engine", "--runtime", target.runtime]
@@ -169,7 +180,9 @@ class _JobContext:
         """What the source is called in a step's folder: by its own name, where nothing else is and no verb takes that
         for an option."""
         name = self.job.source.name
-        return f"source_{name}" if name in _TAKEN or name.startswith("-") else name
+        if name in _TAKEN or name.startswith("-"):
+            return f"source_{name}"
+        return name
 
     @property
     def is_pytorch(self) -> bool:
@@ -194,7 +207,11 @@ class _JobContext:
 
 def as_list(value: Any) -> list[Any]:
     """An option that may be given once without a list; [] where it is not given."""
-    return [] if value is None else value if isinstance(value, list) else [value]
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return value
+    return [value]
 
 
 def command_line_options(options: Values, files: dict[str, Path]) -> list[str]:

@@ -8,8 +8,10 @@ from typing import Any
 from ..errors import PublishError, RuntimeUnavailable
 from .published_bundle import PublishedBundle, cell_tag
 
-_FOLDER = "bundle"  # of the artifacts
-_WHOLE = "normdeploy.whole"  # the tag of a run whose files are all there
+# of the artifacts
+_FOLDER = "bundle"
+# the tag of a run whose files are all there
+_WHOLE = "normdeploy.whole"
 
 
 class MlflowDestination:
@@ -21,9 +23,11 @@ class MlflowDestination:
     """
 
     def __init__(self, host: str, experiment: str, *, secure: bool) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing is to go to its makers
+        # nothing is to go to its makers
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # of 7, which take minutes
+        # of 7, which take minutes
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         try:
             from mlflow import MlflowClient
         except ImportError as error:
@@ -40,7 +44,9 @@ class MlflowDestination:
         return self._call_server(self._log_bundle, bundle)
 
     def _log_bundle(self, bundle: PublishedBundle) -> tuple[str, bool]:
-        client, labels, name = self._client, bundle.labels, cell_tag(bundle.cell)
+        client = self._client
+        labels = bundle.labels
+        name = cell_tag(bundle.cell)
         wanted = {"normdeploy.cell": bundle.cell.name, "normdeploy.bundle": labels["normdeploy.bundle"], _WHOLE: "true"}
         query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in wanted.items())
         if found := client.search_runs([self._experiment], query, max_results=1):

@@ -34,9 +34,12 @@ _KINDS = {
     **{".onnx": "application/vnd.normdeploy.onnx.v1", ".npz": "application/vnd.normdeploy.arrays.v1"},
     **{".engine": "application/vnd.normdeploy.engine.v1", ".plan": "application/vnd.normdeploy.engine.v1"},
 }
-_CHUNKED = 64 * 2**20  # bytes; a longer file goes in parts of as much
-_SECONDS = 20  # within which a registry has to answer at first
-_NAME = re.compile(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*")  # of distribution-spec
+# bytes; a longer file goes in parts of as much
+_CHUNKED = 64 * 2**20
+# within which a registry has to answer at first
+_SECONDS = 20
+# of distribution-spec
+_NAME = re.compile(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*")
 
 
 class OciDestination:
@@ -60,7 +63,8 @@ class OciDestination:
                 f"{repository!r} is no name of a repository (small letters, digits, '.', '_', '-', '/'); give"
                 " oci://HOST/REPOSITORY"
             )
-        self._host, self._repository = host, repository
+        self._host = host
+        self._repository = repository
         self._base = f"http{'s' * secure}://{host}/v2/{repository}"
         basic = self._asks_for_password(f"http{'s' * secure}://{host}/v2/")
         self._registry = oras.provider.Registry(host, insecure=not secure, auth_backend="basic" if basic else "token")
@@ -77,7 +81,8 @@ class OciDestination:
             for path, f in bundle.files.items()
         ]
         body = _encode_manifest(ARTIFACT, layers, bundle.labels)
-        digest, name = _sha256_digest(body), cell_tag(bundle.cell)
+        digest = _sha256_digest(body)
+        name = cell_tag(bundle.cell)
         where = f"{self._host}/{self._repository}:{name}@{digest}"
         present = self._send_request("HEAD", f"manifests/{name}", accept=MANIFEST)
         if present.status_code == 200 and present.headers.get("Docker-Content-Digest") == digest:
@@ -124,15 +129,16 @@ class OciDestination:
         if self._send_request("HEAD", f"blobs/{layer['digest']}").status_code == 200:
             return
         if hasattr(self._registry.auth, "token"):
-            self._registry.auth.token = None  # the one that was given for reading may not write
+            # the one that was given for reading may not write
+            self._registry.auth.token = None
         long = layer["size"] > _CHUNKED
         try:
-            answer = (
-                self._registry.chunked_upload(str(file), self._container, layer, chunk_size=_CHUNKED)
-                if long
-                else self._registry.put_upload(str(file), self._container, layer)
-            )
-        except Exception as error:  # of oras, requests and urllib3
+            if long:
+                answer = self._registry.chunked_upload(str(file), self._container, layer, chunk_size=_CHUNKED)
+            else:
+                answer = self._registry.put_upload(str(file), self._container, layer)
+        except Exception as error:
+            # of oras, requests and urllib3
             raise self._unreachable_error(error) from error
         if answer.status_code not in (200, 201, 202):
             raise self._refusal_error(answer)
@@ -141,7 +147,8 @@ class OciDestination:
         headers = {"Content-Type": kind} if kind else {"Accept": accept} if accept else {}
         try:
             return self._registry.do_request(f"{self._base}/{path}", method, data=body, headers=headers)
-        except Exception as error:  # of oras, requests and urllib3
+        except Exception as error:
+            # of oras, requests and urllib3
             raise self._unreachable_error(error) from error
 
     def _asks_for_password(self, url: str) -> bool:

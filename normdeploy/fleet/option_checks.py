@@ -34,6 +34,7 @@ def check_options(fleet: Fleet) -> None:
 
 
 def _check_verb_options(options: Mapping[str, Values]) -> None:
-    export, verify = options["export"], options["verify"]
+    export = options["export"]
+    verify = options["verify"]
     parse_quantization_request(options_from_table(ConversionOptions, export))
     parse_policy(as_list(verify.get("tolerance")) or None, as_list(verify.get("metric")) or None)

@@ -57,10 +57,12 @@ class CellOutcome:
     step: str = ""
     seconds: float = 0.0
     bytes: int = 0
-    ran: int = 0  # steps
+    # steps
+    ran: int = 0
     cached: int = 0
     measures: Mapping[str, float] = field(default_factory=dict)
-    logs: tuple[tuple[str, str], ...] = ()  # (step, SHA-256 of its log)
+    # (step, SHA-256 of its log)
+    logs: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
@@ -147,7 +149,8 @@ class FleetRun(Renderable):
     trend: tuple[Mapping[str, float], ...] = ()
     notes: tuple[str, ...] = ()
     dry: bool = False
-    only: tuple[str, ...] = ()  # patterns of the models that were run; (): all
+    # patterns of the models that were run; (): all
+    only: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return not any(cell.status in BAD for cell in self.cells)

@@ -11,7 +11,8 @@ from typing import Protocol
 from .outcomes import CellOutcome
 from .step_store import StoredFile
 
-_TAG = 128  # characters that a tag of distribution-spec may have
+# characters that a tag of distribution-spec may have
+_TAG = 128
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ from .scheduler import Scheduler
 from .signed_store import resolve_keys
 from .step_store import StepStore, StoredFile
 
-_FOLDER = "bundle/"  # of the outputs of a package step
+# of the outputs of a package step
+_FOLDER = "bundle/"
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ def publish_bundles(call: PublishCall) -> PublishResult:
     opened = open_fleet_store(fleet, call.store, make=False, trust=trust)
     last = run_history.find_last_run(opened, fleet.path.name)
     driver = Scheduler(opened, None, machines_of_run(last), explain=stale_step_explainer(opened, last))
-    items, total = list[PublishedCell](), 0
+    items = list[PublishedCell]()
+    total = 0
     if call.progress is not None:
         total = sum(len(job.targets) for job in chosen(fleet.iter_jobs(), call.only))
     for end in driver.run(chosen(fleet.iter_jobs(), call.only)):

@@ -29,8 +29,10 @@ from .step_inputs import StepTask
 from .step_keys import FleetMachine
 from .step_store import StepRecord, StepStore
 
-_LOOK = 1.0  # seconds between two looks at the nodes
-_PROBE = 300.0  # seconds in which a new node has to start a process and answer
+# seconds between two looks at the nodes
+_LOOK = 1.0
+# seconds in which a new node has to start a process and answer
+_PROBE = 300.0
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ class RayPool:
         """Let Ray's autoscaler see what steps wait for."""
         with self._lock:
             offered = set(self._offered)
-        with suppress(Exception):  # of Ray: the cluster is gone, which is told by those who look at its nodes
+        # of Ray: the cluster is gone, which is told by those who look at its nodes
+        with suppress(Exception):
             self._demand.set_pending_resources(map(resource_of_step, steps), offered)
 
     def close(self) -> None:
@@ -140,9 +143,11 @@ class RayPool:
         self._ended.set()
         self._watch.join()
         with self._lock:
-            waiting, self._waiting = self._waiting, []
+            waiting = self._waiting
+            self._waiting = []
         for one in waiting:
-            with suppress(Exception):  # it may have ended, or the cluster may be gone
+            # it may have ended, or the cluster may be gone
+            with suppress(Exception):
                 self._ray.cancel(one.reference, force=True)
         self._disconnect()
 
@@ -164,14 +169,17 @@ class RayPool:
 
     def _handle_answer(self, waiting: _PendingStep, answer: Future[StepRecord | MachineChanged | StepRefused]) -> None:
         with self._lock:
-            if waiting not in self._waiting:  # its nodes were seen to be gone, or the run has ended
+            # its nodes were seen to be gone, or the run has ended
+            if waiting not in self._waiting:
                 return
             self._waiting.remove(waiting)
         try:
             told = answer.result()
-        except self._ray.exceptions.RayTaskError as error:  # nothing that was foreseen
+        except self._ray.exceptions.RayTaskError as error:
+            # nothing that was foreseen
             waiting.future.set_exception(error)
-        except Exception as error:  # of Ray: the node, its process or the connection is gone
+        except Exception as error:
+            # of Ray: the node, its process or the connection is gone
             lines = str(error).strip().splitlines()
             waiting.future.set_exception(
                 ProcessVanished(f"the machine that ran it is gone ({lines[0] if lines else error})")
@@ -193,7 +201,8 @@ class RayPool:
         while not self._ended.wait(_LOOK):
             try:
                 self._refresh_nodes()
-            except Exception as error:  # of Ray: the whole cluster is gone
+            except Exception as error:
+                # of Ray: the whole cluster is gone
                 lost = f"the Ray cluster is gone ({error})"
                 with self._lock:
                     self._nodes.clear()
@@ -226,9 +235,11 @@ class RayPool:
     def _register_node(self, name: str, reference: Any, resources: Mapping[str, float]) -> None:
         try:
             answer = self._ray.get(reference)
-        except Exception as error:  # of Ray, or whatever stands in the way of importing normdeploy there
+        except Exception as error:
+            # of Ray, or whatever stands in the way of importing normdeploy there
             if not any(node["NodeID"] == name and node["Alive"] for node in self._ray.nodes()):
-                return  # it went while it was asked
+                # it went while it was asked
+                return
             lines = [line for line in str(error).strip().splitlines() if line.strip()]
             self._useless[name] = RuntimeUnavailable(
                 f"the Ray node {name[:8]} can't run normdeploy ({lines[-1].strip() if lines else error}); install the"

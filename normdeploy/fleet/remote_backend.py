@@ -22,10 +22,13 @@ from typing import Any
 from ..errors import RuntimeUnavailable, StoreError
 from .store_backends import FolderBackend, ObjectEntry, StoreBackend
 
-LEASE = 60.0  # seconds that a claim holds without being renewed
+# seconds that a claim holds without being renewed
+LEASE = 60.0
 _CONDITIONAL = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
-_NOWHERE = logging.NullHandler()  # gcsfs logs a traceback of what it raises, which Python else prints
-_LATER = 5  # times that a write is tried again which the store wants to have later
+# gcsfs logs a traceback of what it raises, which Python else prints
+_NOWHERE = logging.NullHandler()
+# times that a write is tried again which the store wants to have later
+_LATER = 5
 
 
 class RemoteBackend:
@@ -109,11 +112,13 @@ class RemoteBackend:
                     return False
                 except OSError as error:
                     refused = _server_error_code(error)
-                    if refused in ("PreconditionFailed", "412"):  # s3fs knows it by a field that not all servers send
+                    # s3fs knows it by a field that not all servers send
+                    if refused in ("PreconditionFailed", "412"):
                         return False
                     if refused not in ("ConditionalRequestConflict", "409") or tries == _LATER - 1:
                         raise
-                    time.sleep(0.1 * 2**tries)  # of two writes at the same moment S3 may tell both to come again
+                    # of two writes at the same moment S3 may tell both to come again
+                    time.sleep(0.1 * 2**tries)
         raise AssertionError("unreachable")
 
     def store_file(self, name: str, file: Path) -> None:
@@ -133,8 +138,12 @@ class RemoteBackend:
             found = self.files.find(self._object_path(prefix), detail=True)
         skipped = len(self.root.rstrip("/")) + 1
         for path, told in found.items():
-            written = told.get("LastModified") or told.get("last_modified") or told.get("mtime") or 0  # S3, Azure, GCS
-            at = written.timestamp() if hasattr(written, "timestamp") else float(written)
+            # S3, Azure, GCS
+            written = told.get("LastModified") or told.get("last_modified") or told.get("mtime") or 0
+            if hasattr(written, "timestamp"):
+                at = written.timestamp()
+            else:
+                at = float(written)
             yield ObjectEntry(path[skipped:], int(told["size"]), at)
 
     def delete(self, name: str) -> None:
@@ -165,14 +174,16 @@ class RemoteBackend:
         held = self.read(path)
         if held is None:
             return self.create(path, _encode_lease(token))
-        if _lease_owner(held) == token:  # written by us, and the library asked twice because an answer was lost
+        # written by us, and the library asked twice because an answer was lost
+        if _lease_owner(held) == token:
             return True
         if time.time() < _lease_expiry(held):
             return False
         over = f"{path}.over"
         if not self.create(over, _encode_lease(token)):
             if time.time() > _lease_expiry(self.read(over) or b""):
-                self.delete(over)  # its owner died here; the next to ask goes on
+                # its owner died here; the next to ask goes on
+                self.delete(over)
             return False
         try:
             if self.read(path) != held:
@@ -191,7 +202,8 @@ class RemoteBackend:
             yield
         except StoreError:
             raise
-        except Exception as error:  # each library has its own
+        except Exception as error:
+            # each library has its own
             raise StoreError(
                 f"the store {self.url!r} can't be used: {type(error).__name__}: {error}; what it holds is whole, and"
                 " the next run goes on from there"
@@ -241,7 +253,9 @@ def _lease_owner(lease: bytes) -> str:
 def _server_error_code(error: OSError) -> str:
     """What a server of S3's kind calls an error; "" where it is none."""
     told = getattr(error.__cause__, "response", None)
-    return str(told["Error"].get("Code", "")) if isinstance(told, dict) and "Error" in told else ""
+    if isinstance(told, dict) and "Error" in told:
+        return str(told["Error"].get("Code", ""))
+    return ""
 
 
 def _lease_expiry(lease: bytes) -> float:

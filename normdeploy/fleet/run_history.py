@@ -29,7 +29,8 @@ from .outcomes import CellOutcome, FleetRun, JobEnd
 from .step_store import StepStore
 
 RUN = "normdeploy/fleet-run/1"
-_TREND = 30  # runs that a page draws
+# runs that a page draws
+_TREND = 30
 
 
 class RunWriter:
@@ -47,7 +48,8 @@ class RunWriter:
         for step in end.steps:
             outputs = {path: [file.sha256, file.bytes] for path, file in sorted(step.outputs.items())}
             told: dict[str, Any] = {"step": step.step, "outcome": step.outcome, "key": step.key, "reason": step.reason}
-            if step.verb != "bench":  # times are never equal
+            # times are never equal
+            if step.verb != "bench":
                 told["outputs"] = outputs
             self._manifest.write(json.dumps(told, sort_keys=True) + "\n")
         cells = end.cell_outcomes()
@@ -101,7 +103,9 @@ def find_last_run(store: StepStore, file: str) -> dict[str, Any] | None:
     """The last run of a fleet's file; of all its models, where there was one."""
     mine = [r for r in list_runs(store) if r["file"] == file]
     found = [r for r in mine if not r.get("only")] or mine
-    return found[-1] if found else None
+    if found:
+        return found[-1]
+    return None
 
 
 def status_trend(store: StepStore, file: str) -> tuple[Mapping[str, float], ...]:
@@ -143,7 +147,8 @@ def _find_run(store: StepStore, run: str) -> dict[str, Any]:
 
 def _read_manifest_lines(store: StepStore, run: str, file: str) -> Iterator[dict[str, Any]]:
     name = f"runs/{run}/{file}"
-    data, stated = store.place.read(name), _find_run(store, run)["files"][file]
+    data = store.place.read(name)
+    stated = _find_run(store, run)["files"][file]
     if data is None:
         raise StoreError(f"the store {store.place.url!r} has no {name}")
     if (found := hashlib.sha256(data).hexdigest()) != stated:

@@ -34,8 +34,10 @@ from .step_keys import FleetMachine
 from .step_store import DamagedObject, StepRecord, StepStore
 from .store_queries import AT_A_TIME, StoreQueries
 
-_TRIES = 3  # of a step whose machine vanishes, or whose inputs are damaged
-_POLL = 0.5  # seconds between two looks at what others do
+# of a step whose machine vanishes, or whose inputs are damaged
+_TRIES = 3
+# seconds between two looks at what others do
+_POLL = 0.5
 
 
 class StepPool(Protocol):
@@ -92,12 +94,15 @@ class Scheduler:
     progress: Progress | None = None
     total: int = 0
     _done: int = 0
-    _claiming: int = 0  # steps whose claims are asked for
+    # steps whose claims are asked for
+    _claiming: int = 0
     _futures: dict[Future[StepRecord], _SubmittedStep] = field(default_factory=dict)
     _elsewhere: list[tuple[JobState, JobStep]] = field(default_factory=list)
-    _polled: float = 0.0  # when those were last looked at
+    # when those were last looked at
+    _polled: float = 0.0
     _uploaded: set[str] = field(default_factory=set)
-    _uploads: dict[str, threading.Lock] = field(default_factory=dict)  # one for each file
+    # one for each file
+    _uploads: dict[str, threading.Lock] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._questions = StoreQueries(self.store, void=self.pool is not None)
@@ -113,7 +118,8 @@ class Scheduler:
         window = 4 * self.pool.size + 16 if self.pool is not None else 1
         if not self.store.place.local:
             window = max(window, 2 * AT_A_TIME)
-        coming, active = iter(jobs), list[JobState]()
+        coming = iter(jobs)
+        active = list[JobState]()
         with closing(self._questions):
             while True:
                 while len(active) < window and (job := next(coming, None)) is not None:
@@ -142,7 +148,10 @@ class Scheduler:
             self._record_end(run, end)
             return
         task = resolve_inputs(step, run.ends, self.hashes, self.store)
-        machines = self.pool.machines if self.pool is not None else self.machines
+        if self.pool is not None:
+            machines = self.pool.machines
+        else:
+            machines = self.machines
         fitting = [m for m in machines if not m.describe_missing(step.needs)]
         fitting = fitting if self.pool is not None else fitting[:1]
         if not fitting:
@@ -165,7 +174,8 @@ class Scheduler:
         step = task.step
         run.busy.discard(step.name)
         if not run.can_begin(step) or not run.is_current(task):
-            return  # what it reads is made again, and its key will be another
+            # what it reads is made again, and its key will be another
+            return
         if record is not None:
             self._record_end(run, end_from_record(step, record, cached=True))
         elif self.pool is None:
@@ -196,7 +206,9 @@ class Scheduler:
                 self._questions.release_now(key)
                 return record
             assert self.pool is not None
-            return task if self.pool.shares_files else self._upload_inputs(task)
+            if self.pool.shares_files:
+                return task
+            return self._upload_inputs(task)
 
         self._questions.submit_query(
             run, claim_or_find_record, lambda told: self._handle_claim(run, task, machine, key, told)
@@ -207,9 +219,11 @@ class Scheduler:
     ) -> None:
         self._claiming -= 1
         if told is not None and not (run.can_begin(task.step) and run.is_current(task)):
-            run.busy.discard(task.step.name)  # what it reads is made again, and its key will be another
+            # what it reads is made again, and its key will be another
+            run.busy.discard(task.step.name)
             self._questions.release_later(key)
-        elif told is None:  # another driver, or another cell of this one, is at it
+        elif told is None:
+            # another driver, or another cell of this one, is at it
             self._elsewhere.append((run, task.step))
         elif isinstance(told, StepRecord):
             run.busy.discard(task.step.name)
@@ -224,7 +238,8 @@ class Scheduler:
         inputs = {}
         for name, file in task.inputs.items():
             if file.path is not None:
-                with self._uploads.setdefault(file.stored.sha256, threading.Lock()):  # variants share a source
+                # variants share a source
+                with self._uploads.setdefault(file.stored.sha256, threading.Lock()):
                     if file.stored.sha256 not in self._uploaded and self.store.put(file.path) != file.stored:
                         raise InputError(f"{file.path.name!r} was changed while the fleet ran; run it again")
                     self._uploaded.add(file.stored.sha256)
@@ -255,7 +270,8 @@ class Scheduler:
             self._decide_ready_steps(told.run)
         if own or time.monotonic() - self._polled >= _POLL:
             self._polled = time.monotonic()
-            elsewhere, self._elsewhere = self._elsewhere, []
+            elsewhere = self._elsewhere
+            self._elsewhere = []
             for run, step in elsewhere:
                 run.busy.discard(step.name)
                 self._decide_ready_steps(run)
@@ -265,7 +281,8 @@ class Scheduler:
 
     def _handle_result(self, future: Future[StepRecord], told: _SubmittedStep) -> None:
         """End a step that the pool ran, or have it decided again."""
-        run, step = told.run, told.task.step
+        run = told.run
+        step = told.task.step
         try:
             record = future.result()
         except StepNotRun as error:
@@ -284,7 +301,8 @@ class Scheduler:
                     self.store.void_record(run.ends[name].key)
                     run.forget_step(name)
         else:
-            if run.is_current(told.task):  # else what it was made of was damaged, and has been made again
+            # else what it was made of was damaged, and has been made again
+            if run.is_current(told.task):
                 self._record_end(run, end_from_record(step, record, cached=False))
 
     def _retry_step(self, run: JobState, step: JobStep, why: str) -> None:

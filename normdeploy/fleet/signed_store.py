@@ -23,7 +23,8 @@ from .store_backends import StoreBackend
 if TYPE_CHECKING:
     from securesystemslib.signer import Key
 
-SIGN, TRUST = "NORMDEPLOY_SIGN", "NORMDEPLOY_TRUST"  # environment variables that name keys; several by os.pathsep
+# environment variables that name keys; several by os.pathsep
+SIGN, TRUST = "NORMDEPLOY_SIGN", "NORMDEPLOY_TRUST"
 KIND = "application/vnd.normdeploy.store+json"
 
 

@@ -38,7 +38,8 @@ class _PatternWalk:
         if not parts:
             yield Path(folder)
             return
-        part, rest = parts[0], parts[1:]
+        part = parts[0]
+        rest = parts[1:]
         if not glob.has_magic(part):
             path = os.path.join(folder, part)
             if os.path.exists(path):

@@ -22,7 +22,8 @@ class FoundSteps:
     """Steps with their records, None of one that has none, and the store that they are in."""
 
     def __init__(self, store: StepStore, steps: Sequence[tuple[str, str, StepRecord | None]]) -> None:
-        self.store, self.steps = store, steps  # (name, outcome, record)
+        # (name, outcome, record)
+        self.store, self.steps = store, steps
 
 
 def find_steps(
@@ -44,7 +45,8 @@ def find_steps(
         raise InputError(
             f"no run of {fleet.path.name} is in the store {opened.place.url!r}; normdeploy fleet run makes one"
         )
-    for run in reversed(mine):  # the last ones may have been of other models alone
+    # the last ones may have been of other models alone
+    for run in reversed(mine):
         wanted = [t for t in run_history.iter_run_steps(opened, run["id"]) if _matches_step(name, t["step"], t["key"])]
         if wanted or not run.get("only"):
             break

@@ -28,7 +28,8 @@ from .store_backends import FolderBackend, locked_temporary_folder
 
 # Verbs whose work is whole although an engine in the bundle was not run.
 _WITHOUT_GPU = ("package", "recheck")
-_TAIL = 4000  # characters of a log in which the reason of a failure is looked for
+# characters of a log in which the reason of a failure is looked for
+_TAIL = 4000
 
 
 class StepFailed(NormdeployError):
@@ -83,7 +84,8 @@ def execute_step(task: StepTask, store: StepStore, warm: ForkClient, machine: Fl
         }
         told = json.loads(evidence.read_bytes())
         wrong = end.code == 1
-        measures, reason = extract_measures(told), describe_wrong_result(told) if wrong else ""
+        measures = extract_measures(told)
+        reason = describe_wrong_result(told) if wrong else ""
     record = StepRecord(
         key,
         step.name,
@@ -133,7 +135,10 @@ def describe_wrong_result(report: Mapping[str, Any]) -> str:
         return f"{first['runtime']}: output {first['output']!r}{said}{more}"
     altered = [w for w in _weight_rows(report) if w.get("origin") == "altered"]
     if altered:
-        more = f" ({len(altered)} weights are altered)" if len(altered) > 1 else ""
+        if len(altered) > 1:
+            more = f" ({len(altered)} weights are altered)"
+        else:
+            more = ""
         return f"weight {altered[0].get('name')}: {altered[0].get('reason')}{more}"
     worse = [c for c in report.get("changes", ()) if isinstance(c, Mapping) and c.get("worse")]
     if worse:
@@ -169,7 +174,12 @@ def _describe_end(end: CallEnd, step: JobStep, log: Path) -> str:
     lines = log.read_text(errors="replace")[-_TAIL:].strip().splitlines()
     opening = f"{NEITHER}: " if end.code == NOT_RUN else "error: "
     errors = [n for n, line in enumerate(lines) if line.startswith(opening)]
-    told = " ".join(lines[errors[-1] :])[len(opening) :] if errors else (lines[-1] if lines else "")
+    if errors:
+        told = " ".join(lines[errors[-1] :])[len(opening) :]
+    elif lines:
+        told = lines[-1]
+    else:
+        told = ""
     return told or f"{step.verb} ended with exit code {end.code}"
 
 
@@ -194,7 +204,8 @@ def _changed_error(path: Path) -> InputError:
 def _try_link(file: Path, target: Path) -> bool:
     try:
         os.link(os.path.realpath(file), target)
-    except OSError:  # another file system, or one without links
+    except OSError:
+        # another file system, or one without links
         return False
     return True
 

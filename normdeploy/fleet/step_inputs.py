@@ -77,7 +77,8 @@ def lookup_record(store: StepStore, key: str, *, void: bool) -> tuple[StepRecord
     except StoreError as error:
         if not store.has_record(key):
             raise
-        record, note = None, f"{error}; the step is run again"
+        record = None
+        note = f"{error}; the step is run again"
     else:
         if record is None or store.has_all_outputs(record):
             return record, ""

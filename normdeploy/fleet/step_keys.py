@@ -38,7 +38,8 @@ class FleetMachine:
 
     facts: Mapping[str, str]
     code: str
-    installed: str  # the hash of the names and versions of all installed packages
+    # the hash of the names and versions of all installed packages
+    installed: str
 
     @classmethod
     def this_machine(cls) -> FleetMachine:
@@ -69,9 +70,10 @@ class FleetMachine:
         """The machine as it would be with other versions of what it has; "onnxruntime" means its GPU build too."""
         named = {"onnxruntime-gpu" if n == "onnxruntime" and n not in self.facts else n: v for n, v in update.items()}
         known = {name: version for name, version in named.items() if name in self.facts}
-        code = (
-            self.code if self.facts.get("normdeploy") == known.get("normdeploy", self.facts.get("normdeploy")) else ""
-        )
+        if self.facts.get("normdeploy") == known.get("normdeploy", self.facts.get("normdeploy")):
+            code = self.code
+        else:
+            code = ""
         return FleetMachine({**self.facts, **known}, code, self.installed)
 
 
@@ -109,7 +111,8 @@ def describe_key_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list
     """Which parts of two keys' contents differ, in words: "onnxruntime 1.30 -> 1.31"."""
     told = []
     for name in sorted({*old, *new}):
-        was, now = old.get(name), new.get(name)
+        was = old.get(name)
+        now = new.get(name)
         if isinstance(was, Mapping) and isinstance(now, Mapping):
             parts = sorted(p for p in {*was, *now} if was.get(p) != now.get(p))
             told += [f"{p} {_abbreviate_value(was.get(p))} → {_abbreviate_value(now.get(p))}" for p in parts]
@@ -120,7 +123,9 @@ def describe_key_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list
 
 def _abbreviate_value(value: Any) -> str:
     text = "(none)" if value is None else str(value)
-    return text[:12] if len(text) == 64 else text
+    if len(text) == 64:
+        return text[:12]
+    return text
 
 
 def _extension_versions() -> dict[str, str]:
@@ -144,7 +149,9 @@ def code_digest() -> str:
 
 def _plugin_folder() -> Path:
     installed = _HERE.parent / "normdeploy_plugins"
-    return installed if installed.is_dir() else _HERE.parent / "plugins"
+    if installed.is_dir():
+        return installed
+    return _HERE.parent / "plugins"
 
 
 def find_python_files(folder: Path, skipped: Sequence[Path] = ()) -> dict[str, Path]:

@@ -25,7 +25,8 @@ from ..storage.onnx_files import hash_file
 from .store_backends import StoreBackend
 
 RECORD = "normdeploy/step/1"
-_RECORD_BYTES = 64 * 2**20  # that are read
+# that are read
+_RECORD_BYTES = 64 * 2**20
 Outcome = Literal["ok", "wrong"]
 
 
@@ -58,17 +59,21 @@ class StepRecord:
     """
 
     key: str
-    step: str  # the name under which it was run first
+    # the name under which it was run first
+    step: str
     outcome: Outcome
     depends: Mapping[str, Any]
     outputs: Mapping[str, StoredFile]
     log: StoredFile
     measures: Mapping[str, float] = field(default_factory=dict)
-    reason: str = ""  # why it is wrong
+    # why it is wrong
+    reason: str = ""
     machine: Mapping[str, str] = field(default_factory=dict)
-    started: str = ""  # UTC, ISO 8601
+    # UTC, ISO 8601
+    started: str = ""
     seconds: float = 0.0
-    peak: int = 0  # bytes of memory of the largest process
+    # bytes of memory of the largest process
+    peak: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {"schema": RECORD} | asdict(self)
@@ -109,7 +114,9 @@ class StepStore:
         seal: Callable[[bytes], bytes] | None = None,
         opened: Callable[[bytes], bytes] | None = None,
     ) -> None:
-        self.place, self.seal, self.opened = place, seal or bytes, opened or unverified_payload
+        self.place = place
+        self.seal = seal or bytes
+        self.opened = opened or unverified_payload
 
     def read_record(self, key: str) -> StepRecord | None:
         """The record of a key; None where there is none.
@@ -175,7 +182,8 @@ class StepStore:
         stored = StoredFile(hash_file(file), file.stat().st_size)
         name = _object_path(stored.sha256)
         size = self.place.size(name)
-        if size not in (None, stored.bytes):  # cut short by whoever else writes here
+        # cut short by whoever else writes here
+        if size not in (None, stored.bytes):
             self.place.delete(name)
         if size != stored.bytes:
             self.place.store_file(name, file)
@@ -225,7 +233,10 @@ def _object_path(digest: str) -> str:
 
 
 def _parse_stored(entry: Any) -> StoredFile:
-    stored = entry if isinstance(entry, StoredFile) else StoredFile(str(entry["sha256"]), int(entry["bytes"]))
+    if isinstance(entry, StoredFile):
+        stored = entry
+    else:
+        stored = StoredFile(str(entry["sha256"]), int(entry["bytes"]))
     if len(stored.sha256) != 64 or not set(stored.sha256) <= set("0123456789abcdef"):
         raise ValueError(f"{stored.sha256!r} is no SHA-256")
     return stored

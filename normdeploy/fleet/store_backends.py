@@ -38,7 +38,8 @@ class StoreBackend(Protocol):
     """Names and bytes. Every method raises StoreError where the place can't be reached or written."""
 
     url: str
-    local: bool  # a question takes microseconds
+    # a question takes microseconds
+    local: bool
 
     def read(self, name: str) -> bytes | None:
         """The whole object; None where there is none."""
@@ -81,7 +82,8 @@ class FolderBackend:
     def read(self, name: str) -> bytes | None:
         with self._convert_os_errors():
             try:
-                handle = os.open(self.root / name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait
+                # a pipe would wait
+                handle = os.open(self.root / name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
             except FileNotFoundError:
                 self._require_folder()
                 return None
@@ -114,7 +116,8 @@ class FolderBackend:
             with self._temporary_file(name) as written:
                 try:
                     os.link(file, written)
-                except OSError as error:  # another file system, or one without links
+                except OSError as error:
+                    # another file system, or one without links
                     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOENT):
                         raise
                     shutil.copyfile(file, written)
@@ -135,7 +138,8 @@ class FolderBackend:
         for here, _, names in os.walk(self.root / prefix):
             for name in names:
                 path = Path(here) / name
-                with contextlib.suppress(FileNotFoundError):  # collected in the meantime
+                # collected in the meantime
+                with contextlib.suppress(FileNotFoundError):
                     status = path.stat()
                     yield ObjectEntry(path.relative_to(self.root).as_posix(), status.st_size, status.st_mtime)
 
@@ -145,7 +149,8 @@ class FolderBackend:
 
     def claim(self, name: str) -> Callable[[], None] | None:
         """A lock of the kernel's, which gives it back when the process ends, however that ends."""
-        if sys.platform == "win32":  # has no such lock
+        # has no such lock
+        if sys.platform == "win32":
             return lambda: None
         path = self.root / "claims" / name
         with self._convert_os_errors():
@@ -158,7 +163,8 @@ class FolderBackend:
                     return None
                 if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
                     break
-                os.close(handle)  # its holder removed it between the two calls
+                # its holder removed it between the two calls
+                os.close(handle)
 
         def release_lock() -> None:
             path.unlink(missing_ok=True)
@@ -189,7 +195,10 @@ class FolderBackend:
             yield
         except OSError as error:
             free = shutil.disk_usage(self.root).free / 1e6 if self.root.is_dir() else None
-            room = "" if free is None else f" ({free:.0f} MB are free there)"
+            if free is None:
+                room = ""
+            else:
+                room = f" ({free:.0f} MB are free there)"
             raise StoreError(
                 f"the store {self.url!r} can't be used: {error.strerror or error}{room}; what it holds is whole, and"
                 " the next run goes on from there"
@@ -203,12 +212,14 @@ def locked_temporary_folder(base: Path | None) -> Iterator[Path]:
     while True:
         made = tempfile.TemporaryDirectory(prefix="step.", dir=base, ignore_cleanup_errors=True)
         with made as name:
-            if sys.platform == "win32":  # has no such lock: there left-overs are not removed
+            # has no such lock: there left-overs are not removed
+            if sys.platform == "win32":
                 yield Path(name)
                 return
             handle = -1
             try:
-                with contextlib.suppress(FileNotFoundError):  # taken for a left-over before it was locked
+                # taken for a left-over before it was locked
+                with contextlib.suppress(FileNotFoundError):
                     handle = os.open(name, os.O_RDONLY)
                     fcntl.flock(handle, fcntl.LOCK_EX)
                 if handle >= 0 and os.path.isdir(name):

@@ -14,7 +14,8 @@ from .job_state import JobState
 from .step_inputs import lookup_record
 from .step_store import StepRecord, StepStore
 
-AT_A_TIME = 16  # questions to a store that is far away
+# questions to a store that is far away
+AT_A_TIME = 16
 Answer = TypeVar("Answer")
 
 
@@ -25,10 +26,12 @@ class StoreQueries:
 
     def __init__(self, store: StepStore, *, void: bool) -> None:
         self.notes: list[str] = []
-        self._store, self._void = store, void
+        self._store = store
+        self._void = void
         self._threads = None if store.place.local else ThreadPoolExecutor(AT_A_TIME)
         self._asked: dict[Future[Any], tuple[JobState, Callable[[Any], None]]] = {}
-        self._claims: dict[str, Callable[[], None]] = {}  # key -> what releases it
+        # key -> what releases it
+        self._claims: dict[str, Callable[[], None]] = {}
 
     def submit_query(self, run: JobState, question: Callable[[], Answer], then: Callable[[Answer], None]) -> None:
         """Have ``then`` called with the answer: now, or by ``answered``. ``question`` may run in a thread."""

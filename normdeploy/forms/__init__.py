@@ -16,7 +16,8 @@ from ..recognition.norm_parameters import stored_epsilon
 from . import group_norm, instance_norm, layer_norm, mean_variance_norm, portable_norms, third_party_forms
 from .norm_writer import NormForm
 
-_HALF_ULP = 2.0**-24  # of a float32 number that is not subnormal, relative to it
+# of a float32 number that is not subnormal, relative to it
+_HALF_ULP = 2.0**-24
 
 _UNBIASED = (
     "its variance is unbiased (n − 1) over a dynamic size n: no fixed gamma and epsilon make it a standard"
@@ -38,7 +39,10 @@ def write_norm(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -
             f"its epsilon ({norm.epsilon:.3g}) can't be written: an attribute is a float32 number", norm.y.name
         )
     by_row = portable_norms.write_by_row(graph, norm)
-    own = portable_norms.portable_op_of(graph, norm) if by_row is None else by_row.core
+    if by_row is None:
+        own = portable_norms.portable_op_of(graph, norm)
+    else:
+        own = by_row.core
     if (
         norm.fit.clamped
         and (exact := stored_epsilon(graph, norm.region, norm.epsilon)) is not None
@@ -56,14 +60,16 @@ def write_norm(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -
     if fuse == "portable" and own in ("RMSNorm", "ChannelLayerNorm"):
         return portable_norms.write_portable_norm(graph, norm)
     if norm.ddof or norm.fit.outside:
-        made = (
-            mean_variance_norm.write_mean_variance_norm(graph, norm, runtime)
-            if norm.fit.outside
-            else Refusal(_UNBIASED, norm.y.name)
-        )
+        if norm.fit.outside:
+            made = mean_variance_norm.write_mean_variance_norm(graph, norm, runtime)
+        else:
+            made = Refusal(_UNBIASED, norm.y.name)
         if isinstance(made, NormForm) or not own:
             return made
-        portably = portable_norms.write_portable_norm(graph, norm) if by_row is None else by_row
+        if by_row is None:
+            portably = portable_norms.write_portable_norm(graph, norm)
+        else:
+            portably = by_row
         if fuse == "portable" or not isinstance(portably, NormForm):
             return portably
         return replace(made, reason=f"{made.reason}; --fuse portable writes it as {DOMAIN}.{own}")

@@ -40,7 +40,8 @@ from .channel_views import (
 from .constant_linear import ConstantLinear, absorb_added_bias, channel_vector, constant_linear_of, is_representable
 from .fold_expressions import FoldExpressions, FoldShare
 
-Edit = tuple[gs.Tensor, tuple[gs.Node, ...]]  # a tensor of the graph, and the nodes that shall produce it
+# a tensor of the graph, and the nodes that shall produce it
+Edit = tuple[gs.Tensor, tuple[gs.Node, ...]]
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,13 @@ class AffineFold:
     became: str
     old: gs.Tensor
     leaves: tuple[gs.Tensor, ...]
-    windows: tuple[
-        tuple[int, ...] | None, ...
-    ]  # for each leaf a small shape that shows everything, None where there is none
+    # for each leaf a small shape that shows everything, None where there is none
+    windows: tuple[tuple[int, ...] | None, ...]
     edits: tuple[Edit, ...]
-    expressions: FoldExpressions  # what the new constants are made of
-    remains: tuple[str, ...] = ()  # the ops that are left of the scale and shift itself
+    # what the new constants are made of
+    expressions: FoldExpressions
+    # the ops that are left of the scale and shift itself
+    remains: tuple[str, ...] = ()
 
     @property
     def shares(self) -> tuple[FoldShare, ...]:
@@ -112,7 +114,8 @@ def _written_constants(linear: ConstantLinear, made: Sequence[gs.Node]) -> tuple
 
 def fold_into_concat(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
     """The scale and shift of a Concat as those of its parts, each folded into the linear op that makes it."""
-    joint, rank = graph.producer(affine.z), len(graph.shape(affine.z) or ())
+    joint = graph.producer(affine.z)
+    rank = len(graph.shape(affine.z) or ())
     if not rank:
         return Refusal("the file does not state its rank", affine.z.name, kind=RefusalKind.NO_LINEAR_OP)
     if joint is None or joint.op != "Concat" or not is_read_once(graph, affine.z):
@@ -121,13 +124,15 @@ def fold_into_concat(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
     parts: list[ConstantLinear] = []
     for t in joint.inputs:
         linear = constant_linear_of(graph, producing_node(graph, t))
-        linear = linear if isinstance(linear, Refusal) else absorb_added_bias(graph, linear)
+        if isinstance(linear, Refusal):
+            linear = linear
+        else:
+            linear = absorb_added_bias(graph, linear)
         if isinstance(linear, Refusal) or linear.out is not t:
-            why = (
-                "no linear op makes it"
-                if isinstance(linear, Refusal) and linear.kind is RefusalKind.NO_LINEAR_OP
-                else getattr(linear, "reason", "")
-            )
+            if isinstance(linear, Refusal) and linear.kind is RefusalKind.NO_LINEAR_OP:
+                why = "no linear op makes it"
+            else:
+                why = getattr(linear, "reason", "")
             return Refusal(f"{t.name!r}, a part of Concat {joint.name!r}, can't take its share: {why}", t.name)
         if not is_read_once(graph, t) or sum(i is t for i in joint.inputs) > 1:
             return Refusal(f"{t.name!r}, a part of Concat {joint.name!r}, is read by others as well", t.name)
@@ -200,7 +205,8 @@ def fold_scale_into_next(graph: Graph, affine: AffineChain) -> AffineFold | Refu
     if isinstance(behind, Refusal):
         return behind
     linear, views, a, b = behind
-    with evaluator.silence_numpy():  # a scale may be 0
+    # a scale may be 0
+    with evaluator.silence_numpy():
         ratio = affine.shift / affine.scale
     if not is_representable(affine.dtype, ratio):
         return Refusal(
@@ -224,7 +230,10 @@ def write_scale_and_shift(graph: Graph, affine: AffineChain) -> AffineFold | Ref
         constants[name] = (graph.add_constant(f"{affine.y.name}_{name}", _trim_leading_axes(value), affine.dtype),)
         nodes.append(graph.make_node(op, [t, *constants[name]], affine.y))
         t = nodes[-1].outputs[0]
-    became = " and ".join(n.op for n in nodes) + " (one scale and shift)" if len(nodes) > 1 else f"one {nodes[0].op}"
+    if len(nodes) > 1:
+        became = " and ".join(n.op for n in nodes) + " (one scale and shift)"
+    else:
+        became = f"one {nodes[0].op}"
     expressions = FoldExpressions(affine.region, **constants)
     remains = tuple(n.op for n in nodes)
     return AffineFold(
@@ -263,7 +272,8 @@ def smallest_window(linear: ConstantLinear) -> tuple[int, ...] | None:
         "b'NOTSET'",
     ):
         return None
-    kernel, axes = linear.w.shape[2:], linear.w.ndim - 2
+    kernel = linear.w.shape[2:]
+    axes = linear.w.ndim - 2
     if linear.node.op == "ConvTranspose":
         return (2, linear.input_channels, *[3] * axes)
     strides, dilations = (linear.attrs.get(name) or [1] * axes for name in ("strides", "dilations"))
@@ -272,7 +282,9 @@ def smallest_window(linear: ConstantLinear) -> tuple[int, ...] | None:
         2 * s + d * (k - 1) + 1 - pads[i] - pads[i + axes]
         for i, (k, s, d) in enumerate(zip(kernel, strides, dilations, strict=True))
     ]
-    return (2, linear.input_channels, *sizes) if min(sizes, default=1) > 0 else None
+    if min(sizes, default=1) > 0:
+        return (2, linear.input_channels, *sizes)
+    return None
 
 
 # ------------------------------------------------------------------ the linear op behind
@@ -320,15 +332,15 @@ def _fold_next_linear(
     if isinstance(made, Refusal):
         return made
     nodes = (*(() if added is None else (added,)), *copies, *made)
-    shapes: list[Edit] = []  # of what is gone now: z has the same shape
+    # of what is gone now: z has the same shape
+    shapes: list[Edit] = []
     for reader in (r for r in graph.consumers(affine.y) if r.op in ("Shape", "Size")):
         shapes.append((reader.outputs[0], (_copy_node(graph, reader, affine.z),)))
     small = None if views else smallest_window(linear)
-    became = (
-        f"folded into {linear.title} behind it"
-        if added is None
-        else f"its scale folded into {linear.title} behind it, its shift one Add"
-    )
+    if added is None:
+        became = f"folded into {linear.title} behind it"
+    else:
+        became = f"its scale folded into {linear.title} behind it, its shift one Add"
     share = FoldShare(
         linear, "input" if added is None else "scale", *vectors, *_written_constants(linear, made), bool(views)
     )

@@ -19,7 +19,9 @@ def producing_node(graph: Graph, t: gs.Tensor) -> gs.Node | None:
     node = graph.producer(t)
     if node is not None and node.op == "Add":
         above = [graph.producer(i) for i in node.inputs if not graph.is_constant(i)]
-        return above[0] if len(above) == 1 and above[0] is not None and above[0].op == "MatMul" else node
+        if len(above) == 1 and above[0] is not None and above[0].op == "MatMul":
+            return above[0]
+        return node
     return node
 
 
@@ -52,7 +54,8 @@ def views_below(graph: Graph, y: gs.Tensor) -> tuple[gs.Tensor, list[gs.Node]]:
         and is_standard(node)
     ):
         if views and len(graph.consumers(y)) > 1:
-            break  # somebody wants the shape of what would be gone
+            # somebody wants the shape of what would be gone
+            break
         views.append(node)
         y = node.outputs[0]
     return y, views
@@ -84,7 +87,9 @@ def output_channel_vector(
             continue
         vector = np.zeros(linear.output_channels)
         vector[order.ravel()] = full.ravel()
-        return vector if (vector[order] == full).all() else None
+        if (vector[order] == full).all():
+            return vector
+        return None
     return None
 
 
@@ -111,5 +116,7 @@ def input_channel_vector(
         if seen.shape[axis] != linear.input_channels:
             continue
         rows = np.moveaxis(seen, axis, 0).reshape(linear.input_channels, -1)
-        return rows[:, 0].copy() if (rows == rows[:, :1]).all() else None
+        if (rows == rows[:, :1]).all():
+            return rows[:, 0].copy()
+        return None
     return None

@@ -29,12 +29,17 @@ class ConstantLinear:
     """A linear op with a constant weight; alpha and beta of a Gemm are in ``w`` and ``c`` already."""
 
     node: gs.Node
-    weight: int  # which of its inputs is the weight
+    # which of its inputs is the weight
+    weight: int
     w: np.ndarray
-    c: np.ndarray  # the bias, one value for each output channel or a single one
-    biased: bool  # it has a bias of its own
-    shared: int  # nodes that read the weight
-    out: gs.Tensor  # its result, a bias added behind a MatMul included
+    # the bias, one value for each output channel or a single one
+    c: np.ndarray
+    # it has a bias of its own
+    biased: bool
+    # nodes that read the weight
+    shared: int
+    # its result, a bias added behind a MatMul included
+    out: gs.Tensor
     nodes: tuple[gs.Node, ...]
     attrs: dict[str, Any] = field(default_factory=dict)
 
@@ -44,8 +49,13 @@ class ConstantLinear:
 
     @property
     def title(self) -> str:
-        name = f"{self.node.op} {self.node.name!r}" if self.node.name else self.node.op
-        return f"{name} (its own copy of a weight that {self.shared} nodes share)" if self.shared > 1 else name
+        if self.node.name:
+            name = f"{self.node.op} {self.node.name!r}"
+        else:
+            name = self.node.op
+        if self.shared > 1:
+            return f"{name} (its own copy of a weight that {self.shared} nodes share)"
+        return name
 
     @property
     def groups(self) -> int:
@@ -79,14 +89,22 @@ class ConstantLinear:
 
     def channel_axis(self, rank: int) -> int:
         """Of its output."""
-        return 1 if self.node.op in ("Conv", "ConvTranspose") else rank - 1 if self.weight == 1 else rank - 2
+        if self.node.op in ("Conv", "ConvTranspose"):
+            return 1
+        if self.weight == 1:
+            return rank - 1
+        return rank - 2
 
     def input_channel_axis(self, rank: int) -> int:
         if self.node.op in ("Conv", "ConvTranspose"):
             return 1
         if self.node.op == "Gemm":
-            return 0 if self.attrs.get("transA", 0) else 1
-        return rank - 1 if self.weight == 1 else rank - 2
+            if self.attrs.get("transA", 0):
+                return 0
+            return 1
+        if self.weight == 1:
+            return rank - 1
+        return rank - 2
 
     def has_padding(self) -> bool:
         """Whether something else than its input enters at the borders (or between the elements, of a transposed
@@ -100,7 +118,8 @@ class ConstantLinear:
 
     def scale_output(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Weight and bias of a·(W·x + c) + b, for vectors over the output channels."""
-        w, ones = self.w, [1] * (self.w.ndim - 2)
+        w = self.w
+        ones = [1] * (self.w.ndim - 2)
         if self.node.op == "Conv":
             w2 = w * a.reshape(-1, 1, *ones)
         elif self.node.op == "ConvTranspose":
@@ -113,7 +132,8 @@ class ConstantLinear:
 
     def scale_input(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Weight and bias of W·(a·x + b) + c, for vectors over the input channels; without padding."""
-        w, ones = self.w, [1] * (self.w.ndim - 2)
+        w = self.w
+        ones = [1] * (self.w.ndim - 2)
         if self.node.op == "ConvTranspose":
             return w * a.reshape(-1, 1, *ones), self.c + np.zeros(self.output_channels)
         if self.node.op == "Conv":
@@ -123,8 +143,12 @@ class ConstantLinear:
                 -1
             )
         if self.node.op == "Gemm":
-            return (w * a, self.c + w @ b) if self.is_transposed else (w * a[:, None], self.c + b @ w)
-        return (w * a[:, None], self.c + b @ w) if self.weight == 1 else (w * a, self.c + w @ b)
+            if self.is_transposed:
+                return (w * a, self.c + w @ b)
+            return (w * a[:, None], self.c + b @ w)
+        if self.weight == 1:
+            return (w * a[:, None], self.c + b @ w)
+        return (w * a, self.c + w @ b)
 
     def weight_recomputation(self, graph: Graph, a: np.ndarray, output: bool) -> Callable[[], np.ndarray] | None:
         """What computes the weight of `scaled_output`, or of `scaled_input`, anew, and keeps no weight for that; None
@@ -202,8 +226,10 @@ def constant_linear_of(graph: Graph, node: gs.Node | None) -> ConstantLinear | R
         return Refusal(f"the bias of {title} is no constant", out)
     if c.ndim == 2 and c.shape[0] > 1:
         return Refusal(f"the bias of the {title} differs by row", out)
-    alpha, beta = float(attrs.pop("alpha", 1.0)), float(attrs.pop("beta", 1.0))
-    w, c = w if alpha == 1.0 else w * alpha, c.reshape(-1) * beta
+    alpha = float(attrs.pop("alpha", 1.0))
+    beta = float(attrs.pop("beta", 1.0))
+    w = w if alpha == 1.0 else w * alpha
+    c = c.reshape(-1) * beta
     linear = ConstantLinear(node, weight, w, c, biased, len(readers), node.outputs[0], (node,), attrs)
     if c.size not in (1, linear.output_channels):
         return Refusal(f"the bias of {title} has {c.size} elements for {linear.output_channels} channels", out)
@@ -237,7 +263,8 @@ def is_representable(dtype: np.dtype, *values: np.ndarray) -> bool:
     """Neither overflow nor, in half precision, loss of digits below the smallest normal number (2⁻⁸ is the unit of
     bfloat16)."""
     limits = ml_dtypes.finfo(dtype)
-    least = 2.0**7 * float(limits.smallest_subnormal)  # of which half a subnormal, the most that is lost, is 2⁻⁸
+    # of which half a subnormal, the most that is lost, is 2⁻⁸
+    least = 2.0**7 * float(limits.smallest_subnormal)
     largest = [max(float(v.max()), -float(v.min())) for v in values if v.size]
     return all(m == 0 or least <= m <= float(limits.max) for m in largest)
 

@@ -39,17 +39,21 @@ class FoldShare:
     them, `normdeploy.rewriting.fold_accuracy` asks what they cost in accuracy."""
 
     linear: ConstantLinear
-    side: Literal[
-        "output", "input", "scale"
-    ]  # its output channels, its input channels, or those of its input without the shift
-    scale: np.ndarray  # over these channels
+    # its output channels, its input channels, or those of its input without the shift
+    side: Literal["output", "input", "scale"]
+    # over these channels
+    scale: np.ndarray
     shift: np.ndarray
     weight: gs.Constant
     bias: gs.Constant | None
-    viewed: bool = False  # views stand between
-    start: int = 0  # its first channel among those of the scale and shift
-    whole: int = 0  # the channels of the scale and shift, where they are more
-    index: int = 0  # which of the parts of a Concat it is
+    # views stand between
+    viewed: bool = False
+    # its first channel among those of the scale and shift
+    start: int = 0
+    # the channels of the scale and shift, where they are more
+    whole: int = 0
+    # which of the parts of a Concat it is
+    index: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,11 +93,13 @@ class FoldExpressions(ComputedConstants):
         return [*self.scale, *self.shift, *self.ratio, *taken]
 
     def evaluate_constants(self, m: ProofInterpreter, graph: Graph, *, absolute: bool = False) -> dict[int, Value]:
-        if self.shares and self.shares[0].whole:  # the parts of a Concat
+        # the parts of a Concat
+        if self.shares and self.shares[0].whole:
             channels = tuple(m.plan.size_of_length(share.linear.output_channels) for share in self.shares)
             m.plan.join_axes(m.plan.size_of_length(self.shares[0].whole), channels)
         a, b = evaluate_scale_and_shift(m, graph, self.chain)
-        if a.sized or b.sized:  # what is stored holds for one size
+        # what is stored holds for one size
+        if a.sized or b.sized:
             raise NotProved(ProofFailure.SIZE, "its scale or shift depends on a size")
         if absolute:
             a.f, b.f = np.abs(a.f), np.abs(b.f)
@@ -109,7 +115,8 @@ def evaluate_scale_and_shift(m: ProofInterpreter, graph: Graph, chain: Region) -
     """a = (chain(s) − chain(−s))/2s and b = chain(0); a large s, so that floats lose nothing where b is large against
     a."""
     axes = tuple(m.plan.atoms_of(s) for s in m.plan.shape_of_file(shape_of(graph, chain.leaves[0])))
-    numbers = [m.number(n) for n in (0, 2**40, -(2**40))]  # as three draws of one evaluation
+    # as three draws of one evaluation
+    numbers = [m.number(n) for n in (0, 2**40, -(2**40))]
     flat = (len(numbers), *(1,) * sum(len(x) for x in axes))
     exact = (
         None if m.gf is None else np.concatenate([n.a.reshape(-1) for n in numbers if n.a is not None]).reshape(flat)
@@ -118,7 +125,8 @@ def evaluate_scale_and_shift(m: ProofInterpreter, graph: Graph, chain: Region) -
     y = evaluate_region(m, chain, {id(chain.leaves[0]): z})
     b, high, low = (_select_draw(y, i) for i in range(len(numbers)))
     a = m.mul(m.sub(high, low), m.number(Fraction(1, 2**41)))
-    a.nonzero = True  # where b is divided by it; `stored.check_expressions` looks at every element
+    # where b is divided by it; `stored.check_expressions` looks at every element
+    a.nonzero = True
     return a, b
 
 
@@ -152,7 +160,8 @@ def _broadcast_to_shape(m: ProofInterpreter, v: Value, shape: Sequence[int]) -> 
 
 def _atom_positions(flat: Atoms, atoms: Atoms) -> list[int] | None:
     """Where ``atoms`` stand in ``flat``, in order."""
-    positions, at = [], 0
+    positions = []
+    at = 0
     for atom in atoms:
         while at < len(flat) and flat[at] != atom:
             at += 1
@@ -168,10 +177,13 @@ def _channel_vector(m: ProofInterpreter, v: Value, n: int, share: FoldShare) -> 
     if not share.whole:
         return _broadcast_to_shape(m, v, (n,))
     whole = _broadcast_to_shape(m, v, (share.whole,))
-    bounds, size = m.plan.part_bounds(m.plan.size_of_length(share.whole)), m.plan.size_of_length(n)
+    bounds = m.plan.part_bounds(m.plan.size_of_length(share.whole))
+    size = m.plan.size_of_length(n)
     atoms = m.plan.atoms_of(size)
     if whole.f.shape[1] == 1:
-        return whole.with_axes((atoms,)) if len(atoms) == 1 else whole.with_axes(((),))
+        if len(atoms) == 1:
+            return whole.with_axes((atoms,))
+        return whole.with_axes(((),))
     part = slice(bounds[share.index], bounds[share.index + 1])
     counts = [m.plan.point_count(x) for x in atoms]
 
@@ -191,27 +203,31 @@ def _evaluate_share(
     m: ProofInterpreter, graph: Graph, share: FoldShare, a: Value, b: Value | None, *, absolute: bool
 ) -> dict[int, Value]:
     linear = share.linear
-    w = constant_value(
-        m, graph, linear.node.inputs[linear.weight], narrow=True
-    )  # only multiplied, by scales in float64
+    # only multiplied, by scales in float64
+    w = constant_value(m, graph, linear.node.inputs[linear.weight], narrow=True)
     c = evaluate_bias(m, graph, linear)
-    alpha = linear.node.attrs.get("alpha", 1.0) if linear.node.op == "Gemm" else 1.0
+    if linear.node.op == "Gemm":
+        alpha = linear.node.attrs.get("alpha", 1.0)
+    else:
+        alpha = 1.0
     w = w if alpha == 1.0 else m.mul(m.number(float(alpha)), w)
     if absolute:
         w.f, c.f = np.abs(w.f), np.abs(c.f)
-    side = linear.output_channels if share.side == "output" else linear.input_channels
+    if share.side == "output":
+        side = linear.output_channels
+    else:
+        side = linear.input_channels
     a = _channel_vector(m, a, side, share)
     b = None if b is None else _channel_vector(m, b, side, share)
     if share.side == "output":
-        weight, bias = (
-            _scale_channels(m, linear, w, a, output=True),
-            m.add(m.mul(a, c), b) if b is not None else m.mul(a, c),
-        )
+        weight = _scale_channels(m, linear, w, a, output=True)
+        bias = m.add(m.mul(a, c), b) if b is not None else m.mul(a, c)
     else:
-        weight, bias = (
-            _scale_channels(m, linear, w, a, output=False),
-            c if b is None else m.add(c, _sum_over_inputs(m, linear, w, b)),
-        )
+        weight = _scale_channels(m, linear, w, a, output=False)
+        if b is None:
+            bias = c
+        else:
+            bias = m.add(c, _sum_over_inputs(m, linear, w, b))
     values = {id(share.weight): weight}
     if share.bias is not None:
         shape = share.bias.shape
@@ -224,8 +240,13 @@ def evaluate_bias(m: ProofInterpreter, graph: Graph, linear: ConstantLinear) -> 
     MatMul."""
     if linear.biased:
         c = _flatten_value(constant_value(m, graph, linear.node.inputs[2]))
-        beta = linear.node.attrs.get("beta", 1.0) if linear.node.op == "Gemm" else 1.0
-        return c if beta == 1.0 else m.mul(m.number(float(beta)), c)
+        if linear.node.op == "Gemm":
+            beta = linear.node.attrs.get("beta", 1.0)
+        else:
+            beta = 1.0
+        if beta == 1.0:
+            return c
+        return m.mul(m.number(float(beta)), c)
     if len(linear.nodes) == 2:
         added = next(t for t in linear.nodes[1].inputs if t is not linear.node.outputs[0])
         return _flatten_value(constant_value(m, graph, added))
@@ -238,9 +259,11 @@ def _flatten_value(v: Value) -> Value:
 
 def _scale_channels(m: ProofInterpreter, linear: ConstantLinear, w: Value, v: Value, output: bool) -> Value:
     """W·v along its output or its input channels."""
-    op, ones = linear.node.op, ((),) * (len(w.axes) - 2)
+    op = linear.node.op
+    ones = ((),) * (len(w.axes) - 2)
     if op in ("Conv", "ConvTranspose"):
-        cut = split_channels(m, w, 0, linear.groups)  # (g, o, i, …) or, transposed, (g, i, o, …)
+        # (g, o, i, …) or, transposed, (g, i, o, …)
+        cut = split_channels(m, w, 0, linear.groups)
         v = split_channels(m, v, 0, linear.groups)
         own = 1 if output != (op == "ConvTranspose") else 2
         laid = v.with_axes((v.axes[0], v.axes[1], (), *ones) if own == 1 else (v.axes[0], (), v.axes[1], *ones))

@@ -32,11 +32,13 @@ from .norm_writer import (
     prefers_instances,
 )
 
-_SCALED = ("float32", "float16")  # in which onnxruntime has a kernel for BatchNormalization
+# in which onnxruntime has a kernel for BatchNormalization
+_SCALED = ("float32", "float16")
 
 
 def write_group_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refusal:
-    channel, rank = norm.fit.split, len(norm.shape)
+    channel = norm.fit.split
+    rank = len(norm.shape)
     if (
         prefers_instances(norm, runtime)
         and norm.axes == tuple(range(1, rank))

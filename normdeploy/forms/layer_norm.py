@@ -85,7 +85,9 @@ def write_layer_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refus
 
 def _measured_form_name(norm: Norm) -> str:
     """Its name in the table of forms."""
-    return "BatchLayerNorm" if 0 in norm.axes else "ChannelLayerNorm"
+    if 0 in norm.axes:
+        return "BatchLayerNorm"
+    return "ChannelLayerNorm"
 
 
 def _is_broadcastable(graph: Graph, norm: Norm, param: MeasuredParameter | None) -> bool:
@@ -93,7 +95,8 @@ def _is_broadcastable(graph: Graph, norm: Norm, param: MeasuredParameter | None)
     not last."""
     if param is None or not param.data or param.tensor is None:
         return True
-    shape, rank = graph.shape(param.tensor) or (), len(norm.shape)
+    shape = graph.shape(param.tensor) or ()
+    rank = len(norm.shape)
     first = rank - len(shape)
     return first <= min(param.varies, default=rank) and all(
         d == 1 or first + i in param.varies for i, d in enumerate(shape)

@@ -24,7 +24,10 @@ def write_mean_variance_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm
         or norm.fit.split is not None
         or norm.ddof
     ):
-        to = "standard deviation" if norm.fit.centered else "root mean square"
+        if norm.fit.centered:
+            to = "standard deviation"
+        else:
+            to = "root mean square"
         return Refusal(
             f"epsilon ({format_epsilon(norm.epsilon)}) is added to the {to}, outside the root: equal to no "
             "standard node",

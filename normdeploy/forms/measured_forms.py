@@ -19,9 +19,8 @@ from importlib import resources
 
 from ..option_values import ACCURATE, ANY, CUDA, TENSORRT, USUAL
 
-_SINGLE = frozenset(
-    {"standard", "narrow", "sum"}
-)  # what "any" writes of all but group norms: one node, in which readers find the norm
+# what "any" writes of all but group norms: one node, in which readers find the norm
+_SINGLE = frozenset({"standard", "narrow", "sum"})
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,9 @@ def is_measured(runtime: str) -> bool:
 def _runtime_in_table(runtime: str) -> str:
     """The runtime of which the rows are: "any" takes onnxruntime's, which TensorRT runs as well (``build`` writes its
     own of them)."""
-    return USUAL if runtime in (ANY, ACCURATE) else runtime
+    if runtime in (ANY, ACCURATE):
+        return USUAL
+    return runtime
 
 
 # Not measured, for want of a GPU: what onnxruntime's list of kernels (docs/OperatorKernels.md) and its CUDA fusions
@@ -65,11 +66,14 @@ _DOCUMENTED = {"GroupNorm": "instance"}
 # it for again).
 _WITHOUT = frozenset(
     {
-        ("float64", "InstanceNorm", "standard"),  # InstanceNormalization: no double kernel, the file would not load
+        # InstanceNormalization: no double kernel, the file would not load
+        ("float64", "InstanceNorm", "standard"),
         ("float64", "GroupNorm", "instance"),
         ("float64", "LayerNorm", "instance"),
-        ("float64", "GroupNorm", "standard"),  # GroupNormalization computes in float32
-        ("float16", "ResidualLayerNorm", "sum"),  # several such Sums in a file, and 1.31.1 crashes while it optimizes
+        # GroupNormalization computes in float32
+        ("float64", "GroupNorm", "standard"),
+        # several such Sums in a file, and 1.31.1 crashes while it optimizes
+        ("float16", "ResidualLayerNorm", "sum"),
     }
 )
 
@@ -92,14 +96,19 @@ def best_form(
 
     ``rows``: another table than the measured one. ``epsilon``: of a norm whose rows may have one place.
     """
-    if runtime not in TENSORRT:  # which have no float64 at all
+    # which have no float64 at all
+    if runtime not in TENSORRT:
         among = [form for form in among if (dtype, kind, form) not in _WITHOUT] or among
         among = [form for form in among if epsilon >= _SMALL or (kind, form) not in _CANCELS] or among
     if runtime == CUDA:
-        return _DOCUMENTED[kind] if _DOCUMENTED.get(kind) in among else among[0]
+        if _DOCUMENTED.get(kind) in among:
+            return _DOCUMENTED[kind]
+        return among[0]
     if runtime == ANY and kind != "GroupNorm":
         among = [form for form in among if form in _SINGLE] or among
     key = (_runtime_in_table(runtime), kind, dtype)
     own = [r for r in (load_table() if rows is None else rows) if (r.runtime, r.kind, r.dtype) == key]
     sound = [r for r in own if r.form in among and r.excess <= 1]
-    return min(sound, key=lambda r: r.excess if runtime == ACCURATE else r.time).form if sound else among[0]
+    if sound:
+        return min(sound, key=lambda r: r.excess if runtime == ACCURATE else r.time).form
+    return among[0]

@@ -32,16 +32,20 @@ from ..recognition.anchors import VIEWS
 from ..storage.onnx_domains import is_standard
 from .constant_linear import constant_linear_of
 
-_FARTHEST = 512  # tensors looked at behind a sum
-_ONE_SIDED = {"Relu", "Elu", "Selu", "Celu", "Softplus"}  # a number of −Inf, +Inf and NaN as they are
-_KEEPING = {"Identity", "LeakyRelu", "Gelu", "HardSwish", "Mish", "Swish", "Abs"}  # of −Inf NaN or an infinity
+# tensors looked at behind a sum
+_FARTHEST = 512
+# a number of −Inf, +Inf and NaN as they are
+_ONE_SIDED = {"Relu", "Elu", "Selu", "Celu", "Softplus"}
+# of −Inf NaN or an infinity
+_KEEPING = {"Identity", "LeakyRelu", "Gelu", "HardSwish", "Mish", "Swish", "Abs"}
 # Of a row all is NaN where one element is not finite: its mean is none. Those with a scale of their own: no other
 # stands behind a merge.
 _CENTERED = {
     op for op, row in STANDARD.items() if row.statistics is StatisticsKind.INPUT and row.centered and row.has_scale
 }
 _SUMS = {"AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum"}
-_GATES = {"Sigmoid", "HardSigmoid", "Softmax", "Relu", "Exp"}  # never negative
+# never negative
+_GATES = {"Sigmoid", "HardSigmoid", "Softmax", "Relu", "Exp"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,8 @@ def find_hiding_op(graph: Graph, y: gs.Tensor, weight: np.ndarray, groups: int) 
             if reader.op in ("Shape", "Size"):
                 continue
             if reader.op in _GATES and _is_self_gating(graph, reader, t):
-                continue  # x·sigmoid(x) is not finite where x is not
+                # x·sigmoid(x) is not finite where x is not
+                continue
             shown = _visibility_behind(graph, reader, t, known[id(t)])
             if not shown:
                 return reader
@@ -101,7 +106,8 @@ def _visibility_behind(graph: Graph, node: gs.Node, t: gs.Tensor, before: _Visib
     linear = _linear_facts(graph, node)
     if linear is not None and linear.data is t:
         mixes = linear.groups == 1 and (node.op in ("Conv", "ConvTranspose") or len(graph.shape(t) or ()) == 2)
-        if not mixes:  # not all channels of a place, or not they
+        # not all channels of a place, or not they
+        if not mixes:
             return _Visibility(before.every, before.every, False)
         return _Visibility(True, True, before.plus and linear.raises)
     if node.op in _ONE_SIDED:
@@ -117,7 +123,8 @@ def _visibility_behind(graph: Graph, node: gs.Node, t: gs.Tensor, before: _Visib
 class _LinearFacts:
     data: gs.Tensor
     groups: int
-    raises: bool  # every input, at every tap, has a positive weight for some output
+    # every input, at every tap, has a positive weight for some output
+    raises: bool
 
 
 def _linear_facts(graph: Graph, node: gs.Node) -> _LinearFacts | None:
@@ -129,7 +136,12 @@ def _linear_facts(graph: Graph, node: gs.Node) -> _LinearFacts | None:
             graph.memo[key] = None
         else:
             first = node.op == "Conv" or linear.is_transposed or linear.weight == 0
-            outputs = 0 if first else 1 if node.op == "ConvTranspose" else -1
+            if first:
+                outputs = 0
+            elif node.op == "ConvTranspose":
+                outputs = 1
+            else:
+                outputs = -1
             graph.memo[key] = _LinearFacts(
                 linear.data_input, linear.groups, bool((linear.w > 0).any(axis=outputs).all())
             )
@@ -146,15 +158,18 @@ def _visibility_of_moves(graph: Graph, node: gs.Node, t: gs.Tensor, before: _Vis
         return replace(before, plus=False)
     if node.op == "Mul":
         factors = [graph.producer(i) for i in node.inputs if i is not t]
-        return before if all(f is not None and f.op in _GATES for f in factors) else replace(before, plus=False)
+        if all(f is not None and f.op in _GATES for f in factors):
+            return before
+        return replace(before, plus=False)
     if node.op == "MaxPool":
         return _Visibility(False, before.plus, before.plus)
     if node.op in VIEWS:
         shape = graph.shape(t)
-        one_place = shape is not None and all(
-            d == 1 for d in shape[2:]
-        )  # then no view takes the channels of a place apart
-        return before if one_place else _Visibility(before.every, before.every, False)
+        # then no view takes the channels of a place apart
+        one_place = shape is not None and all(d == 1 for d in shape[2:])
+        if one_place:
+            return before
+        return _Visibility(before.every, before.every, False)
     if node.op == "Split":
         return _Visibility(before.every, before.every, False)
     return _Visibility()

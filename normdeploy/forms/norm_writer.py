@@ -19,7 +19,8 @@ from ..recognition.norm_parameters import MeasuredParameter, stored_epsilon
 from .measured_forms import best_form
 
 SLOWER = "the runtime asked for computes it faster as it is written (measured: normdeploy/forms/norm_forms.json)"
-WIDEST = 2**20  # elements of a scale that is written out only because the runtime is faster with one for each element
+# elements of a scale that is written out only because the runtime is faster with one for each element
+WIDEST = 2**20
 
 
 @dataclass(frozen=True)
@@ -29,17 +30,22 @@ class NormForm:
     nodes: tuple[gs.Node, ...]
     became: str
     notes: tuple[str, ...] = ()
-    opset: int = 1  # the lowest opset that has these nodes
-    core: str = ""  # the norm's own op
-    package: str = ""  # that brought the form
-    kind: str = ""  # as reports call the norm, where that is not what recognition calls it
+    # the lowest opset that has these nodes
+    opset: int = 1
+    # the norm's own op
+    core: str = ""
+    # that brought the form
+    package: str = ""
+    # as reports call the norm, where that is not what recognition calls it
+    kind: str = ""
 
 
 class NodeWriter:
     """Strings nodes together: each step takes the output of the one before."""
 
     def __init__(self, graph: Graph, norm: Norm) -> None:
-        self.graph, self.norm = graph, norm
+        self.graph = graph
+        self.norm = norm
         self.nodes: list[gs.Node] = []
         self.t: gs.Tensor = norm.x
 
@@ -74,8 +80,12 @@ class NodeWriter:
             ):
                 return tensor
             axes = self.norm.axes if len(self.norm.axes) == len(shape) else range(-len(shape), 0)
-            laid_out = param.value.size == math.prod(shape)  # else it varies along fewer axes than the other parameter
-            own = shape if laid_out else [param.value.shape[a] for a in axes]
+            # else it varies along fewer axes than the other parameter
+            laid_out = param.value.size == math.prod(shape)
+            if laid_out:
+                own = shape
+            else:
+                own = [param.value.shape[a] for a in axes]
             exact = np.broadcast_to(param.value.reshape(own if param.value.size > 1 else ()), shape)
         return self.graph.add_constant(f"{self.norm.y.name}_{name}", np.array(exact, dtype=np.float64), self.norm.dtype)
 
@@ -113,7 +123,9 @@ class NodeWriter:
     @property
     def stash_type(self) -> int:
         """The type to compute in: ONNX's number of float64 for a norm in float64, else of float32."""
-        return 11 if self.norm.dtype == np.float64 else 1
+        if self.norm.dtype == np.float64:
+            return 11
+        return 1
 
     def make_form(self, core: str, became: str, opset: int = 0) -> NormForm:
         """``opset``: the lowest that has the nodes, where it is another than that of the standard op ``core``."""
@@ -158,7 +170,9 @@ class OpWriter(NodeWriter):
             if name != "stash_type"
         ]
         made = self.make_form(row.op, f"{row.name}({', '.join(listed)})", row.since)
-        return replace(made, package=row.package, kind=row.kind) if row.package else made
+        if row.package:
+            return replace(made, package=row.package, kind=row.kind)
+        return made
 
     def refuse(self, reason: str) -> Refusal:
         """Why the norm is none of the op."""
@@ -169,7 +183,9 @@ def trailing_axis(norm: Norm) -> int | None:
     """The axis from which on everything is normalized (axes of size 1 don't matter); None where other axes lie between
     or behind."""
     first = min(norm.axes)
-    return first if all(a in norm.axes or norm.shape[a] == 1 for a in range(first, len(norm.shape))) else None
+    if all(a in norm.axes or norm.shape[a] == 1 for a in range(first, len(norm.shape))):
+        return first
+    return None
 
 
 def needs_full_parameters(norm: Norm, runtime: str, axes: Sequence[int]) -> bool:
@@ -184,7 +200,9 @@ def needs_full_parameters(norm: Norm, runtime: str, axes: Sequence[int]) -> bool
 def epsilon_for_single(norm: Norm) -> float:
     """Its epsilon where a row may have one place, else 1: what is normalized there is 0, whatever the epsilon."""
     known = [n for a in norm.axes if isinstance(n := norm.shape[a], int) and a != norm.fit.split]
-    return norm.epsilon if math.prod(known) == 1 and (norm.fit.split is None or norm.fit.block == 1) else 1.0
+    if math.prod(known) == 1 and (norm.fit.split is None or norm.fit.block == 1):
+        return norm.epsilon
+    return 1.0
 
 
 def prefers_instances(norm: Norm, runtime: str) -> bool:
@@ -223,4 +241,6 @@ def inverse_permutation(perm: Sequence[int]) -> list[int]:
 
 def format_epsilon(epsilon: float) -> str:
     """Epsilon as people write it: the shortest number that is the same float32."""
-    return f"{float(np.float32(epsilon)):.7g}" if epsilon else "0"
+    if epsilon:
+        return f"{float(np.float32(epsilon)):.7g}"
+    return "0"

@@ -29,12 +29,16 @@ def portable_op_of(graph: Graph, norm: Norm) -> str:
     if norm.fit.clamped:
         return ""
     if norm.fit.outside:
-        return "StdNorm" if norm.fit.centered else ""
+        if norm.fit.centered:
+            return "StdNorm"
+        return ""
     if norm.ddof:
         return "LayerNorm"
     if _is_over_channels(norm):
         return "ChannelLayerNorm"
-    return "RMSNorm" if not norm.fit.centered and graph.opset < RMS else ""
+    if not norm.fit.centered and graph.opset < RMS:
+        return "RMSNorm"
+    return ""
 
 
 def write_by_row(graph: Graph, norm: Norm) -> NormForm | None:
@@ -65,13 +69,12 @@ def write_portable_norm(graph: Graph, norm: Norm) -> NormForm | Refusal:
     writer = NodeWriter(graph, norm)
     if core == "ChannelLayerNorm":
         channels = (int(norm.shape[1] or 0),)
-        scale, bias = (
-            writer.parameter(norm.gamma, channels, 1.0, "scale"),
-            writer.parameter(norm.beta, channels, 0.0, "bias"),
-        )
+        scale = writer.parameter(norm.gamma, channels, 1.0, "scale")
+        bias = writer.parameter(norm.beta, channels, 0.0, "bias")
         writer.add_own_op(core, scale, bias, epsilon=norm.epsilon, stash_type=writer.stash_type)
         return writer.make_form(core, f"{DOMAIN}.{core}(epsilon={format_epsilon(norm.epsilon)})", OLDEST)
-    axis, perm = trailing_axis(norm), list(range(len(norm.shape)))
+    axis = trailing_axis(norm)
+    perm = list(range(len(norm.shape)))
     if axis is None:
         perm = axes_last_permutation(norm)
         axis = len(perm) - len(norm.axes)

@@ -23,7 +23,8 @@ def write_third_party_norm(graph: Graph, norm: Norm) -> NormForm | None:
 
 
 def _ask_package(graph: Graph, norm: Norm, guest: ThirdPartyNorm) -> NormForm | None:
-    row, extension = guest.row, guest.extension
+    row = guest.row
+    extension = guest.extension
     what = f"has a form of {row.name} that fails at {norm.y.name!r}"
     made = extension.run(what, guest.norm.form, norm, OpWriter(graph, norm, row))
     if isinstance(made, Refusal):

@@ -25,7 +25,8 @@ Types = Mapping[str, tuple[int | None, Dims | None]]
 
 _LARGEST = float(np.finfo(np.float32).max)
 # Input of Resize -> its place, from opset 11 on.
-_SCALES, _SIZES = 2, 3
+_SCALES = 2
+_SIZES = 3
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,9 @@ def _default_clip_bounds(node: onnx.NodeProto) -> dict[int, float]:
 
 def _default_pad_value(node: onnx.NodeProto) -> dict[int, float]:
     mode = next((a.s for a in node.attribute if a.name == "mode"), b"constant")
-    return {2: next((a.f for a in node.attribute if a.name == "value"), 0.0)} if mode == b"constant" else {}
+    if mode == b"constant":
+        return {2: next((a.f for a in node.attribute if a.name == "value"), 0.0)}
+    return {}
 
 
 _ANEW = {"Clip": _default_clip_bounds, "Pad": _default_pad_value}

@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-_EACH = frozenset(  # functions of single elements
+# functions of single elements
+_EACH = frozenset(
     {
         *(
             "Add",
@@ -55,8 +56,10 @@ _EACH = frozenset(  # functions of single elements
         ),
     }
 )
-_LONGEST = 64  # nodes between two Reshapes
-_MOST = 2**20  # elements that a GatherElements of constants makes
+# nodes between two Reshapes
+_LONGEST = 64
+# elements that a GatherElements of constants makes
+_MOST = 2**20
 
 
 class DataMovementPass(ir.passes.InPlacePass):
@@ -74,7 +77,8 @@ class DataMovementPass(ir.passes.InPlacePass):
 
 def _drop_empty_pad(graph: ir.Graph, pad: ir.Node) -> bool:
     """Whatever the mode, the axes and the number to pad with."""
-    stated = pad.attributes.get_ints("pads", ())  # below opset 11
+    # below opset 11
+    stated = pad.attributes.get_ints("pads", ())
     if len(pad.inputs) > 1 and pad.inputs[1] is not None:
         pads = ir.convenience.get_const_tensor(pad.inputs[1])
         stated = () if pads is None else [int(n) for n in pads.numpy().reshape(-1)]
@@ -90,18 +94,24 @@ def _drop_unit_axes(graph: ir.Graph, squeeze: ir.Node) -> bool:
         return False
     rank = len(unsqueeze.outputs[0].shape)
     perm = list(range(rank)) if transpose is None else _permutation_of(transpose)
-    put, taken = _constant_axes(unsqueeze, rank), _constant_axes(squeeze, rank)
+    put = _constant_axes(unsqueeze, rank)
+    taken = _constant_axes(squeeze, rank)
     if perm is None or put is None or taken is None or {perm[axis] for axis in taken} != put:
         return False
-    order, x = _permutation_without(perm, taken), unsqueeze.inputs[0]
-    moved = ir.node("Identity", [x]) if order == sorted(order) else ir.node("Transpose", [x], {"perm": order})
+    order = _permutation_without(perm, taken)
+    x = unsqueeze.inputs[0]
+    if order == sorted(order):
+        moved = ir.node("Identity", [x])
+    else:
+        moved = ir.node("Transpose", [x], {"perm": order})
     return _replace_node(graph, squeeze, moved)
 
 
 def _select_before_transpose(graph: ir.Graph, transpose: ir.Node) -> bool:
     """Where each use takes one place of an axis, and what is left has its old order, it is taken of the tensor
     before."""
-    perm, y = _permutation_of(transpose), transpose.outputs[0]
+    perm = _permutation_of(transpose)
+    y = transpose.outputs[0]
     uses = list(y.uses())
     if perm is None or not uses or y.is_graph_output() or any(node.graph is not graph for node, _ in uses):
         return False
@@ -122,7 +132,8 @@ def _merge_unsqueezes(graph: ir.Graph, second: ir.Node) -> bool:
     then, before = (_stated_axes(node) for node in (second, first))
     if then is None or before is None:
         return False
-    free = (place for place in itertools.count() if place not in then)  # places of the axes of what the first made
+    # places of the axes of what the first made
+    free = (place for place in itertools.count() if place not in then)
     places = list(itertools.islice(free, max(before) + 1))
     axes = ir.node("Constant", [], {"value_ints": sorted({*then, *(places[axis] for axis in before)})})
     made = ir.node("Unsqueeze", [first.inputs[0], axes.outputs[0]])
@@ -139,7 +150,9 @@ def _stated_axes(unsqueeze: ir.Node) -> set[int] | None:
         else None
     )
     axes = None if stated is None else {int(axis) for axis in stated.numpy().reshape(-1)}
-    return axes if axes and min(axes) >= 0 else None
+    if axes and min(axes) >= 0:
+        return axes
+    return None
 
 
 def _simplify_reshape(graph: ir.Graph, node: ir.Node) -> bool:
@@ -150,13 +163,15 @@ def _simplify_reshape(graph: ir.Graph, node: ir.Node) -> bool:
 def _merge_reshapes(outer: ir.Node) -> bool:
     """Reshape of a Reshape, worked out or stated: of its input, where no 0 of the shape wanted stands for a dim between
     them."""
-    inner, modified = _producer_of_op(outer, "Reshape"), False
+    inner = _producer_of_op(outer, "Reshape")
+    modified = False
     sizes = None if outer.inputs[1] is None else ir.convenience.get_const_tensor(outer.inputs[1])
     if outer.attributes.get_int("allowzero", 0) != 1 and (sizes is None or not sizes.numpy().all()):
         return False
     while inner is not None and inner.inputs[0] is not None:
         outer.replace_input_with(0, inner.inputs[0])
-        inner, modified = _producer_of_op(outer, "Reshape"), True
+        inner = _producer_of_op(outer, "Reshape")
+        modified = True
     return modified
 
 
@@ -177,7 +192,8 @@ def _drop_reshape_pair(graph: ir.Graph, back: ir.Node) -> bool:
             if value is y:
                 node.replace_input_with(i, x)
         node.outputs[0].shape = x.shape.copy()
-    result, inner = back.outputs[0], back.inputs[0]
+    result = back.outputs[0]
+    inner = back.inputs[0]
     if inner is not None and _has_shape(x, wanted) and not result.is_graph_output():
         result.replace_all_uses_with(inner)
     return True
@@ -209,7 +225,9 @@ def _nodes_between_reshapes(graph: ir.Graph, back: ir.Node) -> tuple[list[ir.Nod
     (begin,) = begins
     values = [begin, *(node.outputs[0] for node in between)]
     alone = all(user in inside for v in values for user, _ in v.uses())
-    return (list(between), begin) if alone else ([], None)
+    if alone:
+        return (list(between), begin)
+    return ([], None)
 
 
 def _is_single_element(value: ir.Value) -> bool:
@@ -236,7 +254,8 @@ def _fold_gather_elements(graph: ir.Graph, node: ir.Node) -> bool:
         or constants[1].size > min(_MOST, constants[0].size)
     ):
         return False
-    data, index = constants[0].numpy(), constants[1].numpy()
+    data = constants[0].numpy()
+    index = constants[1].numpy()
     axis = node.attributes.get_int("axis", 0)
     if index.ndim != data.ndim or not -data.ndim <= axis < data.ndim:
         return False
@@ -258,12 +277,16 @@ def _selected_axis(node: ir.Node, rank: int) -> int | None:
     if index is None or len(index.shape) != 0:
         return None
     axis = node.attributes.get_int("axis", 0)
-    return axis % rank if -rank <= axis < rank else None
+    if -rank <= axis < rank:
+        return axis % rank
+    return None
 
 
 def _producer_of_op(node: ir.Node, op: str) -> ir.Node | None:
     made = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
-    return made if made is not None and made.op_type == op and made.domain == "" else None
+    if made is not None and made.op_type == op and made.domain == "":
+        return made
+    return None
 
 
 def _is_used_once(value: ir.Value) -> bool:
@@ -272,7 +295,9 @@ def _is_used_once(value: ir.Value) -> bool:
 
 def _permutation_of(transpose: ir.Node) -> list[int] | None:
     perm = transpose.attributes.get_ints("perm", ())
-    return list(perm) if perm else None
+    if perm:
+        return list(perm)
+    return None
 
 
 def _constant_axes(node: ir.Node, rank: int) -> set[int] | None:
@@ -280,7 +305,9 @@ def _constant_axes(node: ir.Node, rank: int) -> set[int] | None:
     if len(node.inputs) < 2 or node.inputs[1] is None:
         return None
     axes = ir.convenience.get_const_tensor(node.inputs[1])
-    return None if axes is None else {int(axis) % rank for axis in axes.numpy().reshape(-1)}
+    if axes is None:
+        return None
+    return {int(axis) % rank for axis in axes.numpy().reshape(-1)}
 
 
 def _permutation_without(perm: Sequence[int], axes: set[int]) -> list[int]:

@@ -33,13 +33,12 @@ def declared_inputs(graph: onnx.GraphProto) -> list[DeclaredInput]:
 
 def _declared_input(v: onnx.ValueInfoProto) -> DeclaredInput:
     kind, dims = value_info_type(v)
-    dtype = (
-        ""
-        if not kind
-        else STRING
-        if kind == onnx.TensorProto.STRING
-        else onnx.helper.tensor_dtype_to_np_dtype(kind).name
-    )
+    if not kind:
+        dtype = ""
+    elif kind == onnx.TensorProto.STRING:
+        dtype = STRING
+    else:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind).name
     if dims is None:
         return DeclaredInput(v.name, dtype, None)
     named = (d if isinstance(d, str) and d else f"{v.name}_{i}" for i, d in enumerate(dims))

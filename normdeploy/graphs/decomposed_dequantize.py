@@ -16,8 +16,10 @@ from ..storage.shared_weights import tensor_array
 from .quantization_info import DEQUANTIZE
 
 _CODES = frozenset({onnx.TensorProto.INT8, onnx.TensorProto.UINT8})
-MANY = 64  # elements from which codes are a weight
-_PER_CHANNEL = 13  # the opset from which on DequantizeLinear has an axis
+# elements from which codes are a weight
+MANY = 64
+# the opset from which on DequantizeLinear has an axis
+_PER_CHANNEL = 13
 
 
 def has_code_casts(proto: onnx.ModelProto) -> bool:
@@ -60,7 +62,8 @@ def _match_dequantize(
     zero: np.ndarray = np.zeros(())
     cast = makers.get(codes)
     if cast is not None and cast.op_type == "Sub" and cast.input[1] in tensors:
-        zero, cast = tensor_array(tensors[cast.input[1]]), makers.get(cast.input[0])
+        zero = tensor_array(tensors[cast.input[1]])
+        cast = makers.get(cast.input[0])
     stored = tensors.get(cast.input[0]) if cast is not None and cast.op_type == "Cast" else None
     if stored is None or scale not in tensors or tensors[scale].data_type != onnx.TensorProto.FLOAT:
         return None

@@ -40,10 +40,8 @@ def compute_expression(tree: ast.expr, operators: Operators, leaf: Callable[[ast
         case ast.UnaryOp() if type(tree.op) in operators:
             return operators[type(tree.op)](compute_expression(tree.operand, operators, leaf))
         case ast.BinOp() if type(tree.op) in operators:
-            left, right = (
-                compute_expression(tree.left, operators, leaf),
-                compute_expression(tree.right, operators, leaf),
-            )
+            left = compute_expression(tree.left, operators, leaf)
+            right = compute_expression(tree.right, operators, leaf)
             return operators[type(tree.op)](left, right)
         case _:
             return leaf(tree)
@@ -110,4 +108,6 @@ def dim_size(dim: int | str | None, name: str) -> Size:
         size = Size.from_int(_evaluate_dim(dim, _POLYNOMIAL, Size.symbol))
     except _UNREADABLE:
         return Size.symbol(dim)
-    return Size.opaque("a dim", dim) if (-size).is_nonnegative else size
+    if (-size).is_nonnegative:
+        return Size.opaque("a dim", dim)
+    return size

@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import onnx_graphsurgeon as gs
 
-_FEW = 2**12  # elements of a constant that is kept as it is
-_PIECE = 2**14  # elements
-_SMALLEST = 2.0**-80  # of an element: what rounding takes of a smaller one has too few digits in float32
+# elements of a constant that is kept as it is
+_FEW = 2**12
+# elements
+_PIECE = 2**14
+# of an element: what rounding takes of a smaller one has too few digits in float32
+_SMALLEST = 2.0**-80
 
 
 class ExactConstants:
@@ -25,10 +28,12 @@ class ExactConstants:
     def __init__(self) -> None:
         self._whole: dict[int, np.ndarray] = {}
         self._parts: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._again: dict[int, tuple[np.ndarray, Callable[[], np.ndarray]]] = {}  # the rounded, and the value
+        # the rounded, and the value
+        self._again: dict[int, tuple[np.ndarray, Callable[[], np.ndarray]]] = {}
 
     def store_exact(self, stored: gs.Constant, exact: np.ndarray) -> None:
-        exact, rounded = np.asarray(exact, dtype=np.float64), stored.values
+        exact = np.asarray(exact, dtype=np.float64)
+        rounded = stored.values
         if exact.size > _FEW and rounded.dtype == np.float32 and rounded.shape == exact.shape:
             part = _rounding_remainder(exact.reshape(-1), rounded.reshape(-1))
             if part is not None:
@@ -73,7 +78,9 @@ class ExactConstants:
         if key in self._again:
             rounded, again = self._again[key]
             part = _rounding_remainder(again().reshape(-1), rounded.reshape(-1))
-            return None if part is None else (rounded, part.reshape(rounded.shape))
+            if part is None:
+                return None
+            return (rounded, part.reshape(rounded.shape))
         return self._parts.get(key)
 
     def __contains__(self, key: int) -> bool:
@@ -85,7 +92,8 @@ def _rounding_remainder(exact: np.ndarray, rounded: np.ndarray) -> np.ndarray | 
     part = np.empty(exact.shape, np.float32)
     with np.errstate(all="ignore"):
         for places in cache_sized_slices(exact.size):
-            e, r = exact[places], rounded[places]
+            e = exact[places]
+            r = rounded[places]
             rest = e - r
             if not ((r == e.astype(np.float32)) & np.isfinite(rest) & ((np.abs(e) >= _SMALLEST) | (e == 0))).all():
                 return None

@@ -46,8 +46,10 @@ _ELEMENTWISE = frozenset(
     }
 )
 _NORMS = DEFAULT | OURS
-NEWEST = max(row.since for row in STANDARD.values())  # the highest opset whose ops the passes write
-_LARGE = 2**12  # bytes of a constant
+# the highest opset whose ops the passes write
+NEWEST = max(row.since for row in STANDARD.values())
+# bytes of a constant
+_LARGE = 2**12
 
 
 class FileGraph(LinkedGraph):
@@ -60,32 +62,38 @@ class FileGraph(LinkedGraph):
         """
         super().__init__(proto)
         self.opset = default_domain_opset(proto)
-        self._new: set[int] = set()  # nodes written by us: they mean what the newest opset says
+        # nodes written by us: they mean what the newest opset says
+        self._new: set[int] = set()
         self._evaluators: dict[int, Callable[[Sequence[np.ndarray | None]], tuple[Any, ...]]] = {}
         self._constant: dict[int, bool] = {}
-        self._budget = evaluation_budget.EvaluationBudget()  # of computed constants
+        # of computed constants
+        self._budget = evaluation_budget.EvaluationBudget()
         self._shape_valued: dict[int, bool] = {}
-        self._taken: dict[int, np.ndarray] = {}  # values of tensors that `constants_taken` takes for constants
-        self.exact = ExactConstants()  # what a rewrite computed
-        self._shapes: dict[int, Dims | None] = {}  # of tensors that neither the file nor inference knows
+        # values of tensors that `constants_taken` takes for constants
+        self._taken: dict[int, np.ndarray] = {}
+        # what a rewrite computed
+        self.exact = ExactConstants()
+        # of tensors that neither the file nor inference knows
+        self._shapes: dict[int, Dims | None] = {}
         self._lonely = single_use_symbols(proto.graph)
-        self._stated: dict[int, Dims] = {}  # of tensors whose shape is known for good
+        # of tensors whose shape is known for good
+        self._stated: dict[int, Dims] = {}
         self._dtypes: dict[int, int] = {}
 
     def is_constant(self, t: gs.Tensor) -> bool:
         """True where the value is fixed by the file: initializers, Constant nodes, and what is computed from these
         alone."""
         known = self._constant.get(id(t))
-        return self._is_derived_from(t, self._constant, seed=lambda _node: False) if known is None else known
+        if known is None:
+            return self._is_derived_from(t, self._constant, seed=lambda _node: False)
+        return known
 
     def is_shape_valued(self, t: gs.Tensor) -> bool:
         """True for constants and for what is computed from shapes and constants alone, never from a tensor's values."""
         known = self._shape_valued.get(id(t))
-        return (
-            self._is_derived_from(t, self._shape_valued, seed=lambda node: node.op in ("Shape", "Size"))
-            if known is None
-            else known
-        )
+        if known is None:
+            return self._is_derived_from(t, self._shape_valued, seed=lambda node: node.op in ("Shape", "Size"))
+        return known
 
     def treat_as_data(self, tensors: Sequence[gs.Tensor]) -> None:
         """Let tensors that are made of constants and sizes count as data, and what is computed from them too."""
@@ -95,11 +103,14 @@ class FileGraph(LinkedGraph):
     @contextmanager
     def allow_temporary_constants(self) -> Iterator[None]:
         """Within it `take_as_constant` may be called; behind it nothing is left of that."""
-        constant, shape_valued = dict(self._constant), dict(self._shape_valued)
+        constant = dict(self._constant)
+        shape_valued = dict(self._shape_valued)
         try:
             yield
         finally:
-            self._constant, self._shape_valued, self._taken = constant, shape_valued, {}
+            self._constant = constant
+            self._shape_valued = shape_valued
+            self._taken = {}
 
     def treat_as_constant(self, t: gs.Tensor, value: np.ndarray) -> None:
         """Let ``t``, which a node makes that nothing else looks through, count as a constant of this float64 value."""
@@ -139,7 +150,8 @@ class FileGraph(LinkedGraph):
             memory.
         """
         known: dict[int, Any] = {}
-        stack, made = [t], 0
+        stack = [t]
+        made = 0
         while id(t) not in known:
             top = stack.pop()
             kept = self._taken.get(id(top), self._budget.values.get(id(top)))
@@ -177,7 +189,9 @@ class FileGraph(LinkedGraph):
             return None
         try:
             with evaluator.silence_numpy():
-                return self.value(t) if self.is_constant(t) else None
+                if self.is_constant(t):
+                    return self.value(t)
+                return None
         except evaluator.UnsupportedOp:
             return None
 
@@ -190,7 +204,9 @@ class FileGraph(LinkedGraph):
         if isinstance(t, gs.Constant) and not t.is_empty() and t.dtype == np.float32 and id(t) not in self.exact:
             return stored_array(t), None
         value = self.known_value(t)
-        return None if value is None else (value, None)
+        if value is None:
+            return None
+        return (value, None)
 
     def evaluate_node(self, node: gs.Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
         try:
@@ -213,10 +229,16 @@ class FileGraph(LinkedGraph):
         if evaluation is None:
             if node.op == "CastLike":
                 target = self.dtype(node.inputs[1])
-                kind = target if target is not None and target.kind in "iub" else np.dtype(np.float64)
+                if target is not None and target.kind in "iub":
+                    kind = target
+                else:
+                    kind = np.dtype(np.float64)
                 evaluation = partial(_cast_like, kind)
             else:
-                opset = max(self.opset, NEWEST) if id(node) in self._new else self.opset
+                if id(node) in self._new:
+                    opset = max(self.opset, NEWEST)
+                else:
+                    opset = self.opset
                 evaluation = partial(
                     evaluator.evaluate_node,
                     node.op,
@@ -238,13 +260,18 @@ class FileGraph(LinkedGraph):
         known = t.shape if t.shape is not None else None
         if known is None or any(_is_open_dim(d) or d in self._lonely for d in known):
             inferred = self._inferred_types.get(t.name)
-            known = inferred[1] if inferred is not None and inferred[1] is not None else known
+            if inferred is not None and inferred[1] is not None:
+                known = inferred[1]
+            else:
+                known = known
         dims = None if known is None else tuple(None if _is_open_dim(d) else d for d in known)
         if dims is not None and not any(d is None or is_invented_name(d) for d in dims):
             self._stated[id(t)] = dims
             return dims
         self._work_out_shapes()
-        return self._carried_shape(t) if dims is None else self._shapes.get(id(t)) or dims
+        if dims is None:
+            return self._carried_shape(t)
+        return self._shapes.get(id(t)) or dims
 
     def _work_out_shapes(self) -> None:
         """Learn shapes that neither the file nor inference knows; called where one is wanted. Here there are none."""
@@ -281,30 +308,41 @@ class FileGraph(LinkedGraph):
     def _broadcast_shape(self, tensors: Sequence[gs.Tensor]) -> Dims | None:
         """The shape to which tensors of one rank broadcast, each dim from the first that is not 1."""
         shapes = [s for s in map(self.shape, tensors) if s is not None]
-        return tuple(next((d for d in dims if d != 1), 1) for dims in zip(*shapes, strict=True)) if shapes else None
+        if shapes:
+            return tuple(next((d for d in dims if d != 1), 1) for dims in zip(*shapes, strict=True))
+        return None
 
     def _known_rank(self, t: gs.Tensor) -> int:
         inferred = self._inferred_types.get(t.name)
-        known = (
-            t.shape
-            if t.shape is not None
-            else (inferred[1] if inferred is not None else None) or self._shapes.get(id(t))
-        )
-        return -1 if known is None else len(known)
+        if t.shape is not None:
+            known = t.shape
+        else:
+            known = (inferred[1] if inferred is not None else None) or self._shapes.get(id(t))
+        if known is None:
+            return -1
+        return len(known)
 
     def dtype(self, t: gs.Tensor) -> Any:
         """numpy dtype (ml_dtypes for bfloat16), or None where unknown."""
         known = t.dtype
         if known is None:
             inferred = self._inferred_types.get(t.name)
-            known = inferred[0] if inferred is not None else self._dtypes.get(id(t))
+            if inferred is not None:
+                known = inferred[0]
+            else:
+                known = self._dtypes.get(id(t))
         if known is None:
             node = self.producer(t)
             typed_by = _type_source(node, t) if node is not None else None
-            return None if typed_by is None else self.dtype(typed_by)
+            if typed_by is None:
+                return None
+            return self.dtype(typed_by)
         try:
-            return onnx.helper.tensor_dtype_to_np_dtype(known) if isinstance(known, int) else np.dtype(known)
-        except (KeyError, TypeError):  # stated as of no type, or a sequence, a map or an optional
+            if isinstance(known, int):
+                return onnx.helper.tensor_dtype_to_np_dtype(known)
+            return np.dtype(known)
+        except (KeyError, TypeError):
+            # stated as of no type, or a sequence, a map or an optional
             return None
 
     @cached_property
@@ -317,7 +355,9 @@ def stored_array(t: gs.Constant) -> np.ndarray:
     """The elements as the file holds them. Those of large ones are read again each time: graphsurgeon would keep a copy
     of every weight."""
     values = t._values
-    return values.load() if isinstance(values, gs.ir.tensor.LazyValues) and values.nbytes > _LARGE else t.values
+    if isinstance(values, gs.ir.tensor.LazyValues) and values.nbytes > _LARGE:
+        return values.load()
+    return t.values
 
 
 def widen_to_float64(values: np.ndarray) -> np.ndarray:
@@ -338,17 +378,17 @@ def _keeps_input_shape(node: gs.Node, t: gs.Tensor) -> bool:
     norm = _norm_op_row(node)
     if norm is None and (node.domain or "") not in ("", "ai.onnx", DOMAIN):
         return False
-    return (
-        node.op in _ELEMENTWISE
-        if norm is None
-        else any(i in norm.x_shaped_outputs for i, o in enumerate(node.outputs) if o is t)
-    )
+    if norm is None:
+        return node.op in _ELEMENTWISE
+    return any(i in norm.x_shaped_outputs for i, o in enumerate(node.outputs) if o is t)
 
 
 def _norm_op_row(node: gs.Node) -> NormOp | None:
     """The row of a norm's node, None of others."""
     here = (node.domain or "") in ("", "ai.onnx", DOMAIN)
-    return _NORMS.get(node.op) if here else third_party.third_party_row(node.domain, node.op)
+    if here:
+        return _NORMS.get(node.op)
+    return third_party.third_party_row(node.domain, node.op)
 
 
 def _type_source(node: gs.Node, t: gs.Tensor) -> gs.Tensor | None:
@@ -357,8 +397,13 @@ def _type_source(node: gs.Node, t: gs.Tensor) -> gs.Tensor | None:
         return None
     norm = _norm_op_row(node)
     own = norm is not None and any(t is o and name == "Y" for o, name in zip(node.outputs, norm.outputs, strict=False))
-    place = norm.inputs.index(norm.typed_by) if norm is not None and own else 0
-    return node.inputs[place] if place < len(node.inputs) else None
+    if norm is not None and own:
+        place = norm.inputs.index(norm.typed_by)
+    else:
+        place = 0
+    if place < len(node.inputs):
+        return node.inputs[place]
+    return None
 
 
 def _cast_like(kind: np.dtype, inputs: Sequence[Any]) -> tuple[np.ndarray]:
@@ -372,4 +417,6 @@ def value_inputs(node: gs.Node) -> list[gs.Tensor]:
 
 
 def _value_input_count(node: gs.Node) -> int:
-    return 1 if node.op == "CastLike" else len(node.inputs)
+    if node.op == "CastLike":
+        return 1
+    return len(node.inputs)

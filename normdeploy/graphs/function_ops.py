@@ -19,9 +19,11 @@ from ..norms.third_party import function_op_row, is_managed_op
 from ..storage.onnx_domains import default_domain_opset
 from ..storage.proto_traversal import copy_field, iter_subgraphs
 
-_IR_OF_FUNCTIONS = 8  # the first IR version in which a model may hold functions
+# the first IR version in which a model may hold functions
+_IR_OF_FUNCTIONS = 8
 
-Op = tuple[str, str]  # domain, name
+# domain, name
+Op = tuple[str, str]
 
 
 def may_use_function_ops(proto: onnx.ModelProto) -> bool:
@@ -45,11 +47,15 @@ def inline_unwanted_functions(proto: onnx.ModelProto, fuse: str) -> onnx.ModelPr
         if (node.domain, node.op_type) in ours - others and not _is_complete_call(node):
             raise GraphError(f"{_describe_missing(node)}; the file is no valid ONNX, and nothing can run it")
     if fuse == "portable":
-        return _inline_functions(proto, others, ()) if others else proto
+        if others:
+            return _inline_functions(proto, others, ())
+        return proto
     opset = default_domain_opset(proto)
     bodies = _function_bodies(_fully_called_ops(calls), opset, ours)
     closed = ours | {(f.domain, f.name) for f in bodies}
-    return _inline_functions(proto, closed, bodies) if closed else proto
+    if closed:
+        return _inline_functions(proto, closed, bodies)
+    return proto
 
 
 def attach_functions(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
@@ -64,7 +70,10 @@ def attach_functions(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         ]
         del proto.functions[:]
         proto.functions.extend([*others, *written])
-        proto.ir_version = max(proto.ir_version, _IR_OF_FUNCTIONS) if written else proto.ir_version
+        if written:
+            proto.ir_version = max(proto.ir_version, _IR_OF_FUNCTIONS)
+        else:
+            proto.ir_version = proto.ir_version
     for holder, nodes in ((proto, calls), *((f, [*_nodes_with_bodies(f.node)]) for f in proto.functions)):
         needed = sorted({n.domain for n in nodes if is_managed_op(n.domain, n.op_type)})
         kept = [o for o in holder.opset_import if o.domain != DOMAIN]
@@ -78,7 +87,8 @@ def attach_functions(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 def inline_calls(proto: onnx.ModelProto, calls: Iterable[onnx.NodeProto]) -> onnx.ModelProto:
     """``proto`` with these of its nodes, calls of ops of ours, as the nodes of their bodies. The calls are changed;
     other nodes that bear the same name stay."""
-    opset, functions = default_domain_opset(proto), dict[Op, onnx.FunctionProto]()
+    opset = default_domain_opset(proto)
+    functions = dict[Op, onnx.FunctionProto]()
     for node in calls:
         row = function_op_row(node.domain, node.op_type)
         if row is None or opset < row.since:
@@ -87,7 +97,9 @@ def inline_calls(proto: onnx.ModelProto, calls: Iterable[onnx.NodeProto]) -> onn
         function.CopyFrom(norm_function_body(row, opset))
         function.name = node.op_type = f"{row.op}WrittenOut"
         functions[function.domain, function.name] = function
-    return _inline_functions(proto, functions.keys(), functions.values()) if functions else proto
+    if functions:
+        return _inline_functions(proto, functions.keys(), functions.values())
+    return proto
 
 
 def _function_bodies(ops: Iterable[Op], opset: int, present: Collection[Op] = ()) -> list[onnx.FunctionProto]:
@@ -131,11 +143,9 @@ def _describe_missing(node: onnx.NodeProto) -> str:
     assert row is not None
     given = {a.name: None if a.ref_attr_name else onnx.helper.get_attribute_value(a) for a in node.attribute}
     lacks = describe_missing(row, node.input, given)
-    return (
-        f"the node {node.name or node.output[0]!r} ({node.domain}.{node.op_type}) lacks {' and '.join(lacks)}"
-        if lacks
-        else ""
-    )
+    if lacks:
+        return f"the node {node.name or node.output[0]!r} ({node.domain}.{node.op_type}) lacks {' and '.join(lacks)}"
+    return ""
 
 
 def is_own_function(function: onnx.FunctionProto) -> bool:
@@ -177,11 +187,10 @@ def _inline_functions(
     for node in (
         _nodes_with_bodies((*skeleton.graph.node, *(n for f in skeleton.functions for n in f.node))) if defaults else ()
     ):
-        if is_managed_op(node.domain, node.op_type):  # the inliner doesn't know of defaults
-            given, default = (
-                {a.name for a in node.attribute},
-                defaults.get((node.domain, node.op_type, node.overload), ()),
-            )
+        # the inliner doesn't know of defaults
+        if is_managed_op(node.domain, node.op_type):
+            given = {a.name for a in node.attribute}
+            default = defaults.get((node.domain, node.op_type, node.overload), ())
             node.attribute.extend(a for a in default if a.name not in given)
     result = onnx.inliner.inline_selected_functions(skeleton, sorted(ops), exclude=False)
     for node in _nodes_with_bodies(result.graph.node):

@@ -42,16 +42,19 @@ class Graph(FileGraph):
             GraphError: the nodes stand in no valid order, or a name is written twice.
         """
         super().__init__(proto)
-        self._keep: list[gs.Node | gs.Tensor] = []  # id() is only a name while the object lives
-        self._inserted: dict[int, gs.Node] = {}  # the last node that was put behind another for it
+        # id() is only a name while the object lives
+        self._keep: list[gs.Node | gs.Tensor] = []
+        # the last node that was put behind another for it
+        self._inserted: dict[int, gs.Node] = {}
         self._dead: set[int] = set()
         self._weights = weights
-        self._referring: dict[int, onnx.TensorProto] = {}  # by id of a new large constant
+        # by id of a new large constant
+        self._referring: dict[int, onnx.TensorProto] = {}
         self._names = {*taken, *all_names(proto.graph)}
-        self._settled: dict[
-            int, gs.Constant
-        ] = {}  # id of a Constant node of ours -> the initializer that is written for it
-        self.memo: dict[object, object] = {}  # what recognition found out about one norm and may try on its likes
+        # id of a Constant node of ours -> the initializer that is written for it
+        self._settled: dict[int, gs.Constant] = {}
+        # what recognition found out about one norm and may try on its likes
+        self.memo: dict[object, object] = {}
 
     @property
     def nodes(self) -> list[gs.Node]:
@@ -119,7 +122,8 @@ class Graph(FileGraph):
         if shape is not None:
             self._shapes[id(old)] = shape
         end = before
-        while id(end) in self._inserted:  # of another of its outputs
+        # of another of its outputs
+        while id(end) in self._inserted:
             end = self._inserted[id(end)]
         for node in new_nodes:
             self._sequence.insert(node, end)
@@ -136,7 +140,8 @@ class Graph(FileGraph):
         before.outputs[_index_of(before.outputs, old)] = gs.Variable(
             self._fresh_name(f"{old.name}_replaced"), dtype=old.dtype, shape=old.shape
         )
-        self._keep.append(node.outputs[place])  # asked about already: no tensor made later may bear its id
+        # asked about already: no tensor made later may bear its id
+        self._keep.append(node.outputs[place])
         node.outputs[place] = old
         self.drop_if_unused(before)
 
@@ -172,7 +177,8 @@ class Graph(FileGraph):
                     stack.append(above)
 
     def _fresh_name(self, name: str) -> str:
-        candidate, n = name, 1
+        candidate = name
+        n = 1
         while candidate in self._names:
             n += 1
             candidate = f"{name}_{n}"
@@ -188,9 +194,11 @@ class Graph(FileGraph):
         for field, value in self.proto.ListFields():
             if field.name != "graph":
                 copy_field(out, field, value)
-        source, graph = self.proto.graph, out.graph
+        source = self.proto.graph
+        graph = out.graph
         nodes = self.nodes
-        graph.name, graph.doc_string = source.name, source.doc_string
+        graph.name = source.name
+        graph.doc_string = source.doc_string
         graph.metadata_props.extend(source.metadata_props)
         graph.quantization_annotation.extend(source.quantization_annotation)
         if out.ir_version < IR_OF_CONSTANTS:
@@ -205,13 +213,13 @@ class Graph(FileGraph):
         made = {t.name for n in nodes for t in n.outputs}
         used = {id(t): t for n in nodes for t in n.inputs if isinstance(t, gs.Constant)}
         inner = (t for n in nodes_with_subgraphs(nodes) for t in n.inputs if isinstance(t, gs.Constant))
-        used |= {id(t): t for t in inner if t.name in self._initializers}  # the others are the bodies' own
+        # the others are the bodies' own
+        used |= {id(t): t for t in inner if t.name in self._initializers}
         used |= {id(t): t for t in self.gs.outputs if isinstance(t, gs.Constant)}
         used |= {id(t): t for t in settled}
         named: set[str] = set()
-        place = {
-            name: i for i, name in enumerate(self._initializers)
-        }  # the file's own order, then ours: a second run changes nothing
+        # the file's own order, then ours: a second run changes nothing
+        place = {name: i for i, name in enumerate(self._initializers)}
         for t in sorted(used.values(), key=lambda t: place.get(t.name, len(place))):
             if t.name in named:
                 continue

@@ -18,8 +18,10 @@ from ..storage.proto_traversal import attribute_graphs
 from ..storage.shared_weights import tensor_array
 from .index_bounds import IndexLimit, find_index_bounds
 
-_FEW = 64  # elements of a constant that is read as thresholds
-_MOST = 24  # thresholds of one tensor
+# elements of a constant that is read as thresholds
+_FEW = 64
+# thresholds of one tensor
+_MOST = 24
 # Each element of the result is an element of an input, so a threshold of the one is one of the other.
 _SAME = frozenset(
     {
@@ -208,7 +210,8 @@ class _ThresholdPropagation:
         if key not in self._known:
             # A function that calls itself is refused elsewhere; here it ends.
             self._known[key] = ({}, set())
-            outside, self.sized = self.sized, set()
+            outside = self.sized
+            self.sized = set()
             self._known[key] = (self.propagate_graph(function, {}), self.sized)
             self.sized = outside
         inner, sized = self._known[key]
@@ -254,7 +257,9 @@ def node_constant(node: onnx.NodeProto, constants: Mapping[str, np.ndarray]) -> 
             if attribute.name in ("value_float", "value_int", "value_floats", "value_ints"):
                 return np.atleast_1d(onnx.helper.get_attribute_value(attribute))
             if attribute.name == "value" and math.prod(attribute.t.dims) <= _FEW:
-                return tensor_array(attribute.t) if attribute.t.data_type != onnx.TensorProto.STRING else None
+                if attribute.t.data_type != onnx.TensorProto.STRING:
+                    return tensor_array(attribute.t)
+                return None
     if node.op_type in ("Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Expand") and node.input:
         return constants.get(node.input[0])
     return None
@@ -271,11 +276,14 @@ def _own_thresholds(node: onnx.NodeProto, constants: _Constants) -> Iterable[tup
     """Pairs of an input of a node and the numbers at which the node begins to act on it."""
     if not node.input:
         return
-    x, op = node.input[0], node.op_type
+    x = node.input[0]
+    op = node.op_type
     attributes = {a.name: a for a in node.attribute}
 
     def operand_number(name: str, default: float) -> float:
-        return attributes[name].f if name in attributes else default
+        if name in attributes:
+            return attributes[name].f
+        return default
 
     if op == "Clip":
         known = [v for name in node.input[1:] for v in distinct_numbers(constants.get(name))]
@@ -296,7 +304,8 @@ def _own_thresholds(node: onnx.NodeProto, constants: _Constants) -> Iterable[tup
     elif op == "Shrink":
         yield x, [-operand_number("lambd", 0.5), operand_number("lambd", 0.5)]
     elif op == "HardSigmoid":
-        alpha, beta = operand_number("alpha", 0.2), operand_number("beta", 0.5)
+        alpha = operand_number("alpha", 0.2)
+        beta = operand_number("beta", 0.5)
         yield x, [-beta / alpha, (1 - beta) / alpha] if alpha else []
     elif op in ("Floor", "Ceil", "Round"):
         yield x, [0.0, 0.5, 1.0, 1.5, 2.5]
@@ -311,15 +320,21 @@ def _rounding_thresholds(kind: int) -> list[float]:
     """The numbers around which a Cast to integers or booleans changes its result."""
     if kind == onnx.TensorProto.BOOL:
         return [0.0]
-    name = onnx.TensorProto.DataType.Name(kind) if kind in onnx.TensorProto.DataType.values() else ""
-    return [-1.0, 0.0, 1.0, 2.0] if name.startswith(("INT", "UINT")) else []
+    if kind in onnx.TensorProto.DataType.values():
+        name = onnx.TensorProto.DataType.Name(kind)
+    else:
+        name = ""
+    if name.startswith(("INT", "UINT")):
+        return [-1.0, 0.0, 1.0, 2.0]
+    return []
 
 
 def _input_thresholds(
     node: onnx.NodeProto, behind: list[float], constants: _Constants
 ) -> Iterable[tuple[str, list[float]]]:
     """Pairs of an input of a node and the numbers that make its result reach those of ``behind``."""
-    op, names = node.op_type, [name for name in node.input if name and name not in constants]
+    op = node.op_type
+    names = [name for name in node.input if name and name not in constants]
     if op in _SAME:
         yield from ((name, behind) for name in names)
     elif op in ("Add", "Sub", "Mul", "Div") and len(node.input) == 2:
@@ -336,12 +351,18 @@ def _invert_operation(op: str, place: int, y: float, c: float) -> list[float]:
     if op == "Add":
         return [y - c]
     if op == "Sub":
-        return [y + c] if place == 0 else [c - y]
+        if place == 0:
+            return [y + c]
+        return [c - y]
     if op == "Mul":
-        return [y / c] if c else []
+        if c:
+            return [y / c]
+        return []
     if place == 0:
         return [y * c]
-    return [c / y] if y else []
+    if y:
+        return [c / y]
+    return []
 
 
 _INVERSES: dict[str, Callable[[float], tuple[float, ...]]] = {

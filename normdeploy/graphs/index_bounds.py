@@ -39,12 +39,14 @@ _SAME = frozenset(
     ]
 )
 _FLAGS = frozenset(["Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN"])
+# torch casts the 0 and 1 of a Range from float
 _COUNTS = (
     onnx.TensorProto.INT64,
     onnx.TensorProto.INT32,
     onnx.TensorProto.FLOAT,
-)  # torch casts the 0 and 1 of a Range from float
-_SMALL = 64  # elements of a constant whose values are looked at
+)
+# elements of a constant whose values are looked at
+_SMALL = 64
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ class _IndexSource:
     """Whole numbers that are those of an input plus something in [low, high]; or that lie in [low, dim + high]."""
 
     what: str
-    counted: bool  # up to the dim ``what``; else of the input ``what``
+    # up to the dim ``what``; else of the input ``what``
+    counted: bool
     low: int = 0
     high: int = 0
 
@@ -159,7 +162,8 @@ class _BoundsAnalysis:
     # -------------------------------------------------------------- sizes
 
     def _vector_result(self, node: onnx.NodeProto, attributes: dict[str, onnx.AttributeProto]) -> _Vector | None:
-        op, vectors = node.op_type, [self.vectors.get(name) for name in node.input]
+        op = node.op_type
+        vectors = [self.vectors.get(name) for name in node.input]
         if op == "Shape" and node.input[0] in self.shapes:
             start, end = (attributes[n].i if n in attributes else None for n in ("start", "end"))
             return self.shapes[node.input[0]][start:end]
@@ -174,7 +178,8 @@ class _BoundsAnalysis:
             picked = [n if isinstance(n, int) and -len(first) <= n < len(first) else None for n in vectors[1]]
             return tuple(None if n is None else first[n] for n in picked)
         if op == "Slice" and all(v is not None and len(v) == 1 and isinstance(v[0], int) for v in vectors[1:]):
-            start, end, _, step = (*(v[0] for v in vectors[1:] if v), None, None)[:4]  # starts, ends, axes, steps
+            # starts, ends, axes, steps
+            start, end, _, step = (*(v[0] for v in vectors[1:] if v), None, None)[:4]
             return first[start : end : step or 1]  # type: ignore[index]
         if op in ("Add", "Sub") and len(vectors) == 2 and vectors[1] is not None and len(first) == len(vectors[1]) == 1:
             return (_add_sizes(first[0], vectors[1][0], 1 if op == "Add" else -1),)
@@ -186,7 +191,8 @@ class _BoundsAnalysis:
         return self.origins.get(name, frozenset())
 
     def _produced_sources(self, node: onnx.NodeProto) -> Iterable[_IndexSource]:
-        op, names = node.op_type, node.input
+        op = node.op_type
+        names = node.input
         if op == "Range" and len(names) == 3:
             start, end, step = (self._single_value(name) for name in names)
             if isinstance(start, int) and isinstance(end, _OffsetDim) and step == 1:
@@ -194,7 +200,12 @@ class _BoundsAnalysis:
         elif op == "CumSum" and names[0] in self.flags:
             yield from self._running_sum_sources()
         elif op in _SAME or op == "Gather":
-            data = names if op == "Concat" else names[1:] if op == "Where" else names[:1]
+            if op == "Concat":
+                data = names
+            elif op == "Where":
+                data = names[1:]
+            else:
+                data = names[:1]
             for name in data:
                 yield from self._sources_of(name)
         elif op in ("Add", "Sub") and len(names) == 2:
@@ -219,12 +230,16 @@ class _BoundsAnalysis:
 
     def _single_value(self, name: str) -> int | _OffsetDim | None:
         vector = self.vectors.get(name)
-        return vector[0] if vector is not None and len(vector) == 1 else None
+        if vector is not None and len(vector) == 1:
+            return vector[0]
+        return None
 
     def _value_span(self, name: str) -> tuple[int, int] | None:
         vector = self.vectors.get(name)
         whole = [n for n in vector or () if isinstance(n, int)]
-        return (min(whole), max(whole)) if vector and len(whole) == len(vector) else None
+        if vector and len(whole) == len(vector):
+            return (min(whole), max(whole))
+        return None
 
     # -------------------------------------------------------------- tables
 
@@ -244,9 +259,11 @@ class _BoundsAnalysis:
         """A stored table from its first row up to a size."""
         dims = self.rows.get(node.input[0], ())
         starts, ends = (self.vectors.get(name) for name in node.input[1:3])
-        axes: Sequence[Any] | None = (
-            self.vectors.get(node.input[3]) if len(node.input) > 3 and node.input[3] else range(len(ends or ()))
-        )
+        axes: Sequence[Any] | None
+        if len(node.input) > 3 and node.input[3]:
+            axes = self.vectors.get(node.input[3])
+        else:
+            axes = range(len(ends or ()))
         if not dims or starts is None or ends is None or axes is None:
             return
         for start, end, axis in zip(starts, ends, axes, strict=False):

@@ -66,7 +66,9 @@ def compares_values(proto: onnx.ModelProto) -> bool:
 
 
 def _numpy_dtype(kind: int) -> np.dtype:
-    return onnx.helper.tensor_dtype_to_np_dtype(kind) if kind else np.dtype(object)
+    if kind:
+        return onnx.helper.tensor_dtype_to_np_dtype(kind)
+    return np.dtype(object)
 
 
 def _collect_thresholds(
@@ -97,7 +99,8 @@ def _node_thresholds(
     """Pairs of an input of a node and the finite numbers at which the node decides by it."""
     attributes = {a.name: a for a in node.attribute}
     if node.op_type.startswith("TreeEnsemble") and "nodes_modes" in attributes and "nodes_values" in attributes:
-        modes, values = attributes["nodes_modes"].strings, attributes["nodes_values"].floats
+        modes = attributes["nodes_modes"].strings
+        values = attributes["nodes_values"].floats
         yield node.input[0], [v for mode, v in zip(modes, values, strict=False) if mode != _LEAF]
     elif node.domain not in STANDARD:
         return

@@ -56,7 +56,8 @@ class LinkedGraph:
         for t in (*(t for node in nodes_with_subgraphs(self.gs.nodes) for t in node.inputs), *self.gs.outputs):
             lazy = t._values if isinstance(t, gs.Constant) else None
             if isinstance(lazy, gs.ir.tensor.LazyValues) and (array := shared_array(lazy.tensor)) is not None:
-                t.values, t.data_location = array, None
+                t.values = array
+                t.data_location = None
 
     def _body_reads(self, graph: onnx.GraphProto) -> dict[int, list[gs.Tensor]]:
         """For each node that has bodies (If, Loop, Scan) the tensors outside that these read by name."""
@@ -78,7 +79,9 @@ class LinkedGraph:
         return self._sequence.position_of(node)
 
     def producer(self, t: gs.Tensor) -> gs.Node | None:
-        return t.inputs[0] if t.inputs else None
+        if t.inputs:
+            return t.inputs[0]
+        return None
 
     def consumers(self, t: gs.Tensor) -> list[gs.Node]:
         """The live nodes that read the value of ``t`` (each once); a CastLike that takes only its type is none."""

@@ -60,7 +60,8 @@ def _called_functions(proto: onnx.ModelProto) -> Iterator[tuple[onnx.FunctionPro
             continue
         model = _function_model(proto, defined, by_key[key], sites[key])
         if isinstance(model, str):
-            _collect_call_sites(by_key[key].node, {}, by_key, sites)  # what it gives to others is not known
+            # what it gives to others is not known
+            _collect_call_sites(by_key[key].node, {}, by_key, sites)
         else:
             _collect_call_sites(model.graph.node, infer_types(model), by_key, sites)
         yield by_key[key], model
@@ -78,7 +79,8 @@ def _collect_call_sites(
             site = sites.setdefault(key, _CallSites())
             site.inputs.append(tuple(types.get(name, (None, None)) for name in node.input))
             site.attributes.append({a.name: a for a in node.attribute})
-        for body in (g for a in node.attribute for g in attribute_graphs(a)):  # what is given there is not known here
+        # what is given there is not known here
+        for body in (g for a in node.attribute for g in attribute_graphs(a)):
             _collect_call_sites(body.node, {}, by_key, sites)
 
 
@@ -162,7 +164,8 @@ def _agreed_types(sites: Sequence[tuple[Type, ...]], inputs: Sequence[str]) -> l
     agreed: list[Type] = []
     names: dict[tuple[int | str | None, ...], str] = {}
     for name, position in zip(inputs, zip(*sites, strict=True), strict=True):
-        kinds, ranks = {kind for kind, _ in position}, {None if dims is None else len(dims) for _, dims in position}
+        kinds = {kind for kind, _ in position}
+        ranks = {None if dims is None else len(dims) for _, dims in position}
         if None in kinds or None in ranks:
             return f"the type or rank of its input {name!r} is not known at all its calls"
         if len(kinds) != 1 or len(ranks) != 1:

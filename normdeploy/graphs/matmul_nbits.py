@@ -16,7 +16,8 @@ from onnx import helper
 from .quantization_info import DEQUANTIZE
 
 _BITS = (2, 4, 8)
-_EIGHT_BIT_ACTIVATIONS = 4  # the accuracy level at which the kernel rounds A too
+# the accuracy level at which the kernel rounds A too
+_EIGHT_BIT_ACTIVATIONS = 4
 
 
 def is_plain_form(node: onnx.NodeProto, weights: Collection[str]) -> bool:
@@ -39,7 +40,8 @@ def expand_node(
     n, k, block, bits = (attributes[name] for name in ("N", "K", "block_size", "bits"))
     blocks = -(-k // block)
     x, codes, scales, zeros, _, bias = [*node.input, *[""] * 6][:6]
-    value, scale = stored(codes), stored(scales)
+    value = stored(codes)
+    scale = stored(scales)
     assert value is not None
     assert scale is not None
     zero = np.full((n, blocks), 1 << (bits - 1), np.uint8)
@@ -49,7 +51,8 @@ def expand_node(
         zero = _unpack_codes(given.reshape(n, -1), bits)[:, :blocks]
     whole = _unpack_codes(value.reshape(n, blocks, -1), bits)[..., :block].reshape(n, -1)[:, :k]
     parts = [constant(codes, whole), constant(scales, scale.reshape(n, blocks)), constant(f"{codes}_zeros", zero)]
-    rows, columns = fresh(codes), fresh(codes)
+    rows = fresh(codes)
+    columns = fresh(codes)
     yield helper.make_node(DEQUANTIZE, parts, [rows], node.name, axis=1, block_size=block)
     yield helper.make_node("Transpose", [rows], [columns], node.name, perm=[1, 0])
     product = fresh(node.output[0]) if bias else node.output[0]

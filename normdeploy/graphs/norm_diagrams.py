@@ -15,8 +15,10 @@ from ..findings.records import DiagramBox, Finding, NormDiagram
 from ..storage.onnx_domains import qualified_op
 from . import norm_extraction
 
-_MOST = 60  # boxes of one picture
-_BESIDE = 3  # neighbours that are drawn on each side
+# boxes of one picture
+_MOST = 60
+# neighbours that are drawn on each side
+_BESIDE = 3
 _PICTURES = 40
 
 
@@ -73,9 +75,8 @@ class _Surroundings:
         """
         made = self.cutter.made
         inside = self._data_nodes(sorted({made[t] for t in tensors if t in made}))
-        outputs = dict.fromkeys(
-            o for place in inside for o in self.nodes[place].output if o
-        )  # in order: they choose the neighbours
+        # in order: they choose the neighbours
+        outputs = dict.fromkeys(o for place in inside for o in self.nodes[place].output if o)
         read = dict.fromkeys(
             i
             for place in inside
@@ -92,7 +93,8 @@ class _Surroundings:
         if not inside or len(places) > _MOST:
             return ()
         drawn: list[DiagramBox] = []
-        index: dict[str, int] = {}  # tensor -> the box that gives it
+        # tensor -> the box that gives it
+        index: dict[str, int] = {}
         for name in sources:
             if name not in made:
                 index[name] = len(drawn)

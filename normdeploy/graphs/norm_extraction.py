@@ -18,7 +18,8 @@ from .local_functions import open_functions
 from .shape_inference import infer_types
 from .subgraphs import Subgraph, body_subgraphs, make_value_info
 
-_SMALL = 16  # elements of a constant that a runtime may look at: axes, shapes, epsilon
+# elements of a constant that a runtime may look at: axes, shapes, epsilon
+_SMALL = 16
 
 
 def models_by_location(proto: onnx.ModelProto) -> dict[str, onnx.ModelProto]:
@@ -95,7 +96,9 @@ class NormExtractor:
         graph.output.extend(make_value_info(names[o], *self.tensor_types.get(o, (None, None))) for o in ends)
         if {n.domain for n in nodes} - {"", "ai.onnx"}:
             cut.functions.extend(self.model.functions)
-        return cut if graph.output else None
+        if graph.output:
+            return cut
+        return None
 
     def _with_constant_nodes(self, places: set[int]) -> set[int]:
         """``places`` and the nodes that compute the constants read there."""
@@ -112,7 +115,8 @@ class NormExtractor:
 def _rename_tensors(node: onnx.NodeProto, name: str, names: Mapping[str, str]) -> onnx.NodeProto:
     made = onnx.NodeProto()
     made.CopyFrom(node)
-    made.name, made.doc_string = name, ""
+    made.name = name
+    made.doc_string = ""
     del made.metadata_props[:], made.input[:], made.output[:]
     made.input.extend(names[i] for i in node.input)
     made.output.extend(names[o] for o in node.output)
@@ -129,5 +133,6 @@ def _plain_initializer(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
         return onnx.numpy_helper.from_array(np.ones(tuple(tensor.dims), dtype), name)
     plain = onnx.TensorProto()
     plain.CopyFrom(tensor)
-    plain.name, plain.doc_string = name, ""
+    plain.name = name
+    plain.doc_string = ""
     return plain

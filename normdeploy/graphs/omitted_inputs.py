@@ -15,7 +15,8 @@ from ..norms.third_party import is_managed_op
 from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import copy_model, iter_subgraphs
 
-Key = tuple[str, str, str]  # domain, name, overload
+# domain, name, overload
+Key = tuple[str, str, str]
 
 # Functions that may be made of those of one file; each of n inputs has up to 2^n.
 _MOST = 256

@@ -126,7 +126,8 @@ def _is_same_across_opsets(node: onnx.NodeProto, old: int, new: int) -> bool:
     if not is_standard(node):
         return True
     if not onnx.defs.has(node.op_type, max_inclusive_version=old, domain=""):
-        return True  # written by us for the new opset
+        # written by us for the new opset
+        return True
     a = onnx.defs.get_schema(node.op_type, old)
     b = onnx.defs.get_schema(node.op_type, new)
     if a.since_version == b.since_version:
@@ -140,7 +141,8 @@ def _is_same_across_opsets(node: onnx.NodeProto, old: int, new: int) -> bool:
     if node.op_type == "GroupNormalization":
         return a.since_version >= 21
     if node.op_type == "Split" and a.since_version < 18 <= b.since_version and not any(node.input[1:]):
-        return False  # equal parts have to be counted since opset 18
+        # equal parts have to be counted since opset 18
+        return False
     if [i.name for i in a.inputs] != [i.name for i in b.inputs[: len(a.inputs)]] or len(b.outputs) < len(a.outputs):
         return False
     for name, attribute in a.attributes.items():

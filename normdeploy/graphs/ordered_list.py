@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
-_ROOM = 2**32  # between neighbours at first: 32 insertions at one place before labels are spread
+# between neighbours at first: 32 insertions at one place before labels are spread
+_ROOM = 2**32
 
 T = TypeVar("T")
 
@@ -34,10 +35,14 @@ class OrderedList(Generic[T]):
 
     def insert(self, item: T, after: T) -> None:
         """Put ``item`` right behind ``after``."""
-        low, following = self.position_of(after), self._next.get(id(after))
+        low = self.position_of(after)
+        following = self._next.get(id(after))
         if following is not None and self.position_of(following) - low < 2:
             self._spread_labels(after)
-        high = self.position_of(following) if following is not None else low + 2 * _ROOM
+        if following is not None:
+            high = self.position_of(following)
+        else:
+            high = low + 2 * _ROOM
         self._labels[id(item)] = (low + high) // 2
         self._next[id(after)] = item
         if following is not None:
@@ -45,18 +50,23 @@ class OrderedList(Generic[T]):
 
     def _spread_labels(self, first: T) -> None:
         """Spread the labels behind ``first`` evenly as far as needed."""
-        low, crowded = self.position_of(first), list[T]()
+        low = self.position_of(first)
+        crowded = list[T]()
         item = self._next.get(id(first))
         while item is not None and self.position_of(item) - low <= (len(crowded) + 1) ** 2:
             crowded.append(item)
             item = self._next.get(id(item))
         parts = len(crowded) + 1
-        room = self.position_of(item) - low if item is not None else parts * _ROOM
+        if item is not None:
+            room = self.position_of(item) - low
+        else:
+            room = parts * _ROOM
         for k, crowd in enumerate(crowded, 1):
             self._labels[id(crowd)] = low + room * k // parts
 
     def __iter__(self) -> Iterator[T]:
-        item = self._items[0] if self._items else None  # nothing is ever put before the first
+        # nothing is ever put before the first
+        item = self._items[0] if self._items else None
         while item is not None:
             yield item
             item = self._next.get(id(item))

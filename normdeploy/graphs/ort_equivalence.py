@@ -21,7 +21,8 @@ from ..storage.onnx_files import iter_bodies, iter_tensors
 from ..storage.shared_weights import SMALLEST, tensor_array
 from ..storage.weight_serialization import detach_weights, set_weight_locations
 
-_LARGE = SMALLEST  # bytes of a weight that is not copied where that can be avoided
+# bytes of a weight that is not copied where that can be avoided
+_LARGE = SMALLEST
 _FED = {"MatMul", "com.microsoft.FusedMatMul", "Gemm", "Conv", "ConvTranspose", "Gather", "Transpose", "Add", "Mul"}
 
 _FLOATING = {
@@ -30,7 +31,8 @@ _FLOATING = {
     "float32": onnx.TensorProto.FLOAT,
     "float64": onnx.TensorProto.DOUBLE,
 }
-_TYPE_ATTRIBUTES = {"to", "dtype"}  # of Cast and of what draws or counts
+# of Cast and of what draws or counts
+_TYPE_ATTRIBUTES = {"to", "dtype"}
 
 
 def require_equal_models(
@@ -157,13 +159,16 @@ def _weights_as_inputs(light: onnx.ModelProto, values: _Values) -> _Values:
 
 def to_computable_type(array: np.ndarray) -> np.ndarray:
     """The array in a type that onnxruntime computes in on the CPU."""
-    return array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array
+    if array.dtype == ml_dtypes.bfloat16:
+        return array.astype(np.float32)
+    return array
 
 
 def _replace_bfloat16(model: onnx.ModelProto) -> None:
     """Turn bfloat16 into float32, which holds every value of it: onnxruntime has hardly a bfloat16 kernel for the
     CPU."""
-    narrow, wide = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT
+    narrow = onnx.TensorProto.BFLOAT16
+    wide = onnx.TensorProto.FLOAT
     for tensor in iter_tensors(model):
         if tensor.data_type != narrow:
             continue

@@ -26,10 +26,10 @@ __all__ = [
 
 OPS = frozenset(OURS)
 JOINED = frozenset(op for op, row in OURS.items() if row.joined)
-WITHOUT_KERNEL = frozenset(op for op, row in OURS.items() if not row.plugin)  # in TensorRT too their bodies run
-OLDEST = min(
-    row.since for row in OURS.values()
-)  # the first opset for which bodies are written, but for those that need a newer op
+# in TensorRT too their bodies run
+WITHOUT_KERNEL = frozenset(op for op, row in OURS.items() if not row.plugin)
+# the first opset for which bodies are written, but for those that need a newer op
+OLDEST = min(row.since for row in OURS.values())
 
 
 def oldest_opset(op: str) -> int:
@@ -63,5 +63,8 @@ def evaluate_reference(
         return np.asarray(x / np.sqrt(np.square(x).mean(axis=tuple(axes), keepdims=True) + epsilon) * scale)
     d = x - x.mean(axis=tuple(axes), keepdims=True)
     variance = x.var(axis=tuple(axes), keepdims=True, ddof=ddof)
-    root = np.sqrt(variance + epsilon) if op == "LayerNorm" else np.sqrt(variance) + epsilon
+    if op == "LayerNorm":
+        root = np.sqrt(variance + epsilon)
+    else:
+        root = np.sqrt(variance) + epsilon
     return np.asarray(d / root * scale + bias)

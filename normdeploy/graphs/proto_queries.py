@@ -13,7 +13,8 @@ from .dims import Dims
 
 # Domain, name and overload.
 FunctionKey = tuple[str, str, str]
-IR_OF_CONSTANTS = 4  # the first IR version in which an initializer need not be a graph input
+# the first IR version in which an initializer need not be a graph input
+IR_OF_CONSTANTS = 4
 
 
 def require_topological_order(graph: onnx.GraphProto) -> None:
@@ -28,11 +29,10 @@ def require_topological_order(graph: onnx.GraphProto) -> None:
         early = next((name for name in node.input if name in later and name not in written), "")
         twice = next((name for name in node.output if name and name in written), "")
         if early or twice:
-            wrong = (
-                f"reads {early!r} before it is written"
-                if early
-                else f"writes {twice!r}, which is an input or was written before it"
-            )
+            if early:
+                wrong = f"reads {early!r} before it is written"
+            else:
+                wrong = f"writes {twice!r}, which is an input or was written before it"
             message = f"{node.op_type} {node.name!r} {wrong}"
             raise GraphError(f"{message}: that is no valid graph; give tensors names of their own and sort the nodes")
         written.update(node.output)
@@ -92,7 +92,9 @@ def module_from_scope(value: str) -> str:
         names = ast.literal_eval(value) if value else []
     except (SyntaxError, ValueError):
         return ""
-    return strip_invented_module(str(names[-2])) if isinstance(names, list) and len(names) > 1 else ""
+    if isinstance(names, list) and len(names) > 1:
+        return strip_invented_module(str(names[-2]))
+    return ""
 
 
 def functions_by_key(proto: onnx.ModelProto) -> dict[FunctionKey, onnx.FunctionProto]:
@@ -109,7 +111,11 @@ def called_functions(
         defined: the model's functions (`functions_by_key`).
     """
     functions: dict[FunctionKey, onnx.FunctionProto] = {}
-    stack: list[onnx.GraphProto | onnx.FunctionProto] = [body] if defined else []
+    stack: list[onnx.GraphProto | onnx.FunctionProto]
+    if defined:
+        stack = [body]
+    else:
+        stack = []
     while stack:
         for node in stack.pop().node:
             stack.extend(a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
@@ -136,12 +142,13 @@ def all_names(graph: onnx.GraphProto) -> Iterator[str]:
 RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
+# domains none of whose other ops draws, but for a Dropout in training
 _KNOWN = (
     "",
     "ai.onnx",
     "ai.onnx.ml",
     "normdeploy",
-)  # domains none of whose other ops draws, but for a Dropout in training
+)
 
 
 def may_draw(proto: onnx.ModelProto) -> bool:
@@ -185,7 +192,10 @@ def separate_default_inputs(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, li
     Before IR version 4 every initializer had to be an input, and none could be replaced (onnx, docs/IR.md): there they
     are constants.
     """
-    listed = {i.name for i in proto.graph.input} if proto.ir_version >= IR_OF_CONSTANTS else set()
+    if proto.ir_version >= IR_OF_CONSTANTS:
+        listed = {i.name for i in proto.graph.input}
+    else:
+        listed = set()
     defaults = [t for t in proto.graph.initializer if t.name in listed]
     if not defaults:
         return proto, []

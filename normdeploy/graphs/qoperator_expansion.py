@@ -22,7 +22,8 @@ from ..storage.proto_traversal import copy_model
 from . import dynamic_quantize_lstm, matmul_nbits
 from .quantization_info import BITS, DEQUANTIZE, DYNAMIC, INTEGER, LSTM, QUANTIZE, GraphQuantization, quantizes_inside
 
-_AXES_ARE_OWN = 13  # the opset from which on Softmax takes one axis, and not all from it on
+# the opset from which on Softmax takes one axis, and not all from it on
+_AXES_ARE_OWN = 13
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +90,15 @@ _FUSED = ("MatMulIntegerToFloat", "DynamicQuantizeMatMul")
 PRODUCTS = frozenset({*INTEGER, *_FUSED, "QLinearConv", "QLinearMatMul", "QGemm"})
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 _SUFFIX = "_quantized"
-_OWN_ATTRIBUTES = ("channels_last", "opset")  # which the plain ops do not have
+# which the plain ops do not have
+_OWN_ATTRIBUTES = ("channels_last", "opset")
 
 
 def unexpandable_ops(proto: onnx.ModelProto) -> tuple[str, ...]:
     """Name the ops of a file that quantize inside and can't be written as pairs and plain ops."""
-    opset, main, weights = default_domain_opset(proto), proto.graph, _initializer_names(proto)
+    opset = default_domain_opset(proto)
+    main = proto.graph
+    weights = _initializer_names(proto)
     closed = (
         n
         for body in iter_bodies(proto)
@@ -135,7 +139,8 @@ def expand_qoperators(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     What has none is returned as it is.
     """
-    opset, weights = default_domain_opset(proto), _initializer_names(proto)
+    opset = default_domain_opset(proto)
+    weights = _initializer_names(proto)
     if not any(can_expand(node, opset, weights) for node in proto.graph.node):
         return proto
     proto = copy_model(proto)
@@ -184,7 +189,10 @@ class _QOperatorExpander:
             bias = self._fresh_name(node.input[form.bias])
             inputs.append(bias)
             yield from self._dequantize_bias(node, form, bias)
-        result = node.output[0] if form.result is None else self._fresh_name(node.output[0])
+        if form.result is None:
+            result = node.output[0]
+        else:
+            result = self._fresh_name(node.output[0])
         plain = helper.make_node(form.op, inputs, [result], node.name)
         plain.attribute.extend(a for a in node.attribute if a.name not in _OWN_ATTRIBUTES)
         yield plain
@@ -223,9 +231,12 @@ class _QOperatorExpander:
         if node.op_type == "DynamicQuantizeMatMul":
             a = [self._fresh_name(f"{node.input[0]}_{end}") for end in ("quantized", "scale", "zero_point")]
             yield helper.make_node(DYNAMIC, node.input[:1], a, node.name)
-            b, bias = [given[1], given[2], given[3]], given[4]
+            b = [given[1], given[2], given[3]]
+            bias = given[4]
         else:
-            a, b, bias = [given[0], given[2], given[4]], [given[1], given[3], given[5]], given[6]
+            a = [given[0], given[2], given[4]]
+            b = [given[1], given[3], given[5]]
+            bias = given[6]
         made = [self._fresh_name(a[0]), self._fresh_name(b[0])]
         yield helper.make_node(DEQUANTIZE, _without_empty_tail(a), made[:1], node.name)
         axis = {"axis": -1} if self._has_channel_scales(b[1]) else {}

@@ -21,12 +21,18 @@ from ..storage.proto_traversal import attribute_graphs
 from ..storage.shared_weights import tensor_array
 from .proto_queries import module_path
 
-RECORD = "normdeploy.quantization"  # metadata of a file that `normdeploy.quantization` made
-QUANTIZE, DEQUANTIZE, DYNAMIC = "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"
-LSTM, BITS = "DynamicQuantizeLSTM", "MatMulNBits"
-_INSIDE = {LSTM: (8, 9, 10, 11), BITS: (2, 3)}  # the places of their scales and zero points
+# metadata of a file that `normdeploy.quantization` made
+RECORD = "normdeploy.quantization"
+QUANTIZE = "QuantizeLinear"
+DEQUANTIZE = "DequantizeLinear"
+DYNAMIC = "DynamicQuantizeLinear"
+LSTM = "DynamicQuantizeLSTM"
+BITS = "MatMulNBits"
+# the places of their scales and zero points
+_INSIDE = {LSTM: (8, 9, 10, 11), BITS: (2, 3)}
 INTEGER = ("MatMulInteger", "ConvInteger")
-RECENTRED = f"{RECORD}.recentred"  # its biases that take a shift back by the weight as it is stored
+# its biases that take a shift back by the weight as it is stored
+RECENTRED = f"{RECORD}.recentred"
 LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # ops that hold their quantization inside, which only the runtime that made them computes
 _SEALED = (
@@ -63,7 +69,8 @@ def is_quantized(proto: onnx.ModelProto) -> bool:
 def quantized_ranges(proto: onnx.ModelProto) -> dict[str, tuple[float, float]]:
     """What each QuantizeLinear of data in the main graph, and each op of ours that holds one, can say: by the tensor
     that it makes; those of one constant scale alone."""
-    q, found = GraphQuantization(proto), dict[str, tuple[float, float]]()
+    q = GraphQuantization(proto)
+    found = dict[str, tuple[float, float]]()
     for node in q.nodes:
         own = OURS.get(node.op_type) if node.domain == DOMAIN else None
         if own is not None and own.quantizes and "y_scale" in own.inputs:
@@ -113,7 +120,8 @@ def _read_record(proto: onnx.ModelProto) -> Any:
 
 def quantization_parameters(proto: onnx.ModelProto) -> set[str]:
     """The initializers, of bodies and functions too, that are nothing but scales and zero points."""
-    read, other = set[str](), set[str]()
+    read = set[str]()
+    other = set[str]()
     for body in iter_bodies(proto):
         dynamic = {n.output[1] for n in body.node if n.op_type == DYNAMIC and is_quantization_node(n)}
         for node in body.node:
@@ -149,7 +157,9 @@ class QuantizationScheme:
             return ""
         if self.block:
             return f"blocks of {self.block}"
-        return f"{self.scale.size} channels" if self.scale.ndim and self.scale.size > 1 else "tensor"
+        if self.scale.ndim and self.scale.size > 1:
+            return f"{self.scale.size} channels"
+        return "tensor"
 
     @property
     def is_asymmetric(self) -> bool:
@@ -163,7 +173,10 @@ class QuantizationScheme:
         if self.kind is None or self.scale is None or self.scale.size != 1:
             return None
         low, high = finite_limits(self.kind)
-        zero = 0.0 if self.zero_point is None else float(self.zero_point.astype(np.float64).reshape(-1)[0])
+        if self.zero_point is None:
+            zero = 0.0
+        else:
+            zero = float(self.zero_point.astype(np.float64).reshape(-1)[0])
         step = float(self.scale.astype(np.float64).reshape(-1)[0])
         return (low - zero) * step, (high - zero) * step
 
@@ -234,7 +247,9 @@ class GraphQuantization:
         if maker is not None and maker.op_type == QUANTIZE:
             return self.scheme_of(maker).kind
         value = self.constant_value(origin)
-        return None if value is None else value.dtype
+        if value is None:
+            return None
+        return value.dtype
 
     def source_tensor(self, name: str, through: frozenset[str] = _MOVES) -> str:
         """The tensor that ``name`` only moves, or casts."""
@@ -245,7 +260,9 @@ class GraphQuantization:
     def source_node(self, name: str, op: str) -> onnx.NodeProto | None:
         """The node of type ``op`` that ``name`` comes from by moves alone."""
         node = self.makers.get(self.source_tensor(name))
-        return node if node is not None and node.op_type == op and is_quantization_node(node) else None
+        if node is not None and node.op_type == op and is_quantization_node(node):
+            return node
+        return None
 
     def is_weight(self, name: str) -> bool:
         """Whether a tensor comes from constants alone, by moves, quantizing and dequantizing."""
@@ -274,8 +291,10 @@ class GraphQuantization:
         sides = [i for i in range(2) if self.is_weight(node.input[i])]
         if len(sides) != 1 or (node.op_type.startswith("Conv") and sides != [1]):
             return None
-        weight, data = node.input[sides[0]], node.input[1 - sides[0]]
-        stored, made = self.source_node(weight, DEQUANTIZE), self.source_node(data, DEQUANTIZE)
+        weight = node.input[sides[0]]
+        data = node.input[1 - sides[0]]
+        stored = self.source_node(weight, DEQUANTIZE)
+        made = self.source_node(data, DEQUANTIZE)
         layer = QuantizedLayer(node.output[0], node.op_type, module_path(node), data, place=self.place)
         if stored is not None:
             scheme = self.scheme_of(stored)
@@ -289,7 +308,9 @@ class GraphQuantization:
             layer = self._with_activation_scheme(layer, made)
         if stored is not None:
             return replace(layer, status="weight" if made is None else "quantized")
-        return layer if made is None else replace(layer, status="activation")
+        if made is None:
+            return layer
+        return replace(layer, status="activation")
 
     def _with_activation_scheme(self, layer: QuantizedLayer, made: onnx.NodeProto) -> QuantizedLayer:
         scheme = self.scheme_of(made)
@@ -324,7 +345,8 @@ class GraphQuantization:
             made.input[0] if made is not None and dynamic else node.input[0],
             status="quantized",
             weight=weight.dtype.name,
-            granularity="",  # the scale is multiplied in behind it
+            # the scale is multiplied in behind it
+            granularity="",
             weight_symmetric=zero is None or not np.any(zero.astype(np.float64)),
             activation="uint8" if dynamic else "",
             dynamic=dynamic,
@@ -358,4 +380,6 @@ def _body_path(node: onnx.NodeProto, attribute: onnx.AttributeProto, i: int) -> 
 
 
 def _integer_zero_point(zero_point: np.ndarray | None) -> int:
-    return 0 if zero_point is None else int(zero_point.astype(np.float64).reshape(-1)[0])
+    if zero_point is None:
+        return 0
+    return int(zero_point.astype(np.float64).reshape(-1)[0])

@@ -23,26 +23,35 @@ from .dims import Dims, dim_symbols, evaluate_dim
 from .file_graph import stored_array
 from .graph import Graph, value_inputs
 
-_SMALL = 4  # elements of a constant that says what is computed (epsilon, exponents, axes) rather than how it is scaled
+# elements of a constant that says what is computed (epsilon, exponents, axes) rather than how it is scaled
+_SMALL = 4
 
 
 class Clarity(IntEnum):
     """How much a refusal says of a norm."""
 
-    APART = 0  # these two ends don't belong together
-    VAGUE = 1  # said only where there is nothing better
-    SPECIFIC = 2  # it names the norm's flaw
+    # these two ends don't belong together
+    APART = 0
+    # said only where there is nothing better
+    VAGUE = 1
+    # it names the norm's flaw
+    SPECIFIC = 2
 
 
 class RefusalKind(Enum):
     """What a refusal is of, where its caller goes on by that. The reason is for people."""
 
     PLAIN = auto()
-    NOT_EVALUATED = auto()  # at these sizes; others may do
-    EVEN = auto()  # the same for x and −x
-    OTHER_NORM = auto()  # the form is not for norms of this kind: another form's reason says more
-    OPSET = auto()  # the file's opset is too old for the form
-    NO_LINEAR_OP = auto()  # nothing stands there that could take a scale and shift
+    # at these sizes; others may do
+    NOT_EVALUATED = auto()
+    # the same for x and −x
+    EVEN = auto()
+    # the form is not for norms of this kind: another form's reason says more
+    OTHER_NORM = auto()
+    # the file's opset is too old for the form
+    OPSET = auto()
+    # nothing stands there that could take a scale and shift
+    NO_LINEAR_OP = auto()
 
 
 @dataclass(frozen=True)
@@ -53,10 +62,13 @@ class Refusal:
     tensor: str = ""
     clarity: Clarity = Clarity.SPECIFIC
     kind: RefusalKind = RefusalKind.PLAIN
-    start: str = ""  # the tensors between which a norm was looked for
+    # the tensors between which a norm was looked for
+    start: str = ""
     end: str = ""
-    region: Region | None = None  # what was asked for its values
-    fit: Any = None  # the `normdeploy.recognition.fit_measurement.Fit` that recognition came to before it gave up
+    # what was asked for its values
+    region: Region | None = None
+    # the `normdeploy.recognition.fit_measurement.Fit` that recognition came to before it gave up
+    fit: Any = None
 
     def __bool__(self) -> bool:
         return False
@@ -79,7 +91,8 @@ class Region:
     y: gs.Tensor
     leaves: tuple[gs.Tensor, ...]
     nodes: tuple[gs.Node, ...]
-    shape_leaves: tuple[gs.Tensor, ...]  # tensors outside whose shape is read
+    # tensors outside whose shape is read
+    shape_leaves: tuple[gs.Tensor, ...]
     symbols: frozenset[str]
     _bounds: dict[tuple[tuple[str, int], ...], BoundRegion] = field(default_factory=dict, repr=False, compare=False)
 
@@ -113,7 +126,9 @@ class Region:
         graph = self.graph
 
         def dims_with_names(shape: Sequence[object] | None) -> tuple[object, ...] | None:
-            return None if shape is None else tuple(names.get(n, n) if isinstance(n, int) else n for n in shape)
+            if shape is None:
+                return None
+            return tuple(names.get(n, n) if isinstance(n, int) else n for n in shape)
 
         place: dict[int, object] = {
             id(t): ("leaf", i, dims_with_names(graph.shape(t)), str(graph.dtype(t))) for i, t in enumerate(self.leaves)
@@ -135,14 +150,15 @@ class Region:
 
 def _attribute_template(value: object) -> object:
     """An attribute's part in a template: numpy shows eight digits of a number."""
-    return (value.shape, value.dtype.str, value.tobytes()) if isinstance(value, np.ndarray) else repr(value)
+    if isinstance(value, np.ndarray):
+        return (value.shape, value.dtype.str, value.tobytes())
+    return repr(value)
 
 
 def _constant_template(graph: Graph, t: gs.Tensor, named: Callable[[Sequence[object]], object]) -> object:
     """A constant's part in a template."""
-    if (
-        isinstance(t, gs.Constant) and math.prod(t.shape) > _SMALL and getattr(t.dtype, "kind", "") == "f"
-    ):  # not to be read for this
+    if isinstance(t, gs.Constant) and math.prod(t.shape) > _SMALL and getattr(t.dtype, "kind", "") == "f":
+        # not to be read for this
         return (named(t.shape), t.dtype.str, None)
     value = stored_array(t) if isinstance(t, gs.Constant) else graph.known_value(t)
     if value is None:
@@ -157,11 +173,12 @@ class BoundRegion:
 
     def __init__(self, region: Region, sizes: Mapping[str, int]) -> None:
         self.sizes = dict(sizes)
+        # not the region, which holds this: weights would stay
         self._y, self._leaves, self._nodes = (
             region.y,
             region.leaves,
             region.nodes,
-        )  # not the region, which holds this: weights would stay
+        )
         graph = region.graph
         self._known: dict[int, Any] = {}
         self._steps: list[_RegionStep] = []
@@ -186,7 +203,8 @@ class BoundRegion:
                 self._steps.append(step)
             else:
                 source = self._known.get(id(node.inputs[0])) if node.inputs else None
-                if isinstance(source, _ShapeOnly):  # Shape and Size: any array of that shape will do
+                # Shape and Size: any array of that shape will do
+                if isinstance(source, _ShapeOnly):
                     self._known[id(node.inputs[0])] = np.broadcast_to(np.float64(0), source.shape)
                 step.run(self._known)
 
@@ -312,7 +330,9 @@ def concrete_shape(graph: Graph, t: gs.Tensor, sizes: Mapping[str, int]) -> tupl
     if shape is None:
         return None
     dims = [evaluate_dim(_named_dim(t, i, d), sizes) for i, d in enumerate(shape)]
-    return None if any(d is None for d in dims) else tuple(int(d) for d in dims if d is not None)
+    if any(d is None for d in dims):
+        return None
+    return tuple(int(d) for d in dims if d is not None)
 
 
 def shape_symbols(graph: Graph, t: gs.Tensor) -> set[str]:
@@ -320,7 +340,8 @@ def shape_symbols(graph: Graph, t: gs.Tensor) -> set[str]:
     return {s for i, d in enumerate(shape) for s in dim_symbols(_named_dim(t, i, d))}
 
 
-_HEAVY = 2**15  # static elements of x above which one open dim, its batch, is small first
+# static elements of x above which one open dim, its batch, is small first
+_HEAVY = 2**15
 
 
 def size_assignments(names: Iterable[str], x: Dims | None = None) -> list[dict[str, int]]:
@@ -331,17 +352,20 @@ def size_assignments(names: Iterable[str], x: Dims | None = None) -> list[dict[s
     ``x``: the shape of what is drawn.
     """
     ordered = sorted(names)
-    first = (
-        [[9], [11]] if len(ordered) == 1 else [[3, 5, 4, 6, 7], [5, 7, 6, 4, 3]]
-    )  # some ten groups: one for each pattern
+    # some ten groups: one for each pattern
+    first = [[9], [11]] if len(ordered) == 1 else [[3, 5, 4, 6, 7], [5, 7, 6, 4, 3]]
     if len(ordered) == 1 and math.prod(n for n in x or () if isinstance(n, int)) > _HEAVY:
         first = [[3], [5], *first]
     tries = [*first, [4, 8, 6, 10, 12], [8], [6], [16], [4], [12], [32]]
-    return [{n: row[i % len(row)] for i, n in enumerate(ordered)} for row in tries] if ordered else [{}]
+    if ordered:
+        return [{n: row[i % len(row)] for i, n in enumerate(ordered)} for row in tries]
+    return [{}]
 
 
 def _named_dim(t: gs.Tensor, axis: int, dim: int | str | None) -> int | str:
-    return f"{t.name}:{axis}".replace(" ", "_") if dim is None else dim
+    if dim is None:
+        return f"{t.name}:{axis}".replace(" ", "_")
+    return dim
 
 
 _FAILURES = (
@@ -355,7 +379,8 @@ _FAILURES = (
         AssertionError,
         MemoryError,
     ),
-    AttributeError,  # an input that the op needs is left out
+    # an input that the op needs is left out
+    AttributeError,
 )
 
 

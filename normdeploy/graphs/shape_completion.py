@@ -23,8 +23,10 @@ from .dims import Dims, dim_size, is_invented_name
 from .graph import Graph
 from .symbolic_sizes import ONE, UNKNOWN, NoPolynomial, Size
 
-_OPERAND = 64  # elements of whole numbers that may say something of a shape
-_END = 2**31 - 1  # exporters write this, or the largest of int64, for "to the end"
+# elements of whole numbers that may say something of a shape
+_OPERAND = 64
+# exporters write this, or the largest of int64, for "to the end"
+_END = 2**31 - 1
 _FAILURES = (NoPolynomial, ValueError, TypeError, IndexError, KeyError, AttributeError, ArithmeticError)
 
 Shape = list["Size | None"]
@@ -93,7 +95,8 @@ def _infer_node(graph: Graph, node: gs.Node) -> dict[str, tuple[int, Dims | None
     for t in node.inputs:
         if t.is_empty():
             continue
-        dims, dtype = graph.shape(t), graph.dtype(t)
+        dims = graph.shape(t)
+        dtype = graph.dtype(t)
         if dims is None or dtype is None:
             return {}
         types[t.name] = onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(dtype), dims)
@@ -105,7 +108,8 @@ def _infer_node(graph: Graph, node: gs.Node) -> dict[str, tuple[int, Dims | None
         results = onnx.shape_inference.infer_node_outputs(
             schema, graph.node_proto(node), types, data, opset_imports=list(graph.proto.opset_import)
         )
-    except Exception:  # it refuses what it can't follow
+    except Exception:
+        # it refuses what it can't follow
         return {}
     return {name: (t.tensor_type.elem_type, _type_dims(t)) for name, t in results.items() if t.HasField("tensor_type")}
 
@@ -164,11 +168,14 @@ def _compute_integers(graph: Graph, node: gs.Node, known: dict[int, np.ndarray])
 def _integer_operand(graph: Graph, t: gs.Tensor, known: Mapping[int, np.ndarray]) -> np.ndarray | None:
     if id(t) in known:
         return known[id(t)]
-    dtype, dims = graph.dtype(t), graph.shape(t)
+    dtype = graph.dtype(t)
+    dims = graph.shape(t)
     if dtype is None or dtype.kind not in "iub" or dims is None or not _is_small(dims):
         return None
     value = graph.known_value(t)
-    return None if value is None else np.asarray(value).astype(dtype)
+    if value is None:
+        return None
+    return np.asarray(value).astype(dtype)
 
 
 def _constant_integers(operand: np.ndarray | None) -> list[int] | None:
@@ -185,7 +192,9 @@ def _constant_integers(operand: np.ndarray | None) -> list[int] | None:
 def symbolic_shape(graph: Graph, t: gs.Tensor) -> list[Size] | None:
     """Each dim as a polynomial; one of which nothing is known is a symbol of its own."""
     dims = graph.shape(t)
-    return None if dims is None else [dim_size(d, f"{t.name}:{i}") for i, d in enumerate(dims)]
+    if dims is None:
+        return None
+    return [dim_size(d, f"{t.name}:{i}") for i, d in enumerate(dims)]
 
 
 def _product_of_sizes(sizes: Sequence[Size]) -> Size:
@@ -196,7 +205,10 @@ def _product_of_sizes(sizes: Sequence[Size]) -> Size:
 
 
 def _output_dims(graph: Graph, node: gs.Node, output: gs.Tensor, known: Mapping[int, np.ndarray]) -> Dims | None:
-    data = [t for t in node.inputs if not t.is_empty()] if node.op == "Concat" else node.inputs[:1]
+    if node.op == "Concat":
+        data = [t for t in node.inputs if not t.is_empty()]
+    else:
+        data = node.inputs[:1]
     shapes = [symbolic_shape(graph, t) for t in data]
     if any(s is None for s in shapes):
         return None
@@ -212,13 +224,17 @@ def _output_dims(graph: Graph, node: gs.Node, output: gs.Tensor, known: Mapping[
             shape = _SHAPES[node.op](shapes, operands, graph.attrs(node), node.outputs.index(output))
     except _FAILURES:
         return None
-    return None if shape is None else tuple(_dim_from_size(n) for n in shape)
+    if shape is None:
+        return None
+    return tuple(_dim_from_size(n) for n in shape)
 
 
 def _dim_from_size(size: Size | None) -> int | str | None:
     """A dim as a number or an expression of the file's symbols; None where it depends on others."""
     if size is None or size.constant_value is not None:
-        return None if size is None else size.constant_value
+        if size is None:
+            return None
+        return size.constant_value
     symbols = size.symbols()
     if any(s.startswith(UNKNOWN) for s in symbols):
         return None
@@ -240,12 +256,16 @@ def _reshape_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], a
     asked = [Size.from_int(n) for n in target.reshape(-1).tolist()]
     copied = [old[i] if n == 0 and not attrs.get("allowzero", 0) else n for i, n in enumerate(asked)]
     if -1 not in [n.constant_value for n in copied]:
-        return copied if all(n.is_positive for n in copied) else None
+        if all(n.is_positive for n in copied):
+            return copied
+        return None
     gap = next(i for i, n in enumerate(copied) if n.constant_value == -1)
-    rest, over = [n for i, n in enumerate(copied) if i != gap], list(old)
+    rest = [n for i, n in enumerate(copied) if i != gap]
+    over = list(old)
     if not all(n.is_positive for n in rest):
         return None
-    for n in list(rest):  # what is on both sides, first: a sum divides nothing but itself
+    # what is on both sides, first: a sum divides nothing but itself
+    for n in list(rest):
         if n in over:
             over.remove(n)
             rest.remove(n)
@@ -267,9 +287,8 @@ def _broadcast_size(a: Size, b: Size) -> Size | None:
         return a
     if a == ONE:
         return b
-    return next(
-        (n for n in (a, b) if n.constant_value is not None and n.constant_value > 1), None
-    )  # the other one is 1 or the same
+    # the other one is 1 or the same
+    return next((n for n in (a, b) if n.constant_value is not None and n.constant_value > 1), None)
 
 
 def _tile_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: int) -> Shape | None:
@@ -280,8 +299,12 @@ def _tile_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: 
 def _pad_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: int) -> Shape | None:
     if len(operands) < 2 or operands[1] is None:
         return None
-    pads, rank = operands[1].reshape(-1).tolist(), len(shapes[0])
-    axes = _constant_integers(operands[3]) if len(operands) > 3 and operands[3] is not None else list(range(rank))
+    pads = operands[1].reshape(-1).tolist()
+    rank = len(shapes[0])
+    if len(operands) > 3 and operands[3] is not None:
+        axes = _constant_integers(operands[3])
+    else:
+        axes = list(range(rank))
     if axes is None or len(pads) != 2 * len(axes):
         return None
     shape = list(shapes[0])
@@ -291,7 +314,8 @@ def _pad_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: i
 
 
 def _concat_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: int) -> Shape | None:
-    axis, ranks = attrs["axis"], {len(s) for s in shapes}
+    axis = attrs["axis"]
+    ranks = {len(s) for s in shapes}
     if len(ranks) != 1:
         return None
     axis %= ranks.pop()
@@ -332,25 +356,24 @@ def _sliced_size(size: Size, start: Size, end: Size, step: int) -> Size | None:
         n, first, last = (int(v) for v in numbers if v is not None)
         return Size.from_int(len(range(n)[first:last:step]))
     if step != 1:
-        return (
-            size
-            if step == -1 and _is_last_place(size, start) and (numbers[2] is not None and numbers[2] <= -_END)
-            else None
-        )
+        if step == -1 and _is_last_place(size, start) and (numbers[2] is not None and numbers[2] <= -_END):
+            return size
+        return None
     bounds = []
     for bound, number in ((start, numbers[1]), (end, numbers[2])):
-        at = (
-            size
-            if number is not None and number >= _END
-            else size + bound
-            if number is not None and number < 0
-            else bound
-        )
+        if number is not None and number >= _END:
+            at = size
+        elif number is not None and number < 0:
+            at = size + bound
+        else:
+            at = bound
         if not at.is_nonnegative or not (size - at).is_nonnegative:
             return None
         bounds.append(at)
     left = bounds[1] - bounds[0]
-    return left if left.is_nonnegative else None
+    if left.is_nonnegative:
+        return left
+    return None
 
 
 def _is_last_place(size: Size, start: Size) -> bool:

@@ -13,7 +13,8 @@ from .proto_queries import single_use_symbols, value_info_type
 
 # Inference of shapes and types reads the values of small integer constants only.
 _INFERENCE_SIZE = 512
-_LONGEST = 2**20  # elements of a vector whose values it may write out
+# elements of a vector whose values it may write out
+_LONGEST = 2**20
 
 
 def infer_types(
@@ -47,10 +48,12 @@ def _copy_skeleton(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | Non
     for field in ("input", "output", "value_info"):
         getattr(graph, field).extend(getattr(proto.graph, field))
         for dim in (d for v in getattr(graph, field) for d in v.type.tensor_type.shape.dim if d.dim_value < 0):
-            dim.Clear()  # PaddlePaddle's older writers put -1 for a dynamic size; inference counts with it
+            # PaddlePaddle's older writers put -1 for a dynamic size; inference counts with it
+            dim.Clear()
     alone = single_use_symbols(proto.graph)
     for dim in (d for v in graph.output for d in v.type.tensor_type.shape.dim if d.dim_param in alone):
-        dim.Clear()  # inference would keep the name
+        # inference would keep the name
+        dim.Clear()
     listed = {i.name for i in graph.input}
     for tensor in proto.graph.initializer:
         if math.prod(tensor.dims) <= _INFERENCE_SIZE:
@@ -101,7 +104,9 @@ class ShapeContradiction:
 
 
 def _describe_dims(dims: Dims | None) -> str:
-    return "a tensor" if dims is None else f"[{', '.join('?' if d is None else str(d) for d in dims)}]"
+    if dims is None:
+        return "a tensor"
+    return f"[{', '.join('?' if d is None else str(d) for d in dims)}]"
 
 
 def drop_contradictions(proto: onnx.ModelProto) -> list[ShapeContradiction]:

@@ -52,16 +52,23 @@ __all__ = ["SimplifiedModel", "require_equal_models", "simplify"]
 _UNFOLDED = frozenset(op for op, row in STANDARD.items() if row.statistics is StatisticsKind.INPUT)
 # A weight that is dequantized stays in its few bits, and runtimes look for the pair of nodes.
 _QUANTIZING = frozenset(op for _, op in evaluator.QUANTIZATION)
-_RULES_FROM = 14  # the opset of the newest op that the rules write (Reshape with allowzero)
+# the opset of the newest op that the rules write (Reshape with allowzero)
+_RULES_FROM = 14
 _SELECTIONS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
-_MADE = 2**20  # elements that positions, masks and rows of tables may have to be folded
-_READ = 2**13  # elements of each other constant that is computed with
-_GROWN = 2**18  # elements that are made of them
-_ALIKE = 2**16  # elements of initializers that are compared with each other: tables of positions, one for each layer
+# elements that positions, masks and rows of tables may have to be folded
+_MADE = 2**20
+# elements of each other constant that is computed with
+_READ = 2**13
+# elements that are made of them
+_GROWN = 2**18
+# elements of initializers that are compared with each other: tables of positions, one for each layer
+_ALIKE = 2**16
 _WIDE = (
-    256  # inputs of a node beyond which merging equal initializers, which looks at all of them each time, takes minutes
+    # inputs of a node beyond which merging equal initializers, which looks at all of them each time, takes minutes
+    256
 )
-_ROUNDS = 4  # each resolves what the one before made constant; the models seen settle in two or three
+# each resolves what the one before made constant; the models seen settle in two or three
+_ROUNDS = 4
 
 
 class SplitTiledSlices(ir.passes.InPlacePass):
@@ -72,7 +79,8 @@ class SplitTiledSlices(ir.passes.InPlacePass):
         for node in model.graph:
             if (tile := _slice_bounds(node)) is not None:
                 data, axis, start, end = tile
-                tiles[data, axis].setdefault(start, (end, node))  # in the graph's order
+                # in the graph's order
+                tiles[data, axis].setdefault(start, (end, node))
         modified = False
         for (data, axis), pieces in tiles.items():
             chosen: list[ir.Node] = []
@@ -113,7 +121,9 @@ def _slice_bounds(node: ir.Node) -> tuple[ir.Value, int, int, int] | None:
     if not isinstance(size, int) or step not in ([], [1]):
         return None
     start, end, _ = slice(start, end).indices(size)
-    return (data, axis, start, end) if start < end else None
+    if start < end:
+        return (data, axis, start, end)
+    return None
 
 
 @dataclass(frozen=True)
@@ -176,7 +186,9 @@ class _LazyWeight(ir.LazyTensor):
 
 def _read_tensor(proto: onnx.TensorProto) -> ir.TensorProtocol:
     array = shared_array(proto)
-    return ir.serde.TensorProtoTensor(proto) if array is None else ir.tensor(array, name=proto.name)
+    if array is None:
+        return ir.serde.TensorProtoTensor(proto)
+    return ir.tensor(array, name=proto.name)
 
 
 def open_model(light: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto]) -> ir.Model:
@@ -233,10 +245,13 @@ def _clean_model(
     model = open_model(light, tensors)
     before = _collect_metadata(model)
     imports = dict(model.opset_imports)
-    draws, functions = _draws_random_numbers(model), dict(model.functions)
-    model.functions.clear()  # out of the passes' reach
+    draws = _draws_random_numbers(model)
+    functions = dict(model.functions)
+    # out of the passes' reach
+    model.functions.clear()
     given = {v: v.const_value for v in model.graph.inputs if v.const_value is not None}
-    for value in given:  # a default that the caller may override is no constant
+    # a default that the caller may override is no constant
+    for value in given:
         value.const_value = None
         model.graph.initializers.pop(str(value.name), None)
     for done in range(_ROUNDS):
@@ -321,7 +336,8 @@ def _is_foldable(node: ir.Node) -> bool:
     than it has: they feed chains of such nodes. A Transpose of a weight that nothing else reads is always folded.
     """
     for value in node.inputs:
-        if value is not None:  # the pass's list of ancestors, which grows with the square of a chain of constants
+        # the pass's list of ancestors, which grows with the square of a chain of constants
+        if value is not None:
             value.meta.pop(FOLDED_FROM_KEY, None)
     if node.op_type in _UNFOLDED or node.op_type in _QUANTIZING:
         return False
@@ -340,7 +356,9 @@ def _is_foldable(node: ir.Node) -> bool:
 def _element_count(value: ir.Value) -> int | None:
     """Elements of a tensor of static shape."""
     dims = None if value.shape is None else [d for d in value.shape if isinstance(d, int)]
-    return math.prod(dims) if dims is not None and value.shape is not None and len(dims) == len(value.shape) else None
+    if dims is not None and value.shape is not None and len(dims) == len(value.shape):
+        return math.prod(dims)
+    return None
 
 
 def _collect_metadata(model: ir.Model) -> dict[tuple[str, str], dict[str, str]]:
@@ -349,9 +367,8 @@ def _collect_metadata(model: ir.Model) -> dict[tuple[str, str], dict[str, str]]:
     for node in model.graph:
         for kind, values in (("made", node.outputs), ("read", node.inputs[:1])):
             for value in values:
-                if (
-                    value is not None and value.name and (node.metadata_props or kind == "made")
-                ):  # a node of no module stays one
+                if value is not None and value.name and (node.metadata_props or kind == "made"):
+                    # a node of no module stays one
                     metadata.setdefault((kind, value.name), dict(node.metadata_props))
     return metadata
 

@@ -36,7 +36,8 @@ def resolve_reshapes(proto: onnx.ModelProto) -> bool:
     for node in graph.nodes:
         if node.op not in _OPS or not is_standard(node) or len(node.inputs) < 2:
             continue
-        operand, data = sizes.get(id(node.inputs[1])), symbolic_shape(graph, node.inputs[0])
+        operand = sizes.get(id(node.inputs[1]))
+        data = symbolic_shape(graph, node.inputs[0])
         if operand is None and graph.is_constant(node.inputs[1]):
             operand = np.asarray(graph.value(node.inputs[1]))
         if (
@@ -50,11 +51,10 @@ def resolve_reshapes(proto: onnx.ModelProto) -> bool:
         if operand is None or data is None or operand.ndim != 1 or graph.is_constant(node.inputs[1]):
             continue
         asked = [Size.from_int(n) for n in operand.tolist()]
-        numbers = (
-            _reshape_operand(data, asked, graph.attrs(node).get("allowzero", 0))
-            if node.op == "Reshape"
-            else _expand_operand(data, asked)
-        )
+        if node.op == "Reshape":
+            numbers = _reshape_operand(data, asked, graph.attrs(node).get("allowzero", 0))
+        else:
+            numbers = _expand_operand(data, asked)
         if numbers is not None:
             resolved[node.outputs[0].name] = numbers
     taken = {t.name for t in proto.graph.initializer} | {
@@ -97,7 +97,8 @@ def _reshape_operand(data: list[Size], asked: list[Size], allowzero: int) -> lis
     copied = rest = False
     for i, n in enumerate(asked):
         number = n.constant_value
-        if number is not None:  # a size, 0 or -1
+        # a size, 0 or -1
+        if number is not None:
             view.append(number)
         elif i < len(data) and n == data[i]:
             view.append(0)
@@ -105,7 +106,8 @@ def _reshape_operand(data: list[Size], asked: list[Size], allowzero: int) -> lis
         else:
             view.append(-1)
             rest = True
-    if view.count(-1) > 1 or (rest and copied):  # of no elements "the rest" is not known beside a copied size of zero
+    # of no elements "the rest" is not known beside a copied size of zero
+    if view.count(-1) > 1 or (rest and copied):
         return None
     return view
 

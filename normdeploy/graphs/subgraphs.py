@@ -22,7 +22,8 @@ from .dims import Dims
 from .proto_queries import FunctionKey, called_functions, captured_names, functions_by_key, value_info_type
 from .shape_inference import infer_types
 
-Type = tuple[int | None, Dims | None]  # element type and shape, None where unknown
+# element type and shape, None where unknown
+Type = tuple[int | None, Dims | None]
 Types = Mapping[str, Type]
 
 
@@ -41,7 +42,8 @@ def body_subgraphs(proto: onnx.ModelProto) -> Iterator[Subgraph]:
     holders = [n for n in proto.graph.node if any(attribute_graphs(a) for a in n.attribute)]
     if not holders:
         return
-    types, constants = infer_types(proto), _constant_tensors(proto)
+    types = infer_types(proto)
+    constants = _constant_tensors(proto)
     defined = functions_by_key(proto)
     for node in holders:
         for attribute in node.attribute:
@@ -92,7 +94,8 @@ def _make_body_subgraph(
             ("sparse_initializer", graph.sparse_initializer),
             ("value_info", graph.value_info),
         ):
-            items = list(kept)  # before the old ones go
+            # before the old ones go
+            items = list(kept)
             del getattr(body, field)[:]
             getattr(body, field).extend(items)
 

@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-Monomial = tuple[str, ...]  # symbols in order, repeated for powers
-_TERMS = 2**12  # of a product: polynomials of sizes have a handful
-_FACTORS = 64  # of a term, as many as an array has axes
-UNKNOWN = "\0"  # begins the symbol of a size that the file has no name for
+# symbols in order, repeated for powers
+Monomial = tuple[str, ...]
+# of a product: polynomials of sizes have a handful
+_TERMS = 2**12
+# of a term, as many as an array has axes
+_FACTORS = 64
+# begins the symbol of a size that the file has no name for
+UNKNOWN = "\0"
 
 
 class Size:
@@ -27,7 +31,9 @@ class Size:
 
     @staticmethod
     def from_int(value: int | Size) -> Size:
-        return value if isinstance(value, Size) else Size({(): int(value)})
+        if isinstance(value, Size):
+            return value
+        return Size({(): int(value)})
 
     @staticmethod
     def symbol(name: str) -> Size:
@@ -44,7 +50,9 @@ class Size:
         """The size, where it does not depend on a symbol."""
         if not self.terms:
             return 0
-        return self.terms[0][1] if len(self.terms) == 1 and self.terms[0][0] == () else None
+        if len(self.terms) == 1 and self.terms[0][0] == ():
+            return self.terms[0][1]
+        return None
 
     @property
     def is_positive(self) -> bool:
@@ -157,7 +165,8 @@ class Size:
             terms[tuple(rest)] = c // factor
         return Size(terms)
 
-    def __eq__(self, other: object) -> bool:  # of a Place, too
+    # of a Place, too
+    def __eq__(self, other: object) -> bool:
         if isinstance(other, int):
             other = Size.from_int(other)
         return isinstance(other, Size) and self.terms == other.terms
@@ -180,7 +189,9 @@ def _longest_term(size: Size) -> int:
 
 
 def _display_symbol(symbol: str) -> str:
-    return symbol.split(UNKNOWN)[1] if symbol.startswith(UNKNOWN) else symbol
+    if symbol.startswith(UNKNOWN):
+        return symbol.split(UNKNOWN)[1]
+    return symbol
 
 
 class AxisSize(Size):

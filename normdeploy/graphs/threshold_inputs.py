@@ -31,11 +31,10 @@ def draw_threshold_values(
     values = spec.sample(rng, sizes)
     if spec.mask or not values.size or values.dtype.kind in "bSOU":
         return values
-    pool = (
-        _integer_pool(spec, edges, values.dtype)
-        if values.dtype.kind in "iu"
-        else _float_pool(spec, edges, values.dtype)
-    )
+    if values.dtype.kind in "iu":
+        pool = _integer_pool(spec, edges, values.dtype)
+    else:
+        pool = _float_pool(spec, edges, values.dtype)
     return _scatter_values(values, pool, rng, every=2)
 
 
@@ -87,13 +86,16 @@ def _integer_pool(spec: InputSpec, edges: GraphThresholds, dtype: np.dtype) -> n
     at = {math.floor(v) for v in edges.for_input(spec.name) if abs(v) < 2**53}
     wanted = {0, 1, *(v + step for v in at for step in (-1, 0, 1, 2))}
     if spec.range is not None:
-        low, high = max(low, math.ceil(spec.range[0])), min(high, math.ceil(spec.range[1]) - 1)
+        low = max(low, math.ceil(spec.range[0]))
+        high = min(high, math.ceil(spec.range[1]) - 1)
         wanted |= {low, high}
     elif (rows := edges.limits.get(spec.name)) is not None:
-        low, high = max(low, rows.low), min(high, rows.high - 1)
+        low = max(low, rows.low)
+        high = min(high, rows.high - 1)
         wanted |= {high // 2, high}
     elif spec.name in edges.sized:
-        low, high = max(low, 0), 1
+        low = max(low, 0)
+        high = 1
     else:
         wanted |= {low, high, -1, *_LARGE}
     return np.array(sorted(v for v in wanted if low <= v <= high), dtype=dtype)

@@ -39,7 +39,8 @@ def transpose_column_weights(light: onnx.ModelProto, arrays: Mapping[str, np.nda
 def _second_factor_readers(light: onnx.ModelProto, wanted: set[str]) -> dict[str, list[onnx.NodeProto]]:
     """The nodes that read each of ``wanted``, where all of them are products of which it is the second factor alone."""
     found: dict[str, list[onnx.NodeProto]] = {name: [] for name in wanted}
-    for number, body in enumerate(iter_bodies(light) if found else ()):  # the main graph is the first
+    # the main graph is the first
+    for number, body in enumerate(iter_bodies(light) if found else ()):
         for value in (*body.input, *body.output) if isinstance(body, onnx.GraphProto) else ():
             found.pop(value.name, None)
         for node in body.node:
@@ -54,7 +55,8 @@ def _second_factor_readers(light: onnx.ModelProto, wanted: set[str]) -> dict[str
 
 def _transpose_operand(node: onnx.NodeProto) -> None:
     if node.op_type == "MatMul":
-        node.op_type, node.domain = "FusedMatMul", _FUSED
+        node.op_type = "FusedMatMul"
+        node.domain = _FUSED
         node.attribute.append(onnx.helper.make_attribute("transB", 1))
         return
     given = next((a for a in node.attribute if a.name == "transB"), None)

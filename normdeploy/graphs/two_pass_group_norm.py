@@ -15,7 +15,8 @@ from ..storage.onnx_files import iter_bodies
 from ..storage.proto_traversal import copy_model
 
 ONE_PASS = "onnxruntime computes GroupNormalization in one pass, which loses digits where the mean is large"
-_DOMAIN, _SINCE = "normdeploy.two_pass", 18
+_DOMAIN = "normdeploy.two_pass"
+_SINCE = 18
 _BODY = """<opset_import: ["": OPSET], domain: "DOMAIN">
 GroupNormalization <num_groups, epsilon: float = 1e-5, stash_type: int = 1> (X, scale, bias) => (Y) {
     keep = Constant <value_ints: ints = [0]> ()

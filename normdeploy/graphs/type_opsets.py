@@ -35,7 +35,9 @@ def raise_opset_for_types(proto: onnx.ModelProto) -> onnx.ModelProto:
     if not ops_needing_conversion(proto, needed):
         return raise_opset_number(proto, needed)
     made = convert_opset(proto, needed)
-    return proto if isinstance(made, str) else made
+    if isinstance(made, str):
+        return proto
+    return made
 
 
 def oldest_opset_for_types(proto: onnx.ModelProto) -> int:

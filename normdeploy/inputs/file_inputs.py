@@ -95,7 +95,9 @@ def _parse_values(name: str, rest: str, text: str) -> InputValueRange:
 
 def _single_value_range(value: float) -> tuple[float, float]:
     """The range that holds one value: half-open for integers, a single point for floats."""
-    return (value, value + 1) if isinstance(value, int) else (value, value)
+    if isinstance(value, int):
+        return (value, value + 1)
+    return (value, value)
 
 
 def _load_array(name: str, path: str) -> np.ndarray:
@@ -110,10 +112,13 @@ def _load_array(name: str, path: str) -> np.ndarray:
 def _finite_range(array: np.ndarray, path: str) -> tuple[float, float]:
     if array.dtype.kind not in "biuf" or not array.size:
         raise InputError(f"{path!r} holds {array.dtype}{list(array.shape)}; an array of numbers is needed")
-    low, high = array.min().item(), array.max().item()
+    low = array.min().item()
+    high = array.max().item()
     if not (math.isfinite(low) and math.isfinite(high)):
         raise InputError(f"{path!r} holds values from {low} to {high}; a range has finite ends")
-    return (low, high) if array.dtype.kind == "f" else (int(low), int(high) + 1)
+    if array.dtype.kind == "f":
+        return (low, high)
+    return (int(low), int(high) + 1)
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,10 @@ def describe_file_inputs(
         InputError: what is said of an input or dim fits none, or one is no tensor of numbers.
     """
     stated = declared_inputs(proto.graph)
-    described = read_recorded_inputs(proto) if known is None else {spec.name: spec for spec in known}
+    if known is None:
+        described = read_recorded_inputs(proto)
+    else:
+        described = {spec.name: spec for spec in known}
     every = {d for item in stated for d in item.dims or () if isinstance(d, str)}
     every |= {
         d.name for spec in described.values() for dim in spec.shape for d in dim.named_dims() if d.name is not None
@@ -209,12 +217,19 @@ def _build_input_specs(
 ) -> FileInputs:
     by_name = {wish.name: wish for wish in wishes.inputs}
     stated = {**wishes.single, **{name: wishes.dims[name] for name in wishes.stated}}
-    specs, values, sizes = list[InputSpec](), list[str](), dict[str, None]()
+    specs = list[InputSpec]()
+    values = list[str]()
+    sizes = dict[str, None]()
     used = set[str]()
     for item in file:
-        name, dtype, dims = item.name, item.dtype, item.dims
+        name = item.name
+        dtype = item.dtype
+        dims = item.dims
         if not dtype or dtype == STRING:
-            what = "takes strings" if dtype else "is no tensor of a known type"
+            if dtype:
+                what = "takes strings"
+            else:
+                what = "is no tensor of a known type"
             raise InputError(f"{label}: the input {name!r} {what}; only tensors of numbers can be given: make it one")
         spec = by_record.get(name)
         if (wish := by_name.pop(name, None)) is not None:
@@ -231,8 +246,14 @@ def _build_input_specs(
                     raise InputError(
                         f"{label}: dim {place} of the input {name!r} is {own}, and --input says {wished.opt}"
                     )
-            old = InputSpec(name, dtype, wish.shape) if spec is None else replace(spec, dtype=dtype, shape=wish.shape)
-            spec = old if wish.range is None else replace(old, range=wish.range, mask=False)
+            if spec is None:
+                old = InputSpec(name, dtype, wish.shape)
+            else:
+                old = replace(spec, dtype=dtype, shape=wish.shape)
+            if wish.range is None:
+                spec = old
+            else:
+                spec = replace(old, range=wish.range, mask=False)
         elif spec is None or spec.dtype != dtype or (dims is not None and len(spec.shape) != len(dims)):
             if dims is None:
                 raise InputError(

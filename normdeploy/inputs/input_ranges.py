@@ -36,7 +36,8 @@ def resolve_input_ranges(
     limits = find_index_bounds(proto)
     if not stated:
         return tuple(recorded), list(_table_hints(proto, recorded, limits))
-    sums = {d.name for spec in recorded for d in spec.shape if d.terms}  # each is as long as its terms together
+    # each is as long as its terms together
+    sums = {d.name for spec in recorded for d in spec.shape if d.terms}
     known = {d.name: d for spec in recorded for dim in spec.shape for d in dim.named_dims() if d.name is not None}
     terms = [
         d.name for spec in recorded for dim in spec.shape if dim.terms for d in dim.named_dims() if d.name is not None
@@ -143,7 +144,10 @@ def _table_hints(proto: onnx.ModelProto, recorded: Sequence[InputSpec], limits: 
     known = {d.name: d for spec in recorded for dim in spec.shape for d in dim.named_dims() if d.name is not None}
     for name, most in limits.sizes.items():
         if name not in sums and most.high > 1 and (name not in known or known[name].max < most.high - 1):
-            now = f"recorded as {_describe_dim(known[name])}" if name in known else "not recorded"
+            if name in known:
+                now = f"recorded as {_describe_dim(known[name])}"
+            else:
+                now = "not recorded"
             yield (
                 f"the sizes of {name!r} are {now}, and {most.source!r} has rows for {most.high - 1}: "
                 f"--dim {name}=1:{min(_USUAL, most.high - 1)}:{most.high - 1} records that"

@@ -26,7 +26,8 @@ from ..storage.onnx_files import save_onnx
 from ..types import PathLike
 from .export_result import ExportResult, as_sequence, resolve_onnx
 
-if TYPE_CHECKING:  # torch takes seconds to import
+# torch takes seconds to import
+if TYPE_CHECKING:
     import torch
 
     Example = torch.Tensor | Sequence[Any] | Mapping[str, Any]
@@ -160,9 +161,8 @@ def _normalize_option(name: str, value: Any, runtimes: Sequence[str]) -> Any:
         (QUANTIZE, "quantize"),
         (CALIBRATORS, "calibration"),
     ):
-        if (
-            name == wanted and value not in choices and (value is not None or name not in _OPTIONAL)
-        ):  # None: whatever fits the file, or nothing
+        if name == wanted and value not in choices and (value is not None or name not in _OPTIONAL):
+            # None: whatever fits the file, or nothing
             raise InputError(f"there is no {name} {value!r}; choose one of {', '.join(choices)}")
     if name == "opset" and value is not None and (type(value) is not int or value not in OPSETS):
         raise InputError(
@@ -177,7 +177,9 @@ def _normalize_option(name: str, value: Any, runtimes: Sequence[str]) -> Any:
         return [rule.strip() for rule in value.split(",")]
     if name not in _SEVERAL or value is None or (name == "profiles" and isinstance(value, Mapping)):
         return value
-    return value if isinstance(value, Iterator | Set) else as_sequence(value)
+    if isinstance(value, Iterator | Set):
+        return value
+    return as_sequence(value)
 
 
 def _fill_in_from_result(given: dict[str, Any], onnx: str) -> None:
@@ -205,7 +207,8 @@ def _fill_in_from_result(given: dict[str, Any], onnx: str) -> None:
 
 
 def has_examples(args: Example, kwargs: Mapping[str, Any] | None) -> bool:
-    return bool(kwargs) or not isinstance(args, Sequence | Mapping) or bool(args)  # of a tensor no truth is asked
+    # of a tensor no truth is asked
+    return bool(kwargs) or not isinstance(args, Sequence | Mapping) or bool(args)
 
 
 def require_writable_output(output: PathLike, source: object) -> None:
@@ -223,14 +226,13 @@ def _write_to_disk(value: Any, stack: ExitStack) -> Any:
 
     def path_of(item: Any) -> Any:
         item = resolve_onnx(item)
-        if type(item).__name__ != "ModelProto":  # onnx is not imported for that
+        # onnx is not imported for that
+        if type(item).__name__ != "ModelProto":
             return item
         folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         save_onnx(item, Path(folder) / "model.onnx")
         return Path(folder) / "model.onnx"
 
-    return (
-        [path_of(item) for item in value]
-        if isinstance(value, Iterable) and not isinstance(value, str)
-        else path_of(value)
-    )
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [path_of(item) for item in value]
+    return path_of(value)

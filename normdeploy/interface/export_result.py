@@ -40,7 +40,8 @@ class ExportResult(Renderable):
     and ``bisect(result)`` compare with that. Wherever a verb takes an ONNX file, the result may stand in its place.
     """
 
-    made: onnx.ModelProto | None = field(repr=False)  # where it was not written
+    # where it was not written
+    made: onnx.ModelProto | None = field(repr=False)
     path: Path | None
     summary: Summary
     notes: tuple[str, ...] = ()
@@ -80,9 +81,13 @@ def resolve_onnx(value: Any) -> Any:
     """The ONNX file or model that a result stands for; any other value as it is."""
     if not isinstance(value, ExportResult):
         return value
-    return value.proto if value.path is None else value.path
+    if value.path is None:
+        return value.proto
+    return value.path
 
 
 def as_sequence(value: Any) -> Sequence[Any]:
     """One thing, or a list or tuple of them, as a sequence."""
-    return value if isinstance(value, list | tuple) else [value]
+    if isinstance(value, list | tuple):
+        return value
+    return [value]

@@ -94,7 +94,8 @@ def load(
     """
     source = parse_python_source(path)
     path = resolve_model_path(path)
-    kind, wishes = FileKind.PYTHON if source is not None else detect_kind(path), parse_input_request(inputs, dims)
+    kind = FileKind.PYTHON if source is not None else detect_kind(path)
+    wishes = parse_input_request(inputs, dims)
     _require_fitting_flags(path, kind, model, model_args, key)
     if kind is not FileKind.HUGGINGFACE and (task or part):
         raise InputError(
@@ -244,7 +245,8 @@ def from_program(
             f"the program's {away}; export the module on the CPU, or use torch.export.passes.move_to_device_pass"
         )
     own = program
-    if eval:  # the graph is mended in place; torch's programs can be copied as files alone
+    # the graph is mended in place; torch's programs can be copied as files alone
+    if eval:
         stored = io.BytesIO()
         torch.export.save(program, stored)
         stored.seek(0)
@@ -257,9 +259,10 @@ def _model_from_program(
 ) -> LoadedModel:
     require_eval_graph(program, eval_mode)
     names = [tensor.name for tensor in find_placeholders(program)[0]]
-    matched = (
-        match_requested_inputs(names, wishes.inputs, "the program's inputs") if wishes.inputs else [None] * len(names)
-    )
+    if wishes.inputs:
+        matched = match_requested_inputs(names, wishes.inputs, "the program's inputs")
+    else:
+        matched = [None] * len(names)
     specs, taken = build_input_specs(program, guards, matched, wishes, fresh=False)
     outputs = name_outputs(program, [spec.name for spec in specs])
     return LoadedModel(
@@ -308,7 +311,10 @@ def _model_from_weights(
         with _mention_missing_inputs(wishes):
             made = make_model(str(model), model_args)
         return _fill_and_trace(path, made, weights.weights_for(made), wishes, eval_mode, kind)
-    state = weights.state_dict() if isinstance(weights, nn.Module) else weights
+    if isinstance(weights, nn.Module):
+        state = weights.state_dict()
+    else:
+        state = weights
     if model is None:
         raise LoadError(
             f"{path} holds weights alone ({len(state)} tensors: {join_names(list(state), 3)}): say which model "
@@ -345,5 +351,6 @@ def _fill_and_trace(
             raise LoadError(f"{error}. Besides, {other}") from error
         raise
     if all(part.training for part in made.modules()):
-        made.eval()  # as constructed: neither the file nor the factory says anything of a mode
+        # as constructed: neither the file nor the factory says anything of a mode
+        made.eval()
     return replace(trace_module(made, (), {}, wishes, eval_mode=eval_mode, kind=kind), notes=tuple(notes))

@@ -39,10 +39,10 @@ _CONFIGS = {_WEIGHTS: f"{_WEIGHTS}/model_weights_config.json", _CONSTANTS: f"{_C
 _CARRIED = ("archive_format", "archive_version", ".data/version", "byteorder")
 _PAYLOAD = re.compile(r"(weight|tensor)_\d+")
 
-_CLASS = re.compile(r'"type": *"(\w+(?:\.\w+)+)"')  # in a tree spec
-_FACTORIES = split_words(
-    "list dict set int float str bool tuple"
-)  # of builtins: what a defaultdict in the inputs may make
+# in a tree spec
+_CLASS = re.compile(r'"type": *"(\w+(?:\.\w+)+)"')
+# of builtins: what a defaultdict in the inputs may make
+_FACTORIES = split_words("list dict set int float str bool tuple")
 
 
 class ArchiveFindings:
@@ -51,7 +51,8 @@ class ArchiveFindings:
     def __init__(self) -> None:
         self.reasons: list[str] = []
         self.guards: list[SizeGuard] = []
-        self.classes: set[str] = set()  # that the inputs and outputs are made of, beyond Python's own
+        # that the inputs and outputs are made of, beyond Python's own
+        self.classes: set[str] = set()
 
     def add_refusal(self, part: str, does: str) -> None:
         self.reasons.append(f"{part} {does}")
@@ -67,7 +68,8 @@ def sanitize_archive(
     Raises:
         LoadError: a part is missing, damaged, or not what torch's schema says.
     """
-    findings, root = ArchiveFindings(), archive_root(archive)
+    findings = ArchiveFindings()
+    root = archive_root(archive)
     names = set(archive.namelist())
     program = _read_json_entry(archive, root, PROGRAM_JSON, path)
     require_schema(schema.ExportedProgram, program, PROGRAM_JSON, path)
@@ -113,11 +115,10 @@ def _copy_entry(
             f"{path} lacks {name.partition('/')[2]!r}, which its configuration names: it is incomplete; save it again"
         ) from None
     try:
-        data = (
-            memoryview(archive.read(name))
-            if info.compress_type != zipfile.ZIP_STORED
-            else _uncompressed_data(archive, mapped, info)
-        )
+        if info.compress_type != zipfile.ZIP_STORED:
+            data = memoryview(archive.read(name))
+        else:
+            data = _uncompressed_data(archive, mapped, info)
         with out.open(target, "w", force_zip64=True) as sink:
             sink.write(data)
         if out.getinfo(target).CRC != info.CRC:
@@ -131,7 +132,8 @@ def _copy_entry(
 def _uncompressed_data(archive: zipfile.ZipFile, mapped: memoryview, info: zipfile.ZipInfo) -> memoryview:
     """The data of an uncompressed entry, behind its local header (APPNOTE.TXT 4.3.7: 30 bytes, the name, the extra
     field)."""
-    with archive.open(info):  # its local header is what the table of contents says
+    # its local header is what the table of contents says
+    with archive.open(info):
         pass
     lengths = struct.unpack_from("<HH", mapped, info.header_offset + 26)
     start = info.header_offset + 30 + sum(lengths)
@@ -186,7 +188,9 @@ def _with_cpu_devices(value: Any) -> Any:
         if value.keys() == {"type", "index"}:
             return {"type": "cpu", "index": None}
         return {key: _with_cpu_devices(item) for key, item in value.items()}
-    return [_with_cpu_devices(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_with_cpu_devices(item) for item in value]
+    return value
 
 
 def _iter_strings(value: Any) -> Iterator[tuple[str, str]]:
@@ -206,9 +210,8 @@ def _find_pytree_imports(spec: str) -> list[str]:
     while stack:
         item = stack.pop()
         if isinstance(item, str):
-            with contextlib.suppress(
-                ValueError, RecursionError
-            ):  # most strings are names; a context is JSON within JSON
+            with contextlib.suppress(ValueError, RecursionError):
+                # most strings are names; a context is JSON within JSON
                 parsed = json.loads(item)
                 stack.extend([parsed] if isinstance(parsed, dict | list) else [])
         elif isinstance(item, list):
@@ -255,11 +258,13 @@ def _rewrite_example_inputs(data: bytes, findings: ArchiveFindings) -> bytes:
         return data
     try:
         samples = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-    except (
-        Exception
-    ):  # torch raises UnpicklingError, RuntimeError, EOFError, ... and reads the same bytes in full afterwards
+    except Exception:
+        # torch raises UnpicklingError, RuntimeError, EOFError, ... and reads the same bytes in full afterwards
         named = _find_sample_globals(data)
-        what = f"it would import {join_names(named)}" if named else "it can't be read as tensors"
+        if named:
+            what = f"it would import {join_names(named)}"
+        else:
+            what = "it can't be read as tensors"
         findings.add_refusal(f"the example inputs ({_SAMPLES})", f"are a pickle with more than tensors in it: {what}")
         return b""
     buffer = io.BytesIO()
@@ -273,6 +278,8 @@ def _find_sample_globals(data: bytes) -> list[str]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entry = next(entry for entry in archive.infolist() if entry.filename.endswith("data.pkl"))
-            return find_foreign_globals(io.BytesIO(archive.read(entry))) if entry.file_size <= len(data) else []
+            if entry.file_size <= len(data):
+                return find_foreign_globals(io.BytesIO(archive.read(entry)))
+            return []
     except Exception:
         return find_foreign_globals(io.BytesIO(data))

@@ -38,7 +38,8 @@ def _is_attention_mask(placeholder: torch.fx.Node) -> bool:
     value = placeholder.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.is_complex() or value.dim() < 2:
         return False
-    seen, stack = {placeholder}, [placeholder]
+    seen = {placeholder}
+    stack = [placeholder]
     while stack:
         node = stack.pop()
         for user, name in _iter_readers(node):

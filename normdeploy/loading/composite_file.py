@@ -36,7 +36,8 @@ class CompositeFile(io.RawIOBase):
         self._at = 0
 
     def readinto(self, target: Any) -> int:
-        wanted, done = memoryview(target).cast("B"), 0
+        wanted = memoryview(target).cast("B")
+        done = 0
         while done < wanted.nbytes and self._at < self._starts[-1]:
             place = bisect_right(self._starts, self._at) - 1
             offset = self._at - self._starts[place]

@@ -14,16 +14,15 @@ from ..model import Dim
 from .input_request import InputRequest
 from .shape_expressions import split_words
 
-OPEN = (
-    2**20
-)  # traced up to this where nothing is known: beyond what a model is made for, and below any overflow of products
+# traced up to this where nothing is known: beyond what a model is made for, and below any overflow of products
+OPEN = 2**20
 
-_TEXT = split_words(
-    "input_ids attention_mask token_type_ids position_ids inputs_embeds"
-)  # of shape (batch, positions, ...)
+# of shape (batch, positions, ...)
+_TEXT = split_words("input_ids attention_mask token_type_ids position_ids inputs_embeds")
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "seq_length")
 _DECODED = ("max_target_positions", *_POSITIONS)
-_IMAGE = "pixel_values"  # of shape (batch, channels, height, width)
+# of shape (batch, channels, height, width)
+_IMAGE = "pixel_values"
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,8 @@ def widen_unstated_dims(wishes: InputRequest, config: Any) -> InputRequest:
     dims = dict(wishes.dims)
     for name, dim in dims.items():
         if name not in wishes.stated and name in limits:
-            most, best = limits[name].most, limits[name].best or dim.opt
+            most = limits[name].most
+            best = limits[name].best or dim.opt
             dims[name] = Dim(name, 1, min(best, most), most)
         elif name not in wishes.stated:
             dims[name] = Dim(name, dim.min, dim.opt, max(OPEN, dim.max))

@@ -21,8 +21,11 @@ from .shape_expressions import split_words
 _SEGMENTED = frozenset(
     split_words("bert albert electra mobilebert convbert rembert roformer xlnet tapas big_bird funnel")
 )
-_IMAGE_SIZE, _CHANNELS, _BINS = 224, 3, 80
-_STRIDES = {"min": 10, "opt": 50, "max": 1500}  # of a sound encoder: 0.2 s, 1 s and 30 s at the 20 ms that most have
+_IMAGE_SIZE = 224
+_CHANNELS = 3
+_BINS = 80
+# of a sound encoder: 0.2 s, 1 s and 30 s at the 20 ms that most have
+_STRIDES = {"min": 10, "opt": 50, "max": 1500}
 
 
 def infer_default_inputs(model: nn.Module, folder: Path) -> tuple[list[str], dict[str, str]]:
@@ -34,7 +37,8 @@ def infer_default_inputs(model: nn.Module, folder: Path) -> tuple[list[str], dic
         folder: where ``preprocessor_config.json`` may lie, which says how large images are.
     """
     parameters = inspect.signature(model.forward).parameters
-    preprocessor, config = read_preprocessor(folder), config_of(model)
+    preprocessor = read_preprocessor(folder)
+    config = config_of(model)
     shapes: dict[str, str] = {}
     ranges: dict[str, str] = {}
     if "input_ids" in parameters:
@@ -77,7 +81,9 @@ def read_preprocessor(folder: Path) -> dict[str, Any]:
         content = json.loads((folder / "preprocessor_config.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return content if isinstance(content, dict) else {}
+    if isinstance(content, dict):
+        return content
+    return {}
 
 
 def modality_setting(config: Any, name: str, default: Any = None) -> Any:
@@ -112,11 +118,16 @@ def preprocessed_image_size(config: Any, preprocessor: Mapping[str, Any]) -> tup
 def _height_and_width(size: Any) -> tuple[int, int] | None:
     if isinstance(size, Mapping):
         both = (size.get("height"), size.get("width"))
-        size = both if None not in both else size.get("shortest_edge", size.get("longest_edge"))
+        if None not in both:
+            size = both
+        else:
+            size = size.get("shortest_edge", size.get("longest_edge"))
     if isinstance(size, int) and not isinstance(size, bool):
         size = (size, size)
     fits = isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(n, int) and n > 0 for n in size)
-    return (size[0], size[1]) if fits else None
+    if fits:
+        return (size[0], size[1])
+    return None
 
 
 def _describe_image_input(model: nn.Module, parameters: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> str:
@@ -124,14 +135,12 @@ def _describe_image_input(model: nn.Module, parameters: Mapping[str, Any], prepr
     height, width = preprocessed_image_size(config, preprocessor)
     compared = "input_ids" in parameters and any(name.endswith("logit_scale") for name, _ in model.named_parameters())
     frames = modality_setting(config, "num_frames")
-    several = (
-        f"{frames},"
-        if isinstance(frames, int)
-        and getattr(model, "main_input_name", "") == "pixel_values"
-        and _is_video_model(config)
-        else ""
-    )
-    batch, channels = "image_batch" if compared else "batch", modality_setting(config, "num_channels", _CHANNELS)
+    if isinstance(frames, int) and getattr(model, "main_input_name", "") == "pixel_values" and _is_video_model(config):
+        several = f"{frames},"
+    else:
+        several = ""
+    batch = "image_batch" if compared else "batch"
+    channels = modality_setting(config, "num_channels", _CHANNELS)
     return f"{batch},{several}{channels},{height},{width}"
 
 

@@ -36,11 +36,15 @@ def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditio
     Raises:
         InputError: a dim is fixed by the model, equal to another, or its stated range is too wide.
     """
-    dims, steps = dict(wishes.dims), False
+    dims = dict(wishes.dims)
+    steps = False
     fixes = _parse_suggested_fixes(message)
     for name, fix in fixes.items():
         if fix.isdecimal():
-            wished = f" ({describe_dim(dims[name])})" if name in dims else ""
+            if name in dims:
+                wished = f" ({describe_dim(dims[name])})"
+            else:
+                wished = ""
             raise InputError(
                 f"the dim {name!r} was asked to be dynamic{wished}, but the model fixes it to the size {fix}, or"
                 f" computes otherwise at that size{conditions.place_limiting(name)}: write {fix} in the place "
@@ -62,9 +66,12 @@ def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditio
 
 def _parse_range_fix(fix: str, fixes: Mapping[str, str]) -> tuple[int | None, int | None, int, int]:
     """(min, max, step, offset) of one suggested fix; the min is None where it can't be read."""
-    step, offset = 1, 0
+    step = 1
+    offset = 0
     if match := _STEPS.fullmatch(fix):
-        step, offset, fix = int(match["step"]), int(match["offset"] or 0), fixes.get(match["root"], "")
+        step = int(match["step"])
+        offset = int(match["offset"] or 0)
+        fix = fixes.get(match["root"], "")
     if not (match := _RANGE.fullmatch(fix)):
         return None, None, 1, 0
     high = int(match["max"]) * step + offset if match["max"] else None
@@ -76,7 +83,10 @@ def _fit_dim_to_range(
 ) -> Dim:
     high = wished.max if high is None else min(high, wished.max)
     sizes = range(low + max(0, -(-(wished.min - low) // step)) * step, high + 1, step)
-    kind = f"multiples of {step}{f' plus {offset}' if offset else ''} " if step > 1 else ""
+    if step > 1:
+        kind = f"multiples of {step}{f' plus {offset}' if offset else ''} "
+    else:
+        kind = ""
     outside = sorted({wished.min, wished.opt, wished.max} - set(sizes))
     if not sizes or (stated and outside):
         where = next(
@@ -149,7 +159,8 @@ def describe_violation(message: str, wishes: InputRequest, conditions: TracedCon
     violated = [match for line in lines if (match := _VIOLATED.match(line))]
     for match in violated:
         if special := _SPECIAL.fullmatch(match["guard"]):
-            size, dim = special["size"], wishes.dims.get(match["name"])
+            size = special["size"]
+            dim = wishes.dims.get(match["name"])
             wished = f" ({describe_dim(dim)})" if dim else ""
             asked = f"the dim {match['name']!r} was asked to be dynamic{wished}"
             where = conditions.place_limiting(match["name"])

@@ -43,7 +43,8 @@ def describe_failure(module: nn.Module, call: ExampleCall, wishes: InputRequest,
 
 def _explain_layer_failure(layer: _FailedLayer, wishes: InputRequest) -> str:
     """Say what a layer takes, what it is given and what to state; "" where that is not the fault."""
-    given, module = layer.given, layer.module
+    given = layer.given
+    module = layer.module
     if isinstance(module, nn.Linear) and given.dim() and given.shape[-1] != module.in_features:
         return (
             f"takes {module.in_features} features and is given {given.shape[-1]}; state with --input the sizes for"
@@ -82,7 +83,8 @@ def _suggest_index_input(wishes: InputRequest, embedding: nn.Embedding) -> str:
 
 
 def _find_failed_layer(module: nn.Module, error: Exception) -> _FailedLayer | None:
-    names, found = module_paths(module), None
+    names = module_paths(module)
+    found = None
     for frame, _ in traceback_frames(error):
         part = frame.f_locals.get("self")
         if isinstance(part, nn.Module) and id(part) in names:
@@ -100,7 +102,9 @@ def _describe_dim_sizes(call: ExampleCall, wishes: InputRequest) -> str:
     sizes: dict[str, int] = {}
     for leaf, wish in zip(call.tensors(), call.matched_inputs(wishes), strict=True):
         sizes |= _sizes_by_dim(wish, leaf) if wish is not None else {}
-    return f" ({', '.join(f'{name}={size}' for name, size in sizes.items())})" if sizes else ""
+    if sizes:
+        return f" ({', '.join(f'{name}={size}' for name, size in sizes.items())})"
+    return ""
 
 
 def _sizes_by_dim(wish: RequestedInput, leaf: torch.Tensor) -> dict[str, int]:

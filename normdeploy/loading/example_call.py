@@ -85,11 +85,10 @@ def require_fitting_inputs(module: nn.Module, wishes: InputRequest) -> ArgumentO
         forward_signature(module).bind(*order.positional, **order.keywords)
     except TypeError as error:
         lacking = _find_missing_parameters(module, order)
-        told = (
-            f"it needs {', '.join(map(repr, lacking))} too: {_advise_on_parameters(module, lacking)}"
-            if lacking
-            else str(error)
-        )
+        if lacking:
+            told = f"it needs {', '.join(map(repr, lacking))} too: {_advise_on_parameters(module, lacking)}"
+        else:
+            told = str(error)
         raise InputError(
             f"the inputs {', '.join(names)} do not fit {name}{forward_signature(module)}: {told}"
         ) from error
@@ -171,7 +170,9 @@ def _leading_positional_inputs(parameters: Mapping[str, inspect.Parameter], give
 
 
 def _parameter_rank(parameters: Mapping[str, inspect.Parameter], name: str) -> int:
-    return list(parameters).index(name) if name in parameters else len(parameters)
+    if name in parameters:
+        return list(parameters).index(name)
+    return len(parameters)
 
 
 def _suggest_input_options(module: nn.Module) -> str:
@@ -214,7 +215,8 @@ def spread_arguments(
     dict.
     """
     if isinstance(args, Mapping):
-        own = dict(args)  # transformers' BatchEncoding is no dict, and torch's pytree knows dicts
+        # transformers' BatchEncoding is no dict, and torch's pytree knows dicts
+        own = dict(args)
         try:
             forward_signature(module).bind(**own, **kwargs)
         except TypeError:
@@ -245,11 +247,10 @@ def copy_example_call(
         )
     names = placeholder_names(bound)
     order = [names[id(leaf)] for leaf in call.tensors()]
-    matched = (
-        match_requested_inputs(order, wishes.inputs, f"the inputs of {type(module).__name__}")
-        if wishes.inputs
-        else [None] * len(order)
-    )
+    if wishes.inputs:
+        matched = match_requested_inputs(order, wishes.inputs, f"the inputs of {type(module).__name__}")
+    else:
+        matched = [None] * len(order)
     call = replace(call, matched=tuple(None if wish is None else wishes.inputs.index(wish) for wish in matched))
     sizes = {
         dim.name: size

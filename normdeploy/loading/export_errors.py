@@ -32,7 +32,9 @@ _SHOWN = 4
 
 def make_export_error(module: nn.Module, error: Exception) -> ExportError:
     """Return torch.export's failure as an error of ours."""
-    name, kind, text = type(module).__name__, type(error).__name__, str(error)
+    name = type(module).__name__
+    kind = type(error).__name__
+    text = str(error)
     head = f"torch.export can't trace {name}"
     where = describe_location(module_paths(module), traceback_frames(error))
     if unknown := _UNKNOWN_OUTPUT.search(text):

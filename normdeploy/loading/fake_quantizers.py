@@ -44,7 +44,9 @@ def _pass_through(x: torch.Tensor) -> torch.Tensor:
 
 
 def _make_rounding_forward(part: FakeQuantize) -> Callable[[torch.Tensor], torch.Tensor]:
-    low, high, axis = part.activation_post_process.quant_min, part.activation_post_process.quant_max, part.ch_axis
+    low = part.activation_post_process.quant_min
+    high = part.activation_post_process.quant_max
+    axis = part.ch_axis
 
     def round_per_channel(x: torch.Tensor) -> torch.Tensor:
         return torch.fake_quantize_per_channel_affine(x, part.scale, part.zero_point, axis, low, high)

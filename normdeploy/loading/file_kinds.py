@@ -20,13 +20,14 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import LFS_POINTER, LoadError
 
-LEGACY_MAGIC = bytes.fromhex(
-    "80028a0a6cfc9c46f9206aa850192e"
-)  # the pickle of torch.serialization.MAGIC_NUMBER, protocol 2
+# the pickle of torch.serialization.MAGIC_NUMBER, protocol 2
+LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
 PROGRAM_JSON = "models/model.json"
-_HEADER_LIMIT = 100 << 20  # the safetensors library's own limit on its header, bytes
+# the safetensors library's own limit on its header, bytes
+_HEADER_LIMIT = 100 << 20
 _CHUNK = 1 << 20
-INDEX = ".safetensors.index.json"  # of shards: {"weight_map": {tensor: file}}
+# of shards: {"weight_map": {tensor: file}}
+INDEX = ".safetensors.index.json"
 _OF_MODELS = (".pt2", ".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 BOOKKEEPING = (".git", ".cache")
 
@@ -80,7 +81,10 @@ def _describe_plain_folder(path: Path) -> str:
     models = [file for file in files if file.name.endswith(INDEX)] or [f for f in files if f.suffix in _OF_MODELS]
     if not files:
         return f"{path} is an empty folder without a config.json: give a model file, or a Hugging Face model folder"
-    advice = f"give {' or '.join(map(str, models[:3]))}" if models else "give a model file"
+    if models:
+        advice = f"give {' or '.join(map(str, models[:3]))}"
+    else:
+        advice = "give a model file"
     return f"{path} is a folder without a config.json: {advice}, or a Hugging Face model folder"
 
 
@@ -154,7 +158,10 @@ def _classify_archive(path: Path, archive: zipfile.ZipFile) -> FileKind:
         models = sorted(name for name in inner if name.startswith("models/") and name.endswith(".json"))
         if PROGRAM_JSON in models:
             return FileKind.PROGRAM
-        holds = f"only {', '.join(models)}" if models else "none, only compiled code"
+        if models:
+            holds = f"only {', '.join(models)}"
+        else:
+            holds = "none, only compiled code"
         raise LoadError(
             f"{path} is a .pt2 archive without {PROGRAM_JSON} (models in it: {holds}): save the program with"
             " torch.export.save"
@@ -214,7 +221,8 @@ def _require_sound_entries(path: Path, entries: list[zipfile.ZipInfo]) -> None:
         if entry.flag_bits & 1:
             raise LoadError(f"{path} is encrypted (entry {entry.filename!r}): decrypt it first")
         seen.add(entry.filename)
-    declared, size = sum(entry.file_size for entry in entries), path.stat().st_size
+    declared = sum(entry.file_size for entry in entries)
+    size = path.stat().st_size
     if declared > 2 * size + _CHUNK:
         largest = max(entries, key=lambda entry: entry.file_size)
         raise LoadError(

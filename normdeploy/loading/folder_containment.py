@@ -73,7 +73,10 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST:
-            size = f"has {status.st_size} bytes, where {_MOST} are read" if stat.S_ISREG(status.st_mode) else ""
+            if stat.S_ISREG(status.st_mode):
+                size = f"has {status.st_size} bytes, where {_MOST} are read"
+            else:
+                size = ""
             raise LoadError(f"{file} can't be read: it {size or 'is no regular file'}; give the folder as it was made")
         value = json.loads(file.read_bytes())
     except FileNotFoundError:
@@ -100,7 +103,8 @@ def require_plausible_config(folder: Path, config: dict[str, Any]) -> None:
             f"{folder / 'config.json'} gives num_labels as {labels}, more than the {_MOST_LABELS} that are read:"
             " transformers makes a name for each; give the folder as it was made"
         )
-    asked, most = max(_iter_config_counts(config, _LAYERS), default=("", 0), key=lambda item: item[1]), 1000
+    asked = max(_iter_config_counts(config, _LAYERS), default=("", 0), key=lambda item: item[1])
+    most = 1000
     if asked[1] > most and asked[1] > (there := _count_weight_tensors(folder)):
         raise LoadError(
             f"{folder / 'config.json'} gives {asked[0]} as {asked[1]}, but the weights beside it hold {there} tensors: "
@@ -145,7 +149,9 @@ def _count_weight_tensors(folder: Path) -> int:
 def _allowed_roots(folder: Path) -> list[Path]:
     root = folder.resolve()
     snapshot = root.parent.name == "snapshots"
-    return [root, root.parent.parent / "blobs"] if snapshot else [root]
+    if snapshot:
+        return [root, root.parent.parent / "blobs"]
+    return [root]
 
 
 def _iter_folder_files(folder: Path) -> Iterator[Path]:

@@ -11,8 +11,10 @@ from .python_file import parse_python_source
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = re.compile(r"\.(pt|pt2|pth|bin|ckpt|onnx|safetensors|npz|zip|json|engine|plan|ts|pkl|h5|tflite)$")
-_WANTED = ["*.json", "*.safetensors", "*.txt", "*.model"]  # no pickles, no code
-_SECONDS = 10  # for an answer of the Hub
+# no pickles, no code
+_WANTED = ["*.json", "*.safetensors", "*.txt", "*.model"]
+# for an answer of the Hub
+_SECONDS = 10
 
 
 def is_hub_id(source: str | Path) -> bool:
@@ -40,16 +42,17 @@ def resolve_model_path(source: str | Path) -> Path:
     try:
         import huggingface_hub
     except ImportError:
-        return Path(source)  # there is no such file, as the loader says
+        # there is no such file, as the loader says
+        return Path(source)
     name = Path(source).as_posix()
     if (cached := _find_cached_folder(huggingface_hub, name)) is not None:
         return cached
     try:
-        huggingface_hub.HfApi().model_info(
-            name, timeout=_SECONDS
-        )  # the fetch itself tries for minutes where there is no network
+        # the fetch itself tries for minutes where there is no network
+        huggingface_hub.HfApi().model_info(name, timeout=_SECONDS)
         folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=_WANTED, etag_timeout=_SECONDS))
-    except Exception as error:  # offline, unknown, gated, no network: errors of several libraries
+    except Exception as error:
+        # offline, unknown, gated, no network: errors of several libraries
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise LoadError(
             f"{name} is no file or folder here and no model in the cache of huggingface_hub, and it can't be fetched"
@@ -62,7 +65,10 @@ def _find_cached_folder(huggingface_hub: object, name: str) -> Path | None:
     """The folder in the cache, if config and weights are there."""
     try:
         folder = Path(huggingface_hub.snapshot_download(name, local_files_only=True))  # type: ignore[attr-defined]
-    except Exception:  # LocalEntryNotFoundError, HFValidationError, ...: not there
+    except Exception:
+        # LocalEntryNotFoundError, HFValidationError, ...: not there
         return None
     weights = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
-    return folder if (folder / "config.json").is_file() and weights else None
+    if (folder / "config.json").is_file() and weights:
+        return folder
+    return None

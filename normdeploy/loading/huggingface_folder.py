@@ -46,7 +46,8 @@ class HuggingfaceFolder:
             InputError: the model has no such part, or no past.
         """
         for module in self.model.modules():
-            module.__dict__.pop("forward", None)  # the one of the part before
+            # the one of the part before
+            module.__dict__.pop("forward", None)
         lacking = {id(t) for name, t in _named_tensors(self.model) if name in self.missing}
         ready = prepare_model(self.model, self.path, self.task, part)
         return PreparedFolder(ready, frozenset(name for name, t in _named_tensors(ready.module) if id(t) in lacking))
@@ -96,7 +97,8 @@ def load_folder_model(path: Path, trust: bool, task: str | None = None) -> Huggi
     # said aloud: where it is left out transformers asks at the terminal, of every file of the folder that names code
     options: dict[str, Any] = {"trust_remote_code": trust and bool(files)}
     model, missing = _load_pretrained(path, _candidate_classes(config, wanted), wanted, options)
-    for module in model.modules():  # a decoder inside may have a config of its own
+    # a decoder inside may have a config of its own
+    for module in model.modules():
         if hasattr(getattr(module, "config", None), "use_cache"):
             module.config.use_cache = False  # type: ignore[union-attr]  # a cache is there only where a task or part asks for it
     if _has_attention_bias(config) and callable(choose := getattr(model, "set_attn_implementation", None)):
@@ -149,7 +151,8 @@ def _load_pretrained(
                     str(path), local_files_only=True, output_loading_info=True, **options
                 )
             return model, frozenset(info["missing_keys"])
-        except Exception as failure:  # OSError, ValueError, SafetensorError, ...: transformers names no common class
+        except Exception as failure:
+            # OSError, ValueError, SafetensorError, ...: transformers names no common class
             error = error or failure
     names = " or ".join(loader.__name__ for loader in loaders)
     if not loaders:

@@ -58,11 +58,12 @@ _SYNONYMS = {
     "translation": "text2text-generation",
     "image-segmentation": "semantic-segmentation",
 }
+# part -> the file that optimum's classes look for
 PART_FILES = {
     "encoder": "encoder_model.onnx",
     "decoder": "decoder_model.onnx",
     "decoder-with-past": "decoder_with_past_model.onnx",
-}  # part -> the file that optimum's classes look for
+}
 PARTS = tuple(PART_FILES)
 ALL_PARTS = "all"
 

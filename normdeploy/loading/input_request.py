@@ -161,7 +161,9 @@ def _split_input_name(text: str, names: Collection[str]) -> tuple[str, re.Match[
         if bare.startswith(name) and (rest := _REST.fullmatch(bare[len(name) :])) is not None:
             return name, rest
     match = _SPEC.fullmatch(text)
-    return ("", None) if match is None else (match["name"], _REST.fullmatch(match["rest"]))
+    if match is None:
+        return ("", None)
+    return (match["name"], _REST.fullmatch(match["rest"]))
 
 
 def _parse_dim(part: str, text: str, ranges: dict[str, Dim], dim_names: Collection[str]) -> Dim:
@@ -199,4 +201,6 @@ def _parse_value_range(body: str, text: str) -> tuple[float, float]:
 
 
 def describe_dim(dim: Dim) -> str:
-    return f"{dim.name}={dim.min}:{dim.opt}:{dim.max}" if dim.name else str(dim.opt)
+    if dim.name:
+        return f"{dim.name}={dim.min}:{dim.opt}:{dim.max}"
+    return str(dim.opt)

@@ -18,8 +18,10 @@ from .program_signature import InputPlaceholder, dtype_name, find_placeholders
 from .shape_expressions import SizeGuard, split_words
 
 _DTYPES = split_words("float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 bool")
-_LARGEST = 2**63 - 1  # size of a dim in ONNX
-_SEARCH = 4096  # sizes tried when a min or max has to move so that the program's conditions hold
+# size of a dim in ONNX
+_LARGEST = 2**63 - 1
+# sizes tried when a min or max has to move so that the program's conditions hold
+_SEARCH = 4096
 
 
 def build_input_specs(
@@ -52,7 +54,8 @@ def build_input_specs(
         raise InputError(
             f"the dim {unknown[0]!r} belongs to no input: the dynamic dims are {', '.join(named) or 'none'}"
         )
-    limits, hiding = find_program_bounds(program), find_attention_masks(program)
+    limits = find_program_bounds(program)
+    hiding = find_attention_masks(program)
     sums = {dim.name: dim for wish in wishes.inputs for dim in wish.shape if dim.name and dim.terms}
     singles = {name: symbols for name, symbols in named.items() if name not in sums}
     ranged = {
@@ -75,7 +78,8 @@ def build_input_specs(
     return specs, {name: source for name, (_, source) in ranged.items() if source}
 
 
-Shape = list[str | int]  # a name for each dynamic dim
+# a name for each dynamic dim
+Shape = list[str | int]
 
 
 def _name_shape(tensor: InputPlaceholder, wish: RequestedInput | None, hints: Mapping[int, str]) -> Shape:
@@ -173,7 +177,10 @@ def _derive_range(
 
     And what the largest size was taken from, "" where it was stated, by the user or in a saved program.
     """
-    low, high, limit, source = 0, None, "", ""
+    low = 0
+    high = None
+    limit = ""
+    source = ""
     for expr in symbols:
         constraint = program.range_constraints.get(expr)
         if constraint is not None:
@@ -182,17 +189,26 @@ def _derive_range(
             # No size is larger: such a bound bounds nothing.
             upper = None if upper is not None and upper > _LARGEST else upper
             if upper is not None and (high is None or upper < high) and not (fresh and upper >= OPEN):
-                high, limit = upper, "the program's own range"
-                source = wishes.sources.get(name, "the model's own code") if fresh else ""
+                high = upper
+                limit = "the program's own range"
+                if fresh:
+                    source = wishes.sources.get(name, "the model's own code")
+                else:
+                    source = ""
         bound = limits.get(expr)
         if bound is not None and (high is None or bound.high - 1 < high):
-            high, limit = bound.high - 1, f"the table {bound.source!r} has {bound.high - 1} usable rows"
+            high = bound.high - 1
+            limit = f"the table {bound.source!r} has {bound.high - 1} usable rows"
             source = f"the rows of {bound.source!r}"
     example = next((size for size in symbols.values() if size is not None), None)
     if name in wishes.stated:
-        wished, source = wishes.dims[name], ""
+        wished = wishes.dims[name]
+        source = ""
     else:
-        best = wishes.dims[name].opt if fresh and name in wishes.dims else example or max(low, DEFAULT_SIZES[1])
+        if fresh and name in wishes.dims:
+            best = wishes.dims[name].opt
+        else:
+            best = example or max(low, DEFAULT_SIZES[1])
         wished = Dim(name, 1, best, high if high is not None else max(DEFAULT_SIZES[2], best))
         source = source if high is not None else "nothing says more"
     if name in wishes.stated and (wished.min < low or (high is not None and wished.max > high)):
@@ -275,7 +291,8 @@ def _build_input_spec(
     mask: bool,
     hides: bool,
 ) -> InputSpec:
-    name, dtype = wish.name if wish else tensor.name, dtype_name(tensor.value)
+    name = wish.name if wish else tensor.name
+    dtype = dtype_name(tensor.value)
     if dtype not in _DTYPES:
         raise InputError(f"the input {name!r} is of dtype {dtype}, which can't be exported: cast it inside the model")
     wished = wish.range if wish else None

@@ -38,7 +38,8 @@ def flatten_cache(cache: Any) -> list[torch.Tensor]:
     """
     tensors: list[torch.Tensor] = []
     for layer in _cache_layers(cache):
-        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        keys = getattr(layer, "keys", None)
+        values = getattr(layer, "values", None)
         if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor):
             raise ExportError(
                 f"a layer of the model's cache is a {type(layer).__name__}, not keys and values; export the model"
@@ -80,7 +81,8 @@ def _prefilled_layer_class() -> type:
         def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
             super().__init__()
             self.lazy_initialization(keys, values)
-            self.keys, self.values = keys, values
+            self.keys = keys
+            self.values = values
 
         def get_seq_length(self, *_: Any) -> int:
             return self.keys.shape[-2]  # type: ignore[no-any-return]

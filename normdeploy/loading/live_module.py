@@ -41,8 +41,10 @@ from .torch_state import preserve_torch_state
 from .trace_asserts import drop_guessed_asserts
 from .train_mode_checks import iter_reachable, require_eval, require_eval_graph
 
-_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)  # torch.compile's has a child called _orig_mod
-_ATTEMPTS = 4  # exports, each with the ranges narrowed to what the one before asked for
+# torch.compile's has a child called _orig_mod
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+# exports, each with the ranges narrowed to what the one before asked for
+_ATTEMPTS = 4
 
 
 def from_module(
@@ -81,7 +83,8 @@ def from_module(
             f"a module is wanted, not {type(module).__name__}: pass a torch.nn.Module, an ExportedProgram or a file's"
             " path"
         )
-    own, wishes = copy_module(unwrap_module(module), shared), parse_input_request(inputs, dims)
+    own = copy_module(unwrap_module(module), shared)
+    wishes = parse_input_request(inputs, dims)
     args, kwargs = spread_arguments(own, args, kwargs or {})
     return trace_module(own, args, kwargs, wishes, dynamic_shapes=dynamic_shapes, eval_mode=eval, kind="live module")
 
@@ -93,7 +96,10 @@ def unwrap_module(module: nn.Module) -> nn.Module:
         LoadError: it is TorchScript.
     """
     while isinstance(module, _WRAPPERS) or "_orig_mod" in getattr(module, "_modules", {}):
-        module = module.module if isinstance(module, _WRAPPERS) else module.get_submodule("_orig_mod")
+        if isinstance(module, _WRAPPERS):
+            module = module.module
+        else:
+            module = module.get_submodule("_orig_mod")
     if isinstance(module, torch.jit.ScriptModule):
         raise LoadError(
             f"{type(module).__name__} is a TorchScript module, which torch.export does not take: pass the module that"
@@ -119,7 +125,8 @@ def copy_module(module: nn.Module, shared: bool = False) -> nn.Module:
         memo |= {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in module.parameters() if _is_shareable(p)}
     try:
         return copy.deepcopy(module, memo).cpu()
-    except Exception as error:  # whatever an attribute of the user's module raises
+    except Exception as error:
+        # whatever an attribute of the user's module raises
         raise LoadError(
             f"{type(module).__name__} can't be copied ({type(error).__name__}: {error}), and it is never exported in "
             "place: remove what can't be copied from its attributes"
@@ -143,9 +150,8 @@ def trace_module(
 ) -> LoadedModel:
     """``from_module`` for a module that is ours already: it may be changed."""
     refuse_integer_modules(module)
-    module.requires_grad_(
-        False
-    )  # of an attention that asks for gradients torch 2.13 traces views that it then can't decompose
+    # of an attention that asks for gradients torch 2.13 traces views that it then can't decompose
+    module.requires_grad_(False)
     require_eval(module, eval_mode)
     fix_fake_quantizers(module)
     if dynamic_shapes is not None and any(dim.name for wish in wishes.inputs for dim in wish.shape):
@@ -235,7 +241,10 @@ def export_narrowing(
     again."""
     in_steps = False
     for _ in range(_ATTEMPTS):
-        shapes = dynamic_shapes if dynamic_shapes is not None else _build_dynamic_shapes(module, call, wishes)
+        if dynamic_shapes is not None:
+            shapes = dynamic_shapes
+        else:
+            shapes = _build_dynamic_shapes(module, call, wishes)
         with record_conditions(module) as conditions:
             try:
                 return _export_silently(module, call, shapes, in_steps), wishes
@@ -249,7 +258,8 @@ def export_narrowing(
         narrower = raise_above_excluded(str(failure), narrower)
         if narrower == wishes and asked_steps <= in_steps:
             raise InputError(describe_violation(str(failure), wishes, conditions)) from failure
-        wishes, in_steps = narrower, in_steps or asked_steps
+        wishes = narrower
+        in_steps = in_steps or asked_steps
     raise InputError(
         f"{type(module).__name__} can't be exported with {', '.join(map(describe_dim, wishes.dims.values()))}: state"
         " narrower ranges with --dim"
@@ -272,7 +282,9 @@ def _build_dynamic_shapes(module: nn.Module, call: ExampleCall, wishes: InputReq
         }
         if named:
             shapes[leaf], dynamic = named, True
-    return shapes.dynamic_shapes(module, call.args, call.kwargs) if dynamic else None
+    if dynamic:
+        return shapes.dynamic_shapes(module, call.args, call.kwargs)
+    return None
 
 
 def _export_silently(module: nn.Module, call: ExampleCall, shapes: Any, steps: bool) -> torch.export.ExportedProgram:
@@ -288,9 +300,8 @@ def _export_silently(module: nn.Module, call: ExampleCall, shapes: Any, steps: b
         preserve_torch_state(),
         register_fake_quantizer_shapes(),
     ):
-        warnings.simplefilter(
-            "ignore"
-        )  # of attributes assigned in the copy while tracing, deprecations of torch's own calls
+        # of attributes assigned in the copy while tracing, deprecations of torch's own calls
+        warnings.simplefilter("ignore")
         program = torch.export.export(
             module,
             call.args,
@@ -330,7 +341,8 @@ def _translate_export_failure(
     module: nn.Module, call: ExampleCall, wishes: InputRequest, error: Exception, conditions: TracedConditions
 ) -> Exception:
     """torch.export's failure as an error of ours: of the inputs where the call itself fails, else of the export."""
-    name, text = type(module).__name__, str(error)
+    name = type(module).__name__
+    text = str(error)
     if solved := describe_unsolved_dims(text, wishes, conditions):
         return InputError(solved)
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)

@@ -74,7 +74,10 @@ def describe_user_error(error: BaseException) -> str:
         return f"line {error.lineno} of {Path(error.filename or '').name} is no Python: {error.msg}"
     lines = traceback.extract_tb(error.__traceback__)
     last = next((line for line in reversed(lines) if _is_user_code(line.filename)), None)
-    where = f" (line {last.lineno} of {Path(last.filename).name})" if last else ""
+    if last:
+        where = f" (line {last.lineno} of {Path(last.filename).name})"
+    else:
+        where = ""
     if isinstance(error, SystemExit):
         return (
             f"it ends the process{where}, as sys.exit and argparse do: put the lines of a script below"

@@ -27,7 +27,8 @@ _SAME_VALUES = split_words(
 _FLAGS = split_words(
     "eq ne gt ge lt le logical_and logical_or logical_not logical_xor isnan ones ones_like zeros zeros_like"
 )
-_INDEXING = {  # op -> the argument that is indexed, the argument that holds the indices
+# op -> the argument that is indexed, the argument that holds the indices
+_INDEXING = {
     "embedding": ("weight", "indices"),
     "embedding_bag": ("weight", "indices"),
     "index_select": ("self", "index"),
@@ -39,7 +40,8 @@ _INDEXING = {  # op -> the argument that is indexed, the argument that holds the
     "index_copy": ("self", "index"),
     "index_fill": ("self", "index"),
 }
-_MASK_FACTOR = 1e3  # (1 - mask) times at least this is an attention mask
+# (1 - mask) times at least this is an attention mask
+_MASK_FACTOR = 1e3
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ class ProgramBounds:
 
     values: dict[str, ValueBound] = field(default_factory=dict)
     sizes: dict[sympy.Symbol, ValueBound] = field(default_factory=dict)
-    masks: set[str] = field(default_factory=set)  # floating inputs that are used as 0/1 masks
+    # floating inputs that are used as 0/1 masks
+    masks: set[str] = field(default_factory=set)
 
 
 def find_program_bounds(program: torch.export.ExportedProgram) -> ProgramBounds:
@@ -108,15 +111,21 @@ class _ProgramBoundsAnalysis:
         return self.found
 
     def _origins_of(self, value: Any) -> frozenset[_ValueOrigin]:
-        return self.origins.get(value, frozenset()) if isinstance(value, torch.fx.Node) else frozenset()
+        if isinstance(value, torch.fx.Node):
+            return self.origins.get(value, frozenset())
+        return frozenset()
 
     def _trace_origins(self, node: torch.fx.Node) -> Iterable[_ValueOrigin]:
         if node.target is operator.getitem:
             return self._origins_of(node.args[0])
-        name, given = _plain_operator_name(node), bind_node_arguments(node)
+        name = _plain_operator_name(node)
+        given = bind_node_arguments(node)
         if not given:
             return ()
-        first = next(iter(given.values())) if not node.args else node.args[0]
+        if not node.args:
+            first = next(iter(given.values()))
+        else:
+            first = node.args[0]
         match name:
             case "arange":
                 return _origins_of_arange(given)
@@ -141,7 +150,8 @@ class _ProgramBoundsAnalysis:
         return ()
 
     def _shift_origins(self, given: dict[str, Any], name: str) -> Iterable[_ValueOrigin]:
-        left, right = given["self"], given["other"]
+        left = given["self"]
+        right = given["other"]
         if name == "rsub" or given.get("alpha", 1) != 1:
             return ()
         if name == "add" and not self._origins_of(left):
@@ -153,7 +163,8 @@ class _ProgramBoundsAnalysis:
         return (origin.shift_offsets(low, high) for origin in self._origins_of(left) if origin.kind != "flag")
 
     def _mask_origins(self, given: dict[str, Any]) -> Iterable[_ValueOrigin]:
-        left, right = self._origins_of(given["self"]), self._origins_of(given["other"])
+        left = self._origins_of(given["self"])
+        right = self._origins_of(given["other"])
         if any(origin.kind == "flag" for origin in left):
             left, right = right, left
         if not any(origin.kind == "flag" for origin in right):
@@ -185,7 +196,8 @@ class _ProgramBoundsAnalysis:
         return None
 
     def _record_consumer(self, node: torch.fx.Node) -> None:
-        name, given = _plain_operator_name(node), bind_node_arguments(node)
+        name = _plain_operator_name(node)
+        given = bind_node_arguments(node)
         if name in _INDEXING:
             table, index = (given.get(argument) for argument in _INDEXING[name])
             self._record_index(index, table, 0 if name.startswith("embedding") else given.get("dim", 0))
@@ -205,10 +217,15 @@ class _ProgramBoundsAnalysis:
             or not _is_integer_tensor(index.meta.get("val"))
         ):
             return
-        rows, origins = value.shape[dim], self._origins_of(index)
-        if not isinstance(rows, int):  # a dim of the input: positions grow with it, values must fit its smallest size
+        rows = value.shape[dim]
+        origins = self._origins_of(index)
+        # a dim of the input: positions grow with it, values must fit its smallest size
+        if not isinstance(rows, int):
             constraint = self.program.range_constraints.get(rows.node.expr)
-            rows = max(1, int(constraint.lower)) if constraint is not None else 1
+            if constraint is not None:
+                rows = max(1, int(constraint.lower))
+            else:
+                rows = 1
             origins = frozenset(origin for origin in origins if origin.kind == "input")
         self._record_bound(origins, rows, self.stored.get(table.name, table.name))
 
@@ -219,15 +236,19 @@ class _ProgramBoundsAnalysis:
                 self.found.values[origin.what] = self.found.values.get(origin.what, bound) & bound
             elif origin.kind == "size" and len(symbols := sympy.sympify(origin.what).free_symbols) == 1:
                 (symbol,) = symbols
-                slope, offset = origin.what.coeff(symbol), origin.what.subs(symbol, 0)
+                slope = origin.what.coeff(symbol)
+                offset = origin.what.subs(symbol, 0)
                 if slope.is_Integer and slope > 0 and offset.is_Integer and origin.what == slope * symbol + offset:
                     bound = ValueBound(0, int((rows - 1 - origin.high - offset) // slope) + 1, source)
                     self.found.sizes[symbol] = self.found.sizes.get(symbol, bound) & bound
 
 
 def _plain_operator_name(node: torch.fx.Node) -> str:
-    name = operator_name(node)  # in-place operators end in _
-    return name.removesuffix("_") if name.endswith("_") and not name.endswith("__") else name
+    # in-place operators end in _
+    name = operator_name(node)
+    if name.endswith("_") and not name.endswith("__"):
+        return name.removesuffix("_")
+    return name
 
 
 def _is_integer_tensor(value: Any) -> bool:
@@ -243,11 +264,14 @@ def _size_expression(value: Any) -> Any:
     """A size as sympy has it: of an int, a SymInt, or a node that computes one."""
     if isinstance(value, torch.fx.Node):
         value = value.meta.get("val")
-    return value.node.expr if isinstance(value, torch.SymInt) else None
+    if isinstance(value, torch.SymInt):
+        return value.node.expr
+    return None
 
 
 def _origins_of_arange(given: dict[str, Any]) -> Iterable[_ValueOrigin]:
-    start, end = given.get("start", 0), _size_expression(given["end"])
+    start = given.get("start", 0)
+    end = _size_expression(given["end"])
     if isinstance(start, int) and end is not None and given.get("step", 1) == 1:
         yield _ValueOrigin("size", end, start, -1)
 
@@ -267,7 +291,8 @@ def _is_float_mask(placeholder: torch.fx.Node) -> bool:
     while stack:
         node = stack.pop()
         for user in node.users:
-            result, name = user.meta.get("val"), _plain_operator_name(user)
+            result = user.meta.get("val")
+            name = _plain_operator_name(user)
             if name in ("to", "_to_copy") and isinstance(result, torch.Tensor) and result.dtype == torch.bool:
                 return True
             if name in ("rsub", "sub") and _is_scaled_up(user):

@@ -51,7 +51,10 @@ def load_program(
 
 def _describe_refusals(path: Path, findings: ArchiveFindings) -> str:
     shown = "\n".join(f"  - {reason}" for reason in findings.reasons[:8])
-    more = f"\n  - and {len(findings.reasons) - 8} more" if len(findings.reasons) > 8 else ""
+    if len(findings.reasons) > 8:
+        more = f"\n  - and {len(findings.reasons) - 8} more"
+    else:
+        more = ""
     return (
         f"{path} is not loaded, parts of it would run code:\n{shown}{more}\nIf you trust who made the file, pass"
         " --trust"
@@ -67,7 +70,8 @@ def _register_known_classes(names: Iterable[str]) -> None:
             module.partition(".")[0] in _KNOWN_LIBRARIES
             and importlib.util.find_spec(module.partition(".")[0]) is not None
         ):
-            with contextlib.suppress(ImportError):  # of another version of the library: the load below names the class
+            # of another version of the library: the load below names the class
+            with contextlib.suppress(ImportError):
                 importlib.import_module(module)
 
 
@@ -85,13 +89,17 @@ class _CauseCollector(logging.Handler):
 
 @contextlib.contextmanager
 def _capture_log(name: str) -> Iterator[_CauseCollector]:
-    logger, handler = logging.getLogger(name), _CauseCollector()
-    propagate, handlers = logger.propagate, list(logger.handlers)
-    logger.handlers, logger.propagate = [handler], False
+    logger = logging.getLogger(name)
+    handler = _CauseCollector()
+    propagate = logger.propagate
+    handlers = list(logger.handlers)
+    logger.handlers = [handler]
+    logger.propagate = False
     try:
         yield handler
     finally:
-        logger.handlers, logger.propagate = handlers, propagate
+        logger.handlers = handlers
+        logger.propagate = propagate
 
 
 def _load_exported_program(file: Any, path: Path) -> torch.export.ExportedProgram:
@@ -100,14 +108,12 @@ def _load_exported_program(file: Any, path: Path) -> torch.export.ExportedProgra
         _capture_log("torch._export.serde.serialize"),
         warnings.catch_warnings(),
     ):
-        warnings.filterwarnings(
-            "ignore", message="The given buffer is not writable"
-        )  # torch 2.11 reads weights without copying
+        # torch 2.11 reads weights without copying
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
         try:
             return torch.export.load(file)
-        except (
-            Exception
-        ) as error:  # torch raises RuntimeError, AssertionError, KeyError, ... for a file that does not fit
+        except Exception as error:
+            # torch raises RuntimeError, AssertionError, KeyError, ... for a file that does not fit
             raise LoadError(explain_load_failure(path, [*causes.errors, error])) from error
 
 

@@ -37,7 +37,9 @@ class InputPlaceholder:
         size = self.value.shape[index]
         if isinstance(size, torch.SymInt):
             size = size.node.expr
-            return int(size) if size.is_number else size
+            if size.is_number:
+                return int(size)
+            return size
         return size
 
 
@@ -83,9 +85,16 @@ def _guard_paths(program: torch.export.ExportedProgram, count: int) -> list[tupl
     for path, _ in pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(count)), signature.in_spec))[0]:
         place: Any = path[0]
         position: Any = path[1]
-        keyword, rest = place.idx == 1, pytree.keystr(tuple(path[2:]))
-        name = position.key if keyword else names[position.idx] if position.idx < len(names) else f"args_{position.idx}"
-        variadic = re.fullmatch(r"(.+)_(\d+)", str(name))  # torch names the parts of *xs xs_0, xs_1
+        keyword = place.idx == 1
+        rest = pytree.keystr(tuple(path[2:]))
+        if keyword:
+            name = position.key
+        elif position.idx < len(names):
+            name = names[position.idx]
+        else:
+            name = f"args_{position.idx}"
+        # torch names the parts of *xs xs_0, xs_1
+        variadic = re.fullmatch(r"(.+)_(\d+)", str(name))
         paths.append((f"[{name!r}]{rest}", *([f"[{variadic[1]!r}][{variadic[2]}]{rest}"] if variadic else [])))
     return paths
 
@@ -123,7 +132,8 @@ def is_renaming(names: Sequence[str], given: Sequence[str]) -> bool:
     """
     if len(given) > len(names) or any(name in names and names.index(name) != place for place, name in enumerate(given)):
         return False
-    kept, fresh = set(given) & set(names), [name for name in given if name not in names]
+    kept = set(given) & set(names)
+    fresh = [name for name in given if name not in names]
     return not kept or not any(
         difflib.get_close_matches(name, [n for n in names if n not in kept], 1) for name in fresh
     )

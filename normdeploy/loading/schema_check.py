@@ -35,7 +35,8 @@ def _require_type(hint: Any, value: Any, where: str) -> None:
         hint = hint.__forward_arg__
     if isinstance(hint, str):
         hint = getattr(schema, hint)
-    origin, parameters = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    parameters = typing.get_args(hint)
     if origin is typing.Annotated:
         _require_type(parameters[0], value, where)
     elif origin in (typing.Union, types.UnionType):

@@ -20,7 +20,8 @@ def split_words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_SYMBOL = re.compile(r"(s|u|zf|zuf)\d{1,9}")  # torch's size symbols (backed, unbacked; floats): s77, u0
+# torch's size symbols (backed, unbacked; floats): s77, u0
+_SYMBOL = re.compile(r"(s|u|zf|zuf)\d{1,9}")
 _NUMBER = re.compile(r"[-+]?\d{1,20}(\.\d{0,40})?(e[-+]?\d{1,3})?(/\d{1,20})?")
 _FUNCTIONS = split_words(
     # torch.utils._sympy.functions that torch registers for loading, and sympy's own classes as srepr writes them
@@ -31,7 +32,8 @@ _FUNCTIONS = split_words(
 )
 _POWERS = split_words("Pow PowByNatural FloatPow LShift")
 _ASSUMPTIONS = split_words("positive nonnegative integer real nonzero negative precision dps evaluate")
-_LENGTH_LIMIT = 10_000  # characters; BERT's longest has 60
+# characters; BERT's longest has 60
+_LENGTH_LIMIT = 10_000
 _INTEGER_LIMIT = 2**63
 _EXPONENT_LIMIT = 64
 
@@ -132,7 +134,10 @@ def _require_allowed_node(node: ast.expr, powers: int) -> None:
 
 def _require_allowed_power(exponent: ast.expr, powers: int) -> int:
     """Numbers raised to numbers are computed at once: only small exponents, or a symbol, and no towers of them."""
-    bare = exponent.operand if isinstance(exponent, ast.UnaryOp) else exponent
+    if isinstance(exponent, ast.UnaryOp):
+        bare = exponent.operand
+    else:
+        bare = exponent
     match bare:
         case (
             ast.Constant(value=int() | float() as value)
@@ -185,7 +190,8 @@ class SizeGuard:
     def __init__(self, text: str) -> None:
         self.text = text
         self._tree = _parse_expression(text)
-        self.sizes: set[tuple[str, int]] = set()  # (path as torch writes it, such as "['x'][0]"; dim)
+        # (path as torch writes it, such as "['x'][0]"; dim)
+        self.sizes: set[tuple[str, int]] = set()
         try:
             self._collect_sizes(self._tree)
         except RecursionError:

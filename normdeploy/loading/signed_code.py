@@ -27,7 +27,9 @@ from ..errors import InputError
 def import_only_signed(code: Mapping[str, str]) -> Iterator[None]:
     """Within the block the working directory is importable as far as ``code`` says, path within it -> SHA-256 of the
     source."""
-    here, saved, finder = Path.cwd(), list(sys.path), _SignedFinder(Path.cwd(), code)
+    here = Path.cwd()
+    saved = list(sys.path)
+    finder = _SignedFinder(Path.cwd(), code)
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != os.path.realpath(here)]
     sys.meta_path.insert(0, finder)
     try:
@@ -39,7 +41,8 @@ def import_only_signed(code: Mapping[str, str]) -> Iterator[None]:
 
 class _SignedFinder(importlib.abc.MetaPathFinder):
     def __init__(self, folder: Path, code: Mapping[str, str]) -> None:
-        self.folder, self.code = folder, code
+        self.folder = folder
+        self.code = code
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -49,11 +52,16 @@ class _SignedFinder(importlib.abc.MetaPathFinder):
             if file in self.code:
                 loader = _HashedLoader(name, str(self.folder / file), self.code[file])
                 # no search path: a module of the package that is not named is not found
-                locations: list[str] | None = [] if file.endswith("/__init__.py") else None
+                locations: list[str] | None
+                if file.endswith("/__init__.py"):
+                    locations = []
+                else:
+                    locations = None
                 return importlib.util.spec_from_file_location(
                     name, self.folder / file, loader=loader, submodule_search_locations=locations
                 )
-        if any(file.startswith(f"{place}/") for file in self.code):  # a folder without __init__.py
+        # a folder without __init__.py
+        if any(file.startswith(f"{place}/") for file in self.code):
             return ModuleSpec(name, None, is_package=True)
         return None
 

@@ -34,7 +34,8 @@ def describe_location(names: Mapping[int, str], frames: Iterable[tuple[FrameType
         names: `paths` of the model.
         frames: with the number of the line that each is at, the outermost first.
     """
-    path, line = None, ""
+    path = None
+    line = ""
     for frame, number in frames:
         part = frame.f_locals.get("self")
         if isinstance(part, nn.Module):
@@ -92,7 +93,9 @@ class TracedConditions:
             if name in condition.names.values() and condition.fails_at(name, size):
                 return condition.place
         # Several conditions together may leave one size alone.
-        return self.last_place([name]) if size is None else ""
+        if size is None:
+            return self.last_place([name])
+        return ""
 
     def last_place(self, names: Collection[str | None]) -> str:
         """Return the last place that asks for a size of these dims; "" where none is known."""

@@ -59,7 +59,10 @@ def find_state_dict(checkpoint: Any, key: str | None, path: Path) -> State | nn.
             key = "state_dict"
         elif key.partition(".")[0] not in checkpoint:
             key = f"state_dict.{key}"
-    state = _state_at_key(checkpoint, key, path) if key is not None else checkpoint
+    if key is not None:
+        state = _state_at_key(checkpoint, key, path)
+    else:
+        state = checkpoint
     depth = 0
     while not _is_state_dict(state):
         depth += 1
@@ -82,22 +85,20 @@ def find_state_dict(checkpoint: Any, key: str | None, path: Path) -> State | nn.
             )
         if len(candidates) != 1:
             inside = ", ".join(f"{name!r} ({describe_type(value)})" for name, value in list(state.items())[:_SHOWN])
-            problem = (
-                f"holds several sets of weights: {', '.join(map(repr, candidates))}"
-                if candidates
-                else "holds no weights"
-            )
+            if candidates:
+                problem = f"holds several sets of weights: {', '.join(map(repr, candidates))}"
+            else:
+                problem = "holds no weights"
             raise LoadError(f"{path} {problem}; choose with --key (in it: {inside})")
         state = state[candidates[0]]
-    return (
-        state
-        if isinstance(state, nn.Module)
-        else {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    )
+    if isinstance(state, nn.Module):
+        return state
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
 def _state_at_key(checkpoint: Any, key: str, path: Path) -> Any:
-    rest, value = key, checkpoint
+    rest = key
+    value = checkpoint
     while rest:
         names = list(value) if isinstance(value, Mapping) else []
         step = next(
@@ -117,7 +118,8 @@ def _state_at_key(checkpoint: Any, key: str, path: Path) -> Any:
                 f"{path} holds nothing under the key {key!r}; there are:"
                 f" {join_names([repr(name) for name in names], _SHOWN) or 'no keys'}"
             )
-        value, rest = value[step], rest[len(step) + 1 :]
+        value = value[step]
+        rest = rest[len(step) + 1 :]
     return value
 
 
@@ -143,7 +145,8 @@ def _contains_weights(value: Any, barren: set[int]) -> bool:
 
     ``barren``: the dicts, by their id, in which none were found; a dict may be in many others, and in itself.
     """
-    looked, stack = set[int](), [value]
+    looked = set[int]()
+    stack = [value]
     while stack:
         item = stack.pop()
         if not isinstance(item, Mapping) or _is_optimizer_state(item) or id(item) in looked or id(item) in barren:
@@ -265,7 +268,9 @@ def _find_fitting_prefixes(state: State, own: Mapping[str, Any]) -> list[str]:
                 found["".join(f"{part}." for part in parts[:depth])] += 1
     most = max(found.values(), default=0)
     best = [prefix for prefix, count in found.items() if count == most]
-    return [] if "" in best or 2 * most <= len(own) else best
+    if "" in best or 2 * most <= len(own):
+        return []
+    return best
 
 
 def _strip_common_prefixes(state: State, own: Sequence[str] | Any) -> State:
@@ -273,7 +278,8 @@ def _strip_common_prefixes(state: State, own: Sequence[str] | Any) -> State:
     that do not match."""
     variants = [state, {name.replace("_orig_mod.", ""): value for name, value in state.items()}]
     while True:
-        keys = [name for name in variants[-1] if name != "n_averaged"]  # of torch's AveragedModel, beside its module.*
+        # of torch's AveragedModel, beside its module.*
+        keys = [name for name in variants[-1] if name != "n_averaged"]
         prefixes = {name.partition(".")[0] for name in keys}
         if len(prefixes) != 1 or not all("." in name for name in keys):
             break

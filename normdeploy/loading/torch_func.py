@@ -37,7 +37,9 @@ def inline_vmap(program: torch.export.ExportedProgram, name: str) -> torch.expor
         for node in module.graph.nodes
     )
     # An empty table keeps every operator that the levels do not touch.
-    return program.run_decompositions({}) if enters_level else program
+    if enters_level:
+        return program.run_decompositions({})
+    return program
 
 
 def is_derivative_failure(error: Exception) -> bool:

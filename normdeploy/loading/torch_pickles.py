@@ -20,7 +20,8 @@ import torch
 from ..errors import LoadError, TrustError
 from .file_kinds import FileKind, archive_root, open_torch_archive, read_entry
 
-_PICKLES = 5  # the legacy format is a row of five: magic number, version, system, object, storage keys
+# the legacy format is a row of five: magic number, version, system, object, storage keys
+_PICKLES = 5
 # How pickles name what is defined in a notebook or in the script that runs.
 _OF_A_SCRIPT = "__main__."
 _LOST = re.compile(r"Can't get attribute '(?P<name>[^']+)' on <module '(?P<module>[^']+)'")
@@ -39,7 +40,8 @@ def unpickle_data(path: Path, kind: FileKind) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = _find_file_globals(path, kind)
-        if not named:  # nothing foreign is asked for: the pickle itself is broken
+        # nothing foreign is asked for: the pickle itself is broken
+        if not named:
             raise LoadError(
                 f"{path} can't be read as weights: {_first_line(error)}; it is broken: copy or save it again"
             ) from error
@@ -52,7 +54,8 @@ def unpickle_data(path: Path, kind: FileKind) -> Any:
             f" call {join_names(named)}. If you trust who made the file, pass --trust; safer is a file of weights alone"
             " (torch.save(model.state_dict(), ...), with --model), or a program (torch.export.save)"
         ) from error
-    except Exception as error:  # RuntimeError, EOFError, ValueError, ...: torch names no common class for a broken file
+    except Exception as error:
+        # RuntimeError, EOFError, ValueError, ...: torch names no common class for a broken file
         raise LoadError(
             f"{path} can't be read: {_first_line(error)}; it is truncated or broken: copy or save it again"
         ) from error
@@ -83,7 +86,10 @@ def unpickle_fully(path: Path) -> Any:
         ) from error
     except AttributeError as error:
         lost = _LOST.search(str(error))
-        what = f"an object of {lost['module']}.{lost['name']}, which that module" if lost else "a class that its module"
+        if lost:
+            what = f"an object of {lost['module']}.{lost['name']}, which that module"
+        else:
+            what = "a class that its module"
         raise LoadError(
             f"{path} holds {what} does not define here{'' if lost else f' ({_first_line(error)})'}: run with the code"
             " that saved it, or save the state_dict there and give it with --model"
@@ -128,15 +134,15 @@ def find_pickle_globals(stream: IO[bytes]) -> list[str]:
     try:
         for _ in range(_PICKLES):
             _collect_globals(stream, names)
-    except (
-        Exception
-    ):  # pickletools raises ValueError, UnicodeDecodeError, ... on junk; what was found until then counts
+    except Exception:
+        # pickletools raises ValueError, UnicodeDecodeError, ... on junk; what was found until then counts
         pass
     return list(names)
 
 
 def _collect_globals(stream: IO[bytes], names: dict[str, None]) -> None:
-    strings: list[str] = []  # those pushed lately: STACK_GLOBAL takes its module and name from the stack
+    # those pushed lately: STACK_GLOBAL takes its module and name from the stack
+    strings: list[str] = []
     memo: dict[int, str] = {}
     for opcode, argument, _ in pickletools.genops(stream):
         match opcode.name:

@@ -20,7 +20,8 @@ def preserve_torch_state() -> Iterator[None]:
     """
     depth = torch._C._functorch.get_dynamic_layer_stack_depth()
     gradients = torch.is_grad_enabled()
-    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    dtype = torch.get_default_dtype()
+    device = torch.get_default_device()
     casts = {name: (torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in _AUTOCAST_DEVICES}
     try:
         yield

@@ -23,8 +23,10 @@ from .file_kinds import archive_root, open_torch_archive, read_entry
 
 _CLASS = r"class {}\(Module\):\s+__parameters__ = \[(?P<parameters>[^\]]*)\]\s+__buffers__ = \[(?P<buffers>[^\]]*)\]"
 
-_MOST = 2**18  # paths of modules: forty that each hold the next one twice are 2**40
-_DEEPEST = 1000  # modules in each other
+# paths of modules: forty that each hold the next one twice are 2**40
+_MOST = 2**18
+# modules in each other
+_DEEPEST = 1000
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ def read_torchscript(path: Path) -> ScriptWeights:
             tree = _ScriptUnpickler(archive, root, path).load()
         except TrustError:
             raise
-        except Exception as error:  # pickle raises whatever its instructions run into
+        except Exception as error:
+            # pickle raises whatever its instructions run into
             raise LoadError(
                 f"{path} can't be read as TorchScript: {type(error).__name__}: {error}; it is truncated or broken"
             ) from error
@@ -80,8 +83,11 @@ class _ScriptUnpickler(pickle.Unpickler):
 
     def __init__(self, archive: ZipFile, root: str, path: Path) -> None:
         super().__init__(io.BytesIO(read_entry(archive, f"{root}/data.pkl", path)))
-        self._archive, self._root, self._path = archive, root, path
-        self._storages: dict[str, torch.Tensor] = {}  # each is read once, and tensors that share one keep sharing it
+        self._archive = archive
+        self._root = root
+        self._path = path
+        # each is read once, and tensors that share one keep sharing it
+        self._storages: dict[str, torch.Tensor] = {}
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "__torch__" or module.startswith("__torch__."):
@@ -115,7 +121,8 @@ def _rebuild_tensor(
 def _collect_weights(tree: Any, archive: ZipFile, root: str, path: Path) -> ScriptWeights:
     """All tensors that the classes name, by their paths from the root; a module under two names is there twice, as in a
     state_dict."""
-    weights, visited = ScriptWeights(), 0
+    weights = ScriptWeights()
+    visited = 0
     classes: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
     ahead: list[tuple[str, Any, frozenset[int]]] = [("", tree, frozenset())]
     while ahead:
@@ -128,7 +135,8 @@ def _collect_weights(tree: Any, archive: ZipFile, root: str, path: Path) -> Scri
             )
         if len(around) > _DEEPEST:
             raise LoadError(f"{path} holds modules {_DEEPEST} deep in each other: no model does, the file is hostile")
-        if not isinstance(item, _ScriptObject) or id(item) in around:  # a module that holds itself
+        # a module that holds itself
+        if not isinstance(item, _ScriptObject) or id(item) in around:
             continue
         if item.origin not in classes:
             classes[item.origin] = _declared_names(item.origin, archive, root, path)

@@ -23,9 +23,12 @@ from ..errors import InputError
 from ..model import Dim, InputSpec, LoadedModel
 
 _ASSERT = torch.ops.aten._assert_scalar.default
-_TRIES = 3  # sizes that an assert excludes
-_MOST_PARAMETERS = 2**28  # each run takes a copy of the module
-_NEAR = 24  # sizes of a dim beside its smallest
+# sizes that an assert excludes
+_TRIES = 3
+# each run takes a copy of the module
+_MOST_PARAMETERS = 2**28
+# sizes of a dim beside its smallest
+_NEAR = 24
 # Of the epsilon of the outputs' type: the module and its trace run the same operators, and round alike but for what
 # several threads add up in another order.
 _ROUNDINGS = 256
@@ -104,7 +107,9 @@ class _AssertFreeInterpreter(torch.fx.Interpreter):
     """Runs the graph without its asserts."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return None if target is _ASSERT else super().call_function(target, args, kwargs)
+        if target is _ASSERT:
+            return None
+        return super().call_function(target, args, kwargs)
 
 
 def _outputs_agree(model: LoadedModel, fresh: Callable[[], nn.Module], sizes: Mapping[str, int]) -> bool | None:
@@ -112,7 +117,8 @@ def _outputs_agree(model: LoadedModel, fresh: Callable[[], nn.Module], sizes: Ma
     try:
         samples = zip(model.inputs, model.samples(0, sizes).values(), strict=True)
         tensors = iter([_sample_to_tensor(given, value) for given, value in samples])
-    except InputError:  # too many values
+    except InputError:
+        # too many values
         return None
     flat = [
         spec.arg.value if isinstance(spec.arg, ConstantArgument) else next(tensors)
@@ -123,13 +129,15 @@ def _outputs_agree(model: LoadedModel, fresh: Callable[[], nn.Module], sizes: Ma
     try:
         with torch.no_grad():
             wanted = tree_leaves(fresh()(*args, **kwargs))
-    except Exception:  # whatever the user's forward raises
+    except Exception:
+        # whatever the user's forward raises
         return None
     try:
         with torch.no_grad():
             unlifted = model.program.module(check_guards=False)
             given = tree_leaves(_AssertFreeInterpreter(unlifted).run(*flat, enable_io_processing=False))
-    except Exception:  # whatever torch raises
+    except Exception:
+        # whatever torch raises
         return False
     return len(wanted) == len(given) and all(map(_values_agree, wanted, given))
 

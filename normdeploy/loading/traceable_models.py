@@ -31,7 +31,8 @@ from .key_value_cache import (
     pair_keys_values,
 )
 
-_POSITIONS = 512  # where neither config nor table says how many there are
+# where neither config nor table says how many there are
+_POSITIONS = 512
 Outputs = dict[str, torch.Tensor]
 
 
@@ -110,7 +111,9 @@ def _select_outputs(model: nn.Module, inputs: Sequence[str], outputs: Sequence[s
 
 def _text_config_of(model: nn.Module) -> Any:
     config: Any = model.config
-    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    if hasattr(config, "get_text_config"):
+        return config.get_text_config(decoder=True)
+    return config
 
 
 def _position_limit(model: nn.Module) -> int:
@@ -135,7 +138,8 @@ def _run_for_cache(model: nn.Module, **example: Any) -> Any:
 
 
 def _make_example_tokens() -> torch.Tensor:
-    return torch.ones(1, 3, dtype=torch.int64)  # 3: a length that no head count or head size is taken for
+    # 3: a length that no head count or head size is taken for
+    return torch.ones(1, 3, dtype=torch.int64)
 
 
 def _dtype_of(tensor: torch.Tensor) -> str:
@@ -227,11 +231,12 @@ def _prepare_decoder_with_past(model: nn.Module, folder: Path) -> TraceableModel
     middle = first + len(own)
 
     def forward_with_past(ids: torch.Tensor, *tensors: torch.Tensor) -> Outputs:
-        mask, past, seen = tensors[: first - 1], tensors[first - 1 : middle - 1], tensors[middle - 1 :]
+        mask = tensors[: first - 1]
+        past = tensors[first - 1 : middle - 1]
+        seen = tensors[middle - 1 :]
         cache = make_encoder_decoder_cache(pair_keys_values(past), pair_keys_values(seen))
-        states = seen[0].new_zeros(
-            seen[0].shape[0], seen[0].shape[2], width
-        )  # never read: keys and values of it are in the cache
+        # never read: keys and values of it are in the cache
+        states = seen[0].new_zeros(seen[0].shape[0], seen[0].shape[2], width)
         made = original(
             encoder_outputs=(states,),
             decoder_input_ids=ids,
@@ -263,7 +268,8 @@ def unstated_ranges(ready: TraceableModel, stated: Mapping[str, int]) -> dict[st
     ranges = {name: text for name, text in ready.ranges.items() if name not in stated}
     if not ready.new:
         return ranges
-    new, known = ready.new, ready.positions
+    new = ready.new
+    known = ready.positions
     past = stated.get("past", known - stated[new] if new in stated else known // 2)
     tokens = stated.get(new, known - past)
     if past < 0 or tokens < 1 or past + tokens > known:
@@ -276,7 +282,9 @@ def unstated_ranges(ready: TraceableModel, stated: Mapping[str, int]) -> dict[st
 
 
 def _mask_keywords(mask: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {"attention_mask": mask[0]} if mask else {}
+    if mask:
+        return {"attention_mask": mask[0]}
+    return {}
 
 
 def _name_present_tensors(cache: Any, layers: int, wanted: Sequence[str] = ("decoder", "encoder")) -> Outputs:
@@ -290,9 +298,8 @@ def _name_present_tensors(cache: Any, layers: int, wanted: Sequence[str] = ("dec
 def _run_encoder(model: nn.Module, folder: Path) -> tuple[dict[str, Any], str, bool]:
     """An example call, the encoder's states as an input, and whether the decoder takes the encoder's mask."""
     encoder, (inputs, _) = _require_encoder(model), _encoder_inputs(model, folder)
-    example = _make_example_tensors(
-        parse_input_request(inputs, ()).inputs
-    )  # the specs are texts; the wish makes the example
+    # the specs are texts; the wish makes the example
+    example = _make_example_tensors(parse_input_request(inputs, ()).inputs)
     known = inspect.signature(encoder.forward).parameters
     with torch.no_grad():
         states = encoder(**{name: value for name, value in example.items() if name in known})[0]
@@ -304,11 +311,16 @@ def _run_encoder(model: nn.Module, folder: Path) -> tuple[dict[str, Any], str, b
 
 def _make_example_tensors(wishes: Sequence[Any]) -> dict[str, torch.Tensor]:
     def example_size(dim: Any) -> int:
-        return dim.opt if dim.name is None else 1 if dim.name == "batch" else 3
+        if dim.name is None:
+            return dim.opt
+        if dim.name == "batch":
+            return 1
+        return 3
 
     made = {}
     for wish in wishes:
-        shape, kind = [example_size(dim) for dim in wish.shape], getattr(torch, wish.dtype or "float32")
+        shape = [example_size(dim) for dim in wish.shape]
+        kind = getattr(torch, wish.dtype or "float32")
         made[wish.name] = torch.zeros(shape, dtype=kind) if kind.is_floating_point else torch.ones(shape, dtype=kind)
     return made
 

@@ -121,7 +121,8 @@ def _ignores_mode(item: Any) -> bool:
 def _has_training_flag(item: Any) -> bool:
     try:
         flag = getattr(item, "training", False)
-    except Exception:  # a property of the user's own may do anything
+    except Exception:
+        # a property of the user's own may do anything
         return False
     return isinstance(flag, bool | np.bool_) and bool(flag)
 
@@ -159,7 +160,8 @@ def _set_eval_mode(module: nn.Module, parts: list[tuple[str, Any]]) -> list[tupl
                 item.eval()
             else:
                 item.training = False
-        except Exception:  # read-only, a property, a frozen dataclass: named by the caller
+        except Exception:
+            # read-only, a property, a frozen dataclass: named by the caller
             continue
     return find_training_parts(module)
 
@@ -169,7 +171,13 @@ def _describe_parts(module: nn.Module, parts: list[tuple[str, Any]]) -> str:
 
     def mode_rank(part: tuple[str, Any]) -> int:
         plain = not isinstance(part[1], nn.Module)
-        return 0 if plain else 1 if any(word in type(part[1]).__name__ for word in _SENSITIVE) else 2 if part[0] else 3
+        if plain:
+            return 0
+        if any(word in type(part[1]).__name__ for word in _SENSITIVE):
+            return 1
+        if part[0]:
+            return 2
+        return 3
 
     names = [
         (
@@ -223,7 +231,10 @@ def iter_graph_nodes(program: torch.export.ExportedProgram) -> Iterator[torch.fx
 
 def _module_path_of(node: torch.fx.Node) -> str:
     stack = list(node.meta.get("nn_module_stack", {}).values())
-    path = str(stack[-1][0]).removeprefix("L['self']").removeprefix(".") if stack else ""
+    if stack:
+        path = str(stack[-1][0]).removeprefix("L['self']").removeprefix(".")
+    else:
+        path = ""
     return path or f"the model itself, node {node.name}"
 
 
@@ -242,7 +253,9 @@ _FLAGS = ("training", "train", "use_input_stats")
 
 def operator_name(node: torch.fx.Node) -> str:
     """``batch_norm`` for ``aten.batch_norm.default``, "" where the target is no operator."""
-    return operator_schema(node).name.partition("::")[2] if isinstance(node.target, _OpOverload) else ""
+    if isinstance(node.target, _OpOverload):
+        return operator_schema(node).name.partition("::")[2]
+    return ""
 
 
 def operator_schema(node: torch.fx.Node) -> Any:
@@ -256,7 +269,8 @@ def is_train_mode_op(node: torch.fx.Node) -> bool:
     name = operator_name(node)
     if "batch_norm_with_update" in name or name == "_fused_dropout":
         return True
-    if name == "native_dropout":  # train=None means training
+    # train=None means training
+    if name == "native_dropout":
         return given["train"] is not False and given["p"] != 0
     if (given.get("dropout_p") or 0) != 0:
         return True

@@ -36,9 +36,11 @@ def _round_to_float32(value: float) -> float:
 
 
 EPSILON = _round_to_float32(1e-5)
-SKIP_EPSILON = _round_to_float32(1e-12)  # of onnxruntime's Skip… ops and EmbedLayerNormalization
+# of onnxruntime's Skip… ops and EmbedLayerNormalization
+SKIP_EPSILON = _round_to_float32(1e-12)
 MEAN_VARIANCE_EPSILON = _round_to_float32(1e-9)
-PLUGIN_GROUPS = 32  # fixed in TensorRT's groupNormPlugin.cpp
+# fixed in TensorRT's groupNormPlugin.cpp
+PLUGIN_GROUPS = 32
 # type_id -> std::numeric_limits<float or half>::epsilon(), compiled into TensorRT's skipLayerNormPlugin
 PLUGIN_SKIP_EPSILONS = {0: 2.0**-23, 1: 2.0**-10}
 
@@ -50,15 +52,19 @@ class NormalizedTensor(NamedTuple):
     """A standardized tensor with its statistics, which keep the reduced axes with size 1."""
 
     value: Tensor
-    mean: Tensor  # None where none is subtracted
-    deviation: Tensor  # sqrt(variance + epsilon)
+    # None where none is subtracted
+    mean: Tensor
+    # sqrt(variance + epsilon)
+    deviation: Tensor
 
 
 class Interpreter(ABC):
     """Computes with tensors of one kind: arrays, the prover's values, or names of tensors in a file."""
 
-    opset: int  # of the standard ops
-    outputs: int  # how many the node has
+    # of the standard ops
+    opset: int
+    # how many the node has
+    outputs: int
 
     @abstractmethod
     def __call__(self, op: str, *inputs: Tensor, **attributes: Any) -> Tensor:
@@ -149,7 +155,9 @@ def scale_and_shift(
 ) -> Tensor:
     """Compute y · scale + bias in the type of ``scale``. ``lay`` makes the two broadcast to y."""
     y = o("Mul", o.cast_like(y, scale), lay(scale))
-    return y if bias is None else o("Add", y, lay(o.cast_like(bias, scale)))
+    if bias is None:
+        return y
+    return o("Add", y, lay(o.cast_like(bias, scale)))
 
 
 def axes_from(o: Interpreter, x: Tensor, axis: int) -> range:
@@ -166,7 +174,9 @@ def axes_from(o: Interpreter, x: Tensor, axis: int) -> range:
 
 
 def _inverse_deviation(o: Interpreter, output: int, deviation: Tensor) -> Tensor:
-    return o("Reciprocal", deviation) if o.wants_output(output) else None
+    if o.wants_output(output):
+        return o("Reciprocal", deviation)
+    return None
 
 
 def _silu(o: Interpreter, y: Tensor) -> Tensor:
@@ -255,7 +265,9 @@ def mean_variance_norm(o: Interpreter, x: Tensor, *, axes: Sequence[int] = (0, 2
 
 def _residual_sum(o: Interpreter, x: Tensor, residual: Tensor, added: Tensor) -> Tensor:
     total = o("Add", x, residual)
-    return total if added is None else o("Add", total, added)
+    if added is None:
+        return total
+    return o("Add", total, added)
 
 
 def skip_layer_norm(
@@ -349,11 +361,16 @@ def ort_group_norm(
 ) -> Tensor:
     """GroupNorm of (N, …, C), of (N, C, …) where channels_last is 0; activation 1 is SiLU."""
     rank = o.rank_of(x)
-    first = o("Transpose", x, perm=[0, rank - 1, *range(1, rank - 1)]) if channels_last else x
+    if channels_last:
+        first = o("Transpose", x, perm=[0, rank - 1, *range(1, rank - 1)])
+    else:
+        first = x
     y = o.cast_like(group_norm_21(o, first, scale, bias, groups, epsilon), x)
     if channels_last:
         y = o("Transpose", y, perm=[0, *range(2, rank), 1])
-    return _silu(o, y) if activation == 1 else y
+    if activation == 1:
+        return _silu(o, y)
+    return y
 
 
 def skip_group_norm(
@@ -385,7 +402,9 @@ def plugin_group_norm(
 ) -> Tensor:
     """GroupNorm of (N, C, H, W), followed by SiLU where bSwish."""
     y = o.cast_like(group_norm_21(o, x, scale, bias, num_groups, epsilon), x)
-    return _silu(o, y) if bSwish else y
+    if bSwish:
+        return _silu(o, y)
+    return y
 
 
 def plugin_group_normalization(
@@ -439,11 +458,14 @@ def plugin_instance_norm(
     where relu, followed by a leaky Relu of slope alpha."""
     normal = o.standardize(x, range(2 - o.rank_of(x), 0), epsilon)
     if scale is None:
-        scale, shift = o.make_vector(scales, x, "scales"), o.make_vector(bias, x, "bias")
+        scale = o.make_vector(scales, x, "scales")
+        shift = o.make_vector(bias, x, "bias")
     y = o.cast_like(scale_and_shift(o, normal.value, scale, shift, lambda v: o.reshape_per_channel(v, x)), x)
     if not relu:
         return y
-    return o("LeakyRelu", y, alpha=float(alpha)) if alpha else o("Relu", y)
+    if alpha:
+        return o("LeakyRelu", y, alpha=float(alpha))
+    return o("Relu", y)
 
 
 def plugin_skip_layer_norm(

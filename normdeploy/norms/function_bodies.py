@@ -14,7 +14,8 @@ import onnx.parser
 
 from .norm_op import NormOp
 
-VERSION = 1  # of the domains of such ops
+# of the domains of such ops
+VERSION = 1
 _KINDS: dict[int, tuple[str, type | tuple[type, ...]]] = {
     onnx.AttributeProto.FLOAT: ("FLOAT", float),
     onnx.AttributeProto.INT: ("INT", int),
@@ -46,7 +47,8 @@ def norm_function_body(row: NormOp, opset: int) -> onnx.FunctionProto:
         if node.domain == "ai.onnx":
             node.domain = ""
         if not node.domain:
-            node.ClearField("domain")  # the parser writes the default one, other tools leave it out
+            # the parser writes the default one, other tools leave it out
+            node.ClearField("domain")
     return function
 
 

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from ..recognition.norm_facts import Norm
     from .definitions import Definition
 
-DOMAIN = "normdeploy"  # of our own ops
-CONTRIB = "com.microsoft"  # of onnxruntime's
+# of our own ops
+DOMAIN = "normdeploy"
+# of onnxruntime's
+CONTRIB = "com.microsoft"
 
 Version = tuple[int, ...]
 FormOf: TypeAlias = "Callable[[Norm, OpWriter], NormForm | Refusal]"
@@ -25,7 +27,8 @@ class OpOwner(StrEnum):
     """Who defines an op."""
 
     ONNX = "ONNX"
-    ONNX_18 = "ONNX 18"  # GroupNormalization as it was from opset 18 to 20
+    # GroupNormalization as it was from opset 18 to 20
+    ONNX_18 = "ONNX 18"
     OURS = "normdeploy"
     ONNXRUNTIME = "onnxruntime"
     TENSORRT = "TensorRT"
@@ -36,8 +39,10 @@ class StatisticsKind(Enum):
     """What a norm divides by is computed of ..."""
 
     INPUT = "groups of its input's elements"
-    CONSTANT = "nothing: it is given, and fixed by the file"  # BatchNormalization in eval mode
-    WINDOW = "a window that slides along the channels"  # LRN
+    # BatchNormalization in eval mode
+    CONSTANT = "nothing: it is given, and fixed by the file"
+    # LRN
+    WINDOW = "a window that slides along the channels"
 
 
 @dataclass(frozen=True)
@@ -51,40 +56,57 @@ class NormOp:
 
     op: str
     owner: OpOwner
-    kind: str  # as reports call the norm: LayerNorm, RMSNorm, GroupNorm, ...
+    # as reports call the norm: LayerNorm, RMSNorm, GroupNorm, ...
+    kind: str
     inputs: tuple[str, ...]
-    attributes: tuple[str, ...]  # all that it may have; an op of ours has all
+    # all that it may have; an op of ours has all
+    attributes: tuple[str, ...]
     outputs: tuple[str, ...] = ("Y",)
-    optional: frozenset[str] = frozenset()  # inputs that may be left out
-    since: int = 1  # the first opset in which it means this
-    bfloat16: int = 1  # the first in which it takes that type
-    domains: tuple[str, ...] = ("",)  # in which a node of this name is this op; () where the name alone tells
-    typed_by: str = "X"  # the input whose element type Y has
-    centered: bool = True  # it takes the mean off
+    # inputs that may be left out
+    optional: frozenset[str] = frozenset()
+    # the first opset in which it means this
+    since: int = 1
+    # the first in which it takes that type
+    bfloat16: int = 1
+    # in which a node of this name is this op; () where the name alone tells
+    domains: tuple[str, ...] = ("",)
+    # the input whose element type Y has
+    typed_by: str = "X"
+    # it takes the mean off
+    centered: bool = True
     statistics: StatisticsKind = StatisticsKind.INPUT
-    joined: bool = False  # a norm and its neighbours
-    quantizes: str = ""  # the norm's own op, as reports write it, where QuantizeLinear is one of these
-    plugin: str = ""  # the kernel of ours that runs it in TensorRT, "" where none does
+    # a norm and its neighbours
+    joined: bool = False
+    # the norm's own op, as reports write it, where QuantizeLinear is one of these
+    quantizes: str = ""
+    # the kernel of ours that runs it in TensorRT, "" where none does
+    plugin: str = ""
     # the first TensorRT whose parser reads it as it is meant; TensorRT-RTX has read all of them since 1.4
     tensorrt: Version = ()
-    layer: bool = False  # TensorRT has one fused layer for it
+    # TensorRT has one fused layer for it
+    layer: bool = False
     # what it computes, where the file brings it along: nodes in ONNX's textual syntax, or a whole function in bytes
     # (`normdeploy.norms.function_bodies`)
     body: str | bytes = field(default="", repr=False)
     # what it computes, of all others (`normdeploy.norms.definitions`); None of those that have no definition
     definition: Definition | None = field(default=None, repr=False, compare=False)
-    package: str = ""  # that brings it; "" of all in the table
+    # that brings it; "" of all in the table
+    package: str = ""
     # the norm as this op, or why it is none; None where a module of `normdeploy.forms` writes it
     form: FormOf | None = field(default=None, repr=False, compare=False)
 
     @property
     def name(self) -> str:
         """The op as reports write it, with the domain of ours: "LayerNormalization", "normdeploy.AddLayerNorm"."""
-        return f"{self.domains[0]}.{self.op}" if self.owner in (OpOwner.OURS, OpOwner.GUEST) else self.op
+        if self.owner in (OpOwner.OURS, OpOwner.GUEST):
+            return f"{self.domains[0]}.{self.op}"
+        return self.op
 
     def first_opset(self, dtype: str) -> int:
         """The first opset that has it in a type, "float32" or "bfloat16"."""
-        return max(self.since, self.bfloat16) if dtype == "bfloat16" else self.since
+        if dtype == "bfloat16":
+            return max(self.since, self.bfloat16)
+        return self.since
 
     @property
     def min_inputs(self) -> int:

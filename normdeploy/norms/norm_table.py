@@ -36,14 +36,19 @@ def _plugin_creator_row(op: str, kind: str, inputs: str, attributes: str, defini
     return make_row(OpOwner.TENSORRT, op, kind, inputs, attributes, domains=(), definition=definition)
 
 
-_AXIS, _GROUPS = "axis epsilon stash_type", "epsilon num_groups stash_type"
-_AFFINE, _MAY_SHIFT, _SUMMED = "X scale bias", "X scale bias?", "Y mean inverse_deviation sum"
-_BATCH, _TRAINED = "X scale bias mean variance", "Y mean variance saved_mean saved_variance"
+_AXIS = "axis epsilon stash_type"
+_GROUPS = "epsilon num_groups stash_type"
+_AFFINE = "X scale bias"
+_MAY_SHIFT = "X scale bias?"
+_SUMMED = "Y mean inverse_deviation sum"
+_BATCH = "X scale bias mean variance"
+_TRAINED = "Y mean variance saved_mean saved_variance"
 _EMBEDDED = "ids segments? words positions segment_words? scale bias mask? position_ids?"
+# in the default domain where the standard has no op of that name
 _OPEN: dict[str, Any] = {
     "domains": (CONTRIB, ""),
     "typed_by": "scale",
-}  # in the default domain where the standard has no op of that name
+}
 
 # The versions in ``tensorrt`` are of onnx-tensorrt's changelog (LayerNormalization and GroupNormalization 8.6, local
 # functions 9.0) and importer (scale of GroupNormalization for each channel 10.9, RMSNormalization 10.15). TensorRT-RTX:
@@ -229,7 +234,8 @@ def rows_of_owner(owner: OpOwner) -> dict[str, NormOp]:
     return {r.op: r for r in ROWS if r.owner is owner}
 
 
-STANDARD, OURS = rows_of_owner(OpOwner.ONNX), rows_of_owner(OpOwner.OURS)
+STANDARD = rows_of_owner(OpOwner.ONNX)
+OURS = rows_of_owner(OpOwner.OURS)
 
 DEFAULT = {op: r for op, r in (rows_of_owner(OpOwner.ONNXRUNTIME) | STANDARD).items() if "" in r.domains}
 """What a norm's node of the default domain is, by its op's name: the standard's ops, and those that onnxruntime adds

@@ -55,7 +55,8 @@ def _own_row(op: str, *words: str, since: int = 17, plugin: str | None = None, *
     return make_row(OpOwner.OURS, op, *words, since=since, domains=(DOMAIN,), plugin=kernel, tensorrt=(9, 0), **more)
 
 
-_AFFINE, _GROUPS = "X scale bias", "epsilon num_groups stash_type"
+_AFFINE = "X scale bias"
+_GROUPS = "epsilon num_groups stash_type"
 
 # {mean} and the like are reductions over the axes, which each opset writes in its way
 # (`normdeploy.norms.function_bodies`)
@@ -114,7 +115,8 @@ def _l2_norm_form(norm: Norm, writer: OpWriter) -> NormForm | Refusal:
     """Over whatever axes, with a scale that broadcasts to x as it is."""
     if norm.fit.split is not None or not norm.fit.clamped:
         return writer.refuse("its norm is not clamped from below")
-    if writer.exact_epsilon is None:  # the number that clamps is of the norm: another one would be another function
+    # the number that clamps is of the norm: another one would be another function
+    if writer.exact_epsilon is None:
         return writer.refuse("the number that clamps it does not stand in the file")
     shape = [1]
     if norm.gamma is not None and norm.gamma.value is not None:
@@ -156,7 +158,8 @@ ROWS: tuple[NormOp, ...] = (
         "X scale",
         "axes epsilon stash_type",
         centered=False,
-        plugin="",  # in TensorRT too its body runs
+        # in TensorRT too its body runs
+        plugin="",
         form=_l2_norm_form,
         body=f"x = Cast <to: int = @stash_type> (X) {{length}} {_EPSILON} r = Clip (length, small) normal = Div (x, r)"
         f" {_SCALED} Y = CastLike (scaled, X)",

@@ -32,7 +32,8 @@ from .norm_table import OURS, ROWS
 
 # of ONNX, onnxruntime and its extensions, PyTorch's exporters, TensorRT's plugins, and ours
 _TAKEN = ("ai.onnx", "com.microsoft", "com.ms", "org.pytorch", "pkg", "trt", DOMAIN)
-_NAME, _DOMAIN = re.compile(r"[A-Za-z_]\w*", re.ASCII), re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_DOMAIN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _ROLES = ("X", "scale", "bias")
 
 
@@ -104,12 +105,16 @@ def third_party_row(domain: str | None, op: str) -> NormOp | None:
         ExtensionError: the package that brings the domain is broken.
     """
     guest = _norms_of_domain(domain).get(op) if domain and not _is_reserved_domain(domain) else None
-    return guest.row if guest is not None else None
+    if guest is not None:
+        return guest.row
+    return None
 
 
 def function_op_row(domain: str | None, op: str) -> NormOp | None:
     """The row of an op whose body travels in the file: one of ours, or a package's."""
-    return OURS.get(op) if domain == DOMAIN else third_party_row(domain, op)
+    if domain == DOMAIN:
+        return OURS.get(op)
+    return third_party_row(domain, op)
 
 
 def is_managed_op(domain: str | None, op: str) -> bool:
@@ -120,7 +125,9 @@ def is_managed_op(domain: str | None, op: str) -> bool:
 
 def third_party_norm(domain: str | None, op: str) -> ThirdPartyNorm | None:
     """As `row`, with what the package says beside it."""
-    return _norms_of_domain(domain).get(op) if domain and not _is_reserved_domain(domain) else None
+    if domain and not _is_reserved_domain(domain):
+        return _norms_of_domain(domain).get(op)
+    return None
 
 
 def norm_of_plugin(domain: str | None, name: str) -> ThirdPartyNorm | None:
@@ -157,7 +164,9 @@ def _is_reserved_domain(domain: str) -> bool:
 
 def _norms_of_domain(domain: str) -> Mapping[str, ThirdPartyNorm]:
     extension = extensions.find_extension(extensions.NORMS, domain)
-    return {} if extension is None else _load_norms(extension)
+    if extension is None:
+        return {}
+    return _load_norms(extension)
 
 
 @lru_cache(maxsize=64)
@@ -186,7 +195,10 @@ def _load_norms(extension: Extension) -> Mapping[str, ThirdPartyNorm]:
 def build_row(extension: Extension, norm: GuestNorm) -> NormOp:
     if wrong := _describe_contract_error(norm):
         raise extension.make_error(f"has an op {norm.op!r:.80}{wrong}")
-    text = norm.body if isinstance(norm.body, str) else norm.body.SerializeToString(deterministic=True)
+    if isinstance(norm.body, str):
+        text = norm.body
+    else:
+        text = norm.body.SerializeToString(deterministic=True)
     plugin = norm.plugin.name if norm.plugin is not None else ""
     made = NormOp(
         norm.op,
@@ -234,7 +246,9 @@ def _describe_contract_error(norm: GuestNorm) -> str:
 
 
 def _as_word_list(names: object) -> list[Any]:
-    return [*names] if isinstance(names, tuple) else []
+    if isinstance(names, tuple):
+        return [*names]
+    return []
 
 
 def _owner_of_name(op: str) -> str:

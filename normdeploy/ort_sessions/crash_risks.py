@@ -260,7 +260,10 @@ class _RiskScope:
             maker = self._makers.get(name)
             if name in self._ambiguous:
                 return True
-            constant = self._constants.get(name) if maker is None else _constant_tensor(maker)
+            if maker is None:
+                constant = self._constants.get(name)
+            else:
+                constant = _constant_tensor(maker)
             if constant is not None:
                 if _contains_number(constant, number):
                     return True
@@ -283,7 +286,9 @@ class _RiskScope:
             maker = self._makers.get(name)
             if maker is None or name in self._ambiguous or not any(maker.input):
                 constant = None if maker is None else _constant_tensor(maker)
-                return TensorProto.UNDEFINED if constant is None else constant.data_type
+                if constant is None:
+                    return TensorProto.UNDEFINED
+                return constant.data_type
             if maker.op_type in _INTEGERS:
                 return TensorProto.INT64
             if maker.op_type == "Cast":
@@ -321,7 +326,9 @@ def _contains_number(constant: TensorProto, number: int) -> bool:
 
 
 def _op_name(node: onnx.NodeProto) -> str:
-    return node.op_type if is_standard(node) else f"{node.domain}.{node.op_type}"
+    if is_standard(node):
+        return node.op_type
+    return f"{node.domain}.{node.op_type}"
 
 
 def node_label(node: onnx.NodeProto) -> str:

@@ -36,7 +36,8 @@ _NO_UNSIGNED = {"optimization.disable_specified_optimizers": "QDQS8ToU8Transform
 # onnxruntime 1.31 makes MatMulNBits of a DequantizeLinear of 2, 4 or 8 bits and the MatMul behind it. Its kernel rounds
 # the other operand to 8 bits by default, which no file asks for. With this entry it does not.
 FLOAT_OPERANDS = {"session.qdq_matmulnbits_accuracy_level": "1"}
-_FATAL = 4  # onnxruntime's severity: an exception says everything else better than its log
+# onnxruntime's severity: an exception says everything else better than its log
+_FATAL = 4
 # A file of onnxruntime's source, a line, and a function of C++ with the types that it takes.
 _NODE = re.compile(
     r"^\[ONNXRuntimeError\] : \d+ : \w+ : Non-zero status code returned while running (?P<op>\w+) node\."
@@ -77,7 +78,10 @@ def ort_value_to_numpy(value: ort.OrtValue) -> np.ndarray:
     """A copy of the value; bfloat16 as ``ml_dtypes.bfloat16``."""
     if value.data_type() != "tensor(bfloat16)":
         return value.numpy()
-    data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes()) if value.tensor_size_in_bytes() else b""
+    if value.tensor_size_in_bytes():
+        data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    else:
+        data = b""
     return np.frombuffer(data, dtype=ml_dtypes.bfloat16).reshape(value.shape()).copy()
 
 
@@ -132,7 +136,10 @@ def open_session(
         Exception: onnxruntime refuses the model; its exceptions share no base class.
     """
     held = initializers or {}
-    risks = _read_crash_risks(model) if rehearsed and provider == "cpu" else _CrashRisks()
+    if rehearsed and provider == "cpu":
+        risks = _read_crash_risks(model)
+    else:
+        risks = _CrashRisks()
 
     def start_trial_process() -> TrialProcess:
         content = model if isinstance(model, bytes) else b""
@@ -147,7 +154,10 @@ def open_session(
         options.log_severity_level = _FATAL
         options.intra_op_num_threads = threads
         level = ort.GraphOptimizationLevel
-        options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+        if optimize:
+            options.graph_optimization_level = level.ORT_ENABLE_ALL
+        else:
+            options.graph_optimization_level = level.ORT_DISABLE_ALL
         if saved is not None:
             options.optimized_model_filepath = os.fspath(saved)
         for name, value in {**more, **(entries or {})}.items():
@@ -180,7 +190,10 @@ def _unshare_quantizer_inputs(model: str | os.PathLike[str] | bytes) -> bytes:
 
     Empty if all of them do already, or weights lie outside of the file.
     """
-    content = model if isinstance(model, bytes) else Path(model).read_bytes()
+    if isinstance(model, bytes):
+        content = model
+    else:
+        content = Path(model).read_bytes()
     try:
         proto = onnx.ModelProto.FromString(content)
     except DecodeError:
@@ -189,7 +202,8 @@ def _unshare_quantizer_inputs(model: str | os.PathLike[str] | bytes) -> bytes:
     tensors = {t.name: t for t in proto.graph.initializer if t.data_type == onnx.TensorProto.INT8}
     if any(t.data_location == onnx.TensorProto.EXTERNAL for t in proto.graph.initializer):
         return b""
-    read, shared = set[str](), False
+    read = set[str]()
+    shared = False
     for node in proto.graph.node:
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
             continue
@@ -201,7 +215,9 @@ def _unshare_quantizer_inputs(model: str | os.PathLike[str] | bytes) -> bytes:
                 own.name = node.input[place] = f"{name}_of_{node.output[0]}"
             elif name in tensors:
                 read.add(name)
-    return proto.SerializeToString() if shared else b""
+    if shared:
+        return proto.SerializeToString()
+    return b""
 
 
 def rounds_float_operands(path: str | os.PathLike[str]) -> bool:
@@ -264,7 +280,10 @@ class _CrashRisks:
 
 def _read_crash_risks(model: str | os.PathLike[str] | bytes) -> _CrashRisks:
     """Return the risks of a file or of bytes; none if they hold no model."""
-    content = model if isinstance(model, bytes) else Path(model).read_bytes()
+    if isinstance(model, bytes):
+        content = model
+    else:
+        content = Path(model).read_bytes()
     if REHEARSE_ALL in os.environ:
         return _CrashRisks(unknown=True)
     if not MENTIONS.search(content):
@@ -283,7 +302,10 @@ def _lacks_zero_points(model: str | os.PathLike[str] | bytes) -> bool:
     onnxruntime 1.31 with `EXACT_INTEGERS` gives its int8 weight a zero point that is one number, and then refuses to
     run the node, which asks for one for each scale.
     """
-    content = model if isinstance(model, bytes) else Path(model).read_bytes()
+    if isinstance(model, bytes):
+        content = model
+    else:
+        content = Path(model).read_bytes()
     if b"DequantizeLinear" not in content:
         return False
     try:

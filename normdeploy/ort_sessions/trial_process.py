@@ -74,7 +74,8 @@ class TrialProcess:
 
     def close(self) -> None:
         """End the child."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is None:
             return
         process.kill()
@@ -126,7 +127,10 @@ class TrialProcess:
     def _find_crashing_node(self, feeds: Mapping[str, np.ndarray]) -> str:
         """Return the label of the node that ends the process: the last of the shortest graph that does."""
         path = self._request["path"]
-        proto = onnx.load(path, load_external_data=False) if path else onnx.ModelProto.FromString(self._model)
+        if path:
+            proto = onnx.load(path, load_external_data=False)
+        else:
+            proto = onnx.ModelProto.FromString(self._model)
         entries = dict(self._request["entries"])
         if path:
             entries["session.model_external_initializers_file_folder_path"] = os.path.dirname(path)

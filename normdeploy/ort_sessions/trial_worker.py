@@ -55,7 +55,9 @@ def _run_session(session: ort.InferenceSession, feeds: dict[str, np.ndarray]) ->
 
 def _read_request() -> dict[str, Any]:
     line = sys.stdin.buffer.readline()
-    return json.loads(line) if line else {}
+    if line:
+        return json.loads(line)
+    return {}
 
 
 def _write_answer() -> None:

@@ -37,7 +37,8 @@ def emulate_half(proto: onnx.ModelProto) -> onnx.ModelProto:
         nodes.append(node)
         for i, name in enumerate(node.output):
             if name in types:
-                raw, half = f"{name}_exact", f"{name}_half"
+                raw = f"{name}_exact"
+                half = f"{name}_half"
                 node.output[i] = raw
                 nodes.append(onnx.helper.make_node("Cast", [raw], [half], to=types[name]))
                 nodes.append(onnx.helper.make_node("Cast", [half], [name], to=TensorProto.FLOAT))

@@ -50,11 +50,9 @@ class ExactArgument:
 def find_exact_arguments(view: PrecisionView) -> Iterator[ExactArgument]:
     """All that there are, in the graph's order."""
     ends = {v.name for v in view.graph.input if v.name in view.floating_tensors}
-    counted, plain, products = (
-        _tensors_derived_from(view, (), _CHEAP),
-        _tensors_derived_from(view, ends, _ELEMENTWISE),
-        _tensors_derived_from(view, ends, _CHEAP),
-    )
+    counted = _tensors_derived_from(view, (), _CHEAP)
+    plain = _tensors_derived_from(view, ends, _ELEMENTWISE)
+    products = _tensors_derived_from(view, ends, _CHEAP)
     kind = view.form.dtype.name
     for i, node in enumerate(view.graph.node):
         if node.op_type in _TURNED and (read := view.floating_inputs(i)) and is_standard(node):
@@ -72,7 +70,8 @@ def find_exact_arguments(view: PrecisionView) -> Iterator[ExactArgument]:
                 )
         for k in float32_inputs(node, view.opset, view.form):
             name = node.input[k] if k < len(node.input) else ""
-            if name in view.floating_tensors and name not in view.constants:  # computed, or an input of the graph
+            # computed, or an input of the graph
+            if name in view.floating_tensors and name not in view.constants:
                 why = f"{node.op_type} takes its scales in float32, and the size of its result hangs on their digits"
                 maker = view.producer.get(name)
                 made, inputs = ((), (name,)) if maker is None else _upstream_nodes(view, [maker])
@@ -93,7 +92,9 @@ def _tensors_derived_from(view: PrecisionView, inputs: Collection[str], steps: C
 
 def _upstream_nodes(view: PrecisionView, places: list[int]) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """These nodes and the cheap ones that compute what they read; and the inputs of the graph that these end in."""
-    made, inputs, stack = dict.fromkeys(places), dict[str, None](), list(places)
+    made = dict.fromkeys(places)
+    inputs = dict[str, None]()
+    stack = list(places)
     while stack:
         for name in view.floating_inputs(stack.pop()):
             maker = view.producer.get(name)

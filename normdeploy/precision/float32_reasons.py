@@ -62,15 +62,19 @@ MOVES = frozenset(
     }
 )
 STEPS = frozenset({"Add", "Sub", "Mul", "Div", "Sqrt", "Reciprocal", "Pow", "Max", "Min", "Clip", "Abs", "Neg", "Log"})
-_BOUNDS = frozenset({"Clip", "Min", "Max"})  # a bound that overflows is no bound, which is what it was
-_ADDED = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2}  # the bias: what it loses is far below what it is added to
+# a bound that overflows is no bound, which is what it was
+_BOUNDS = frozenset({"Clip", "Min", "Max"})
+# the bias: what it loses is far below what it is added to
+_ADDED = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2}
+# by the parser of TensorRT-RTX 1.7
 _REFUSED = {
     "fp16": frozenset({"Celu"}),
     "bf16": frozenset({"Celu", "HardSwish", "Mish"}),
-}  # by the parser of TensorRT-RTX 1.7
+}
 _SAMES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
-Reason = tuple[str, str, str, float | None]  # kind, tensor, text, value
+# kind, tensor, text, value
+Reason = tuple[str, str, str, float | None]
 
 
 def _reason_by_op(view: PrecisionView, node: onnx.NodeProto) -> Reason | None:
@@ -97,7 +101,8 @@ def _has_half_kernel(view: PrecisionView, node: onnx.NodeProto) -> bool:
     """Whether the op takes and gives the type wherever the node has floating tensors, by the schema of the file's
     opset."""
     if not is_standard(node):
-        return False  # nobody knows
+        # nobody knows
+        return False
     allowed = allowed_types(node.op_type, view.opset)
     if allowed is None:
         return True
@@ -108,7 +113,8 @@ def _has_half_kernel(view: PrecisionView, node: onnx.NodeProto) -> bool:
             always = side is node.input and k in float32_inputs(node, view.opset, view.form)
             if name in view.floating_tensors and kinds and wanted not in kinds[min(k, len(kinds) - 1)] and not always:
                 return False
-    return all(name in view.types for name in (*node.input, *node.output) if name)  # a sequence has no type there
+    # a sequence has no type there
+    return all(name in view.types for name in (*node.input, *node.output) if name)
 
 
 @lru_cache
@@ -126,10 +132,8 @@ def allowed_types(op: str, opset: int) -> tuple[list[frozenset[str]], list[froze
 def float32_inputs(node: onnx.NodeProto, opset: int, form: HalfFormat) -> frozenset[int]:
     """The inputs, by place, that may not be half though the first may: the scales of Resize and Upsample, in bfloat16
     Resize's region."""
-    allowed, wanted = (
-        allowed_types(node.op_type, opset) if is_standard(node) else None,
-        f"tensor({form.dtype.name})",
-    )
+    allowed = allowed_types(node.op_type, opset) if is_standard(node) else None
+    wanted = f"tensor({form.dtype.name})"
     if allowed is None or not allowed[0] or wanted not in allowed[0][0]:
         return frozenset()
     return frozenset(k for k, kinds in enumerate(allowed[0]) if wanted not in kinds and "tensor(float)" in kinds)
@@ -148,7 +152,8 @@ def _reason_by_constant(view: PrecisionView, node: onnx.NodeProto) -> Reason | N
             for a in node.attribute
             if a.name == "value" and a.t.data_type == TensorProto.FLOAT
         ]
-    form, name_of = view.form, view.form.dtype.name
+    form = view.form
+    name_of = view.form.dtype.name
     for k, name, v in constants:
         magnitude = float(np.abs(v[np.isfinite(v)]).max(initial=0.0))
         if np.isinf(form.round_to_format(magnitude)) and node.op_type not in _BOUNDS:
@@ -186,7 +191,8 @@ def _reason_by_range(view: PrecisionView, node: onnx.NodeProto, carried: Collect
         and node.output[0] in view.floating_tensors
         and view.types.get(node.input[0]) not in (*_SAMES, TensorProto.DOUBLE)
     ):
-        seen, exact = view.ranges.get(node.output[0]), 1 / view.form.unit_roundoff
+        seen = view.ranges.get(node.output[0])
+        exact = 1 / view.form.unit_roundoff
         if seen is not None and seen.magnitude > exact:
             why = f"whole numbers; {view.form.dtype.name} holds all of them up to {exact:.0f} only"
             return "range", node.output[0], why, seen.magnitude
@@ -199,7 +205,8 @@ def describe_overflow(view: PrecisionView, name: str, carried: Collection[str] =
     if seen is None:
         return ""
     magnitude = seen.high if name in carried else seen.magnitude
-    kind, largest = view.form.dtype.name, view.form.largest
+    kind = view.form.dtype.name
+    largest = view.form.largest
     if np.isfinite(magnitude) and magnitude > largest / HEADROOM:
         return f"near the end of {kind}, {largest:.5g}: inputs that were not seen need a margin of {HEADROOM:.0f}"
     if 0 < seen.magnitude < view.form.smallest:

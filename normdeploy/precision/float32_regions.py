@@ -79,14 +79,14 @@ def _keep_exponent_nodes(view: PrecisionView, kept: dict[int, Float32Region]) ->
     form = view.form.dtype.name
     for what, places in find_logarithms(view):
         node = view.graph.node[places[0]]
-        why = (
-            "the sigmoid of a large negative number is 0"
-            if what == "log-sigmoid"
-            else "1 + x loses what is below a unit of 1"
-        )
+        if what == "log-sigmoid":
+            why = "the sigmoid of a large negative number is 0"
+        else:
+            why = "1 + x loses what is below a unit of 1"
         island = Float32Region("logarithm", what, module_path(node), node.output[0], f"in {form} {why}")
         for i in places:
-            kept[i] = island  # a better reason than that the type has no such op
+            # a better reason than that the type has no such op
+            kept[i] = island
     for i, (name, magnitude) in find_inexact_logits(view).items():
         node = view.graph.node[i]
         why = f"{form} rounds {name!r}, and a softmax of numbers up to {magnitude:.3g} shows that"
@@ -142,7 +142,8 @@ def _keep_until_division(
     view: PrecisionView, kept: dict[int, Float32Region], seeds: Mapping[int, Float32Region]
 ) -> None:
     """What follows statistics and epsilons up to where they meet the data, that node included."""
-    owner: dict[str, Float32Region] = {}  # tensors computed from these and constants alone
+    # tensors computed from these and constants alone
+    owner: dict[str, Float32Region] = {}
     for i, node in enumerate(view.graph.node):
         made_of = [owner[name] for name in view.floating_inputs(i) if name in owner]
         alone = len(made_of) == len(view.floating_inputs(i))

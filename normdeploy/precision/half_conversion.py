@@ -114,7 +114,8 @@ def convert_to_half(
     ran, calibrated, remarks = _calibrate_ranges(proto, view, samples, inputs, progress)
     notes += remarks
     held = [t for t in proto.graph.initializer if t.name in view.floating_tensors and t.name not in view.constants]
-    defaults = input_ranges([{t.name: initializer_values(t) for t in held}])  # of inputs, which no sample need give
+    # of inputs, which no sample need give
+    defaults = input_ranges([{t.name: initializer_values(t) for t in held}])
     unseen = defaults | mask_ranges(view, carried)
     view.ranges = {**view.ranges, **{name: r.union(view.ranges.get(name, r)) for name, r in unseen.items()}}
 
@@ -159,7 +160,9 @@ def recorded_precision(proto: onnx.ModelProto) -> str:
         to = json.loads(text)["to"] if text else ""
     except (ValueError, TypeError, KeyError):
         return ""
-    return to if to in FORMATS else ""
+    if to in FORMATS:
+        return to
+    return ""
 
 
 def builder_request(proto: onnx.ModelProto) -> dict[str, Any]:
@@ -182,7 +185,10 @@ def recast_inputs(inputs: Sequence[InputSpec], account: PrecisionReport) -> tupl
 
 
 def _require_float32_model(view: PrecisionView, form: HalfFormat) -> None:
-    other = TensorProto.BFLOAT16 if form.onnx == TensorProto.FLOAT16 else TensorProto.FLOAT16
+    if form.onnx == TensorProto.FLOAT16:
+        other = TensorProto.BFLOAT16
+    else:
+        other = TensorProto.FLOAT16
     stated = next((name for name, kind in view.types.items() if kind == other), None)
     if stated is not None:
         raise InputError(
@@ -225,7 +231,10 @@ def _calibrate_ranges(
                 " in.npz"
             ],
         )
-    guessed = "" if inputs else "; the file does not say what values its inputs take: give some with --calibrate in.npz"
+    if inputs:
+        guessed = ""
+    else:
+        guessed = "; the file does not say what values its inputs take: give some with --calibrate in.npz"
     return len(fit), "generated", [f"calibrated on generated inputs{guessed}"] if guessed else []
 
 
@@ -234,7 +243,8 @@ def _float32_inputs_and_outputs(
 ) -> tuple[set[str], set[str]]:
     """The inputs and outputs that stay float32: all where so asked, else those whose values do not fit or whose digits
     are needed."""
-    graph, none = proto.graph, TensorRange(0.0, 0.0)
+    graph = proto.graph
+    none = TensorRange(0.0, 0.0)
     inputs = {v.name for v in graph.input if v.type.tensor_type.elem_type == TensorProto.FLOAT}
     outputs = {v.name for v in graph.output if v.type.tensor_type.elem_type == TensorProto.FLOAT}
     if keep_io:

@@ -80,7 +80,8 @@ def find_logarithms(view: PrecisionView) -> Iterator[tuple[str, list[int]]]:
 def find_inexact_logits(view: PrecisionView) -> dict[int, tuple[str, float]]:
     """The places of Mul and Div by one number on the way to a softmax, where half rounds that so far that it shows in
     the result; with its name and the largest logit seen."""
-    largest: dict[int, float] = {}  # of what is multiplied or divided from here on; sums may hold a mask
+    # of what is multiplied or divided from here on; sums may hold a mask
+    largest: dict[int, float] = {}
     inexact: dict[int, tuple[str, float]] = {}
     for i in reversed(range(len(view.graph.node))):
         node = view.graph.node[i]
@@ -95,7 +96,8 @@ def find_inexact_logits(view: PrecisionView) -> dict[int, tuple[str, float]]:
             if (
                 factor
                 and abs(float(view.form.round_to_format(factor)) / factor - 1) * largest[i] > view.form.unit_roundoff
-            ):  # by which the result is rounded
+            ):
+                # by which the result is rounded
                 inexact[i] = name, largest[i]
     return inexact
 
@@ -103,11 +105,9 @@ def find_inexact_logits(view: PrecisionView) -> dict[int, tuple[str, float]]:
 def _constant_number(view: PrecisionView, name: str) -> float | None:
     """The value of a floating constant of one element."""
     constant = view.constants.get(name) if name in view.floating_tensors else None
-    return (
-        float(initializer_values(constant).item())
-        if constant is not None and initializer_values(constant).size == 1
-        else None
-    )
+    if constant is not None and initializer_values(constant).size == 1:
+        return float(initializer_values(constant).item())
+    return None
 
 
 def _is_standard_op(node: onnx.NodeProto, *ops: str) -> bool:

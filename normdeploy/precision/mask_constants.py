@@ -155,7 +155,9 @@ def _follow_constant(view: PrecisionView, name: str, tensor: onnx.TensorProto) -
                 return None
             waiting += [o for o in node.output if o and o not in way.tensors]
             way.tensors.update(filter(None, node.output))
-    return None if _may_change_sign(view, way.tensors) else way
+    if _may_change_sign(view, way.tensors):
+        return None
+    return way
 
 
 def _may_change_sign(view: PrecisionView, tensors: Collection[str]) -> bool:
@@ -254,7 +256,8 @@ def _group_meeting_constants(ways: Mapping[str, _MaskPath]) -> list[list[str]]:
     """Group constants that meet in a tensor or in a comparison: their numbers have to keep their order."""
     groups: list[tuple[set[str], list[str]]] = []
     for name, way in ways.items():
-        reached, members = way.tensors | way.thresholds, [name]
+        reached = way.tensors | way.thresholds
+        members = [name]
         apart: list[tuple[set[str], list[str]]] = []
         for others, theirs in groups:
             if others & reached:
@@ -340,4 +343,6 @@ def _clip_bound(view: PrecisionView, node: onnx.NodeProto, place: int, otherwise
     if name not in view.constants:
         return otherwise
     bound = float(initializer_values(view.constants[name]).reshape(()))
-    return bound if abs(bound) <= view.form.largest else otherwise
+    if abs(bound) <= view.form.largest:
+        return bound
+    return otherwise

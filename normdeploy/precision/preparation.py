@@ -17,8 +17,10 @@ from ..storage.proto_traversal import copy_model
 from .float32_reasons import allowed_types
 from .type_conversion import HalfFormat, constants_to_initializers
 
-_NEWER = 22  # the opset from which Conv, the pools and others have bfloat16
-_OLDEST = 16  # the first whose ops all tell their bfloat16
+# the opset from which Conv, the pools and others have bfloat16
+_NEWER = 22
+# the first whose ops all tell their bfloat16
+_OLDEST = 16
 
 
 def prepare_for_half(proto: onnx.ModelProto, form: HalfFormat) -> tuple[onnx.ModelProto, list[str]]:
@@ -37,16 +39,19 @@ def prepare_for_half(proto: onnx.ModelProto, form: HalfFormat) -> tuple[onnx.Mod
         )
     notes: list[str] = []
     foreign = [(f.domain, f.name) for f in proto.functions if not is_managed_op(f.domain, f.name)]
-    proto = onnx.inliner.inline_selected_functions(proto, foreign) if foreign else copy_model(proto)
-    if proto.ir_version < IR_OF_CONSTANTS:  # which lists the weights as inputs, none of which may be replaced
+    if foreign:
+        proto = onnx.inliner.inline_selected_functions(proto, foreign)
+    else:
+        proto = copy_model(proto)
+    # which lists the weights as inputs, none of which may be replaced
+    if proto.ir_version < IR_OF_CONSTANTS:
         weights = {t.name for t in proto.graph.initializer}
         for v in [v for v in proto.graph.input if v.name in weights]:
             proto.graph.input.remove(v)
         proto.ir_version = IR_OF_CONSTANTS
     constants_to_initializers(proto.graph)
-    for node in (
-        proto.graph.node
-    ):  # `rewriting.residuals` wrote it for float32; onnxruntime 1.31.1 crashes on several Sums of halves
+    for node in proto.graph.node:
+        # `rewriting.residuals` wrote it for float32; onnxruntime 1.31.1 crashes on several Sums of halves
         if node.op_type == "Sum" and len(node.input) == 2 and node.domain in STANDARD:
             node.op_type = "Add"
     if form.onnx == TensorProto.BFLOAT16 and _OLDEST <= file_opset(proto) < _NEWER and _ops_gaining_type(proto, form):

@@ -33,13 +33,19 @@ from ..types import Progress
 
 Samples = Sequence[Mapping[str, np.ndarray]]
 
-_AT_ONCE = 1 << 28  # bytes of inner tensors that one run holds
-_UNKNOWN = 1 << 22  # taken for the size of a tensor whose shape is not known
-_IN_MEMORY = 1 << 30  # bytes of weights
+# bytes of inner tensors that one run holds
+_AT_ONCE = 1 << 28
+# taken for the size of a tensor whose shape is not known
+_UNKNOWN = 1 << 22
+# bytes of weights
+_IN_MEMORY = 1 << 30
 _AFFORDABLE = 8
-_GENERATED = 1 << 26  # elements of a sample that nobody asked for: 256 MB
-_LARGEST = 1 << 28  # of a tensor that is computed of it: 1 GB; the attention of an SDXL at 1024² has 1.7e8
-_FEW = 2  # the size that an unnamed dynamic dim takes in generated inputs
+# elements of a sample that nobody asked for: 256 MB
+_GENERATED = 1 << 26
+# of a tensor that is computed of it: 1 GB; the attention of an SDXL at 1024² has 1.7e8
+_LARGEST = 1 << 28
+# the size that an unnamed dynamic dim takes in generated inputs
+_FEW = 2
 
 
 @dataclass(frozen=True)
@@ -112,11 +118,15 @@ def input_ranges(samples: Samples) -> dict[str, TensorRange]:
 
 def _finite_range(values: np.ndarray) -> TensorRange | None:
     values = values.astype(np.float32, copy=False)
-    low, high = values.min(initial=np.inf), values.max(initial=-np.inf)
+    low = values.min(initial=np.inf)
+    high = values.max(initial=-np.inf)
     if not (np.isfinite(low) and np.isfinite(high)):
         finite = values[np.isfinite(values)]
-        low, high = finite.min(initial=np.inf), finite.max(initial=-np.inf)
-    return TensorRange(float(low), float(high)) if low <= high else None
+        low = finite.min(initial=np.inf)
+        high = finite.max(initial=-np.inf)
+    if low <= high:
+        return TensorRange(float(low), float(high))
+    return None
 
 
 def require_small_run(proto: onnx.ModelProto, tensors: Sequence[str], samples: Samples) -> None:
@@ -217,9 +227,13 @@ def fit_samples_to_model(samples: Samples, proto: onnx.ModelProto) -> list[dict[
     optional = initializers & set(wanted)
     cast = []
     for number, sample in enumerate(samples):
-        missing, unknown = sorted(set(wanted) - optional - set(sample)), sorted(set(sample) - set(wanted))
+        missing = sorted(set(wanted) - optional - set(sample))
+        unknown = sorted(set(sample) - set(wanted))
         if missing or unknown:
-            complaint = f"lacks {missing}" if missing else f"has {unknown}, which the model does not take"
+            if missing:
+                complaint = f"lacks {missing}"
+            else:
+                complaint = f"has {unknown}, which the model does not take"
             raise InputError(f"calibration sample {number} {complaint}; the inputs are {sorted(wanted)}")
         for name, array in sample.items():
             if (array.dtype.kind in "iub") != (wanted[name].kind in "iub"):

@@ -28,11 +28,12 @@ from ..dtypes import unit_roundoff
 from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import attribute_graphs
 
-_HIDDEN = 4242  # no element type of ONNX
-_TYPED = ("to", "dtype")  # attributes that hold an element type
-_WITHOUT = frozenset(
-    {"ConstantOfShape", "RandomNormal", "RandomUniform", "SequenceEmpty"}
-)  # they make float32 where none is named
+# no element type of ONNX
+_HIDDEN = 4242
+# attributes that hold an element type
+_TYPED = ("to", "dtype")
+# they make float32 where none is named
+_WITHOUT = frozenset({"ConstantOfShape", "RandomNormal", "RandomUniform", "SequenceEmpty"})
 
 Change = Callable[[int], int]
 
@@ -41,7 +42,8 @@ Change = Callable[[int], int]
 class HalfFormat:
     """A 16-bit floating type."""
 
-    name: str  # "fp16"
+    # "fp16"
+    name: str
     onnx: int
     dtype: np.dtype
 
@@ -79,7 +81,8 @@ def narrow_types(
     """
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    graph, apart = proto.graph, set(wide_tensors)
+    graph = proto.graph
+    apart = set(wide_tensors)
     hide = _swap_types({TensorProto.FLOAT: _HIDDEN, form.onnx: _HIDDEN})
     for i in wide_nodes:
         _make_types_explicit(graph.node[i], form)
@@ -94,9 +97,8 @@ def narrow_types(
         for a in n.attribute
     ]
     convert_float_to_float16(proto, disable_shape_infer=True, op_block_list=[], node_block_list=[])
-    for values, attribute in zip(
-        narrow, (a for n in graph.node for a in n.attribute), strict=False
-    ):  # what it adds stands at the end
+    for values, attribute in zip(narrow, (a for n in graph.node for a in n.attribute), strict=False):
+        # what it adds stands at the end
         if values is not None and attribute.t.data_type == TensorProto.FLOAT16:
             attribute.t.CopyFrom(numpy_helper.from_array(form.round_to_format(values)))
     _change_graph_types(graph, _swap_types({TensorProto.FLOAT16: form.onnx}))
@@ -191,7 +193,11 @@ class CastWriter:
         form: HalfFormat,
         always: Mapping[int, Collection[int]],
     ) -> None:
-        self._graph, self._floating, self._wide, self._form, self._always = graph, floating, wide, form, always
+        self._graph = graph
+        self._floating = floating
+        self._wide = wide
+        self._form = form
+        self._always = always
         self._is_wide = {v.name: v.name in wide_inputs for v in graph.input if v.name in floating}
         self._weights = {t.name: t for t in graph.initializer if t.name in floating and t.name not in self._is_wide}
         narrow = self._narrow_read_names()
@@ -203,7 +209,8 @@ class CastWriter:
         self._made: dict[tuple[str, bool], str] = {}
         self._nodes: list[onnx.NodeProto] = []
         self._copies: list[onnx.TensorProto] = []
-        self.wide_nodes: set[int] = set()  # places in the new graph
+        # places in the new graph
+        self.wide_nodes: set[int] = set()
         self.count = 0
         self._outputs = {v.name: v.name in wide_outputs for v in graph.output if v.name in floating}
 
@@ -239,7 +246,8 @@ class CastWriter:
         for i, name in enumerate(node.output):
             if name not in self._floating:
                 continue
-            if self._outputs.get(name, wide) != wide:  # a graph's output bears its name after the Cast
+            # a graph's output bears its name after the Cast
+            if self._outputs.get(name, wide) != wide:
                 node.output[i] = self._renamed[name] = self._fresh_name(f"{name}_{_type_name(wide, self._form)}")
                 late.append((node.output[i], name))
             self._is_wide[node.output[i]] = wide
@@ -250,7 +258,9 @@ class CastWriter:
     def _read_as(self, name: str, wide: bool) -> str:
         name = self._renamed.get(name, name)
         if name in self._weights:
-            return self._narrow_weight(name) if wide else name
+            if wide:
+                return self._narrow_weight(name)
+            return name
         if self._is_wide[name] == wide:
             return name
         if (name, wide) not in self._made:
@@ -303,7 +313,9 @@ class CastWriter:
 
 
 def _type_name(wide: bool, form: HalfFormat) -> str:
-    return "float32" if wide else form.dtype.name
+    if wide:
+        return "float32"
+    return form.dtype.name
 
 
 def initializer_values(tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:

@@ -27,7 +27,8 @@ class Radicand:
 
     w: Value
     root: Value
-    node: int  # id of the node whose epsilon it holds; 0 where there is none
+    # id of the node whose epsilon it holds; 0 where there is none
+    node: int
     epsilon: Value | None = None
 
 
@@ -37,8 +38,10 @@ class Arithmetic(Sampler):
     def __init__(self, plan: AxisPlan, draws: RandomDraws, gf: PrimeField | None, real: type = np.float64) -> None:
         super().__init__(plan, draws, gf, real)
         self.radicands: list[Radicand] = []
-        self.divided: set[int] = set()  # radicands that may be zero, by whose roots something is divided
-        self.zeros: list[Size] = []  # sizes divided by that may be zero
+        # radicands that may be zero, by whose roots something is divided
+        self.divided: set[int] = set()
+        # sizes divided by that may be zero
+        self.zeros: list[Size] = []
 
     def broadcast_values(self, *values: Value) -> tuple[Axes, list[tuple[Array | None, Array]]]:
         """The common axes of values that broadcast to each other, and their arrays so that numpy broadcasts them."""
@@ -46,13 +49,15 @@ class Arithmetic(Sampler):
         padded = [((),) * (rank - len(v.axes)) + v.axes for v in values]
         common: list[Any] = []
         for i in range(rank):
-            numbers = [i - rank + len(v.axes) for v in values]  # of this axis in each; below zero where it has none
+            # of this axis in each; below zero where it has none
+            numbers = [i - rank + len(v.axes) for v in values]
             varying = [n >= 0 and v.varies_along(n) for v, n in zip(values, numbers, strict=True)]
             common.append(self._unify_axis([axes[i] for axes in padded], varying))
         self.plan.separate_axes(tuple(common))
         arrays: list[tuple[Array | None, Array]] = []
         for v, axes in zip(values, padded, strict=True):
-            shape, at = [], 1
+            shape = []
+            at = 1
             for own, atoms in zip(axes, common, strict=True):
                 lengths = v.f.shape[at : at + len(own)]
                 shape += list(lengths) if any(n > 1 for n in lengths) else [1] * len(atoms)
@@ -65,7 +70,8 @@ class Arithmetic(Sampler):
         """The atoms of axes that lie over each other. What does not vary along its axis, as an Expand leaves it, is cut
         as the others."""
         atoms: Atoms = ()
-        for i in sorted(range(len(column)), key=lambda i: not varying[i]):  # those that vary say how it is cut
+        # those that vary say how it is cut
+        for i in sorted(range(len(column)), key=lambda i: not varying[i]):
             if varying[i] or not atoms or not column[i] or product_of_atoms(atoms) != product_of_atoms(column[i]):
                 atoms = self.plan.unify_atoms(atoms, column[i])
         return atoms
@@ -143,7 +149,8 @@ class Arithmetic(Sampler):
         with np.errstate(all="ignore"):
             f = np.asarray(1, dtype=self.real) / y.f
         z = Value(y.axes, made, f, y.data, y.sign, y.degree.with_places_in(y.varying_atoms()).inverse(), sized=y.sized)
-        z.nonzero = y.nonzero or y.sign == POSITIVE  # else it is Inf where y is zero, and 1/Inf is zero
+        # else it is Inf where y is zero, and 1/Inf is zero
+        z.nonzero = y.nonzero or y.sign == POSITIVE
         z.sums, z.fixed = y.sums, y.fixed | (y.varying_axes() if y.sums else frozenset())
         return z
 
@@ -151,7 +158,8 @@ class Arithmetic(Sampler):
         z = self.mul(x, self.inverse(y))
         with np.errstate(all="ignore"):
             _, ((_, f), (_, g)) = self.broadcast_values(x, y)
-            z.f = f / g  # as IEEE divides: x·(1/y) is another number where y is Inf
+            # as IEEE divides: x·(1/y) is another number where y is Inf
+            z.f = f / g
         if x.size is not None and y.size is not None:
             z.size = x.size.divide_exactly(y.size) if y.size != 0 else None
         return z
@@ -172,7 +180,8 @@ class Arithmetic(Sampler):
             return
         for i, radicand in enumerate(self.radicands):
             power = y
-            for j in range(1, 5):  # y² = r·W^j
+            # y² = r·W^j
+            for j in range(1, 5):
                 if (
                     self.constant_ratio(
                         self.mul(y, y),
@@ -186,7 +195,9 @@ class Arithmetic(Sampler):
 
     def sum_over(self, x: Value, axes: Sequence[int]) -> Value:
         """The sum over axes, which stay as axes of one place."""
-        a, f, summed = x.a, x.f, frozenset(atom for axis in axes for atom in x.axes[axis])
+        a = x.a
+        f = x.f
+        summed = frozenset(atom for axis in axes for atom in x.axes[axis])
         own = self._quotient_count([atom for axis in axes for atom in x.axes[axis]], x.fixed)
         for axis in axes:
             for slot, atom in zip(x.array_axes(axis), x.axes[axis], strict=True):
@@ -203,7 +214,8 @@ class Arithmetic(Sampler):
     def inner_product(self, x: Value, y: Value, axes: Sequence[int]) -> Value:
         """The `total` of their product, which is never held."""
         common, ((a, f), (b, g)) = self.broadcast_values(x, y)
-        summed, fixed = frozenset(atom for axis in axes for atom in common[axis]), fixed_axes(common, x, y)
+        summed = frozenset(atom for axis in axes for atom in common[axis])
+        fixed = fixed_axes(common, x, y)
         own = self._quotient_count([atom for axis in axes for atom in common[axis]], fixed)
         starts = list(itertools.accumulate((len(axis) for axis in common), initial=1))
         slots = []
@@ -214,7 +226,10 @@ class Arithmetic(Sampler):
                 n = self.size_value(atom)
                 exact, real = (n.a, n.f) if still else self._point_weights(atom)
                 shape = [-1 if i == slot else 1 for i in range(g.ndim)]
-                b = b if b is None or exact is None else b * exact.reshape(shape)
+                if b is None or exact is None:
+                    b = b
+                else:
+                    b = b * exact.reshape(shape)
                 g = g if real is None else g * real.reshape(shape)
         kept = [i for i in range(f.ndim) if i not in slots]
         made = None
@@ -234,7 +249,8 @@ class Arithmetic(Sampler):
         z.degree = x.degree.times(y.degree).repeat_sum(own).sum_over(atom for axis in axes for atom in common[axis])
         z.sign = min(x.sign, y.sign) or (NOT_NEGATIVE if x is y else NEGATIVE)
         z.sized = x.sized or y.sized or any(atom.symbols() for atom in summed)
-        z.sums, z.fixed = x.sums | y.sums | summed, fixed
+        z.sums = x.sums | y.sums | summed
+        z.fixed = fixed
         return z
 
     def _quotient_count(self, atoms: Sequence[Size], fixed: frozenset[Any]) -> int:
@@ -290,7 +306,9 @@ class Arithmetic(Sampler):
     def positive_ratio(self, t: Value, w: Value) -> tuple[int, float] | None:
         """`multiple` where the number is positive."""
         known = self.constant_ratio(t, w)
-        return None if known is None else self._require_positive(*known, t, w)
+        if known is None:
+            return None
+        return self._require_positive(*known, t, w)
 
     def constant_ratio(self, t: Value, w: Value) -> tuple[int, float] | None:
         """t/w where it is one number at all points: its residue and its value. One point fixes the number, the others
@@ -319,7 +337,9 @@ class Arithmetic(Sampler):
             q = self.gf.to_rational(r * size % self.gf.p)
             small = q is not None and q.numerator.bit_length() + q.denominator.bit_length() <= _HEIGHT
             if small and q is not None and math.isclose(float(q), value * number, rel_tol=1e-9):
-                return (r, value) if q > 0 else None
+                if q > 0:
+                    return (r, value)
+                return None
         return None
 
     def _size_factors(self) -> list[tuple[int, float]]:
@@ -333,7 +353,8 @@ class Arithmetic(Sampler):
 
 
 _HEIGHT = (
-    100  # bits of a fraction that is read from its residue: of all residues 2^-60 have one, and the float has to agree
+    # bits of a fraction that is read from its residue: of all residues 2^-60 have one, and the float has to agree
+    100
 )
 
 

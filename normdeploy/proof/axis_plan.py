@@ -23,9 +23,12 @@ from .proof_errors import NotProved, ProofFailure, RestartEvaluation
 Atoms = tuple[Size, ...]
 Axes = tuple[Atoms, ...]
 
-_FEW = 2  # points of an axis that nothing is summed over
-_FEWEST = 4  # points of one that is, before anything is known of degrees
-_MOST = 64  # points that an axis may need
+# points of an axis that nothing is summed over
+_FEW = 2
+# points of one that is, before anything is known of degrees
+_FEWEST = 4
+# points that an axis may need
+_MOST = 64
 _CUTS = 32
 
 
@@ -33,24 +36,24 @@ _CUTS = 32
 class AxisPlan:
     """What evaluations have learned of the axes; it only grows, and each growth begins the evaluation again."""
 
-    points: dict[Size, int] = field(
-        default_factory=dict
-    )  # of an axis that is summed over: two more than the degree of what is compared
+    # of an axis that is summed over: two more than the degree of what is compared
+    points: dict[Size, int] = field(default_factory=dict)
     cuts: dict[Size, tuple[Size, Size]] = field(default_factory=dict)
     summed: set[Size] = field(default_factory=set)
-    joins: dict[Size, tuple[Size, ...]] = field(default_factory=dict)  # what a Concat puts one behind the other
-    displaced: bool = False  # taps of convolutions are told by what they read (`normdeploy.proof.convolutions`)
-    together: dict[Size, int] = field(
-        default_factory=dict
-    )  # along how many axes of one tensor an atom lies, where that is more than one
-    twice: dict[Size, int] = field(
-        default_factory=dict
-    )  # the same of atoms that lie along one of them as a part of what is joined
-    lengths: dict[Size, Size] = field(
-        default_factory=dict
-    )  # of atoms of any length: the one that the file has, as its Reshapes say
-    named: dict[int, Size] = field(default_factory=dict)  # lengths that are any: what is proved holds whatever they are
-    learning: bool = False  # all axes have few points, and only a cut or a join begins the evaluation again
+    # what a Concat puts one behind the other
+    joins: dict[Size, tuple[Size, ...]] = field(default_factory=dict)
+    # taps of convolutions are told by what they read (`normdeploy.proof.convolutions`)
+    displaced: bool = False
+    # along how many axes of one tensor an atom lies, where that is more than one
+    together: dict[Size, int] = field(default_factory=dict)
+    # the same of atoms that lie along one of them as a part of what is joined
+    twice: dict[Size, int] = field(default_factory=dict)
+    # of atoms of any length: the one that the file has, as its Reshapes say
+    lengths: dict[Size, Size] = field(default_factory=dict)
+    # lengths that are any: what is proved holds whatever they are
+    named: dict[int, Size] = field(default_factory=dict)
+    # all axes have few points, and only a cut or a join begins the evaluation again
+    learning: bool = False
 
     def substitute_sizes(self, named: dict[int, Size]) -> AxisPlan:
         """The plan for the lengths themselves, of which ``named`` has the sizes that stood for them."""
@@ -159,10 +162,16 @@ class AxisPlan:
         """How many points stand for the places of an atom; as many as there are where these are few."""
         if atom in self.joins:
             return self.part_bounds(atom)[-1]
-        n, together = atom.constant_value, self.together.get(atom, 1)
-        few = self.points.get(atom, _FEWEST) + together - 1 if atom in self.summed else max(_FEW, together)
+        n = atom.constant_value
+        together = self.together.get(atom, 1)
+        if atom in self.summed:
+            few = self.points.get(atom, _FEWEST) + together - 1
+        else:
+            few = max(_FEW, together)
         few = _FEW if self.learning else few
-        return n if n is not None and n <= few else few
+        if n is not None and n <= few:
+            return n
+        return few
 
     def is_sampled(self, atom: Size) -> bool:
         n = atom.constant_value
@@ -249,7 +258,9 @@ class AxisPlan:
                 continue
             taken.append(rest.pop(end))
             size = left
-        return tuple(taken) if end == 0 else tuple(reversed(taken))
+        if end == 0:
+            return tuple(taken)
+        return tuple(reversed(taken))
 
 
 def product_of_atoms(atoms: Atoms) -> Size:

@@ -7,15 +7,17 @@ from ..findings.records import Certificate
 from .identity_test import Identity
 from .proof_errors import NotProved, ProofFailure
 
-NOT_KNOWN = frozenset(
-    {ProofFailure.OP.name, ProofFailure.SIZE.name, ProofFailure.LAYOUT.name, ProofFailure.LIMIT.name}
-)  # nobody can say what it is at every input
+# nobody can say what it is at every input
+NOT_KNOWN = frozenset({ProofFailure.OP.name, ProofFailure.SIZE.name, ProofFailure.LAYOUT.name, ProofFailure.LIMIT.name})
 
 
 def certificate_of(identity: Identity | NotProved, more: str = "") -> Certificate:
     """``more``: what else there is to say of how a success was come by."""
     if isinstance(identity, NotProved):
-        at = f" (at {identity.culprit!r})" if identity.culprit and identity.culprit not in identity.reason else ""
+        if identity.culprit and identity.culprit not in identity.reason:
+            at = f" (at {identity.culprit!r})"
+        else:
+            at = ""
         return Certificate(
             False,
             float("inf"),
@@ -44,5 +46,8 @@ def certificate_of(identity: Identity | NotProved, more: str = "") -> Certificat
 
 def _describe_identity(identity: Identity) -> str:
     read = ", ".join(f"{number:.9g} as {fraction}" for number, fraction in identity.read)
-    gains = "an infinite input gives NaN where it gave a number before" if identity.gains else ""
+    if identity.gains:
+        gains = "an infinite input gives NaN where it gave a number before"
+    else:
+        gains = ""
     return "; ".join(filter(None, (f"constants are read as what they are roundings of: {read}" if read else "", gains)))

@@ -43,7 +43,9 @@ def merge_axes(x: Value, axis: int) -> Value:
 
 def _convolution_op(transposed: bool) -> Op:
     def run(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
-        x, w, groups = lift_input(m, inputs[0]), lift_input(m, inputs[1]), int(attrs.get("group", 1))
+        x = lift_input(m, inputs[0])
+        w = lift_input(m, inputs[1])
+        groups = int(attrs.get("group", 1))
         rank = len(w.axes) - 2
         if len(x.axes) != rank + 2:
             raise NotProved(ProofFailure.SIZE, f"a convolution of {rank} axes over an input of {len(x.axes)}")
@@ -51,19 +53,24 @@ def _convolution_op(transposed: bool) -> Op:
         if m.plan.displaced:
             for k in kernel:
                 m.plan.sample_every_place(k)
-        x = split_channels(m, x, 1, groups)  # (N, g, i, S…)
-        w = split_channels(m, w, 0, groups)  # (g, o, i, K…), transposed (g, i, o, K…)
+        # (N, g, i, S…)
+        x = split_channels(m, x, 1, groups)
+        # (g, o, i, K…), transposed (g, i, o, K…)
+        w = split_channels(m, w, 0, groups)
         if transposed:
             order = [0, 2, 1, *range(3, rank + 3)]
             w = w.with_axes(tuple(w.axes[i] for i in order), [0] + [s for i in order for s in w.array_axes(i)])
-        gathered = _gather_cached(m, x, kernel, attrs, transposed)  # (N, g, i, S'…, K…)
+        # (N, g, i, S'…, K…)
+        gathered = _gather_cached(m, x, kernel, attrs, transposed)
         left = gathered.with_axes((*gathered.axes[:2], (), *gathered.axes[2:]))
         right = w.with_axes(((), *w.axes[:3], *((),) * rank, *w.axes[3:]))
         y = m.inner_product(left, right, [3, *range(4 + rank, 4 + 2 * rank)])
         y = y.with_axes(tuple(axis for i, axis in enumerate(y.axes) if i != 3 and i < 4 + rank))
         y = merge_axes(y, 1)
         bias = optional_input(inputs, 2)
-        return y if bias is None else m.add(y, broadcast_over_channels(m, bias, y))
+        if bias is None:
+            return y
+        return m.add(y, broadcast_over_channels(m, bias, y))
 
     return run
 
@@ -81,7 +88,8 @@ def _gather_cached(m: ProofInterpreter, x: Value, kernel: tuple[Size, ...], attr
     )
     if key not in m.gathered:
         m.gathered[key] = x, m.node, _gather_windows(m, x, kernel, attrs, transposed)
-    _, node, y = m.gathered[key]  # x is held, so that no other array takes its id
+    # x is held, so that no other array takes its id
+    _, node, y = m.gathered[key]
     if node == m.node:
         return y
 
@@ -100,10 +108,14 @@ def _fixed_input_axes(x: Value, axes: Axes, rank: int) -> frozenset[Any]:
 
 def _gather_windows(m: ProofInterpreter, x: Value, kernel: tuple[Size, ...], attrs: Attrs, transposed: bool) -> Value:
     """(N, g, i, S'…, K…) of (N, g, i, S…)."""
-    rank, a, f = len(kernel), x.a, x.f
-    axes, taps = list(x.axes), []
+    rank = len(kernel)
+    a = x.a
+    f = x.f
+    axes = list(x.axes)
+    taps = []
     for i in range(rank):
-        source, slots = axes[3 + i], _axis_slots(axes, 3 + i)
+        source = axes[3 + i]
+        slots = _axis_slots(axes, 3 + i)
         for atom in source:
             m.plan.sum_over(atom)
         if x.degree.has_denominator and any(axis_identity(atom) in x.fixed for atom in source):
@@ -128,10 +140,8 @@ def _gather_windows(m: ProofInterpreter, x: Value, kernel: tuple[Size, ...], att
             m.work.count_operations(flat.size * exact.shape[-1] * 2 * (m.bits // 30 + 1) ** 2)
             rows = modular_matmul(flat.reshape(-1, flat.shape[-1]), exact, m.gf.p)
             a = np.moveaxis(rows.reshape(*flat.shape[:-1], -1), -1, slots.start)
-        f, a = (
-            _split_places_and_taps(m, f, slots.start, places, tap),
-            None if a is None else _split_places_and_taps(m, a, slots.start, places, tap),
-        )
+        f = _split_places_and_taps(m, f, slots.start, places, tap)
+        a = None if a is None else _split_places_and_taps(m, a, slots.start, places, tap)
         axes[3 + i] = places
         taps.append(tap)
     sources = Degree.of_sums(a for axis in x.axes[3 : 3 + rank] for a in axis)
@@ -188,7 +198,8 @@ def _point_map(
     real = None
     if zeros:
         real = np.ones(reads)
-        real[reads // 2 if reads > 2 else 0] = 0.0  # not at an end, where a NaN is put
+        # not at an end, where a NaN is put
+        real[reads // 2 if reads > 2 else 0] = 0.0
     if m.gf is None or not exactly:
         return index, None, real
     exact = m.random_elements(
@@ -213,7 +224,10 @@ def _shifted_points(counts: Sequence[int], key: tuple[Any, ...], turn: int) -> A
     """One place for all taps, so many further on: by one in the first turn, in others by what the attributes make of
     it."""
     points, places, taps = counts
-    further = 1 if turn == 1 else zlib.crc32(repr((key, turn)).encode()) % points
+    if turn == 1:
+        further = 1
+    else:
+        further = zlib.crc32(repr((key, turn)).encode()) % points
     return np.repeat((np.arange(places) + further) % points, taps)
 
 
@@ -227,7 +241,9 @@ def _displacement_map(
     taps = kernel.constant_value
     if taps is None:
         raise NotProved(ProofFailure.SIZE, "a kernel whose size is open")
-    index, exact, real = [], [], []
+    index = []
+    exact = []
+    real = []
     for tap in range(taps):
         e = tap * dilation - begin
         same = stride == 1 and e == 0 and product_of_atoms(source) == product_of_atoms(places)
@@ -246,7 +262,8 @@ def _displacement_map(
                 if inside:
                     one[-1] = (1 - one[:-1].sum(axis=0)) % m.gf.p
             exact.append(one)
-    laid = [np.stack(parts, axis=-1) for parts in (index, real)]  # (places, taps)
+    # (places, taps)
+    laid = [np.stack(parts, axis=-1) for parts in (index, real)]
     whole = np.stack(exact, axis=-1).reshape(points, -1) if exact else None
     return laid[0].reshape(-1), whole, laid[1].reshape(-1)
 
@@ -285,7 +302,8 @@ def _output_length(attrs: Attrs, i: int, rank: int, n: Size, k: Size, transposed
             return Size.from_int((n.constant_value - span.number + begin + end) // stride + 1)
     if auto in ("SAME_UPPER", "SAME_LOWER") and n.constant_value is not None and given is None:
         return Size.from_int(n.constant_value * stride if transposed else -(-n.constant_value // stride))
-    if auto == "NOTSET" and not transposed and span.number is not None:  # ⌊(n − span + begin + end)/stride⌋ + 1
+    # ⌊(n − span + begin + end)/stride⌋ + 1
+    if auto == "NOTSET" and not transposed and span.number is not None:
         return Size.opaque(f"convolution of {n} in strides of {stride}", n, begin + end - span.number, stride)
     return Size.opaque(
         f"{'transposed ' if transposed else ''}convolution of {n} by {k}",

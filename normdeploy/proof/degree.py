@@ -13,9 +13,12 @@ from dataclasses import dataclass
 
 from ..graphs.symbolic_sizes import Size
 
-Pair = tuple[int, int]  # in the numerator and in the denominator
-ALL = None  # the key of the factors, whichever atoms they have places of
-Key = Size | tuple[str, Size] | None  # an atom: factors that have a place in it; a pair: sums over it
+# in the numerator and in the denominator
+Pair = tuple[int, int]
+# the key of the factors, whichever atoms they have places of
+ALL = None
+# an atom: factors that have a place in it; a pair: sums over it
+Key = Size | tuple[str, Size] | None
 
 _NONE: Pair = (0, 0)
 
@@ -124,7 +127,9 @@ def _sum_key(atom: Size) -> tuple[str, Size]:
 def places_named(counts: Mapping[Key, int], atom: Size, by_sums: bool) -> int:
     """Places of an atom that a monomial speaks of; ``by_sums``: sums may be counted, too."""
     factors = counts.get(atom, 0)
-    return min(factors, counts.get(_sum_key(atom), 0)) if by_sums else factors
+    if by_sums:
+        return min(factors, counts.get(_sum_key(atom), 0))
+    return factors
 
 
 def scale_counts(counts: Mapping[Key, int], factor: int) -> dict[Key, int]:

@@ -92,9 +92,14 @@ def equivalence_of_regions(
 
     nodes = tuple({id(n): n for region in after for n in region.nodes}.values())
     plain = evaluate_side(before)
-    restated = plain if expressions is None else expressions.expected_side(plain, graph)
+    if expressions is None:
+        restated = plain
+    else:
+        restated = expressions.expected_side(plain, graph)
     sides = Equivalence(
         tuple(shapes), restated, evaluate_side(after), first.y.name, graph=graph, nodes=nodes, expressions=expressions
     )
     # Nodes whose function is restated compute something else in float64.
-    return sides if restated is not plain else replace(sides, at=values_at_size)
+    if restated is not plain:
+        return sides
+    return replace(sides, at=values_at_size)

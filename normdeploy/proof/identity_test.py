@@ -24,12 +24,17 @@ from .proof_errors import EpsilonMismatch, NewPrimeNeeded, NotProved, ProofFailu
 from .resampling import redraw_elements
 from .value import Value
 
-_BEGINNINGS = 500  # evaluations that one proof may begin
-PROMISED = 80  # bits of the error probability of an exact certificate
-ASKED = PROMISED + 16  # of each identity: a certificate may hold several
-LONGEST = 4096  # bits of a prime
+# evaluations that one proof may begin
+_BEGINNINGS = 500
+# bits of the error probability of an exact certificate
+PROMISED = 80
+# of each identity: a certificate may hold several
+ASKED = PROMISED + 16
+# bits of a prime
+LONGEST = 4096
 _PRIMES = 12
-_UNSEEN = 60  # evaluations in which a radicand may be a square every time
+# evaluations in which a radicand may be a square every time
+_UNSEEN = 60
 
 
 @dataclass(frozen=True)
@@ -46,14 +51,16 @@ class Identity:
     parameters: bool
     epsilons: dict[int, float]
     plan: AxisPlan = field(compare=False)
-    gains: bool = False  # an infinite input gives NaN where it gave a number before
-    read: tuple[
-        tuple[float, str], ...
-    ] = ()  # constants that were read as the fractions they are roundings of (`proof.readings`)
+    # an infinite input gives NaN where it gave a number before
+    gains: bool = False
+    # constants that were read as the fractions they are roundings of (`proof.readings`)
+    read: tuple[tuple[float, str], ...] = ()
     # elements of roots in one input: each doubles the degree of what has to vanish, and halves the inputs that have it
     roots: int = 0
-    zeros: tuple[Size, ...] = ()  # sizes that both divide by and that may be zero
-    length: int = BITS  # of the prime, in bits
+    # sizes that both divide by and that may be zero
+    zeros: tuple[Size, ...] = ()
+    # of the prime, in bits
+    length: int = BITS
 
     @property
     def security_bits(self) -> int:
@@ -74,7 +81,9 @@ def test_identity(sides: Equivalence, plan: AxisPlan, counts: frozenset[int], le
         counts: of which constants are read as fractions.
         length: of the prime, in bits.
     """
-    number, draws, unseen = 0, replace(_fresh_draws(counts=counts), length=length, held=sides.held, work=sides.work), 0
+    number = 0
+    draws = replace(_fresh_draws(counts=counts), length=length, held=sides.held, work=sides.work)
+    unseen = 0
     # About length/20 candidates are no multiples of small primes until one is a prime; each is tried by a power.
     sides.work.count_roots(length // 20, length)
     for _ in range(_BEGINNINGS):
@@ -89,7 +98,8 @@ def test_identity(sides: Equivalence, plan: AxisPlan, counts: frozenset[int], le
             redraw_elements(draws, e, field_number(number, length).p)
             continue
         except NewPrimeNeeded:
-            number, draws = number + 1, _fresh_draws(draws)
+            number = number + 1
+            draws = _fresh_draws(draws)
             if number == _PRIMES:
                 raise NotProved(ProofFailure.LIMIT, "its constants have no common field") from None
             continue
@@ -107,7 +117,8 @@ def test_identity(sides: Equivalence, plan: AxisPlan, counts: frozenset[int], le
         unseen += 1
         if unseen == _UNSEEN:
             raise NotProved(ProofFailure.SIGN, "it takes the root of what is a square itself")
-        draws.elements, draws.affine = {k: v for k, v in draws.elements.items() if k[0] == "weights"}, []
+        draws.elements = {k: v for k, v in draws.elements.items() if k[0] == "weights"}
+        draws.affine = []
     raise NotProved(ProofFailure.LIMIT, "no points were found at which all its roots exist")
 
 
@@ -128,7 +139,8 @@ def learn_axes(sides: Equivalence, plan: AxisPlan) -> int:
         except RestartEvaluation:
             continue
         except NotProved:
-            if plan.named:  # with the lengths it may be proved
+            # with the lengths it may be proved
+            if plan.named:
                 raise
         rooted = m.rooted
         break
@@ -139,7 +151,8 @@ def learn_axes(sides: Equivalence, plan: AxisPlan) -> int:
             ProofFailure.LIMIT,
             f"too large: it takes {roots:,} roots of each input, and {LONGEST // 2:,} are followed at most",
         )
-    length = min(max(BITS, ASKED + 16 + 4 * roots + 8), LONGEST)  # 8: a degree of up to 256
+    # 8: a degree of up to 256
+    length = min(max(BITS, ASKED + 16 + 4 * roots + 8), LONGEST)
     # Before a long prime is looked for, which takes as long as the roots themselves.
     OperationBudget(sides.work.spent).count_roots(DRAWS * roots, length)
     return length
@@ -155,14 +168,16 @@ def _next_draws(draws: RandomDraws, proof: Identity, unknown: bool) -> RandomDra
                 one is not None and any((u != v).any() for u, v in zip(one, other, strict=True))
             ):
                 raise NotProved(ProofFailure.DIFFERS, "a scale, a shift or an epsilon of it depends on a size")
-        draws.affine = [None]  # looked at
+        # looked at
+        draws.affine = [None]
     if sizes:
         draws.elements = {k: v for k, v in draws.elements.items() if k[0] == "constant"}
         draws.symbols = {}
         return draws
     if not unknown or draws.flipped:
         return None
-    draws.flipped, draws.affine = True, []
+    draws.flipped = True
+    draws.affine = []
     return draws
 
 
@@ -172,7 +187,10 @@ def _fresh_draws(
     """New random elements; the file's constants and, in the same field, the epsilons stay."""
     draws = RandomDraws(random.Random(random.SystemRandom().getrandbits(128)), counts=counts)
     if old is not None:
-        draws.held, draws.counts, draws.length, draws.work = old.held, old.counts, old.length, old.work
+        draws.held = old.held
+        draws.counts = old.counts
+        draws.length = old.length
+        draws.work = old.work
         draws.epsilons = dict(old.epsilons) if epsilons else {}
     return draws
 
@@ -188,7 +206,8 @@ def _draw_leaves(m: ProofInterpreter, sides: Equivalence) -> list[Value]:
         try:
             m.given = sides.expressions.evaluate_constants(m, sides.graph)
         except NotProved:
-            sides.before(m, drawn_leaves())  # which may show how an axis is cut
+            # which may show how an axis is cut
+            sides.before(m, drawn_leaves())
             raise
     return drawn_leaves()
 
@@ -275,11 +294,13 @@ def _affine_difference(a: Any, b: Any, p: int) -> tuple[Any, Any]:
     a, b = np.broadcast_arrays(a, b)
     if a.shape[0] < 4:
         raise NotProved(ProofFailure.DIFFERS, "it computes something else")
-    da, db = (a[1:] - a[0]) % p, (b[1:] - b[0]) % p
+    da = (a[1:] - a[0]) % p
+    db = (b[1:] - b[0]) % p
     if ((da == 0) != (db == 0)).any() or ((db[1:] * da[0] - db[0] * da[1:]) % p != 0).any():
         raise NotProved(ProofFailure.DIFFERS, "it computes something else")
     scale = PrimeField(p).inverse(da[0]) * db[0] % p
-    scale[da[0] == 0] = 1  # where gamma is zero both are a shift
+    # where gamma is zero both are a shift
+    scale[da[0] == 0] = 1
     return scale, (b[0] - scale * a[0]) % p
 
 

@@ -31,22 +31,32 @@ class ProofInterpreter(Arithmetic):
 
     def __init__(self, plan: AxisPlan, draws: RandomDraws, gf: PrimeField | None, real: type = np.float64) -> None:
         super().__init__(plan, draws, gf, real)
-        self.generators: list[tuple[Fraction, int]] = []  # constants whose roots are no rationals, and these roots
-        self.unknown: dict[int, int] = {}  # constants that are no small fractions, and their roots
-        self.others: list[EpsilonMismatch] = []  # of radicands that differ from the known ones in epsilon alone
-        self.gathered: dict[Any, tuple[Value, int, Value]] = {}  # what convolutions read (`proof.linear`)
-        self.node = 0  # id of the node that is evaluated
-        self.given: dict[int, Value] = {}  # what constants after are proved to be, by their ids
-        self.epsilons: dict[int, Value] = {}  # of nodes, by their ids
-        self.rooted: dict[
-            Atoms, bool
-        ] = {}  # along which atoms what roots were taken of varies, and whether it holds sums
-        self.divisors: list[Radicand] = []  # √V + ε
+        # constants whose roots are no rationals, and these roots
+        self.generators: list[tuple[Fraction, int]] = []
+        # constants that are no small fractions, and their roots
+        self.unknown: dict[int, int] = {}
+        # of radicands that differ from the known ones in epsilon alone
+        self.others: list[EpsilonMismatch] = []
+        # what convolutions read (`proof.linear`)
+        self.gathered: dict[Any, tuple[Value, int, Value]] = {}
+        # id of the node that is evaluated
+        self.node = 0
+        # what constants after are proved to be, by their ids
+        self.given: dict[int, Value] = {}
+        # of nodes, by their ids
+        self.epsilons: dict[int, Value] = {}
+        # along which atoms what roots were taken of varies, and whether it holds sums
+        self.rooted: dict[Atoms, bool] = {}
+        # √V + ε
+        self.divisors: list[Radicand] = []
 
     def constant(self, stored: Array | StoredConstant, narrow: bool = False) -> Value:
         """As `Sampler.constant`; a number that is the rounding of a fraction of counts is that fraction, where such are
         read."""
-        stored = stored if isinstance(stored, StoredConstant) else StoredConstant(stored)
+        if isinstance(stored, StoredConstant):
+            stored = stored
+        else:
+            stored = StoredConstant(stored)
         if self.draws.counts and stored.finite and stored.uniform and stored.array.size <= rational_reconstruction.FEW:
             number = stored.first_element()
             reading = rational_reconstruction.read_rational(number, self.draws.counts, stored.half)
@@ -97,10 +107,8 @@ class ProofInterpreter(Arithmetic):
         """√t: of a constant, of a multiple of a radicand that is known, or of a new radicand that can't be negative."""
         with np.errstate(all="ignore"):
             f = np.sqrt(t.f)
-        sign, degree = (
-            POSITIVE if t.sign == POSITIVE else NOT_NEGATIVE,
-            t.degree.root().with_places_in(t.varying_atoms()),
-        )
+        sign = POSITIVE if t.sign == POSITIVE else NOT_NEGATIVE
+        degree = t.degree.root().with_places_in(t.varying_atoms())
         made = Value(t.axes, None, f, t.data, sign, degree, sized=t.sized, sums=t.sums)
         made.nonzero, made.fixed = t.sign == POSITIVE, t.fixed | (t.varying_axes() if t.sums else frozenset())
         self.rooted[t.varying_atoms()] = t.degree.has_sums or self.rooted.get(t.varying_atoms(), False)
@@ -125,19 +133,22 @@ class ProofInterpreter(Arithmetic):
                 factor = self._root_of_constant(r, value)
                 made.a = self._layout_like(radicand.root, t) * factor % self.gf.p
                 return made
-        for radicand in self.radicands:  # 1/(V + ε), and what else is r/W
+        # 1/(V + ε), and what else is r/W
+        for radicand in self.radicands:
             ratio = self.constant_product(t, radicand.w)
             if ratio is not None and ratio[1] > 0:
                 factor = self._root_of_constant(*ratio)
                 made.a = self._layout_like(self.inverse(radicand.root), t) * factor % self.gf.p
                 return made
-        turned = [t, super().inverse(t)] if t.data and t.sign == POSITIVE else [t]  # √(1/(V + ε)) too
+        # √(1/(V + ε)) too
+        turned = [t, super().inverse(t)] if t.data and t.sign == POSITIVE else [t]
         other = next(
             (e for r in self.radicands for u in turned if (e := self._find_other_epsilon(u, r)) is not None), None
         )
         if other is not None and other.residue:
             raise other
-        if other is not None:  # a root of the variance alone: only one step of several, or an epsilon was lost
+        # a root of the variance alone: only one step of several, or an epsilon was lost
+        if other is not None:
             self.others.append(other)
         if t.data and not t.sign:
             raise other or NotProved(ProofFailure.SIGN, "it takes the root of what may be negative")
@@ -152,9 +163,8 @@ class ProofInterpreter(Arithmetic):
         root = self.gf.root(t.a)
         bad = root == -1
         seen = self.draws.seen.setdefault(len(self.radicands), ResidueCharacters())
-        if (
-            self.radicands or t.drawn is None
-        ):  # v + c of variables that nothing else has a root of: no product of them is a square
+        if self.radicands or t.drawn is None:
+            # v + c of variables that nothing else has a root of: no product of them is a square
             seen.record_nonsquares(t.a, bad)
         if bad.any():
             raise RedrawRows(bad, t.atoms, t.drawn)
@@ -181,17 +191,20 @@ class ProofInterpreter(Arithmetic):
         if mine != theirs or a.shape != b.shape or a.size < 4:
             return None
         p = self.gf.p
-        a, b = a.reshape(-1), (b.reshape(-1) - _residue_of(radicand.epsilon)) % p
+        a = a.reshape(-1)
+        b = (b.reshape(-1) - _residue_of(radicand.epsilon)) % p
         if (b[0] - b[1]) % p == 0:
             return None
         r = int(a[0] - a[1]) * pow(int(b[0] - b[1]), -1, p) % p
         e = int(a[0] - r * b[0]) % p
         if not r or ((a - r * b - e) % p != 0).any():
             return None
-        f, g = t.f.reshape(-1), radicand.w.f.reshape(-1) - radicand.epsilon.f.reshape(-1)[0]
+        f = t.f.reshape(-1)
+        g = radicand.w.f.reshape(-1) - radicand.epsilon.f.reshape(-1)[0]
         if f.size != g.size:
             return None
-        i, j = int(np.argmax(g)), int(np.argmin(g))
+        i = int(np.argmax(g))
+        j = int(np.argmin(g))
         slope = float((f[i] - f[j]) / (g[i] - g[j]))
         value = float(f[j] - slope * g[j]) / slope
         if slope <= 0:
@@ -234,7 +247,8 @@ class ProofInterpreter(Arithmetic):
         """(n^e in the field, as a number, its root) for products of powers of up to two of the sizes in use, 1
         first."""
         assert self.gf is not None
-        p, powers = self.gf.p, [(1, 1.0, 1)]
+        p = self.gf.p
+        powers = [(1, 1.0, 1)]
         for q, n in self.draws.symbols.values():
             powers += [
                 (c * pow(q, 2 * e, p) % p, x * n**e, s * pow(q, e, p) % p)
@@ -251,8 +265,10 @@ class ProofInterpreter(Arithmetic):
             subsets += [(q0 * known, r0 * root % p) for q0, r0 in subsets]
         for known, root in subsets:
             product = q * known
-            a, b = math.isqrt(product.numerator), math.isqrt(product.denominator)
-            if a * a == product.numerator and b * b == product.denominator:  # √q = √(q·known)/√known
+            a = math.isqrt(product.numerator)
+            b = math.isqrt(product.denominator)
+            # √q = √(q·known)/√known
+            if a * a == product.numerator and b * b == product.denominator:
                 return self.gf.from_fraction(Fraction(a, b)) * pow(root, -1, self.gf.p) % self.gf.p
         if len(self.generators) >= 3:
             raise NotProved(ProofFailure.LIMIT, "it takes the roots of more than three constants")

@@ -16,12 +16,18 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-_DIGIT = 16  # bits
-_LONGEST = 2**20  # products added
-_WIDEST = 512  # bits of a prime: digits cost their square, beyond this Python's integers cost less
-_FEW = 2000  # multiplications that are not worth it
-_MANY = 2**24  # products of floats, from which on looking for a NaN and laying out costs little
-_HELD = 2**21  # floats at a time
+# bits
+_DIGIT = 16
+# products added
+_LONGEST = 2**20
+# bits of a prime: digits cost their square, beyond this Python's integers cost less
+_WIDEST = 512
+# multiplications that are not worth it
+_FEW = 2000
+# products of floats, from which on looking for a NaN and laying out costs little
+_MANY = 2**24
+# floats at a time
+_HELD = 2**21
 
 
 def contract(a: Array, b: Array, slots: Sequence[int], p: int = 0) -> Array:
@@ -38,7 +44,8 @@ def contract(a: Array, b: Array, slots: Sequence[int], p: int = 0) -> Array:
     shape = [1 if i in slots else n for i, n in enumerate(lengths)]
     summed = list(slots)
     if not p and uses_blas(a, b, lengths):
-        first, second = _group_axes(a, lengths, batch, left, summed), _group_axes(b, lengths, batch, summed, right)
+        first = _group_axes(a, lengths, batch, left, summed)
+        second = _group_axes(b, lengths, batch, summed, right)
         return _restore_axis_order(first @ second, lengths, [*batch, *left, *right], shape)
     if not p:
         return np.asarray(
@@ -94,12 +101,12 @@ def modular_matmul(a: Array, b: Array, p: int) -> Array:
     out = np.empty((rows, columns), dtype=object)
     step = max(1, _HELD // (columns * digits * digits))
     for i in range(0, rows, step):
-        left = _split_digits(a[i : i + step], p, digits).transpose(0, 2, 1)  # (rows, digits, inner)
+        # (rows, digits, inner)
+        left = _split_digits(a[i : i + step], p, digits).transpose(0, 2, 1)
         n = len(left)
         made = (left.reshape(n * digits, inner) @ right).reshape(n, digits, columns, digits).astype(np.int64)
-        sums = np.zeros(
-            (n, columns, 2 * digits + 3), dtype=np.int64
-        )  # 3: a sum has at most 57 bits, 41 more than a digit
+        # 3: a sum has at most 57 bits, 41 more than a digit
+        sums = np.zeros((n, columns, 2 * digits + 3), dtype=np.int64)
         for j in range(digits):
             sums[:, :, j : j + digits] += made[:, j]
         out[i : i + step].reshape(-1)[:] = _join_digits(sums, p)
@@ -108,7 +115,8 @@ def modular_matmul(a: Array, b: Array, p: int) -> Array:
 
 def _split_digits(a: Array, p: int, digits: int) -> Array:
     flat = a.reshape(-1).tolist()
-    numbers = {id(v): v for v in flat}  # what a convolution gathers stands there many times
+    # what a convolution gathers stands there many times
+    numbers = {id(v): v for v in flat}
     written = {at: (int(v) % p).to_bytes(2 * digits, "little") for at, v in numbers.items()}
     data = b"".join(map(written.__getitem__, map(id, flat)))
     return np.frombuffer(data, dtype="<u2").reshape(*a.shape, digits).astype(np.float64)
@@ -123,5 +131,6 @@ def _join_digits(sums: Array, p: int) -> list[int]:
         digits[..., j] = carry & (2**_DIGIT - 1)
         carry >>= _DIGIT
     assert not carry.any()
-    data, size = digits.tobytes(), 2 * sums.shape[-1]
+    data = digits.tobytes()
+    size = 2 * sums.shape[-1]
     return [int.from_bytes(data[i : i + size], "little") % p for i in range(0, len(data), size)]

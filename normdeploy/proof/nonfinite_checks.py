@@ -40,7 +40,8 @@ def nonfinite_patterns(places: Sequence[int], partly_hidden: Collection[int] = (
 
     ``partly_hidden``: leaves that are never -Inf throughout, as `Sides` says.
     """
-    bad, leaves = (np.nan, np.inf, -np.inf), range(len(places))
+    bad = (np.nan, np.inf, -np.inf)
+    leaves = range(len(places))
     one = [(str(b), ((leaf, b, place),)) for leaf in leaves for b in bad for place in range(places[leaf])]
     two = [
         ("inf", ((leaf, a, 0), (leaf, b, i)))
@@ -66,14 +67,19 @@ def check_nonfinite(sides: Equivalence, plan: AxisPlan) -> bool:
     Raises:
         NotProved: a NaN or Inf is lost, or comes from a finite input that gave none.
     """
-    looked, gains, arrays, read = list[Pattern](), False, list[tuple[Array, Array]](), set[object]()
+    looked = list[Pattern]()
+    gains = False
+    arrays = list[tuple[Array, Array]]()
+    read = set[object]()
     while looked != (
         wanted := nonfinite_patterns([len(places) for places in _sample_places(sides, plan)], sides.partly_hidden)
-    ):  # an evaluation may cut axes
+    ):
+        # an evaluation may cut axes
         looked = wanted
         arrays = evaluate_in_floats(sides, plan, looked, read=read)
     for old, new in arrays:
-        shown, kept = ~np.isfinite(old), ~np.isfinite(new)
+        shown = ~np.isfinite(old)
+        kept = ~np.isfinite(new)
         for i, (name, _) in enumerate(looked):
             lost = (shown[i] & ~kept[i]).any()
             if name in _SAID and lost:
@@ -81,10 +87,14 @@ def check_nonfinite(sides: Equivalence, plan: AxisPlan) -> bool:
                     ProofFailure.HIDDEN, f"{_SAID[name]} that the nodes show would be hidden", sides.culprit
                 )
             if name not in _SAID and (shown[i] != kept[i]).any():
-                message = f"0/0 on {name} rows would be hidden" if lost else f"NaN on {name} rows is new"
+                if lost:
+                    message = f"0/0 on {name} rows would be hidden"
+                else:
+                    message = f"NaN on {name} rows is new"
                 raise NotProved(ProofFailure.HIDDEN, message, sides.culprit)
             gains = gains or bool((kept[i] & ~shown[i]).any())
-    if read and not plan.displaced:  # of one convolution: through it, or past it
+    # of one convolution: through it, or past it
+    if read and not plan.displaced:
         _check_convolution_paths(sides, plan, [p for p in looked if p[0] == "nan"], 1 if len(read) == 1 else _TURNS)
     return gains
 
@@ -102,12 +112,18 @@ def _check_convolution_paths(sides: Equivalence, plan: AxisPlan, looked: Sequenc
                 )
 
 
-_TURNS = 8  # choices of these steps, where there are several convolutions
-_LARGEST = 4096  # of a size at which a divisor is looked at
-_FACTORED = 2**40  # a constant whose divisors are looked for
-_MOST = 2**16  # choices of sizes
-_AT_ONCE = 256  # choices of sizes that are looked at
-_OTHERS = (3, 16, 128, 1024)  # of dims that no divisor speaks of; the first two at which all leaves are there
+# choices of these steps, where there are several convolutions
+_TURNS = 8
+# of a size at which a divisor is looked at
+_LARGEST = 4096
+# a constant whose divisors are looked for
+_FACTORED = 2**40
+# choices of sizes
+_MOST = 2**16
+# choices of sizes that are looked at
+_AT_ONCE = 256
+# of dims that no divisor speaks of; the first two at which all leaves are there
+_OTHERS = (3, 16, 128, 1024)
 
 
 def _zeros_of_polynomial(size: Size) -> list[dict[str, int]] | None:
@@ -119,8 +135,10 @@ def _zeros_of_polynomial(size: Size) -> list[dict[str, int]] | None:
     common = Counter(size.terms[0][0]) if size.terms else Counter[str]()
     for monomial, _ in size.terms:
         common &= Counter(monomial)
-    rest = {tuple((Counter(m) - common).elements()): c for m, c in size.terms}  # no symbol is zero
-    size, constant = Size(rest), rest.pop((), 0)
+    # no symbol is zero
+    rest = {tuple((Counter(m) - common).elements()): c for m, c in size.terms}
+    size = Size(rest)
+    constant = rest.pop((), 0)
     if size.is_positive or (-size).is_positive:
         return []
     if not constant or abs(constant) > _FACTORED:
@@ -173,14 +191,16 @@ def check_zero_sizes(sides: Equivalence, zeros: Sequence[Size]) -> None:
                 f"it divides by {zero}, which may be zero, and no input says how large that is",
                 sides.culprit,
             )
-    there, divisors = _common_zeros(zeros), " and ".join(map(str, zeros))
+    there = _common_zeros(zeros)
+    divisors = " and ".join(map(str, zeros))
     if there is None or any(n > _LARGEST for given in there for n in given.values()):
         raise NotProved(
             ProofFailure.SIZE, f"it divides by {divisors}, and it is not known where that is zero", sides.culprit
         )
     for given in there:
         if not _sizes_exist(sides, given):
-            continue  # a leaf of h − 2 places is there for h of 3 and more
+            # a leaf of h − 2 places is there for h of 3 and more
+            continue
         looked = [sizes for n in _OTHERS if _sizes_exist(sides, sizes := dict.fromkeys(symbols, n) | given)][:2]
         if not looked:
             raise NotProved(
@@ -248,7 +268,8 @@ def _pattern_values(looked: Sequence[Pattern], leaf: int, places: Sequence[int],
     x: Array = rng.uniform(0.5, 1.5, (len(looked), *counts)) * rng.choice([-1.0, 1.0], (len(looked), *counts))
     for n, (_, placed) in enumerate(looked):
         for at, number, place in placed:
-            if at == leaf and place < 0:  # everywhere
+            # everywhere
+            if at == leaf and place < 0:
                 x[n] = number
             elif at == leaf:
                 x[n : n + 1].reshape(-1)[places[min(place, len(places) - 1)]] = number

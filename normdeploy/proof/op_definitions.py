@@ -24,7 +24,8 @@ from .interpreter import ProofInterpreter
 from .proof_errors import NotProved, ProofFailure
 from .value import Logarithm, Magnitude, Value, axis_identity
 
-_MANY = 64  # summands; a norm has two or three
+# summands; a norm has two or three
+_MANY = 64
 Inputs = Sequence[Any]
 Attrs = Mapping[str, Any]
 Op = Callable[[ProofInterpreter, Inputs, Attrs, int, int], Any]
@@ -58,7 +59,11 @@ def _sizes_as_value(m: ProofInterpreter, array: np.ndarray) -> Value:
 
 def axes_of(x: Value, given: Sequence[int] | None) -> list[int]:
     rank = len(x.axes)
-    return list(range(rank)) if given is None else sorted({int(a) % rank for a in given}) if rank else []
+    if given is None:
+        return list(range(rank))
+    if rank:
+        return sorted({int(a) % rank for a in given})
+    return []
 
 
 # ------------------------------------------------------------------ arithmetic
@@ -140,7 +145,9 @@ def _power_of_magnitude(m: ProofInterpreter, x: Magnitude, q: Value) -> Value:
         or exponent not in (2.0, 4.0)
     ):
         raise NotProved(ProofFailure.OP, "a power of an absolute value that is not its square")
-    return x.square if exponent == 2.0 else m.mul(x.square, x.square)
+    if exponent == 2.0:
+        return x.square
+    return m.mul(x.square, x.square)
 
 
 # ------------------------------------------------------------------ views
@@ -157,7 +164,8 @@ def _reshape(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outp
             sizes.append(None)
         elif size == 0 and not attrs.get("allowzero"):
             sizes.append(shape[i])
-        elif size.is_positive or size in x.atoms:  # h − 2 of a tensor that has so many places is no size below 1
+        elif size.is_positive or size in x.atoms:
+            # h − 2 of a tensor that has so many places is no size below 1
             sizes.append(size)
         else:
             raise NotProved(ProofFailure.SIZE, f"a Reshape to {size} places")
@@ -167,9 +175,11 @@ def _reshape(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outp
 
 
 def _flatten(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
-    x, axis = lift_input(m, inputs[0]), int(attrs.get("axis", 1))
+    x = lift_input(m, inputs[0])
+    axis = int(attrs.get("axis", 1))
     axis = axis % len(x.axes) if axis < 0 else axis
-    head, tail = x.axes[:axis], x.axes[axis:]
+    head = x.axes[:axis]
+    tail = x.axes[axis:]
     return x.with_axes((tuple(a for axis_ in head for a in axis_), tuple(a for axis_ in tail for a in axis_)))
 
 
@@ -178,7 +188,10 @@ def _squeeze(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outp
     given = integers_from(inputs, 1, attrs, "axes")
     if given is None and any(s.symbols() for s in x.shape):
         raise NotProved(ProofFailure.SIZE, "a Squeeze of whatever axes are of one place")
-    axes = axes_of(x, given) if given is not None else [i for i, axis in enumerate(x.axes) if not axis]
+    if given is not None:
+        axes = axes_of(x, given)
+    else:
+        axes = [i for i, axis in enumerate(x.axes) if not axis]
     if any(x.axes[i] for i in axes):
         raise NotProved(ProofFailure.SIZE, "a Squeeze of an axis that is not shown to be of one place")
     return x.with_axes(tuple(axis for i, axis in enumerate(x.axes) if i not in axes))
@@ -188,7 +201,8 @@ def _unsqueeze(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, ou
     x = lift_input(m, inputs[0])
     given = integers_from(inputs, 1, attrs, "axes") or []
     rank = len(x.axes) + len(given)
-    ones, rest = {int(a) % rank for a in given}, iter(x.axes)
+    ones = {int(a) % rank for a in given}
+    rest = iter(x.axes)
     return x.with_axes(tuple(() if i in ones else next(rest) for i in range(rank)))
 
 
@@ -257,7 +271,8 @@ def _concat(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outpu
     sign = min(v.sign for v in values)
     made = Value(axes, a, f, any(v.data for v in values), sign, degree, sized=any(v.sized for v in values))
     made.sums, made.fixed = frozenset().union(*(v.sums for v in values)), fixed_axes(axes, *values)
-    if any(v.sums and v.degree.has_denominator for v in values):  # each part by its own
+    # each part by its own
+    if any(v.sums and v.degree.has_denominator for v in values):
         made.fixed |= {axis_identity(atom) for atom in axes[axis]}
     return made
 
@@ -288,7 +303,11 @@ def _constant_of_shape(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset:
 
 def _reduction_op(core: Callable[[ProofInterpreter, Any, list[int]], Value], squares: bool = False) -> Op:
     def run(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
-        x: Any = inputs[0] if isinstance(inputs[0], Magnitude) else lift_input(m, inputs[0])
+        x: Any
+        if isinstance(inputs[0], Magnitude):
+            x = inputs[0]
+        else:
+            x = lift_input(m, inputs[0])
         given = integers_from(inputs, 1, attrs, "axes")
         if not given and attrs.get("noop_with_empty_axes"):
             raise NotProved(ProofFailure.OP, "a reduction over no axis")
@@ -296,11 +315,9 @@ def _reduction_op(core: Callable[[ProofInterpreter, Any, list[int]], Value], squ
         if isinstance(x, Magnitude) and not squares:
             raise NotProved(ProofFailure.OP, "a sum of absolute values is no algebra")
         y = core(m, x, axes)
-        return (
-            y
-            if attrs.get("keepdims", 1)
-            else y.with_axes(tuple(axis for i, axis in enumerate(y.axes) if i not in axes))
-        )
+        if attrs.get("keepdims", 1):
+            return y
+        return y.with_axes(tuple(axis for i, axis in enumerate(y.axes) if i not in axes))
 
     return run
 
@@ -315,10 +332,12 @@ def _global_average(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: in
 
 
 def _matmul(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
-    a, b = lift_input(m, inputs[0]), lift_input(m, inputs[1])
+    a = lift_input(m, inputs[0])
+    b = lift_input(m, inputs[1])
     if not a.axes or not b.axes:
         raise NotProved(ProofFailure.OP, "MatMul of a scalar")
-    rows, columns = len(a.axes) > 1, len(b.axes) > 1
+    rows = len(a.axes) > 1
+    columns = len(b.axes) > 1
     left = a.with_axes((*a.axes[:-1], *(() if rows else ((),)), a.axes[-1], ()))
     right = b.with_axes((*b.axes[:-2], (), *(b.axes[-2:] if columns else (b.axes[-1], ()))))
     y = m.inner_product(left, right, [max(len(left.axes), len(right.axes)) - 2])
@@ -327,16 +346,22 @@ def _matmul(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outpu
 
 
 def _gemm(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
-    a, b = lift_input(m, inputs[0]), lift_input(m, inputs[1])
+    a = lift_input(m, inputs[0])
+    b = lift_input(m, inputs[1])
     a = _transpose(m, [a], {}, opset, 1) if attrs.get("transA") else a
     b = _transpose(m, [b], {}, opset, 1) if attrs.get("transB") else b
     y = m.mul(m.number(Fraction(float(attrs.get("alpha", 1.0)))), _matmul(m, [a, b], {}, opset, 1))
     c = optional_input(inputs, 2)
-    return y if c is None else m.add(y, m.mul(m.number(Fraction(float(attrs.get("beta", 1.0)))), lift_input(m, c)))
+    if c is None:
+        return y
+    return m.add(y, m.mul(m.number(Fraction(float(attrs.get("beta", 1.0)))), lift_input(m, c)))
 
 
 def _einsum(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
-    equation = attrs["equation"].decode() if isinstance(attrs["equation"], bytes) else attrs["equation"]
+    if isinstance(attrs["equation"], bytes):
+        equation = attrs["equation"].decode()
+    else:
+        equation = attrs["equation"]
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if not arrow or "." in equation or any(len(set(t)) < len(t) for t in (*terms, right)) or len(terms) != len(inputs):
@@ -349,7 +374,10 @@ def _einsum(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outpu
         values.append(v.with_axes(tuple(next(own) if c in term else () for c in letters)))
     y = values[0]
     for i, v in enumerate(values[1:]):
-        y = m.mul(y, y) if inputs[i + 1] is inputs[0] and terms[i + 1] == terms[0] and len(values) == 2 else m.mul(y, v)
+        if inputs[i + 1] is inputs[0] and terms[i + 1] == terms[0] and len(values) == 2:
+            y = m.mul(y, y)
+        else:
+            y = m.mul(y, v)
     y = m.sum_over(y, list(range(len(right), len(letters))))
     return y.with_axes(y.axes[: len(right)])
 

@@ -74,7 +74,10 @@ def _std_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple
     axes = definitions.axes_from(o, x, attrs["axis"])
     d = o("Sub", x, o.reduce("ReduceMean", x, axes))
     below = o("Sqrt", o.mean_square(d, axes))
-    below = m.add(below, m.exact_epsilon(attrs["epsilon"])) if attrs["epsilon"] else below
+    if attrs["epsilon"]:
+        below = m.add(below, m.exact_epsilon(attrs["epsilon"]))
+    else:
+        below = below
     return (definitions.scale_and_shift(o, m.div(d, below), gamma, beta, lambda v: o.reshape_per_element(v, x, axes)),)
 
 
@@ -98,7 +101,8 @@ def _add_rms_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> t
     return (*_rms_norm(m, [total, inputs[2]], {**attrs, "axis": -1}), total)
 
 
-_NAMES = ("none", "relu", "silu", "int8", "float8_e4m3fn")  # what plugin nodes hold by its place
+# what plugin nodes hold by its place
+_NAMES = ("none", "relu", "silu", "int8", "float8_e4m3fn")
 
 
 def _with_quantized_result(norm: Definition) -> Definition:
@@ -150,7 +154,8 @@ def _channel_layer_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs
     return (definitions.scale_and_shift(o, normal.value, gamma, beta, lambda v: o.reshape_per_channel(v, x)),)
 
 
-NONE, RELU, SILU = range(3)  # an activation as plugin nodes hold it
+# an activation as plugin nodes hold it
+NONE, RELU, SILU = range(3)
 
 
 def apply_activation(m: ProofInterpreter, y: Value, activation: int) -> Value:
@@ -159,7 +164,9 @@ def apply_activation(m: ProofInterpreter, y: Value, activation: int) -> Value:
         raise NotProved(ProofFailure.OP, f"activation {activation} of a plugin")
     if activation == SILU:
         return m.mul(y, congruence.TABLE["Sigmoid"](m, [y], {}, 13, 1))
-    return leaky_relu(m, y, 0.0) if activation == RELU else y
+    if activation == RELU:
+        return leaky_relu(m, y, 0.0)
+    return y
 
 
 def _grouped_norm(activation: int = NONE) -> Definition:
@@ -167,7 +174,8 @@ def _grouped_norm(activation: int = NONE) -> Definition:
 
     def run(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
         x, gamma, beta = inputs
-        rank, last = len(x.axes), attrs["channels_last"]
+        rank = len(x.axes)
+        last = attrs["channels_last"]
         o = _KernelInterpreter(m)
         if last:
             x = o("Transpose", x, perm=[0, rank - 1, *range(1, rank - 1)])

@@ -22,11 +22,14 @@ import onnx_graphsurgeon as gs
 from ..graphs.graph import Graph
 from ..storage.onnx_domains import STANDARD
 
-_TERMS = 32  # of one polynomial
+# of one polynomial
+_TERMS = 32
 _DEGREE = 8
-_NODES = 24  # between x and y
+# between x and y
+_NODES = 24
 
-Terms = dict[tuple[int, int], Fraction]  # (power of x, power of s) -> coefficient, none of them 0
+# (power of x, power of s) -> coefficient, none of them 0
+Terms = dict[tuple[int, int], Fraction]
 ATOMS = frozenset({"Erf", "Tanh", "Sigmoid", "Exp", "Abs", "Clip", "HardSigmoid"})
 
 
@@ -110,7 +113,8 @@ class PointwiseForm:
     out."""
 
     atom: str
-    argument: dict[int, Fraction]  # a polynomial in x: power -> coefficient
+    # a polynomial in x: power -> coefficient
+    argument: dict[int, Fraction]
     value: RationalFunction
     nodes: tuple[gs.Node, ...]
 
@@ -130,7 +134,8 @@ def pointwise_form(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> PointwiseForm | 
 
 class _PointwiseReader:
     def __init__(self, graph: Graph, x: gs.Tensor) -> None:
-        self.graph, self.x = graph, x
+        self.graph = graph
+        self.x = x
         self.rank = len(graph.shape(x) or ())
         self.atom: tuple[str, dict[int, Fraction]] | None = None
         self.nodes: dict[int, gs.Node] = {}
@@ -189,7 +194,8 @@ class _PointwiseReader:
     def use_atom(self, name: str, argument: dict[int, Fraction]) -> RationalFunction:
         """s, where it is this function of this argument, or there was none yet."""
         if not any(argument):
-            raise NoNormalForm  # of no x
+            # of no x
+            raise NoNormalForm
         if self.atom is None:
             self.atom = (name, argument)
         if self.atom != (name, argument):
@@ -214,7 +220,8 @@ def _divide_rule(reader: _PointwiseReader, node: gs.Node) -> RationalFunction:
 
 
 def _power_rule(reader: _PointwiseReader, node: gs.Node) -> RationalFunction:
-    base, exponent = reader.read_value(node.inputs[0]), reader.require_number(node.inputs[1])
+    base = reader.read_value(node.inputs[0])
+    exponent = reader.require_number(node.inputs[1])
     if exponent not in (1, 2, 3):
         raise NoNormalForm
     made = base
@@ -238,7 +245,9 @@ def _exponential_rule(reader: _PointwiseReader, node: gs.Node) -> RationalFuncti
     if times.denominator != 1 or not 0 < abs(times) <= _DEGREE:
         raise NoNormalForm
     power = RationalFunction.of_terms({(0, abs(int(times))): Fraction(1)})
-    return power if times > 0 else reader.inverse(power)
+    if times > 0:
+        return power
+    return reader.inverse(power)
 
 
 def _absolute_rule(reader: _PointwiseReader, node: gs.Node) -> RationalFunction:
@@ -280,7 +289,8 @@ def _clamp_form(reader: _PointwiseReader, t: gs.Tensor, low: Fraction, high: Fra
 
 def _hard_sigmoid_rule(reader: _PointwiseReader, node: gs.Node) -> RationalFunction:
     attrs = reader.graph.attrs(node)
-    alpha, beta = _exact_fraction(attrs.get("alpha", float(np.float32(0.2)))), _exact_fraction(attrs.get("beta", 0.5))
+    alpha = _exact_fraction(attrs.get("alpha", float(np.float32(0.2))))
+    beta = _exact_fraction(attrs.get("beta", 0.5))
     return reader.use_atom("Clip", (reader.read_value(node.inputs[0]).scale(alpha) + ONE.scale(beta)).as_polynomial())
 
 

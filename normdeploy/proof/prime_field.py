@@ -19,8 +19,10 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 BITS = 160
-_WITNESSES = 24  # rounds of Miller and Rabin: a composite passes with a probability of at most 4^-24 for each candidate
-_KEPT = 4096  # roots
+# rounds of Miller and Rabin: a composite passes with a probability of at most 4^-24 for each candidate
+_WITNESSES = 24
+# roots
+_KEPT = 4096
 _SMALL = tuple(q for q in range(3, 400, 2) if all(q % d for d in range(3, q, 2)))
 
 
@@ -30,11 +32,13 @@ class PrimeField:
     def __init__(self, p: int) -> None:
         self.p = p
         self._powers: dict[int, int] = {}
-        self._roots: dict[int, int] = {}  # rows with a root are met again while others are drawn
+        # rows with a root are met again while others are drawn
+        self._roots: dict[int, int] = {}
 
     def inverse(self, a: Array) -> Array:
         """1/a, 0 where a is 0; one inversion for the whole array (Montgomery, 1987)."""
-        p, values = self.p, [v or 1 for v in a.reshape(-1).tolist()]
+        p = self.p
+        values = [v or 1 for v in a.reshape(-1).tolist()]
         ahead = [1]
         for v in values:
             ahead.append(ahead[-1] * v % p)
@@ -50,7 +54,8 @@ class PrimeField:
     def root(self, a: Array) -> Array:
         """The principal root; −1 where a is no square."""
         p = self.p
-        exponent, known = (p + 1) // 4, self._roots
+        exponent = (p + 1) // 4
+        known = self._roots
         if len(known) > _KEPT:
             known.clear()
 
@@ -88,11 +93,16 @@ class PrimeField:
     def to_rational(self, v: int) -> Fraction | None:
         """The one fraction a/b with |a|, b < √(p/2) that is v modulo p; None where there is none (Wang, 1981)."""
         most = math.isqrt(self.p // 2)
-        r0, r1, s0, s1 = self.p, v % self.p, 0, 1
+        r0 = self.p
+        r1 = v % self.p
+        s0 = 0
+        s1 = 1
         while r1 > most:
             quotient = r0 // r1
             r0, r1, s0, s1 = r1, r0 - quotient * r1, s1, s0 - quotient * s1
-        return Fraction(r1, s1) if s1 and abs(s1) <= most and math.gcd(r1, abs(s1)) == 1 else None
+        if s1 and abs(s1) <= most and math.gcd(r1, abs(s1)) == 1:
+            return Fraction(r1, s1)
+        return None
 
     @staticmethod
     def _map_elements(function: Any, a: Array) -> Array:
@@ -107,7 +117,8 @@ def make_field(number: int, length: int = BITS) -> PrimeField:
     for it."""
     rng = random.SystemRandom()
     while True:
-        p = rng.getrandbits(length) | (1 << (length - 1)) | 3  # ≡ 3 (mod 4)
+        # ≡ 3 (mod 4)
+        p = rng.getrandbits(length) | (1 << (length - 1)) | 3
         if all(p % q for q in _SMALL) and _is_probable_prime(p, rng):
             return PrimeField(p)
 

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 
 from .proof_errors import NotProved, ProofFailure
 
-MOST = 2 * 10**10  # operations of one proof: a third of a minute on a core of 2024
-ELEMENTS = 2**22  # of one tensor in the field: half a gigabyte of Python's integers
-FLOATS = 2**26  # of one tensor in floats: half a gigabyte
+# operations of one proof: a third of a minute on a core of 2024
+MOST = 2 * 10**10
+# of one tensor in the field: half a gigabyte of Python's integers
+ELEMENTS = 2**22
+# of one tensor in floats: half a gigabyte
+FLOATS = 2**26
 _EACH = 700
-_DIGIT = 30  # bits
+# bits
+_DIGIT = 30
 
 
 @dataclass

@@ -11,14 +11,22 @@ from ..graphs.symbolic_sizes import Size
 class ProofFailure(Enum):
     """Why nothing was proved."""
 
-    OP = auto()  # an op that is no algebra, and no lemma says that it does nothing there
-    SIZE = auto()  # sizes that are not shown to be equal, or used in a way that is no polynomial
-    LAYOUT = auto()  # elements are regrouped in a way that is not followed
-    SIGN = auto()  # a root of what may be negative, or a division by what may be zero
-    DIFFERS = auto()  # the two are different functions
-    HIDDEN = auto()  # a NaN or Inf that the nodes before show and those after do not
-    STORED = auto()  # a parameter as stored is not the exact one rounded
-    LIMIT = auto()  # the prover gave up
+    # an op that is no algebra, and no lemma says that it does nothing there
+    OP = auto()
+    # sizes that are not shown to be equal, or used in a way that is no polynomial
+    SIZE = auto()
+    # elements are regrouped in a way that is not followed
+    LAYOUT = auto()
+    # a root of what may be negative, or a division by what may be zero
+    SIGN = auto()
+    # the two are different functions
+    DIFFERS = auto()
+    # a NaN or Inf that the nodes before show and those after do not
+    HIDDEN = auto()
+    # a parameter as stored is not the exact one rounded
+    STORED = auto()
+    # the prover gave up
+    LIMIT = auto()
 
 
 class NotProved(Exception):
@@ -26,7 +34,9 @@ class NotProved(Exception):
 
     def __init__(self, why: ProofFailure, reason: str, culprit: str = "") -> None:
         super().__init__(reason)
-        self.why, self.reason, self.culprit = why, reason, culprit
+        self.why = why
+        self.reason = reason
+        self.culprit = culprit
 
 
 class RestartEvaluation(Exception):
@@ -41,7 +51,9 @@ class RedrawRows(Exception):
 
     def __init__(self, mask: Any, atoms: tuple[Size, ...], drawn: tuple[Any, int] | None = None) -> None:
         super().__init__()
-        self.mask, self.atoms, self.drawn = mask, atoms, drawn
+        self.mask = mask
+        self.atoms = atoms
+        self.drawn = drawn
 
 
 class NewPrimeNeeded(Exception):
@@ -53,4 +65,6 @@ class EpsilonMismatch(Exception):
 
     def __init__(self, node: int, residue: int, value: float) -> None:
         super().__init__()
-        self.node, self.residue, self.value = node, residue, value
+        self.node = node
+        self.residue = residue
+        self.value = value

@@ -17,7 +17,8 @@ from .equivalence import Equivalence
 from .identity_test import ASKED, LONGEST, PROMISED, Identity, learn_axes, test_identity
 from .proof_errors import NotProved, ProofFailure
 
-_ALIKE = 8  # places of axes that are worth telling apart
+# places of axes that are worth telling apart
+_ALIKE = 8
 # Axes of one size along a leaf that are worth it however long they are: k of them take (d + k + 1)^k points, d the
 # degree, and so do as many roots.
 _MANY = 3
@@ -52,7 +53,8 @@ def prove_for_any_length(sides: Equivalence) -> Identity:
         NotProved: they are not, or it can't be shown without the lengths.
     """
     shapes = sides.of_any_length().shapes
-    proof, error = None, NotProved(ProofFailure.SIZE, "it has no length that may be any")
+    proof = None
+    error = NotProved(ProofFailure.SIZE, "it has no length that may be any")
     for apart, lengths in [*_symbolic_shapes(shapes, sides.named.values())] or [(shapes, {})]:
         try:
             proof = _search_identity(replace(sides, shapes=apart), _without_numbers(lengths), sides.named)
@@ -61,7 +63,8 @@ def prove_for_any_length(sides: Equivalence) -> Identity:
             error = e
     if proof is None:
         raise error
-    if proof.zeros:  # where that is zero can be looked at in one file alone
+    # where that is zero can be looked at in one file alone
+    if proof.zeros:
         raise NotProved(ProofFailure.SIZE, "it divides by a size that may be zero")
     return proof
 
@@ -77,7 +80,8 @@ def _symbolic_shapes(
     """
     known: list[list[tuple[Size, ...]]] = []
     for kept in (None, 0, -1, *range(1, max(map(len, shapes), default=0) - 1)):
-        made, lengths = list[tuple[Size, ...]](), dict[Size, Size]()
+        made = list[tuple[Size, ...]]()
+        lengths = dict[Size, Size]()
         for shape in shapes:
             alike = {n: [i for i, m in enumerate(shape) if m == n] for n in shape if n != ONE}
             alike = {
@@ -122,7 +126,8 @@ def _search_identity(sides: Equivalence, lengths: dict[Size, Size], named: dict[
             raise e from None
         if not proof.read:
             raise
-    if proof.security_bits < ASKED and proof.lost_bits + ASKED <= LONGEST:  # many roots: in a larger field
+    # many roots: in a larger field
+    if proof.security_bits < ASKED and proof.lost_bits + ASKED <= LONGEST:
         proof = test_identity(sides, plan, read, proof.lost_bits + ASKED)
     if proof.security_bits < ASKED:
         raise NotProved(
@@ -130,7 +135,8 @@ def _search_identity(sides: Equivalence, lengths: dict[Size, Size], named: dict[
             f"it takes {proof.roots} roots of each input, too many for an error probability of 2^-{PROMISED}",
         )
     gains = nonfinite_checks.check_nonfinite(sides, plan)
-    known = {s: n for size, n in lengths.items() for s in size.symbols()}  # told apart, but what the file says
+    # told apart, but what the file says
+    known = {s: n for size, n in lengths.items() for s in size.symbols()}
     shapes = tuple(tuple(size.substitute(known) for size in shape) for shape in sides.shapes)
     zeros = [
         zero
@@ -147,7 +153,10 @@ def check_stored_constants(sides: Equivalence, proof: Identity) -> None:
     Raises:
         NotProved: a parameter is not the exact one, or not stored as it, rounded once.
     """
-    plan = proof.plan.substitute_sizes(sides.named) if proof.plan.named else proof.plan
+    if proof.plan.named:
+        plan = proof.plan.substitute_sizes(sides.named)
+    else:
+        plan = proof.plan
     if proof.parameters or proof.epsilons:
         stored_constants.check_stored_parameters(sides, plan, proof.epsilons, bool(proof.read))
     if sides.expressions is not None and sides.graph is not None:

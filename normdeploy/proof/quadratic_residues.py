@@ -17,7 +17,8 @@ class ResidueCharacters:
     """Of one radicand: the span of the sets of its elements that were seen to be no squares."""
 
     def __init__(self) -> None:
-        self._basis: dict[int, int] = {}  # highest element -> a set, as bits
+        # highest element -> a set, as bits
+        self._basis: dict[int, int] = {}
         self._different = 0
 
     def record_nonsquares(self, elements: Array, bad: Array) -> None:

@@ -15,7 +15,8 @@ from fractions import Fraction
 
 import numpy as np
 
-FEW = 4  # elements of a constant that may be read so
+# elements of a constant that may be read so
+FEW = 4
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,9 @@ class RationalReading:
     root: bool = False
 
     def __str__(self) -> str:
-        return f"√({self.square})" if self.root else str(self.fraction)
+        if self.root:
+            return f"√({self.square})"
+        return str(self.fraction)
 
 
 def axis_products(shapes: Iterable[Iterable[int | None]]) -> frozenset[int]:
@@ -68,4 +71,5 @@ def read_rational(number: float, known: frozenset[int], half: bool) -> RationalR
 def _is_nearest(exact: float, number: float, half: bool) -> bool:
     with np.errstate(all="ignore"):
         near = number in (exact, float(np.float32(exact))) or (half and number == float(np.float16(exact)))
-        return near and abs(number - exact) <= 2.0**-10 * exact  # a subnormal is near to many
+        # a subnormal is near to many
+        return near and abs(number - exact) <= 2.0**-10 * exact

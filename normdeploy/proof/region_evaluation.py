@@ -42,9 +42,8 @@ FAILURES = (
 )
 
 Own = Callable[[gs.Node], Callable[[ProofInterpreter, list[Any], Mapping[str, Any]], tuple[Any, ...]] | None]
-_NAMED = {
-    (CONTRIB, op) for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "" in row.domains
-}  # they mean what the standard's do
+# they mean what the standard's do
+_NAMED = {(CONTRIB, op) for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "" in row.domains}
 
 
 def shape_of(graph: Graph, t: gs.Tensor) -> tuple[Size, ...]:
@@ -83,14 +82,16 @@ def evaluate_nodes(
     for node in nodes:
         m.node = id(node)
         inputs = [_node_input(m, graph, node, i, t, env) for i, t in enumerate(node.inputs)]
-        opset = max(graph.opset, NEWEST) if id(node) in graph._new else graph.opset
+        if id(node) in graph._new:
+            opset = max(graph.opset, NEWEST)
+        else:
+            opset = graph.opset
         try:
             meaning = own(node) if own is not None else None
-            results = (
-                meaning(m, inputs, graph.attrs(node))
-                if meaning is not None
-                else _evaluate_node(m, graph, node, inputs, opset)
-            )
+            if meaning is not None:
+                results = meaning(m, inputs, graph.attrs(node))
+            else:
+                results = _evaluate_node(m, graph, node, inputs, opset)
         except NotProved as e:
             e.culprit = node.outputs[0].name if node.outputs else e.culprit
             raise
@@ -125,9 +126,11 @@ def _node_input(
         return env[id(t)]
     if id(t) in m.given:
         return m.given[id(t)]
-    if node.op == "CastLike" and i == 1:  # its type alone is asked for
+    # its type alone is asked for
+    if node.op == "CastLike" and i == 1:
         return None
-    if _is_zero_point(node, i) and graph.is_constant(t) and not graph.value(t).any():  # 0 of a type, which alone tells
+    # 0 of a type, which alone tells
+    if _is_zero_point(node, i) and graph.is_constant(t) and not graph.value(t).any():
         return graph.dtype(t)
     if not graph.is_constant(t):
         raise NotProved(ProofFailure.OP, f"{t.name!r} is no constant and no input of the region", t.name)
@@ -154,7 +157,8 @@ def is_stored_as_half(graph: Graph, t: gs.Tensor) -> bool:
     """Whether a constant was stored in float16, before Casts."""
     node = graph.producer(t)
     while node is not None and node.op in ("Cast", "CastLike", "Identity"):
-        t, node = node.inputs[0], graph.producer(node.inputs[0])
+        t = node.inputs[0]
+        node = graph.producer(node.inputs[0])
     return getattr(graph.dtype(t), "name", "") == "float16"
 
 
@@ -205,7 +209,9 @@ def apply_op_of_domain(
     if op in norm_definitions.TABLE:
         _require_known_parts(DEFAULT[op], inputs, attrs)
     results = function(m, inputs, attrs, opset, outputs)
-    return results if isinstance(results, tuple) else (results,)
+    if isinstance(results, tuple):
+        return results
+    return (results,)
 
 
 def _require_known_parts(row: NormOp, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> None:
@@ -242,10 +248,11 @@ def _evaluate_function(
     known: dict[str, Any] = dict(zip(function.input, inputs, strict=False))
     at = m.node
     for node in function.node:
-        if (
-            row.is_quantized_by_row and "result" in known
-        ):  # the rest is a function of the norm's rows that is not looked into
-            kind, least, largest = known["y_zero_point"], float(attrs["least"]), float(attrs["largest"])
+        if row.is_quantized_by_row and "result" in known:
+            # the rest is a function of the norm's rows that is not looked into
+            kind = known["y_zero_point"]
+            least = float(attrs["least"])
+            largest = float(attrs["largest"])
             if not isinstance(kind, np.dtype):
                 raise NotProved(ProofFailure.OP, "its zero point is not 0")
             known["Y"], known["y_scale"] = quantize_rows(m, known["result"], kind.name, least, largest)

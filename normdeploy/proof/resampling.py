@@ -10,7 +10,8 @@ from ..graphs.symbolic_sizes import AxisSize
 from .interpreter import RandomDraws
 from .proof_errors import RedrawRows
 
-_ROUNDS = 24  # redraws of one kind: each halves the rows that are bad
+# redraws of one kind: each halves the rows that are bad
+_ROUNDS = 24
 
 
 def redraw_elements(draws: RandomDraws, e: RedrawRows, p: int) -> None:
@@ -24,7 +25,8 @@ def redraw_elements(draws: RandomDraws, e: RedrawRows, p: int) -> None:
     drawn = {k: v for k, v in draws.elements.items() if k[0] in ("leaf", "constant")}
     masks = {k: _elements_in_rows(e, k[-1], v.shape) for k, v in drawn.items()}
     if e.mask is not None:
-        fewest, told = e.mask.mean(), _leaves_of_mask(e)
+        fewest = e.mask.mean()
+        told = _leaves_of_mask(e)
         tight = {k: mask for k, mask in masks.items() if mask.mean() <= fewest}
         own = {k: mask for k, mask in tight.items() if k[0] == "leaf" and told == {k[1]}}
         choices = [own, tight, masks]
@@ -41,7 +43,8 @@ def redraw_elements(draws: RandomDraws, e: RedrawRows, p: int) -> None:
             random_ = [draws.rng.randrange(1, p) for _ in range(count)]
             fresh[mask] = random_ if shift is None else [(s * s - shift) % p for s in random_]
             draws.elements[key] = fresh
-            if key[0] == "constant":  # what was taken down of scales and shifts was with other parameters
+            # what was taken down of scales and shifts was with other parameters
+            if key[0] == "constant":
                 draws.affine = []
 
 

@@ -19,7 +19,8 @@ from ..graphs.symbolic_sizes import Size
 from .axis_plan import AxisPlan
 from .value import Array
 
-_Mark = tuple[bool, Any, int]  # whether it is a part (which are not alike); of which atom; which point or part
+# whether it is a part (which are not alike); of which atom; which point or part
+_Mark = tuple[bool, Any, int]
 _Point = tuple[_Mark, ...]
 
 

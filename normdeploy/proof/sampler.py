@@ -25,7 +25,8 @@ from .proof_errors import NotProved, ProofFailure
 from .quadratic_residues import ResidueCharacters
 from .value import NEGATIVE, NOT_NEGATIVE, POSITIVE, Array, Value
 
-_LARGE = 2**12  # elements of a constant whose digest takes longer than what is done with it
+# elements of a constant whose digest takes longer than what is done with it
+_LARGE = 2**12
 # inputs that are looked at together; two fix a scale and shift, the others test it. In floats the last one is zero
 DRAWS = 4
 
@@ -36,32 +37,36 @@ class RandomDraws:
     none."""
 
     rng: random.Random
-    elements: dict[Any, Array] = field(
-        default_factory=dict
-    )  # by ("leaf" or "constant", …, atoms), ("weights", atom), …
-    symbols: dict[str, tuple[int, float]] = field(default_factory=dict)  # a symbol's value in the field and as a number
+    # by ("leaf" or "constant", …, atoms), ("weights", atom), …
+    elements: dict[Any, Array] = field(default_factory=dict)
+    # a symbol's value in the field and as a number
+    symbols: dict[str, tuple[int, float]] = field(default_factory=dict)
     weights: dict[Any, Array] = field(default_factory=dict)
-    seen: dict[int, ResidueCharacters] = field(
-        default_factory=dict
-    )  # by the number of the radicand: which elements were no squares
-    epsilons: dict[int, tuple[int, float]] = field(default_factory=dict)  # id of a node after -> its exact epsilon
-    opaque: dict[tuple[object, int], int] = field(
-        default_factory=dict
-    )  # (an unknown function, its argument) -> its value
-    work: OperationBudget = field(default_factory=OperationBudget)  # of the whole proof
-    length: int = BITS  # of the prime, in bits
-    redraws: int = 0  # how often elements were drawn again, for want of a root
-    flipped: bool = False  # whether roots of constants that are no small fractions have the other sign
-    counts: frozenset[int] = (
-        frozenset()
-    )  # numbers of elements, of which constants are read as fractions; empty: none is
-    read: dict[float, str] = field(default_factory=dict)  # constants that were read so, and as what
-    affine: list[Any] = field(
-        default_factory=list
-    )  # scales and shifts between both sides, of each result, at each choice of sizes
-    held: dict[int, StoredConstant] = field(default_factory=dict)  # constants of the file, by the ids of their tensors
+    # by the number of the radicand: which elements were no squares
+    seen: dict[int, ResidueCharacters] = field(default_factory=dict)
+    # id of a node after -> its exact epsilon
+    epsilons: dict[int, tuple[int, float]] = field(default_factory=dict)
+    # (an unknown function, its argument) -> its value
+    opaque: dict[tuple[object, int], int] = field(default_factory=dict)
+    # of the whole proof
+    work: OperationBudget = field(default_factory=OperationBudget)
+    # of the prime, in bits
+    length: int = BITS
+    # how often elements were drawn again, for want of a root
+    redraws: int = 0
+    # whether roots of constants that are no small fractions have the other sign
+    flipped: bool = False
+    # numbers of elements, of which constants are read as fractions; empty: none is
+    counts: frozenset[int] = frozenset()
+    # constants that were read so, and as what
+    read: dict[float, str] = field(default_factory=dict)
+    # scales and shifts between both sides, of each result, at each choice of sizes
+    affine: list[Any] = field(default_factory=list)
+    # constants of the file, by the ids of their tensors
+    held: dict[int, StoredConstant] = field(default_factory=dict)
     turn: int = (
-        0  # of floats alone: which one place all taps of a convolution read (`proof.linear`); 0: places of their own
+        # of floats alone: which one place all taps of a convolution read (`proof.linear`); 0: places of their own
+        0
     )
 
 
@@ -101,7 +106,9 @@ class StoredConstant:
             if part is not None:
                 laid = part if lengths is None else part.reshape(lengths)
                 parts.append(laid if chosen is None else laid[np.ix_(*chosen)])
-        return np.add(*parts, dtype=np.float64) if len(parts) == 2 else parts[0].astype(np.float64, copy=False)
+        if len(parts) == 2:
+            return np.add(*parts, dtype=np.float64)
+        return parts[0].astype(np.float64, copy=False)
 
 
 def _min_and_max(array: Array) -> tuple[float, float]:
@@ -130,7 +137,8 @@ def compare_contents(constants: Iterable[StoredConstant]) -> None:
 
 
 def _have_equal_elements(one: StoredConstant, other: StoredConstant) -> bool:
-    ones, others, few = one.array.reshape(-1), other.array.reshape(-1), slice(_LARGE // 16)  # which tell most apart
+    # which tell most apart
+    ones, others, few = one.array.reshape(-1), other.array.reshape(-1), slice(_LARGE // 16)
     if not np.array_equal(ones[few], others[few]) or not np.array_equal(ones, others):
         return False
     return one.rest is other.rest or np.array_equal(one.elements_at(), other.elements_at())
@@ -140,7 +148,10 @@ class Sampler:
     """Makes `Value`s. Without a field only the floats are computed."""
 
     def __init__(self, plan: AxisPlan, draws: RandomDraws, gf: PrimeField | None, real: type = np.float64) -> None:
-        self.plan, self.draws, self.gf, self.real = plan, draws, gf, real
+        self.plan = plan
+        self.draws = draws
+        self.gf = gf
+        self.real = real
         self.work, self.bits = draws.work, 0 if gf is None else gf.p.bit_length()
 
     def constant(self, stored: Array | StoredConstant, narrow: bool = False) -> Value:
@@ -149,13 +160,17 @@ class Sampler:
 
         ``narrow``: float32 elements may stay such, for one who multiplies them by float64.
         """
-        stored = stored if isinstance(stored, StoredConstant) else StoredConstant(stored)
+        if isinstance(stored, StoredConstant):
+            stored = stored
+        else:
+            stored = StoredConstant(stored)
         array = stored.array
         axes: Axes = tuple(self.plan.atoms_of(self.plan.size_of_length(n)) for n in array.shape)
         atoms = [a for axis in axes for a in axis]
         if not array.size:
             raise NotProved(ProofFailure.SIZE, "a constant of it has no element")
-        if not stored.finite:  # no element of the field: nothing that depends on it is proved
+        # no element of the field: nothing that depends on it is proved
+        if not stored.finite:
             return Value(axes, None, np.full((1,) * (1 + len(atoms)), np.nan, dtype=self.real))
         if stored.uniform:
             number = stored.first_element()
@@ -163,13 +178,15 @@ class Sampler:
             a = None if self.gf is None else self.gf.from_floats(f.astype(np.float64))
             size = Size.from_int(int(number)) if number == int(number) and abs(number) < 2**53 else None
             return Value(axes, a, f, sign=stored.sign, below=stored.below, size=size, nonzero=stored.nonzero)
-        lengths, chosen = [self.plan.place_count(a) for a in atoms], [self._sampled_places(a) for a in atoms]
+        lengths = [self.plan.place_count(a) for a in atoms]
+        chosen = [self._sampled_places(a) for a in atoms]
         every = all(places == list(range(n)) for places, n in zip(chosen, lengths, strict=True))
         if narrow and every and stored.rest is None:
             f = array.reshape(lengths)[None]
         else:
             f = stored.elements_at(lengths, None if every else chosen).astype(self.real, copy=False)[None]
-        a, drawn = None, None
+        a = None
+        drawn = None
         if self.gf is not None:
             drawn = (("constant", stored.content_key, tuple(atoms)), 0)
             a = self.random_elements(drawn[0], f.shape)
@@ -232,7 +249,10 @@ class Sampler:
     def _symbol_value(self, name: str) -> tuple[int, float]:
         """A random square in the field, and some size; a square, so that roots of sizes are at hand."""
         if name not in self.draws.symbols:
-            q = self.draws.rng.randrange(2, self.gf.p) if self.gf is not None else 2
+            if self.gf is not None:
+                q = self.draws.rng.randrange(2, self.gf.p)
+            else:
+                q = 2
             self.draws.symbols[name] = (q, float(7 + 4 * len(self.draws.symbols)))
         q, n = self.draws.symbols[name]
         return (q * q % self.gf.p if self.gf is not None else 0), n
@@ -241,13 +261,14 @@ class Sampler:
         """Which places of a constant's axis the points stand for."""
         if atom in self.plan.joins:
             return self._sampled_joined_places(atom)
-        n, k = self.plan.place_count(atom), self.plan.point_count(atom)
-        return (
-            list(range(n)) if k == n else [round(i * (n - 1) / (k - 1)) for i in range(k)]
-        )  # more than n of an axis of any length
+        n = self.plan.place_count(atom)
+        k = self.plan.point_count(atom)
+        # more than n of an axis of any length
+        return list(range(n)) if k == n else [round(i * (n - 1) / (k - 1)) for i in range(k)]
 
     def _sampled_joined_places(self, atom: Size) -> list[int]:
-        joined, start = [], 0
+        joined = []
+        start = 0
         for part in self.plan.joins[atom]:
             places = [0]
             for a in self.plan.atoms_of(part):
@@ -262,7 +283,8 @@ class Sampler:
             return None, None
         if atom in self.plan.joins:
             return self._joined_point_weights(atom)
-        k, n = self.plan.point_count(atom), self.size_value(atom)
+        k = self.plan.point_count(atom)
+        n = self.size_value(atom)
         real = np.linspace(0.5, 1.5, k).astype(self.real) * (n.f[0] / k)
         if self.gf is None or n.a is None:
             return None, real
@@ -271,7 +293,8 @@ class Sampler:
         return exact, real
 
     def _joined_point_weights(self, atom: Size) -> tuple[Array | None, Array | None]:
-        exact, real = [], []
+        exact = []
+        real = []
         for part in self.plan.joins[atom]:
             e: Array = np.ones(1, dtype=object)
             r: Array = np.ones(1, dtype=self.real)
@@ -286,8 +309,16 @@ class Sampler:
 
 
 def _sign_of_numbers(numbers: Array | Fraction | float) -> int:
-    return POSITIVE if np.all(numbers > 0) else NOT_NEGATIVE if np.all(numbers >= 0) else NEGATIVE
+    if np.all(numbers > 0):
+        return POSITIVE
+    if np.all(numbers >= 0):
+        return NOT_NEGATIVE
+    return NEGATIVE
 
 
 def sign_of_size(size: Size) -> int:
-    return POSITIVE if size.is_positive else NOT_NEGATIVE if size.is_nonnegative else NEGATIVE
+    if size.is_positive:
+        return POSITIVE
+    if size.is_nonnegative:
+        return NOT_NEGATIVE
+    return NEGATIVE

@@ -27,19 +27,23 @@ from .nonfinite_checks import Pattern, evaluate_in_floats
 from .proof_errors import NotProved, ProofFailure, RestartEvaluation
 from .value import Value
 
-_CLOSE = 2.0**-34  # of float64's evaluation of both sides; a half ulp of float32 is 2^-25 or more
-_CLOSER = 2.0**-46  # of long doubles, where a parameter is stored in float64
-_READ = (
-    2.0**-21
-)  # where constants before are roundings in float32: what is measured with them is off by a few of its ulp
-_TERMS = 2.0**-40  # of the sum of the magnitudes of what is added up: float64 loses a few ulp of that for each term
-_SOLVED = 2.0**-40  # of an epsilon, a quotient of differences in float64
+# of float64's evaluation of both sides; a half ulp of float32 is 2^-25 or more
+_CLOSE = 2.0**-34
+# of long doubles, where a parameter is stored in float64
+_CLOSER = 2.0**-46
+# where constants before are roundings in float32: what is measured with them is off by a few of its ulp
+_READ = 2.0**-21
+# of the sum of the magnitudes of what is added up: float64 loses a few ulp of that for each term
+_TERMS = 2.0**-40
+# of an epsilon, a quotient of differences in float64
+_SOLVED = 2.0**-40
+# half of the smallest subnormal
 _LEAST = {
     "float64": 2.0**-1075,
     "float32": 2.0**-150,
     "float16": 2.0**-25,
     "bfloat16": 2.0**-134,
-}  # half of the smallest subnormal
+}
 
 
 class _FullPlan(AxisPlan):
@@ -49,7 +53,9 @@ class _FullPlan(AxisPlan):
 
     def point_count(self, atom: Size) -> int:
         n = atom.constant_value if atom not in self.joins else None
-        return n if n is not None and atom in self.laid else super().point_count(atom)
+        if n is not None and atom in self.laid:
+            return n
+        return super().point_count(atom)
 
 
 def check_stored_parameters(sides: Equivalence, plan: AxisPlan, epsilons: Mapping[int, float], read: bool) -> None:
@@ -79,10 +85,13 @@ def check_stored_parameters(sides: Equivalence, plan: AxisPlan, epsilons: Mappin
     ]
     for old, after in evaluate_in_floats(sides, full, looked, np.longdouble if double else np.float64):
         finite = np.isfinite(old) & np.isfinite(after)
-        dy, dz = old[1] - old[0], after[1] - after[0]
-        apart = np.abs(after[0] - after[2]) + np.abs(after[1] - after[2])  # a row of zeros is the shift alone, or 0/0
+        dy = old[1] - old[0]
+        dz = after[1] - after[0]
+        # a row of zeros is the shift alone, or 0/0
+        apart = np.abs(after[0] - after[2]) + np.abs(after[1] - after[2])
         apart = np.where(np.isfinite(apart), apart, np.abs(dz))
-        scale, shift = np.abs(dz - dy) <= close * apart, np.abs(old - after) <= close * (np.abs(after) + apart)
+        scale = np.abs(dz - dy) <= close * apart
+        shift = np.abs(old - after) <= close * (np.abs(after) + apart)
         shift[2] = np.abs(old[2] - after[2]) <= close * np.abs(after[2])
         if not (scale | ~finite[0] | ~finite[1]).all() or not (shift | ~finite).all():
             raise NotProved(ProofFailure.STORED, "its scale or shift is not the exact one", sides.culprit)
@@ -114,7 +123,8 @@ def check_fold_constants(graph: Graph, e: ComputedConstants, plan: AxisPlan, hel
             raise NotProved(ProofFailure.STORED, f"{c.name!r} is no constant that was computed", c.name)
         shape = graph.exact.shape(id(c))
         laid = _elements_in_order(full, values[id(c)], shape)
-        if _is_near(laid, graph, c, laid):  # whose magnitude is less than the sum of those of its terms
+        # whose magnitude is less than the sum of those of its terms
+        if _is_near(laid, graph, c, laid):
             continue
         with evaluator.silence_numpy():
             terms = terms or e.evaluate_constants(m, graph, absolute=True)
@@ -134,9 +144,8 @@ def _is_near(stored: np.ndarray, graph: Graph, c: gs.Constant, terms: np.ndarray
 
 def _elements_in_order(plan: AxisPlan, v: Value, shape: tuple[int, ...]) -> np.ndarray:
     """The elements in row-major order."""
-    laid = np.broadcast_to(v.f, (1, *(plan.point_count(x) for x in v.atoms))).reshape(
-        shape
-    )  # which fails where they are too few or many
+    # which fails where they are too few or many
+    laid = np.broadcast_to(v.f, (1, *(plan.point_count(x) for x in v.atoms))).reshape(shape)
     return laid.reshape(-1)
 
 
@@ -176,12 +185,12 @@ def _is_rounded_once(stored: np.ndarray, exact: np.ndarray) -> bool:
 
 def _require_half_ulp(stored: np.ndarray, exact: np.ndarray, dtype: str, name: str, off: float = 0.0) -> None:
     """``off``: relative error of ``exact`` itself."""
-    unit, least = UNIT_ROUNDOFF.get(dtype, UNIT_ROUNDOFF["float32"]), _LEAST.get(dtype, 0.0)
+    unit = UNIT_ROUNDOFF.get(dtype, UNIT_ROUNDOFF["float32"])
+    least = _LEAST.get(dtype, 0.0)
     with np.errstate(all="ignore"):
         _, exponent = np.frexp(stored)
-        half = np.maximum(
-            np.ldexp(unit, exponent - 1), least
-        )  # |held| lies in [2^(e−1), 2^e), where an ulp is 2·unit·2^(e−1)
+        # |held| lies in [2^(e−1), 2^e), where an ulp is 2·unit·2^(e−1)
+        half = np.maximum(np.ldexp(unit, exponent - 1), least)
         if not (np.abs(stored - exact) <= half + off * np.abs(exact)).all():
             worst = int(np.argmax(np.abs(stored - exact).reshape(-1)))
             raise NotProved(

@@ -14,12 +14,15 @@ from .degree import ZERO, Degree
 
 Array = np.ndarray[Any, Any]
 
-NEGATIVE, NOT_NEGATIVE, POSITIVE = 0, 1, 2  # what structure says of the sign at every real input; NEGATIVE: nothing
+# what structure says of the sign at every real input; NEGATIVE: nothing
+NEGATIVE, NOT_NEGATIVE, POSITIVE = 0, 1, 2
 
 
 def axis_identity(atom: Size) -> Any:
     """Which axis an atom is, where a leaf or a convolution says so; else its size, which others may have."""
-    return atom.label if isinstance(atom, AxisSize) else atom
+    if isinstance(atom, AxisSize):
+        return atom.label
+    return atom
 
 
 @dataclass(eq=False, slots=True)
@@ -38,17 +41,22 @@ class Value:
     sign: int = NEGATIVE
     degree: Degree = ZERO
     size: Size | None = None
-    sized: bool = False  # depends on a symbol
-    nonzero: bool = False  # no element is zero, at any place and any size
+    # depends on a symbol
+    sized: bool = False
+    # no element is zero, at any place and any size
+    nonzero: bool = False
     roots: frozenset[int] | None = (
-        None  # a product of roots of these radicands of this proof: zero at most where one of them is
+        # a product of roots of these radicands of this proof: zero at most where one of them is
+        None
     )
-    sums: frozenset[Size] = frozenset()  # the atoms that it holds sums over
-    fixed: frozenset[Any] = (
-        frozenset()
-    )  # the axes (`axis_of`) along which a root or a divisor varies that holds sums: they are not summed
-    drawn: tuple[Any, int] | None = None  # (key in `Draws.elements`, c): each element is one of those drawn, plus c
-    below: int = NEGATIVE  # what structure says of the sign of -x, for x - (-epsilon)
+    # the atoms that it holds sums over
+    sums: frozenset[Size] = frozenset()
+    # the axes (`axis_of`) along which a root or a divisor varies that holds sums: they are not summed
+    fixed: frozenset[Any] = frozenset()
+    # (key in `Draws.elements`, c): each element is one of those drawn, plus c
+    drawn: tuple[Any, int] | None = None
+    # what structure says of the sign of -x, for x - (-epsilon)
+    below: int = NEGATIVE
 
     @property
     def atoms(self) -> Atoms:
@@ -71,7 +79,9 @@ class Value:
         """The same elements with other axes; ``permutation`` of the arrays' axes, None where they stay in order."""
 
         def transpose_array(x: Array | None) -> Array | None:
-            return x if x is None or permutation is None else x.transpose(permutation)
+            if x is None or permutation is None:
+                return x
+            return x.transpose(permutation)
 
         f = transpose_array(self.f)
         assert f is not None

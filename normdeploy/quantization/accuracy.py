@@ -17,9 +17,12 @@ from ..verbs.verify.metrics import METRICS
 from ..verbs.verify.policy import Policy, Threshold
 
 Feeds = Mapping[str, np.ndarray]
-_SQUARED = 1.6449**2  # of the normal distribution's 95 % quantile
-Outputs = list[dict[str, np.ndarray]]  # of each batch: output -> value
-_FAR = 0.1  # of an output's size, from which on a note says that it moves
+# of the normal distribution's 95 % quantile
+_SQUARED = 1.6449**2
+# of each batch: output -> value
+Outputs = list[dict[str, np.ndarray]]
+# of an output's size, from which on a note says that it moves
+_FAR = 0.1
 
 
 class AccuracyJudge:
@@ -30,7 +33,9 @@ class AccuracyJudge:
     """
 
     def __init__(self, samples: Sequence[Feeds], reference: Outputs, policy: Policy, optimize: bool) -> None:
-        self.samples, self.reference, self.optimize = samples, reference, optimize
+        self.samples = samples
+        self.reference = reference
+        self.optimize = optimize
         names = [name for name, value in reference[0].items() if value.dtype.kind == "f"]
         policy.check(names)
         self.rules = [(name, rule) for name in names for rule in _thresholds_for(policy, name)]
@@ -68,7 +73,8 @@ class AccuracyJudge:
             alike = all(
                 v.ndim and len(v) == len(next(iter(s.values()))) for (v, _), s in zip(pairs, self.samples, strict=True)
             )
-            if alike and rows:  # samples of all batches together: a neighbour may be in another
+            # samples of all batches together: a neighbour may be in another
+            if alike and rows:
                 shapes = {v.shape[1:] for v, _ in pairs}
                 if len(shapes) == 1:
                     pairs = [(np.concatenate([v for v, _ in pairs]), np.concatenate([r for _, r in pairs]))]
@@ -127,7 +133,8 @@ def _thresholds_for(policy: Policy, name: str) -> list[Threshold]:
 def lower_share_bound(share: float, rows: int) -> float:
     """What the share of all there are may be, of which ``rows`` were drawn and ``share`` of these agree: the lower end
     of Wilson's one-sided 95 % interval (Journal of the American Statistical Association 22, 1927, 209)."""
-    middle, half = share + _SQUARED / (2 * rows), (share * (1 - share) / rows + _SQUARED / (4 * rows**2)) ** 0.5
+    middle = share + _SQUARED / (2 * rows)
+    half = (share * (1 - share) / rows + _SQUARED / (4 * rows**2)) ** 0.5
     return (middle - _SQUARED**0.5 * half) / (1 + _SQUARED / rows)
 
 
@@ -137,8 +144,14 @@ def few_sample_notes(judged: Iterable[MetricReport]) -> list[str]:
     for j in judged:
         if not (j.met and j.samples) or (least := lower_share_bound(j.value, j.samples)) >= j.threshold:
             continue
-        enough = math.ceil(_SQUARED * j.threshold / (1 - j.threshold)) if j.threshold < 1 else 0
-        told = f", which fewer than {enough} can't tell" if j.samples < enough else ""
+        if j.threshold < 1:
+            enough = math.ceil(_SQUARED * j.threshold / (1 - j.threshold))
+        else:
+            enough = 0
+        if j.samples < enough:
+            told = f", which fewer than {enough} can't tell"
+        else:
+            told = ""
         notes.append(
             f"{j.metric} of {j.output!r} is {j.value:.4g} in {j.samples} rows of the judging samples and may be"
             f" {least:.4g} on others (95 %); {j.threshold:g} is asked for{told}. Give more samples, of which half"

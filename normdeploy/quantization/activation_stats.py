@@ -11,8 +11,10 @@ import onnx
 from ..precision.tensor_ranges import Samples, chunk_tensors, name_failing_sample, open_session_with_outputs
 from ..types import Progress
 
-MASK = "attention_mask"  # Hugging Face's name of the input that says which tokens count
-ROWS = 2048  # of each tensor that are kept; of wide ones as many as have `_ELEMENTS` elements, but 512
+# Hugging Face's name of the input that says which tokens count
+MASK = "attention_mask"
+# of each tensor that are kept; of wide ones as many as have `_ELEMENTS` elements, but 512
+ROWS = 2048
 _ELEMENTS = 2**22
 
 
@@ -61,7 +63,8 @@ def observe_activations(
                 share = max(1, -(-most // len(samples)))
                 draw = np.random.default_rng([number, len(name)])
                 kept[name].append(rows[draw.permutation(len(rows))[:share]])
-                low, high = rows.min(0), rows.max(0)
+                low = rows.min(0)
+                high = rows.max(0)
                 before = ends.get(name)
                 ends[name] = (
                     (low, high) if before is None else (np.minimum(low, before[0]), np.maximum(high, before[1]))

@@ -44,7 +44,8 @@ def find_input_shifts(
     nodes = {n.output[0]: n for n in proto.graph.node if n.output}
     found: dict[str, InputShift] = {}
     for c in layers:
-        condition, node = shifted.get(c.result), nodes.get(c.plan.tensor)
+        condition = shifted.get(c.result)
+        node = nodes.get(c.plan.tensor)
         if condition is None or node is None or condition.shift is None:
             continue
         bias = _bias_name(node, readers)
@@ -61,7 +62,9 @@ def find_input_shifts(
 def _bias_name(node: onnx.NodeProto, readers: Mapping[str, Sequence[onnx.NodeProto]]) -> str:
     """The other input of an Add behind a MatMul, the third of a Gemm; "" where there is none."""
     if node.op_type == "Gemm":
-        return str(node.input[2]) if len(node.input) > 2 else ""
+        if len(node.input) > 2:
+            return str(node.input[2])
+        return ""
     behind = readers.get(node.output[0], ())
     if node.op_type != "MatMul" or len(behind) != 1 or behind[0].op_type != "Add":
         return ""

@@ -44,7 +44,10 @@ def split_gemms(proto: onnx.ModelProto) -> onnx.ModelProto:
                 out.graph.initializer.append(numpy_helper.from_array(values, turned[weight]))
             weight = turned[weight]
         biased = any(c)
-        product = fresh_name(f"{node.output[0]}_product") if biased else node.output[0]
+        if biased:
+            product = fresh_name(f"{node.output[0]}_product")
+        else:
+            product = node.output[0]
         made = [helper.make_node("MatMul", [x, weight], [product], name=product if biased else node.name)]
         if biased:
             made.append(helper.make_node("Add", [product, *c], list(node.output), name=node.name))

@@ -37,9 +37,12 @@ from .qdq_writer import LayerPlan
 # of the mean of H's diagonal, times channels / rows where these are fewer: of matrices, and of convolutions, which read
 # each sample at many places
 DAMPING = {False: 0.1, True: 0.01}
-_BLOCK = 128  # rows of W between products with all that were rounded before
-_FEWEST = 16  # rows, of which nothing can be said
-SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # of a block's largest weight, for its scale
+# rows of W between products with all that were rounded before
+_BLOCK = 128
+# rows, of which nothing can be said
+_FEWEST = 16
+# of a block's largest weight, for its scale
+SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
 
 @dataclass(frozen=True)
@@ -80,14 +83,16 @@ def compensate_rounding(
             offsets[reading] = layer.plan.shift.offset.astype(np.float32)
     weights = {t.name: t for t in proto.graph.initializer}
     wanted = {r: (max(one.hessian_size for one in group), offsets.get(r)) for r, group in ready.items()}
-    done, made = 0, dict(plans)
+    done = 0
+    made = dict(plans)
     for reading, moments in collect_moments(proto, wanted, samples):
         for layer in ready[reading]:
             if progress is not None:
                 progress("round", done, sum(map(len, ready.values())))
             done += 1
             if moments.rows >= _FEWEST:
-                stored, damping = numpy_helper.to_array(weights[layer.weight]), DAMPING[layer.groups > 0]
+                stored = numpy_helper.to_array(weights[layer.weight])
+                damping = DAMPING[layer.groups > 0]
                 made[layer.plan.tensor] = _plan_with_codes(layer.plan, stored, moments, layer.groups, damping)
     return made
 
@@ -103,7 +108,8 @@ def _compensable_layers(
         if plan is None or c.reason:
             continue
         node = nodes[plan.tensor]
-        name, data = node.input[plan.weight], node.input[plan.data]
+        name = node.input[plan.weight]
+        data = node.input[plan.data]
         if readers[name] != 1 or name not in weights:
             continue
         if c.op == "Conv":
@@ -125,11 +131,14 @@ def _is_plain_product(node: onnx.NodeProto) -> bool:
 
 def _convolution_windows(node: onnx.NodeProto, shape: tuple[int, ...], groups: int) -> ConvolutionWindows | None:
     """None where the pads follow from the size of the input."""
-    attrs, rank = _node_attributes(node), len(shape) - 2
+    attrs = _node_attributes(node)
+    rank = len(shape) - 2
     if attrs.get("auto_pad", b"NOTSET") != b"NOTSET":
         return None
-    ones, zeros = [1] * rank, [0] * 2 * rank
-    strides, dilations = tuple(attrs.get("strides", ones)), tuple(attrs.get("dilations", ones))
+    ones = [1] * rank
+    zeros = [0] * 2 * rank
+    strides = tuple(attrs.get("strides", ones))
+    dilations = tuple(attrs.get("dilations", ones))
     return ConvolutionWindows(shape[2:], strides, dilations, tuple(attrs.get("pads", zeros)), groups)
 
 
@@ -151,13 +160,19 @@ def _plan_with_codes(
 ) -> LayerPlan:
     """``plan`` with codes, the nearest in groups whose H can't be factored (a channel that is always 0); without where
     none can. ``groups``: of a convolution; 0: a matrix."""
-    first = groups > 0 or not plan.has_channels_first  # outputs first
-    across = stored.reshape(max(groups, 1), -1, moments.origin.shape[-1]).swapaxes(1, 2) if first else stored[None]
+    # outputs first
+    first = groups > 0 or not plan.has_channels_first
+    if first:
+        across = stored.reshape(max(groups, 1), -1, moments.origin.shape[-1]).swapaxes(1, 2)
+    else:
+        across = stored[None]
     share = damping * max(1.0, across.shape[1] / moments.rows)
     axis = None if plan.axis is None else 0 if plan.block else 1
-    made, feedbacks = [], 0
+    made = []
+    feedbacks = 0
     least = np.split(plan.least, len(across)) if np.ndim(plan.least) else [plan.least] * len(across)
-    for w, h, floor in zip(across, moments.hessian(), least, strict=True):  # [channels, outputs]
+    # [channels, outputs]
+    for w, h, floor in zip(across, moments.hessian(), least, strict=True):
         scales = round_scales_up(
             np.maximum(shrink_scales(w, np.diag(h), axis, plan.form, plan.block), floor), plan.scales
         )
@@ -176,8 +191,12 @@ def _plan_with_codes(
         return plan
     q, scales = (np.stack(parts) for parts in zip(*made, strict=True))
     if first:
-        q, scales = q.swapaxes(1, 2), scales.swapaxes(1, 2) if plan.block else scales
-    scales = np.ascontiguousarray(scales[0]) if plan.block else scales.reshape(-1)
+        q = q.swapaxes(1, 2)
+        scales = scales.swapaxes(1, 2) if plan.block else scales
+    if plan.block:
+        scales = np.ascontiguousarray(scales[0])
+    else:
+        scales = scales.reshape(-1)
     return replace(plan, stored=(np.ascontiguousarray(q).reshape(stored.shape), scales))
 
 
@@ -187,13 +206,15 @@ def shrink_scales(w: np.ndarray, h: np.ndarray, axis: int | None, form: CodeForm
     scales = weight_scales(w, axis, form, block)
     if not block or axis != 0:
         return scales
-    best, least = scales, np.full(scales.shape, np.inf)
+    best = scales
+    least = np.full(scales.shape, np.inf)
     for share in SHRINKS:
         tried = (scales * np.float32(share)).astype(np.float32)
         wide = broadcast_scales(tried, w.shape, axis, block)
         off = h[:, None] * (quantize_to_codes(w, wide, form).astype(np.float32) * wide - w) ** 2
         error = off.reshape(len(w) // block, block, -1).sum(1)
-        best, least = np.where(error < least, tried, best), np.minimum(error, least)
+        best = np.where(error < least, tried, best)
+        least = np.minimum(error, least)
     return np.asarray(best, np.float32)
 
 
@@ -218,8 +239,10 @@ def round_with_feedback(
 ) -> np.ndarray:
     """Codes of ``w`` [channels, outputs], rounded row by row with what the rows before lost."""
     order, unit = feedback
-    w, scales = w[order].astype(np.float32), scales[order].astype(np.float32)
-    lost, q = np.zeros_like(w), np.zeros(w.shape, form.dtype)
+    w = w[order].astype(np.float32)
+    scales = scales[order].astype(np.float32)
+    lost = np.zeros_like(w)
+    q = np.zeros(w.shape, form.dtype)
     for start in range(0, len(w), _BLOCK):
         end = min(start + _BLOCK, len(w))
         wanted = w[start:end] + unit[:start, start:end].T @ lost[:start]

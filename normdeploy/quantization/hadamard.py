@@ -50,7 +50,8 @@ def _paley_construction(order: int) -> tuple[str, int, int] | None:
             return "second", order // 2 - 1, doublings
         if order % 2:
             return None
-        order, doublings = order // 2, doublings + 1
+        order = order // 2
+        doublings = doublings + 1
 
 
 def _is_prime(n: int) -> bool:

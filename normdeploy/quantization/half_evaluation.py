@@ -49,7 +49,8 @@ def judge_half_file(
     judge, float32, notes = make_judge(before, wish, split, progress)
     judge.samples = [_round_inputs(sample, made, wish) for sample in judge.samples]
     outputs = judge.run_samples(emulate_half(made))
-    judged, moved = judge.measure_metrics(outputs, float32), judge.measure_drift(outputs, float32)
+    judged = judge.measure_metrics(outputs, float32)
+    moved = judge.measure_drift(outputs, float32)
     for told, was in zip(judged, account.judged, strict=True):
         if was.met and not told.met:
             raise InputError(

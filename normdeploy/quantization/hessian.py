@@ -17,9 +17,12 @@ from ..precision.tensor_ranges import Samples, chunk_tensors, name_failing_sampl
 from .activation_stats import unmasked_rows
 from .number_formats import ScaleZeroPoint, quantize_dequantize
 
-WINDOWS = 2**14  # of a convolution
-_WIDE = 4096  # channels, from which on H is kept and factored in float32
-_HELD = 2**30  # bytes of H that are held at a time
+# of a convolution
+WINDOWS = 2**14
+# channels, from which on H is kept and factored in float32
+_WIDE = 4096
+# bytes of H that are held at a time
+_HELD = 2**30
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,8 @@ class SecondMoments:
 
     origin: np.ndarray
     rows: int = 0
-    sums: np.ndarray = field(default_factory=lambda: np.zeros(()))  # of x̂ − origin
+    # of x̂ − origin
+    sums: np.ndarray = field(default_factory=lambda: np.zeros(()))
     squares: np.ndarray = field(default_factory=lambda: np.zeros((), np.float32))
 
     def accumulate(self, x: np.ndarray, step: ScaleZeroPoint | None, offset: np.ndarray | None = None) -> None:
@@ -93,7 +97,8 @@ class SecondMoments:
     def hessian(self) -> np.ndarray:
         """H, [groups, channels, channels]."""
         kind = np.dtype(np.float32 if self.origin.shape[-1] > _WIDE else np.float64)
-        around, mean = self.sums / self.rows, np.asarray(self.origin + self.sums / self.rows)
+        around = self.sums / self.rows
+        mean = np.asarray(self.origin + self.sums / self.rows)
         h = np.asarray(self.squares / self.rows, kind)
         outer = (around[:, :, None] * around[:, None]).astype(kind), (mean[:, :, None] * mean[:, None]).astype(kind)
         return np.asarray(h - outer[0] + outer[1])

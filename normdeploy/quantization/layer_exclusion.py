@@ -15,8 +15,10 @@ from ..types import Progress
 from . import accuracy
 from .qdq_writer import LayerPlan
 
-_FEW = 2  # batches on which each layer is tried alone
-_NAMED = 5  # layers that an error names
+# batches on which each layer is tried alone
+_FEW = 2
+# layers that an error names
+_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,12 @@ def exclude_layers(
         )
     errors = _error_per_layer(work, samples, progress)
     order += sorted(errors, key=lambda tensor: -errors[tensor])
-    low, high, all_of_them = 0, 1, len(order)
+    low = 0
+    high = 1
+    all_of_them = len(order)
     while high < all_of_them and not all(j.met for j in judge_selection(high)):
-        low, high = high, high * 2
+        low = high
+        high = high * 2
     if high >= all_of_them:
         high = all_of_them - 1
         if not all(j.met for j in judge_selection(high)):

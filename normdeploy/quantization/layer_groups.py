@@ -24,13 +24,19 @@ class LayerCandidate:
     plan: LayerPlan
     op: str
     module: str
-    input: str  # the tensor that is quantized
-    axis: int  # of its channels
-    source: str  # the tensor that a migration would start from
-    result: str  # the layer's result, an added bias included
+    # the tensor that is quantized
+    input: str
+    # of its channels
+    axis: int
+    # the tensor that a migration would start from
+    source: str
+    # the layer's result, an added bias included
+    result: str
     outputs: int
-    groups: int = 1  # of a convolution
-    activated: str = ""  # of a convolution: its result, or what a Relu or Clip makes of it that alone reads it
+    # of a convolution
+    groups: int = 1
+    # of a convolution: its result, or what a Relu or Clip makes of it that alone reads it
+    activated: str = ""
     reason: str = ""
 
 
@@ -57,7 +63,8 @@ def _make_candidate(graph: Graph, linear: ConstantLinear | Refusal, form: CodeFo
             0,
             reason=linear.reason,
         )
-    node, data = linear.node, linear.data_input
+    node = linear.node
+    data = linear.data_input
     stored = node.inputs[linear.weight]
     rank = len(graph.shape(data) or ())
     plan = LayerPlan(
@@ -97,7 +104,9 @@ def _result_after_activation(graph: Graph, linear: ConstantLinear) -> str:
     if graph.is_output(linear.out):
         return ""
     if len(readers) == 1 and readers[0].op in ("Relu", "Clip"):
-        return "" if graph.is_output(readers[0].outputs[0]) else str(readers[0].outputs[0].name)
+        if graph.is_output(readers[0].outputs[0]):
+            return ""
+        return str(readers[0].outputs[0].name)
     return str(linear.out.name)
 
 
@@ -105,13 +114,20 @@ def _scale_granularity(
     linear: ConstantLinear, form: CodeFormat, block: int
 ) -> tuple[int | None, None, int] | tuple[int | None]:
     """Along which axis of the stored weight there are scales, and how many places of it share one."""
-    op, rank = linear.node.op, linear.w.ndim
+    op = linear.node.op
+    rank = linear.w.ndim
     rows = (op == "Gemm" and linear.is_transposed) or (op == "MatMul" and linear.weight == 0) or op == "Conv"
-    output = (0 if op == "Conv" else rank - 2) if rows else rank - 1
+    if rows:
+        output = 0 if op == "Conv" else rank - 2
+    else:
+        output = rank - 1
     if op == "ConvTranspose":
-        return (1,) if linear.groups == 1 else (None,)
+        if linear.groups == 1:
+            return (1,)
+        return (None,)
     if op == "MatMul" and rank > 2 and form is INT8:
-        return (None,)  # onnxruntime has no integer product of stacked weights with a scale for each output
+        # onnxruntime has no integer product of stacked weights with a scale for each output
+        return (None,)
     if not block or op == "Conv":
         return (output,)
     return (rank - 1 if rows else rank - 2, None, block)
@@ -134,13 +150,20 @@ def layer_group(graph: Graph, candidates: list[LayerCandidate]) -> LayerGroup | 
         last = places.reshape([1] * (len(graph.shape(source.y) or ()) - 1) + [-1])
         laid = [input_channel_vector(graph, last, source.y, one.data_input, one) for one in layers]
         if not all(v is not None and np.array_equal(v, places) for v in laid):
-            return None  # views between mix the channels
-        beta = known[1] if len(known) > 1 and known[1] is not None else np.zeros_like(gamma)
+            # views between mix the channels
+            return None
+        if len(known) > 1 and known[1] is not None:
+            beta = known[1]
+        else:
+            beta = np.zeros_like(gamma)
         return LayerGroup(source.y.name, tuple(w), gamma, beta, True)
     if source.affine is not None:
         a, b = (
             input_channel_vector(graph, v, source.y, layers[0].data_input, layers[0])
             for v in (source.affine.scale, source.affine.shift)
         )
-        return None if a is None or b is None else LayerGroup(source.y.name, tuple(w), a, b)
-    return None if source.views else LayerGroup(source.y.name, tuple(w))  # of views channels need not be channels
+        if a is None or b is None:
+            return None
+        return LayerGroup(source.y.name, tuple(w), a, b)
+    # of views channels need not be channels
+    return None if source.views else LayerGroup(source.y.name, tuple(w))

@@ -18,7 +18,8 @@ from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import iter_subgraphs
 
 _STEPS = frozenset({"BatchNormalization", "Mul", "Add", "Sub", "Div", "Identity"})
-_LONGEST = 8  # steps of a scale and shift
+# steps of a scale and shift
+_LONGEST = 8
 SPLIT = frozenset(op for op, row in DEFAULT.items() if row.has_scale and "axis" in row.attributes)
 
 
@@ -75,7 +76,9 @@ def explain_no_layers(proto: onnx.ModelProto) -> str:
 def layer_source(graph: Graph, data: gs.Tensor) -> LayerSource:
     """What makes the input ``data`` of a linear layer."""
     y, views = views_above(graph, data)
-    tops, steps, t = [y], list[gs.Node](), y
+    tops = [y]
+    steps = list[gs.Node]()
+    t = y
     while len(tops) <= _LONGEST and (node := graph.producer(t)) is not None and node.op in _STEPS:
         carried = [i for i in node.inputs if not graph.is_constant(i)]
         if len(carried) != 1 or (node.op == "Div" and node.inputs[0] is not carried[0]):
@@ -91,5 +94,6 @@ def layer_source(graph: Graph, data: gs.Tensor) -> LayerSource:
             return LayerSource(y, tuple(views), z, node if behind else None, affine)
     node = graph.producer(y)
     if node is None or node.op not in DEFAULT or node.outputs[0] is not y:
-        return LayerSource(data, (), data, None, None)  # views of something else lead nowhere
+        # views of something else lead nowhere
+        return LayerSource(data, (), data, None, None)
     return LayerSource(y, tuple(views), y, node, None)

@@ -15,7 +15,8 @@ import numpy as np
 from onnx import TensorProto
 
 _LEAST_HALF = 2.0**-20
-_TINY = 2.0**-100  # a scale below is as good as none, and its inverse might overflow
+# a scale below is as good as none, and its inverse might overflow
+_TINY = 2.0**-100
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class CodeFormat:
     dtype: np.dtype
     low: float
     high: float
-    since: int  # the opset
+    # the opset
+    since: int
 
     @property
     def is_integer(self) -> bool:
@@ -52,7 +54,8 @@ class ScaleZeroPoint:
 
 def step_for_range(low: float, high: float, form: CodeFormat) -> ScaleZeroPoint:
     """The step for numbers between ``low`` and ``high``; zero is always a code, for padding and masks need it."""
-    low, high = min(low, 0.0), max(high, 0.0)
+    low = min(low, 0.0)
+    high = max(high, 0.0)
     if form is UINT8:
         scale = np.float32(max((high - low) / 255, _TINY))
         return ScaleZeroPoint(form, float(scale), int(np.clip(np.rint(-low / scale), 0, 255)))

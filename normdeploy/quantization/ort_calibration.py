@@ -20,7 +20,8 @@ from ..precision.tensor_ranges import Samples, name_failing_sample
 from ..storage.onnx_files import save_onnx
 from ..types import Progress
 
-_LARGE = 2**30  # bytes of weights, from which on they are kept beside the model
+# bytes of weights, from which on they are kept beside the model
+_LARGE = 2**30
 
 
 def calibrate_ranges(
@@ -42,7 +43,8 @@ def calibrate_ranges(
     """
     kind = {"entropy": EntropyCalibrater, "percentile": PercentileCalibrater}[method]
     with tempfile.TemporaryDirectory() as folder:
-        path, large = Path(folder) / "model.onnx", proto.ByteSize() >= _LARGE
+        path = Path(folder) / "model.onnx"
+        large = proto.ByteSize() >= _LARGE
         save_onnx(proto, path, external=large)
         calibrator = kind(path, [], str(Path(folder) / "augmented.onnx"), large, method, symmetric)
         values = {name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in tensors}

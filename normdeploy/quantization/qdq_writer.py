@@ -28,7 +28,8 @@ from .number_formats import (
     weight_scales,
 )
 
-_MOST = 2.0**30  # steps in a bias: half of what int32 holds
+# steps in a bias: half of what int32 holds
+_MOST = 2.0**30
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class LayerPlan:
     step: ScaleZeroPoint | None = None
     block: int = 0
     dynamic: bool = False
-    scales: np.dtype = field(default_factory=lambda: np.dtype(np.float32))  # whose numbers the weight's scales are
+    # whose numbers the weight's scales are
+    scales: np.dtype = field(default_factory=lambda: np.dtype(np.float32))
     stored: tuple[np.ndarray, np.ndarray] | None = field(default=None, compare=False)
     shift: InputShift | None = field(default=None, compare=False)
     least: np.ndarray | float = field(default=0.0, compare=False)
@@ -155,11 +157,14 @@ class _QdqWriter:
         self.weights, self.taken = weights, set(taken)
         self.made: list[TensorProto] = []
         self._pairs: dict[object, str] = {}
-        self.done: set[str] = set()  # what comes out of pairs for all readers
-        self.recentred_biases: dict[str, list[int]] = {}  # the channels that each leaves out
+        # what comes out of pairs for all readers
+        self.done: set[str] = set()
+        # the channels that each leaves out
+        self.recentred_biases: dict[str, list[int]] = {}
 
     def fresh_name(self, name: str) -> str:
-        candidate, n = name, 1
+        candidate = name
+        n = 1
         while candidate in self.taken:
             n += 1
             candidate = f"{name}_{n}"
@@ -231,7 +236,8 @@ class _QdqWriter:
                 self.add_constant(f"{name}_scale", np.array(step.scale, np.float32), TensorProto.FLOAT),
                 self.add_constant(f"{name}_zero_point", np.array(step.zero_point, step.format.dtype), step.format.onnx),
             ]
-            q, out = self.fresh_name(f"{name}_{step.format.name}"), self.fresh_name(f"{name}_dequantized")
+            q = self.fresh_name(f"{name}_{step.format.name}")
+            out = self.fresh_name(f"{name}_dequantized")
             nodes.append(helper.make_node("QuantizeLinear", [name, *ends], [q], name=q))
             nodes.append(helper.make_node("DequantizeLinear", [q, *ends], [out], name=out))
             self._pairs[key] = out
@@ -241,7 +247,8 @@ class _QdqWriter:
         """A MatMul as DynamicQuantizeLinear and MatMulInteger, whose sums are scaled: the nodes that onnxruntime joins
         (ONNX operator schemas DynamicQuantizeLinear-11, MatMulInteger-10)."""
         nodes: list[onnx.NodeProto] = []
-        name, weight = node.input[plan.data], node.input[plan.weight]
+        name = node.input[plan.data]
+        weight = node.input[plan.weight]
         if ("dynamic", name) not in self._pairs:
             made = [self.fresh_name(f"{name}_{part}") for part in ("uint8", "scale", "zero_point")]
             nodes.append(helper.make_node("DynamicQuantizeLinear", [name], made, name=made[0]))
@@ -270,11 +277,13 @@ class _QdqWriter:
         assert plan.step is not None
         b = numpy_helper.to_array(self.weights[node.input[2]])
         steps = scales.reshape(-1) * np.float32(plan.step.scale)
-        if b.size < steps.size:  # one number for all channels
+        # one number for all channels
+        if b.size < steps.size:
             b = np.broadcast_to(b.reshape(-1), steps.shape)
         step = np.broadcast_to(steps, b.shape).astype(np.float32)
         counted = np.rint(b.astype(np.float64) / step)
-        if not np.abs(counted).max(initial=0.0) < 2**31:  # beside a tiny step, or not finite: it stays float
+        # beside a tiny step, or not finite: it stays float
+        if not np.abs(counted).max(initial=0.0) < 2**31:
             return
         inputs = [
             self.add_constant(f"{node.input[2]}_int32", counted.astype(np.int32), TensorProto.INT32),

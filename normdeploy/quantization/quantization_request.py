@@ -17,8 +17,10 @@ from ..verbs.verify.policy import Policy
 from .layer_groups import LayerCandidate
 from .number_formats import FP8, INT4, INT8, UINT8, CodeFormat
 
-BLOCK = 64  # input channels that share a scale in INT4: TensorRT takes it, and onnxruntime
-_LISTED = 8  # names that an error lists
+# input channels that share a scale in INT4: TensorRT takes it, and onnxruntime
+BLOCK = 64
+# names that an error lists
+_LISTED = 8
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"})
 _QUANTIZED |= frozenset({"MatMulInteger", "ConvInteger", "MatMulNBits", "DynamicQuantizeMatMul"})
 
@@ -36,14 +38,17 @@ class QuantizationRequest:
     calibration: str = "minmax"
     policy: Policy = field(default_factory=Policy)
     dynamic: bool = False
-    half: str = ""  # "fp16" or "bf16": what the rest of the file will be, and its scales
+    # "fp16" or "bf16": what the rest of the file will be, and its scales
+    half: str = ""
     rotate: bool = False
     keep_float: tuple[str, ...] = ()
 
     @property
     def scale_dtype(self) -> np.dtype:
         """The type whose numbers scales are: rounding them later would move every code."""
-        return FORMATS[self.half].dtype if self.half else np.dtype(np.float32)
+        if self.half:
+            return FORMATS[self.half].dtype
+        return np.dtype(np.float32)
 
     @property
     def weight_format(self) -> CodeFormat:
@@ -53,7 +58,9 @@ class QuantizationRequest:
     def activation_format(self) -> CodeFormat | None:
         if self.to == "int4" or self.dynamic:
             return None
-        return UINT8 if self.to == "int8" and self.runtime in ONNXRUNTIME else self.weight_format
+        if self.to == "int8" and self.runtime in ONNXRUNTIME:
+            return UINT8
+        return self.weight_format
 
     @property
     def counts_padding(self) -> bool:
@@ -66,7 +73,9 @@ class QuantizationRequest:
 
     @property
     def block_size(self) -> int:
-        return BLOCK if self.to == "int4" else 0
+        if self.to == "int4":
+            return BLOCK
+        return 0
 
 
 def require_valid_request(proto: onnx.ModelProto, wish: QuantizationRequest) -> None:
@@ -140,18 +149,24 @@ def _matches_pattern(layer: LayerCandidate, pattern: str) -> bool:
 
 def _keep_float_by_pattern(layer: LayerCandidate, patterns: Sequence[str]) -> LayerCandidate:
     pattern = next((p for p in patterns if _matches_pattern(layer, p)), None)
-    return layer if pattern is None else replace(layer, reason=f"it was asked to stay float ({pattern})")
+    if pattern is None:
+        return layer
+    return replace(layer, reason=f"it was asked to stay float ({pattern})")
 
 
 def _keep_float_without_kernel(layers: list[LayerCandidate], wish: QuantizationRequest) -> list[LayerCandidate]:
     if wish.to == "int8" and not wish.dynamic:
         return layers
-    if wish.to == "fp8":  # of nine taps of three digits each too little is left, and a channel has no more
+    # of nine taps of three digits each too little is left, and a channel has no more
+    if wish.to == "fp8":
         why = "in FP8 a convolution in groups loses too much"
         return [replace(c, reason=why) if c.groups > 1 and not c.reason else c for c in layers]
     name = {"int4": "INT4 weights are", "int8": "a range taken while the model runs is"}[wish.to]
     ops = ("MatMul",) if wish.dynamic else ("MatMul", "Gemm")
-    served = "MatMul, and Gemm of alpha = beta = 1 whose input is not transposed" if wish.dynamic else " and ".join(ops)
+    if wish.dynamic:
+        served = "MatMul, and Gemm of alpha = beta = 1 whose input is not transposed"
+    else:
+        served = " and ".join(ops)
     fit = [c.op in ops and not (wish.dynamic and c.plan.weight == 0) for c in layers]
     return [
         c if c.reason or good else replace(c, reason=f"{name} for {served}")

@@ -52,7 +52,8 @@ from .smoothing import choose_condition
 from .stream_rotation import rotate_streams
 
 PROPERTY = RECORD
-_LONG = {True: 60.0, False: 10.0}  # seconds that the float64 reference may take, where a metric is asked for or not
+# seconds that the float64 reference may take, where a metric is asked for or not
+_LONG = {True: 60.0, False: 10.0}
 
 
 def quantize_model(
@@ -75,7 +76,8 @@ def quantize_model(
     """
     require_valid_request(proto, wish)
     before = _raise_opset(copy_model(proto), max(wish.weight_format.since, 13))
-    source, notes = before, list[str]()
+    source = before
+    notes = list[str]()
     turned: tuple[Migration, ...] = ()
     if wish.dynamic:
         before = split_gemms(before)
@@ -110,7 +112,9 @@ def quantize_model(
         lean, made = _drop_idle_migrations(before, moved, conditions, wish, chosen, left, results)
         judged = judging.measure_metrics(judging.run_samples(lean), float32)
         if all(j.met for j in judged):
-            out, migrations, work = lean, (*turned, *made), replace(work, judged=judged)
+            out = lean
+            migrations = (*turned, *made)
+            work = replace(work, judged=judged)
     moves = judging.measure_drift(judging.run_samples(out), float32) if split is not None else ()
     told = tuple(
         layer
@@ -120,7 +124,12 @@ def quantize_model(
     )
     told = tuple(_with_rounding_method(replace(layer, error=work.errors.get(layer.tensor)), chosen) for layer in told)
     _record_request(out, wish)
-    calibration = "dynamic" if wish.dynamic else wish.calibration if wish.activation_format is not None else "none"
+    if wish.dynamic:
+        calibration = "dynamic"
+    elif wish.activation_format is not None:
+        calibration = wish.calibration
+    else:
+        calibration = "none"
     counts = split.sample_counts if split is not None else (0, 0)
     account = QuantizationReport(
         wish.to,
@@ -178,7 +187,9 @@ def recorded_quantization(proto: onnx.ModelProto) -> str:
     """What ``quantized`` made of a file: "int8", "fp8" or "int4"; "" for any other file."""
     text = next((p.value for p in proto.metadata_props if p.key == PROPERTY), "")
     try:
-        return str(json.loads(text)["to"]) if text else ""
+        if text:
+            return str(json.loads(text)["to"])
+        return ""
     except (ValueError, TypeError, KeyError):
         return ""
 
@@ -259,7 +270,8 @@ def _plan_layers(
                     reach[name] = condition.reach
     if wish.calibration == "minmax":
         ends = {**ends, **{c.input: (-reach[c.result], reach[c.result]) for c in ready if c.result in reach}}
-    shifts, biases = find_input_shifts(proto, ready, migrations, conditions), layer_biases(proto)
+    shifts = find_input_shifts(proto, ready, migrations, conditions)
+    biases = layer_biases(proto)
     plans: dict[str, LayerPlan] = {}
     results: dict[str, tuple[str, ScaleZeroPoint]] = {}
     told: list[LayerReport] = []
@@ -310,7 +322,9 @@ def _describe_unusable_stats(seen: ActivationStats | None) -> str:
 def _describe_granularity(c: LayerCandidate) -> str:
     if c.plan.block:
         return f"{c.plan.form.name} in blocks of {c.plan.block}"
-    return f"{c.plan.form.name} for each of {c.outputs} channels" if c.plan.axis is not None else c.plan.form.name
+    if c.plan.axis is not None:
+        return f"{c.plan.form.name} for each of {c.outputs} channels"
+    return c.plan.form.name
 
 
 def make_judge(
@@ -324,7 +338,8 @@ def make_judge(
     reference: accuracy.Outputs = [dict(outputs) for outputs in float32]
     notes: list[str] = []
     try:
-        runner, start = OnnxFloat64Runner(proto), time.perf_counter()
+        runner = OnnxFloat64Runner(proto)
+        start = time.perf_counter()
         for number, sample in enumerate(split.judging):
             if progress is not None:
                 progress("float64", number, len(split.judging))

@@ -127,7 +127,8 @@ class _StreamTraversal:
         return shape[-1]
 
     def _visit_producer(self, t: gs.Tensor) -> None:
-        graph, node = self.layers.graph, self.layers.graph.producer(t)
+        graph = self.layers.graph
+        node = self.layers.graph.producer(t)
         linear = self.layers.made.get(id(t))
         if node is None:
             raise _OpenStream(t.name, f"{t.name!r} is an input of the graph")
@@ -168,7 +169,8 @@ class _StreamTraversal:
             self._visit_carrier(node, t)
 
     def _visit_table(self, node: gs.Node) -> None:
-        graph, table = self.layers.graph, node.inputs[0]
+        graph = self.layers.graph
+        table = node.inputs[0]
         if int(node.attrs.get("axis", 0)) or len(graph.shape(table) or ()) != 2:
             raise _OpenStream(node.outputs[0].name, f"{describe_node(node)} does not pick rows of a matrix")
         if not isinstance(table, gs.Constant):
@@ -179,7 +181,8 @@ class _StreamTraversal:
         self.stream.tables[id(node)] = node
 
     def _visit_norm(self, node: gs.Node) -> None:
-        graph, x = self.layers.graph, node.inputs[0]
+        graph = self.layers.graph
+        x = node.inputs[0]
         rank = len(graph.shape(x) or ())
         if not rank or int(graph.attrs(node).get("axis", -1)) % rank != rank - 1:
             raise _OpenStream(node.outputs[0].name, f"{describe_node(node)} normalizes over several axes")
@@ -211,13 +214,17 @@ class _StreamTraversal:
 
     def _carried_inputs(self, node: gs.Node) -> Sequence[int]:
         """Which inputs of a node the map would be handed on from; _Open where it is not."""
-        graph, op = self.layers.graph, node.op
+        graph = self.layers.graph
+        op = node.op
         out = graph.shape(node.outputs[0]) or ()
         refused = _OpenStream(node.outputs[0].name, f"{describe_node(node)} does not commute with it")
         known = [graph.shape(t) for t in node.inputs]
         # A factor or summand of unknown rank may vary along the channels, so it is not taken for one number. Of the
         # other ops only the first input is data.
-        read = node.inputs if op in (*_SUMS, "Mul", "Div", "MatMul", "Concat") else node.inputs[:1]
+        if op in (*_SUMS, "Mul", "Div", "MatMul", "Concat"):
+            read = node.inputs
+        else:
+            read = node.inputs[:1]
         unknown = next((t for t, shape in zip(read, known, strict=False) if shape is None), None)
         if unknown is not None:
             raise _OpenStream(
@@ -244,13 +251,18 @@ class _StreamTraversal:
                     node.outputs[0].name, f"{describe_node(node)} multiplies it by what varies along its channels"
                 )
             return wide
-        if op == "MatMul" and len(out) > 1 and len(shapes[1]) > 1:  # a product from the left mixes rows, not channels
+        # a product from the left mixes rows, not channels
+        if op == "MatMul" and len(out) > 1 and len(shapes[1]) > 1:
             return (1,)
         if op == "Attention":
             return self._attention_inputs(node)
         if op in _VIEWS:
-            return (0,)  # row-major order stays; that runs are not cut is seen by the widths
-        axis = int(node.attrs.get("axis", 0)) % len(shapes[0]) if shapes[0] else 0
+            # row-major order stays; that runs are not cut is seen by the widths
+            return (0,)
+        if shapes[0]:
+            axis = int(node.attrs.get("axis", 0)) % len(shapes[0])
+        else:
+            axis = 0
         kept = {
             "Identity": True,
             "Transpose": list(node.attrs.get("perm", range(last, -1, -1)))[-1:] == [last],
@@ -262,7 +274,9 @@ class _StreamTraversal:
         }
         if not kept.get(op, False):
             raise refused
-        return range(len(node.inputs)) if op == "Concat" else (0,)
+        if op == "Concat":
+            return range(len(node.inputs))
+        return (0,)
 
     def _keeps_last_axis(self, node: gs.Node, rank: int) -> bool:
         """Whether a Slice leaves the last axis whole."""

@@ -45,7 +45,9 @@ class RotationConstants(ComputedConstants):
 
     @property
     def nodes(self) -> Sequence[gs.Node]:
-        return () if self.turn is None else (self.turn,)
+        if self.turn is None:
+            return ()
+        return (self.turn,)
 
     @property
     def weights(self) -> Sequence[np.ndarray]:
@@ -85,8 +87,12 @@ class RotationConstants(ComputedConstants):
 
     def evaluate_constants(self, m: ProofInterpreter, graph: Graph, *, absolute: bool = False) -> dict[int, Value]:
         linear = self.linear
-        w, c = constant_value(m, graph, linear.node.inputs[linear.weight]), evaluate_bias(m, graph, linear)
-        alpha = linear.node.attrs.get("alpha", 1.0) if linear.node.op == "Gemm" else 1.0
+        w = constant_value(m, graph, linear.node.inputs[linear.weight])
+        c = evaluate_bias(m, graph, linear)
+        if linear.node.op == "Gemm":
+            alpha = linear.node.attrs.get("alpha", 1.0)
+        else:
+            alpha = 1.0
         w = w if alpha == 1.0 else m.mul(m.number(float(alpha)), w)
         a = None if self.side is None else self._matrix_value(m, graph)
         if absolute:
@@ -96,12 +102,14 @@ class RotationConstants(ComputedConstants):
         less = m.add if absolute else m.sub
         inputs, outputs = (1, 0) if linear.is_transposed else (0, 1)
         if a is None:
-            weight, bias = less(w, m.mean(w, [outputs])), less(c, m.mean(c, [0]))
+            weight = less(w, m.mean(w, [outputs]))
+            bias = less(c, m.mean(c, [0]))
         elif self.side == "output":
             weight = divide_by_root(m, contract_axis(m, w, outputs, a, 0), self.square)
             bias = divide_by_root(m, contract_axis(m, c, 0, a, 0), self.square)
         else:
-            weight, bias = divide_by_root(m, contract_axis(m, w, inputs, a, 1), self.square), c
+            weight = divide_by_root(m, contract_axis(m, w, inputs, a, 1), self.square)
+            bias = c
         values = {id(self.weight): weight}
         if self.bias is not None:
             values[id(self.bias)] = bias
@@ -112,7 +120,8 @@ def contract_axis(m: ProofInterpreter, x: Value, axis: int, a: Value, over: int)
     """``x`` with axis ``axis`` summed against axis ``over`` of the matrix ``a``, whose other axis takes its place."""
     left = x.with_axes((*x.axes[: axis + 1], (), *x.axes[axis + 1 :]))
     rows = (a.axes[0], a.axes[1])
-    if over:  # the axis that is summed comes first
+    # the axis that is summed comes first
+    if over:
         cut = len(a.axes[0])
         order = [0, *range(1 + cut, 1 + len(a.atoms)), *range(1, 1 + cut)]
         a, rows = a.with_axes((a.axes[1], a.axes[0]), order), (a.axes[1], a.axes[0])
@@ -123,4 +132,6 @@ def contract_axis(m: ProofInterpreter, x: Value, axis: int, a: Value, over: int)
 
 def divide_by_root(m: ProofInterpreter, x: Value, square: int) -> Value:
     """x/√k."""
-    return x if square == 1 else m.div(x, m.root(m.number(square)))
+    if square == 1:
+        return x
+    return m.div(x, m.root(m.number(square)))

@@ -44,9 +44,11 @@ def split_samples(
             one number.
     """
     cases = _load_cases(given, inputs)
-    if len(cases) == 1:  # in halves, where the model takes any number at a time
+    # in halves, where the model takes any number at a time
+    if len(cases) == 1:
         feeds = cases[0].make()
-        rows, first = _row_count(feeds), inputs[0].shape[0]
+        rows = _row_count(feeds)
+        first = inputs[0].shape[0]
         if rows < 2 or not first.is_dynamic:
             raise InputError(
                 f"{cases[0].name!r} is one batch of {rows}, and the same sample never calibrates and judges; give at"
@@ -78,7 +80,8 @@ def _load_cases(given: Sequence[Any], inputs: Sequence[InputSpec]) -> list[Input
             cases += batch_cases(f"the mapping {number}", lambda a=arrays: a, model)  # type: ignore[misc]
         else:
             if not os.path.isdir(item):
-                read_npz(item)  # what can't be read is named as calibration's
+                # what can't be read is named as calibration's
+                read_npz(item)
             cases += open_dataset(item, model)
     return cases
 

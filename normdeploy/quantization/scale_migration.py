@@ -47,7 +47,8 @@ class InputCondition:
     whose shift the bias takes back by the weight as it is stored (`shifts`); None: all.
     """
 
-    scale: np.ndarray  # behind a norm 1/scale has to be exact in float32
+    # behind a norm 1/scale has to be exact in float32
+    scale: np.ndarray
     shift: np.ndarray | None = None
     kind: str = "smooth"
     alpha: float | None = None
@@ -60,7 +61,8 @@ class _MigrationPass:
     rewriter: Rewriter
     conditions: Mapping[str, InputCondition]
     migrations: list[Migration] = field(default_factory=list)
-    views: dict[tuple[int, int], gs.Node] = field(default_factory=dict)  # of what, like which: one for all layers
+    # of what, like which: one for all layers
+    views: dict[tuple[int, int], gs.Node] = field(default_factory=dict)
 
     @property
     def graph(self) -> Graph:
@@ -177,9 +179,9 @@ def _redirect_shape_readers(work: _MigrationPass, z: gs.Tensor, y: gs.Tensor) ->
 def _layer_result_name(graph: Graph, node: gs.Node) -> str:
     """The layer's result, an added bias included: a name that stays."""
     linear = constant_linear_of(graph, node)
-    return (
-        absorb_added_bias(graph, linear).out.name if isinstance(linear, ConstantLinear) else str(node.outputs[0].name)
-    )
+    if isinstance(linear, ConstantLinear):
+        return absorb_added_bias(graph, linear).out.name
+    return str(node.outputs[0].name)
 
 
 def _move_into_each(
@@ -193,8 +195,12 @@ def _move_into_each(
     kind = "gamma and beta" if condition is None else condition.kind
     alpha = None if condition is None else condition.alpha
     for node in nodes:
-        name, linear = _layer_result_name(work.graph, node), constant_linear_of(work.graph, node)
-        done = move(absorb_added_bias(work.graph, linear)) if isinstance(linear, ConstantLinear) else linear.reason
+        name = _layer_result_name(work.graph, node)
+        linear = constant_linear_of(work.graph, node)
+        if isinstance(linear, ConstantLinear):
+            done = move(absorb_added_bias(work.graph, linear))
+        else:
+            done = linear.reason
         if isinstance(done, str):
             work.migrations.append(Migration(kind, y.name, (name,), "refused", done, alpha))
         else:
@@ -203,15 +209,19 @@ def _move_into_each(
 
 def _split_norm_parameters(work: _MigrationPass, source: LayerSource, condition: InputCondition | None) -> bool | str:
     """Write a norm's gamma and beta as a Mul and an Add behind it; True where that was done, else why not."""
-    graph, node, y = work.graph, source.norm, source.y
+    graph = work.graph
+    node = source.norm
+    y = source.y
     assert node is not None
     if node.op not in SPLIT or (not condition and not _is_scaling(graph, node)):
         return False
     known = [graph.known_value(t) if not t.is_empty() else None for t in node.inputs[1:3]]
-    gamma, beta = known[0], known[1] if len(known) > 1 else None
+    gamma = known[0]
+    beta = known[1] if len(known) > 1 else None
     if gamma is None or (len(node.inputs) > 2 and beta is None):
         return f"gamma or beta of {node.op} {node.name!r} is no constant"
-    rank, axis = len(graph.shape(y) or ()), int(graph.attrs(node).get("axis", -1))
+    rank = len(graph.shape(y) or ())
+    axis = int(graph.attrs(node).get("axis", -1))
     if (
         gamma.ndim != 1
         or not rank
@@ -225,7 +235,8 @@ def _split_norm_parameters(work: _MigrationPass, source: LayerSource, condition:
     dtype = np.dtype(np.float32)
     inverse = graph.add_constant(f"{y.name}_inverse", (1.0 / scale).astype(dtype).astype(np.float64), dtype)
     norm = graph.make_node(node.op, [node.inputs[0], inverse], y, dict(node.attrs), domain=node.domain or "")
-    nodes, expressions = [norm], None
+    nodes = [norm]
+    expressions = None
     factor = gamma / inverse.values.astype(np.float64)
     if (factor != 1).any():
         nodes.append(graph.make_node("Mul", [norm.outputs[0], graph.add_constant(f"{y.name}_gamma", factor, dtype)], y))
@@ -240,7 +251,9 @@ def _split_norm_parameters(work: _MigrationPass, source: LayerSource, condition:
         return expressions.reason
     pair = pair_of(graph, y, [node.inputs[0]], nodes[-1].outputs[0])
     done = work.replace_output(y, nodes, (pair,), expressions)
-    return done if isinstance(done, str) else True
+    if isinstance(done, str):
+        return done
+    return True
 
 
 def _quotient_expression(
@@ -253,7 +266,9 @@ def _quotient_expression(
         "Mul", [divided.outputs[0], graph.add_constant(f"{z.name}_whole", gamma, gamma.dtype)], z
     ).outputs[0]
     chain = compile_region(graph, end, [z])
-    return chain if isinstance(chain, Refusal) else FoldExpressions(chain, scale=(factor,))
+    if isinstance(chain, Refusal):
+        return chain
+    return FoldExpressions(chain, scale=(factor,))
 
 
 def _is_scaling(graph: Graph, node: gs.Node) -> bool:
@@ -266,7 +281,9 @@ def _fold_affine(work: _MigrationPass, affine: AffineChain, linear: ConstantLine
     graph = work.graph
     if linear.w.ndim != 2 and linear.node.op == "MatMul":
         return f"{linear.title} holds a stack of weights"
-    t, views, nodes = linear.data_input, layer_source(graph, linear.data_input).views, list[gs.Node]()
+    t = linear.data_input
+    views = layer_source(graph, linear.data_input).views
+    nodes = list[gs.Node]()
     a, b = (input_channel_vector(graph, values, affine.y, t, linear) for values in (affine.scale, affine.shift))
     if a is None or b is None:
         return f"its scale or shift varies along more than the input channels of {linear.title}"
@@ -293,7 +310,8 @@ def _apply_condition(
     work: _MigrationPass, y: gs.Tensor, linear: ConstantLinear, condition: InputCondition
 ) -> Certificate | str:
     """Let ``linear`` read (y − shift)/s."""
-    graph, rank = work.graph, len(graph_shape) if (graph_shape := work.graph.shape(y)) else 0
+    graph = work.graph
+    rank = len(graph_shape) if (graph_shape := work.graph.shape(y)) else 0
     if linear.w.ndim != 2 and linear.node.op == "MatMul":
         return f"{linear.title} holds a stack of weights"
     if len(condition.scale) != linear.input_channels:
@@ -305,7 +323,9 @@ def _apply_condition(
     if condition.shift is not None and linear.has_padding():
         return f"{linear.title} pads its input with zeros, which the shift would have to reach"
     laid = [-1 if i == linear.input_channel_axis(rank) else 1 for i in range(rank)]
-    dtype, nodes, data = np.dtype(np.float32), list[gs.Node](), y
+    dtype = np.dtype(np.float32)
+    nodes = list[gs.Node]()
+    data = y
     back: list[tuple[str, gs.Constant]] = []
     for op, value, inverse in (
         ("Sub", condition.shift, "Add"),

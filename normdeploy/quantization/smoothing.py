@@ -21,20 +21,31 @@ from .number_formats import CodeFormat, quantize_dequantize, quantize_dequantize
 from .scale_migration import InputCondition
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-_WORTH = {True: 0.95, False: 0.75}  # of the error, at most, behind a norm and elsewhere
-_FEWEST = 16  # rows, of which nothing can be said
-_COMPENSATED = 0.7  # of the variance that rounding the weights adds, which `compensate` leaves on inputs it did not see
-_SIMULATED = 512  # rows that are rounded and multiplied, where no formula says what comes of it
-_FINEST = 2.0**-12  # of the largest factor
-_IDLE = 2.0**-16  # of the largest product of a channel and its weights: less is lost by all rounding
-COARSE = np.arange(4, 9) / 8  # times a power of two: numbers of three binary digits
-_SHOWN = 2.0**-12  # of a shift: by less, float32 leaves too few digits of what is scaled
+# of the error, at most, behind a norm and elsewhere
+_WORTH = {True: 0.95, False: 0.75}
+# rows, of which nothing can be said
+_FEWEST = 16
+# of the variance that rounding the weights adds, which `compensate` leaves on inputs it did not see
+_COMPENSATED = 0.7
+# rows that are rounded and multiplied, where no formula says what comes of it
+_SIMULATED = 512
+# of the largest factor
+_FINEST = 2.0**-12
+# of the largest product of a channel and its weights: less is lost by all rounding
+_IDLE = 2.0**-16
+# times a power of two: numbers of three binary digits
+COARSE = np.arange(4, 9) / 8
+# of a shift: by less, float32 leaves too few digits of what is scaled
+_SHOWN = 2.0**-12
 _FEW_ALPHAS = (0.5, 0.7, 0.9)
-_LEAST = (0.5, 0.8, 0.95)  # quantiles of the channels' half widths, below which none is
-_ROOMS = (0.0, 0.5, 1.0)  # of their median, by which each is wider than what was seen of it
+# quantiles of the channels' half widths, below which none is
+_LEAST = (0.5, 0.8, 0.95)
+# of their median, by which each is wider than what was seen of it
+_ROOMS = (0.0, 0.5, 1.0)
 
 
-Choice = tuple[float, float] | float | None  # least and room of `ranged`, alpha, or nothing
+# least and room of `ranged`, alpha, or nothing
+Choice = tuple[float, float] | float | None
 
 
 @dataclass(frozen=True)
@@ -49,7 +60,8 @@ class LayerGroup:
     weights: tuple[np.ndarray, ...]
     scale: np.ndarray | None = None
     shift: np.ndarray | None = None
-    free: bool = False  # the norm writes any factor
+    # the norm writes any factor
+    free: bool = False
 
 
 def choose_condition(
@@ -77,7 +89,8 @@ def choose_condition(
         return _condition_by_ranges(rows, low, high, w, activation, weight)
     tried = expected_error if counted else _rounding_error
     rows = rows if counted else rows[:: max(1, len(rows) // _SIMULATED)]
-    lengths, form = row_lengths(rows @ w), (activation, weight, block)
+    lengths = row_lengths(rows @ w)
+    form = (activation, weight, block)
     shifts = ("", "middle") if activation is not None and activation.low < 0 and not group.free else ("",)
     halves = [(rows[i::2], rows[1 - i :: 2], lengths[1 - i :: 2]) for i in (0, 1)]
 
@@ -104,7 +117,8 @@ def undo_affine(
     """n of y = scale·n + shift: its rows and ends. A channel whose scale is next to nothing beside its shift shows
     nothing of n, of which only |n| ≤ √C is known (Σ n² ≤ C, of C channels)."""
     shown = np.abs(scale) > np.maximum(_SHOWN * np.abs(shift), np.finfo(np.float32).tiny)
-    divisor, bound = np.where(shown, scale, 1.0), float(np.sqrt(len(scale)))
+    divisor = np.where(shown, scale, 1.0)
+    bound = float(np.sqrt(len(scale)))
     rows, low, high = ((x - shift) / divisor for x in (rows, low, high))
     low, high = np.minimum(low, high), np.maximum(low, high)
     return np.where(shown, rows, 0.0), np.where(shown, low, -bound), np.where(shown, high, bound)
@@ -117,7 +131,8 @@ def _condition_by_ranges(
 
     Each half of the samples is rounded and multiplied with the ranges that the other half gives.
     """
-    lengths, middle = row_lengths(rows @ w), len(rows) // 2
+    lengths = row_lengths(rows @ w)
+    middle = len(rows) // 2
     halves = ((rows[:middle], rows[middle:], lengths[middle:]), (rows[middle:], rows[:middle], lengths[:middle]))
     parts = [(rows, low, high, lengths)] + [(y, x.min(0), x.max(0), n) for x, y, n in halves]
 
@@ -126,8 +141,10 @@ def _condition_by_ranges(
 
     wide: list[Choice] = [None, *((least, room) for least in _LEAST for room in _ROOMS)]
     errors = {choice: choice_error(choice) for choice in (*wide, *_FEW_ALPHAS)}
-    best, narrow = min(wide, key=lambda choice: errors[choice]), min(_FEW_ALPHAS, key=lambda alpha: errors[alpha])
-    if np.sqrt(errors[narrow]) < _WORTH[False] * np.sqrt(errors[best]):  # it leaves less room for what was not seen
+    best = min(wide, key=lambda choice: errors[choice])
+    narrow = min(_FEW_ALPHAS, key=lambda alpha: errors[alpha])
+    # it leaves less room for what was not seen
+    if np.sqrt(errors[narrow]) < _WORTH[False] * np.sqrt(errors[best]):
         best = narrow
     if best is None or np.sqrt(errors[best]) >= _WORTH[False] * np.sqrt(errors[None]):
         return None
@@ -154,10 +171,8 @@ def _range_error(
     activation, weight = form
     s, c, reach = _factors_and_shifts(low, high, w, choice, activation)
     z = ((rows - c) / s).astype(np.float32)
-    off, wide = (
-        quantize_dequantize(z, step_for_range(-reach, reach, activation)) - z,
-        (w * s[:, None]).astype(np.float32),
-    )
+    off = quantize_dequantize(z, step_for_range(-reach, reach, activation)) - z
+    wide = (w * s[:, None]).astype(np.float32)
     return float(np.mean(((off @ wide) ** 2).sum(1) / lengths**2)) + _weight_error(z, wide, 1 / lengths**2, weight)
 
 
@@ -170,9 +185,9 @@ def _factors_and_shifts(
         return factors_from_ranges(low, high, *choice, activation)
     s, c = _smoothing_factors_and_shift(low, high, w, "" if choice is None else "middle", choice, False)
     reach = float(max(np.abs((low - c) / s).max(), np.abs((high - c) / s).max()))
-    return (
-        (s, c, reach) if choice is None or reach == 0 else (s, _align_shifts_to_codes(c, s, reach, activation), reach)
-    )
+    if choice is None or reach == 0:
+        return (s, c, reach)
+    return (s, _align_shifts_to_codes(c, s, reach, activation), reach)
 
 
 def _align_shifts_to_codes(c: np.ndarray, s: np.ndarray, reach: float, activation: CodeFormat) -> np.ndarray:
@@ -197,7 +212,8 @@ def factors_from_ranges(
         return np.ones_like(half), np.zeros_like(half), 0.0
     wide = np.maximum(wide, reach * _FINEST)
     s = (wide / reach).astype(np.float32).astype(np.float64)
-    middle = np.maximum((low + high) / 2 - wide, low.min()) + wide  # nothing was below any channel's low
+    # nothing was below any channel's low
+    middle = np.maximum((low + high) / 2 - wide, low.min()) + wide
     return s, _align_shifts_to_codes(middle, s, reach, activation), reach
 
 
@@ -236,7 +252,8 @@ def expected_error(
     low, high = ((end - c) / s for end in ends)
     step = step_for_range(float(low.min()), float(high.max()), activation)
     first, last = ((code - step.zero_point) * step.scale for code in (activation.low, activation.high))
-    wide, share = (w * s[:, None]).astype(np.float32), 1 / lengths**2
+    wide = (w * s[:, None]).astype(np.float32)
+    share = 1 / lengths**2
     z = ((rows - c) / s).astype(np.float32)
     excess = z - np.clip(z, first - step.scale / 2, last + step.scale / 2)
     cut = excess.any(1)
@@ -248,7 +265,8 @@ def expected_error(
 def _weight_error(z: np.ndarray, w: np.ndarray, share: np.ndarray, weight: CodeFormat) -> float:
     """What rounding the weights leaves of the products' mean square, each row of ``z`` by its ``share``."""
     steps = np.abs(w).max(0).astype(np.float64) / weight.high
-    lost = np.minimum(steps**2 / 12, np.square(w, dtype=np.float64)).sum(1)  # a weight that rounds to 0 is lost itself
+    # a weight that rounds to 0 is lost itself
+    lost = np.minimum(steps**2 / 12, np.square(w, dtype=np.float64)).sum(1)
     spread = share @ np.square(z - z.mean(0)) / len(z)
     return _COMPENSATED * float(spread @ lost)
 
@@ -271,19 +289,22 @@ def smoothing_factors(x: np.ndarray, w: np.ndarray, alpha: float, coarse: bool) 
     ``coarse``: next to that, and 1/s a number of three binary digits, which a norm's gamma can be without rounding, in
     half precision too.
     """
-    size, tiny = x * w, np.finfo(np.float32).tiny
+    size = x * w
+    tiny = np.finfo(np.float32).tiny
     live = size > _IDLE * size.max(initial=0.0)
     if not live.any():
         return np.ones_like(x)
     s = np.ones_like(x)
     s[live] = x[live] ** alpha / w[live] ** (1 - alpha)
     s[live] = np.maximum(s[live] / s[live].max(), _FINEST)
-    least = 2 * x[~live] / (x[live] / s[live]).max()  # half of the others' range, at most
+    # half of the others' range, at most
+    least = 2 * x[~live] / (x[live] / s[live]).max()
     s[~live] = np.clip(1.0, least, (w[live] * s[live]).max() / np.maximum(w[~live], tiny))
     if not coarse:
         return s.astype(np.float32).astype(np.float64)
     fraction, exponent = np.frexp(1 / s)
-    bounds = np.sqrt(COARSE[:-1] * COARSE[1:])  # nearest by ratio
+    # nearest by ratio
+    bounds = np.sqrt(COARSE[:-1] * COARSE[1:])
     return np.asarray(1 / np.ldexp(COARSE[np.searchsorted(bounds, fraction)], exponent))
 
 

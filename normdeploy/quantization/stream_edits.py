@@ -82,7 +82,9 @@ def layer_bias(made: Sequence[gs.Node]) -> gs.Tensor | None:
     """Return the bias of a layer as `Linear.write` writes it: a MatMul's in an Add behind it."""
     if len(made) > 1:
         return made[1].inputs[1]
-    return made[0].inputs[2] if len(made[0].inputs) > 2 else None
+    if len(made[0].inputs) > 2:
+        return made[0].inputs[2]
+    return None
 
 
 @dataclass
@@ -110,11 +112,15 @@ class StreamEdits:
             if isinstance(edit, str):
                 return edit
             self.edits.append(edit)
-        return "" if self._is_inverse() else "the matrices of its writers and readers are no inverses of each other"
+        if self._is_inverse():
+            return ""
+        return "the matrices of its writers and readers are no inverses of each other"
 
     @property
     def _mapped_side(self) -> Literal["output"] | None:
-        return None if self.map.run is None else "output"
+        if self.map.run is None:
+            return None
+        return "output"
 
     def _iter_edits(self) -> Iterator[DecidedProposal | str]:
         for layer in self.stream.writers.values():
@@ -156,19 +162,25 @@ class StreamEdits:
         )
 
     def _edit_layer(self, linear: ConstantLinear, side: Literal["output", "input"] | None) -> DecidedProposal | str:
-        rows = not linear.is_transposed  # of the weight are the input channels
-        w, c = linear.w, linear.c
+        # of the weight are the input channels
+        rows = not linear.is_transposed
+        w = linear.w
+        c = linear.c
         if side == "input":
             w = self.map.map_columns(w) if rows else self.map.map_rows(w)
         else:
             w = self.map.map_rows(w) if rows else self.map.map_rows(w.T).T
-            c = self.map.map_rows(np.broadcast_to(c, linear.output_channels)) if c.any() else c
+            if c.any():
+                c = self.map.map_rows(np.broadcast_to(c, linear.output_channels))
+            else:
+                c = c
         made = linear.write_nodes(self.graph, linear.data_input, w, c, linear.out, FLOAT)
         if isinstance(made, Refusal):
             return made.reason
         stored = made[0].inputs[linear.weight]
         held = (id(linear.node.inputs[linear.weight]), side or "", rows)
-        made[0].inputs[linear.weight] = weight = self._weights.setdefault(held, stored)  # one that is shared stays one
+        # one that is shared stays one
+        made[0].inputs[linear.weight] = weight = self._weights.setdefault(held, stored)
         bias = layer_bias(made)
         turn = (
             None
@@ -221,7 +233,10 @@ class StreamEdits:
         values = graph.known_value(t)
         assert values is not None
         flat = values.reshape(-1, values.shape[-1])
-        table = t if values.ndim == 2 else graph.add_constant(f"{t.name}_rows", flat, FLOAT)
+        if values.ndim == 2:
+            table = t
+        else:
+            table = graph.add_constant(f"{t.name}_rows", flat, FLOAT)
         picks = gs.Variable(f"{t.name}_picks", dtype=FLOAT)
         graph.record_type(picks, None, ("rows", len(flat)))
         like = next(iter(self.stream.tensors.values()))

@@ -35,16 +35,20 @@ from .hadamard import largest_order, signed_hadamard
 from .residual_streams import NORMS, RMS, LinearLayers, ResidualStream, describe_node, trace_stream
 from .stream_edits import FLOAT, StreamEdits, StreamMap, propose_nodes
 
-OPSET = 23  # the first with RMSNormalization
-_BETWEEN = frozenset({"Cast", "Identity", "Mul", "Where", "Dropout"})  # a Softmax and its product with the values
+# the first with RMSNormalization
+OPSET = 23
+# a Softmax and its product with the values
+_BETWEEN = frozenset({"Cast", "Identity", "Mul", "Where", "Dropout"})
 
 
 @dataclass
 class _RotationPass:
     rewriter: Rewriter
     migrations: list[Migration] = field(default_factory=list)
-    looked_at: set[int] = field(default_factory=set)  # norms
-    turned: set[int] = field(default_factory=set)  # tensors
+    # norms
+    looked_at: set[int] = field(default_factory=set)
+    # tensors
+    turned: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.layers = LinearLayers.find_in_graph(self.graph)
@@ -108,12 +112,14 @@ def _raise_opset_if_unchanged(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _rotate_residual_stream(work: _RotationPass, norm: gs.Node) -> None:
     """Rotate the stream that ``norm`` reads."""
-    graph, seed = work.graph, norm.inputs[0]
+    graph = work.graph
+    seed = norm.inputs[0]
     stream, refusal = trace_stream(work.layers, seed, through=True)
     work.looked_at |= {id(norm), *stream.norms}
-    reason = (
-        refusal.reason if refusal is not None else _explain_unfit_stream(stream) or _find_immovable_norm(graph, stream)
-    )
+    if refusal is not None:
+        reason = refusal.reason
+    else:
+        reason = _explain_unfit_stream(stream) or _find_immovable_norm(graph, stream)
     if reason:
         work.record_outcome("rotate", stream, reason)
         return
@@ -180,7 +186,9 @@ def _center_stream(work: _RotationPass, norm: gs.Node) -> bool:
 
 def _layer_norm_to_rms_norm(work: _RotationPass, norm: gs.Node) -> DecidedProposal | str:
     """A layer norm as an RMS norm of what has no mean, its gamma and beta as a Mul and an Add."""
-    graph, x, y = work.graph, norm.inputs[0], norm.outputs[0]
+    graph = work.graph
+    x = norm.inputs[0]
+    y = norm.outputs[0]
     known = [graph.known_value(t) if not t.is_empty() else None for t in (*norm.inputs[1:3], gs.Variable.empty())][:2]
     if known[0] is None or (known[1] is None and len(norm.inputs) > 2 and not norm.inputs[2].is_empty()):
         return f"gamma or beta of {norm.op} {norm.name!r} is no constant"
@@ -203,7 +211,9 @@ def _layer_norm_to_rms_norm(work: _RotationPass, norm: gs.Node) -> DecidedPropos
     less = graph.make_node("Sub", [x, mean.outputs[0]], x)
     pair = pair_of(graph, y, [x], scale_and_shift_nodes(less.outputs[0])[-1].outputs[0])
     decided = work.rewriter.prove_proposal(propose_nodes(graph, y, scale_and_shift_nodes(x), (pair,)))
-    return decided if isinstance(decided, DecidedProposal) else certification.failure_reason(decided)
+    if isinstance(decided, DecidedProposal):
+        return decided
+    return certification.failure_reason(decided)
 
 
 def _rotate_stream(work: _RotationPass, seed: gs.Tensor) -> None:
@@ -211,11 +221,10 @@ def _rotate_stream(work: _RotationPass, seed: gs.Tensor) -> None:
     if id(seed) in work.turned:
         return
     stream, refusal = trace_stream(work.layers, seed, through=True)
-    reason = (
-        refusal.reason
-        if refusal is not None
-        else _find_scaled_norm(work.graph, stream) or _explain_unfit_stream(stream)
-    )
+    if refusal is not None:
+        reason = refusal.reason
+    else:
+        reason = _find_scaled_norm(work.graph, stream) or _explain_unfit_stream(stream)
     if reason:
         work.record_outcome("rotate", stream, reason)
         return

@@ -30,7 +30,8 @@ from .anchors import FLOATING, VIEWS, find_narrowing_cast
 
 _PLACEWISE = frozenset({"BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity", "Sum", "Cast", "Dropout"})
 _STEPS = VIEWS | _PLACEWISE
-_LONGEST = 24  # nodes in a scale and shift; BatchNorm by hand has about six
+# nodes in a scale and shift; BatchNorm by hand has about six
+_LONGEST = 24
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class AffineChain:
     scale: np.ndarray
     shift: np.ndarray
     dtype: np.dtype
-    normalizes: bool  # a BatchNormalization, or a root of a constant, is among the nodes
+    # a BatchNormalization, or a root of a constant, is among the nodes
+    normalizes: bool
 
     @property
     def nodes(self) -> list[gs.Node]:
@@ -65,9 +67,8 @@ def find_affine_chains(graph: Graph, start: gs.Node) -> Iterator[AffineChain] | 
             return Refusal(reason, node.outputs[0].name)
     if not any(_may_scale_channels(graph, n) for n in nodes):
         return iter(())
-    outside = next(
-        (i for i, n in enumerate(nodes) if n.op not in VIEWS and n.op != "Cast"), 0
-    )  # these may have to stay before the scale
+    # these may have to stay before the scale
+    outside = next((i for i, n in enumerate(nodes) if n.op not in VIEWS and n.op != "Cast"), 0)
     beginnings = [_data_inputs(graph, n)[0] for n in nodes[: outside + 1]]
     measured = (measure_affine(graph, z, y) for z in beginnings for y in reversed(ends))
     return (
@@ -105,8 +106,11 @@ def _spread_from(graph: Graph, start: gs.Node) -> tuple[list[gs.Node], list[gs.T
         and _is_affine_step(graph, above, above.inputs[0])
     ):
         return [], []
-    nodes, inside, ends = [start], {id(z), id(start.outputs[0])}, []
-    waiting: list[gs.Tensor] = [start.outputs[0]]  # tensors with readers that are not among the nodes yet
+    nodes = [start]
+    inside = {id(z), id(start.outputs[0])}
+    ends = []
+    # tensors with readers that are not among the nodes yet
+    waiting: list[gs.Tensor] = [start.outputs[0]]
     while len(nodes) < _LONGEST:
         if len(waiting) == 1:
             ends.append(waiting[0])
@@ -149,7 +153,8 @@ def _data_inputs(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
 def _has_channel_constants(graph: Graph, nodes: Sequence[gs.Node]) -> bool:
     """Whether it is a BatchNormalization, or reads more than single numbers, even if they are all equal (one that was
     never trained)."""
-    if any(n.op == "BatchNormalization" for n in nodes):  # of one channel too
+    # of one channel too
+    if any(n.op == "BatchNormalization" for n in nodes):
         return True
     constants = [t for n in nodes for t in value_inputs(n) if graph.is_constant(t)]
     return any((d := graph.dtype(t)) is not None and is_float_dtype(d) and graph.value(t).size > 1 for t in constants)
@@ -173,7 +178,8 @@ def measure_affine(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> AffineChain | Re
         size = None if size is None else _narrow_size(region, size)
         if size is None or not is_affordable(size):
             break
-        if min(size, default=1) < 1:  # what a convolution without padding leaves of too few samples
+        # what a convolution without padding leaves of too few samples
+        if min(size, default=1) < 1:
             continue
         try:
             with evaluator.silence_numpy():
@@ -198,19 +204,20 @@ def measure_affine(graph: Graph, z: gs.Tensor, y: gs.Tensor) -> AffineChain | Re
     return Refusal(f"the scale and shift between {z.name!r} and {y.name!r} can't be evaluated", y.name)
 
 
-_FEW = 2  # places of an axis along which nothing varies
+# places of an axis along which nothing varies
+_FEW = 2
 
 
 def _narrow_size(region: Region, size: tuple[int, ...]) -> tuple[int, ...]:
     """``size`` of z with a few places alone along axes of which no op and no constant tells the places apart, as an
     image's are."""
-    graph, rank = region.graph, len(size)
+    graph = region.graph
+    rank = len(size)
     constants = [t for n in region.nodes for t in value_inputs(n) if graph.is_constant(t)]
     if not all(n.op in _PLACEWISE for n in region.nodes if not graph.is_constant(n.outputs[0])):
         return size
-    vectors = {
-        id(t) for n in region.nodes if n.op == "BatchNormalization" for t in n.inputs[1:]
-    }  # along axis 1, not the last one
+    # along axis 1, not the last one
+    vectors = {id(t) for n in region.nodes if n.op == "BatchNormalization" for t in n.inputs[1:]}
     values = [graph.known_value(t) for t in constants if id(t) not in vectors]
     # A constant that can't be evaluated, a Cast of strings for example, may vary along any axis.
     shapes = [np.shape(value) for value in values if value is not None]
@@ -225,7 +232,9 @@ def _measure_scale(bound: BoundRegion, size: tuple[int, ...], scale: np.ndarray)
     s = 2.0**40
     with evaluator.silence_numpy():
         wide = (bound.run([np.full(size, s)]) - bound.run([np.full(size, -s)])) / (2 * s)
-    return _drop_constant_axes(wide) if np.isfinite(wide).all() else scale
+    if np.isfinite(wide).all():
+        return _drop_constant_axes(wide)
+    return scale
 
 
 def _drop_constant_axes(full: np.ndarray) -> np.ndarray:

@@ -30,22 +30,20 @@ REDUCTIONS = frozenset(
         *("GlobalAveragePool", "Einsum"),
     }
 )
-OWN = frozenset(
-    op for op, row in OURS.items() if not row.joined
-)  # those with neighbours are known by `rewriting.joining`
+# those with neighbours are known by `rewriting.joining`
+OWN = frozenset(op for op, row in OURS.items() if not row.joined)
 NORMS = frozenset(op for op, row in DEFAULT.items() if row.statistics is StatisticsKind.INPUT) | OWN
-CLAMPS = frozenset(
-    {"Relu", "Clip", "Max", "Min"}
-)  # of a variance that rounding may have made negative; behind a norm an activation
-EQUALITIES = frozenset(
-    {"Equal", "And", "Or", "Not"}
-)  # Flax sets what is centered to zero where a row's least and largest are equal
-SCALES = frozenset(
-    op for op, row in DEFAULT.items() if row.statistics is StatisticsKind.CONSTANT
-)  # behind a norm: its gamma and beta
-INSIDE = POINTWISE | VIEWS | REDUCTIONS | NORMS | CLAMPS | EQUALITIES | SCALES  # what a norm is made of
+# of a variance that rounding may have made negative; behind a norm an activation
+CLAMPS = frozenset({"Relu", "Clip", "Max", "Min"})
+# Flax sets what is centered to zero where a row's least and largest are equal
+EQUALITIES = frozenset({"Equal", "And", "Or", "Not"})
+# behind a norm: its gamma and beta
+SCALES = frozenset(op for op, row in DEFAULT.items() if row.statistics is StatisticsKind.CONSTANT)
+# what a norm is made of
+INSIDE = POINTWISE | VIEWS | REDUCTIONS | NORMS | CLAMPS | EQUALITIES | SCALES
 
-_UPWARD = 96  # nodes looked at above a root, and below it: norms have about 12, with dynamic shapes about 40
+# nodes looked at above a root, and below it: norms have about 12, with dynamic shapes about 40
+_UPWARD = 96
 _DOWNWARD = 48
 # roots passed above a root with no reduction between: no norm has one, and a chain of thousands is not looked at from
 # each
@@ -71,9 +69,8 @@ def find_entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.
                 node = graph.producer(t)
                 heapq.heappush(heap, (-graph.position_of(node) if node is not None else 1.0, id(t), t))
 
-    push_tensors(
-        root.inputs[:1] if is_norm_node(root) else value_inputs(root)
-    )  # scale and bias may be data of their own
+    # scale and bias may be data of their own
+    push_tensors(root.inputs[:1] if is_norm_node(root) else value_inputs(root))
     while heap and len(passed) < _UPWARD:
         t = heapq.heappop(heap)[2]
         if not heap:
@@ -86,7 +83,8 @@ def find_entries(graph: Graph, root: gs.Node) -> tuple[list[gs.Tensor], list[gs.
         )
         if node is None or another or not _is_walkable(graph, node):
             break
-        nested += is_anchor(graph, node)  # no reduction was passed, or it were another
+        # no reduction was passed, or it were another
+        nested += is_anchor(graph, node)
         if nested > _NESTED:
             break
         passed.append(node)
@@ -111,9 +109,10 @@ def find_results(graph: Graph, root: gs.Node, xs: Sequence[gs.Tensor]) -> list[g
         tensors[id(t)] = t
         statistic = bool(xs) and graph.shape(t) != graph.shape(xs[-1])
         for consumer in graph.consumers(t):
-            passable = (
-                statistic if consumer.op in CLAMPS else consumer.op in POINTWISE | VIEWS or _is_scaling(graph, consumer)
-            )
+            if consumer.op in CLAMPS:
+                passable = statistic
+            else:
+                passable = consumer.op in POINTWISE | VIEWS or _is_scaling(graph, consumer)
             if id(consumer) not in seen and passable and _is_standard_op(consumer):
                 seen.add(id(consumer))
                 heapq.heappush(heap, (graph.position_of(consumer), id(consumer), consumer))
@@ -126,7 +125,8 @@ def _is_foreign_data(
     """Data as large as ``y`` that is neither below the root nor computed from the farthest of ``xs``."""
     if id(t) in inner or graph.is_shape_valued(t) or not xs or any(t is x for x in xs):
         return False
-    a, b = graph.shape(t), graph.shape(y)
+    a = graph.shape(t)
+    b = graph.shape(y)
     if a is None or b is None or len(a) != len(b) or any(d == 1 and e != 1 for d, e in zip(a, b, strict=True)):
         return False
     return isinstance(compile_region(graph, t, xs[-1:], INSIDE), Refusal)
@@ -166,9 +166,8 @@ def _is_scaling(graph: Graph, node: gs.Node) -> bool:
     return fixed and all(graph.is_constant(t) for t in node.inputs[1:])
 
 
-FLOATING = frozenset(
-    {"float16", "bfloat16", "float32", "float64"}
-)  # what norms and scales compute in; integers of 4 bits are a kind "V" too
+# what norms and scales compute in; integers of 4 bits are a kind "V" too
+FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
 def find_narrowing_cast(graph: Graph, nodes: Iterable[gs.Node], dtype: np.dtype | None) -> gs.Node | None:

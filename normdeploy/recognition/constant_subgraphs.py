@@ -34,6 +34,7 @@ _MOVES = VIEWS | {
     "Dropout",
     "Constant",
 }
+# of stored numbers they make such
 _EXACT = _MOVES | {
     "Abs",
     "Neg",
@@ -44,7 +45,7 @@ _EXACT = _MOVES | {
     "ReduceMax",
     "ReduceMin",
     "Where",
-}  # of stored numbers they make such
+}
 _STEPS = frozenset(
     {
         *("Ceil", "Floor", "Round", "Sign", "Mod", "Range", "IsNaN"),
@@ -53,9 +54,12 @@ _STEPS = frozenset(
 )
 _GROW = frozenset({"ConstantOfShape", "Range", "Tile", "Pad", "Expand"})
 _HEAVY = REDUCTIONS | NORMS | SCALES | {"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"}
-_LARGE = 2**10  # elements: arithmetic on fewer is not worth a constant of its own
-_SHARED = 2**8  # elements of a stored constant that ties two parts together; axes and scalars do not
-_FARTHEST = 64  # nodes walked above a root, and below it
+# elements: arithmetic on fewer is not worth a constant of its own
+_LARGE = 2**10
+# elements of a stored constant that ties two parts together; axes and scalars do not
+_SHARED = 2**8
+# nodes walked above a root, and below it
+_FARTHEST = 64
 
 
 @dataclass(frozen=True)
@@ -93,10 +97,12 @@ class ConstantSubgraph:
 class ConstantNorm:
     """A norm of constants, or of a weight."""
 
-    node: gs.Node  # its own op, or its root
+    # its own op, or its root
+    node: gs.Node
     kind: str
     spelling: str
-    tensor: str  # that the node makes, by its name in the file
+    # that the node makes, by its name in the file
+    tensor: str
     module: str
 
 
@@ -147,8 +153,10 @@ def _is_worth_computing(graph: Graph, node: gs.Node) -> bool:
 def _computable_nodes(graph: Graph, barred: Container[int]) -> list[gs.Node]:
     """The nodes, in topological order, that float64 may compute in the place of the file's type."""
     nodes: list[gs.Node] = []
-    exact: dict[int, bool] = {}  # of computed tensors: whether they hold stored numbers as they are
-    decided: list[gs.Tensor] = []  # what the nodes read that are steps of computed numbers
+    # of computed tensors: whether they hold stored numbers as they are
+    exact: dict[int, bool] = {}
+    # what the nodes read that are steps of computed numbers
+    decided: list[gs.Tensor] = []
     for node in graph.nodes:
         if node.op == "Constant" or not node.outputs or not graph.is_constant(node.outputs[0]):
             continue
@@ -185,17 +193,16 @@ def _is_allowed(graph: Graph, node: gs.Node, pure: bool) -> bool:
         if t.name and element_count(graph, t) is None and (_is_floating(graph, t) or node.op in _GROW):
             return False
     if node.op in ("Cast", "CastLike"):
-        source, target = graph.dtype(node.inputs[0]), _cast_target(graph, node)
+        source = graph.dtype(node.inputs[0])
+        target = _cast_target(graph, node)
         if source is None or target is None:
             return False
         # Strings have no mantissa to compare.
         if "O" in (source.kind, target.kind):
             return False
-        return (
-            pure
-            if target.kind == "b" or is_integer_dtype(target)
-            else _holds_exactly(graph, node.inputs[0], source, target)
-        )
+        if target.kind == "b" or is_integer_dtype(target):
+            return pure
+        return _holds_exactly(graph, node.inputs[0], source, target)
     return pure or node.op not in _STEPS
 
 
@@ -203,7 +210,8 @@ def _holds_exactly(graph: Graph, t: gs.Tensor, source: np.dtype, target: np.dtyp
     """Whether a Cast of ``t`` to the floating ``target`` rounds none of its numbers."""
     own = ml_dtypes.finfo(target)
     if source.kind == "b" or is_integer_dtype(source):
-        most = 2 ** (own.nmant + 1)  # whole numbers up to it are held
+        # whole numbers up to it are held
+        most = 2 ** (own.nmant + 1)
         small = source.kind == "b" or 8 * source.itemsize <= own.nmant + 1
         return small or (
             _is_stored_constant(graph, t) and bool((np.abs(graph.value(t).astype(np.float64)) <= most).all())
@@ -274,12 +282,18 @@ def find_constant_norms(graph: Graph) -> Iterator[ConstantNorm]:
         if not node.outputs or not graph.is_constant(node.outputs[0]) or not graph.all_consumers_of(node.outputs[0]):
             continue
         if node.op in SCALES or is_norm_node(node):
-            usual = "weight standardization" if node.op in SCALES else node.op.replace("Normalization", "Norm")
+            if node.op in SCALES:
+                usual = "weight standardization"
+            else:
+                usual = node.op.replace("Normalization", "Norm")
             yield ConstantNorm(node, usual, node.op, node.outputs[0].name, graph.module(node))
         elif _is_root(graph, node) and (above := _statistic_nodes(graph, node)):
             centered = any(n.op == "Sub" for n in above)
             weight = "weight standardization" if centered else "weight norm"
-            kind = weight if _feeds_weight(graph, node) else "norm of a constant"
+            if _feeds_weight(graph, node):
+                kind = weight
+            else:
+                kind = "norm of a constant"
             spelling = " ".join(n.op for n in sorted(above, key=graph.position_of))
             yield ConstantNorm(node, kind, spelling, node.outputs[0].name, graph.module(node))
 
@@ -294,12 +308,17 @@ def _is_root(graph: Graph, node: gs.Node) -> bool:
 def _statistic_nodes(graph: Graph, root: gs.Node) -> list[gs.Node]:
     """The nodes of the statistic whose root is taken, none where it is no reduction of several floating numbers."""
     nodes, reduced = _walk_above_root(graph, root)
-    return nodes if reduced else []
+    if reduced:
+        return nodes
+    return []
 
 
 def _walk_above_root(graph: Graph, root: gs.Node) -> tuple[list[gs.Node], bool]:
     """A root and the nodes above it, and whether a reduction of several floating numbers is among them."""
-    nodes, stack, seen, reduced = [root], [root], {id(root)}, False
+    nodes = [root]
+    stack = [root]
+    seen = {id(root)}
+    reduced = False
     while stack and len(nodes) < _FARTHEST:
         node = stack.pop()
         if node.op in REDUCTIONS:
@@ -320,7 +339,8 @@ def _walk_above_root(graph: Graph, root: gs.Node) -> tuple[list[gs.Node], bool]:
 
 def _feeds_weight(graph: Graph, root: gs.Node) -> bool:
     """Whether what is computed from it is the weight of a linear op."""
-    stack, seen = [root], {id(root)}
+    stack = [root]
+    seen = {id(root)}
     while stack and len(seen) < _FARTHEST:
         for t in stack.pop().outputs:
             for reader in graph.all_consumers_of(t):

@@ -19,8 +19,10 @@ from .fit_measurement import CLAMPED
 from .norm_candidates import candidate_at, candidate_readings
 from .norm_facts import Norm
 
-_FARTHEST = 64  # nodes shown of a norm, and looked at around a name
-_DULL = ("noop_with_empty_axes", "keepdims", "stash_type")  # attributes that say nothing of what is wrong
+# nodes shown of a norm, and looked at around a name
+_FARTHEST = 64
+# attributes that say nothing of what is wrong
+_DULL = ("noop_with_empty_axes", "keepdims", "stash_type")
 _STARTS = "recognition starts from a square root over a reduction"
 _CAME = {
     "ends": (
@@ -101,7 +103,10 @@ def _explain_finding(graph: Graph | None, finding: Finding, name: str) -> Explan
         )
     others = [a for a in finding.attempts if a is not best and a.reason != finding.reason]
     lines += _describe_attempts(others, "also tried")
-    known = any(t.name == start for n in graph.nodes for t in n.inputs) if graph is not None else False
+    if graph is not None:
+        known = any(t.name == start for n in graph.nodes for t in n.inputs)
+    else:
+        known = False
     return Explanation(name, finding, start if known else "", way, tuple(lines))
 
 
@@ -114,7 +119,10 @@ def _describe_attempts(attempts: Sequence[FittingAttempt], word: str) -> list[st
     lines = []
     for reason, alike in list(reasons.items())[:5]:
         first = alike[0]
-        ends = f"from {first.start} to {first.end}" if first.end else f"at {first.tensor}"
+        if first.end:
+            ends = f"from {first.start} to {first.end}"
+        else:
+            ends = f"at {first.tensor}"
         more = f" (and {len(alike) - 1} more)" if len(alike) > 1 else ""
         lines.append(f"{word} {ends}{more}: {reason}")
     if len(reasons) > 5:
@@ -152,7 +160,9 @@ def _nodes_between(graph: Graph, made: Mapping[str, gs.Node], start: str, end: s
         if any(t.name in needs for t in node.inputs):
             needs.update(o.name for o in node.outputs)
             nodes.append(node)
-    return nodes if end in needs else []
+    if end in needs:
+        return nodes
+    return []
 
 
 def _mark_node(graph: Graph, node: gs.Node, culprit: str, clamped: bool) -> str:
@@ -176,7 +186,10 @@ def _node_as_call(graph: Graph, node: gs.Node) -> str:
     for key, value in graph.attrs(node).items():
         if key not in _DULL and isinstance(value, (int, float, str, list, tuple)) and len(str(value)) <= 40:
             shown.append(f"{key}={_type_text(value) if node.op == 'Cast' and key == 'to' else _number_text(value)}")
-    domain = f"{node.domain}." if node.domain not in (None, "", "ai.onnx") else ""
+    if node.domain not in (None, "", "ai.onnx"):
+        domain = f"{node.domain}."
+    else:
+        domain = ""
     return f"{domain}{node.op}({', '.join(shown)})"
 
 
@@ -192,7 +205,9 @@ def _argument_text(graph: Graph, t: gs.Tensor) -> str:
 def _number_text(value: object) -> object:
     if isinstance(value, float):
         return f"{value:.7g}"
-    return f"[{', '.join(str(_number_text(v)) for v in value)}]" if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(str(_number_text(v)) for v in value)}]"
+    return value
 
 
 def _type_text(value: object) -> str:
@@ -219,11 +234,10 @@ def _describe_nearby_roots(graph: Graph, nodes: Sequence[gs.Node], findings: Seq
             f" {', '.join(f'{op} ×{c}' if c > 1 else op for op, c in ops.items())}"
         ]
     if not roots:
-        there = (
-            f"; it has reductions ({_list_nodes(reductions)}), but takes the root of none"
-            if reductions
-            else "; there is neither near it"
-        )
+        if reductions:
+            there = f"; it has reductions ({_list_nodes(reductions)}), but takes the root of none"
+        else:
+            there = "; there is neither near it"
         lines.append(f"{_STARTS}{there}")
     by_tensor = {t: f for f in findings if not f.place for t in (*f.tensors, f.tensor)}
     for root in [r for r in roots if r.outputs[0].name not in by_tensor][:3]:
@@ -251,7 +265,8 @@ def _describe_rejections(graph: Graph, root: gs.Node) -> list[str]:
 def _nodes_nearby(graph: Graph, nodes: Sequence[gs.Node]) -> list[gs.Node]:
     """The nodes themselves, then those around them, nearest first."""
     seen = {id(n): n for n in nodes}
-    queue = list(nodes) if len(nodes) == 1 else []  # a module is looked at by itself
+    # a module is looked at by itself
+    queue = list(nodes) if len(nodes) == 1 else []
     for node in queue:
         if len(seen) > _FARTHEST:
             break
@@ -284,8 +299,6 @@ def _unknown_name_message(name: str, graphs: Iterable[Graph], findings: Sequence
         return f"{message}; near it: {', '.join(near)}"
     listed = list(dict.fromkeys(f.module or f.tensor for f in findings))
     more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
-    return (
-        f"{message}; norms were found at {', '.join(listed[:5])}{more}"
-        if listed
-        else f"{message}, and no norm was found in it"
-    )
+    if listed:
+        return f"{message}; norms were found at {', '.join(listed[:5])}{more}"
+    return f"{message}, and no norm was found in it"

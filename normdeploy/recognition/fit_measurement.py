@@ -30,8 +30,10 @@ from ..storage.heap import trim_heap
 _TOLERANCE = 1e-9
 CLAMPED = "its denominator is clamped from below instead of having epsilon added"
 EVEN = "it is the same for x and −x: a deviation, and what it divides is no part of it"
-_HEAVY = 2**20  # bytes of an x, of which a dozen were held
-_LARGE = 2.0**34  # about 1.7e10: an ε up to 0.1 is far below the tolerance there, inside the root or outside
+# bytes of an x, of which a dozen were held
+_HEAVY = 2**20
+# about 1.7e10: an ε up to 0.1 is far below the tolerance there, inside the root or outside
+_LARGE = 2.0**34
 
 
 @dataclass(frozen=True)
@@ -40,14 +42,20 @@ class NormFit:
     ``split``)."""
 
     shape: tuple[int, ...]
-    axes: tuple[int, ...]  # normalized in full; axes of size 1 are never listed
-    split: int | None  # the axis that is cut into groups (group norm)
-    block: int  # its extent inside a group
+    # normalized in full; axes of size 1 are never listed
+    axes: tuple[int, ...]
+    # the axis that is cut into groups (group norm)
+    split: int | None
+    # its extent inside a group
+    block: int
     centered: bool
-    epsilon: float  # NaN in a refusal that could not tell it
-    gamma: np.ndarray  # the shape of y
+    # NaN in a refusal that could not tell it
+    epsilon: float
+    # the shape of y
+    gamma: np.ndarray
     beta: np.ndarray
-    outside: bool = False  # x̂ = (x − mean)/(sqrt(var) + epsilon)
+    # x̂ = (x − mean)/(sqrt(var) + epsilon)
+    outside: bool = False
     # x̂ = x/max(‖x‖₂, epsilon), not of the mean: so gamma and epsilon of F.normalize are the same at every size
     clamped: bool = False
 
@@ -66,7 +74,9 @@ class NormFit:
         """What it is called where gamma and beta are not looked at (an instance norm is a layer norm then)."""
         if not self.centered:
             return "RMSNorm"
-        return "LayerNorm" if self.split is None else "GroupNorm"
+        if self.split is None:
+            return "LayerNorm"
+        return "GroupNorm"
 
     def resize(self, shape: tuple[int, ...]) -> NormFit:
         """The same grouping at another size of x (gamma and beta are dropped).
@@ -81,7 +91,10 @@ class NormFit:
     def center_and_square(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(x − mean, or x where not centered; its mean square), both broadcast to x's shape."""
         view, axes = self._grouped_view(x)
-        d = view - view.mean(axis=axes, keepdims=True) if self.centered else view
+        if self.centered:
+            d = view - view.mean(axis=axes, keepdims=True)
+        else:
+            d = view
         v = np.broadcast_to(np.square(d).mean(axis=axes, keepdims=True), view.shape)
         return d.reshape(self.shape), v.reshape(self.shape)
 
@@ -96,7 +109,9 @@ class NormFit:
     def denominator(self, v: np.ndarray) -> np.ndarray:
         if self.clamped:
             return np.maximum(np.sqrt(self.group_size * v), self.epsilon)
-        return np.sqrt(v) + self.epsilon if self.outside else np.sqrt(v + self.epsilon)
+        if self.outside:
+            return np.sqrt(v) + self.epsilon
+        return np.sqrt(v + self.epsilon)
 
     def arrange_rows(self, rows: np.ndarray) -> np.ndarray:
         """An x whose groups are the given rows (number of groups, n)."""
@@ -137,7 +152,9 @@ def measure_fit(
                 if like is not None and like.shape == shape
                 else None
             )
-            return same if same is not None else _fit_region(_RegionProbe(bound, shape, others))
+            if same is not None:
+                return same
+            return _fit_region(_RegionProbe(bound, shape, others))
     except EvaluationFailed as e:
         return Refusal(f"can't be evaluated: {e}", clarity=Clarity.VAGUE, kind=RefusalKind.NOT_EVALUATED)
 
@@ -171,11 +188,14 @@ class _RegionProbe:
 
 def _fit_region(ask: _RegionProbe) -> NormFit | Refusal:
     z = ask.draw_input()
-    up, down = ask(_LARGE * z), ask(-_LARGE * z)
+    up = ask(_LARGE * z)
+    down = ask(-_LARGE * z)
     if not (np.isfinite(up).all() and np.isfinite(down).all()):
         return Refusal("gives NaN or Inf on ordinary input", clarity=Clarity.VAGUE)
-    beta, odd = (up + down) / 2, (up - down) / 2
-    del down  # an x may have millions of elements, and the peak of an export may be here
+    beta = (up + down) / 2
+    odd = (up - down) / 2
+    # an x may have millions of elements, and the peak of an export may be here
+    del down
     if not odd.any():
         moves = bool((ask(_LARGE * ask.draw_input()) != up).any())
         if moves:
@@ -206,12 +226,15 @@ def _fit_region(ask: _RegionProbe) -> NormFit | Refusal:
 def _remeasure_fit(ask: _RegionProbe, like: NormFit) -> NormFit | None:
     """``like`` with the gamma and beta that are measured; None where that is no fit."""
     z = ask.draw_input()
-    up, down = ask(_LARGE * z), ask(-_LARGE * z)
+    up = ask(_LARGE * z)
+    down = ask(-_LARGE * z)
     unit = replace(like, epsilon=0.0, outside=False, gamma=np.ones(()), beta=np.zeros(()))(_LARGE * z)
     if not (np.isfinite(up).all() and np.isfinite(down).all()) or np.abs(unit).min() < 0.05:
         return None
     refitted = replace(like, gamma=(up - down) / 2 / unit, beta=(up + down) / 2)
-    return None if _matches_fresh_input(ask, refitted) else refitted
+    if _matches_fresh_input(ask, refitted):
+        return None
+    return refitted
 
 
 def _measure_groups(
@@ -220,7 +243,8 @@ def _measure_groups(
     """Which elements share statistics: (axes in full, the axis in blocks or None, the size of a block)."""
     if (np.abs(odd) > 1e-9 * np.abs(odd).max()).all():
         extent = _extent_moved_by_first(ask, z, up)
-    else:  # where gamma is zero nothing moves: ask one element that does which others move it
+    else:
+        # where gamma is zero nothing moves: ask one element that does which others move it
         extent = _extent_moving_largest(ask, z, up, int(np.argmax(np.abs(odd))))
     full = tuple(a for a, (e, n) in enumerate(zip(extent, ask.shape, strict=True)) if e == n and n > 1)
     part = [a for a, (e, n) in enumerate(zip(extent, ask.shape, strict=True)) if 1 < e < n]
@@ -253,7 +277,8 @@ def _extent_moving_largest(ask: _RegionProbe, z: np.ndarray, up: np.ndarray, fla
     extent = []
     for axis, size in enumerate(z.shape):
         at = base[axis]
-        blocks = [k for k in range(size, 1, -1) if size % k == 0]  # the largest block whose far end moves the element
+        # the largest block whose far end moves the element
+        blocks = [k for k in range(size, 1, -1) if size % k == 0]
         ends = ((k, at // k * k + (k - 1 if at % k < k - 1 else 0)) for k in blocks)
         extent.append(next((k for k, end in ends if is_moved_by(axis, end)), 1))
     return extent
@@ -267,17 +292,21 @@ def _measure_epsilon(
     unit = np.asarray(gamma * d)
     unit /= np.sqrt(v)
     size = np.abs(unit)
-    weight = size >= max(np.median(size), 0.1 * size.max())  # the best conditioned ones
-    unit, v = unit[weight], v[weight]
+    # the best conditioned ones
+    weight = size >= max(np.median(size), 0.1 * size.max())
+    unit = unit[weight]
+    v = v[weight]
     del size, d
-    scale, epsilon = 1e-2, 0.0
+    scale = 1e-2
+    epsilon = 0.0
     for _ in range(8):
         ratio = ask.odd_part(scale * z)[weight] / unit
         if not np.isfinite(ratio).all():
             return Refusal("gives NaN or Inf on small input", clarity=Clarity.VAGUE)
         estimate = float(np.median(scale**2 * v * (1.0 / ratio**2 - 1.0)))
         variance = float(np.median(scale**2 * v))
-        if abs(estimate) <= 1e-11 * variance:  # below what float64 shows at this scale
+        # below what float64 shows at this scale
+        if abs(estimate) <= 1e-11 * variance:
             scale *= 1e-4
             continue
         epsilon = estimate
@@ -291,13 +320,12 @@ def _measure_epsilon(
 
 def _matches_fresh_input(ask: _RegionProbe, fitted: NormFit) -> bool:
     """True where a fresh input, its groups at several scales, tells the region from the fit."""
-    root = (
-        fitted.epsilon
-        if fitted.outside
-        else fitted.epsilon / np.sqrt(fitted.group_size)
-        if fitted.clamped
-        else np.sqrt(fitted.epsilon)
-    )
+    if fitted.outside:
+        root = fitted.epsilon
+    elif fitted.clamped:
+        root = fitted.epsilon / np.sqrt(fitted.group_size)
+    else:
+        root = np.sqrt(fitted.epsilon)
     scales = [s for s in (0.6 * root, 1.0, 10 * root, _LARGE, 0.05 * root) if s]
     rows = fitted.rows_of(ask.draw_input())
     for start in range(0, len(scales), len(rows)):
@@ -323,7 +351,9 @@ def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | Refusal:
     sure = (size > 0.3 * np.median(size)) & (v > 0)
     unit = np.asarray(fitted.gamma * d)
     unit /= np.sqrt(v)
-    large, unit, v = large[sure], unit[sure], v[sure]
+    large = large[sure]
+    unit = unit[sure]
+    v = v[sure]
     del size, d
     if not np.allclose(large, unit, rtol=1e-6, atol=0):
         if np.allclose(_LARGE * ask.odd_part(x)[sure], large, rtol=1e-3, atol=0):
@@ -337,7 +367,8 @@ def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | Refusal:
             " root)",
             clarity=Clarity.VAGUE,
         )
-    deviation, scale = np.sqrt(v), 1e-2
+    deviation = np.sqrt(v)
+    scale = 1e-2
     for _ in range(5):
         ratio = ask.odd_part(scale * x)[sure] / unit
         if not np.isfinite(ratio).all():
@@ -362,15 +393,19 @@ def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | Refusal:
 
 def _clamped_fit(ask: _RegionProbe, fitted: NormFit, x: np.ndarray, sure: np.ndarray) -> NormFit | None:
     """The fit with max(‖x‖₂, ε) in the denominator: of a small x the result is γ·x/ε."""
-    gamma, scale = fitted.gamma * math.sqrt(fitted.group_size), 1.0
+    gamma = fitted.gamma * math.sqrt(fitted.group_size)
+    scale = 1.0
     for _ in range(16):
-        told = scale * (gamma * x)[sure] / ask.odd_part(scale * x)[sure]  # ε, or where that is larger ‖x‖
+        # ε, or where that is larger ‖x‖
+        told = scale * (gamma * x)[sure] / ask.odd_part(scale * x)[sure]
         epsilon = float(np.median(told))
         if not np.isfinite(told).all() or epsilon <= 0:
             return None
         if np.ptp(told) <= 1e-9 * epsilon and epsilon > 2 * scale * float(
             np.sqrt(fitted.group_size * fitted.center_and_square(x)[1].max())
         ):
-            return None if fitted.centered else replace(fitted, gamma=gamma, epsilon=epsilon, clamped=True)
+            if fitted.centered:
+                return None
+            return replace(fitted, gamma=gamma, epsilon=epsilon, clamped=True)
         scale *= 1e-2
     return None

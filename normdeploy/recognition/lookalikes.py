@@ -20,7 +20,8 @@ from ..storage.onnx_domains import is_standard
 from .anchors import CLAMPS, POINTWISE, REDUCTIONS, VIEWS, is_anchor
 
 _STEPS = (POINTWISE | VIEWS | CLAMPS) - {"Exp", "Log"}
-_FARTHEST = 24  # nodes walked above a denominator, and above each of its reductions
+# nodes walked above a denominator, and above each of its reductions
+_FARTHEST = 24
 
 
 def find_lookalikes(proto: onnx.ModelProto, findings: Sequence[Finding]) -> list[Finding]:
@@ -66,7 +67,8 @@ def _read_division(graph: Graph, node: gs.Node) -> Finding | None:
 
 def _fractions_of(graph: Graph, node: gs.Node) -> Iterator[tuple[gs.Tensor, gs.Tensor]]:
     """(numerator, denominator) of a Div, or of a Mul with a Reciprocal; both data."""
-    a, b = node.inputs[0], node.inputs[-1]
+    a = node.inputs[0]
+    b = node.inputs[-1]
     if graph.is_shape_valued(a) or graph.is_shape_valued(b) or a is b:
         return
     if node.op == "Div":
@@ -89,7 +91,9 @@ class _UpwardWalk:
 
 
 def _walk_upwards(graph: Graph, t: gs.Tensor, stop: Sequence[gs.Tensor] = ()) -> _UpwardWalk:
-    walk, stack, seen = _UpwardWalk(), [t], {id(t)}
+    walk = _UpwardWalk()
+    stack = [t]
+    seen = {id(t)}
     while stack and len(walk.nodes) < _FARTHEST:
         t = stack.pop()
         if any(t is s for s in stop):

@@ -28,11 +28,12 @@ from .norm_facts import Norm
 from .norm_parameters import MeasuredParameter, snap_epsilon, snap_to_file
 from .probe_sizes import bound_regions
 
-_BOUND = float(np.finfo(np.float32).max)  # what exporters write for "no bound", no number
-_LARGE = 2.0**34  # an epsilon is far below float64's precision there
-_STASHED = frozenset(
-    op for op, row in DEFAULT.items() if "stash_type" in row.attributes
-)  # it is 1, float32, where a node does not say
+# what exporters write for "no bound", no number
+_BOUND = float(np.finfo(np.float32).max)
+# an epsilon is far below float64's precision there
+_LARGE = 2.0**34
+# it is 1, float32, where a node does not say
+_STASHED = frozenset(op for op, row in DEFAULT.items() if "stash_type" in row.attributes)
 
 
 class NormAttributes(TypedDict, total=False):
@@ -56,9 +57,8 @@ def attributes_of_norm(graph: Graph, norm: Norm) -> NormAttributes:
     """The traits of a norm."""
     traits = attributes_of_region(graph, norm.region, norm.fit, norm.ddof)
     gamma = norm.gamma
-    if (
-        traits["ddof"] and not norm.ddof and gamma is not None and gamma.value is not None
-    ):  # its factor sqrt((n - 1)/n) is the variance's
+    if traits["ddof"] and not norm.ddof and gamma is not None and gamma.value is not None:
+        # its factor sqrt((n - 1)/n) is the variance's
         value = gamma.value / math.sqrt((norm.fit.group_size - 1) / norm.fit.group_size)
         gamma = (
             None
@@ -86,7 +86,10 @@ def attributes_of_region(graph: Graph, region: Region, fit: NormFit | None, told
     if fit is not None:
         ddof = _measure_ddof(graph, region, fit)
         if not math.isnan(fit.epsilon):
-            biased = fit.group_size / (fit.group_size - 1) if ddof and not told else 1.0
+            if ddof and not told:
+                biased = fit.group_size / (fit.group_size - 1)
+            else:
+                biased = 1.0
             epsilon = snap_epsilon(graph, region, fit.epsilon * (math.sqrt(biased) if fit.outside else biased))
         traits |= NormAttributes(ddof=ddof, epsilon_as_written=epsilon, outside=fit.outside)
     traits["half"] = _half_constants(graph, region.nodes, epsilon)
@@ -115,8 +118,10 @@ def attributes_of_scale(graph: Graph, chain: AffineChain) -> NormAttributes:
 
 def attributes_of_joined(graph: Graph, node: gs.Node, epsilon: float) -> NormAttributes:
     """The traits of a norm that was joined with its neighbours: one of `normdeploy.graphs.own_op_functions.JOINED`."""
-    row, x = OURS[node.op], node.inputs[0]
-    rank, modulated = len(graph.shape(x) or ()), "shift" in row.inputs
+    row = OURS[node.op]
+    x = node.inputs[0]
+    rank = len(graph.shape(x) or ())
+    modulated = "shift" in row.inputs
     channel = 1 if row.kind == "GroupNorm" else rank - 1
     parameters = [
         NormParameter(modulated, (0, channel) if modulated else (channel,), t.name)
@@ -193,7 +198,10 @@ def statistics_dtype(graph: Graph, nodes: Sequence[gs.Node]) -> str:
         if graph.is_shape_valued(node.outputs[0]) or not (node.op in REDUCTIONS | JOINED or is_norm_node(node)):
             continue
         stash = graph.attrs(node).get("stash_type", int(node.op in _STASHED))
-        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(int(stash))) if stash else graph.dtype(node.inputs[0])
+        if stash:
+            dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(int(stash)))
+        else:
+            dtype = graph.dtype(node.inputs[0])
         if dtype is not None:
             kinds[dtype.name] = None
     return " and ".join(kinds)
@@ -273,7 +281,8 @@ def _largest_constants(graph: Graph, nodes: Sequence[gs.Node]) -> Iterator[tuple
         seen.add(id(t))
         node = graph.producer(t)
         if isinstance(t, gs.Constant) or (node is not None and node.op == "Constant"):
-            dtype, value = graph.dtype(t), graph.known_value(t)
+            dtype = graph.dtype(t)
+            value = graph.known_value(t)
             if value is not None and value.size and (dtype is None or is_float_dtype(dtype)):
                 magnitude = np.abs(value[np.abs(value) < _BOUND])
                 yield t.name, float(magnitude.max(initial=0.0))

@@ -47,7 +47,8 @@ def candidate_readings(graph: Graph, c: RootCandidate) -> Iterator[Norm | Refusa
                 break
             yield replace(reading, start=x.name, end=y.name)
     cast = find_narrowing_cast(graph, c.passed, graph.dtype(c.xs[-1]) if c.xs else None)
-    if cast is not None:  # none begins behind it: it is no entry to a part in half precision
+    # none begins behind it: it is no entry to a part in half precision
+    if cast is not None:
         yield Refusal(
             f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it", cast.outputs[0].name
         )
@@ -61,7 +62,8 @@ def candidate_readings(graph: Graph, c: RootCandidate) -> Iterator[Norm | Refusa
 
 def _read_norm(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> Norm | Refusal:
     """The norm from x to y; `Clarity.APART` where the two can't belong together at all."""
-    shape, dtype = graph.shape(x), graph.dtype(x)
+    shape = graph.shape(x)
+    dtype = graph.dtype(x)
     if shape is None or dtype is None:
         return Refusal(f"the type or shape of {x.name!r} is not known", x.name, clarity=Clarity.VAGUE)
     if dtype.name not in FLOATING:
@@ -77,9 +79,8 @@ def _read_norm(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> No
             region = compile_region(graph, y, [x, *leaves], INSIDE)
         if isinstance(region, Refusal):
             return replace(region, clarity=Clarity.APART)
-    if region.shape_leaves and not _have_same_shape(
-        graph, x, y
-    ):  # sizes can be chosen at which the two agree, though they are others
+    if region.shape_leaves and not _have_same_shape(graph, x, y):
+        # sizes can be chosen at which the two agree, though they are others
         return Refusal(
             f"its result takes its shape from elsewhere, and it can't be told that it is that of {x.name!r}",
             y.name,
@@ -94,7 +95,8 @@ def _read_norm(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> No
             cast.outputs[0].name,
             region=region,
         )
-    if _longest_norm_chain(graph, region) > 1:  # their product is a norm too, but with an epsilon that nobody wrote
+    # their product is a norm too, but with an epsilon that nobody wrote
+    if _longest_norm_chain(graph, region) > 1:
         return Refusal("two norms, one after the other, lie between them", y.name, clarity=Clarity.APART)
     return read_region(graph, region, shape, dtype)
 
@@ -102,21 +104,25 @@ def _read_norm(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> No
 def _longest_norm_chain(graph: Graph, region: Region) -> int:
     """The largest number of roots on one path through the region that each have a reduction of their own before
     them."""
-    seen: dict[int, tuple[int, bool]] = {}  # tensor -> (roots so far, a reduction since the last one)
+    # tensor -> (roots so far, a reduction since the last one)
+    seen: dict[int, tuple[int, bool]] = {}
     for node in region.nodes:
         roots, fresh = max((seen.get(id(t), (0, False)) for t in value_inputs(node)), default=(0, False))
         fresh = fresh or node.op in REDUCTIONS or is_norm_node(node)
         if fresh and is_anchor(graph, node):
-            roots, fresh = roots + 1, False
+            roots = roots + 1
+            fresh = False
         seen.update((id(o), (roots, fresh)) for o in node.outputs)
     return seen.get(id(region.y), (0, False))[0]
 
 
 def _data_operands(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> list[gs.Tensor]:
     """Data besides x that enters between the root and y (or into a root that takes scale and bias)."""
-    root, inside = c.root, {id(t) for t in c.ys}
+    root = c.root
+    inside = {id(t) for t in c.ys}
     operands: dict[int, gs.Tensor] = {}
-    stack, seen = [y], {id(y)}
+    stack = [y]
+    seen = {id(y)}
     while stack:
         node = graph.producer(stack.pop())
         if node is None or node is root:
@@ -137,7 +143,8 @@ def _data_operands(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -
 def _have_same_shape(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> bool:
     """True where the file itself says that the two have one shape."""
     sizes = size_assignments(shape_symbols(graph, x) | shape_symbols(graph, y))[0]
-    a, b = graph.shape(x), graph.shape(y)
+    a = graph.shape(x)
+    b = graph.shape(y)
     if a is None or b is None or len(a) != len(b):
         return False
     known = [(evaluate_dim(i, sizes), evaluate_dim(j, sizes)) for i, j in zip(a, b, strict=True)]
@@ -147,7 +154,8 @@ def _have_same_shape(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> bool:
 def _have_different_shapes(graph: Graph, x: gs.Tensor, y: gs.Tensor) -> bool:
     """True where the file itself says that the two have different shapes."""
     sizes = size_assignments(shape_symbols(graph, x) | shape_symbols(graph, y))[0]
-    a, b = graph.shape(x), graph.shape(y)
+    a = graph.shape(x)
+    b = graph.shape(y)
     if a is None or b is None:
         return False
     if len(a) != len(b):

@@ -27,17 +27,23 @@ class Norm:
     x: gs.Tensor
     y: gs.Tensor
     fit: NormFit
-    shape: Dims  # as the file states it
+    # as the file states it
+    shape: Dims
     dtype: np.dtype
     epsilon: float
-    gamma: MeasuredParameter | None  # None: one everywhere
-    beta: MeasuredParameter | None  # None: zero everywhere
+    # None: one everywhere
+    gamma: MeasuredParameter | None
+    # None: zero everywhere
+    beta: MeasuredParameter | None
     ddof: int = (
-        0  # 1: the variance divides by n − 1, and n is dynamic (of a static n gamma and epsilon hold the factor)
+        # 1: the variance divides by n − 1, and n is dynamic (of a static n gamma and epsilon hold the factor)
+        0
     )
-    notes: tuple[str, ...] = ()  # what its user should know where it is fused
+    # what its user should know where it is fused
+    notes: tuple[str, ...] = ()
     guessed: bool = (
-        False  # read like another norm, its constants taken from where that one has them: its certificate must tell
+        # read like another norm, its constants taken from where that one has them: its certificate must tell
+        False
     )
 
     @property
@@ -49,7 +55,8 @@ class Norm:
     def kind(self) -> str:
         if self.fit.kind != "LayerNorm":
             return self.fit.kind
-        rank, varies = len(self.shape), {a for p in (self.gamma, self.beta) if p is not None for a in p.varies}
+        rank = len(self.shape)
+        varies = {a for p in (self.gamma, self.beta) if p is not None for a in p.varies}
         spatial = rank - 2
         if spatial >= 1 and len(self.axes) == spatial and 0 not in self.axes and varies and not varies & set(self.axes):
             return "InstanceNorm"

@@ -19,8 +19,10 @@ from ..graphs.region import Refusal, Region
 from .anchors import is_norm_node
 
 _CASTS = ("Cast", "CastLike")
-_FIXED = (*_CASTS, "Reshape", "Unsqueeze", "Expand")  # what a constant passes through and stays what it is
-_SAME_ORDER = ("Reshape", "Flatten", "Unsqueeze", "Squeeze", "Identity")  # views that leave the elements in their order
+# what a constant passes through and stays what it is
+_FIXED = (*_CASTS, "Reshape", "Unsqueeze", "Expand")
+# views that leave the elements in their order
+_SAME_ORDER = ("Reshape", "Flatten", "Unsqueeze", "Squeeze", "Identity")
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class MeasuredParameter:
 
     value: np.ndarray | None
     tensor: gs.Tensor | None = None
-    varies: tuple[int, ...] = ()  # the axes of x along which it differs
+    # the axes of x along which it differs
+    varies: tuple[int, ...] = ()
 
     @property
     def data(self) -> bool:
@@ -120,7 +123,9 @@ def snap_to_file(graph: Graph, region: Region, reduced: np.ndarray, varies: tupl
 def snap_epsilon(graph: Graph, region: Region, epsilon: float) -> float:
     """The measured epsilon, or the number of the file that it is."""
     exact = stored_epsilon(graph, region, epsilon)
-    return epsilon if exact is None else exact
+    if exact is None:
+        return epsilon
+    return exact
 
 
 def stored_epsilon(graph: Graph, region: Region, epsilon: float) -> float | None:
@@ -151,7 +156,8 @@ def numbers_cast_to_zero(graph: Graph, region: Region) -> list[tuple[float, str]
         if node is None or node.op not in _FIXED:
             continue
         stack.append(node.inputs[0])
-        value, kind = graph.known_value(t), graph.dtype(t)
+        value = graph.known_value(t)
+        kind = graph.dtype(t)
         if node.op in _CASTS and value is not None and value.size == 1 and kind is not None and kind.kind not in "iub":
             number = float(value.item())
             if number and not value.astype(kind).any():

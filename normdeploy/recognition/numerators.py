@@ -9,7 +9,8 @@ from ..graphs.graph import Graph, value_inputs
 from .anchors import INSIDE, VIEWS
 from .fit_measurement import EVEN
 
-_FARTHEST = 24  # nodes walked below a deviation, and above what it divides
+# nodes walked below a deviation, and above what it divides
+_FARTHEST = 24
 
 
 def explain_numerator(graph: Graph, x: gs.Tensor, deviation: gs.Tensor) -> str:
@@ -28,7 +29,8 @@ def explain_numerator(graph: Graph, x: gs.Tensor, deviation: gs.Tensor) -> str:
 def _numerators_of(graph: Graph, deviation: gs.Tensor) -> list[gs.Tensor]:
     """The numerators of the fractions that have it, or a view of it, as their denominator."""
     numerators: list[gs.Tensor] = []
-    stack, seen = [(deviation, False)], 0
+    stack = [(deviation, False)]
+    seen = 0
     while stack and seen < _FARTHEST:
         t, inverse = stack.pop()
         for reader in graph.consumers(t):
@@ -44,7 +46,8 @@ def _numerators_of(graph: Graph, deviation: gs.Tensor) -> list[gs.Tensor]:
 
 def _foreign_node_above(graph: Graph, t: gs.Tensor, x: gs.Tensor) -> gs.Node | None:
     """The nearest node above ``t``, and not above ``x``, that no norm contains; None where there is none."""
-    stack, seen = [t], 0
+    stack = [t]
+    seen = 0
     while stack and seen < _FARTHEST:
         t = stack.pop(0)
         node = graph.producer(t)

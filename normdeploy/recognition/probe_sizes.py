@@ -21,10 +21,14 @@ from ..evaluate import evaluator
 from ..evaluate.evaluation_budget import is_affordable
 from ..graphs.region import BoundRegion, EvaluationFailed, Region, concrete_shape, size_assignments
 
-_LARGE = 2**16  # elements of x up to which static sizes are left as they are
-_LONG = 8  # an axis up to this is left as it is
-_FEW = (2, 3)  # in place of a longer one; never 1, which would broadcast
-_TRIAL = 3  # while it is not known yet what is normalized: of two elements x̂ is ±1 and depends on neither
+# elements of x up to which static sizes are left as they are
+_LARGE = 2**16
+# an axis up to this is left as it is
+_LONG = 8
+# in place of a longer one; never 1, which would broadcast
+_FEW = (2, 3)
+# while it is not known yet what is normalized: of two elements x̂ is ±1 and depends on neither
+_TRIAL = 3
 
 
 def bound_regions(
@@ -112,7 +116,9 @@ def _evaluate_region(bound: BoundRegion, x: np.ndarray) -> np.ndarray | None:
             y = bound.run([x])
     except EvaluationFailed:
         return None
-    return y if y.shape == x.shape else None
+    if y.shape == x.shape:
+        return y
+    return None
 
 
 def _shrink_loose_axes(size: tuple[int, ...], loose: tuple[int, ...]) -> tuple[int, ...]:

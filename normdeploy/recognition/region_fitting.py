@@ -51,8 +51,14 @@ def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
             break
     if not fits:
         return refusal
-    unbiased = _unbiased_fit(*fits) if len(fits) == 2 else _fit_with_stored_epsilon(graph, region, fits[0])
-    wrong = _describe_size_difference(*fits) if len(fits) == 2 and unbiased is None else ""
+    if len(fits) == 2:
+        unbiased = _unbiased_fit(*fits)
+    else:
+        unbiased = _fit_with_stored_epsilon(graph, region, fits[0])
+    if len(fits) == 2 and unbiased is None:
+        wrong = _describe_size_difference(*fits)
+    else:
+        wrong = ""
     if wrong:
         return Refusal(wrong, region.y.name, region=region, fit=fits[0])
     norm = _build_norm(graph, region, unbiased or fits[0], given[0], shape, dtype, ddof=0 if unbiased is None else 1)
@@ -65,7 +71,8 @@ def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
 def norm_like_other(region: Region, other: Norm) -> Norm | None:
     """``region`` as the norm that ``other`` is, whose region differs in larger constants only; None where their places
     can't be told."""
-    if len(region.leaves) > 1 or other.dtype.itemsize == 2:  # half precision may not hold a wider constant
+    # half precision may not hold a wider constant
+    if len(region.leaves) > 1 or other.dtype.itemsize == 2:
         return None
     params: list[MeasuredParameter | None] = []
     for param in (other.gamma, other.beta):
@@ -104,7 +111,9 @@ def _unbiased_fit(a: NormFit, b: NormFit) -> NormFit | None:
         for f in (a, b)
         for k in [f.group_size / (f.group_size - 1)]
     ]
-    return None if _describe_size_difference(*told) else told[0]
+    if _describe_size_difference(*told):
+        return None
+    return told[0]
 
 
 def _fit_with_stored_epsilon(graph: Graph, region: Region, fitted: NormFit) -> NormFit | None:
@@ -124,12 +133,13 @@ def _describe_size_difference(a: NormFit, b: NormFit) -> str:
         return "what it normalizes over changes with the dynamic sizes"
     same = abs(a.epsilon - b.epsilon) <= 1e-9 * max(a.epsilon, b.epsilon)
     factor = float(np.median(np.abs(a.gamma))) / float(np.median(np.abs(b.gamma)) or 1.0)
-    alike = (
-        np.allclose(a.gamma, b.gamma, rtol=1e-9)
-        if a.gamma.shape == b.gamma.shape
-        else abs(factor - 1) < 1e-9 or _has_varying_gamma(a) or _has_varying_gamma(b)
-    )
-    return "" if same and alike else "its epsilon or gamma depends on a dynamic size"
+    if a.gamma.shape == b.gamma.shape:
+        alike = np.allclose(a.gamma, b.gamma, rtol=1e-9)
+    else:
+        alike = abs(factor - 1) < 1e-9 or _has_varying_gamma(a) or _has_varying_gamma(b)
+    if same and alike:
+        return ""
+    return "its epsilon or gamma depends on a dynamic size"
 
 
 def _has_varying_gamma(fit: NormFit) -> bool:
@@ -165,7 +175,10 @@ def _build_norm(
             if p is not None and p.value is not None and not _is_representable(p.value, dtype):
                 return Refusal(f"its gamma or beta does not fit into {dtype.name}", region.y.name)
     data = [p.tensor for p in (gamma, beta) if p is not None and p.data and p.tensor is not None]
-    again = compile_region(graph, region.y, [region.leaves[0], *data], INSIDE) if data else region
+    if data:
+        again = compile_region(graph, region.y, [region.leaves[0], *data], INSIDE)
+    else:
+        again = region
     if isinstance(again, Refusal):
         return again
     region = again
@@ -174,7 +187,8 @@ def _build_norm(
         region,
         region.leaves[0],
         region.y,
-        fitted.resize(fitted.shape),  # without gamma and beta, which take as much as x
+        # without gamma and beta, which take as much as x
+        fitted.resize(fitted.shape),
         shape,
         dtype,
         epsilon,

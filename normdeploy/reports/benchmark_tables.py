@@ -38,7 +38,10 @@ def show_race(console: Console, race: Race) -> None:
             f" {race.reference}"
         )
     )
-    after = "" if race.load is None else f"; load {race.load:.1f} at the end"
+    if race.load is None:
+        after = ""
+    else:
+        after = f"; load {race.load:.1f} at the end"
     console.print(Text(f"{race.machine}{after}", style="dim"))
     for missed in race.not_run:
         console.print(Text(f"not run: {missed.runtime}: {missed.reason}", style="dim"))
@@ -51,9 +54,8 @@ def _entry_table(entries: Sequence[RaceEntry], runtimes: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     what = "form" if any(entry.form for entry in entries) else "file"
     for column in (*(["runtime"] if runtimes else []), what):
-        table.add_column(
-            column, overflow="fold", min_width=11 if column == "runtime" else None
-        )  # a narrow terminal parts its words
+        # a narrow terminal parts its words
+        table.add_column(column, overflow="fold", min_width=11 if column == "runtime" else None)
     for column in (
         "median\nms",
         "p95",
@@ -71,10 +73,15 @@ def _entry_table(entries: Sequence[RaceEntry], runtimes: bool) -> Table:
 
 def _entry_cells(entry: RaceEntry, runtimes: bool, far: bool) -> list[str]:
     def format_number(value: float | None, form: str) -> str:
-        return "" if value is None else f"{value:{form}}"
+        if value is None:
+            return ""
+        return f"{value:{form}}"
 
     times = [format_number(value, ".3g") for value in (entry.median, entry.p95, entry.p99)]
-    interval = "" if entry.interval is None else "{:.2f}–{:.2f}".format(*entry.interval)
+    if entry.interval is None:
+        interval = ""
+    else:
+        interval = "{:.2f}–{:.2f}".format(*entry.interval)
     errors = [format_number(entry.error, ".1e"), *([format_number(entry.far_error, ".1e")] if far else [])]
     where = " · ".join(filter(None, (entry.file, entry.form)))
     return [*([entry.runtime] if runtimes else []), where, *times, format_number(entry.ratio, ".2f"), interval, *errors]

@@ -19,7 +19,8 @@ _WRONG = {
     "runtime": "the runtime computes it otherwise than ONNX defines it",
     "between": "each node is right on right inputs, and small errors grow",
 }
-_MANY = 8  # nodes that are named
+# nodes that are named
+_MANY = 8
 
 
 def show_bisection(console: Console, bisection: Bisection) -> None:
@@ -46,7 +47,10 @@ def _describe_fault(fault: Fault) -> Mapping[str, str]:
 
 
 def _iter_fault_lines(fault: Fault) -> Iterator[tuple[str, str]]:
-    more = f" and {len(fault.nodes) - _MANY} more" if len(fault.nodes) > _MANY else ""
+    if len(fault.nodes) > _MANY:
+        more = f" and {len(fault.nodes) - _MANY} more"
+    else:
+        more = ""
     yield "node", ", ".join(fault.nodes[:_MANY]) + more + (f" (the model's {fault.operator})" if fault.operator else "")
     off = fault.reason or f"off by {fault.error:.3g}"
     yield (
@@ -63,6 +67,9 @@ def _iter_fault_lines(fault: Fault) -> Iterator[tuple[str, str]]:
     else:
         yield "float32", "does not mend it"
     before = fault.output_reason or f"off by {fault.output_error:.3g}"
-    after = "not run" if fault.mended_error is None else f"off by {fault.mended_error:.3g}"
+    if fault.mended_error is None:
+        after = "not run"
+    else:
+        after = f"off by {fault.mended_error:.3g}"
     verdict = "right" if fault.mended else "still wrong"
     yield "output", f"{fault.output}: {before}, allowed {fault.output_allowed:.3g}; with this mended {after}, {verdict}"

@@ -28,7 +28,8 @@ _WOULD = {
     "undone": "leaves it",
 }
 _FORMS = {"now": "now", "optimized": "then"}
-_SHOWN = 6  # ops or layer types that are named one by one
+# ops or layer types that are named one by one
+_SHOWN = 6
 
 
 def show_census(console: Console, summary: Summary) -> None:
@@ -57,7 +58,10 @@ def _print_lines(console: Console, lines: Iterable[str]) -> None:
 
 
 def _print_path(console: Console, explanation: Explanation, several: bool) -> None:
-    first = explanation.finding.tensor if explanation.finding is not None else ""
+    if explanation.finding is not None:
+        first = explanation.finding.tensor
+    else:
+        first = ""
     if explanation.start:
         console.print(
             Padding(Text(f"from {explanation.start}{f' (of {first})' if several else ''}:"), (0, 0, 0, 2), expand=False)
@@ -110,9 +114,15 @@ def _describe_computation(group: FindingGroup) -> str:
     parts = []
     if first.axes:
         shape = first.shape if len({f.shape for f in group.findings}) == 1 else None
-        of = f" of ({', '.join('?' if d is None else str(d) for d in shape)})" if shape is not None else ""
+        if shape is not None:
+            of = f" of ({', '.join('?' if d is None else str(d) for d in shape)})"
+        else:
+            of = ""
         parts.append(f"over {_format_axes(first.axes)}{of}")
-    epsilon = first.epsilon if first.epsilon_as_written is None else first.epsilon_as_written
+    if first.epsilon_as_written is None:
+        epsilon = first.epsilon
+    else:
+        epsilon = first.epsilon_as_written
     if epsilon is not None:
         parts.append(f"ε {epsilon:.7g}{' outside the root' if first.outside else ''}")
     if first.ddof is not None:
@@ -127,7 +137,8 @@ def _describe_computation(group: FindingGroup) -> str:
 
 
 def _describe_affine(finding: Finding) -> str:
-    gamma, beta = finding.gamma, finding.beta
+    gamma = finding.gamma
+    beta = finding.beta
     if (
         gamma is not None
         and beta is not None
@@ -139,13 +150,17 @@ def _describe_affine(finding: Finding) -> str:
         return " and ".join(words)
     known = finding.ddof is not None or finding.kind == "RMSNorm"
     recognised = not finding.attempts or any(a.stage == "form" for a in finding.attempts)
-    return "γ 1 and β 0 everywhere" if known and recognised else ""
+    if known and recognised:
+        return "γ 1 and β 0 everywhere"
+    return ""
 
 
 def _describe_parameter(name: str, p: NormParameter) -> str:
     text = f"{name} = 1 + w" if p.one_plus else name
     text += " from data" if p.data else ""
-    return f"{text} along {_format_axes(p.axes)}" if p.axes else f"{text} the same everywhere"
+    if p.axes:
+        return f"{text} along {_format_axes(p.axes)}"
+    return f"{text} the same everywhere"
 
 
 def _format_axes(axes: Sequence[int]) -> str:
@@ -155,7 +170,10 @@ def _format_axes(axes: Sequence[int]) -> str:
 def _describe_half_constants(half: HalfConstants, finding: Finding, several: bool) -> str:
     """What is bad about the norm's constants in a 16-bit type, "" where nothing."""
     words = []
-    epsilon = finding.epsilon if finding.epsilon_as_written is None else finding.epsilon_as_written
+    if finding.epsilon_as_written is None:
+        epsilon = finding.epsilon
+    else:
+        epsilon = finding.epsilon_as_written
     if half.vanishes == "zero":
         words.append(f"ε {epsilon:.7g} becomes 0")
     elif half.vanishes:
@@ -184,4 +202,6 @@ def _count_layers(parts: Sequence[str]) -> str:
         else:
             runs.append((part, 1))
     shown = " ".join(part if n == 1 else f"{part}×{n}" for part, n in runs[:_SHOWN])
-    return shown if len(runs) <= _SHOWN else f"{shown} … {len(parts)} in all"
+    if len(runs) <= _SHOWN:
+        return shown
+    return f"{shown} … {len(parts)} in all"

@@ -33,7 +33,10 @@ def _file_lines(file: CheckedFile) -> list[str]:
         )
     lines = [f"{file.file}: {'can not be checked' if file.error else 'clean' if not alike else ''}".rstrip()]
     for (level, rule, message, known), names in alike.items():
-        shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ×{len(names)}"
+        if len(names) == 1:
+            shown = names[0]
+        else:
+            shown = f"{names[0]} … {names[-1]} ×{len(names)}"
         where = f"{shown}: " if shown else ""
         lines.append(f"  {level:7} {rule}{' (known)' if known else ''}  {where}{message}")
     return lines

@@ -10,8 +10,10 @@ from typing import Any
 
 Place = tuple[float, float]
 
-_BEND = 8  # half the length of the shortest arrow: with more it would run back over itself
-_LETTERS = 22  # that fit a box
+# half the length of the shortest arrow: with more it would run back over itself
+_BEND = 8
+# that fit a box
+_LETTERS = 22
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,12 @@ class DiagramLayout:
         """From the lower edge of a box to the upper edge of another; around the outside of the boxes in rows
         between."""
         (x, y), (to_x, to_y) = (start[0], start[1] + self.high / 2), (end[0], end[1] - self.high / 2 - self.gap)
-        side = 0.0 if to_y - y < self.down else 1.0 if x + to_x > 2 * center else -1.0
+        if to_y - y < self.down:
+            side = 0.0
+        elif x + to_x > 2 * center:
+            side = 1.0
+        else:
+            side = -1.0
         to_x += side * self.wide / 4
         aside = side * self.wide * 0.6
         bends = f"{x + aside:g} {y + _BEND:g} {to_x + aside:g} {to_y - _BEND:g}"
@@ -67,7 +74,8 @@ def draw_diagram(boxes: Sequence[Mapping[str, Any]], head: str) -> str:
     for box in boxes:
         row.append(max((row[i] + 1 for i in box["inputs"] if i < len(row)), default=0))
     columns = max(map(row.count, row), default=1)
-    width, height = columns * _PAGE.across + 40, (max(row, default=0) + 1) * _PAGE.down
+    width = columns * _PAGE.across + 40
+    height = (max(row, default=0) + 1) * _PAGE.down
     place = _PAGE.box_centers(row, 20, _PAGE.down / 2, columns)
     arrows = [
         _PAGE.draw_arrow(place[i], place[k], width / 2, head)

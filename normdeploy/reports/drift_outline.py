@@ -22,11 +22,21 @@ def outline_drift(points: Sequence[DriftPoint]) -> list[tuple[str, ...]]:
 
 
 def _outline_run(runtime: str, run: Sequence[DriftPoint]) -> tuple[str, ...]:
-    highest, steepest, before, after = 0.0, run[0], 0.0, 0.0
+    highest = 0.0
+    steepest = run[0]
+    before = 0.0
+    after = 0.0
     for point in run:
-        relative = math.inf if point.reason else point.error / point.scale if point.scale else 0.0
+        if point.reason:
+            relative = math.inf
+        elif point.scale:
+            relative = point.error / point.scale
+        else:
+            relative = 0.0
         if relative - highest > after - before:
-            steepest, before, after = point, highest, relative
+            steepest = point
+            before = highest
+            after = relative
         highest = max(highest, relative)
     first = next(
         (f"{p.module or p.tensor}: {p.reason or f'{p.error:.2e}, allowed {p.allowed:.2e}'}" for p in run if not p),

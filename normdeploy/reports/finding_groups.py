@@ -13,15 +13,18 @@ from rich.text import Text
 from ..findings.records import Certificate, Finding
 
 COLOURS = {"fused": "green", "folded": "green", "kept": "cyan", "refused": "yellow", "undone": "red"}
-LIKE = " of its like"  # ends the proof of a norm that was not run itself
-_LISTED = 6  # numbers that a name lists one by one
+# ends the proof of a norm that was not run itself
+LIKE = " of its like"
+# numbers that a name lists one by one
+_LISTED = 6
 
 
 @dataclass(frozen=True)
 class FindingGroup:
     """Findings that differ in nothing but the numbers in their names, such as the layers of an encoder."""
 
-    name: str  # "layers.{0..11}.norm", or "(mul_{3,17,31})" where the file tells no module paths
+    # "layers.{0..11}.norm", or "(mul_{3,17,31})" where the file tells no module paths
+    name: str
     findings: tuple[Finding, ...]
 
     @property
@@ -61,7 +64,10 @@ def finding_name(finding: Finding) -> str:
 def describe_outcome(group: FindingGroup) -> str:
     """What its members became; without the status, which stands in front of it ("folded into Conv 'c'")."""
     first = group.first_finding
-    text = without_numbers(first.became) if len(group.findings) > 1 else first.became
+    if len(group.findings) > 1:
+        text = without_numbers(first.became)
+    else:
+        text = first.became
     return text.removeprefix(f"{first.status} ")
 
 
@@ -79,7 +85,10 @@ def _merge_paths(findings: list[Finding]) -> list[FindingGroup]:
     for place in reversed(range(-1, len(words) - 1)):
         merged: dict[tuple[frozenset[int], ...], list[tuple[tuple[frozenset[int], ...], list[Finding]]]] = {}
         for numbers, members in rows:
-            others = numbers if place < 0 else numbers[:place] + numbers[place + 1 :]
+            if place < 0:
+                others = numbers
+            else:
+                others = numbers[:place] + numbers[place + 1 :]
             merged.setdefault(others, []).append((numbers, members))
         rows = [
             (
@@ -96,7 +105,8 @@ def _format_path(words: list[str], numbers: tuple[frozenset[int], ...]) -> str:
 
 
 def _format_numbers(numbers: frozenset[int]) -> str:
-    low, high = min(numbers), max(numbers)
+    low = min(numbers)
+    high = max(numbers)
     if low == high:
         return str(low)
     if len(numbers) == high - low + 1:
@@ -108,7 +118,10 @@ def _format_numbers(numbers: frozenset[int]) -> str:
 
 def location_text(group: FindingGroup) -> Text:
     count = f" ×{len(group.findings)}" if len(group.findings) > 1 else ""
-    place = f" in {group.first_finding.place}" if group.first_finding.place else ""
+    if group.first_finding.place:
+        place = f" in {group.first_finding.place}"
+    else:
+        place = ""
     return Text(group.name).append(count + place, style="dim")
 
 
@@ -120,7 +133,9 @@ def kind_text(group: FindingGroup) -> Text:
 
 def describe_reason(group: FindingGroup) -> str:
     several = len(group.findings) > 1
-    return without_numbers(group.first_finding.reason) if several else group.first_finding.reason
+    if several:
+        return without_numbers(group.first_finding.reason)
+    return group.first_finding.reason
 
 
 def _describe_identity(worst: Certificate, cases: int, exact: bool, bits: int) -> str:

@@ -27,10 +27,14 @@ _SAID = {
     "not run": "no machine here can build it",
     "stale": "what it depends on has changed since it was made",
 }
-_ROWS = 2000  # of the table; the JSON report holds all
-_LOGS = 50  # that are held by the page itself
-_LINES = 40  # of a log
-_LONGEST = 300  # letters of one text
+# of the table; the JSON report holds all
+_ROWS = 2000
+# that are held by the page itself
+_LOGS = 50
+# of a log
+_LINES = 40
+# letters of one text
+_LONGEST = 300
 
 
 def render_fleet_page(run: FleetRun, log: Callable[[str], str], href: Callable[[str], str] | None = None) -> str:
@@ -106,6 +110,7 @@ def _plot_trend(run: FleetRun) -> Mapping[str, str]:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         draw_legend(axes)
-        first, last = runs[0], runs[-1]
+        first = runs[0]
+        last = runs[-1]
         alt = "; ".join(f"{s}: {first.get(s, 0):g} then, {last.get(s, 0):g} now" for s, _ in groups if last.get(s, 0))
         return {"caption": f"The last {len(runs)} runs.", "alt": alt, "svg": figure_to_svg(figure, "trend")}

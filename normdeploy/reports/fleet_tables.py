@@ -27,8 +27,10 @@ _COLOURS = {
 }
 _MARKS = {"verified": "✅", "built": "🔨", "wrong": "❌", "failed": "❌", "not run": "⏸", "stale": "⏳"}
 _MARKUP = re.compile(r"[\\`*|\[\]!~]")
-_MOST = 40  # lines of reasons
-_FILES = 12  # of a step
+# lines of reasons
+_MOST = 40
+# of a step
+_FILES = 12
 
 
 def run_to_json(run: FleetRun) -> str:
@@ -69,7 +71,8 @@ def describe_change(now: CellOutcome, before: CellOutcome | None) -> str:
     if before.bytes and now.bytes and abs(now.bytes / before.bytes - 1) >= 0.001:
         told.append(f"size {100 * (now.bytes / before.bytes - 1):+.1f} %")
     for name, words in (("milliseconds", "time"), ("error", "error")):
-        was, is_ = before.measures.get(name, 0.0), now.measures.get(name, 0.0)
+        was = before.measures.get(name, 0.0)
+        is_ = now.measures.get(name, 0.0)
         if was and is_ and abs(is_ / was - 1) >= 0.1:
             told.append(f"{words} {100 * (is_ / was - 1):+.0f} %")
     return ", ".join(told)
@@ -123,7 +126,9 @@ def summarize_counts(run: FleetRun) -> str:
 
 
 def _pluralize(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    if count == 1:
+        return f"{count} {what}"
+    return f"{count} {what}s"
 
 
 def run_to_markdown(run: FleetRun) -> str:
@@ -176,7 +181,10 @@ def show_steps(console: Console, found: Any, log: Callable[[Any, Any], str] | No
         )
         for kind, files in (("reads", record.depends["inputs"]), ("makes", record.outputs)):
             for path, told in list(files.items())[:_FILES]:
-                digest = told if isinstance(told, str) else f"{told.sha256} ({told.bytes} bytes)"
+                if isinstance(told, str):
+                    digest = told
+                else:
+                    digest = f"{told.sha256} ({told.bytes} bytes)"
                 _print_line(console, f"  {kind} {path} {digest}", soft_wrap=True)
             if len(files) > _FILES:
                 console.print(f"  and {kind} {len(files) - _FILES} more")
@@ -207,7 +215,9 @@ def _abbreviate_notes(notes: Sequence[str]) -> Sequence[str]:
 
 def _change_suffix(cell: CellOutcome, run: FleetRun) -> str:
     told = describe_change(cell, run.before.get(cell.name))
-    return f" ({told})" if told else ""
+    if told:
+        return f" ({told})"
+    return ""
 
 
 def _cells_by_reason(run: FleetRun) -> Mapping[str, Sequence[str]]:

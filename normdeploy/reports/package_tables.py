@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from ..verbs.recheck.bundle_recheck import Recheck
 
 
-_ROWS = 200  # of changes
+# of changes
+_ROWS = 200
 
 
 def show_package(console: Console, made: Package) -> None:

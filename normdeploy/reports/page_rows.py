@@ -9,8 +9,10 @@ from typing import Any
 from ..findings.records import Certificate, Finding, HalfConstants, NormParameter, RuntimeSupport
 from .finding_groups import FindingGroup, describe_outcome, describe_proof, describe_reason, group_findings
 
-_ROWS = 120  # of one table
-_CHIPS = 24  # ops of one spelling
+# of one table
+_ROWS = 120
+# ops of one spelling
+_CHIPS = 24
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,18 @@ class PageRow:
     place: str
     kind: str
     status: str
-    found: tuple[str, ...]  # op types
+    # op types
+    found: tuple[str, ...]
     became: str
     reason: str
     notes: tuple[str, ...]
     proof: tuple[str, ...]
-    failed: bool  # a certificate among them did
-    tensor: str  # of the first
-    nodes: int  # of all
+    # a certificate among them did
+    failed: bool
+    # of the first
+    tensor: str
+    # of all
+    nodes: int
 
 
 def norm_rows(told: Iterable[Mapping[str, Any]]) -> list[PageRow]:
@@ -113,4 +119,6 @@ def _freeze_value(value: Any) -> Any:
     """Lists become tuples; the words that stand for numbers which JSON lacks become these."""
     if isinstance(value, list):
         return tuple(map(_freeze_value, value))
-    return float(value) if value in ("nan", "inf", "-inf") else value
+    if value in ("nan", "inf", "-inf"):
+        return float(value)
+    return value

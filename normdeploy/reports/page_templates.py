@@ -60,10 +60,14 @@ def sanitize_texts(value: Any, longest: int) -> Any:
     """``value`` with its texts fit to be shown."""
     if isinstance(value, str):
         text = escape_lines(value)
-        return text if len(text) <= longest else f"{text[:longest]} … ({len(text) - longest} more letters)"
+        if len(text) <= longest:
+            return text
+        return f"{text[:longest]} … ({len(text) - longest} more letters)"
     if isinstance(value, Mapping):
         return {sanitize_texts(k, longest): sanitize_texts(v, longest) for k, v in value.items()}
-    return [sanitize_texts(v, longest) for v in value] if isinstance(value, Sequence) else value
+    if isinstance(value, Sequence):
+        return [sanitize_texts(v, longest) for v in value]
+    return value
 
 
 def format_number(value: Any) -> str:
@@ -72,7 +76,9 @@ def format_number(value: Any) -> str:
         return "–"
     number = float(value)
     if not math.isfinite(number) or number == 0 or 1e-2 <= abs(number) < 1e4:
-        return f"{number:.3g}" if not abs(number) >= 1000 else f"{number:.0f}"
+        if not abs(number) >= 1000:
+            return f"{number:.3g}"
+        return f"{number:.0f}"
     return f"{number:.1e}"
 
 

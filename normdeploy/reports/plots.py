@@ -25,14 +25,20 @@ from .svg_drawing import (
     set_ordered_axes,
 )
 
-_OPS = 12  # op types shown one by one
-_NAME = 28  # letters of a name
-_LEAST = 80  # bits
-_CERTIFICATES = 10_000  # that are drawn; more would make the page large
+# op types shown one by one
+_OPS = 12
+# letters of a name
+_NAME = 28
+# bits
+_LEAST = 80
+# that are drawn; more would make the page large
+_CERTIFICATES = 10_000
 _FARTHEST = (
-    3  # times the slowest median ends a race's axis at the latest, or a busy machine's outliers take all the room
+    # times the slowest median ends a race's axis at the latest, or a busy machine's outliers take all the room
+    3
 )
-_POINTS = 1000  # of one runtime's drift
+# of one runtime's drift
+_POINTS = 1000
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,9 @@ class Plot:
 
 def parse_number(value: Any) -> float:
     """A number of the JSON report: "nan", "inf" and "-inf" are texts there, null is not known."""
-    return math.nan if value is None else float(value)
+    if value is None:
+        return math.nan
+    return float(value)
 
 
 def plot_identity_errors(certificates: Sequence[Mapping[str, Any]]) -> Plot:
@@ -198,7 +206,8 @@ def plot_race(norm: str, entries: Sequence[Mapping[str, Any]], place: int) -> Pl
             max(parse_number(e["median"]) for e in entries) * _FARTHEST,
         )
         for row, entry in enumerate(entries):
-            median, p95 = parse_number(entry["median"]), parse_number(entry["p95"])
+            median = parse_number(entry["median"])
+            p95 = parse_number(entry["p95"])
             axes.barh(-row, median, 0.4, color=FIRST, alpha=0.35, linewidth=0)
             shown = [
                 (parse_number(t), -row + _jitter_offset(i))
@@ -237,7 +246,9 @@ def _select_values(values: Sequence[Mapping[str, Any]], bad: Sequence[bool], mos
 
 
 def _left_out_note(shown: Sequence[Any], every: Sequence[Any]) -> str:
-    return f" {len(shown)} of {len(every)} are drawn." if len(shown) < len(every) else ""
+    if len(shown) < len(every):
+        return f" {len(shown)} of {len(every)} are drawn."
+    return ""
 
 
 def _entry_label(entry: Mapping[str, Any]) -> str:
@@ -250,11 +261,15 @@ def _drift_point_label(point: Mapping[str, Any]) -> str:
 
 def _format_maximum(values: Iterable[float]) -> str:
     known = [v for v in values if not math.isnan(v)]
-    return f"{max(known):.1e}" if known else "not known"
+    if known:
+        return f"{max(known):.1e}"
+    return "not known"
 
 
 def _shorten_text(text: str, most: int = _NAME) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+    if len(text) <= most:
+        return text
+    return text[: most - 1] + "…"
 
 
 def _jitter_offset(i: int) -> float:

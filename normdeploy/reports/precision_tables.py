@@ -45,7 +45,10 @@ def show_precision(console: Console, account: PrecisionReport) -> None:
             )
         console.print(table)
     before, after = (f"{size / 1e6:.1f} MB" for size in account.bytes)
-    ran = f"calibrated on {account.samples} {account.calibrated} inputs" if account.calibrated else "not calibrated"
+    if account.calibrated:
+        ran = f"calibrated on {account.samples} {account.calibrated} inputs"
+    else:
+        ran = "not calibrated"
     kept = f"{account.kept} of {account.nodes} floating nodes in float32, {account.casts} Casts"
     console.print(Text(f"{account.to}: {kept}; weights {before} → {after}; {ran}"))
     types = {**account.inputs, **account.outputs}
@@ -57,4 +60,6 @@ def show_precision(console: Console, account: PrecisionReport) -> None:
 def _describe_largest_value(group: FindingGroup, values: dict[str, float | None]) -> str:
     """The largest magnitude that calibration saw."""
     seen = [v for v in (values.get(f.tensor) for f in group.findings) if v is not None]
-    return f"reached {max(seen):.3g}, " if seen and group.first_finding.spelling == "range" else ""
+    if seen and group.first_finding.spelling == "range":
+        return f"reached {max(seen):.3g}, "
+    return ""

@@ -19,7 +19,8 @@ from .svg_drawing import (
     set_signed_scale,
 )
 
-_LAYERS = 1000  # that are drawn
+# that are drawn
+_LAYERS = 1000
 
 
 def plot_ranges(layers: Sequence[Mapping[str, Any]]) -> Plot | None:
@@ -55,7 +56,8 @@ def plot_costs(layers: Sequence[Mapping[str, Any]]) -> Plot | None:
     if not told:
         return None
     shown = told[:_LAYERS]
-    errors, left = [parse_number(layer["error"]) for layer in shown], [layer["status"] == "float" for layer in shown]
+    errors = [parse_number(layer["error"]) for layer in shown]
+    left = [layer["status"] == "float" for layer in shown]
     with open_figure(2.6) as (figure, axes):
         set_log_scale(axes, errors)
         draw_dots(axes, errors, left, FIRST, "quantized")
@@ -79,4 +81,6 @@ def _layer_label(layer: Mapping[str, Any]) -> str:
 
 
 def _left_out_note(shown: Sequence[Any], every: Sequence[Any]) -> str:
-    return f" {len(shown)} of {len(every)} are drawn." if len(shown) < len(every) else ""
+    if len(shown) < len(every):
+        return f" {len(shown)} of {len(every)} are drawn."
+    return ""

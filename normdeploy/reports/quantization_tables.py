@@ -23,7 +23,11 @@ _COLOURS = {"quantized": "green", "weight": "green", "activation": "yellow", "fl
 
 def quantization_summary(account: QuantizationReport) -> RenderableType:
     """Layer by layer, then the metrics beside float32, what each exclusion bought, migrations refused, and totals."""
-    parts: list[RenderableType] = [_layer_table(account.layers)] if account.layers else []
+    parts: list[RenderableType]
+    if account.layers:
+        parts = [_layer_table(account.layers)]
+    else:
+        parts = []
     if account.judged:
         parts.append(_metric_table(account.judged))
     if account.exclusions:
@@ -70,7 +74,10 @@ def _group_alike_layers(layers: Sequence[LayerReport]) -> list[list[LayerReport]
 def _metric_table(judged: Sequence[MetricReport]) -> Table:
     told = _make_table("output", "metric", "quantized", "float32", "wanted", "")
     for j in judged:
-        verdict = Text("met", style="green") if j.met else Text("not met", style="red")
+        if j.met:
+            verdict = Text("met", style="green")
+        else:
+            verdict = Text("not met", style="red")
         told.add_row(Text(j.output), Text(j.metric), f"{j.value:.6g}", f"{j.float32:.6g}", f"{j.threshold:g}", verdict)
     return told
 
@@ -85,8 +92,14 @@ def _exclusion_table(exclusions: Sequence[LayerExclusion]) -> Table:
 def _iter_totals(account: QuantizationReport) -> Iterator[Text]:
     count = sum(layer.status == "quantized" for layer in account.layers)
     before, after = (f"{size / 1e6:.1f} MB" for size in account.bytes)
-    how = f"{account.calibration} on {account.calibrated} samples" if account.calibrated else account.calibration
-    judged = f", judged on {account.judging} others" if account.judging else ""
+    if account.calibrated:
+        how = f"{account.calibration} on {account.calibrated} samples"
+    else:
+        how = account.calibration
+    if account.judging:
+        judged = f", judged on {account.judging} others"
+    else:
+        judged = ""
     yield Text(
         f"{account.to} for {account.runtime}: {count} of {len(account.layers)} linear layers; weights {before} →"
         f" {after}; calibration {how}{judged}"
@@ -102,7 +115,8 @@ def _iter_totals(account: QuantizationReport) -> Iterator[Text]:
     for migration in account.migrations:
         if migration.status == "made":
             made.setdefault(migration.kind, set()).add(migration.norm)
-        else:  # those of one reason in one line, whatever the nodes are called
+        else:
+            # those of one reason in one line, whatever the nodes are called
             refused.setdefault((migration.kind, re.sub(r"'[^']*'", "", migration.reason)), []).append(migration)
     for (kind, _), alike in refused.items():
         more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
@@ -143,12 +157,16 @@ def _describe_activation(kind: str, scale: float | None, zero_point: int | None,
     if not kind:
         return ""
     if scale is None:
-        return f"{kind}, as it comes" if dynamic else kind
+        if dynamic:
+            return f"{kind}, as it comes"
+        return kind
     return f"{kind}, scale {scale:.3g}" + (f", zero {zero_point}" if zero_point else "")
 
 
 def _format_range(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f"{low:.4g} to {high:.4g}"
+    if low is None or high is None:
+        return ""
+    return f"{low:.4g} to {high:.4g}"
 
 
 def _layer_name(module: str, tensor: str, op: str) -> Text:

@@ -179,9 +179,11 @@ class Report:
             "engine": None if self.engine is None else {**vars(self.engine), "proved": "built only"},
             "precision": self.precision,
             "quantization": self.quantization,
-            "parity": None if self.parity is None else self.parity.to_json(),  # a failed comparison is false
+            # a failed comparison is false
+            "parity": None if self.parity is None else self.parity.to_json(),
             "bisection": None if self.bisection is None else self.bisection.to_json(),
-            "race": None if self.race is None else vars(self.race),  # a race with a wrong answer is false
+            # a race with a wrong answer is false
+            "race": None if self.race is None else vars(self.race),
             "inference": (
                 self.inference and {name: getattr(self.inference, name) for name in ("runner", "inputs", "outputs")}
             ),
@@ -228,7 +230,9 @@ def _explanation_to_json(explanation: Explanation) -> dict[str, Any]:
 
 
 def _drop_seconds(seconds: Any) -> Any:
-    return {} if isinstance(seconds, Mapping) else 0.0
+    if isinstance(seconds, Mapping):
+        return {}
+    return 0.0
 
 
 def _file_size(path: str) -> int:
@@ -251,14 +255,18 @@ def _make_printable(value: Any) -> Any:
         return escape_line(value)
     if isinstance(value, tuple):
         items = tuple(map(_make_printable, value))
-        return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
+        if any(a is not b for a, b in zip(items, value, strict=True)):
+            return items
+        return value
     if isinstance(value, list):
         return [_make_printable(item) for item in value]
     if isinstance(value, Mapping):
         return {_make_printable(name): _make_printable(item) for name, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         safe = {name: _make_printable(item) for name, item in vars(value).items()}
-        return replace(value, **safe) if any(safe[name] is not item for name, item in vars(value).items()) else value
+        if any(safe[name] is not item for name, item in vars(value).items()):
+            return replace(value, **safe)
+        return value
     return value
 
 

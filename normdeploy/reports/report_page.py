@@ -22,12 +22,16 @@ from .report import SCHEMA
 if TYPE_CHECKING:
     from .plots import Plot
 
-_LONGEST = 300  # letters of one text
+# letters of one text
+_LONGEST = 300
 _COMMAND = 4000
-_DRAWN = 6  # runtimes of which the error by layer is drawn, and norms of which the race is
-_ENTRIES = 12  # of one race that are drawn
+# runtimes of which the error by layer is drawn, and norms of which the race is
+_DRAWN = 6
+# of one race that are drawn
+_ENTRIES = 12
 _LEFT = ("refused", "undone")
-_MACHINE = ("cpu", "system", "driver")  # of the environment; the rest are versions
+# of the environment; the rest are versions
+_MACHINE = ("cpu", "system", "driver")
 _OPTIONAL = ("bisection", "command", "engine", "notes", "parity", "precision", "quantization", "race", "seconds")
 _SUBJECT = ("source", "model", "onnx", "output")
 
@@ -55,7 +59,9 @@ def render_page(document: Mapping[str, Any]) -> str:
 def _page_context(report: dict[str, Any]) -> dict[str, Any]:
     """What the template shows."""
     rows = norm_rows(report.get("norms") or ())
-    parity, precision, race = report.get("parity"), report.get("precision"), report.get("race")
+    parity = report.get("parity")
+    precision = report.get("precision")
+    race = report.get("race")
     quantization = report.get("quantization")
     files = report.get("files") or {}
     versions = report.get("environment") or {"normdeploy": report["normdeploy"]}
@@ -96,7 +102,9 @@ def _describe_machine_load(race: Mapping[str, Any]) -> str:
     words = [f"{machine['cores']} core{'' if machine['cores'] == 1 else 's'}"] if "cores" in machine else []
     loads = (("before", machine.get("load")), ("at the end", race.get("load")))
     words += [f"load {format_number(load)} {when}" for when, load in loads if load is not None]
-    return f"{', '.join(words)}." if words else ""
+    if words:
+        return f"{', '.join(words)}."
+    return ""
 
 
 def _explain_command(files: Mapping[str, str], rows: Sequence[PageRow]) -> str:
@@ -111,7 +119,8 @@ def _draw_plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
     from . import plots, quantization_plots
 
     certificates = [norm["certificate"] for norm in report.get("norms") or () if norm["certificate"]]
-    ops, race = report.get("ops") or {}, report.get("race") or {"entries": ()}
+    ops = report.get("ops") or {}
+    race = report.get("race") or {"entries": ()}
     drawn: list[tuple[str, Plot | None]] = []
     exact = [c for c in certificates if c.get("method") == "exact" and c["identity"]]
     others = [c for c in certificates if c.get("method") != "exact"]
@@ -149,7 +158,8 @@ def _draw_plots(report: Mapping[str, Any]) -> dict[str, list[Plot]]:
 
 def _diagram_context(picture: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A norm's graph before and after, as SVG and in words."""
-    count, forms = len(picture["tensors"]), [("now", picture["before"]), ("then", picture["after"])]
+    count = len(picture["tensors"])
+    forms = [("now", picture["before"]), ("then", picture["after"])]
     drawn = [
         (when, diagram_svg.draw_diagram(boxes, f"head-{number}-{when}"), diagram_svg.diagram_caption(boxes))
         for when, boxes in forms

@@ -13,7 +13,8 @@ from .check_text import render_check as lines
 from .package_tables import show_judgement, show_package, show_recheck
 from .report import Report
 
-_WIDTH = 120  # columns, as the command line takes for a file or a pipe
+# columns, as the command line takes for a file or a pipe
+_WIDTH = 120
 _PRE = '<pre style="white-space:pre;overflow-x:auto;line-height:1.3">{code}</pre>'
 
 
@@ -27,11 +28,10 @@ def parts_verdict(result: Any) -> Text:
     notes = "".join(f"note: {escape_line(note)}\n" for note in result.notes)
     failing = [file for file, comparison in result.comparisons.items() if not comparison]
     count = len(result.comparisons)
-    verdict = (
-        f"{len(failing)} of {count} parts fail: {escape_line(', '.join(failing))}"
-        if failing
-        else f"all {count} parts are verified"
-    )
+    if failing:
+        verdict = f"{len(failing)} of {count} parts fail: {escape_line(', '.join(failing))}"
+    else:
+        verdict = f"all {count} parts are verified"
     return Text(notes, style="yellow").append(verdict, style="red" if failing else "green")
 
 
@@ -53,7 +53,8 @@ def render_html(result: Any) -> str:
 
 def show_result(console: Console, result: Any) -> None:
     """Print what the verb prints that gives such a result."""
-    match type(result).__name__:  # the classes live with their verbs, and importing one would import torch
+    # the classes live with their verbs, and importing one would import torch
+    match type(result).__name__:
         case "ExportResult":
             Report("export", {}, result.summary, precision=result.precision, notes=result.notes).show(console)
         case "Summary":

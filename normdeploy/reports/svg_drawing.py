@@ -32,7 +32,8 @@ _CSS = {
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "normdeploy",
-    "text.parse_math": False,  # names come from files
+    # names come from files
+    "text.parse_math": False,
     "path.simplify": False,
     "font.size": 9.5,
     "text.color": INK,
@@ -50,14 +51,16 @@ _STYLE: dict[Any, Any] = {
     "ytick.labelcolor": MUTED,
     "legend.frameon": False,
 }
-_WIDTH = 4.2  # inches: 302 points, a phone's width
+# inches: 302 points, a phone's width
+_WIDTH = 4.2
 
 
 @contextmanager
 def open_figure(height: float) -> Iterator[tuple[Figure, Axes]]:
     """A figure of the page's width and its axes, in the page's style. ``height`` in inches."""
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # letters that matplotlib's font lacks: the page's fonts have them
+        # letters that matplotlib's font lacks: the page's fonts have them
+        warnings.simplefilter("ignore")
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         axes = figure.subplots()
         figure.patch.set_visible(False)
@@ -75,7 +78,8 @@ def set_log_scale(axes: Axes, values: Iterable[float]) -> float:
     """A logarithmic y axis for ``values``; returns its lower end, where zeros are drawn. What is not finite is drawn at
     the upper."""
     positive = [v for v in values if 0 < v < math.inf] or [1.0]
-    low, high = min(positive) / 4, max(positive) * 4
+    low = min(positive) / 4
+    high = max(positive) * 4
     axes.set_yscale("log")
     axes.set_ylim(low, high)
     axes.yaxis.set_major_locator(LogLocator(numticks=7))

@@ -36,11 +36,13 @@ if TYPE_CHECKING:
     from ..verbs.verify.comparison_result import Comparison
 
 _ORDER = ("fused", "folded", "reduced", "kept", "refused", "undone")
-_OTHERS = {  # than norms, that the rewrites make nodes of
+# than norms, that the rewrites make nodes of
+_OTHERS = {
     "attention": ("Attention",),
     "activation": ("Gelu", "HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "Softsign"),
 }
-_WIDE = 100  # columns of a terminal, from which on the comparison's table fits as it is
+# columns of a terminal, from which on the comparison's table fits as it is
+_WIDE = 100
 
 
 def show_norms(console: Console, summary: Summary, *, planned: bool = False) -> None:
@@ -132,7 +134,9 @@ def show_engine(console: Console, engine: Engine) -> None:
 
 
 def _context_location(context: EpContext) -> str:
-    return f"in {context.file}" if context.file else "in the file"
+    if context.file:
+        return f"in {context.file}"
+    return "in the file"
 
 
 def show_forms(console: Console, norms: Sequence[Implementation]) -> None:
@@ -155,7 +159,12 @@ def show_parity(console: Console, parity: Comparison) -> None:
     for result in parity.results:
         if result.reason or result.rules_summary:
             where = ", ".join(filter(None, (result.output, result.runtime, result.file)))
-            style = "red" if not result else "yellow" if result.rules_summary and result.by_default == "fail" else ""
+            if not result:
+                style = "red"
+            elif result.rules_summary and result.by_default == "fail":
+                style = "yellow"
+            else:
+                style = ""
             console.print(Text(f"{result.verdict}: {where}: {result.rules_summary or result.reason}", style=style))
     for line in _altered_weight_lines(parity):
         console.print(Text(line, style="red"))
@@ -203,9 +212,17 @@ def _altered_weight_lines(parity: Comparison) -> list[str]:
 def describe_verdict(parity: Comparison) -> str:
     """By which rules, too, where some were given."""
     if not parity:
-        return "NOT verified" if parity.outcome == "failed" else NEITHER
-    left_out = f", but for {', '.join(m.file for m in parity.unrun)}, which was not run," if parity.unrun else ""
-    far = f" up to {parity.up_to} input elements" if parity.up_to is not None else ""
+        if parity.outcome == "failed":
+            return "NOT verified"
+        return NEITHER
+    if parity.unrun:
+        left_out = f", but for {', '.join(m.file for m in parity.unrun)}, which was not run,"
+    else:
+        left_out = ""
+    if parity.up_to is not None:
+        far = f" up to {parity.up_to} input elements"
+    else:
+        far = ""
     limits = f" {'; '.join(parity.limits)};" if parity.limits else ""
     return f"verified{left_out}{limits}{far}{f' {parity.standard}' if parity.standard else ''}"
 

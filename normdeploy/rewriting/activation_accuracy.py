@@ -26,7 +26,8 @@ from .rounding_cases import RoundingCase
 from .rounding_verdicts import TrialOutcome, make_case_trial, make_whole_input, run_trials
 
 _PLACES = 257
-_CLAMPED, _SMOOTH = (-0.5, 1.5), (-12.0, 12.0)
+_CLAMPED = (-0.5, 1.5)
+_SMOOTH = (-12.0, 12.0)
 
 
 def is_activation_accurate(
@@ -50,7 +51,9 @@ def is_activation_accurate(
 
 
 def _is_verdict_acceptable(outcome: TrialOutcome) -> bool:
-    return outcome.gross is None if outcome.after is None else bool(outcome.after)
+    if outcome.after is None:
+        return outcome.gross is None
+    return bool(outcome.after)
 
 
 def _activation_inputs(graph: Graph, form: PointwiseForm, x: gs.Tensor) -> np.ndarray:

@@ -36,16 +36,25 @@ from .node_queries import is_standard_op, standard_producer
 from .proposals import Proposal, RewriteTarget, propose_for_speed
 
 STAGE = "activations"
-_NEAR = Fraction(1, 2**22)  # relative: what two or three float32 constants are from an irrational number
+# relative: what two or three float32 constants are from an irrational number
+_NEAR = Fraction(1, 2**22)
 _HALF = Fraction(1, 2)
-_SQRT_HALF, _SQRT_2_PI, _CUBIC = Fraction(math.sqrt(0.5)), Fraction(math.sqrt(2 / math.pi)), Fraction("0.044715")
-_LARGE = 2**64  # float32 holds what lies between this and its inverse to all its digits
+_SQRT_HALF = Fraction(math.sqrt(0.5))
+_SQRT_2_PI = Fraction(math.sqrt(2 / math.pi))
+_CUBIC = Fraction("0.044715")
+# float32 holds what lies between this and its inverse to all its digits
+_LARGE = 2**64
 _GATE = (X * (ONE + S)).scale(_HALF)
-_RISING, _FALLING = S * (ONE + S).inverse(), (ONE + S).inverse()  # the sigmoid of t and of −t, with s = e^t
-_TANH = (S + ONE.scale(Fraction(-1))) * _FALLING  # of t/2
-_CLAMPS = ("Clip", "Min", "HardSigmoid")  # activations by themselves, where α and β are worked in
-_UP, _DOWN = 8, 12  # tensors that may be x, and y, of one node
-_FAR = 1e200  # e^x, and x³, have overflown
+# the sigmoid of t and of −t, with s = e^t
+_RISING, _FALLING = S * (ONE + S).inverse(), (ONE + S).inverse()
+# of t/2
+_TANH = (S + ONE.scale(Fraction(-1))) * _FALLING
+# activations by themselves, where α and β are worked in
+_CLAMPS = ("Clip", "Min", "HardSigmoid")
+# tensors that may be x, and y, of one node
+_UP, _DOWN = 8, 12
+# e^x, and x³, have overflown
+_FAR = 1e200
 _AT = (
     0.0,
     0.5,
@@ -68,7 +77,8 @@ _AT = (
     -np.inf,
     np.nan,
 )
-_BOUND = 1e-6  # of |x|, or of 1 where that is more: what float32 constants come to
+# of |x|, or of 1 where that is more: what float32 constants come to
+_BOUND = 1e-6
 
 
 @dataclass(frozen=True)
@@ -108,12 +118,16 @@ def _match_erf_gelu(argument: dict[int, Fraction], value: RationalFunction) -> S
 
 def _match_tanh_gelu(argument: dict[int, Fraction], value: RationalFunction) -> StandardActivation | None:
     """x/2·(1 + tanh(√(2/π)(x + 0.044715x³)))."""
-    return _match_cubic(argument, Fraction(1)) if value.is_same(_GATE) else None
+    if value.is_same(_GATE):
+        return _match_cubic(argument, Fraction(1))
+    return None
 
 
 def _match_sigmoid_gelu(argument: dict[int, Fraction], value: RationalFunction) -> StandardActivation | None:
     """The same: (1 + tanh(t))/2 = sigmoid(2t)."""
-    return _match_cubic(argument, Fraction(2)) if value.is_same(X * S) else None
+    if value.is_same(X * S):
+        return _match_cubic(argument, Fraction(2))
+    return None
 
 
 def _match_cubic(argument: dict[int, Fraction], times: Fraction) -> StandardActivation | None:
@@ -125,7 +139,8 @@ def _match_cubic(argument: dict[int, Fraction], times: Fraction) -> StandardActi
 
 def _match_exponential(argument: dict[int, Fraction], value: RationalFunction) -> StandardActivation | None:
     """With s = e^(αx): x·sigmoid(αx) = x·s/(1 + s), and tanh(αx/2) = (s − 1)/(s + 1)."""
-    if len(value.below) == 1:  # nothing is divided by a sum; most are not
+    # nothing is divided by a sum; most are not
+    if len(value.below) == 1:
         return None
     (alpha,) = argument.values()
     for sigmoid, sign in ((_RISING, 1), (_FALLING, -1)):
@@ -138,12 +153,15 @@ def _match_exponential(argument: dict[int, Fraction], value: RationalFunction) -
 
 def _match_softsign(argument: dict[int, Fraction], value: RationalFunction) -> StandardActivation | None:
     """x/(1 + |x|)."""
-    return StandardActivation("Softsign", 1) if len(value.below) == 2 and value.is_same(X * _FALLING) else None
+    if len(value.below) == 2 and value.is_same(X * _FALLING):
+        return StandardActivation("Softsign", 1)
+    return None
 
 
 def _match_hard_activation(argument: dict[int, Fraction], value: RationalFunction) -> StandardActivation | None:
     """With s = αx + β between 0 and 1: s, and x·s, which is HardSwish where α = 1/6 and β = 1/2."""
-    alpha, beta = argument.get(1, Fraction(0)), argument.get(0, Fraction(0))
+    alpha = argument.get(1, Fraction(0))
+    beta = argument.get(0, Fraction(0))
     if argument.keys() - {0, 1} or not alpha:
         return None
     gated = value.is_same(X * S)
@@ -203,8 +221,10 @@ def _candidate_forms(graph: Graph, node: gs.Node) -> Iterator[tuple[gs.Tensor, g
         form = pointwise_form(graph, x, s)
         if form is None or not _is_promising(form):
             continue
-        seen, queue = {id(s)}, [s]
-        for y in queue:  # which grows
+        seen = {id(s)}
+        queue = [s]
+        # which grows
+        for y in queue:
             form = pointwise_form(graph, x, y)
             if form is None:
                 continue
@@ -220,7 +240,9 @@ def _is_promising(form: PointwiseForm) -> bool:
     powers = form.argument.keys()
     if form.atom == "Erf":
         return powers == {1}
-    return powers == {1, 3} if form.atom in ("Tanh", "Sigmoid") else powers <= {0, 1}
+    if form.atom in ("Tanh", "Sigmoid"):
+        return powers == {1, 3}
+    return powers <= {0, 1}
 
 
 def _argument_candidates(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
@@ -239,7 +261,9 @@ def _argument_candidates(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
 
 def _data_inputs(graph: Graph, t: gs.Tensor) -> list[gs.Tensor]:
     readers = graph.consumers(t)
-    return [n.outputs[0] for n in readers if is_standard_op(n, *ALGEBRA)] if len(readers) <= 2 else []
+    if len(readers) <= 2:
+        return [n.outputs[0] for n in readers if is_standard_op(n, *ALGEBRA)]
+    return []
 
 
 def _is_removable(graph: Graph, form: PointwiseForm, y: gs.Tensor) -> bool:
@@ -281,7 +305,8 @@ def _agrees_on_special_values(graph: Graph, x: gs.Tensor, y: gs.Tensor, nodes: l
     sizes = dict.fromkeys((*before.symbols, *after.symbols), 1)
     try:
         with np.errstate(all="ignore"):
-            old, new = before.bind(sizes).run([at]), after.bind(sizes).run([at])
+            old = before.bind(sizes).run([at])
+            new = after.bind(sizes).run([at])
     except EvaluationFailed:
         return False
     numbers = np.isfinite(old)

@@ -21,13 +21,15 @@ from .fold_accuracy import CostlyFold, drop_costly_fold
 from .proposals import NodeReplacement, Proposal, RewriteTarget
 from .rounding_verdicts import fold_trial_maker
 
-_LARGE = 2**20  # bytes of weights, of which the proofs held some times as much in float64
+# bytes of weights, of which the proofs held some times as much in float64
+_LARGE = 2**20
 
 
 def propose_fold(graph: Graph, start: gs.Node, target: RewriteTarget) -> Proposal | Finding | None:
     """Propose to fold the scale and shift that begins with ``start``."""
     if start.op == "BatchNormalization" and graph.is_constant(start.inputs[0]):
-        return None  # `constants` computes it once
+        # `constants` computes it once
+        return None
     chains = find_affine_chains(graph, start)
     if isinstance(chains, Refusal):
         return Finding("BatchNorm", "refused", chains.tensor, graph.module(start), reason=chains.reason)
@@ -41,7 +43,10 @@ def propose_fold(graph: Graph, start: gs.Node, target: RewriteTarget) -> Proposa
             if isinstance(made, batch_norm.AffineFold):
                 return _fold_proposal(graph, chain, made, "", target)
             refusals.append(made)
-            costly = made if costly is None and isinstance(made, CostlyFold) else costly
+            if costly is None and isinstance(made, CostlyFold):
+                costly = made
+            else:
+                costly = costly
     if longest is None:
         own = start.op == "BatchNormalization" and not _belongs_to_norm(graph, start)
         alone = measure_affine(graph, start.inputs[0], start.outputs[0]) if own else None
@@ -60,11 +65,9 @@ def propose_fold(graph: Graph, start: gs.Node, target: RewriteTarget) -> Proposa
     ):
         why = "what it reads is quantized: rounding stands between it and what is before"
     # Sub, Div, Mul, Add by vectors are what other optimizers leave of a BatchNorm by hand: its root is folded already
-    return (
-        _propose_lone_affine(graph, longest, why, target)
-        if longest.normalizes or len(longest.nodes) > 2 or costly is not None
-        else None
-    )
+    if longest.normalizes or len(longest.nodes) > 2 or costly is not None:
+        return _propose_lone_affine(graph, longest, why, target)
+    return None
 
 
 def _propose_lone_affine(
@@ -78,13 +81,13 @@ def _propose_lone_affine(
             return _fold_proposal(graph, chain, made, why, target)
         why += "; nor is its scale folded alone, since x + shift/scale would be quantized, whose range is wider"
     plain = all(isinstance(t, gs.Constant) for n in chain.nodes for t in n.inputs if graph.is_constant(t))
-    steps = [n for n in chain.nodes if n.op not in ("Identity", "Dropout")]  # torch's cat of one tensor is an Identity
+    # torch's cat of one tensor is an Identity
+    steps = [n for n in chain.nodes if n.op not in ("Identity", "Dropout")]
     lone = len(steps) == 1 and steps[0].op == "BatchNormalization"
-    done = (
-        batch_norm.has_neutral_statistics(graph, steps[0])
-        if lone
-        else len(chain.nodes) <= 2 and all(n.op in ("Mul", "Add") for n in chain.nodes)
-    )
+    if lone:
+        done = batch_norm.has_neutral_statistics(graph, steps[0])
+    else:
+        done = len(chain.nodes) <= 2 and all(n.op in ("Mul", "Add") for n in chain.nodes)
     if plain and done and lone and _belongs_to_norm(graph, steps[0]):
         return None
     if plain and done:
@@ -96,11 +99,9 @@ def _propose_lone_affine(
         if lone
         else batch_norm.write_scale_and_shift(graph, chain),
     )
-    return (
-        _fold_proposal(graph, chain, made, why, target)
-        if isinstance(made, batch_norm.AffineFold)
-        else _fold_finding(graph, chain, target, "refused", reason=made.reason)
-    )
+    if isinstance(made, batch_norm.AffineFold):
+        return _fold_proposal(graph, chain, made, why, target)
+    return _fold_finding(graph, chain, target, "refused", reason=made.reason)
 
 
 def _belongs_to_norm(graph: Graph, node: gs.Node) -> bool:
@@ -159,4 +160,6 @@ def _fold_finding(graph: Graph, chain: AffineChain, target: RewriteTarget, statu
         reason=reason,
         dtype=chain.dtype.name,
     )
-    return replace(finding, **norm_attributes.attributes_of_scale(graph, chain)) if target.wanted.census else finding
+    if target.wanted.census:
+        return replace(finding, **norm_attributes.attributes_of_scale(graph, chain))
+    return finding

@@ -43,7 +43,8 @@ from .proposals import Proposal, RewriteTarget, StoredTensor, propose_for_speed,
 from .rounding_verdicts import fold_trial_maker
 
 STAGE = "attention"
-OPSET = 23  # the first with Attention
+# the first with Attention
+OPSET = 23
 BECAME = "Attention"
 _RANK = 4
 
@@ -53,7 +54,8 @@ class _KeysAndValues:
     """The keys of an attention, [B, H, T, D], or what they are a transpose of; and its values."""
 
     k: gs.Tensor
-    perm: tuple[int, ...] | None  # of ``k``, where it has another order
+    # of ``k``, where it has another order
+    perm: tuple[int, ...] | None
     scale: Fraction
     v: gs.Tensor
 
@@ -93,7 +95,9 @@ def propose_attention(graph: Graph, node: gs.Node, target: RewriteTarget) -> Pro
         graph, node, found, _keys_and_values(graph, matmul.inputs[1], product.inputs[1]), target
     )
     first = next(proposals, None)
-    return None if first is None else replace(first, otherwise=lambda failure: proposals)
+    if first is None:
+        return None
+    return replace(first, otherwise=lambda failure: proposals)
 
 
 def _scales_of_sizes(graph: Graph, before: Region) -> list[StoredTensor]:
@@ -153,7 +157,8 @@ def _match_scores(graph: Graph, softmax: gs.Node) -> tuple[gs.Node, gs.Tensor | 
     """The MatMul before a softmax over the last of four axes, the mask that is added and the scale behind the
     product."""
     (scores,) = softmax.inputs
-    shape, dtype = graph.shape(scores), graph.dtype(scores)
+    shape = graph.shape(scores)
+    dtype = graph.dtype(scores)
     if (
         shape is None
         or len(shape) != _RANK
@@ -197,14 +202,20 @@ def _split_scale(graph: Graph, t: gs.Tensor) -> tuple[gs.Tensor, Fraction]:
         number = numbers[place]
         if number is None or (place == 0 and _standard_op(node) == "Div") or numbers[1 - place] is not None:
             break
-        factor = factor * number if _standard_op(node) == "Mul" else factor / number
+        if _standard_op(node) == "Mul":
+            factor = factor * number
+        else:
+            factor = factor / number
         t = node.inputs[1 - place]
     return t, factor
 
 
 def _nonzero_fraction(graph: Graph, t: gs.Tensor) -> Fraction | None:
     """The one number, and not zero, that a constant holds, or that sizes which the file states come to."""
-    value = graph.known_value(t) if graph.is_constant(t) else _number_from_sizes(graph, t)
+    if graph.is_constant(t):
+        value = graph.known_value(t)
+    else:
+        value = _number_from_sizes(graph, t)
     if value is None or value.size != 1 or not np.isfinite(value).all() or not value.any():
         return None
     return Fraction(float(value.reshape(())))
@@ -236,14 +247,16 @@ def _keys_and_values(graph: Graph, turned: gs.Tensor, v: gs.Tensor) -> Iterator[
     if node is None:
         return
     perm = tuple(graph.attrs(node).get("perm") or ())
-    k, order = node.inputs[0], None
+    k = node.inputs[0]
+    order = None
     if _standard_op(node) == "Transpose" and len(perm) == _RANK:
         order = (*perm[:2], perm[3], perm[2])
     elif (
         _standard_op(node) == "Reshape"
         and (flat := _producer_behind_identities(graph, k)) is not None
         and _standard_op(flat) == "Transpose"
-    ):  # as torch's exporter writes it
+    ):
+        # as torch's exporter writes it
         made = _producer_behind_identities(graph, flat.inputs[0])
         if made is None or _standard_op(made) != "Reshape":
             return
@@ -252,7 +265,8 @@ def _keys_and_values(graph: Graph, turned: gs.Tensor, v: gs.Tensor) -> Iterator[
         return
     if order in (None, (0, 1, 2, 3)):
         k, by = _split_scale(graph, k)
-        one, other = _before_head_repeat(graph, k), _before_head_repeat(graph, v)
+        one = _before_head_repeat(graph, k)
+        other = _before_head_repeat(graph, v)
         if one is not None and other is not None:
             yield _KeysAndValues(one, None, scale * by, other)
         yield _KeysAndValues(k, None, scale * by, v)
@@ -280,7 +294,8 @@ def _has_fitting_types(graph: Graph, q: gs.Tensor, keys: _KeysAndValues) -> bool
 def _attention_nodes(
     graph: Graph, found: _AttentionProduct, keys: _KeysAndValues, scale: Fraction, target: RewriteTarget
 ) -> list[gs.Node]:
-    nodes, k = list[gs.Node](), keys.k
+    nodes = list[gs.Node]()
+    k = keys.k
     if keys.perm is not None:
         nodes.append(graph.make_node("Transpose", [k], k, {"perm": list(keys.perm)}))
         k = nodes[-1].outputs[0]
@@ -300,7 +315,8 @@ def _expand_mask(
     """The mask with its last two dims in full, and the nodes that are new for it; of one mask the same for all
     attentions."""
     q, k = read
-    shape, rows = graph.shape(keys.k) or (), (graph.shape(q) or ())[2]
+    shape = graph.shape(keys.k) or ()
+    rows = (graph.shape(q) or ())[2]
     columns = shape[keys.perm[2] if keys.perm is not None else 2]
     wanted = (rows, columns)
     if None not in wanted and (graph.shape(mask) or ())[-2:] == wanted:
@@ -326,7 +342,9 @@ def _is_read_once(graph: Graph, t: gs.Tensor) -> bool:
 
 
 def _single_reader(graph: Graph, t: gs.Tensor) -> gs.Node | None:
-    return graph.all_consumers_of(t)[0] if _is_read_once(graph, t) else None
+    if _is_read_once(graph, t):
+        return graph.all_consumers_of(t)[0]
+    return None
 
 
 def _producer_behind_identities(graph: Graph, t: gs.Tensor) -> gs.Node | None:
@@ -338,4 +356,6 @@ def _producer_behind_identities(graph: Graph, t: gs.Tensor) -> gs.Node | None:
 
 
 def _standard_op(node: gs.Node) -> str:
-    return str(node.op) if is_standard(node) else ""
+    if is_standard(node):
+        return str(node.op)
+    return ""

@@ -101,7 +101,8 @@ class MergedBranchExpressions(ComputedConstants):
                 w.f, c.f = np.abs(w.f), np.abs(c.f)
             w = _embed_kernel(m, w, kernel, part.at)
             add = m.add if part.sign > 0 or absolute else m.sub
-            weight, bias = add(weight, w), add(bias, c)
+            weight = add(weight, w)
+            bias = add(bias, c)
         values = {id(self.weight): weight}
         if self.bias is not None:
             values[id(self.bias)] = bias
@@ -116,10 +117,8 @@ class MergedBranchExpressions(ComputedConstants):
         if a.sized or c.sized:
             raise NotProved(ProofFailure.SIZE, "a scale or shift of it depends on a size")
         taps = ((),) * (self.frame.w.ndim - 2)
-        a, c = (
-            _as_channel_vector(m, a, self.frame.output_channels),
-            _as_channel_vector(m, c, self.frame.output_channels),
-        )
+        a = _as_channel_vector(m, a, self.frame.output_channels)
+        c = _as_channel_vector(m, c, self.frame.output_channels)
         unit = _identity_weight(m, self.frame.output_channels, int(self.frame.w.shape[1]))
         return m.mul(a.with_axes((*a.axes, (), *taps)), unit.with_axes((*unit.axes, *taps))), c
 
@@ -146,7 +145,8 @@ def _as_channel_vector(m: ProofInterpreter, v: Value, n: int) -> Value:
 
 def _identity_weight(m: ProofInterpreter, channels: int, inputs: int) -> Value:
     """The unit matrix in each group, as a weight: output channels, and input channels of a group."""
-    outer, inner = m.plan.atoms_of(m.plan.size_of_length(channels)), m.plan.atoms_of(m.plan.size_of_length(inputs))
+    outer = m.plan.atoms_of(m.plan.size_of_length(channels))
+    inner = m.plan.atoms_of(m.plan.size_of_length(inputs))
     exact: Array = np.ones((1,) * (1 + len(outer) + len(inner)), dtype=object)
     real: Array = np.ones(exact.shape, dtype=m.real)
     own = outer[len(outer) - len(inner) :]
@@ -171,8 +171,10 @@ def _embed_kernel(m: ProofInterpreter, w: Value, kernel: Sequence[int], at: Sequ
     taps = [m.plan.atoms_of(Size.from_int(k)) for k in kernel]
 
     def embed_array(x: Array) -> Array:
-        own, slot = [], head
-        for axis in w.axes[2:]:  # each tap has a point, or the axis none
+        own = []
+        slot = head
+        # each tap has a point, or the axis none
+        for axis in w.axes[2:]:
             own.append(1 if not axis else x.shape[slot])
             slot += len(axis)
         small = [1 if not axis else m.plan.point_count(axis[0]) for axis in w.axes[2:]]

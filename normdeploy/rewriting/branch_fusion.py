@@ -34,7 +34,8 @@ from .rewrite_ledger import LedgerEntry
 from .rounding_verdicts import fold_trial_maker
 from .weight_rows import select_rows
 
-_DRAWS, _ROWS = 8, 24
+_DRAWS = 8
+_ROWS = 24
 
 
 def propose_branch_merge(graph: Graph, node: gs.Node, target: RewriteTarget) -> Proposal | Remark | None:
@@ -46,7 +47,10 @@ def propose_branch_merge(graph: Graph, node: gs.Node, target: RewriteTarget) -> 
     if not norms:
         return None
     form = merge_branches(graph, node, parts)
-    form = form if isinstance(form, Refusal) else _drop_costly_merge(graph, parts, form)
+    if isinstance(form, Refusal):
+        form = form
+    else:
+        form = _drop_costly_merge(graph, parts, form)
     if isinstance(form, Refusal):
         return _unmerged_remark(norms, form)
     return Proposal(
@@ -68,7 +72,9 @@ def _norms_in_branch(part: ParallelBranch, target: RewriteTarget) -> Sequence[Le
     if merged_before:
         return merged_before
     entry = target.entry_of(part.out.name)
-    return [entry] if entry is not None and entry.finding.status in ("folded", "kept") else []
+    if entry is not None and entry.finding.status in ("folded", "kept"):
+        return [entry]
+    return []
 
 
 def _merged_finding(finding: Finding, certificate: Certificate | None, became: str) -> Finding:
@@ -98,7 +104,9 @@ def _propose_fold_behind(graph: Graph, t: gs.Tensor, target: RewriteTarget) -> P
     if len(readers) != 1 or readers[0].op not in ("Mul", "Div", "BatchNormalization"):
         return None
     folded = propose_fold(graph, readers[0], target)
-    return folded if isinstance(folded, Proposal) else None
+    if isinstance(folded, Proposal):
+        return folded
+    return None
 
 
 # ------------------------------------------------------------------ accuracy
@@ -121,30 +129,42 @@ def _drop_costly_merge(
 
 
 def _merge_loss(graph: Graph, parts: tuple[ParallelBranch, ParallelBranch], form: BranchMerge) -> AccuracyLoss | None:
-    e, dtype = form.expressions, graph.dtype(form.old)
+    e = form.expressions
+    dtype = graph.dtype(form.old)
     frame = e.frame
-    w, taps = graph.value(e.weight), int(np.prod(frame.w.shape[2:]))
-    bias = np.zeros(frame.output_channels) if e.bias is None else graph.value(e.bias)
-    inputs, per = w.shape[1], frame.output_channels // frame.groups
+    w = graph.value(e.weight)
+    taps = int(np.prod(frame.w.shape[2:]))
+    if e.bias is None:
+        bias = np.zeros(frame.output_channels)
+    else:
+        bias = graph.value(e.bias)
+    inputs = w.shape[1]
+    per = frame.output_channels // frame.groups
     chain = next((p for p in parts if p.chain is not None), None)
-    mean, spread = np.zeros(frame.input_channels), np.ones(frame.input_channels)
+    mean = np.zeros(frame.input_channels)
+    spread = np.ones(frame.input_channels)
     if chain is not None:
         safe = np.where(chain.scale != 0, chain.scale, 1.0)
-        mean, spread = -chain.shift / safe, np.abs(np.where(chain.scale != 0, 1 / safe, 1.0))
+        mean = -chain.shift / safe
+        spread = np.abs(np.where(chain.scale != 0, 1 / safe, 1.0))
     weights = [
         _embed_branch_weight(part, frame, at.at) for part, at in zip(parts, _branches_in_order(parts, e), strict=True)
     ]
     cancels = np.sum([np.abs(v).sum(axis=(1, 2)) for v in weights], axis=0) / (
         np.abs(w).reshape(len(w), -1).sum(axis=1) + 1e-300
     )
-    exact, before, after, channels = [], [], [], []
+    exact = []
+    before = []
+    after = []
+    channels = []
     for o in select_rows(cancels, _ROWS):
         own = np.arange(inputs) + o // per * inputs
         z = round_to_dtype(
             mean[own, None] + spread[own, None] * normal_numbers(_DRAWS * inputs * taps).reshape(_DRAWS, inputs, taps),
             dtype,
         )
-        total, told = np.zeros(_DRAWS), np.zeros(_DRAWS)
+        total = np.zeros(_DRAWS)
+        told = np.zeros(_DRAWS)
         for part, laid in zip(parts, weights, strict=True):
             if part.linear is not None:
                 c = float(np.broadcast_to(part.linear.c, frame.output_channels)[o])
@@ -157,8 +177,10 @@ def _merge_loss(graph: Graph, parts: tuple[ParallelBranch, ParallelBranch], form
                 tap = int(at[0]) if at.size else 0
                 one = z[:, int(o) % inputs if frame.groups == 1 else int(o - o // per * per), tap]
                 run = most_accurate_chain(part.chain, part.scale[[o]], part.shift[[o]], True)
-                y, true = run(one[:, None], True)[:, 0], run(one[:, None], False)[:, 0]
-            total, told = round_to_dtype(total + part.sign * y, dtype), told + part.sign * true
+                y = run(one[:, None], True)[:, 0]
+                true = run(one[:, None], False)[:, 0]
+            total = round_to_dtype(total + part.sign * y, dtype)
+            told = told + part.sign * true
         exact.append(told)
         before.append(total)
         after.append(

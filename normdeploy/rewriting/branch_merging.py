@@ -26,7 +26,8 @@ from ..recognition.affine_chains import AffineChain, measure_affine
 from ..storage.onnx_domains import is_standard
 from .branch_expressions import BranchExpression, MergedBranchExpressions
 
-_LONGEST = 8  # nodes of a scale and shift
+# nodes of a scale and shift
+_LONGEST = 8
 _SCALES = ("BatchNormalization", "Mul", "Add", "Sub", "Div", "Neg", "Identity")
 
 
@@ -38,7 +39,8 @@ class ParallelBranch:
     sign: int
     linear: ConstantLinear | None
     chain: AffineChain | None
-    scale: np.ndarray  # of a chain, over the channels
+    # of a chain, over the channels
+    scale: np.ndarray
     shift: np.ndarray
 
 
@@ -66,7 +68,8 @@ def parallel_branches(graph: Graph, node: gs.Node) -> tuple[ParallelBranch, Para
     if any(made is None or made.op not in ("Conv", *_SCALES) for made in producers):
         return None
     if len({id(made.inputs[0]) for made in producers if made is not None and made.op == "Conv"}) != 1:
-        return None  # before the weights are read
+        # before the weights are read
+        return None
     linears = [
         constant_linear_of(graph, made) if made is not None and made.op == "Conv" else None for made in producers
     ]
@@ -101,13 +104,16 @@ def _affine_chain_to(graph: Graph, t: gs.Tensor, x: gs.Tensor) -> AffineChain | 
         t = data[0]
         if t is x:
             measured = measure_affine(graph, x, end)
-            return measured if isinstance(measured, AffineChain) else None
+            if isinstance(measured, AffineChain):
+                return measured
+            return None
     return None
 
 
 def merge_branches(graph: Graph, node: gs.Node, parts: tuple[ParallelBranch, ParallelBranch]) -> BranchMerge | Refusal:
     """The sum of two branches as one convolution, or why it is none."""
-    y, dtype = node.outputs[0], graph.dtype(node.outputs[0])
+    y = node.outputs[0]
+    dtype = graph.dtype(node.outputs[0])
     for part in parts:
         if not is_read_once(graph, part.out):
             return Refusal(f"{part.out.name!r}, one of two parallel branches, is read by others as well", part.out.name)
@@ -177,11 +183,15 @@ def kernel_offset(frame: ConstantLinear, part: ParallelBranch) -> tuple[int, ...
         return f"{frame.title} and its parallel branch pad by a rule (auto_pad)"
     if other is not None and (other.groups != frame.groups or other.w.shape[:2] != frame.w.shape[:2]):
         return f"{frame.title} and {other.title} beside it differ in groups or channels"
-    axes, places = frame.w.ndim - 2, []
+    axes = frame.w.ndim - 2
+    places = []
     for i in range(axes):
         stride, dilation, begin, end, kernel = _axis_attributes(frame, i)
         own = (1, 1, 0, 0, 1) if other is None else _axis_attributes(other, i)
-        beside = "its parallel branch" if other is None else f"{other.title} beside it"
+        if other is None:
+            beside = "its parallel branch"
+        else:
+            beside = f"{other.title} beside it"
         if own[0] != stride:
             return f"{frame.title} has the stride {stride}, {beside} {own[0]}"
         if own[1] != dilation and own[4] > 1:
@@ -195,7 +205,8 @@ def kernel_offset(frame: ConstantLinear, part: ParallelBranch) -> tuple[int, ...
 
 def _axis_attributes(linear: ConstantLinear, i: int) -> tuple[int, int, int, int, int]:
     """(stride, dilation, padding before, padding behind, kernel) of a convolution along an axis."""
-    axes, kernel = linear.w.ndim - 2, int(linear.w.shape[2 + i])
+    axes = linear.w.ndim - 2
+    kernel = int(linear.w.shape[2 + i])
     stride, dilation = (int((linear.attrs.get(name) or [1] * axes)[i]) for name in ("strides", "dilations"))
     pads = linear.attrs.get("pads") or [0] * (2 * axes)
     return stride, dilation if kernel > 1 else 1, int(pads[i]), int(pads[i + axes]), kernel

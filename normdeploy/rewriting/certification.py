@@ -27,10 +27,14 @@ from ..proof.region_evaluation import is_stored_as_half
 from ..proof.sampler import StoredConstant, compare_contents
 from .initializer_check import require_same_as_file
 
-_LONG = 4  # places of an axis whose length may be any
-_FEW = 4  # elements of a constant that is part of a region's template (`graphs.region`)
-_NAMED = 16  # whole numbers of one constant that may be the lengths that a Reshape names
-_KERNELS = ("Conv", "ConvTranspose")  # whose taps are told apart: their number is no length
+# places of an axis whose length may be any
+_LONG = 4
+# elements of a constant that is part of a region's template (`graphs.region`)
+_FEW = 4
+# whole numbers of one constant that may be the lengths that a Reshape names
+_NAMED = 16
+# whose taps are told apart: their number is no length
+_KERNELS = ("Conv", "ConvTranspose")
 
 Memo = MutableMapping[object, Identity | NotProved]
 
@@ -73,7 +77,9 @@ def rewrite_of(graph: Graph, pair: ResultPair) -> Rewrite | Refusal:
     if isinstance(pair.before, Refusal):
         return pair.before
     after = compile_region(graph, pair.after, pair.before.leaves)
-    return after if isinstance(after, Refusal) else Rewrite(pair.before, after)
+    if isinstance(after, Refusal):
+        return after
+    return Rewrite(pair.before, after)
 
 
 def prove_pairs(
@@ -92,12 +98,16 @@ def prove_pairs(
             return rewrite
         rewrites.append(rewrite)
     certificate = certify_rewrites(memo, rewrites, expressions=expressions, partly_hidden=partly_hidden)
-    return ProvedRewrites(tuple(rewrites), certificate) if certificate else certificate
+    if certificate:
+        return ProvedRewrites(tuple(rewrites), certificate)
+    return certificate
 
 
 def failure_reason(failure: Failure) -> str:
     """Return the reason of a failure, for people."""
-    return failure.reason if isinstance(failure, Refusal) else f"it can't be proved: {failure.note}"
+    if isinstance(failure, Refusal):
+        return failure.reason
+    return f"it can't be proved: {failure.note}"
 
 
 def certify_rewrites(
@@ -140,10 +150,12 @@ def certify_rewrites(
                     memo[key] = _without_traceback(e)
             proof = memo[key]
             if isinstance(proof, Identity):
-                if proof.epsilons:  # which may be made of the elements of constants: of this rewrite alone
+                # which may be made of the elements of constants: of this rewrite alone
+                if proof.epsilons:
                     del memo[key]
                 break
-        if isinstance(proof, NotProved):  # not raised, which would give it a frame
+        # not raised, which would give it a frame
+        if isinstance(proof, NotProved):
             return certificate_of(proof)
         check_stored_constants(sides, proof)
     except NotProved as e:
@@ -209,7 +221,8 @@ def _named_lengths(
     held: Mapping[int, StoredConstant],
 ) -> dict[int, Size]:
     """The lengths along leaves and constants, each as a size of its own, in the order in which they are met."""
-    lengths, taps = dict[int, None](), set[int]()
+    lengths = dict[int, None]()
+    taps = set[int]()
     for t in leaves:
         lengths |= dict.fromkeys(n for n in graph.shape(t) or () if isinstance(n, int))
         taps |= {
@@ -219,9 +232,8 @@ def _named_lengths(
         }
     for node, i in constants:
         constant = held.get(id(node.inputs[i]))
-        if (
-            constant is None
-        ):  # whole numbers: lengths that a Reshape names, or what may become a tensor of so many places
+        if constant is None:
+            # whole numbers: lengths that a Reshape names, or what may become a tensor of so many places
             known = graph.known_value(node.inputs[i])
             taps |= set() if known is None else {*known.shape, *known.reshape(-1)[:_NAMED].tolist()}
         else:
@@ -244,7 +256,8 @@ def _constants_key(
         if constant is None:
             continue
         computed = id(t) in graph.exact
-        if constant.array.size <= _FEW:  # its elements are part of the template
+        # its elements are part of the template
+        if constant.array.size <= _FEW:
             told.append((constant.half, computed))
             continue
         number = constant.first_element() if constant.uniform else None

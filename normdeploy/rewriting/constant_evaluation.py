@@ -27,9 +27,12 @@ from ..recognition.constant_subgraphs import (
 from .proposals import COMPUTED, RewriteTarget, StoredTensor, Sweep, Told, propose_stored
 
 STAGE = "constants"
-_SLACK = 2**16  # bytes by which a file may grow in all
-_ROUNDS = 24  # each moves a border of what is computed up by a node
-_TRIES = 2**22  # nodes looked at to choose among the results of one part
+# bytes by which a file may grow in all
+_SLACK = 2**16
+# each moves a border of what is computed up by a node
+_ROUNDS = 24
+# nodes looked at to choose among the results of one part
+_TRIES = 2**22
 
 
 def note_constant_norms(graph: Graph) -> Sweep:
@@ -80,7 +83,8 @@ def _results_to_store(graph: Graph, part: ConstantSubgraph, left: int, reasons: 
         without = {key: other for key, other in chosen.items() if key != id(t)}
         less = part.file_growth(graph, without)
         if less < growth:
-            chosen, growth = without, less
+            chosen = without
+            growth = less
     if growth > left:
         chosen = {}
     for t in part.results:
@@ -94,7 +98,8 @@ def _stored_values(graph: Graph, chosen: Sequence[gs.Tensor], reasons: dict[int,
     """Evaluate results in their own types; those that can't be are left out, and their nodes get a reason."""
     computed: list[StoredTensor] = []
     for t in chosen:
-        node, dtype = graph.producer(t), graph.dtype(t)
+        node = graph.producer(t)
+        dtype = graph.dtype(t)
         assert node is not None
         try:
             with evaluator.silence_numpy():
@@ -132,7 +137,8 @@ def _constant_norm_finding(graph: Graph, norm: ConstantNorm, reasons: dict[int, 
 
 def _reason_not_stored(graph: Graph, node: gs.Node, reasons: dict[int, str]) -> str:
     """Why a norm stays: the reason of the first node behind it that has to."""
-    stack, seen = [node], {id(node)}
+    stack = [node]
+    seen = {id(node)}
     while stack:
         top = stack.pop(0)
         if id(top) in reasons:

@@ -31,8 +31,10 @@ from ..graphs.quantization_info import DEQUANTIZE, QUANTIZE
 from ..graphs.region import Refusal
 from ..storage.onnx_domains import is_standard
 
-_PER_CHANNEL = 13  # the opset from which on DequantizeLinear has an axis
-_CLOSE = 2.0**-46  # of float64, in which two products are compared
+# the opset from which on DequantizeLinear has an axis
+_PER_CHANNEL = 13
+# of float64, in which two products are compared
+_CLOSE = 2.0**-46
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class _StoredCodes:
     """What a DequantizeLinear of constants reads; ``zero`` and ``step`` broadcast over ``q``, as float64."""
 
     node: gs.Node
-    q: np.ndarray  # in their own type
+    # in their own type
+    q: np.ndarray
     zero: np.ndarray
     step: np.ndarray
     axis: int
@@ -102,9 +105,13 @@ def _stored_codes(graph: Graph, node: gs.Node) -> _StoredCodes | None:
     if q.dtype.kind not in "iu" and not is_quantized_type(q.dtype):
         return None
     attrs = graph.attrs(node)
-    axis, block = int(attrs.get("axis", 1)), int(attrs.get("block_size", 0))
+    axis = int(attrs.get("axis", 1))
+    block = int(attrs.get("block_size", 0))
     try:
-        shift = np.zeros(()) if zero is None else broadcast_parameter(zero, q.shape, axis, block).astype(np.float64)
+        if zero is None:
+            shift = np.zeros(())
+        else:
+            shift = broadcast_parameter(zero, q.shape, axis, block).astype(np.float64)
         laid = broadcast_parameter(step, q.shape, axis, block).astype(np.float64)
     except ValueError:
         return None
@@ -177,7 +184,8 @@ def _weight_codes(graph: Graph, linear: ConstantLinear) -> _StoredCodes | Refusa
         return None
     if node.op == DEQUANTIZE:
         return _stored_codes(graph, node)
-    stack, seen = [node], set[int]()
+    stack = [node]
+    seen = set[int]()
     while stack:
         top = stack.pop()
         if top.op == DEQUANTIZE:
@@ -189,7 +197,8 @@ def _weight_codes(graph: Graph, linear: ConstantLinear) -> _StoredCodes | Refusa
 
 def _scale_factors(share: FoldShare) -> np.ndarray:
     """F, over the weight as it is stored."""
-    linear, alpha = share.linear, float(share.linear.node.attrs.get("alpha", 1.0))
+    linear = share.linear
+    alpha = float(share.linear.node.attrs.get("alpha", 1.0))
     ones = replace(linear, w=np.full(linear.w.shape, alpha))
     return (ones.scale_output if share.side == "output" else ones.scale_input)(share.scale, np.zeros_like(share.scale))[
         0
@@ -200,7 +209,9 @@ def rescaled_parts(
     graph: Graph, share: FoldShare, codes: _StoredCodes
 ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]] | Refusal:
     """Codes, scales and attributes of what takes the place of the weight's DequantizeLinear."""
-    factor, title, node = _scale_factors(share), share.linear.title, codes.node
+    factor = _scale_factors(share)
+    title = share.linear.title
+    node = codes.node
     dtype = graph.dtype(node.inputs[1])
     if dtype is None or graph.dtype(node.outputs[0]) not in (None, dtype):
         return Refusal(f"the weight of {title} is dequantized to another type than that of its scales", "")
@@ -244,7 +255,10 @@ def _layout_scale(
                 return Refusal(f"{why} or above", "")
             return first.reshape(-1), {"axis": axis}
     where = "input" if share.side != "output" else "output"
-    groups = f" in {share.linear.groups} groups" if share.linear.groups > 1 else ""
+    if share.linear.groups > 1:
+        groups = f" in {share.linear.groups} groups"
+    else:
+        groups = ""
     return Refusal(
         f"{share.linear.title}{groups} has a scale for each place of axis {(*own, output_axis(share.linear))[0]} of its"
         f" weight, and the {where} channels that are scaled lie along another",
@@ -256,19 +270,31 @@ def output_axis(linear: ConstantLinear) -> int:
     """Along which axis of its weight a layer's output channels lie."""
     rank = linear.w.ndim
     if linear.node.op in ("Conv", "ConvTranspose"):
-        return 0 if linear.node.op == "Conv" else 1
-    rows = linear.is_transposed if linear.node.op == "Gemm" else linear.weight == 0
-    return rank - 2 if rows else rank - 1
+        if linear.node.op == "Conv":
+            return 0
+        return 1
+    if linear.node.op == "Gemm":
+        rows = linear.is_transposed
+    else:
+        rows = linear.weight == 0
+    if rows:
+        return rank - 2
+    return rank - 1
 
 
 def _write_dequantizer(graph: Graph, share: FoldShare, codes: _StoredCodes) -> _RescaledWeight:
     parts = rescaled_parts(graph, share, codes)
     assert not isinstance(parts, Refusal), parts.reason
     q, step, attrs = parts
-    node, old = codes.node, codes.node.inputs
-    dtype, name = graph.dtype(old[1]), old[0].name or node.outputs[0].name
+    node = codes.node
+    old = codes.node.inputs
+    dtype = graph.dtype(old[1])
+    name = old[0].name or node.outputs[0].name
     mirrored = q.astype(np.float64) != codes.q.astype(np.float64)
-    stored = graph.add_constant(name, q, codes.q.dtype) if mirrored.any() else old[0]
+    if mirrored.any():
+        stored = graph.add_constant(name, q, codes.q.dtype)
+    else:
+        stored = old[0]
     inputs = [stored, graph.add_constant(old[1].name or f"{name}_scale", step, dtype)]
     if len(old) > 2 and not old[2].is_empty():
         zero = np.asarray(graph.value(old[2]))
@@ -302,7 +328,8 @@ def _require_same_weight(
         ExportError: they are not.
     """
     laid = broadcast_parameter(step, q.shape, attrs.get("axis", 1), attrs.get("block_size", 0))
-    value, proved = (q.astype(np.float64) - codes.zero) * laid, graph.value(share.weight)
+    value = (q.astype(np.float64) - codes.zero) * laid
+    proved = graph.value(share.weight)
     if not (np.abs(value - proved) <= _CLOSE * np.abs(proved)).all():
         raise ExportError(
             f"codes and scales of {share.linear.title} are not the weight that was proved. This is a mistake of"

@@ -37,16 +37,20 @@ class EpilogueFusion:
     result first."""
 
     op: str
-    norm: gs.Tensor  # the result of the norm's own node
+    # the result of the norm's own node
+    norm: gs.Tensor
     old: tuple[gs.Tensor, ...]
-    leaves: tuple[gs.Tensor, ...]  # the data that both sides are functions of
+    # the data that both sides are functions of
+    leaves: tuple[gs.Tensor, ...]
     inputs: tuple[gs.Tensor, ...]
     attrs: dict[str, float | int]
     grouping: NormGrouping
-    core: str  # the norm's own op, and those before and behind it
+    # the norm's own op, and those before and behind it
+    core: str
     before: str = ""
     behind: str = ""
-    views: tuple[gs.Node, ...] = ()  # new nodes in front, which bring an input into shape
+    # new nodes in front, which bring an input into shape
+    views: tuple[gs.Node, ...] = ()
 
 
 def propose_epilogue_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) -> Proposal | Finding | None:
@@ -81,7 +85,8 @@ def _match_residual_add(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
         ("AddLayerNorm", _scale_and_bias(graph, node)) if row.centered else ("AddRMSNorm", node.inputs[1:2])
     )
     attrs = {"epsilon": row.epsilon, "stash_type": row.stash}
-    y, leaves = node.outputs[0], tuple(add.inputs)
+    y = node.outputs[0]
+    leaves = tuple(add.inputs)
     return EpilogueFusion(
         op,
         y,
@@ -140,7 +145,9 @@ def _match_silu_epilogue(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
     ):
         return None
     x, scale, bias = node.inputs
-    shape, attrs, y = graph.shape(x), graph.attrs(node), node.outputs[0]
+    shape = graph.shape(x)
+    attrs = graph.attrs(node)
+    y = node.outputs[0]
     end = _silu_result(graph, y)
     if (
         end is None
@@ -150,7 +157,8 @@ def _match_silu_epilogue(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
         or graph.shape(scale) != (shape[1],)
     ):
         return None
-    epsilon, groups = float(attrs.get("epsilon", 1e-5)), int(attrs["num_groups"])
+    epsilon = float(attrs.get("epsilon", 1e-5))
+    groups = int(attrs["num_groups"])
     given: dict[str, float | int] = {
         "epsilon": epsilon,
         "num_groups": groups,
@@ -179,7 +187,9 @@ def _silu_result(graph: Graph, y: gs.Tensor) -> gs.Tensor | None:
     product = next((n for n in readers if is_standard_op(n, "Mul")), None)
     if len(readers) != 2 or gate is None or product is None or {id(t) for t in product.inputs} != {id(y), id(gate)}:
         return None
-    return product.outputs[0] if sole_consumer(graph, gate) is not None else None
+    if sole_consumer(graph, gate) is not None:
+        return product.outputs[0]
+    return None
 
 
 @dataclass(frozen=True)
@@ -193,15 +203,18 @@ class _RowNorm:
 
 def _match_row_norm(graph: Graph, node: gs.Node) -> _RowNorm | None:
     ours = node.domain == DOMAIN and node.op == "RMSNorm"
-    if ours and describe_missing(OURS[node.op], [t.name for t in node.inputs], node.attrs):  # another op of that name
+    # another op of that name
+    if ours and describe_missing(OURS[node.op], [t.name for t in node.inputs], node.attrs):
         return None
     if not ours and not is_standard_op(node, "LayerNormalization", "RMSNormalization"):
         return None
-    attrs, shape = graph.attrs(node), graph.shape(node.inputs[0])
+    attrs = graph.attrs(node)
+    shape = graph.shape(node.inputs[0])
     axes = [int(a) for a in attrs["axes"]] if ours else [int(attrs.get("axis", -1))]
     if shape is None or len(axes) != 1 or axes[0] not in (-1, len(shape) - 1):
         return None
-    if any(graph.is_output(t) or graph.consumers(t) for t in node.outputs[1:]):  # mean and inverse deviation
+    # mean and inverse deviation
+    if any(graph.is_output(t) or graph.consumers(t) for t in node.outputs[1:]):
         return None
     if not all(_is_row_parameter(graph.shape(t), shape[-1]) for t in node.inputs[1:] if graph.is_constant(t)):
         return None
@@ -259,7 +272,10 @@ def _epilogue_proposal(graph: Graph, found: EpilogueFusion, target: RewriteTarge
     node = graph.make_node(found.op, found.inputs, found.old[0], found.attrs, DOMAIN, outputs=len(found.old))
     pairs = [pair_of(graph, old, found.leaves, new) for old, new in zip(found.old, node.outputs, strict=True)]
     norm = target.entry_of(found.norm.name)
-    told = _own_op_finding(graph, node, found.norm, target) if norm is None else norm.finding
+    if norm is None:
+        told = _own_op_finding(graph, node, found.norm, target)
+    else:
+        told = norm.finding
     scale = graph.known_value(found.inputs[len(found.leaves)]) if len(found.leaves) < 3 else None
     return Proposal(
         told,
@@ -313,7 +329,9 @@ def _format_attributes(attrs: Mapping[str, float | int]) -> str:
 
 def _own_op_finding(graph: Graph, node: gs.Node, norm: gs.Tensor, target: RewriteTarget) -> Finding:
     """Of an op of ours, as if it stood in the graph already; ``norm``: the result of the norm in it."""
-    producer, dtype, attrs = graph.producer(norm), graph.dtype(norm), graph.attrs(node)
+    producer = graph.producer(norm)
+    dtype = graph.dtype(norm)
+    attrs = graph.attrs(node)
     finding = Finding(
         kind=OURS[node.op].kind,
         status="kept",
@@ -325,17 +343,18 @@ def _own_op_finding(graph: Graph, node: gs.Node, norm: gs.Tensor, target: Rewrit
         epsilon=float(attrs["epsilon"]),
         dtype=dtype.name if dtype is not None else "",
     )
-    return (
-        replace(finding, **norm_attributes.attributes_of_joined(graph, node, float(attrs["epsilon"])))
-        if target.wanted.census
-        else finding
-    )
+    if target.wanted.census:
+        return replace(finding, **norm_attributes.attributes_of_joined(graph, node, float(attrs["epsilon"])))
+    return finding
 
 
 def _normalized_axes(graph: Graph, node: gs.Node) -> tuple[int, ...]:
     """What is normalized over: all but the batch of a group norm (its channels in part), else the last axes."""
     rank = len(graph.shape(node.inputs[0]) or ())
     attrs = graph.attrs(node)
-    if rank and ("axis" in attrs or "axes" in attrs):  # those of a norm that is quantized may be several
+    # those of a norm that is quantized may be several
+    if rank and ("axis" in attrs or "axes" in attrs):
         return tuple(range(min(a % rank for a in attrs.get("axes") or [attrs["axis"]]), rank))
-    return tuple(range(1, rank)) if OURS[node.op].kind == "GroupNorm" else (rank - 1,)
+    if OURS[node.op].kind == "GroupNorm":
+        return tuple(range(1, rank))
+    return (rank - 1,)

@@ -14,9 +14,12 @@ from .certification import Rewrite
 from .rounding_cases import RoundingCase, rounding_patterns
 from .rounding_verdicts import MakeTrial, TrialInput, make_norm_input, make_trial_of
 
-_FEW = (3, 4, 2, 3)  # sizes of the axes of x that are not normalized over, and of a group norm's places
-_ROW = 9  # elements of a row whose number is dynamic
-_BATCH = 8  # a static batch up to this is taken as it is: a Reshape may hold it
+# sizes of the axes of x that are not normalized over, and of a group norm's places
+_FEW = (3, 4, 2, 3)
+# elements of a row whose number is dynamic
+_ROW = 9
+# a static batch up to this is taken as it is: a Reshape may hold it
+_BATCH = 8
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,8 @@ class NormGrouping:
     epsilon: float
     centered: bool = True
     groups: int = 0
-    added: bool = False  # x is the sum of the first two leaves
+    # x is the sum of the first two leaves
+    added: bool = False
 
     def as_fit(self, size: tuple[int, ...]) -> NormFit:
         axes, split, block = (
@@ -73,7 +77,8 @@ def make_epilogue_trial(grouping: NormGrouping, scale: np.ndarray | None, opset:
     """
 
     def choose_input(rewrite: Rewrite) -> TrialInput | None:
-        given, dtype = epilogue_case(rewrite, grouping), rewrite.before.graph.dtype(rewrite.before.leaves[0])
+        given = epilogue_case(rewrite, grouping)
+        dtype = rewrite.before.graph.dtype(rewrite.before.leaves[0])
         if given is None or dtype is None:
             return None
         x, *others = given.leaves

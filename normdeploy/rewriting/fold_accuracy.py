@@ -44,11 +44,14 @@ from ..recognition.affine_chains import AffineChain
 from .weight_rows import cancellation_factors, select_rows, weight_row, weight_table
 
 _DRAWS = 8
-_ROWS = 24  # output channels evaluated
-_WINDOW = 9  # places of a convolution's window
+# output channels evaluated
+_ROWS = 24
+# places of a convolution's window
+_WINDOW = 9
 _POOL = 2**17
 
-Chain = Callable[[np.ndarray, bool], np.ndarray]  # (z as (draws, channels), whether to round) -> y
+# (z as (draws, channels), whether to round) -> y
+Chain = Callable[[np.ndarray, bool], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,10 @@ def drop_costly_fold(graph: Graph, chain: AffineChain, form: AffineFold | Refusa
     worst = max((loss for loss in losses if loss is not None), key=lambda loss: loss.after.bound_ratio, default=None)
     if worst is None:
         return form
-    into = f"folded into {worst.into}, it" if worst.into else "as one scale and shift, it"
+    if worst.into:
+        into = f"folded into {worst.into}, it"
+    else:
+        into = "as one scale and shift, it"
     reason = (
         f"{into} would lose accuracy: in channel {worst.channel} the error in {chain.dtype.name} grows from"
         f" {worst.before:.2g} to {worst.after.error:.2g} at the inputs that its statistics state, and {TIMES} times the"
@@ -83,7 +89,8 @@ class AccuracyLoss:
     """The channel in which a fold costs most of what it may not."""
 
     channel: int
-    before: float  # the largest error against float64
+    # the largest error against float64
+    before: float
     after: Verdict
     into: str
 
@@ -154,9 +161,12 @@ def _chain_by_nodes(graph: Graph, chain: AffineChain, axis: int, channels: int) 
     try:
         y = run_chain(probe, False)
         a, b = (np.broadcast_to(_channel_vector(v, channels), (channels,)) for v in (chain.scale, chain.shift))
-    except Exception:  # whatever numpy says of sizes that do not fit
+    except Exception:
+        # whatever numpy says of sizes that do not fit
         return None
-    return run_chain if np.allclose(y, a * probe + b, rtol=1e-6, atol=1e-6 * (1 + float(np.abs(b).max()))) else None
+    if np.allclose(y, a * probe + b, rtol=1e-6, atol=1e-6 * (1 + float(np.abs(b).max()))):
+        return run_chain
+    return None
 
 
 def _channel_vector(values: np.ndarray, channels: int) -> np.ndarray:
@@ -200,17 +210,22 @@ def _constant_value(graph: Graph, chain: AffineChain, t: gs.Tensor, rounding: bo
     """A constant's value; one that the file computes, or that an earlier rewrite did, is rounded as it will be."""
     value = graph.value(t)
     computed = not isinstance(t, gs.Constant) or id(t) in graph.exact
-    return (
-        round_to_dtype(value, chain.dtype, graph.dtype(t))
-        if rounding and computed and value.dtype.kind == "f"
-        else value
-    )
+    if rounding and computed and value.dtype.kind == "f":
+        return round_to_dtype(value, chain.dtype, graph.dtype(t))
+    return value
 
 
 def round_to_dtype(values: np.ndarray, dtype: np.dtype, own: np.dtype | None = None) -> np.ndarray:
     """In the model's type, or in the node's ``own`` where a Cast makes that wider; as float64."""
-    kind = np.dtype(np.float32) if dtype == np.float64 else dtype if own is None else own
-    return values if kind == np.float64 else np.asarray(np.asarray(values).astype(kind), dtype=np.float64)
+    if dtype == np.float64:
+        kind = np.dtype(np.float32)
+    elif own is None:
+        kind = dtype
+    else:
+        kind = own
+    if kind == np.float64:
+        return values
+    return np.asarray(np.asarray(values).astype(kind), dtype=np.float64)
 
 
 # ------------------------------------------------------------------ what a fold makes of it
@@ -232,25 +247,30 @@ def _loss_of_lone_chain(graph: Graph, chain: AffineChain) -> AccuracyLoss | None
 
 def _loss_of_share(graph: Graph, chain: AffineChain, share: FoldShare) -> AccuracyLoss | None:
     rank = max(chain.scale.ndim, 1)
-    linear, channels = share.linear, len(share.scale)
-    axis = linear.channel_axis(rank) if share.side == "output" else linear.input_channel_axis(rank)
-    if share.whole:  # one of several parts of a Concat: the chain is asked for all channels
+    linear = share.linear
+    channels = len(share.scale)
+    if share.side == "output":
+        axis = linear.channel_axis(rank)
+    else:
+        axis = linear.input_channel_axis(rank)
+    # one of several parts of a Concat: the chain is asked for all channels
+    if share.whole:
         every = [np.broadcast_to(_channel_vector(v, share.whole), (share.whole,)) for v in (chain.scale, chain.shift)]
     else:
         every = [share.scale, share.shift]
     stated = stated_affine(graph, chain, every[0], every[1], None if share.viewed else axis, share.whole or channels)
-    return (
-        _loss_of_fold_into_previous(chain, share, stated)
-        if share.side == "output"
-        else _loss_of_fold_into_next(chain, share, stated)
-    )
+    if share.side == "output":
+        return _loss_of_fold_into_previous(chain, share, stated)
+    return _loss_of_fold_into_next(chain, share, stated)
 
 
 def _loss_of_fold_into_previous(chain: AffineChain, share: FoldShare, stated: _StatedAffine) -> AccuracyLoss | None:
     """a·(W·x + c) + b as (a·W)·x + (a·c + b)."""
-    linear, dtype = share.linear, chain.dtype
+    linear = share.linear
+    dtype = chain.dtype
     own = slice(share.start, share.start + len(share.scale))
-    mean, spread = stated.mean[own], stated.spread[own]
+    mean = stated.mean[own]
+    spread = stated.spread[own]
     bias = np.broadcast_to(linear.c, (linear.output_channels,))
     cancels = (np.abs(share.scale * mean) + np.abs(share.shift)) / (
         np.abs(share.scale) * spread + np.abs(share.scale * mean + share.shift)
@@ -263,8 +283,10 @@ def _loss_of_fold_into_previous(chain: AffineChain, share: FoldShare, stated: _S
     channels = np.array([row.output for row in rows], dtype=int)
     losses: list[AccuracyLoss | None] = []
     for row in rows:
-        o, w = row.output, row.weights.reshape(-1)
-        size = float(w @ w) or 1.0  # a filter of zeros: whatever x is, its result is its bias
+        o = row.output
+        w = row.weights.reshape(-1)
+        # a filter of zeros: whatever x is, its result is its bias
+        size = float(w @ w) or 1.0
         noise = normal_numbers(_DRAWS * w.size).reshape(_DRAWS, w.size)
         x = round_to_dtype(noise * (spread[o] / np.sqrt(size)) + w * ((mean[o] - bias[o]) / size), dtype)
         folded = (
@@ -274,7 +296,8 @@ def _loss_of_fold_into_previous(chain: AffineChain, share: FoldShare, stated: _S
         exact[:, share.start + o] = x @ w + bias[o]
         before[:, share.start + o] = sum_products(linear, x * w, bias[o], dtype)
         after[:, share.start + o] = sum_products(linear, x * folded[0], folded[1], dtype)
-        if np.count_nonzero(channels == o) > 1:  # several matrices of one MatMul: one at a time
+        # several matrices of one MatMul: one at a time
+        if np.count_nonzero(channels == o) > 1:
             losses.append(_worst_loss(stated, exact, before, after, dtype, share, np.array([o])))
     losses.append(_worst_loss(stated, exact, before, after, dtype, share, np.unique(channels)))
     return max((loss for loss in losses if loss is not None), key=lambda loss: loss.after.bound_ratio, default=None)
@@ -296,7 +319,9 @@ def _worst_loss(
 
 def _loss_of_fold_into_next(chain: AffineChain, share: FoldShare, stated: _StatedAffine) -> AccuracyLoss | None:
     """W·(a·z + b) + c as (W·a)·z + (c + W·b), or as (W·a)·(z + b/a) + c."""
-    linear, dtype, inputs = share.linear, chain.dtype, len(share.scale)
+    linear = share.linear
+    dtype = chain.dtype
+    inputs = len(share.scale)
     table = weight_table(linear)
     taps = min(table.shape[2], _WINDOW)
     draws = max(2, min(_DRAWS, 2**19 // max(1, taps * inputs)))
@@ -308,18 +333,24 @@ def _loss_of_fold_into_next(chain: AffineChain, share: FoldShare, stated: _State
     if share.side == "scale":
         z = round_to_dtype(z + round_to_dtype(share.shift / share.scale, dtype), dtype)
     bias = np.broadcast_to(linear.c, (linear.output_channels,))
-    exact, before, after, channels = [], [], [], []
+    exact = []
+    before = []
+    after = []
+    channels = []
     large = np.abs(share.scale) * (np.abs(stated.mean) + stated.spread) + np.abs(share.shift)
     small = np.abs(share.scale) * stated.spread + np.abs(share.scale * stated.mean + share.shift)
     for r in select_rows(cancellation_factors(linear, table, large, small), _ROWS):
         row = weight_row(linear, table, int(r))
-        w, o = row.weights, row.output
+        w = row.weights
+        o = row.output
         cut = slice(None) if w.shape[1] == taps else np.linspace(0, w.shape[1] - 1, taps).astype(int)
-        w = w[:, cut].T  # (taps, inputs of the row)
+        # (taps, inputs of the row)
+        w = w[:, cut].T
         folded = round_to_dtype(w * share.scale[row.inputs], dtype)
-        shifted = (
-            bias[o] if share.side == "scale" else round_to_dtype(bias[o] + (w * share.shift[row.inputs]).sum(), dtype)
-        )
+        if share.side == "scale":
+            shifted = bias[o]
+        else:
+            shifted = round_to_dtype(bias[o] + (w * share.shift[row.inputs]).sum(), dtype)
         exact.append((y[..., row.inputs] * w).sum(axis=(1, 2)) + bias[o])
         before.append(sum_products(linear, (computed[..., row.inputs] * w).reshape(draws, -1), bias[o], dtype))
         after.append(sum_products(linear, (z[..., row.inputs] * folded).reshape(draws, -1), shifted, dtype))
@@ -331,9 +362,8 @@ def _loss_of_fold_into_next(chain: AffineChain, share: FoldShare, stated: _State
 
 def sum_products(linear: ConstantLinear, products: np.ndarray, bias: np.ndarray | float, dtype: np.dtype) -> np.ndarray:
     """The sum of each row in float32, whatever the type, and the bias; that of a MatMul is an Add of its own."""
-    total = (
-        np.ascontiguousarray(products, dtype=np.float32).sum(axis=1, dtype=np.float32).astype(np.float64)
-    )  # pairwise
+    # pairwise
+    total = np.ascontiguousarray(products, dtype=np.float32).sum(axis=1, dtype=np.float32).astype(np.float64)
     return round_to_dtype((round_to_dtype(total, dtype) if linear.node.op == "MatMul" else total) + bias, dtype)
 
 
@@ -345,7 +375,9 @@ def worst_channel(
     was, now = (np.where(valid, absolute_difference(y, exact), 0.0).max(axis=0, initial=0.0) for y in (before, after))
     allowed = TIMES * was + ULPS * 2 * _unit(dtype) * np.where(valid, np.abs(exact), 0.0).max(axis=0, initial=0.0)
     verdict = nearest_to_bound(now, allowed)
-    return None if verdict else AccuracyLoss(int(channels[verdict.place]), float(was[verdict.place]), verdict, into)
+    if verdict:
+        return None
+    return AccuracyLoss(int(channels[verdict.place]), float(was[verdict.place]), verdict, into)
 
 
 def _unit(dtype: np.dtype) -> float:

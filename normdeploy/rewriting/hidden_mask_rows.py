@@ -15,8 +15,10 @@ from ..storage.onnx_domains import is_standard
 
 LOWEST = float(np.finfo(np.float32).min)
 _MOVES = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Slice", "Identity", "Flatten"})
-_FAR = LOWEST * (1 - 2.0**-20)  # what is computed has to lie above: a few roundings do not take it to the lowest
-_DEEP = 24  # nodes one behind the other
+# what is computed has to lie above: a few roundings do not take it to the lowest
+_FAR = LOWEST * (1 - 2.0**-20)
+# nodes one behind the other
+_DEEP = 24
 
 Bounds = tuple[float, float]
 
@@ -40,7 +42,9 @@ def value_bounds(graph: Graph, t: gs.Tensor, deep: int = 0) -> Bounds | None:
     """Between which numbers all elements of ``t`` lie; None where float32 may not hold one, or it is not known."""
     if graph.is_constant(t):
         known = graph.known_value(t)
-        return _finite_bounds(float(known.min()), float(known.max())) if known is not None and known.size else None
+        if known is not None and known.size:
+            return _finite_bounds(float(known.min()), float(known.max()))
+        return None
     node = graph.producer(t)
     if node is None or deep > _DEEP or not is_standard(node):
         return _dtype_bounds(graph, t)
@@ -53,7 +57,9 @@ def value_bounds(graph: Graph, t: gs.Tensor, deep: int = 0) -> Bounds | None:
     if node.op not in ("Where", "Concat", "Add", "Sub", "Mul", "Neg") or not _is_floating(graph, t):
         return _dtype_bounds(graph, t)
     each = [value_bounds(graph, i, deep + 1) for i in (node.inputs[1:] if node.op == "Where" else node.inputs)]
-    return _combine_bounds(node.op, [b for b in each if b is not None]) if None not in each else None
+    if None not in each:
+        return _combine_bounds(node.op, [b for b in each if b is not None])
+    return None
 
 
 def _combine_bounds(op: str, each: list[Bounds]) -> Bounds | None:
@@ -61,11 +67,14 @@ def _combine_bounds(op: str, each: list[Bounds]) -> Bounds | None:
     if op in ("Where", "Concat"):
         return min(low for low, _ in each), max(high for _, high in each)
     ends = {"Neg": [-b, -a], "Add": [a + c, b + d], "Sub": [a - d, b - c], "Mul": [a * c, a * d, b * c, b * d]}[op]
-    return (min(ends), max(ends)) if min(ends) > _FAR and max(ends) < -_FAR else None
+    if min(ends) > _FAR and max(ends) < -_FAR:
+        return (min(ends), max(ends))
+    return None
 
 
 def _finite_bounds(low: float, high: float) -> Bounds | None:
-    return (low, high) if low >= LOWEST and high <= -LOWEST else None  # false of NaN
+    # false of NaN
+    return (low, high) if low >= LOWEST and high <= -LOWEST else None
 
 
 def _is_floating(graph: Graph, t: gs.Tensor) -> bool:
@@ -78,7 +87,9 @@ def _dtype_bounds(graph: Graph, t: gs.Tensor) -> Bounds | None:
     dtype = graph.dtype(t)
     if dtype is None or dtype.kind not in "iub":
         return None
-    return (0.0, 1.0) if dtype.kind == "b" else (float(np.iinfo(dtype).min), float(np.iinfo(dtype).max))
+    if dtype.kind == "b":
+        return (0.0, 1.0)
+    return (float(np.iinfo(dtype).min), float(np.iinfo(dtype).max))
 
 
 def _are_hidden_rows_zeroed(graph: Graph, mask: gs.Tensor, y: gs.Tensor) -> bool:
@@ -95,7 +106,10 @@ def _are_hidden_rows_zeroed(graph: Graph, mask: gs.Tensor, y: gs.Tensor) -> bool
             if limit is None or limit.size != 1 or not float(limit.reshape(())) >= LOWEST:
                 return False
         if op == "ReduceMax":
-            axes = graph.known_value(node.inputs[1]) if len(node.inputs) > 1 else graph.attrs(node).get("axes")
+            if len(node.inputs) > 1:
+                axes = graph.known_value(node.inputs[1])
+            else:
+                axes = graph.attrs(node).get("axes")
             told = [] if axes is None else np.asarray(axes).reshape(-1).tolist()
             rank = len(graph.shape(mask) or ())
             return node.inputs[0] is mask and graph.attrs(node).get("keepdims", 1) == 1 and told in ([-1], [rank - 1])

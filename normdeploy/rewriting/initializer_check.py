@@ -36,7 +36,8 @@ def require_same_as_file(graph: Graph, constants: Iterable[gs.Tensor]) -> None:
 
 def _initializers_behind(graph: Graph, constants: Iterable[gs.Tensor]) -> Iterator[gs.Constant]:
     """The initializers behind constants, those of new nodes among them."""
-    stack, seen = list(constants), set[int]()
+    stack = list(constants)
+    seen = set[int]()
     while stack:
         t = stack.pop()
         if id(t) in seen or t.is_empty():
@@ -56,7 +57,8 @@ def _describe_difference(graph: Graph, t: gs.Constant) -> str:
         return str(e)
     if tensor is None:
         return ""
-    read, held = stored_array(t), tensor_array(tensor)
+    read = stored_array(t)
+    held = tensor_array(tensor)
     if read is held:
         return ""
     if read.shape != held.shape:

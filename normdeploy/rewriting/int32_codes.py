@@ -54,7 +54,8 @@ def count_int32_dequantizers(proto: onnx.ModelProto) -> int:
 
 def _dequantized_values(q: GraphQuantization, node: onnx.NodeProto) -> np.ndarray | None:
     """Compute what the node makes; None where its inputs are no constants, or another type follows from the scale."""
-    scheme, codes = q.scheme_of(node), q.constant_value(node.input[0])
+    scheme = q.scheme_of(node)
+    codes = q.constant_value(node.input[0])
     if codes is None or scheme.scale is None or scheme.scale.dtype != np.float32 or scheme.is_asymmetric:
         return None
     if scheme.zero_point is None and len(node.input) > 2 and node.input[2]:

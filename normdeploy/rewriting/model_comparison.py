@@ -41,16 +41,26 @@ from ..graphs.two_pass_group_norm import ONE_PASS, expand_group_norms
 from ..model import Dim, InputSpec
 from .perturbed_model import FLOATING, PATIENCE, PerturbableModel, short_error_message
 
-_BARE = (1, 7, 33)  # sizes of a dynamic dim of which a file says nothing
-_SECONDS = 1.0  # for the runs at larger sizes than the first, all together, as the smaller ones promise
-_QUICK = 0.1  # seconds of a run that is worth another, to know how long one takes
-_LATER = 3.0  # seconds after which a run is ended that small ones let expect to take less than a second
-_RUNS = 2  # of the models at each size, where rounding alone sets them apart
-_LARGEST = 2**24  # input elements
-_MOST_ALONE = 16  # dims of which each is tried at its maximum by itself
-_NAMED = 16  # sizes in a note
-_INNER = 2**28  # elements of any tensor, as far as its shape is stated
-_PERTURBED = (0, 1, 9)  # perturbed runs at each size: more where the results differ by more than those so far explain
+# sizes of a dynamic dim of which a file says nothing
+_BARE = (1, 7, 33)
+# for the runs at larger sizes than the first, all together, as the smaller ones promise
+_SECONDS = 1.0
+# seconds of a run that is worth another, to know how long one takes
+_QUICK = 0.1
+# seconds after which a run is ended that small ones let expect to take less than a second
+_LATER = 3.0
+# of the models at each size, where rounding alone sets them apart
+_RUNS = 2
+# input elements
+_LARGEST = 2**24
+# dims of which each is tried at its maximum by itself
+_MOST_ALONE = 16
+# sizes in a note
+_NAMED = 16
+# elements of any tensor, as far as its shape is stated
+_INNER = 2**28
+# perturbed runs at each size: more where the results differ by more than those so far explain
+_PERTURBED = (0, 1, 9)
 _UNITS = 8
 _FLUSHED = float(np.finfo(np.float32).smallest_normal)
 _SPECIAL = " with NaN and Inf"
@@ -118,9 +128,11 @@ class BaselineRun:
     sizes: dict[str, int]
     feeds: dict[str, np.ndarray]
     outputs: list[Any]
-    moved: list[np.ndarray | None] = field(default_factory=list)  # by output, None where it is no array
+    # by output, None where it is no array
+    moved: list[np.ndarray | None] = field(default_factory=list)
     draws: int = 0
-    kind: str = ""  # of the inputs, where they are no ordinary ones
+    # of the inputs, where they are no ordinary ones
+    kind: str = ""
     move_inputs: bool = True
 
     @property
@@ -173,14 +185,18 @@ class BaselineModel:
             self._run_all()
         except _NotComparable as e:
             self.failed = str(e)
-        except Exception as e:  # onnxruntime's exceptions share no base class
+        except Exception as e:
+            # onnxruntime's exceptions share no base class
             self.failed = f"onnxruntime can't load the model before: {short_error_message(e)}"
 
     def _run_all(self) -> None:
         dims = {d.name: d for spec in self.specs for d in spec.shape if d.name is not None}
         missing: list[str] = []
-        paces: list[tuple[int, float]] = []  # (input elements, seconds) of each run
-        plan, spent, drawn = _plan_sizes(dims), 0.0, False
+        # (input elements, seconds) of each run
+        paces: list[tuple[int, float]] = []
+        plan = _plan_sizes(dims)
+        spent = 0.0
+        drawn = False
         for number, sizes in enumerate(plan):
             elements = sum(math.prod(spec.concrete_shape(sizes)) for spec in self.specs)
             if (inner := _oversized_tensor(self._shapes, sizes)) is not None:
@@ -194,18 +210,21 @@ class BaselineModel:
                     raise _TimeExceeded
                 feeds = {s.name: s.sample(np.random.default_rng([number, i]), sizes) for i, s in enumerate(self.specs)}
                 outputs, seconds = self._run_timed(feeds, max(_LATER, 4 * needed) if paces else PATIENCE)
-                if not paces and (seconds < _QUICK or self._may_draw):  # the first run of a session takes longer
+                # the first run of a session takes longer
+                if not paces and (seconds < _QUICK or self._may_draw):
                     first, (outputs, seconds) = outputs, self._run_timed(feeds)
                     drawn = any(_is_random(a, b) for a, b in zip(first, outputs, strict=True))
             except _TimeExceeded:
                 missing.append(f"{_describe_sizes(sizes)} ({elements:,} input elements would take too long)")
-                if number == 2 and len(dims) > 1:  # all at their maximum: each by itself, then
+                # all at their maximum: each by itself, then
+                if number == 2 and len(dims) > 1:
                     least = {name: d.min for name, d in dims.items()}
                     # Each run draws every input, so that one for each of many dims takes the time of their square.
                     alone = itertools.islice(dims.items(), _MOST_ALONE)
                     plan += [each for name, d in alone if (each := least | {name: d.max}) not in plan]
                 continue
-            except Exception as e:  # of onnxruntime or of numpy: whatever it is, nothing can be compared there
+            except Exception as e:
+                # of onnxruntime or of numpy: whatever it is, nothing can be compared there
                 missing.append(f"{_describe_sizes(sizes)} (the model does not run there: {short_error_message(e)})")
                 continue
             if drawn:
@@ -261,7 +280,8 @@ class BaselineModel:
             _TooLong: it was ended after ``patience`` seconds, at a larger size than the first.
         """
         begun = time.perf_counter()
-        start = time.process_time()  # so that other work on the machine does not decide which sizes are compared
+        # so that other work on the machine does not decide which sizes are compared
+        start = time.process_time()
         try:
             return self._model.run_perturbed(feeds, patience=patience), time.process_time() - start
         except Exception:
@@ -303,7 +323,8 @@ class BaselineModel:
                 continue
             try:
                 worst = self._compare_at_size(seen, model, gains=gains and seen.kind == _SPECIAL)
-            except MemoryError:  # of numpy, which computes in float64: the models themselves ran
+            except MemoryError:
+                # of numpy, which computes in float64: the models themselves ran
                 self._add_note(
                     f"the whole model was not compared at {_describe_sizes(seen.sizes)}: there is not enough memory "
                     f"for it"
@@ -368,7 +389,10 @@ class BaselineModel:
             if worst is not None:
                 at = worst.place
                 where = f" at {list(at)}" if at else ""
-                room = f", and rounding explains {worst.allowed:.2g}" if floating else ""
+                if floating:
+                    room = f", and rounding explains {worst.allowed:.2g}"
+                else:
+                    room = ""
                 return f"the output {name!r} is {new[at]}{where}, where it was {old[at]} before{room}"
         return None
 
@@ -383,7 +407,9 @@ def _is_random(one: Any, other: Any) -> bool:
 
 
 def _zero_movement(value: Any) -> np.ndarray | None:
-    return np.zeros(value.shape) if isinstance(value, np.ndarray) else None
+    if isinstance(value, np.ndarray):
+        return np.zeros(value.shape)
+    return None
 
 
 def _drop_gained_numbers(old: Any, new: Any) -> Any:

@@ -17,7 +17,9 @@ def is_standard_op(node: gs.Node | None, *ops: str) -> bool:
 def standard_producer(graph: Graph, t: gs.Tensor, *ops: str) -> gs.Node | None:
     """Return the node that makes ``t``, where it is one of these standard ops."""
     node = graph.producer(t)
-    return node if is_standard_op(node, *ops) else None
+    if is_standard_op(node, *ops):
+        return node
+    return None
 
 
 def sole_consumer(graph: Graph, t: gs.Tensor, *ops: str) -> gs.Node | None:
@@ -26,10 +28,14 @@ def sole_consumer(graph: Graph, t: gs.Tensor, *ops: str) -> gs.Node | None:
     if graph.is_output(t) or not graph.is_read_once(t):
         return None
     (node,) = graph.consumers(t)
-    return node if not ops or is_standard_op(node, *ops) else None
+    if not ops or is_standard_op(node, *ops):
+        return node
+    return None
 
 
 def constant_number(graph: Graph, t: gs.Tensor) -> float | None:
     """Return the one number that a constant holds."""
     value: np.ndarray | None = graph.known_value(t)
-    return float(value.reshape(())) if value is not None and value.size == 1 else None
+    if value is not None and value.size == 1:
+        return float(value.reshape(()))
+    return None

@@ -27,15 +27,19 @@ from .proposals import NodeReplacement, Proposal, RewriteTarget, Told
 from .rewrite_ledger import RewriteOptions
 from .rounding_verdicts import norm_trial_maker
 
-_TRIES = 4  # smaller readings of a norm whose certificate fails, one inside the other
+# smaller readings of a norm whose certificate fails, one inside the other
+_TRIES = 4
 
-_Refusal = tuple[Refusal, Norm | None]  # the norm, where it was one and only its form failed
+# the norm, where it was one and only its form failed
+_Refusal = tuple[Refusal, Norm | None]
 
 
 def propose_norm(graph: Graph, root: gs.Node, target: RewriteTarget) -> Told:
     """Propose the norm around one root in its best form."""
     around = candidate_at(graph, root) if is_anchor(graph, root) else None
-    return None if around is None else _propose_at_candidate(_NormSearch(graph, root, target), around)
+    if around is None:
+        return None
+    return _propose_at_candidate(_NormSearch(graph, root, target), around)
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ class _NormSearch:
 
 
 def _propose_at_candidate(search: _NormSearch, around: RootCandidate) -> Told:
-    graph, root = search.graph, search.root
+    graph = search.graph
+    root = search.root
     best, refusals = _best_reading(graph, around, search.target.wanted)
     if best is None:
         return _refusal_finding(search, refusals)
@@ -69,13 +74,17 @@ def _propose_at_candidate(search: _NormSearch, around: RootCandidate) -> Told:
         return None
     portable = search.target.wanted.fuse == "portable" and third_party.third_party_row(root.domain, root.op) is not None
     if is_norm_node(root) and (form.core == root.op or portable) and len(_data_nodes(graph, norm)) <= len(form.nodes):
-        standard = "standard " if function_op_row(root.domain, root.op) is None else ""
+        if function_op_row(root.domain, root.op) is None:
+            standard = "standard "
+        else:
+            standard = ""
         return _with_package_kind(_norm_finding(search, norm, "kept", reason=f"it is one {standard}node already"), root)
     return _norm_proposal(search, around, norm, form)
 
 
 def _norm_proposal(search: _NormSearch, around: RootCandidate, norm: Norm, form: NormForm) -> Proposal:
-    graph, wanted = search.graph, search.target.wanted
+    graph = search.graph
+    wanted = search.target.wanted
     finding = _norm_finding(search, norm, "fused", form)
     finding = replace(finding, proved=("identity",), notes=(*form.notes, *norm.notes))
 
@@ -110,7 +119,9 @@ def _norm_proposal(search: _NormSearch, around: RootCandidate, norm: Norm, form:
 
 def _written_tensors(form: NormForm, wanted: RewriteOptions) -> tuple[str, ...]:
     """The tensors that were written, once they stand in the graph."""
-    return tuple(n.outputs[0].name for n in form.nodes) if wanted.census else ()
+    if wanted.census:
+        return tuple(n.outputs[0].name for n in form.nodes)
+    return ()
 
 
 def _unproved_norm_finding(search: _NormSearch, norm: Norm, form: NormForm, failure: Failure) -> Finding:
@@ -118,7 +129,9 @@ def _unproved_norm_finding(search: _NormSearch, norm: Norm, form: NormForm, fail
         return _norm_finding(search, norm, "refused", reason=failure.reason)
     failed = unproved_finding(_norm_finding(search, norm, "undone", form), failure)
     by = f"as the package {form.package!r} writes it: {failed.reason}"
-    return replace(failed, reason=by) if form.package else failed
+    if form.package:
+        return replace(failed, reason=by)
+    return failed
 
 
 def _smaller_candidates(
@@ -134,14 +147,18 @@ def _smaller_candidates(
     if culprit is not None and graph.position_of(culprit) < graph.position_of(root):
         at = graph.position_of(culprit)
         xs = tuple(x for x in xs if (node := graph.producer(x)) is not None and graph.position_of(node) >= at)
-        return [replace(around, xs=xs)] if xs else []
+        if xs:
+            return [replace(around, xs=xs)]
+        return []
     if culprit is not None and culprit is not root:
         ys = tuple(
             y
             for y in ys
             if (node := graph.producer(y)) is not None and graph.position_of(node) < graph.position_of(culprit)
         )
-        return [replace(around, ys=ys)] if ys else []
+        if ys:
+            return [replace(around, ys=ys)]
+        return []
     return ([replace(around, xs=xs)] if xs else []) + ([replace(around, ys=ys)] if ys else [])
 
 
@@ -150,7 +167,9 @@ def _fuse_with_preceding(search: _NormSearch, form: NormForm) -> Told:
     proved."""
     node = next(n for n in form.nodes if n.op == form.core)
     around = candidate_at(search.graph, node)
-    return None if around is None else _propose_at_candidate(_NormSearch(search.graph, node, search.target), around)
+    if around is None:
+        return None
+    return _propose_at_candidate(_NormSearch(search.graph, node, search.target), around)
 
 
 def _join_findings(first: Finding, then: Finding, form: NormForm) -> Finding:
@@ -218,7 +237,9 @@ def _root_of_norm(graph: Graph, norm: Norm) -> gs.Node | None:
     """The root, whose module is the norm's: its ends may lie in the module around it (a modulation by data, a
     Dropout)."""
     roots = [n for n in norm.region.nodes if is_anchor(graph, n) and graph.module(n)]
-    return roots[-1] if roots else graph.producer(norm.y)
+    if roots:
+        return roots[-1]
+    return graph.producer(norm.y)
 
 
 def _norm_finding(
@@ -240,19 +261,21 @@ def _norm_finding(
         dtype=norm.dtype.name,
         notes=form.notes if form is not None else (),
     )
-    return (
-        replace(finding, **norm_attributes.attributes_of_norm(graph, norm)) if search.target.wanted.census else finding
-    )
+    if search.target.wanted.census:
+        return replace(finding, **norm_attributes.attributes_of_norm(graph, norm))
+    return finding
 
 
 def _refusal_finding(search: _NormSearch, refusals: list[_Refusal]) -> Finding | None:
     """The refusal that says most: the innermost clear one. None where no two ends around the root belong together."""
-    root, wanted = search.root, search.target.wanted
+    root = search.root
+    wanted = search.target.wanted
     clear = [(r, norm) for r, norm in refusals if r.clarity]
     if not clear:
         return None
     best, norm = next((pair for pair in reversed(clear) if pair[0].clarity is Clarity.SPECIFIC), clear[0])
-    best, norm = next(pair for pair in clear if pair[0].reason == best.reason)  # of the same flaw the whole norm
+    # of the same flaw the whole norm
+    best, norm = next(pair for pair in clear if pair[0].reason == best.reason)
     if best.kind is RefusalKind.EVEN and (region := best.region) is not None:
         best = replace(best, reason=explain_numerator(search.graph, region.leaves[0], region.y))
     if best.kind is RefusalKind.OPSET and wanted.unraised:
@@ -283,9 +306,17 @@ def _refusal_finding(search: _NormSearch, refusals: list[_Refusal]) -> Finding |
 def _with_package_kind(finding: Finding, root: gs.Node) -> Finding:
     """``finding`` with the kind that an installed package gives its own op, where that is kept."""
     brought = third_party.third_party_row(root.domain, root.op)
-    return replace(finding, kind=brought.kind) if brought is not None and finding.status == "kept" else finding
+    if brought is not None and finding.status == "kept":
+        return replace(finding, kind=brought.kind)
+    return finding
 
 
 def _attempt_record(refusal: Refusal, norm: Norm | None) -> FittingAttempt:
-    stage: Literal["ends", "values", "form"] = "form" if norm is not None else "values" if refusal.clarity else "ends"
+    stage: Literal["ends", "values", "form"]
+    if norm is not None:
+        stage = "form"
+    elif refusal.clarity:
+        stage = "values"
+    else:
+        stage = "ends"
     return FittingAttempt(refusal.start, refusal.end, stage, refusal.reason, refusal.tensor)

@@ -126,16 +126,17 @@ def optimize_with_steps(
             work, out = _rewrite_once(proto, wanted)
             if not work.gross or attempt == _ATTEMPTS - 1:
                 break
-            again = (
-                work.gross
-                if attempt < _ATTEMPTS - 2
-                else {step: _give_up_finding(f) for step, f in work.taken} | work.gross
-            )
+            if attempt < _ATTEMPTS - 2:
+                again = work.gross
+            else:
+                again = {step: _give_up_finding(f) for step, f in work.taken} | work.gross
             wanted = replace(wanted, undone={**wanted.undone, **again})
     require_sealed(out, work.seals)
     if strict:
         require_kept(work.findings)
-    ops, left, findings = count_ops(proto), count_ops(out), tuple(work.findings)
+    ops = count_ops(proto)
+    left = count_ops(out)
+    findings = tuple(work.findings)
     summary = Summary(
         findings,
         sum(ops.values()),
@@ -173,7 +174,8 @@ def require_exact(findings: Sequence[Finding]) -> None:
             )
 
 
-_ATTEMPTS = 8  # the last but one leaves out all that was done; models with several kinds of norms need two or three
+# the last but one leaves out all that was done; models with several kinds of norms need two or three
+_ATTEMPTS = 8
 
 
 def _give_up_finding(finding: Finding) -> Finding:
@@ -205,9 +207,8 @@ def _rewrite_once(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[Rewri
     work, out = _rewrite_file(proto, wanted)
     # A node that was written, an activation for example, may have the file's type at a newer opset alone.
     work.opset = max(work.opset, oldest_opset_for_types(out))
-    if ops_needing_conversion(
-        out, work.opset
-    ):  # an old file: its own ops have to be converted first, and the norms are looked for again
+    if ops_needing_conversion(out, work.opset):
+        # an old file: its own ops have to be converted first, and the norms are looked for again
         newer = convert_opset(proto, work.opset)
         if isinstance(newer, str):
             work, out = _rewrite_file(proto, replace(wanted, limit=default_domain_opset(proto), unraised=newer))
@@ -230,7 +231,9 @@ def _rewrite_once(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[Rewri
         replace(f, status="refused", reason=reason, became="", written=()) if _is_written(f) else f
         for f in work.findings
     ]
-    work.taken, work.gross, work.seals = [], {}, []
+    work.taken = []
+    work.gross = {}
+    work.seals = []
     return work, copy_model(source)
 
 

@@ -28,14 +28,17 @@ from ..storage.shared_weights import tensor_array
 from ..storage.weight_serialization import detach_weights
 
 FLOATING = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-_LARGE = 2**16  # elements of a parameter that is not perturbed: its layer's bias or norm is
+# elements of a parameter that is not perturbed: its layer's bias or norm is
+_LARGE = 2**16
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "Einsum")
 _POOLS = ("GlobalAveragePool", "AveragePool", "Sum", "Mean")
 _REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", *_POOLS, *_PRODUCTS})
 _NORMS = [op for op, row in STANDARD.items() if row.has_scale]
 _ARITHMETIC = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Add", "Sub", "Mul", "Div", "PRelu", *_NORMS})
-_DIGITS = 8  # binary digits of a number that bfloat16 holds, and every other type
-PATIENCE = 20.0  # seconds after which a run of the model before is ended, and four times as many for the one after
+# binary digits of a number that bfloat16 holds, and every other type
+_DIGITS = 8
+# seconds after which a run of the model before is ended, and four times as many for the one after
+PATIENCE = 20.0
 
 
 class PerturbableModel:
@@ -55,7 +58,10 @@ class PerturbableModel:
         light, weights = detach_weights(proto, fed=True)
         self._inputs = [v.name for v in light.graph.input if v.name not in {t.name for t in light.graph.initializer}]
         own = {} if floating is None else _parameters_to_inputs(light)
-        self._parameters = own if floating is None else own | _add_reduction_factors(light, floating)
+        if floating is None:
+            self._parameters = own
+        else:
+            self._parameters = own | _add_reduction_factors(light, floating)
         self._stored: dict[str, np.ndarray] = {}
         self.values: dict[str, ort.OrtValue] = {}
         for name, stored in transpose_column_weights(
@@ -89,17 +95,20 @@ class PerturbableModel:
         ``move_inputs``: whether the inputs are perturbed, too.
         """
         given = {name: feeds[name] for name in self._inputs} | self._parameters
-        still = self._exact if move_inputs else self._exact.union(self._inputs)
+        if move_inputs:
+            still = self._exact
+        else:
+            still = self._exact.union(self._inputs)
         fed = dict(self._fed)
         for name, value in given.items():
             if rng is not None and name not in still and is_float_dtype(value.dtype):
                 value = perturb_array(value, by, rng)
             fed[name] = ort.OrtValue.ortvalue_from_numpy(ort_equivalence.to_computable_type(value))
         options = ort.RunOptions()
-        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")  # two sessions, one of which runs
-        watch = threading.Timer(
-            patience, lambda: setattr(options, "terminate", True)
-        )  # a loop in a stranger's file may never end
+        # two sessions, one of which runs
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        # a loop in a stranger's file may never end
+        watch = threading.Timer(patience, lambda: setattr(options, "terminate", True))
         watch.daemon = True
         watch.start()
         try:
@@ -124,7 +133,9 @@ def _memory_location(array: np.ndarray) -> tuple[object, ...]:
 
 def _as_bytes(array: np.ndarray) -> np.ndarray:
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return flat.view(np.uint64) if flat.size % 8 == 0 else flat
+    if flat.size % 8 == 0:
+        return flat.view(np.uint64)
+    return flat
 
 
 def _parameters_to_inputs(light: onnx.ModelProto) -> dict[str, np.ndarray]:
@@ -161,7 +172,8 @@ def _add_reduction_factors(light: onnx.ModelProto, floating: Mapping[str, int]) 
         made.append(node)
         y = node.output[0] if node.output else ""
         if node.op_type in _REDUCTIONS and not node.domain and (kind := floating.get(y)) is not None:
-            factor, exact = f"{y}/normdeploy.factor", f"{y}/normdeploy.exact"
+            factor = f"{y}/normdeploy.factor"
+            exact = f"{y}/normdeploy.exact"
             node.output[0] = exact
             made.append(onnx.helper.make_node("Mul", [exact, factor], [y]))
             light.graph.input.append(onnx.helper.make_tensor_value_info(factor, kind, []))

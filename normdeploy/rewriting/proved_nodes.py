@@ -24,7 +24,8 @@ class NodeSeal(NamedTuple):
     """Of one node: ``kind`` is its op with the types and shapes of its constants, so that other nodes' weights need not
     be read."""
 
-    tensor: str  # which it makes
+    # which it makes
+    tensor: str
     kind: str
     digest: bytes
 
@@ -47,7 +48,8 @@ def require_sealed(proto: onnx.ModelProto, wanted: Sequence[NodeSeal]) -> None:
     """
     if not wanted:
         return
-    defaults = {i.name for i in proto.graph.input} if proto.ir_version >= 4 else set()  # which a caller may replace
+    # which a caller may replace
+    defaults = {i.name for i in proto.graph.input} if proto.ir_version >= 4 else set()
     kinds = {seal.kind for seal in wanted}
     there = Counter(
         _node_digests(proto.graph.node, {t.name: t for t in proto.graph.initializer if t.name not in defaults}, kinds)
@@ -55,7 +57,8 @@ def require_sealed(proto: onnx.ModelProto, wanted: Sequence[NodeSeal]) -> None:
     for function in proto.functions:
         there.update(_node_digests(function.node, {}, kinds))
     for seal in wanted:
-        there[seal.digest] -= 1  # of two that are the same both have to be there
+        # of two that are the same both have to be there
+        there[seal.digest] -= 1
         if there[seal.digest] < 0:
             raise ExportError(
                 f"the node that makes {seal.tensor!r} is not in the file as it was proved: its attributes or constants"
@@ -68,11 +71,17 @@ def _stored_tensor(graph: Graph, t: gs.Tensor) -> onnx.TensorProto | None:
     if isinstance(t, gs.Constant):
         return graph.tensor_proto(t)
     node = graph.producer(t)
-    return None if node is None else _constant_tensor(graph.node_proto(node)) if node.op == "Constant" else None
+    if node is None:
+        return None
+    if node.op == "Constant":
+        return _constant_tensor(graph.node_proto(node))
+    return None
 
 
 def _constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    return next((a.t for a in node.attribute if a.name == "value"), None) if node.op_type == "Constant" else None
+    if node.op_type == "Constant":
+        return next((a.t for a in node.attribute if a.name == "value"), None)
+    return None
 
 
 def _node_digests(
@@ -108,5 +117,6 @@ def _node_digest(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) 
         made.update(plain.SerializeToString(deterministic=True))
     for name in node.input:
         if (tensor := tensors.get(name)) is not None:
-            made.update(tensor.raw_data or tensor_array(tensor).tobytes())  # an 8-bit float is no buffer
+            # an 8-bit float is no buffer
+            made.update(tensor.raw_data or tensor_array(tensor).tobytes())
     return made.digest()

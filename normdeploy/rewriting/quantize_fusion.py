@@ -38,10 +38,12 @@ from .structural_equality import describe_difference, full_attributes
 
 _ROWS = {row.quantizes: row for row in OURS.values() if row.quantizes and not row.is_quantized_by_row}
 _BY_ROW = {row.quantizes: row for row in OURS.values() if row.is_quantized_by_row}
-_WRITTEN = {"RMSNormalization": f"{DOMAIN}.RMSNorm"}  # what is spelled as an op of ours before it is joined
+# what is spelled as an op of ours before it is joined
+_WRITTEN = {"RMSNormalization": f"{DOMAIN}.RMSNorm"}
 _KINDS = ("int8", "float8_e4m3fn")
 QUANTIZE = "QuantizeLinear"
-SAME = "the same nodes"  # as reports say where this was seen
+# as reports say where this was seen
+SAME = "the same nodes"
 
 
 def propose_quantize_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) -> Proposal | Remark | None:
@@ -58,7 +60,10 @@ def propose_quantize_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) 
         return None
     try:
         _require_single_reader(graph, row, norm, () if tail is None else tail.readers)
-        spelled = _as_own_rms_norm(graph, norm) if _row_name(norm) in _WRITTEN else norm
+        if _row_name(norm) in _WRITTEN:
+            spelled = _as_own_rms_norm(graph, norm)
+        else:
+            spelled = norm
         made = _fused_node(graph, row, spelled, node, tail)
     except RefusedError as kept:
         return _kept_remark(told, str(kept))
@@ -91,7 +96,9 @@ def _as_own_rms_norm(graph: Graph, norm: gs.Node) -> gs.Node:
     Raises:
         Refused: it can't be one.
     """
-    x, scale, attrs = norm.inputs[0], norm.inputs[1], full_attributes(norm.op, graph.attrs(norm), max(graph.opset, RMS))
+    x = norm.inputs[0]
+    scale = norm.inputs[1]
+    attrs = full_attributes(norm.op, graph.attrs(norm), max(graph.opset, RMS))
     shape = graph.shape(x)
     if shape is None or graph.dtype(x) != graph.dtype(scale):
         raise RefusedError("the rank of its norm's input is not known, or the norm has the type of its scale")
@@ -102,7 +109,9 @@ def _as_own_rms_norm(graph: Graph, norm: gs.Node) -> gs.Node:
 
 def _row_name(node: gs.Node) -> str:
     """An op as its row is named: ``LayerNormalization``, ``normdeploy.RMSNorm``."""
-    return str(node.op) if is_standard(node) else f"{node.domain}.{node.op}"
+    if is_standard(node):
+        return str(node.op)
+    return f"{node.domain}.{node.op}"
 
 
 def _require_single_reader(graph: Graph, row: NormOp, norm: gs.Node, own: Sequence[gs.Node]) -> None:
@@ -113,7 +122,10 @@ def _require_single_reader(graph: Graph, row: NormOp, norm: gs.Node, own: Sequen
     y = norm.outputs[0]
     if graph.is_output(y) or len(graph.consumers(y)) != max(1, len(own)):
         readers = len(graph.consumers(y)) - max(1, len(own))
-        others = "and is an output" if graph.is_output(y) else f"and {readers} other{'s' * (readers > 1)}"
+        if graph.is_output(y):
+            others = "and is an output"
+        else:
+            others = f"and {readers} other{'s' * (readers > 1)}"
         raise RefusedError(f"it reads the norm's result {others} too, which is no quantized number there")
     if any(graph.is_output(t) or graph.consumers(t) for t in norm.outputs[1:] if not row.outputs[1:]):
         raise RefusedError("the norm's mean or its deviation is read as well")
@@ -128,9 +140,14 @@ def _fused_node(graph: Graph, row: NormOp, norm: gs.Node, node: gs.Node, tail: R
     ours = OURS.get(norm.op) if norm.domain == DOMAIN else None
     if ours is not None and describe_missing(ours, [t.name for t in norm.inputs], norm.attrs):
         raise RefusedError(f"its {norm.op} is another op of that name")
-    opset = max(graph.opset, row.since)  # that of the nodes that were written so far
-    attrs = full_attributes(norm.op, graph.attrs(norm), opset) if ours is None else dict(graph.attrs(norm))
-    inputs, y = _norm_parameters(graph, row, norm), norm.outputs[0]
+    # that of the nodes that were written so far
+    opset = max(graph.opset, row.since)
+    if ours is None:
+        attrs = full_attributes(norm.op, graph.attrs(norm), opset)
+    else:
+        attrs = dict(graph.attrs(norm))
+    inputs = _norm_parameters(graph, row, norm)
+    y = norm.outputs[0]
     if tail is None:
         scale, zero = _scale_and_zero_point(graph, node)
         inputs += [scale, zero]
@@ -171,7 +188,8 @@ def _norm_parameters(graph: Graph, row: NormOp, norm: gs.Node) -> list[gs.Tensor
     wanted = [name for name in row.inputs if name not in ("y_scale", "y_zero_point")]
     inputs = [t for t in norm.inputs if not t.is_empty()]
     if len(inputs) == len(wanted) - 1 and wanted[-1] == "bias":
-        shape, dtype = graph.shape(inputs[-1]), graph.dtype(inputs[-1])
+        shape = graph.shape(inputs[-1])
+        dtype = graph.dtype(inputs[-1])
         if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
             raise RefusedError("its norm has no bias, and a scale of unknown shape")
         zeros = np.zeros([n for n in shape if isinstance(n, int)])
@@ -184,7 +202,8 @@ def _norm_parameters(graph: Graph, row: NormOp, norm: gs.Node) -> list[gs.Tensor
 def _scale_and_zero_point(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, gs.Tensor]:
     """QuantizeLinear's scale and zero point as initializers: what Constant nodes hold may stand behind the norm, and a
     zero point may be left to a type."""
-    scale, attrs = node.inputs[1], graph.attrs(node)
+    scale = node.inputs[1]
+    attrs = graph.attrs(node)
     value = graph.known_value(scale) if graph.is_constant(scale) else None
     if value is None or value.size != 1:
         raise RefusedError("its scale is computed" if value is None else f"it has {value.size} scales")
@@ -193,7 +212,10 @@ def _scale_and_zero_point(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, gs.Te
     zero = node.inputs[2] if len(node.inputs) > 2 and not node.inputs[2].is_empty() else None
     number = attrs.get("output_dtype", 0)
     if zero is None:
-        kind = onnx.helper.tensor_dtype_to_np_dtype(number) if number else np.dtype(np.uint8)
+        if number:
+            kind = onnx.helper.tensor_dtype_to_np_dtype(number)
+        else:
+            kind = np.dtype(np.uint8)
     else:
         kind = graph.dtype(zero)
         held = graph.known_value(zero) if graph.is_constant(zero) else None

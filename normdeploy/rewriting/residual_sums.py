@@ -31,7 +31,8 @@ def propose_residual_sum(graph: Graph, node: gs.Node, target: RewriteTarget) -> 
     if not is_standard_op(node, "LayerNormalization"):
         return None
     total = node.inputs[0]
-    add, dtype = standard_producer(graph, total, "Add"), graph.dtype(total)
+    add = standard_producer(graph, total, "Add")
+    dtype = graph.dtype(total)
     if add is None or dtype is None or sole_consumer(graph, total) is None:
         return None
     shapes = [graph.shape(t) for t in (total, *add.inputs)]

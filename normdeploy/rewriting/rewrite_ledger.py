@@ -19,16 +19,19 @@ from . import rounding_verdicts
 from .rounding_verdicts import RoundingTrial, TrialOutcome
 from .speed_rewrite_costs import describe_cost
 
-MADE = ("fused", "folded")  # the statuses of rewrites that are in the graph
+# the statuses of rewrites that are in the graph
+MADE = ("fused", "folded")
 
 
 @dataclass(frozen=True)
 class RewriteStep:
     """One application of a transform: where it began."""
 
-    place: str  # the body or function, "" in the main graph
+    # the body or function, "" in the main graph
+    place: str
     stage: str
-    tensor: str  # the first result of the node at which it began
+    # the first result of the node at which it began
+    tensor: str
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,9 @@ class RewriteOptions:
     def form_runtime(self) -> str:
         """The runtime whose measured forms are written; "" are single nodes, which the ops of ``--fuse portable`` are
         joined of."""
-        return "" if self.runtime == "any" and self.fuse == "portable" else self.runtime
+        if self.runtime == "any" and self.fuse == "portable":
+            return ""
+        return self.runtime
 
 
 @dataclass(eq=False)
@@ -205,7 +210,8 @@ class RewriteLedger:
 
     def _apply_verdicts_to_likes(self, likes: list[LedgerEntry]) -> None:
         """Tell of norms that were not run what was seen of those of their kind."""
-        ran, others = likes[: rounding_verdicts.OF_A_KIND], likes[rounding_verdicts.OF_A_KIND :]
+        ran = likes[: rounding_verdicts.OF_A_KIND]
+        others = likes[rounding_verdicts.OF_A_KIND :]
         bad = next((self.gross[step] for entry in ran for step in entry.steps if step in self.gross), None)
         for entry in others:
             entry.finding = rounding_verdicts.copy_verdict(entry.finding, likes[0].finding)
@@ -223,15 +229,20 @@ def _with_verdict(finding: Finding, verdict: TrialOutcome, runtime: str) -> Find
     """What is told of a norm of which onnxruntime ran both sides."""
     assert finding.certificate is not None
     certificate = rounding_verdicts.with_verdict(finding.certificate, verdict)
-    notes, proved = finding.notes, finding.proved
+    notes = finding.notes
+    proved = finding.proved
     if verdict.missing and verdict.missing not in notes:
         notes = (*notes, verdict.missing)
     if certificate.rounding_after is not None and "onnxruntime run" not in proved:
         proved = (*proved, "onnxruntime run")
     if certificate.is_rounding_ok is False:
-        measured, most = certificate.rounding_after, certificate.rounding_bound
+        measured = certificate.rounding_after
+        most = certificate.rounding_bound
         reason = f"onnxruntime's kernel is inaccurate here: error {measured:.2g}, expected at most {most:.2g}"
         better = best_form(finding.kind, "onnxruntime", finding.dtype, ("standard", "instance", "layer")) != "standard"
-        hint = "; --runtime onnxruntime writes another form" if better and runtime not in ONNXRUNTIME else ""
+        if better and runtime not in ONNXRUNTIME:
+            hint = "; --runtime onnxruntime writes another form"
+        else:
+            hint = ""
         notes = (*notes, reason + hint)
     return replace(finding, certificate=certificate, notes=notes, proved=proved)

@@ -22,8 +22,10 @@ from .model_comparison import BaselineModel, ModelDifference
 from .norm_optimizer import require_kept, undone_finding
 from .rewrite_ledger import RewriteStep
 
-LIMIT = 2**30  # bytes of weights: both models and their results are held at once
-_SEARCHES = 8  # steps that are left out one by one; after that all are
+# bytes of weights: both models and their results are held at once
+LIMIT = 2**30
+# steps that are left out one by one; after that all are
+_SEARCHES = 8
 
 Made = tuple[onnx.ModelProto, Summary, list[tuple[RewriteStep, Finding]]]
 Make = Callable[[Mapping[RewriteStep, Finding]], Made]
@@ -79,7 +81,10 @@ def roll_back_differences(
                 f"{difference.message}; none of the rewrites is to blame: this is a mistake of normdeploy's, please"
                 " report it"
             )
-        blamed = _find_blamed_steps(reference, make, left, steps, difference) if len(left) < _SEARCHES else list(steps)
+        if len(left) < _SEARCHES:
+            blamed = _find_blamed_steps(reference, make, left, steps, difference)
+        else:
+            blamed = list(steps)
         left |= {
             step: undone_finding(steps[step], f"{difference.message}; without it that is not so") for step in blamed
         }
@@ -117,7 +122,8 @@ def _find_blamed_steps(
 
     if differs_with_first(0):
         return order
-    good, bad = 0, len(order)
+    good = 0
+    bad = len(order)
     while bad - good > 1:
         middle = (good + bad) // 2
         good, bad = (good, middle) if differs_with_first(middle) else (middle, bad)

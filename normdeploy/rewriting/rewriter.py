@@ -26,10 +26,12 @@ from .proposals import NodeReplacement, Proposal, Propose, Remark, RewriteTarget
 from .proved_nodes import NodeSeal, require_sealed, seal_nodes
 from .rewrite_ledger import LedgerEntry, RewriteLedger, RewriteOptions, RewriteStep
 
-ROUNDING = "rounding"  # the stage in which onnxruntime runs both sides of each rewrite
+# the stage in which onnxruntime runs both sides of each rewrite
+ROUNDING = "rounding"
 # Bytes that trials may take until they are run: a session for some tens of them costs little more than one for all.
 _WAITING = 2**21
-_EVERY = 16  # nodes, after which progress is told
+# nodes, after which progress is told
+_EVERY = 16
 
 Outcome = LedgerEntry | Finding | Remark | None
 """An entry where a proposal was made, else what is told."""
@@ -48,7 +50,8 @@ class Rewriter:
     """One pass of the transforms over one graph."""
 
     def __init__(self, graph: Graph, wanted: RewriteOptions) -> None:
-        self.graph, self.wanted = graph, wanted
+        self.graph = graph
+        self.wanted = wanted
         self.ledger = RewriteLedger()
         self.seconds: dict[str, float] = {ROUNDING: 0.0}
         # The lowest opset that has the nodes written so far.
@@ -75,7 +78,8 @@ class Rewriter:
     def apply(self, stage: str, propose: Propose) -> None:
         """Ask one transform at every node, and do what it proposes."""
         with self._time_stage(stage):
-            nodes, progress = self.graph.nodes, self.wanted.progress
+            nodes = self.graph.nodes
+            progress = self.wanted.progress
             for i, node in enumerate(nodes):
                 if progress is not None and i % _EVERY == 0:
                     progress(stage, i, len(nodes))
@@ -106,7 +110,8 @@ class Rewriter:
 
     @contextmanager
     def _time_stage(self, stage: str) -> Iterator[None]:
-        began, ran = time.perf_counter(), self.seconds[ROUNDING]
+        began = time.perf_counter()
+        ran = self.seconds[ROUNDING]
         yield
         self.seconds[stage] = time.perf_counter() - began - (self.seconds[ROUNDING] - ran)
 
@@ -119,7 +124,8 @@ class Rewriter:
         try:
             step = RewriteStep(self.wanted.place, stage, node.outputs[0].name)
             outcome = self._take_proposal(propose(self.graph, node, self._target), step)
-        except evaluator.UnsupportedOp as error:  # a constant that would take too long; nothing was edited yet
+        except evaluator.UnsupportedOp as error:
+            # a constant that would take too long; nothing was edited yet
             module = self.graph.module(node)
             outcome = Finding("unknown", "refused", node.outputs[0].name, module, reason=str(error))
         self._record_outcome(outcome)
@@ -156,7 +162,9 @@ class Rewriter:
         """Prove what a proposal says, and change nothing."""
         if proposal.sides is not None:
             certificate = certification.certify_sides(proposal.sides)
-            return DecidedProposal(proposal, (), certificate) if certificate else certificate
+            if certificate:
+                return DecidedProposal(proposal, (), certificate)
+            return certificate
         if not proposal.pairs:
             return DecidedProposal(proposal)
         proved = certification.prove_pairs(
@@ -166,11 +174,9 @@ class Rewriter:
             expressions=proposal.expressions,
             partly_hidden=proposal.partly_hidden,
         )
-        return (
-            DecidedProposal(proposal, proved.rewrites, proved.certificate)
-            if isinstance(proved, certification.ProvedRewrites)
-            else proved
-        )
+        if isinstance(proved, certification.ProvedRewrites):
+            return DecidedProposal(proposal, proved.rewrites, proved.certificate)
+        return proved
 
     # ------------------------------------------------------------------ doing
 
@@ -180,7 +186,10 @@ class Rewriter:
         proposal = decided.proposal
         own = entry or LedgerEntry(proposal.finding)
         self._plan_trial(proposal, decided.rewrites, own, step)
-        stored = proposal if proposal.stored is None else proposal.stored(proposal)
+        if proposal.stored is None:
+            stored = proposal
+        else:
+            stored = proposal.stored(proposal)
         self._sealed += seal_nodes(self.graph, stored.nodes)
         for change in stored.changes:
             self._replace_nodes(change)

@@ -37,17 +37,20 @@ Pattern = Callable[[np.random.Generator, int, float], np.ndarray]
 # The battery: a name and what it makes of (generator, elements of the group, epsilon), each with its reason.
 PATTERNS: dict[str, Pattern] = {
     "normal": lambda rng, n, e: rng.standard_normal(n),
-    "constant": lambda rng, n, e: np.full(
-        n, 0.5
-    ),  # x̂ is zero but for a lost epsilon (a power of two: its mean is exact)
-    "zero": lambda rng, n, e: np.zeros(n),  # 0/0 where epsilon did not survive
-    "offset 1e3": lambda rng, n, e: 1e3 + rng.standard_normal(n),  # cancellation
-    "scale 1e-4": lambda rng, n, e: 1e-4 * rng.standard_normal(n),  # the usual epsilons dominate
-    "scale of epsilon": lambda rng, n, e: (
-        np.sqrt(e or 1e-12) * rng.standard_normal(n)
-    ),  # and here this one counts, whatever it is
-    "one-hot": lambda rng, n, e: np.eye(1, n, int(rng.integers(n)))[0],  # ddof
-    "large 3e4": lambda rng, n, e: 3e4 * rng.uniform(-1, 1, n),  # near the limit of half precision
+    # x̂ is zero but for a lost epsilon (a power of two: its mean is exact)
+    "constant": lambda rng, n, e: np.full(n, 0.5),
+    # 0/0 where epsilon did not survive
+    "zero": lambda rng, n, e: np.zeros(n),
+    # cancellation
+    "offset 1e3": lambda rng, n, e: 1e3 + rng.standard_normal(n),
+    # the usual epsilons dominate
+    "scale 1e-4": lambda rng, n, e: 1e-4 * rng.standard_normal(n),
+    # and here this one counts, whatever it is
+    "scale of epsilon": lambda rng, n, e: np.sqrt(e or 1e-12) * rng.standard_normal(n),
+    # ddof
+    "one-hot": lambda rng, n, e: np.eye(1, n, int(rng.integers(n)))[0],
+    # near the limit of half precision
+    "large 3e4": lambda rng, n, e: 3e4 * rng.uniform(-1, 1, n),
     "skewed": lambda rng, n, e: rng.standard_normal(n) ** 3 + np.arange(n) / n,
 }
 
@@ -64,7 +67,8 @@ def _norm_case_at_sizes(norm: Norm, rewrite: Rewrite, loose: tuple[int, ...]) ->
         try:
             after = rewrite.after.bind(bound.sizes)
             layout = norm.fit.resize(size)
-            if len(bound.sizes) > 1 or loose:  # the sizes may not suit each other
+            # the sizes may not suit each other
+            if len(bound.sizes) > 1 or loose:
                 with evaluator.silence_numpy():
                     others = [
                         np.zeros(concrete_shape(norm.region.graph, t, bound.sizes) or ())
@@ -87,7 +91,8 @@ def rounding_patterns(
 ) -> tuple[tuple[np.ndarray, tuple[str, ...]], ...]:
     """Every pattern in some group, for all norms that group alike: inputs of the shape, and the patterns of their
     groups."""
-    made = _cached_patterns if math.prod(shape) <= _FEW else _cached_patterns.__wrapped__  # large ones are not kept
+    # large ones are not kept
+    made = _cached_patterns if math.prod(shape) <= _FEW else _cached_patterns.__wrapped__
     return made(shape, axes, split, block, epsilon)
 
 
@@ -97,7 +102,8 @@ def _cached_patterns(
 ) -> tuple[tuple[np.ndarray, tuple[str, ...]], ...]:
     rng = np.random.default_rng(11)
     layout = NormFit(shape, axes, split, block, True, epsilon, np.ones(()), np.zeros(()))
-    order, n = list(PATTERNS), layout.group_size
+    order = list(PATTERNS)
+    n = layout.group_size
     groups = math.prod(shape) // n
     made: list[tuple[np.ndarray, tuple[str, ...]]] = []
     for start in range(0, len(order), groups):
@@ -117,7 +123,8 @@ def fold_case(rewrite: Rewrite, windows: Sequence[tuple[int, ...] | None]) -> tu
     ``windows``: for each leaf a shape that shows everything at less cost (a convolution's window); the file's own sizes
     are the fallback.
     """
-    graph, leaves = rewrite.before.graph, rewrite.before.leaves
+    graph = rewrite.before.graph
+    leaves = rewrite.before.leaves
     rng = np.random.default_rng(13)
     for sizes in size_assignments(rewrite.before.symbols | rewrite.after.symbols, graph.shape(leaves[0])):
         for shapes in (windows, [concrete_shape(graph, leaf, sizes) for leaf in leaves]):
@@ -137,6 +144,9 @@ def fold_case(rewrite: Rewrite, windows: Sequence[tuple[int, ...] | None]) -> tu
     return None
 
 
-_MOST = 2**20  # elements of an input that a fold is tried on
-_GROUPS = 256  # of each pattern that are drawn
-_FEW = 2**16  # elements of inputs that are kept for the next norm
+# elements of an input that a fold is tried on
+_MOST = 2**20
+# of each pattern that are drawn
+_GROUPS = 256
+# elements of inputs that are kept for the next norm
+_FEW = 2**16

@@ -41,9 +41,12 @@ from .certification import Rewrite
 from .rounding_cases import RoundingCase
 
 BATCH = 64
-OF_A_KIND = 8  # of norms that differ in gamma and beta only this many are run
-GROSS = 16  # times the error allowed
-ORDINARY = frozenset({"normal", "skewed"})  # patterns of the battery
+# of norms that differ in gamma and beta only this many are run
+OF_A_KIND = 8
+# times the error allowed
+GROSS = 16
+# patterns of the battery
+ORDINARY = frozenset({"normal", "skewed"})
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,13 @@ class RoundingTrial:
     before: SideModel
     after: SideModel
     reference: np.ndarray
-    rows: Callable[[np.ndarray], np.ndarray]  # groups of elements that are judged together
+    # groups of elements that are judged together
+    rows: Callable[[np.ndarray], np.ndarray]
     expected: np.ndarray
-    ordinary: np.ndarray  # of each row, whether its input is
-    nbytes: int = 0  # that are held for it alone
+    # of each row, whether its input is
+    ordinary: np.ndarray
+    # that are held for it alone
+    nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,9 @@ def make_trial_of(choose: Callable[[Rewrite], TrialInput | None], opset: int) ->
 
     def make_trial(rewrites: Sequence[Rewrite], number: int) -> RoundingTrial | None:
         chosen = choose(rewrites[0])
-        return None if chosen is None else make_case_trial(rewrites[0], chosen, opset, number)
+        if chosen is None:
+            return None
+        return make_case_trial(rewrites[0], chosen, opset, number)
 
     return make_trial
 
@@ -127,7 +135,10 @@ def norm_trial_maker(norm: Norm, opset: int) -> MakeTrial:
         case = rounding_cases.norm_case(norm, rewrite)
         if case is None:
             return None
-        gamma = 1.0 if norm.gamma is None or norm.gamma.value is None else float(np.abs(norm.gamma.value).max())
+        if norm.gamma is None or norm.gamma.value is None:
+            gamma = 1.0
+        else:
+            gamma = float(np.abs(norm.gamma.value).max())
         layout = norm.fit.resize(case.leaves[0].shape)
         return make_norm_input(
             case, norm.dtype, layout, layout.rows_of(case.leaves[0]), epsilon=norm.epsilon, gamma=gamma
@@ -177,7 +188,9 @@ def make_whole_input(case: RoundingCase, dtype: np.dtype, expected: Callable[[np
 
 def make_case_trial(rewrite: Rewrite, chosen: TrialInput, opset: int, number: int) -> RoundingTrial | None:
     """Return both sides of a rewrite on one input; None where float64 has no result."""
-    graph, case, dtype = rewrite.before.graph, chosen.case, chosen.dtype
+    graph = rewrite.before.graph
+    case = chosen.case
+    dtype = chosen.dtype
     stored = tuple(v.astype(dtype) for v in case.leaves)
     try:
         with evaluator.silence_numpy():
@@ -206,7 +219,8 @@ def make_side_model(
     nodes = []
     made = {id(o) for n in region.nodes for o in n.outputs}
     for node in region.nodes:
-        proto, valued = graph.node_proto(node), {id(t) for t in value_inputs(node)}
+        proto = graph.node_proto(node)
+        valued = {id(t) for t in value_inputs(node)}
         for i, t in enumerate(node.inputs):
             if not t.is_empty():
                 proto.input[i] = prefix + t.name
@@ -215,7 +229,8 @@ def make_side_model(
                     inputs[proto.input[i]] = array
                 elif id(t) in valued and graph.is_constant(t):
                     initializers[proto.input[i]] = _constant_initializer(graph, t, prefix)
-                else:  # CastLike's second input: only its type matters
+                else:
+                    # CastLike's second input: only its type matters
                     initializers[proto.input[i]] = onnx.numpy_helper.from_array(
                         np.zeros(1, graph.dtype(t) or np.float32), proto.input[i]
                     )
@@ -233,7 +248,9 @@ def make_side_model(
 def _large_weight(t: gs.Tensor) -> np.ndarray | None:
     """The elements of a large weight, where they lie; None of other tensors."""
     array = t._values if isinstance(t, gs.Constant) and isinstance(t._values, np.ndarray) else None
-    return array if array is not None and is_shareable_weight(array.dtype, array.shape) else None
+    if array is not None and is_shareable_weight(array.dtype, array.shape):
+        return array
+    return None
 
 
 def _constant_initializer(graph: Graph, t: gs.Tensor, prefix: str) -> onnx.TensorProto:
@@ -253,11 +270,10 @@ def copy_verdict(finding: Finding, first: Finding) -> Finding:
     assert finding.certificate is not None
     assert first.certificate is not None
     ran = first.certificate
-    told = (
-        f"onnxruntime ran {first.tensor!r}, which differs in gamma and beta only"
-        if ran.rounding_after is not None
-        else ran.note
-    )
+    if ran.rounding_after is not None:
+        told = f"onnxruntime ran {first.tensor!r}, which differs in gamma and beta only"
+    else:
+        told = ran.note
     certificate = replace(
         finding.certificate,
         rounding_before=ran.rounding_before,

@@ -21,7 +21,8 @@ from .node_queries import is_standard_op, sole_consumer
 from .proposals import Proposal, RewriteTarget, propose_for_speed
 from .rounding_verdicts import fold_trial_maker
 
-_OPSET = 15  # from which on Shape has a beginning and an end
+# from which on Shape has a beginning and an end
+_OPSET = 15
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ def match_layer(graph: Graph, node: gs.Node) -> BiasedMatMul | None:
     if not is_standard_op(node, "MatMul"):
         return None
     (x, weight), (product,) = node.inputs, node.outputs
-    shape, dtype = graph.shape(x), graph.dtype(x)
+    shape = graph.shape(x)
+    dtype = graph.dtype(x)
     if (
         dtype != np.float32
         or shape is None

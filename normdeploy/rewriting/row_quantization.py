@@ -31,12 +31,15 @@ class RowQuantization:
     """From a norm's result ``y`` to what is quantized."""
 
     y: gs.Tensor
-    readers: tuple[gs.Node, ...]  # of y
+    # of y
+    readers: tuple[gs.Node, ...]
     kind: np.dtype
     least: float
     largest: float
-    cast: bool  # to int8, which is left open for a NaN
-    scale: gs.Tensor  # y_scale
+    # to int8, which is left open for a NaN
+    cast: bool
+    # y_scale
+    scale: gs.Tensor
     q: gs.Tensor
 
     @property
@@ -73,7 +76,8 @@ class RowQuantization:
 
 def match_row_quantization(graph: Graph, node: gs.Node) -> RowQuantization | None:
     """What ``node``, a Cast or QuantizeLinear, ends; None where it is nothing of this kind."""
-    if graph.opset < 18:  # where the axes of ReduceMax are an attribute
+    # where the axes of ReduceMax are an attribute
+    if graph.opset < 18:
         return None
     ended = _match_quotient(graph, node)
     if ended is None:
@@ -83,7 +87,8 @@ def match_row_quantization(graph: Graph, node: gs.Node) -> RowQuantization | Non
     bottom = standard_producer(graph, div.inputs[1], "Div") if div is not None else None
     if div is None or bottom is None or constant_number(graph, bottom.inputs[1]) != largest:
         return None
-    top, least = bottom.inputs[0], 0.0
+    top = bottom.inputs[0]
+    least = 0.0
     clamp = standard_producer(graph, top, "Max", "Clip")
     if clamp is not None:
         bound = (
@@ -91,7 +96,8 @@ def match_row_quantization(graph: Graph, node: gs.Node) -> RowQuantization | Non
         )
         if bound is None or bound < 0 or sole_consumer(graph, top) is None:
             return None
-        least, top = bound, clamp.inputs[0]
+        least = bound
+        top = clamp.inputs[0]
     reduced = _single_reader_producer(graph, top, "ReduceMax")
     magnitude = (
         _single_reader_producer(graph, reduced.inputs[0], "Abs")
@@ -101,7 +107,8 @@ def match_row_quantization(graph: Graph, node: gs.Node) -> RowQuantization | Non
     plain = div.inputs[0]
     if magnitude is None or magnitude.inputs[0] is not plain or graph.dtype(plain) != np.float32:
         return None
-    y, readers = plain, (magnitude, div)
+    y = plain
+    readers = (magnitude, div)
     cast = standard_producer(graph, plain, "Cast")
     if cast is not None:
         if graph.is_output(plain) or len(graph.consumers(plain)) != 2:
@@ -128,7 +135,8 @@ def _match_quotient(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, tuple[str, 
     kind = _KINDS.get(attrs.get("to", 0))
     if kind is None or attrs.get("saturate", 1) != 1:
         return None
-    t, largest = node.inputs[0], kind[1]
+    t = node.inputs[0]
+    largest = kind[1]
     clip = _single_reader_producer(graph, t, "Clip")
     if clip is not None:
         low, high = (constant_number(graph, t) for t in (*clip.inputs[1:], gs.Variable.empty())[:2])
@@ -137,17 +145,23 @@ def _match_quotient(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, tuple[str, 
         t = clip.inputs[0]
     if kind[0] == "int8":
         rounded = _single_reader_producer(graph, t, "Round")
-        return None if rounded is None else (rounded.inputs[0], kind)
+        if rounded is None:
+            return None
+        return (rounded.inputs[0], kind)
     return t, kind
 
 
 def _dtype_by_name(name: str) -> Any:
-    return np.int8 if name == "int8" else getattr(ml_dtypes, name)
+    if name == "int8":
+        return np.int8
+    return getattr(ml_dtypes, name)
 
 
 def _single_reader_producer(graph: Graph, t: gs.Tensor, op: str) -> gs.Node | None:
     """The node of that op that makes ``t``, which one node reads."""
-    return standard_producer(graph, t, op) if sole_consumer(graph, t) is not None else None
+    if sole_consumer(graph, t) is not None:
+        return standard_producer(graph, t, op)
+    return None
 
 
 def _reduces_last_axis(graph: Graph, reduced: gs.Node) -> bool:

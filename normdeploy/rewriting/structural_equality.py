@@ -35,13 +35,16 @@ def describe_difference(graph: Graph, row: NormOp, made: gs.Node, old: Sequence[
         if theirs.attrs != ours.attrs:
             return f"its {theirs.op} has the attributes {theirs.attrs}, and in {row.op} {ours.attrs}"
         given = [same.get(i, i) for i in theirs.inputs]
-        given += [i for i in ours.inputs[len(given) :] if _is_own_zeros(graph, made, i)]  # a bias that was none
+        # a bias that was none
+        given += [i for i in ours.inputs[len(given) :] if _is_own_zeros(graph, made, i)]
         if given != list(ours.inputs):
             return f"its {theirs.op} reads other tensors than in {row.op}"
         same.update(zip(theirs.outputs, ours.outputs, strict=False))
     kept = [same.get(id(t)) for n in old for t in n.outputs]
     ends = [id(t) for t in made.outputs]
-    return "" if all(end in kept for end in ends) else f"{row.op} makes other results"
+    if all(end in kept for end in ends):
+        return ""
+    return f"{row.op} makes other results"
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,8 @@ def _flatten_nodes(graph: Graph, nodes: Sequence[gs.Node], opset: int) -> Iterat
             attrs = full_attributes(node.op, graph.attrs(node), opset)
             yield _FlatNode(node.op, attrs, tuple(inputs), tuple(id(t) for t in node.outputs))
             continue
-        function, own = norm_function_body(row, opset), graph.attrs(node)
+        function = norm_function_body(row, opset)
+        own = graph.attrs(node)
         names: dict[str, object] = dict(zip(function.input, inputs, strict=True))
         names |= {name: id(t) for name, t in zip(function.output, node.outputs, strict=False)}
         for inner in function.node:
@@ -103,13 +107,18 @@ def _tensor_key(graph: Graph, t: gs.Tensor) -> object:
     if t.is_empty():
         return ()
     value = t.values if isinstance(t, gs.Constant) else None
-    return _constant_key(value) if isinstance(value, np.ndarray) and value.size == 1 else id(t)
+    if isinstance(value, np.ndarray) and value.size == 1:
+        return _constant_key(value)
+    return id(t)
 
 
 def _constant_key(value: np.ndarray) -> object:
     """A constant of one element as it is compared: whole numbers and float32 as such; a float16 is no float32."""
-    kind = {"f8": "f4"}.get(value.dtype.str[1:], value.dtype.str[1:])  # onnx gives a float attribute as Python's
-    return (kind, value.shape, value.astype(kind).tobytes()) if value.dtype.kind in "iuf" else (kind, value.tobytes())
+    # onnx gives a float attribute as Python's
+    kind = {"f8": "f4"}.get(value.dtype.str[1:], value.dtype.str[1:])
+    if value.dtype.kind in "iuf":
+        return (kind, value.shape, value.astype(kind).tobytes())
+    return (kind, value.tobytes())
 
 
 def _is_own_zeros(graph: Graph, made: gs.Node, tensor: object) -> bool:

@@ -8,7 +8,8 @@ import numpy as np
 
 from ..forms.constant_linear import ConstantLinear
 
-TAPS = 2**14  # products that are summed up for one output
+# products that are summed up for one output
+TAPS = 2**14
 
 
 @dataclass(frozen=True)
@@ -34,18 +35,24 @@ def weight_table(linear: ConstantLinear) -> np.ndarray:
         flat = flat[..., [int(np.argmax(np.square(flat).sum(axis=(0, 1))))]]
         grouped = flat.reshape(linear.groups, -1, *flat.shape[1:])
         return np.swapaxes(grouped, 1, 2).reshape(-1, grouped.shape[1], 1)
-    by_rows = linear.is_transposed if linear.node.op == "Gemm" else linear.weight == 0
+    if linear.node.op == "Gemm":
+        by_rows = linear.is_transposed
+    else:
+        by_rows = linear.weight == 0
     turned = w if by_rows else np.swapaxes(w, -1, -2)
     return turned.reshape(-1, turned.shape[-1], 1)
 
 
 def weight_row(linear: ConstantLinear, table: np.ndarray, r: int) -> WeightRow:
     inputs = _first_input_channels(linear, table, np.array([r]))[0] + np.arange(table.shape[1])
-    weights, most = table[r], max(2, TAPS // table.shape[2])
-    if len(inputs) > most:  # the largest, and some between
+    weights = table[r]
+    most = max(2, TAPS // table.shape[2])
+    # the largest, and some between
+    if len(inputs) > most:
         largest = np.argsort(np.abs(weights).sum(axis=1))[-(most // 2) :]
         chosen = np.unique(np.r_[largest, np.linspace(0, len(inputs) - 1, most // 2).astype(int)])
-        inputs, weights = inputs[chosen], weights[chosen]
+        inputs = inputs[chosen]
+        weights = weights[chosen]
     return WeightRow(r % linear.output_channels, inputs, weights)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-ALIGNMENT = 256  # bytes; what IExecutionContext::setTensorAddress asks of every address (NvInferRuntime.h)
+# bytes; what IExecutionContext::setTensorAddress asks of every address (NvInferRuntime.h)
+ALIGNMENT = 256
 
 
 def allocate_aligned(size: int, device: torch.device, alignment: int = ALIGNMENT) -> torch.Tensor:
@@ -40,7 +41,8 @@ def make_output_allocator(library: Any, device: torch.device, dtype: torch.dtype
     class TensorOutputAllocator(library.IOutputAllocator):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             library.IOutputAllocator.__init__(self)
-            self._memory, self._shape = allocate_aligned(1, device), (0,)
+            self._memory = allocate_aligned(1, device)
+            self._shape = (0,)
 
         def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
             if size > self._memory.numel() or self._memory.data_ptr() % max(1, alignment):

@@ -12,7 +12,8 @@ import numpy as np
 from ..errors import InputError
 from ..model import InputSpec
 
-if TYPE_CHECKING:  # onnxruntime's runner needs ``check_names`` alone
+# onnxruntime's runner needs ``check_names`` alone
+if TYPE_CHECKING:
     import torch
 
 
@@ -48,7 +49,10 @@ def check_names(runner: str, feeds: Mapping[str, np.ndarray], wanted: Sequence[s
     known = frozenset(wanted)
     unknown = [name for name in feeds if name not in known]
     if missing or unknown:
-        complaint = f"is not given {missing}" if missing else f"has no inputs {unknown}"
+        if missing:
+            complaint = f"is not given {missing}"
+        else:
+            complaint = f"has no inputs {unknown}"
         raise InputError(f"{runner}: the model {complaint}; it takes {list(wanted)}, it was given {list(feeds)}")
 
 

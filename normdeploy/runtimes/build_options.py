@@ -15,7 +15,8 @@ from ..errors import NormdeployError
 from ..storage.file_replacement import lock_folder, write_bytes
 
 Answer = dict[str, Any]
-Options = Mapping[str, Any]  # as `normdeploy.engines.build_request` writes them; what was not asked for is not there
+# as `normdeploy.engines.build_request` writes them; what was not asked for is not there
+Options = Mapping[str, Any]
 
 _FLAGS = {"refit": "REFIT", "version_compatible": "VERSION_COMPATIBLE", "weight_streaming": "WEIGHT_STREAMING"}
 
@@ -65,7 +66,8 @@ def config_arguments(trt: Any, options: Options, folder: Path) -> dict[str, Any]
     if "hardware_compatibility" in options:
         keywords["hardware_compatibility_level"] = _hardware_level(trt, options["hardware_compatibility"])
     if "timing_cache" in options and (data := read_cache_file(Path(options["timing_cache"]))):
-        (copy := folder / "timing-cache").write_bytes(data)  # Polygraphy would leave a lock beside the user's file
+        # Polygraphy would leave a lock beside the user's file
+        (copy := folder / "timing-cache").write_bytes(data)
         keywords["load_timing_cache"] = str(copy)
     named = {"refit": "refittable", "version_compatible": "version_compatible", "weight_streaming": "weight_streaming"}
     return keywords | {name: True for option, name in named.items() if options.get(option)}
@@ -79,7 +81,8 @@ def save_timing_cache(config: Any, options: Options) -> str | None:
     """
     if "timing_cache" not in options:
         return None
-    path, cache = Path(options["timing_cache"]), config.get_timing_cache()
+    path = Path(options["timing_cache"])
+    cache = config.get_timing_cache()
     with lock_folder(path.parent):
         before = read_cache_file(path)
         if before and not cache.combine(config.create_timing_cache(before), ignore_mismatch=False):
@@ -90,7 +93,8 @@ def save_timing_cache(config: Any, options: Options) -> str | None:
         try:
             with cache.serialize() as data:
                 write_bytes(path, bytes(data))
-        except NormdeployError as error:  # the engine is built all the same
+        except NormdeployError as error:
+            # the engine is built all the same
             return f"the timing cache was not written: {error}"
     return None
 

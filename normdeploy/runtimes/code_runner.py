@@ -39,9 +39,8 @@ class CodeRunner(EagerRunner):
         run = self.prepare(feeds)
         try:
             return self._name_outputs(run())
-        except (
-            Exception
-        ) as error:  # inductor's and dynamo's errors share no base class, and operators raise what they like
+        except Exception as error:
+            # inductor's and dynamo's errors share no base class, and operators raise what they like
             message = " ".join(str(error).split())[:300] or type(error).__name__
             if self._compiled:
                 raise RuntimeUnavailable(f"torch.compile can't compile the model here: {message}") from error

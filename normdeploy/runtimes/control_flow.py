@@ -86,7 +86,9 @@ def run_control_flow(
     """
     if node.op_type == "If":
         return list(run("then_branch" if bool(np.asarray(inputs[0]).all()) else "else_branch", []))
-    return _run_loop(node, inputs, run, most) if node.op_type == "Loop" else _run_scan(node, inputs, opset, run)
+    if node.op_type == "Loop":
+        return _run_loop(node, inputs, run, most)
+    return _run_scan(node, inputs, opset, run)
 
 
 def _run_loop(node: onnx.NodeProto, inputs: Sequence[Any], run: RunBody, most: int) -> list[Any]:

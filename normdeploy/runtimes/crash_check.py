@@ -22,7 +22,8 @@ from ..graphs.omitted_inputs import has_omitted_inputs
 from ..ort_sessions.child_process import REHEARSE_ALL
 from ..storage.onnx_files import iter_bodies, iter_tensors
 
-_PATIENCE = 120.0  # seconds; a file that takes longer is opened here, where it can be interrupted
+# seconds; a file that takes longer is opened here, where it can be interrupted
+_PATIENCE = 120.0
 _HALVES = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 # onnxruntime writes its log to the process's own standard error, past Python.
 _OPEN = """
@@ -35,7 +36,8 @@ source = sys.argv[1] or sys.stdin.buffer.read()
 providers = ["CPUExecutionProvider"]
 onnxruntime.InferenceSession(source, options, providers=providers, disabled_optimizers=sys.argv[3:])
 """
-_QUIET, _VERBOSE = "4", "0"
+_QUIET = "4"
+_VERBOSE = "0"
 _BEGUN = re.compile(r"Applying graph transformer (\w+) on step")
 
 
@@ -62,7 +64,9 @@ def require_no_crash(model: str | os.PathLike[str] | bytes) -> None:
 def _describe_crash_of_file(path: str, changed: int, size: int) -> str | None:
     """Return how the file crashes onnxruntime, None where it does not; ``changed`` and ``size`` tell its versions
     apart."""
-    return _describe_crash(path, b"") if _is_risky(Path(path).read_bytes()) else None
+    if _is_risky(Path(path).read_bytes()):
+        return _describe_crash(path, b"")
+    return None
 
 
 def _is_risky(model: bytes) -> bool:

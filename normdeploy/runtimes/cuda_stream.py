@@ -34,11 +34,10 @@ class CudaStream:
             raise RuntimeUnavailable(f"there is no GPU {index}; torch sees {torch.cuda.device_count()}")
         self.device = torch.device("cuda", index)
         self._own = stream is None
-        self._stream = (
-            torch.cuda.Stream(self.device)
-            if self._own
-            else torch.cuda.ExternalStream(cuda_stream_handle(stream), self.device)
-        )
+        if self._own:
+            self._stream = torch.cuda.Stream(self.device)
+        else:
+            self._stream = torch.cuda.ExternalStream(cuda_stream_handle(stream), self.device)
 
     @property
     def handle(self) -> int:
@@ -54,7 +53,8 @@ class CudaStream:
             with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
                 yield
         finally:
-            if self._own:  # what was queued before a failure may still use the caller's memory
+            # what was queued before a failure may still use the caller's memory
+            if self._own:
                 caller.wait_stream(self._stream)
 
     def record_use(self, tensors: Iterable[torch.Tensor]) -> None:

@@ -59,7 +59,8 @@ def find_data_independent(
         reads: place -> the names that it reads.
         given: the names of inputs and weights that are settled: no float, or a single number of the file.
     """
-    settled, makers = set(given), {}
+    settled = set(given)
+    makers = {}
     for place, node in nodes.items():
         makers.update(dict.fromkeys(node.output, place))
         if node.op_type == "Constant":

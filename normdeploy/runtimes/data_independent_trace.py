@@ -51,7 +51,9 @@ def _is_data_independent(
     value = node.meta.get("val")
     if node.op == "placeholder":
         held = lifted.get(node.name)
-        return not _has_floats(value) if held is None else _is_index_or_scalar(held)
+        if held is None:
+            return not _has_floats(value)
+        return _is_index_or_scalar(held)
     if node.op == "get_attr":
         held = getattr(module, str(node.target), None)
         return _is_index_or_scalar(held)

@@ -58,4 +58,6 @@ def convolve_channels(schema: torch.FunctionSchema, args: Sequence[Any]) -> torc
 def _expand_to_dims(numbers: Any, dims: int) -> list[int]:
     """Return a number for each spatial dim; one stands for all."""
     every = [numbers] if isinstance(numbers, int) else list(numbers)
-    return every * dims if len(every) == 1 else every
+    if len(every) == 1:
+        return every * dims
+    return every

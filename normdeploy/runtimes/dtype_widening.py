@@ -19,11 +19,12 @@ from torch.fx.node import map_aggregate
 from ..errors import NormdeployError
 
 _aten = torch.ops.aten
+# return their input itself where the dtype is right
 _ALIASING_CASTS = {
     "aten::to",
     "aten::type_as",
     "prims::convert_element_type",
-}  # return their input itself where the dtype is right
+}
 # Operators that write a number as it is into a tensor.
 _FILLS = frozenset(
     {
@@ -34,16 +35,22 @@ _FILLS = frozenset(
 )
 # Operators that take the epsilon of their input's type where none is given.
 _RMS_NORMS = frozenset({"aten::rms_norm", "aten::_fused_rms_norm"})
-_EPSILON = 3  # its place among their arguments
+# its place among their arguments
+_EPSILON = 3
 # torch compares a tensor with a number in the tensor's type.
 _COMPARISONS = frozenset(f"aten::{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
 _T = TypeVar("_T")
-Kind = Callable[[torch.dtype], torch.dtype]  # the type that takes the place of one
+# the type that takes the place of one
+Kind = Callable[[torch.dtype], torch.dtype]
 
 
 def widened_dtype(dtype: torch.dtype) -> torch.dtype:
     """float64 for a floating dtype, complex128 for a complex one, itself for any other."""
-    return torch.float64 if dtype.is_floating_point else torch.complex128 if dtype.is_complex else dtype
+    if dtype.is_floating_point:
+        return torch.float64
+    if dtype.is_complex:
+        return torch.complex128
+    return dtype
 
 
 def half_dtype_map(half: torch.dtype) -> Kind:
@@ -74,7 +81,9 @@ def saturate_fills(module: torch.fx.GraphModule, half: torch.dtype) -> None:
     limit = torch.finfo(half).max
 
     def clip_value(value: Any) -> Any:
-        return max(-limit, min(limit, value)) if isinstance(value, float) and math.isfinite(value) else value
+        if isinstance(value, float) and math.isfinite(value):
+            return max(-limit, min(limit, value))
+        return value
 
     for inner in (m for m in module.modules() if isinstance(m, torch.fx.GraphModule)):
         for node in inner.graph.nodes:
@@ -122,7 +131,8 @@ def _widen_node(module: torch.fx.GraphModule, node: torch.fx.Node, kind: Kind) -
         _round_compared_constant(node)
     node.args = map_aggregate(node.args, partial(_widen_argument, kind))  # type: ignore[assignment]
     node.kwargs = map_aggregate(node.kwargs, partial(_widen_argument, kind))  # type: ignore[assignment]
-    if node.target is torch.ops.higher_order.wrap_with_autocast:  # which knows no float64, leaves it alone, and warns
+    # which knows no float64, leaves it alone, and warns
+    if node.target is torch.ops.higher_order.wrap_with_autocast:
         node.args = (*node.args[:2], False, *node.args[3:])
     if _op_name(node) in _ALIASING_CASTS and _node_dtype(node.args[0]) != narrow:
         _copy_cast_result(module.graph, node)
@@ -134,7 +144,10 @@ def _write_out_epsilon(node: torch.fx.Node) -> None:
     In float64 it would be another number: 2.2e-16. torch takes the machine epsilon of the type in which it computes,
     float32 for half precision (``rms_norm`` in ATen/native/layer_norm.cpp).
     """
-    stated = node.args[_EPSILON] if len(node.args) > _EPSILON else node.kwargs.get("eps")
+    if len(node.args) > _EPSILON:
+        stated = node.args[_EPSILON]
+    else:
+        stated = node.kwargs.get("eps")
     dtype = _node_dtype(node.args[0])
     if stated is not None or dtype is None:
         return
@@ -152,7 +165,9 @@ def _round_compared_constant(node: torch.fx.Node) -> None:
 
 
 def _widen_argument(kind: Kind, value: Any) -> Any:
-    return kind(value) if isinstance(value, torch.dtype) else value
+    if isinstance(value, torch.dtype):
+        return kind(value)
+    return value
 
 
 def _copy_cast_result(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
@@ -178,9 +193,13 @@ def _widen_attribute(module: torch.fx.GraphModule, path: str, kind: Kind) -> Non
 
 def _op_name(node: torch.fx.Node) -> str:
     schema = getattr(node.target, "_schema", None)
-    return schema.name if schema is not None else ""
+    if schema is not None:
+        return schema.name
+    return ""
 
 
 def _node_dtype(node: Any) -> torch.dtype | None:
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    return value.dtype if isinstance(value, torch.Tensor) else None
+    if isinstance(value, torch.Tensor):
+        return value.dtype
+    return None

@@ -8,7 +8,8 @@ from typing import Any
 
 from ..errors import InputError, NormdeployError
 
-_ADVICE = {  # EngineInvalidityDiagnostics -> what to do
+# EngineInvalidityDiagnostics -> what to do
+_ADVICE = {
     "VERSION_MISMATCH": "it was built by another version; build it with the one installed here",
     "UNSUPPORTED_CC": "it was not built for this GPU; build it with this GPU's --compute-capability",
     "OLD_CUDA_DRIVER": "the NVIDIA driver is too old; install a newer one",
@@ -94,7 +95,8 @@ def make_error_log(library: Any) -> Any:
                 self._messages.append(" ".join(message.split()))
 
         def take_errors(self) -> str:
-            messages, self._messages = "; ".join(dict.fromkeys(self._messages)), []
+            messages = "; ".join(dict.fromkeys(self._messages))
+            self._messages = []
             return messages or "no reason is given"
 
     return EngineErrorLog()

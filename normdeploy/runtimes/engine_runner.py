@@ -88,7 +88,8 @@ class EngineRunner(LiveRunner):
         self._records = cuda_graph and self.runtime == "tensorrt"
 
     def _read_io_specs(self) -> None:
-        engine, mode = self._engine, self._library.TensorIOMode
+        engine = self._engine
+        mode = self._library.TensorIOMode
         names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
         self.inputs = tuple(self._tensor_spec(n, True) for n in names if engine.get_tensor_mode(n) == mode.INPUT)
         self.outputs = tuple(self._tensor_spec(n, False) for n in names if engine.get_tensor_mode(n) == mode.OUTPUT)
@@ -130,12 +131,19 @@ class EngineRunner(LiveRunner):
                 )
         stays = any(tensor.device == device for tensor in tensors.values())
         with self._cuda.use_stream():
-            outputs = self._run_graph(profile, tensors) if self._records else self._run_directly(profile, tensors)
+            if self._records:
+                outputs = self._run_graph(profile, tensors)
+            else:
+                outputs = self._run_directly(profile, tensors)
             self._cuda.record_use([*tensors.values(), *outputs.values()])
             if stays and not self._host:
                 return outputs
-            results = outputs if stays else {name: tensor.to("cpu") for name, tensor in outputs.items()}
-            self._cuda.synchronize()  # host memory must outlast the work
+            if stays:
+                results = outputs
+            else:
+                results = {name: tensor.to("cpu") for name, tensor in outputs.items()}
+            # host memory must outlast the work
+            self._cuda.synchronize()
             return results
 
     def _bind_run(self, tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
@@ -162,7 +170,9 @@ class EngineRunner(LiveRunner):
         return {n: make_bindable(t, self._device_of(n)) for n, t in tensors.items()}
 
     def _device_of(self, name: str) -> torch.device:
-        return torch.device("cpu") if name in self._host else self._cuda.device
+        if name in self._host:
+            return torch.device("cpu")
+        return self._cuda.device
 
     def _run_graph(self, profile: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         key = (profile, tuple(tensor.shape for tensor in tensors.values()))
@@ -195,7 +205,8 @@ class EngineRunner(LiveRunner):
         fixed: dict[str, torch.Tensor] = {}
         allocators: dict[str, Any] = {}
         for spec in self.outputs:
-            shape, dtype = tuple(context.get_tensor_shape(spec.name)), getattr(torch, spec.dtype)
+            shape = tuple(context.get_tensor_shape(spec.name))
+            dtype = getattr(torch, spec.dtype)
             where = self._device_of(spec.name)
             if any(n < 0 for n in shape):
                 allocators[spec.name] = make_output_allocator(self._library, where, dtype)
@@ -224,7 +235,8 @@ class EngineRunner(LiveRunner):
         try:
             self._cache.save()
         finally:
-            del self._context, self._engine, self._loader  # each needs the next to live
+            # each needs the next to live
+            del self._context, self._engine, self._loader
 
 
 class _EngineGraph:
@@ -239,7 +251,8 @@ class _EngineGraph:
             )
         self._inputs = {n: allocate_tensor(t.shape, t.dtype, device)[0].copy_(t) for n, t in tensors.items()}
         collect = runner._bind_tensors(profile, self._inputs)
-        runner._enqueue_run()  # TensorRT finishes what a change of shapes has left over, which a graph must not hold
+        # TensorRT finishes what a change of shapes has left over, which a graph must not hold
+        runner._enqueue_run()
         runner._cuda.synchronize()
         self._outputs = collect()
         if dynamic := [s.name for s in runner.outputs if -1 in tuple(runner._context.get_tensor_shape(s.name))]:
@@ -257,6 +270,5 @@ class _EngineGraph:
 
 
 def _data_address(tensor: torch.Tensor) -> int:
-    return (
-        tensor.data_ptr() or allocate_tensor((0,), tensor.dtype, tensor.device)[1]
-    )  # of no elements: never read, but not null
+    # of no elements: never read, but not null
+    return tensor.data_ptr() or allocate_tensor((0,), tensor.dtype, tensor.device)[1]

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 _FAKE = "aten::fake_quantize_per_"
-_QUANTIZE, _DEQUANTIZE = "quantized_decomposed::quantize_per_", "quantized_decomposed::dequantize_per_"
+_QUANTIZE = "quantized_decomposed::quantize_per_"
+_DEQUANTIZE = "quantized_decomposed::dequantize_per_"
 
 
 def rounds_to_grid(name: str) -> bool:
@@ -28,7 +29,8 @@ def fake_quantize_float64(name: str, args: Sequence[Any]) -> torch.Tensor | None
     if per_channel:
         shape = [1] * x.dim()
         shape[int(args[3])] = -1
-        scale, zero = scale.reshape(shape), zero.reshape(shape)
+        scale = scale.reshape(shape)
+        zero = zero.reshape(shape)
     zero = 0 if zero is None else zero
     if name.startswith(_DEQUANTIZE):
         return (x.double() - zero) * scale

@@ -53,7 +53,9 @@ class NodeChange:
 def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """``proto`` without functions but this project's own, which the evaluator knows."""
     foreign = [(f.domain, f.name) for f in proto.functions if not is_managed_op(f.domain, f.name)]
-    return onnx.inliner.inline_selected_functions(proto, foreign) if foreign else proto
+    if foreign:
+        return onnx.inliner.inline_selected_functions(proto, foreign)
+    return proto
 
 
 def tensor_values(known: Mapping[str, Any]) -> dict[str, Array]:
@@ -78,13 +80,16 @@ class Float64Evaluator:
     """
 
     def __init__(self, proto: onnx.ModelProto, types: Mapping[str, np.dtype]) -> None:
-        self.proto, self.types = proto, types
+        self.proto = proto
+        self.types = types
         self.nodes = list(proto.graph.node)
         self.makers = {name: place for place, node in enumerate(self.nodes) for name in node.output if name}
         self.weights = {t.name: t for t in proto.graph.initializer}
         self.inputs = {v.name for v in proto.graph.input} - set(self.weights)
-        self.constants = set(self.weights)  # fixed by the file
-        self.sizes = set(self.weights)  # constants, and what is computed from shapes and constants alone
+        # fixed by the file
+        self.constants = set(self.weights)
+        # constants, and what is computed from shapes and constants alone
+        self.sizes = set(self.weights)
         for node in self.nodes:
             read = self.read_names(node)
             if all(name in self.constants for name in read):

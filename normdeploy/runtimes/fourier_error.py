@@ -38,7 +38,9 @@ def find_transformed_axes(op: str, args: Sequence[Any], kwargs: Mapping[str, Any
         # [..., bins, frames] of complex numbers, and a last axis of two where these are pairs.
         return [result.dim() - (2 if result.is_complex() else 3)]
     axes = _transform_axes(op, args, kwargs, result.dim())
-    return None if axes is None else [axis % result.dim() for axis in axes]
+    if axes is None:
+        return None
+    return [axis % result.dim() for axis in axes]
 
 
 def _transform_axes(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], rank: int) -> list[int] | None:
@@ -46,10 +48,16 @@ def _transform_axes(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], ran
     if op in _OVER_ONE:
         return [-1 if stated is None else stated]
     if op in _OVER_TWO:
-        return [-2, -1] if stated is None else list(stated)
+        if stated is None:
+            return [-2, -1]
+        return list(stated)
     if op in _OVER_SOME:
-        return list(range(rank)) if stated is None else list(stated)
-    return list(args[1]) if op in _KERNELS else None
+        if stated is None:
+            return list(range(rank))
+        return list(stated)
+    if op in _KERNELS:
+        return list(args[1])
+    return None
 
 
 def frame_roundings(x: torch.Tensor, result: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:

@@ -29,13 +29,15 @@ from ..storage.onnx_domains import qualified_op
 from .ort_runner import explain_missing_cuda
 from .trt_runner import PACKAGES, TITLES, describe_missing_runtime
 
+# no norm's op, and onnxruntime puts in and takes out Casts of its own
 _TRANSPARENT = {
     "Constant",
     "Identity",
     "Cast",
     "CastLike",
-}  # no norm's op, and onnxruntime puts in and takes out Casts of its own
-_SECONDS = 60  # for the parser to read the norms of a file, which takes it a tenth of one
+}
+# for the parser to read the norms of a file, which takes it a tenth of one
+_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,8 @@ class RuntimeAnswers:
 
 def query_runtimes(models: Sequence[onnx.ModelProto]) -> tuple[list[RuntimeAnswers], list[str]]:
     """Show ``models`` to every runtime that is here; also why others were not asked."""
-    asked, notes = (
-        [RuntimeAnswers(f"onnxruntime {ort.__version__} CPU", tuple(_query_onnxruntime(m, "cpu") for m in models))],
-        [],
-    )
+    asked = [RuntimeAnswers(f"onnxruntime {ort.__version__} CPU", tuple(_query_onnxruntime(m, "cpu") for m in models))]
+    notes = []
     if reason := explain_missing_cuda():
         notes.append(f"onnxruntime's CUDA provider was not asked: {reason}")
     else:
@@ -82,7 +82,8 @@ def _query_onnxruntime(model: onnx.ModelProto, provider: str) -> KernelSupport:
     try:
         plain, places = _optimize_in_session(model, provider, optimize=False)
         optimized, _ = _optimize_in_session(model, provider, optimize=True)
-    except Exception as error:  # onnxruntime's exceptions share no base class
+    except Exception as error:
+        # onnxruntime's exceptions share no base class
         message = " ".join(str(error).split("Bad node spec")[0].split())
         return KernelSupport(
             "missing", reason=re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", message).removeprefix("Fatal error: ")
@@ -90,7 +91,8 @@ def _query_onnxruntime(model: onnx.ModelProto, provider: str) -> KernelSupport:
     parts = tuple(name for name in map(qualified_op, optimized.graph.node) if name != "Constant")
     if elsewhere := sorted({op for op, place in places if place != PROVIDERS[provider]} - _TRANSPARENT):
         return KernelSupport("missing", parts, f"{', '.join(elsewhere)} would run on the CPU")
-    ran, given = Counter(map(qualified_op, plain.graph.node)), Counter(map(qualified_op, model.graph.node))
+    ran = Counter(map(qualified_op, plain.graph.node))
+    given = Counter(map(qualified_op, model.graph.node))
     inlined = sorted(op for op, n in given.items() if ran[op] < n and op not in _TRANSPARENT)
     if inlined:
         return KernelSupport("function", parts, f"no kernel of {', '.join(inlined)}: the body of primitives is run")
@@ -148,15 +150,15 @@ def query_tensorrt(models: Sequence[onnx.ModelProto], runtime: str) -> RuntimeAn
 
 def run_parser(models: Sequence[onnx.ModelProto], runtime: str) -> tuple[list[dict[str, Any]], str]:
     request = {"runtime": runtime, "models": [base64.b64encode(m.SerializeToString()).decode() for m in models]}
-    command, environment = (
-        child_process.module_command("normdeploy.runtimes.parser_process"),
-        child_process.child_environment(),
-    )
+    command = child_process.module_command("normdeploy.runtimes.parser_process")
+    environment = child_process.child_environment()
     try:
         done = subprocess.run(
             command, input=json.dumps(request).encode(), capture_output=True, env=environment, timeout=_SECONDS
         )
-        lines, status = done.stdout, f"exit code {done.returncode}"
+        lines = done.stdout
+        status = f"exit code {done.returncode}"
     except subprocess.TimeoutExpired as late:
-        lines, status = late.stdout or b"", f"no answer within {_SECONDS} s"
+        lines = late.stdout or b""
+        status = f"no answer within {_SECONDS} s"
     return [json.loads(line) for line in lines.splitlines() if line.endswith(b"}")], status

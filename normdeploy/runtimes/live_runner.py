@@ -25,8 +25,10 @@ class LiveRunner:
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    notes: tuple[str, ...] = ()  # what is to be known of the file on this machine
-    _takes_arrays = False  # whether numpy arrays need not become tensors
+    # what is to be known of the file on this machine
+    notes: tuple[str, ...] = ()
+    # whether numpy arrays need not become tensors
+    _takes_arrays = False
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -65,11 +65,13 @@ _FIRST_ALONE = split_op_names("Pow Resize Upsample CumSum")
 # Of usual operands these give numbers below the smallest normal one.
 _UNDERFLOWING = split_op_names("Exp Softmax Sigmoid Mul Div Pow ReduceProd Gelu FastGelu QuickGelu Swish")
 _ORDERS = split_op_names("TopK ArgMax ArgMin NonMaxSuppression Unique")
-_SMALL = 2**16  # elements of a parameter that is disturbed, and more than one: an epsilon or exponent is what it is
+# elements of a parameter that is disturbed, and more than one: an epsilon or exponent is what it is
+_SMALL = 2**16
 # Of float16, by its unit roundoff; the range of wider types is nobody's concern here.
 _SMALLEST_NORMAL = {FLOAT16: 2.0**-14}
 _SHORT = {FLOAT32: np.dtype(np.float16), FLOAT16: np.dtype(ml_dtypes.bfloat16)}
-_APART = 1e-300  # of equal values, which any order may take; any other number absorbs it
+# of equal values, which any order may take; any other number absorbs it
+_APART = 1e-300
 
 Change = Callable[[str, Array], Array]
 
@@ -157,7 +159,9 @@ class OnnxFloat64Runner:
         rng = np.random.default_rng(seed)
 
         def perturb_value(value: Any) -> Any:
-            return value * (1 + unit * rng.uniform(-1, 1, value.shape)) if _is_float64(value) else value
+            if _is_float64(value):
+                return value * (1 + unit * rng.uniform(-1, 1, value.shape))
+            return value
 
         def perturb_inputs(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
             constant = [name in self._exact.constants for name in node.input]
@@ -211,10 +215,14 @@ class OnnxFloat64Runner:
 
         def target_dtype(name: str, value: Array) -> np.dtype:
             own = self._exact.types.get(name, np.dtype(np.float32) if _is_float64(value) else value.dtype)
-            return narrow if narrow is not None and own in (np.float32, np.float64) else own
+            if narrow is not None and own in (np.float32, np.float64):
+                return narrow
+            return own
 
         def round_value(name: str, value: Any) -> Any:
-            return value.astype(target_dtype(name, value)).astype(np.float64) if _is_float64(value) else value
+            if _is_float64(value):
+                return value.astype(target_dtype(name, value)).astype(np.float64)
+            return value
 
         def round_constants(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
             return [
@@ -273,11 +281,10 @@ class OnnxFloat64Runner:
         if stated is not None:
             given = list(self._exact.apply_stated_types(place, given, stated))
         inputs = read(node, given)
-        made = (
-            self._exact.evaluate_node(node, inputs, values)
-            if node.op_type not in _SEQUENCES
-            else _run_sequence_op(node, inputs)
-        )
+        if node.op_type not in _SEQUENCES:
+            made = self._exact.evaluate_node(node, inputs, values)
+        else:
+            made = _run_sequence_op(node, inputs)
         for name, value in zip(node.output, made, strict=False):
             if name and value is not None:
                 values[name] = write(node, inputs, name, value) if _is_float64(value) else value
@@ -340,7 +347,10 @@ class _RoundingNoise:
         half: np.dtype | None,
         narrow: Mapping[str, onnx.NodeProto],
     ) -> None:
-        self._rng, self._types, self._half, self._narrow = rng, types, half, narrow
+        self._rng = rng
+        self._types = types
+        self._half = half
+        self._narrow = narrow
         self.random = rng
 
     def unit_roundoff(self, name: str, node: onnx.NodeProto) -> float:
@@ -363,7 +373,8 @@ class _RoundingNoise:
     def add_output_noise(self, node: onnx.NodeProto, inputs: list[Any], name: str, value: Array) -> Array:
         unit = self.unit_roundoff(name, node)
         counted = node.op_type == "Range" or (node.op_type in ("Cast", "CastLike") and not _is_float64(inputs[0]))
-        if not unit or counted or node.op_type in _ORDERS:  # a size that became a float is whole
+        # a size that became a float is whole
+        if not unit or counted or node.op_type in _ORDERS:
             return value
         extra: Any = 1.0 if node.op_type in _AS_ONE else 0.0
         if node.op_type in _STATES:
@@ -403,15 +414,20 @@ class _RoundingNoise:
     def _statistics_noise(self, node: onnx.NodeProto, inputs: list[Any], value: Array, unit: float) -> Array:
         """What rounded statistics do to a norm: the whole row is off by as much, however little its elements lie
         apart."""
-        x, scale = inputs[0], inputs[1]
+        x = inputs[0]
+        scale = inputs[1]
         if not x.size:
             return np.zeros_like(value)
         attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         if node.op_type == "LayerNormalization":
             axis = int(attrs.get("axis", -1)) % x.ndim
-            rows, weight = x.reshape(*x.shape[:axis], -1), scale
+            rows = x.reshape(*x.shape[:axis], -1)
+            weight = scale
         else:
-            groups = int(attrs.get("num_groups", x.shape[1])) if node.op_type == "GroupNormalization" else x.shape[1]
+            if node.op_type == "GroupNormalization":
+                groups = int(attrs.get("num_groups", x.shape[1]))
+            else:
+                groups = x.shape[1]
             rows = x.reshape(x.shape[0], groups, -1)
             weight = np.repeat(scale, x.shape[1] // len(scale)).reshape(-1, *[1] * (x.ndim - 2))
         alike, scaled = statistics_error(rows, float(attrs.get("epsilon", 1e-5)), unit)
@@ -444,11 +460,10 @@ def _reduced_axes(node: onnx.NodeProto, inputs: list[Any]) -> list[int]:
     """The axes of a reduction; none where all are."""
     if node.op_type == "GlobalAveragePool":
         return list(range(2, inputs[0].ndim))
-    given = (
-        inputs[1]
-        if len(inputs) > 1 and inputs[1] is not None
-        else next((a.ints for a in node.attribute if a.name == "axes"), ())
-    )
+    if len(inputs) > 1 and inputs[1] is not None:
+        given = inputs[1]
+    else:
+        given = next((a.ints for a in node.attribute if a.name == "axes"), ())
     return [int(a) for a in np.asarray(given).reshape(-1)]
 
 
@@ -466,7 +481,8 @@ def _cumulate_noise(node: onnx.NodeProto, lost: Array, axis: int) -> Array:
 def _run_sequence_op(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
     """The ops on sequences that torch's exporter writes for ``split`` and ``chunk``; a sequence is a list."""
     attrs = {a.name: a.i for a in node.attribute}
-    first, second = inputs[0], inputs[1] if len(inputs) > 1 else None
+    first = inputs[0]
+    second = inputs[1] if len(inputs) > 1 else None
     if node.op_type == "SequenceConstruct":
         return [list(inputs)]
     if node.op_type == "SequenceAt":
@@ -476,7 +492,10 @@ def _run_sequence_op(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
         return [np.stack(first, axis) if attrs.get("new_axis", 0) else np.concatenate(first, axis)]
     size = first.shape[axis]
     step = 1 if second is None else second
-    ends = np.cumsum(step)[:-1] if np.ndim(step) else np.arange(int(step), size, int(step))
+    if np.ndim(step):
+        ends = np.cumsum(step)[:-1]
+    else:
+        ends = np.arange(int(step), size, int(step))
     parts = np.split(first, ends, axis)
     return [[np.squeeze(part, axis) for part in parts] if second is None and not attrs.get("keepdims", 1) else parts]
 

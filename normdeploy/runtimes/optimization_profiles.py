@@ -10,8 +10,10 @@ from typing import Any
 from ..errors import InputError
 from ..model import InputSpec
 
-Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # min, opt, max of a whole input
-Range = tuple[int, int, int]  # min, opt, max of one dim
+# min, opt, max of a whole input
+Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+# min, opt, max of one dim
+Range = tuple[int, int, int]
 Given = Mapping[str, Any] | Sequence[str]
 _HOW = "write name=min:opt:max, for a dim batch=1:8:64, for an input ids=1x8:8x128:64x512"
 
@@ -76,7 +78,9 @@ def parse_ranges(given: Given) -> dict[str, tuple[tuple[int, ...], ...]]:
 
 
 def _parse_sizes(value: Any) -> tuple[int, ...]:
-    return (int(value),) if isinstance(value, int) else tuple(int(n) for n in value)
+    if isinstance(value, int):
+        return (int(value),)
+    return tuple(int(n) for n in value)
 
 
 def _require_triple(name: str, values: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
@@ -142,7 +146,8 @@ def _check_shapes(item: GraphInput, shapes: Shapes) -> None:
 def _set_dim_range(ranges: dict[str, tuple[Range, str]], dim: str, sizes: Range, item: GraphInput) -> None:
     known, source = ranges.setdefault(dim, (sizes, f"the profile of input {item.name!r}"))
     if known != sizes:
-        one, other = ":".join(map(str, known)), ":".join(map(str, sizes))
+        one = ":".join(map(str, known))
+        other = ":".join(map(str, sizes))
         raise InputError(
             f"the dim {dim!r} is {one} by {source}, but {other} by the profile of input {item.name!r}; one dim has one"
             " range"

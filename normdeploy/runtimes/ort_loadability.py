@@ -51,13 +51,13 @@ def find_load_failure(proto: onnx.ModelProto, samples: Sequence[Feeds] = ()) -> 
     """Why onnxruntime does not load ``proto``, or runs it on none of ``samples``; None where it does."""
     try:
         model = PerturbableModel(proto)
-    except Exception as error:  # onnxruntime's exceptions share no base class
+    except Exception as error:
+        # onnxruntime's exceptions share no base class
         missing = _find_ops_without_kernel(proto)
-        message = (
-            f"onnxruntime has no kernel for {'; '.join(missing)}"
-            if missing
-            else f"onnxruntime can't load it: {short_error_message(error)}"
-        )
+        if missing:
+            message = f"onnxruntime has no kernel for {'; '.join(missing)}"
+        else:
+            message = f"onnxruntime can't load it: {short_error_message(error)}"
         foreign = bool(missing) and not any(missing.values())
         rest = _cut_out_foreign_ops(proto) if foreign else None
         return (None if rest is None else find_load_failure(rest)) or LoadFailure(
@@ -75,7 +75,9 @@ def find_load_failure(proto: onnx.ModelProto, samples: Sequence[Feeds] = ()) -> 
             message = message or short_error_message(error)
         else:
             return None
-    return LoadFailure(f"onnxruntime loads it and does not run it: {message}", loads=True) if message else None
+    if message:
+        return LoadFailure(f"onnxruntime loads it and does not run it: {message}", loads=True)
+    return None
 
 
 def require_runnable(
@@ -97,7 +99,8 @@ def require_runnable(
     if runtime in TENSORRT or fault.foreign:
         return [f"the file was not run: {fault.message}"]
     if fault.loads and all(eager(feeds) for feeds in samples):
-        return []  # the samples are to blame: that nothing was compared is noted already
+        # the samples are to blame: that nothing was compared is noted already
+        return []
     raise ExportError(
         f"the file would not run, and nothing is written: {fault.message}. Change that part of the model (float64 to"
         " float32, say); or give --runtime tensorrt for a file that onnxruntime need not run"
@@ -238,9 +241,15 @@ def _find_ops_without_kernel(proto: onnx.ModelProto) -> dict[str, bool]:
         asked.add(key)
         if _is_refused_alone(proto, node, known, constants):
             floating = next((k for k in kinds if k in _FLOATING), None)
-            of = f" of {onnx.helper.tensor_dtype_to_np_dtype(floating).name}" if floating is not None else ""
+            if floating is not None:
+                of = f" of {onnx.helper.tensor_dtype_to_np_dtype(floating).name}"
+            else:
+                of = ""
             domain = f"{node.domain}." if node.domain else ""
-            where = f" in module {path!r}" if (path := module_path(node)) else ""
+            if path := module_path(node):
+                where = f" in module {path!r}"
+            else:
+                where = ""
             refused[f"{domain}{node.op_type}{of} (node {node.name or node.output[0]!r}{where})"] = node.domain in _OURS
     return refused
 

@@ -21,9 +21,12 @@ from .array_conversion import check_names
 from .crash_check import require_no_crash
 from .trt_runner import explain_missing_gpu
 
-_MAPS = "seq(map("  # what onnxruntime calls the type of a classifier's maps
-_SILENT, _WARNINGS = 4, 2  # onnxruntime's severities
-_ALL_WEIGHTS = "0"  # bytes: a file of more than 2 GB can't hold them
+# what onnxruntime calls the type of a classifier's maps
+_MAPS = "seq(map("
+# onnxruntime's severities
+_SILENT, _WARNINGS = 4, 2
+# bytes: a file of more than 2 GB can't hold them
+_ALL_WEIGHTS = "0"
 NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
 
 
@@ -90,7 +93,8 @@ class OrtRunner:
                 entries=entries,
                 saved=saved,
             )
-        except Exception as error:  # onnxruntime's exceptions share no base class
+        except Exception as error:
+            # onnxruntime's exceptions share no base class
             kind = RuntimeUnavailable if NOT_IMPLEMENTED in str(error) else GraphError
             raise kind(f"{self.name} can't load the model: {shorten_ort_error(error)}") from error
 
@@ -136,7 +140,8 @@ def run_named_feeds(session: ort.InferenceSession, feeds: Mapping[str, np.ndarra
             return {out.name: map_values_to_array(r) if out.type.startswith(_MAPS) else r for out, r in results}
         values = session.run_with_ort_values(None, {given: to_ort(array) for given, array in feeds.items()})
         return {out.name: ort_value_to_numpy(value) for out, value in zip(outputs, values, strict=True)}
-    except Exception as error:  # of onnxruntime, or of a type that numpy lacks
+    except Exception as error:
+        # of onnxruntime, or of a type that numpy lacks
         raise InputError(f"{name} does not run the model on these inputs: {shorten_ort_error(error)}") from error
 
 
@@ -163,7 +168,8 @@ def explain_missing_cuda() -> str | None:
         return "this onnxruntime has none; install onnxruntime-gpu"
     if reason := explain_missing_gpu():
         return reason
-    ort.set_default_logger_severity(_SILENT)  # it complains on the terminal and falls back to the CPU
+    # it complains on the terminal and falls back to the CPU
+    ort.set_default_logger_severity(_SILENT)
     try:
         identity = onnx.parser.parse_model(
             '<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] y) { y = Identity(x) }'

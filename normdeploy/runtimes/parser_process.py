@@ -34,7 +34,8 @@ def list_layer_types(network: Any) -> list[str]:
 
 def main() -> None:
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)  # the libraries print to both
+    # the libraries print to both
+    os.dup2(2, 1)
     request = json.load(sys.stdin)
     trt = importlib.import_module(PACKAGES[request["runtime"]])
     channel.write(json.dumps({"version": trt.__version__}) + "\n")

@@ -46,7 +46,8 @@ from .rounding_draws import RoundingDraw, Saturation
 from .shifted_bias import bias_correction, find_quantizer_shifts
 
 _MOVES = frozenset({"Gather", "GatherElements", "GatherND", "Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze"})
-_ROOM = 1.0 + 1e-6  # steps beyond a range: half of one rounds back, and a rounded zero point moves the range by another
+# steps beyond a range: half of one rounds back, and a rounded zero point moves the range by another
+_ROOM = 1.0 + 1e-6
 
 
 class _QuantizedEvaluator(Float64Evaluator):
@@ -60,10 +61,12 @@ class _QuantizedEvaluator(Float64Evaluator):
         for node in self.nodes:
             if is_quantization_node(node) or moving & set(self.read_names(node)):
                 moving.update(filter(None, node.output))
-        self.stored = frozenset(self.constants)  # fixed by the file, with what is quantized of it
+        # fixed by the file, with what is quantized of it
+        self.stored = frozenset(self.constants)
         self.constants -= moving
         self.seen: dict[str, Saturation] = {}
-        self.clipped: set[str] = set()  # what quantizers made of values beyond their ranges, in the last plain run
+        # what quantizers made of values beyond their ranges, in the last plain run
+        self.clipped: set[str] = set()
         self.shifts = find_quantizer_shifts(self)
         self.tables = self._find_lookup_tables()
 
@@ -73,7 +76,8 @@ class _QuantizedEvaluator(Float64Evaluator):
         for node in self.nodes:
             name = node.input[0] if node.op_type == DEQUANTIZE else ""
             while (maker := self.makers.get(name)) is not None and self.nodes[maker].op_type in _MOVES:
-                taken, name = name, self.nodes[maker].input[0]
+                taken = name
+                name = self.nodes[maker].input[0]
                 if name in self.stored and taken not in self.stored:
                     tables.add(taken)
         return frozenset(tables)
@@ -154,7 +158,10 @@ class _QuantizedEvaluator(Float64Evaluator):
         a, b = subtract_zero_points(inputs)
         plain = onnx.NodeProto()
         plain.CopyFrom(node)
-        plain.op_type = "MatMul" if node.op_type == "MatMulInteger" else "Conv"
+        if node.op_type == "MatMulInteger":
+            plain.op_type = "MatMul"
+        else:
+            plain.op_type = "Conv"
         return super().evaluate_node(plain, [a, b], known)
 
     def _node_generator(self, node: onnx.NodeProto, seed: int | str) -> np.random.Generator:
@@ -169,18 +176,23 @@ class _QuantizedEvaluator(Float64Evaluator):
         moved = drawn * _code_spacing(wide, codes.dtype)
         if len(inputs) > 1:
             attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-            axis, block = attrs.get("axis", 1), attrs.get("block_size", 0)
+            axis = attrs.get("axis", 1)
+            block = attrs.get("block_size", 0)
             zero = optional_input(inputs, 2)
-            values = (
-                wide if zero is None else wide - broadcast_parameter(zero, codes.shape, axis, block).astype(np.float64)
-            )
+            if zero is None:
+                values = wide
+            else:
+                values = wide - broadcast_parameter(zero, codes.shape, axis, block).astype(np.float64)
             moved = np.where(_is_group_nonzero(values != 0, np.asarray(inputs[1]), axis, block), moved, 0.0)
         return wide + moved
 
     def _quantize_with_draw(self, node: onnx.NodeProto, inputs: Sequence[Any], how: int | str, fixed: bool) -> Array:
         """A quantized tensor as float64, its zero point in it, rounded otherwise; one of weights is not clipped."""
         attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        kind = np.dtype(np.uint8) if node.op_type == DYNAMIC else quantized_dtype(optional_input(inputs, 2), attrs)
+        if node.op_type == DYNAMIC:
+            kind = np.dtype(np.uint8)
+        else:
+            kind = quantized_dtype(optional_input(inputs, 2), attrs)
         steps, zero = scaled_quotient(inputs, attrs)
         codes = steps + zero
         if how != "exact":
@@ -192,7 +204,9 @@ class _QuantizedEvaluator(Float64Evaluator):
             codes = np.where(steps == 0, 0.0, drawn) + zero
         if fixed:
             return codes
-        return _clip_beyond_one_step(codes, zero, kind) if self.draw.clips else _mask_range_ends(codes, zero, kind)
+        if self.draw.clips:
+            return _clip_beyond_one_step(codes, zero, kind)
+        return _mask_range_ends(codes, zero, kind)
 
     def _quantize_unclipped(self, node: onnx.NodeProto, inputs: Sequence[Any]) -> Array:
         """A quantized tensor as float64, its zero point in it, neither rounded nor cut off."""
@@ -204,7 +218,8 @@ class _QuantizedEvaluator(Float64Evaluator):
         attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         kind = quantized_dtype(optional_input(inputs, 2), attrs)
         steps, zero = scaled_quotient(inputs, attrs)
-        x, codes = np.asarray(inputs[0]), steps + zero
+        x = np.asarray(inputs[0])
+        codes = steps + zero
         finite = np.isfinite(codes)
         if not finite.any():
             return
@@ -246,7 +261,9 @@ def _is_relu_range(zero: Array, kind: np.dtype[Any]) -> bool:
 
 
 def _mask_range_ends(codes: Array, zero: Array, kind: np.dtype[Any]) -> Array:
-    return np.maximum(codes, finite_limits(kind)[0]) if _is_relu_range(zero, kind) else codes
+    if _is_relu_range(zero, kind):
+        return np.maximum(codes, finite_limits(kind)[0])
+    return codes
 
 
 def _clip_beyond_one_step(codes: Array, zero: Array, kind: np.dtype[Any]) -> Array:
@@ -278,7 +295,8 @@ class QuantizedRunner(OnnxFloat64Runner):
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         rows = [function_op_row(n.domain, n.op_type) for n in proto.graph.node]
-        if any(row is not None and row.quantizes for row in rows):  # as nodes, whose rounding can be drawn
+        # as nodes, whose rounding can be drawn
+        if any(row is not None and row.quantizes for row in rows):
             proto = copy_model(proto)
             calls = [n for n, row in zip(proto.graph.node, rows, strict=True) if row is not None and row.quantizes]
             proto = inline_calls(proto, calls)

@@ -40,14 +40,16 @@ def resize_error_bound(x: Array, shape: Sequence[int], unit: float, *, antialias
     if not total.size or not x.size:
         return total
     for axis in axes:
-        size, made = x.shape[axis], shape[axis]
+        size = x.shape[axis]
+        made = shape[axis]
         stretch = {a: max(1, -(-x.shape[a] // shape[a])) if antialias else 1 for a in axes}
         slope = _largest_slope(x, axis, _REACH * stretch[axis])
         for other in axes:
             if other != axis:
                 slope = _window_maximum(slope, other, reach=stretch[other])
         for other in axes:
-            n, m = x.shape[other], shape[other]
+            n = x.shape[other]
+            m = shape[other]
             slope = np.take(slope, np.minimum(np.arange(m) * n // m, n - 1), axis=other)
         coordinates = (np.arange(made) + 1.0) * size / made
         along = [1] * x.ndim

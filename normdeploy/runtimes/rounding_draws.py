@@ -21,19 +21,27 @@ class Saturation:
     """
 
     node: str
-    tensor: str  # that is quantized
-    ends: tuple[float, float]  # of the range, as real numbers; NaN where there is a scale for each channel
-    least: float = np.inf  # real numbers seen
+    # that is quantized
+    tensor: str
+    # of the range, as real numbers; NaN where there is a scale for each channel
+    ends: tuple[float, float]
+    # real numbers seen
+    least: float = np.inf
     largest: float = -np.inf
     share: float = 0.0
-    beyond: float = 0.0  # of a range that begins at 0, above it: what is below is taken for ReLU
-    used: float = 0.0  # the largest part of the range's width that any run took
+    # of a range that begins at 0, above it: what is below is taken for ReLU
+    beyond: float = 0.0
+    # the largest part of the range's width that any run took
+    used: float = 0.0
 
     def __bool__(self) -> bool:
         return self.beyond > 0
 
     def __str__(self) -> str:
-        ends = "" if np.isnan(self.ends[0]) else f" where its range is {self.ends[0]:.4g} to {self.ends[1]:.4g}"
+        if np.isnan(self.ends[0]):
+            ends = ""
+        else:
+            ends = f" where its range is {self.ends[0]:.4g} to {self.ends[1]:.4g}"
         return (
             f"{self.tensor!r} saturates at {self.node}: it reaches {self.least:.4g} to {self.largest:.4g}{ends},"
             f" {self.share:.2%} of a run clipped, by {self.beyond:.3g} steps at most"
@@ -54,7 +62,8 @@ class RoundingDraw:
     activations: int | str | None = None
     weights: int | None = None
     held: Mapping[str, Array | None] = field(default_factory=dict)
-    clips: bool = True  # at the ends of ranges, where activations are not rounded as the file does
+    # at the ends of ranges, where activations are not rounded as the file does
+    clips: bool = True
     width: float = 1.0
 
     @property

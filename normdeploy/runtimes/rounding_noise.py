@@ -70,15 +70,18 @@ _AS_OPERAND = split_op_names("silu gelu mish hardswish softplus log_sigmoid sin 
 _ORDERS = split_op_names("topk sort argsort argmax argmin kthvalue")
 _ALIASES = {"special_expit": "sigmoid", "special_erf": "erf", "special_erfc": "erfc", "special_expm1": "expm1"}
 _ALIASES |= {"special_log1p": "log1p", "special_log_softmax": "log_softmax", "special_softmax": "softmax"}
-_APART = 1e-300  # of zeros; any other number absorbs it
+# of zeros; any other number absorbs it
+_APART = 1e-300
 # Of usual operands these give numbers below the smallest normal one.
 _UNDERFLOWING = split_op_names("exp exp2 softmax _softmax sigmoid mul div true_divide pow square prod silu gelu erfc")
 _NORMS = split_op_names("layer_norm native_layer_norm group_norm native_group_norm instance_norm")
 _RESIZES = split_op_names("upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d")
 _ANTIALIASED = split_op_names("_upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_lanczos2d_aa")
 _SUMS = split_op_names("sum mean adaptive_avg_pool2d adaptive_avg_pool3d")
-_SMALL = 2**16  # elements of a parameter
-FLOAT16, FLOAT32 = UNIT_ROUNDOFF["float16"], UNIT_ROUNDOFF["float32"]
+# elements of a parameter
+_SMALL = 2**16
+FLOAT16 = UNIT_ROUNDOFF["float16"]
+FLOAT32 = UNIT_ROUNDOFF["float32"]
 _SHORT = {FLOAT32: torch.float16, FLOAT16: torch.bfloat16}
 LANES = 8
 
@@ -98,7 +101,10 @@ class RoundingRunner(Float64Runner):
         """
         plain = self._interpreter
         # Kernels for half precision differ in which results they round at all.
-        settled = self._settled if half is None else DataIndependent[torch.fx.Node]()
+        if half is None:
+            settled = self._settled
+        else:
+            settled = DataIndependent[torch.fx.Node]()
         self._interpreter = partial(_RoundingInterpreter, half=half, seed=seed, settled=settled)  # type: ignore[assignment]
         try:
             return self.infer(feeds)
@@ -111,21 +117,28 @@ class _RoundingInterpreter(WideningInterpreter):
         self, module: torch.fx.GraphModule, half: torch.dtype | None, seed: int, settled: DataIndependent[torch.fx.Node]
     ) -> None:
         super().__init__(module, settled)
-        self._half, self._op, self._unit = half, "", 0.0
+        self._half = half
+        self._op = ""
+        self._unit = 0.0
         # Three times as fast as torch's generator.
         self._rng = np.random.Generator(np.random.SFC64(seed))
 
     def run_node(self, n: torch.fx.Node) -> Any:
         schema = getattr(n.target, "_schema", None)
         # what writes into its operand has no value of its own
-        self._op = "" if schema is None or schema.is_mutable else schema.name.partition("::")[2].removesuffix("_copy")
+        if schema is None or schema.is_mutable:
+            self._op = ""
+        else:
+            self._op = schema.name.partition("::")[2].removesuffix("_copy")
         self._op = _ALIASES.get(self._op, self._op)
-        value = (
-            n.args[0].meta.get("val")
-            if self._op in _ORDERS and isinstance(n.args[0], torch.fx.Node)
-            else n.meta.get("val")
-        )
-        self._unit = 0.0 if self._op in _EXACT else self._coarsest_unit(value)
+        if self._op in _ORDERS and isinstance(n.args[0], torch.fx.Node):
+            value = n.args[0].meta.get("val")
+        else:
+            value = n.meta.get("val")
+        if self._op in _EXACT:
+            self._unit = 0.0
+        else:
+            self._unit = self._coarsest_unit(value)
         return super().run_node(n)
 
     def _widen_parameter(self, value: Any) -> Any:
@@ -136,7 +149,9 @@ class _RoundingInterpreter(WideningInterpreter):
     def _add_operand_noise(self, value: Any) -> Any:
         if isinstance(value, NarrowParameter):
             value, small = widen_tensor(value.tensor), value.tensor.numel() <= _SMALL
-            return self._rounding_noise(value).add_(value) if small and value.is_floating_point() else value
+            if small and value.is_floating_point():
+                return self._rounding_noise(value).add_(value)
+            return value
         if isinstance(value, list | tuple):
             return [self._add_operand_noise(each) for each in value]
         if isinstance(value, torch.Tensor) and value.is_complex():
@@ -144,7 +159,9 @@ class _RoundingInterpreter(WideningInterpreter):
         if not _is_floating_tensor(value):
             return value
         moved = self._rounding_noise(value).add_(value)
-        return moved.add_(_APART * self._draw_uniform(value)) if self._op in _ORDERS else moved
+        if self._op in _ORDERS:
+            return moved.add_(_APART * self._draw_uniform(value))
+        return moved
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         result = super().call_function(target, args, kwargs)
@@ -152,9 +169,11 @@ class _RoundingInterpreter(WideningInterpreter):
             return result
         if not self._op or not self._unit:
             return result
-        if self._op == "cumsum":  # each partial sum is rounded, and what it lost is lost for all that follow
+        # each partial sum is rounded, and what it lost is lost for all that follow
+        if self._op == "cumsum":
             return result + super().call_function(target, (self._rounding_noise(result), *args[1:]), kwargs)
-        if self._op == INVERSE_SHORT_TIME:  # linear in its frames, whose overlap it divides by that of the windows
+        # linear in its frames, whose overlap it divides by that of the windows
+        if self._op == INVERSE_SHORT_TIME:
             noise = self._complex_rounding_noise(args[0], frame_roundings(args[0], args[0], [args[0].dim() - 2]))
             return result + super().call_function(target, (noise, *args[1:]), kwargs)
         if (bins := find_transformed_axes(self._op, args, kwargs, result)) is not None:
@@ -174,7 +193,8 @@ class _RoundingInterpreter(WideningInterpreter):
             result = result + self._coordinate_noise(args[0], result)
         elif self._op in _SUMS and _is_floating_tensor(result) and result.numel():
             result = result + self._rounding_noise(result.abs() * sum_roundings(args[0].numel() / result.numel()))
-            pooled = list(range(-int(self._op[-2]), 0)) if "pool" in self._op else []  # the dims of an image, "…2d"
+            # the dims of an image, "…2d"
+            pooled = list(range(-int(self._op[-2]), 0)) if "pool" in self._op else []
             if self._unit == FLOAT32 and _is_floating_tensor(args[0]) and all(result.shape[a] == 1 for a in pooled):
                 axes = pooled or (args[1] if len(args) > 1 and args[1] is not None else ())
                 lost = float32_sum_error_along(
@@ -217,19 +237,26 @@ class _RoundingInterpreter(WideningInterpreter):
     def _statistics_noise(self, args: Any, result: torch.Tensor) -> torch.Tensor:
         """What rounded statistics do to a norm: the whole row is off by as much, however little its elements lie
         apart."""
-        x, second = args[0], args[1]
+        x = args[0]
+        second = args[1]
         if self._op in ("layer_norm", "native_layer_norm"):
             rows = x.reshape(*x.shape[: x.dim() - len(second)], -1)
             weight = args[2] if len(args) > 2 else None
         else:
             native = self._op == "native_group_norm"
-            groups = x.shape[1] if self._op == "instance_norm" else args[6] if native else second
+            if self._op == "instance_norm":
+                groups = x.shape[1]
+            elif native:
+                groups = args[6]
+            else:
+                groups = second
             rows = x.reshape(x.shape[0], groups, -1)
             scale = second if self._op == "instance_norm" or native else args[2] if len(args) > 2 else None
             weight = None if scale is None else scale.reshape(-1, *[1] * (x.dim() - 2))
         if not rows.numel():
             return torch.zeros_like(result)
-        floats = [a for a in args[3:] if isinstance(a, float)]  # of instance_norm the momentum too, before the epsilon
+        # of instance_norm the momentum too, before the epsilon
+        floats = [a for a in args[3:] if isinstance(a, float)]
         epsilon = floats[-1] if floats else 1e-5
         off, scaled = (torch.from_numpy(v) for v in statistics_error(rows.detach().numpy(), epsilon, self._unit))
         centered = rows - rows.mean(-1, keepdim=True)
@@ -238,7 +265,9 @@ class _RoundingInterpreter(WideningInterpreter):
             .nan_to_num_(0.0, 0.0, 0.0)
             .reshape(result.shape)
         )
-        return away if weight is None else away * weight
+        if weight is None:
+            return away
+        return away * weight
 
     def _rounding_noise(self, value: torch.Tensor) -> torch.Tensor:
         """u·ξ·value, ξ in [−1, 1] for each element; nothing where it is not finite, whose rounding would be another
@@ -303,9 +332,11 @@ def statistics_error(rows: np.ndarray, epsilon: float, unit: float) -> tuple[np.
     type of ``unit``."""
     n = rows.shape[-1]
     with np.errstate(all="ignore"):
-        mean, variance = rows.mean(-1, keepdims=True), rows.var(-1, keepdims=True)
+        mean = rows.mean(-1, keepdims=True)
+        variance = rows.var(-1, keepdims=True)
         spread = np.sqrt(variance + epsilon)
-        away, more = unit * np.abs(mean) * sum_roundings(n), np.zeros_like(mean)
+        away = unit * np.abs(mean) * sum_roundings(n)
+        more = np.zeros_like(mean)
         if unit == FLOAT32:
             away = np.maximum(away, float32_sum_error(rows) / n)
             more = float32_sum_error(np.square(rows - mean)) / n / (2 * (variance + epsilon))
@@ -318,7 +349,10 @@ def _largest_initial_state(op: str, args: Any) -> float:
     They are its second operand: a tensor, or a list of two. `normdeploy.loading.recurrent_ops` has an LSTM that
     takes two tensors.
     """
-    states = args[1:3] if op == "lstm" and isinstance(args[2], torch.Tensor) else tree_leaves(args[1])
+    if op == "lstm" and isinstance(args[2], torch.Tensor):
+        states = args[1:3]
+    else:
+        states = tree_leaves(args[1])
     finite = [torch.nan_to_num(s.abs(), 0.0, 0.0, 0.0) for s in states if _is_floating_tensor(s) and s.numel()]
     return max((float(s.max()) for s in finite), default=0.0)
 

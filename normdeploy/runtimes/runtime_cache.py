@@ -46,7 +46,10 @@ class RuntimeCache:
                 f"{Path(engine).name} is an engine for TensorRT, whose kernels are compiled when it is built: it has no"
                 " runtime cache; leave runtime_cache out"
             )
-        self.path = default_cache_path(engine) if isinstance(wanted, bool | None) else Path(wanted)
+        if isinstance(wanted, bool | None):
+            self.path = default_cache_path(engine)
+        else:
+            self.path = Path(wanted)
         if os.path.realpath(self.path) == os.path.realpath(engine):
             raise InputError(f"the runtime cache {str(self.path)!r} would replace the engine; give another name")
         self._writes = bool(wanted)

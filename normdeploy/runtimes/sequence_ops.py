@@ -51,11 +51,14 @@ def _concat_from_sequence(inputs: Sequence[Any], attrs: Attrs) -> Array:
 
 def _split_to_sequence(inputs: Sequence[Any], attrs: Attrs) -> list[Array]:
     """Split along an axis: into parts of 1, whose axis ``keepdims`` may drop, of one size, or of stated sizes."""
-    x, axis = np.asarray(inputs[0]), attrs.get("axis", 0)
+    x = np.asarray(inputs[0])
+    axis = attrs.get("axis", 0)
     sizes = optional_input(inputs, 1)
     if sizes is None:
         parts = np.split(x, x.shape[axis], axis)
-        return parts if attrs.get("keepdims", 1) else [part.squeeze(axis) for part in parts]
+        if attrs.get("keepdims", 1):
+            return parts
+        return [part.squeeze(axis) for part in parts]
     ends = range(int(sizes), x.shape[axis], int(sizes)) if sizes.ndim == 0 else np.cumsum(sizes)[:-1]
     return np.split(x, ends, axis)
 
@@ -74,4 +77,6 @@ OPS: Mapping[str, Function] = {
 
 def as_array_or_sequence(value: Any) -> Any:
     """Return an array, or a sequence as it is."""
-    return value if isinstance(value, list) else np.asarray(value)
+    if isinstance(value, list):
+        return value
+    return np.asarray(value)

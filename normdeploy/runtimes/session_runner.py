@@ -18,12 +18,14 @@ from .live_runner import LiveRunner
 from .ort_runner import OrtRunner, require_cuda, run_named_feeds, shorten_ort_error
 from .tensor_spec import DTYPES, TensorSpec
 
-if TYPE_CHECKING:  # torch takes seconds to import, and numpy arrays on the CPU need none of it
+# torch takes seconds to import, and numpy arrays on the CPU need none of it
+if TYPE_CHECKING:
     import torch
 
     from .cuda_stream import CudaStream
 
-_NO_GRAPH = "-1"  # its gpu_graph_id of a run that neither records nor replays
+# its gpu_graph_id of a run that neither records nor replays
+_NO_GRAPH = "-1"
 _FLOATS = (
     f"onnxruntime was given the session option {'='.join(*FLOAT_OPERANDS.items())}, with which verify judges it:"
     " by default it may round activations to 8 bits in front of quantized weights"
@@ -82,9 +84,8 @@ class SessionRunner(LiveRunner):
             path, name=self.name, provider=provider, entries=entries, settings=settings, threads=threads, spins=True
         ).session
         self.inputs = tuple(self._tensor_spec(value) for value in self._session.get_inputs())
-        self.outputs = tuple(
-            {value.name: self._tensor_spec(value) for value in self._session.get_outputs()}.values()
-        )  # a file may say one twice
+        # a file may say one twice
+        self.outputs = tuple({value.name: self._tensor_spec(value) for value in self._session.get_outputs()}.values())
 
     def _tensor_spec(self, value: Any) -> TensorSpec:
         inner = value.type.removeprefix("tensor(").removesuffix(")")
@@ -99,7 +100,10 @@ class SessionRunner(LiveRunner):
     def _run_tensors(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for name, tensor in tensors.items():
             if tensor.device.type != "cpu" and (self._cuda is None or tensor.device != self._cuda.device):
-                own = "the CPU" if self._cuda is None else str(self._cuda.device)
+                if self._cuda is None:
+                    own = "the CPU"
+                else:
+                    own = str(self._cuda.device)
                 raise InputError(
                     f"{self.name} runs on {own}, input {name!r} lies on {tensor.device}; move it, or choose provider"
                     " and device"
@@ -109,13 +113,14 @@ class SessionRunner(LiveRunner):
         stays = any(tensor.is_cuda for tensor in tensors.values())
         with self._cuda.use_stream():
             graphs = self._graphs
-            outputs = (
-                self._run_bound(tensors, "cuda" if stays else "cpu")
-                if graphs is None
-                else self._replay_graph(tensors, graphs)
-            )
+            if graphs is None:
+                outputs = self._run_bound(tensors, "cuda" if stays else "cpu")
+            else:
+                outputs = self._replay_graph(tensors, graphs)
             self._cuda.record_use([*tensors.values(), *outputs.values()])
-            return outputs if stays else {name: tensor.cpu() for name, tensor in outputs.items()}
+            if stays:
+                return outputs
+            return {name: tensor.cpu() for name, tensor in outputs.items()}
 
     def _run_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return run_named_feeds(self._session, arrays, self.name)
@@ -172,9 +177,8 @@ class SessionRunner(LiveRunner):
         key = tuple(tensor.shape for tensor in tensors.values())
         if key not in graphs:
             sample = {name: tensor.to(self._cuda.device, copy=True).contiguous() for name, tensor in tensors.items()}
-            graphs[key] = _SessionGraph(
-                self, len(graphs), sample, self._run_bound(sample, "cuda")
-            )  # the first run gives the outputs' shapes
+            # the first run gives the outputs' shapes
+            graphs[key] = _SessionGraph(self, len(graphs), sample, self._run_bound(sample, "cuda"))
         return graphs[key](tensors)
 
     def _bind_tensor(self, bind: Callable[..., None], spec: TensorSpec, tensor: torch.Tensor) -> None:
@@ -234,7 +238,9 @@ class _SessionGraph:
 def _parse_dim(size: int | str | None) -> int | str | None:
     """Return a dim of onnxruntime as `TensorSpec` has it: None where it has no size and no name."""
     if isinstance(size, str):
-        return None if is_meaningless_dim(size) else size or None
+        if is_meaningless_dim(size):
+            return None
+        return size or None
     return size
 
 
@@ -256,7 +262,7 @@ def _tensor_as_array(tensor: torch.Tensor) -> np.ndarray:
 def _tensor_from_ort(value: ort.OrtValue, spec: TensorSpec) -> torch.Tensor:
     import torch
 
-    tensor = torch.from_dlpack(
-        value._ortvalue
-    )  # the wrapper's own __dlpack__ does not take the arguments that torch gives
-    return tensor.view(torch.bool) if spec.dtype == "bool" else tensor  # onnxruntime says uint8 there
+    # the wrapper's own __dlpack__ does not take the arguments that torch gives
+    tensor = torch.from_dlpack(value._ortvalue)
+    # onnxruntime says uint8 there
+    return tensor.view(torch.bool) if spec.dtype == "bool" else tensor

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from .float64_evaluator import Float64Evaluator
 
 FLOAT32 = UNIT_ROUNDOFF["float32"]
-_LAYERS, _SCALING, _SHIFTING = ("MatMul", "Gemm"), ("Mul", "Div"), ("Add", "Sub")
+_LAYERS = ("MatMul", "Gemm")
+_SCALING = ("Mul", "Div")
+_SHIFTING = ("Add", "Sub")
 _ALGEBRA = {"Mul": np.multiply, "Div": np.divide, "Add": np.add, "Sub": np.subtract}
 
 
@@ -43,7 +45,8 @@ def find_quantizer_shifts(graph: Float64Evaluator) -> dict[str, Array]:
     for node in graph.nodes:
         left = recorded.get(_bias_name(graph, node, readers))
         if node.op_type in _LAYERS and left is not None:
-            shape, shift = _weight_shape(graph, node, readers), _quantizer_shift(graph, node.input[0])
+            shape = _weight_shape(graph, node, readers)
+            shift = _quantizer_shift(graph, node.input[0])
             if shape and shift is not None and shift.size == shape[_is_transposed(node)]:
                 found[node.output[0]] = np.where(np.isin(np.arange(shift.size), left), 0.0, shift)
     return found
@@ -68,7 +71,9 @@ def _weight_shape(
     codes = graph.weights.get(made.input[0]) if made is not None and made.op_type == DEQUANTIZE else None
     if made is None or codes is None or len(codes.dims) != 2:
         return ()
-    return tuple(codes.dims) if len(readers[node.input[1]]) == len(readers[made.input[0]]) == 1 else ()
+    if len(readers[node.input[1]]) == len(readers[made.input[0]]) == 1:
+        return tuple(codes.dims)
+    return ()
 
 
 def _bias_name(graph: Float64Evaluator, node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]) -> str:
@@ -81,7 +86,9 @@ def _bias_name(graph: Float64Evaluator, node: onnx.NodeProto, readers: dict[str,
         added = len(behind) == 1 and behind[0].op_type == "Add"
         names = [n for n in behind[0].input if n != node.output[0]] if added else ()
     own = len(names) == 1 and names[0] in graph.weights and len(readers[names[0]]) == 1
-    return names[0] if own else ""
+    if own:
+        return names[0]
+    return ""
 
 
 def _quantizer_shift(graph: Float64Evaluator, name: str) -> Array | None:
@@ -104,9 +111,13 @@ def _quantizer_shift(graph: Float64Evaluator, name: str) -> Array | None:
     for op, by in reversed(chain):
         value = _ALGEBRA[op](value, by)
     along_channels = np.ndim(value) and np.shape(value)[-1] == np.size(value)
-    return np.asarray(-value).reshape(-1) if along_channels else None
+    if along_channels:
+        return np.asarray(-value).reshape(-1)
+    return None
 
 
 def _producer(graph: Float64Evaluator, name: str) -> onnx.NodeProto | None:
     place = graph.makers.get(name)
-    return None if place is None else graph.nodes[place]
+    if place is None:
+        return None
+    return graph.nodes[place]

@@ -13,7 +13,8 @@ from ..model import ModelSignature
 
 # Small steps first, then the sizes of images (224), of audio windows (400, 512) and of a second of audio (16,000).
 _SIZES = (16, 32, 64, 128, 224, 256, 400, 512, 1024, 4096, 16_000, 2**15)
-_MOST = 2**21  # input elements that are tried: a batch of two images of 512 by 512 in three channels
+# input elements that are tried: a batch of two images of 512 by 512 in three channels
+_MOST = 2**21
 
 
 def find_runnable_sizes(

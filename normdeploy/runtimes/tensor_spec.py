@@ -14,7 +14,8 @@ from ..errors import InputError
 from .array_conversion import advise_on_shape, check_names
 from .optimization_profiles import Shapes
 
-if TYPE_CHECKING:  # torch takes seconds to import, and numpy arrays on the CPU need none of it
+# torch takes seconds to import, and numpy arrays on the CPU need none of it
+if TYPE_CHECKING:
     import torch
 
 DTYPES = (
@@ -93,7 +94,9 @@ def _tensor_over_array(array: np.ndarray) -> torch.Tensor:
     if any(stride < 0 for stride in plain.strides):
         plain = np.ascontiguousarray(plain)
     tensor = torch.from_numpy(plain if plain.flags.writeable else np.asarray(_WritableArray(plain)))
-    return tensor.view(torch.bfloat16) if bfloat16 else tensor
+    if bfloat16:
+        return tensor.view(torch.bfloat16)
+    return tensor
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:

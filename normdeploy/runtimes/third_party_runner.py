@@ -28,7 +28,8 @@ from . import Runner
 from .live_runner import LiveRunner
 from .tensor_spec import TensorSpec, as_numpy, as_tensor
 
-if TYPE_CHECKING:  # torch takes seconds to import
+# torch takes seconds to import
+if TYPE_CHECKING:
     import torch
 
 _ITS_OWN = (GraphError, InputError, RuntimeUnavailable)
@@ -93,12 +94,14 @@ class ThirdPartyRunner(LiveRunner):
             raise type(error)(f"{third_party_title(self._extension)}: {error}") from error
         except NormdeployError:
             raise
-        except (Exception, SystemExit) as error:  # the package's own code; its exit is no verdict of ours
+        except (Exception, SystemExit) as error:
+            # the package's own code; its exit is no verdict of ours
             raise self._extension.make_error(f"{what}: {type(error).__name__}: {error}") from error
 
     def _run_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         for array in arrays.values():
-            array.flags.writeable = False  # they are the caller's
+            # they are the caller's
+            array.flags.writeable = False
         outputs: Any = self._call_package("fails", self._runner.infer, arrays)
         names = [spec.name for spec in self.outputs]
         if not isinstance(outputs, Mapping) or not all(isinstance(outputs.get(name), np.ndarray) for name in names):
@@ -124,6 +127,9 @@ class ThirdPartyRunner(LiveRunner):
 
 def _tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
     tensor = value.type.tensor_type
-    kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name if tensor.elem_type else ""
+    if tensor.elem_type:
+        kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+    else:
+        kind = ""
     dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim]
     return TensorSpec(value.name, kind, tuple(dims))

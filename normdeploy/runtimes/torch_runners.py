@@ -37,7 +37,8 @@ from .dtype_widening import half_dtype_map, saturate_fills, saturate_to_half, wi
 from .fake_quantize import fake_quantize_float64
 from .fourier_error import spread_nan
 
-HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # what ``--precision`` takes
+# what ``--precision`` takes
+HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class _TorchRunner:
@@ -59,14 +60,14 @@ class _TorchRunner:
             return self._name_outputs(self._interpreter(self._graph).run(*self._graph_arguments(inputs, lifted)))
 
     def _graph_arguments(self, inputs: Sequence[torch.Tensor], lifted: Mapping[str, Any]) -> list[Any]:
-        tensors, arguments = iter(inputs), []
+        tensors = iter(inputs)
+        arguments = []
         for spec in self._model.program.graph_signature.input_specs:
             if spec.kind == InputKind.USER_INPUT:
                 arguments.append(spec.arg.value if isinstance(spec.arg, ConstantArgument) else next(tensors))
             else:
-                value = lifted[
-                    spec.arg.name
-                ]  # as it was loaded, whatever the graph does to it: every call begins from the same state
+                # as it was loaded, whatever the graph does to it: every call begins from the same state
+                value = lifted[spec.arg.name]
                 arguments.append(value.clone() if self._mutates and isinstance(value, torch.Tensor) else value)
         return arguments
 
@@ -155,7 +156,8 @@ class ModuleRunner(_TorchRunner):
         try:
             with preserve_torch_state(), torch.no_grad():
                 returned = tree_leaves(module(*args, **kwargs))
-        except Exception as error:  # whatever the user's forward raises
+        except Exception as error:
+            # whatever the user's forward raises
             raise InputError(f"the module does not run on these inputs: {type(error).__name__}: {error}") from error
         finally:
             torch.backends.mha.set_fastpath_enabled(fused)
@@ -217,7 +219,8 @@ class Float64Runner(_TorchRunner):
         super().__init__(model, widen_graph(copy.deepcopy(model.program.graph_module)), lifted_values(model.program))
         self._settled = find_data_independent_nodes(self._graph, self._lifted)
         self._interpreter = partial(WideningInterpreter, settled=self._settled)  # type: ignore[assignment]
-        if self._mutates:  # what is written to is one tensor for the whole run
+        # what is written to is one tensor for the whole run
+        if self._mutates:
             self._lifted = {name: widen_tensor(value) for name, value in self._lifted.items()}
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
@@ -269,14 +272,18 @@ class _LocatingInterpreter(torch.fx.Interpreter):
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         super().__init__(module)
-        self.extra_traceback = False  # would add the user's source to the message
+        # would add the user's source to the message
+        self.extra_traceback = False
 
     def run_node(self, n: torch.fx.Node) -> Any:
         try:
             return super().run_node(n)
         except Exception as error:
             scopes = list(n.meta.get("nn_module_stack", {}).values())
-            path = strip_invented_module(str(scopes[-1][0])) if scopes else ""
+            if scopes:
+                path = strip_invented_module(str(scopes[-1][0]))
+            else:
+                path = ""
             module = f" of module {path!r}" if path else ""
             lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
             raise _NodeFailed(f"operator {n.target}{module} failed: {lines[0]}") from error
@@ -342,7 +349,9 @@ class WideningInterpreter(_LocatingInterpreter):
         return map_arg(args, lambda node: self._widen_parameter(self.env[node]))
 
     def _widen_parameter(self, value: Any) -> Any:
-        return widen_tensor(value.tensor) if isinstance(value, NarrowParameter) else value
+        if isinstance(value, NarrowParameter):
+            return widen_tensor(value.tensor)
+        return value
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         schema = getattr(target, "_schema", None)
@@ -357,13 +366,16 @@ class WideningInterpreter(_LocatingInterpreter):
         return spread_nan(schema.name.partition("::")[2], args, kwargs, super().call_function(target, args, kwargs))
 
 
-_TorchRunner._interpreter, HalfRunner._interpreter = _LocatingInterpreter, _Float32FallbackInterpreter
+_TorchRunner._interpreter = _LocatingInterpreter
+HalfRunner._interpreter = _Float32FallbackInterpreter
 
 
 def _cast_as_traced(value: Any, stated: Any) -> Any:
     """Give a floating tensor the type that ``stated``, a traced one, has."""
     tensors = isinstance(value, torch.Tensor) and isinstance(stated, torch.Tensor)
-    return value.to(stated.dtype) if tensors and value.is_floating_point() else value
+    if tensors and value.is_floating_point():
+        return value.to(stated.dtype)
+    return value
 
 
 def lifted_values(program: torch.export.ExportedProgram) -> dict[str, Any]:
@@ -389,7 +401,8 @@ def _without_amx() -> Iterator[None]:
     """Keeps oneDNN out: for bfloat16 it takes AMX instructions, which kill the process in virtual machines that only
     announce them."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a setting that ``flags`` touches besides
+        # of a setting that ``flags`` touches besides
+        warnings.simplefilter("ignore")
         with torch.backends.mkldnn.flags(enabled=False):
             yield
 
@@ -399,7 +412,8 @@ def _is_mutating(node: torch.fx.Node) -> bool:
     return schema is not None and schema.is_mutable
 
 
-_DEFAULT_DTYPE = threading.RLock()  # torch's default dtype belongs to the whole process
+# torch's default dtype belongs to the whole process
+_DEFAULT_DTYPE = threading.RLock()
 
 
 @contextmanager

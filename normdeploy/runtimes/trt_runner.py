@@ -28,9 +28,11 @@ from .engine_loading import check_engine_validity, make_engine_loader
 from .network_types import FLOATS
 from .runtime_cache import RuntimeCache, Wanted
 
-PACKAGES = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}  # runtime -> its Python package
+# runtime -> its Python package
+PACKAGES = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
 TITLES = {"tensorrt-rtx": "TensorRT-RTX", "tensorrt": "TensorRT"}
-_RTX_MAGIC = b"vtrt"  # the first bytes of an engine; TensorRT's own differ in the first
+# the first bytes of an engine; TensorRT's own differ in the first
+_RTX_MAGIC = b"vtrt"
 
 
 class TrtRunner:
@@ -60,7 +62,8 @@ class TrtRunner:
         self._failures: tuple[type[Exception], ...] = (PolygraphyException,)
         self._log = _error_log()
         self._cache = RuntimeCache(self._path, self.runtime, runtime_cache)
-        data, why = self._path.read_bytes(), ""
+        data = self._path.read_bytes()
+        why = ""
         try:
             loader = make_engine_loader(library, get_trt_logger())
             valid, why = check_engine_validity(library, loader, data)
@@ -152,9 +155,11 @@ class _ErrorLogHandler(logging.Handler):
         super().__init__(logging.ERROR)
         from polygraphy.logger import G_LOGGER
 
-        G_LOGGER.module_severity, G_LOGGER.use_python_logging_system = G_LOGGER.ERROR, True
+        G_LOGGER.module_severity = G_LOGGER.ERROR
+        G_LOGGER.use_python_logging_system = True
         G_LOGGER.colors = G_LOGGER.letter = False
-        G_LOGGER.python_logger.handlers, G_LOGGER.python_logger.propagate = [self], False
+        G_LOGGER.python_logger.handlers = [self]
+        G_LOGGER.python_logger.propagate = False
         self._messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -162,7 +167,8 @@ class _ErrorLogHandler(logging.Handler):
 
     def take_errors(self) -> str:
         """All since the last time, in one line."""
-        messages, self._messages = "; ".join(dict.fromkeys(self._messages)), []
+        messages = "; ".join(dict.fromkeys(self._messages))
+        self._messages = []
         return messages or "no reason is given"
 
 
@@ -196,7 +202,9 @@ def read_runtime(engine: Path) -> str:
         raise InputError(
             f"{engine.name} is no TensorRT engine: it begins with {magic!r}; make one with `normdeploy build`"
         )
-    return "tensorrt-rtx" if magic == _RTX_MAGIC else "tensorrt"
+    if magic == _RTX_MAGIC:
+        return "tensorrt-rtx"
+    return "tensorrt"
 
 
 def describe_missing_runtime(runtime: str, *, gpu: bool = True) -> str | None:
@@ -205,13 +213,17 @@ def describe_missing_runtime(runtime: str, *, gpu: bool = True) -> str | None:
         return f"{TITLES[runtime]} is not installed; pip install {PACKAGES[runtime].replace('_', '-')}"
     if importlib.util.find_spec("polygraphy") is None:
         return "Polygraphy is not installed; pip install polygraphy"
-    return explain_missing_gpu() if gpu else None
+    if gpu:
+        return explain_missing_gpu()
+    return None
 
 
 def installed_version(runtime: str) -> str:
     """The version of the installed library, which is not imported; "" where its package does not tell."""
     distributions = importlib.metadata.packages_distributions().get(PACKAGES[runtime], ())
-    return importlib.metadata.version(distributions[0]) if distributions else ""
+    if distributions:
+        return importlib.metadata.version(distributions[0])
+    return ""
 
 
 @functools.cache
@@ -224,7 +236,9 @@ def explain_missing_gpu() -> str | None:
     count = ctypes.c_int(0)
     if code := driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return f"no GPU: the NVIDIA driver does not start (CUDA error {code})"
-    return None if count.value else "no GPU: the NVIDIA driver finds none"
+    if count.value:
+        return None
+    return "no GPU: the NVIDIA driver finds none"
 
 
 def select_library(runtime: str) -> Any:

@@ -10,10 +10,13 @@ import onnx
 
 from ..errors import GraphError
 
-OP, DOMAIN = "EPContext", "com.microsoft"
+OP = "EPContext"
+DOMAIN = "com.microsoft"
 PROVIDER = "NvTensorRTRTXExecutionProvider"
-PACKAGE = "onnxruntime-ep-nv-tensorrt-rtx-cu13"  # its wheel; cu12 for CUDA 12
-_SHOWN = 80  # characters of what a file says of itself
+# its wheel; cu12 for CUDA 12
+PACKAGE = "onnxruntime-ep-nv-tensorrt-rtx-cu13"
+# characters of what a file says of itself
+_SHOWN = 80
 
 
 def require_model(proto: onnx.ModelProto, name: str) -> None:
@@ -38,7 +41,10 @@ def describe_context_node(node: onnx.NodeProto) -> str:
         else "",
         f"by version {version}" if (version := attribute_text(node, "ep_sdk_version")) else "",
     ]
-    need = f" (pip install {PACKAGE}) on such a GPU" if provider == PROVIDER else ""
+    if provider == PROVIDER:
+        need = f" (pip install {PACKAGE}) on such a GPU"
+    else:
+        need = ""
     title = " ".join(part for part in ("compiled", *built) if part)
     return (
         f"holds, in the place of nodes, an engine for onnxruntime's {provider}, {title}: only onnxruntime with that"
@@ -55,4 +61,6 @@ def attribute_text(node: onnx.NodeProto, name: str) -> str:
 
 def _original_model_clause(node: onnx.NodeProto) -> str:
     source = attribute_text(node, "onnx_model_filename")
-    return f", {source!r}" if source else ""
+    if source:
+        return f", {source!r}"
+    return ""

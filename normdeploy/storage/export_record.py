@@ -23,18 +23,24 @@ from ..errors import GraphError
 from ..model import Dim, InputSpec, ModelSignature
 
 SCHEMA = 2
-_OLDER = 1  # {"record": ..., "hmac": ...}: the same content, signed in its own bytes with a user's key
+# {"record": ..., "hmac": ...}: the same content, signed in its own bytes with a user's key
+_OLDER = 1
 _PROPERTY = "normdeploy"
 
-DATA = ("key", "inputs", "dims", "eval", "task", "part")  # flags of loading that run no code
+# flags of loading that run no code
+DATA = ("key", "inputs", "dims", "eval", "task", "part")
+# what is imported, and what it is called with; ``trust`` stands with the export's flags
 CODE = (
     "model",
     "model_args",
     "imports",
-)  # what is imported, and what it is called with; ``trust`` stands with the export's flags
-_LARGEST = 2**63 - 1  # size of a dim in ONNX
-_FARTHEST = 2.0**1022  # of a limit; the difference of two is a float
-_LONGEST = 4096  # characters of one text that is followed
+)
+# size of a dim in ONNX
+_LARGEST = 2**63 - 1
+# of a limit; the difference of two is a float
+_FARTHEST = 2.0**1022
+# characters of one text that is followed
+_LONGEST = 4096
 
 
 def write_record(proto: onnx.ModelProto, model: ModelSignature, flags: Mapping[str, Any]) -> None:
@@ -120,7 +126,8 @@ def raw_record(proto: onnx.ModelProto) -> dict[str, Any]:
         schema = content["schema"]
         if schema == _OLDER and "eval_mode" in content["load"]:
             content["load"]["eval"] = content["load"].pop("eval_mode")
-        json.dumps(content).encode()  # texts that are no Unicode can be neither signed nor written again
+        # texts that are no Unicode can be neither signed nor written again
+        json.dumps(content).encode()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _make_record_error(error) from error
     if schema not in (SCHEMA, _OLDER):
@@ -196,5 +203,7 @@ def _to_portable_json(value: Any) -> Any:
     if isinstance(value, str | PurePath):
         text = str(value)
         absolute = PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
-        return PureWindowsPath(text).name if absolute else text
+        if absolute:
+            return PureWindowsPath(text).name
+        return text
     return value

@@ -26,7 +26,8 @@ from ..errors import NormdeployError
 if sys.platform != "win32":
     import fcntl
 
-_unfinished: set[Path] = set()  # the temporaries of this process
+# the temporaries of this process
+_unfinished: set[Path] = set()
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -63,7 +64,8 @@ def resolve_writable_path(path: str | os.PathLike[str]) -> Path:
             )
         if target.exists() and not target.is_file():
             raise NormdeployError(f"can't write {str(path)!r}: it exists and is not a regular file; give another name")
-    except OSError as error:  # the name is too long
+    except OSError as error:
+        # the name is too long
         raise NormdeployError(f"can't write {str(path)!r}: {error.strerror}; give another name") from error
     return target
 
@@ -110,7 +112,8 @@ def _create_temporary(target: Path) -> tuple[int, Path]:
         path = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         lock_handle(handle)
-        if path.exists():  # another process may have taken it for a left-over before it was locked
+        # another process may have taken it for a left-over before it was locked
+        if path.exists():
             return handle, path
         os.close(handle)
 
@@ -120,7 +123,8 @@ def _remove_dead_temporaries(target: Path) -> None:
     for path in matching_siblings(target, rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.tmp"):
         try:
             handle = os.open(path, os.O_RDWR)
-        except OSError:  # gone in the meantime, or another user's
+        except OSError:
+            # gone in the meantime, or another user's
             continue
         if lock_handle(handle, wait=False):
             path.unlink(missing_ok=True)
@@ -134,11 +138,13 @@ def matching_siblings(target: Path, pattern: str) -> Sequence[Path]:
 
 def lock_handle(handle: int, *, wait: bool = True) -> bool:
     """Take the file's lock, which the kernel gives back when the process ends; False where that is not possible."""
-    if sys.platform == "win32":  # has no such lock: there left-overs are not removed
+    # has no such lock: there left-overs are not removed
+    if sys.platform == "win32":
         return wait
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:  # held, or a file system without locks
+    except OSError:
+        # held, or a file system without locks
         return False
     return True
 
@@ -146,9 +152,8 @@ def lock_handle(handle: int, *, wait: bool = True) -> bool:
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """One writer at a time in ``folder``, for the moment of the renames."""
-    if (
-        sys.platform == "win32" or Path(os.path.realpath(folder)) in _unfinished
-    ):  # a new folder of ours is locked as long as it is written
+    if sys.platform == "win32" or Path(os.path.realpath(folder)) in _unfinished:
+        # a new folder of ours is locked as long as it is written
         yield
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -16,8 +16,10 @@ from pathlib import Path
 from ..errors import NormdeployError
 from .file_replacement import _FULL, _unfinished, _unwind_on_sigterm, lock_folder, lock_handle, matching_siblings
 
-_EXCHANGE = 2  # renameat2's RENAME_EXCHANGE
-_HERE = -100  # AT_FDCWD
+# renameat2's RENAME_EXCHANGE
+_EXCHANGE = 2
+# AT_FDCWD
+_HERE = -100
 
 
 @contextmanager
@@ -61,7 +63,8 @@ def replace_folder_atomically(target: Path) -> Iterator[Path]:
         raise
     finally:
         _unfinished.discard(fresh)
-        shutil.rmtree(fresh, ignore_errors=True)  # after an exchange this is what stood there before
+        # after an exchange this is what stood there before
+        shutil.rmtree(fresh, ignore_errors=True)
         if handle >= 0:
             os.close(handle)
 
@@ -95,7 +98,8 @@ def _remove_dead_folders(target: Path) -> None:
     for path in matching_siblings(target, rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.tmp"):
         try:
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:  # gone in the meantime, another user's, or no folder
+        except OSError:
+            # gone in the meantime, another user's, or no folder
             continue
         if lock_handle(handle, wait=False):
             shutil.rmtree(path, ignore_errors=True)

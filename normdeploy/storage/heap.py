@@ -24,5 +24,6 @@ def load_malloc_trim() -> Any:
         return None
     try:
         return ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError):  # musl has none
+    except (OSError, AttributeError):
+        # musl has none
         return None

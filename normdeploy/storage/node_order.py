@@ -36,7 +36,8 @@ def sort_nodes(proto: onnx.ModelProto) -> bool:
         GraphError: nodes form a circle.
     """
     moved = False
-    for holder in [*_iter_node_holders(proto)][::-1]:  # bodies before the nodes that hold them, which moving copies
+    # bodies before the nodes that hold them, which moving copies
+    for holder in [*_iter_node_holders(proto)][::-1]:
         order = _find_node_order(holder)
         if order is not None:
             moved = True
@@ -56,15 +57,15 @@ def _iter_node_holders(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onn
 def _find_node_order(holder: onnx.GraphProto | onnx.FunctionProto) -> list[int] | None:
     """The places of the nodes in an order in which each stands behind those that it reads; None where they stand so
     already."""
-    given = (
-        set(holder.input)
-        if isinstance(holder, onnx.FunctionProto)
-        else {t.name for t in (*holder.input, *holder.initializer)}
-    )
+    if isinstance(holder, onnx.FunctionProto):
+        given = set(holder.input)
+    else:
+        given = {t.name for t in (*holder.input, *holder.initializer)}
     made: dict[str, int] = {}
     for i, node in enumerate(holder.node):
         for name in node.output:
-            if name and name not in given:  # a name that is written twice is for `require_order` to refuse
+            # a name that is written twice is for `require_order` to refuse
+            if name and name not in given:
                 made.setdefault(name, i)
     if all(made.get(name, -1) < i for i, node in enumerate(holder.node) for name in iter_read_names(node)):
         return None
@@ -85,7 +86,8 @@ def iter_read_names(node: onnx.NodeProto) -> Iterator[str]:
 def _sort_depth_first(nodes: Sequence[onnx.NodeProto], above: Sequence[dict[int, str]]) -> list[int]:
     """Each node with what it needs before it, depth first: linear, and what is in order stays as it stood."""
     order: list[int] = []
-    begun, done = [False] * len(nodes), [False] * len(nodes)
+    begun = [False] * len(nodes)
+    done = [False] * len(nodes)
     for first in range(len(nodes)):
         path = [] if done[first] else [(first, iter(above[first]))]
         while path:
@@ -104,6 +106,9 @@ def _sort_depth_first(nodes: Sequence[onnx.NodeProto], above: Sequence[dict[int,
 
 
 def _describe_cycle(node: onnx.NodeProto, tensor: str, reader: onnx.NodeProto) -> str:
-    way = "" if reader is node else f" by way of {reader.op_type} {reader.name or reader.output[0]!r}"
+    if reader is node:
+        way = ""
+    else:
+        way = f" by way of {reader.op_type} {reader.name or reader.output[0]!r}"
     message = f"{node.op_type} {node.name or node.output[0]!r} needs its own result {tensor!r}{way}"
     return f"{message}: the nodes form a circle, and nothing can compute them; give tensors names of their own"

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from ..norms.norm_table import STANDARD, OpOwner, rows_of_owner
 
-_OLD, _PLUGINS = rows_of_owner(OpOwner.ONNX_18), rows_of_owner(OpOwner.TENSORRT)
-_ADDED = {
-    op for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "" in row.domains
-}  # by onnxruntime, where ONNX has none of that name
+_OLD = rows_of_owner(OpOwner.ONNX_18)
+_PLUGINS = rows_of_owner(OpOwner.TENSORRT)
+# by onnxruntime, where ONNX has none of that name
+_ADDED = {op for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "" in row.domains}
 
 
 def is_nonstandard_norm(op: str, opset: int) -> bool:
@@ -25,4 +25,6 @@ def is_nonstandard_norm(op: str, opset: int) -> bool:
     """
     if op in STANDARD and opset >= STANDARD[op].since:
         return False
-    return opset >= _OLD[op].since if op in _OLD else op in _PLUGINS or op in _ADDED
+    if op in _OLD:
+        return opset >= _OLD[op].since
+    return op in _PLUGINS or op in _ADDED

@@ -20,10 +20,12 @@ _DAMAGED = (
     *(OSError, ValueError, TypeError, EOFError, OverflowError, MemoryError, RuntimeError, NotImplementedError),
     *(SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
-LIMIT = 8 * 2**30  # bytes of all arrays together; a zip of a few kilobytes can claim any number
+# bytes of all arrays together; a zip of a few kilobytes can claim any number
+LIMIT = 8 * 2**30
 
 # Names and letters that an error quotes.
-_SHOWN, _LONGEST = 4, 200
+_SHOWN = 4
+_LONGEST = 200
 
 
 def read_npz(path: str | os.PathLike[str], *, limit: int = LIMIT) -> dict[str, np.ndarray]:
@@ -38,7 +40,10 @@ def read_npz(path: str | os.PathLike[str], *, limit: int = LIMIT) -> dict[str, n
     """
     label = repr(os.fspath(path))
     if not os.path.isfile(path):
-        wrong = f"{label} is no regular file" if os.path.lexists(path) else f"there is no file {label}"
+        if os.path.lexists(path):
+            wrong = f"{label} is no regular file"
+        else:
+            wrong = f"there is no file {label}"
         raise InputError(f"{wrong}; write it with numpy.savez(file, name=array)")
     try:
         with zipfile.ZipFile(path) as archive:
@@ -75,14 +80,19 @@ def _abbreviate_names(names: list[str]) -> str:
 def _shorten_error(error: Exception) -> str:
     """The first of what the library says, which may quote the whole header."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]} …"
 
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     """One array; memory is taken only after its header was compared with the size of its file."""
     with archive.open(member) as file:
         major, _ = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+        if major == 1:
+            read = np.lib.format.read_array_header_1_0
+        else:
+            read = np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file)
         if dtype.hasobject:
             raise ValueError(f"{member.filename} holds pickled objects, which are never loaded")

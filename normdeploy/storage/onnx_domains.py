@@ -14,7 +14,9 @@ def is_standard(node: Any) -> bool:
 
 def qualified_op(node: Any) -> str:
     """A NodeProto's op as messages name it: "Add", "com.microsoft.Gelu"."""
-    return str(node.op_type) if is_standard(node) else f"{node.domain}.{node.op_type}"
+    if is_standard(node):
+        return str(node.op_type)
+    return f"{node.domain}.{node.op_type}"
 
 
 def default_domain_opset(holder: Any, missing: int = 1) -> int:

@@ -43,12 +43,16 @@ __all__ = [
     "write_bytes",
 ]
 
-PROTOBUF_LIMIT = 2**31 - 1  # bytes; a message can't be longer
-_TOLD = 400  # characters of what onnx's checker says
-_SMALL = 2**12  # bytes of a weight outside the file that is always read: larger ones hold no sizes and no thresholds
+# bytes; a message can't be longer
+PROTOBUF_LIMIT = 2**31 - 1
+# characters of what onnx's checker says
+_TOLD = 400
+# bytes of a weight outside the file that is always read: larger ones hold no sizes and no thresholds
+_SMALL = 2**12
 # Bytes that weights may share beyond the size of their files.
 _SHARED = 64 << 20
-_APART = "normdeploy.contrib"  # a domain that the checker knows nothing of
+# a domain that the checker knows nothing of
+_APART = "normdeploy.contrib"
 
 
 def hash_file(path: str | os.PathLike[str]) -> str:
@@ -84,7 +88,8 @@ def save_onnx(proto: onnx.ModelProto, path: str | os.PathLike[str], *, external:
             " before saving it"
         )
     light, weights = detach_weights(proto)
-    fill_shared_weights(light)  # what lies in bodies is no initializer of the graph
+    # what lies in bodies is no initializer of the graph
+    fill_shared_weights(light)
     try:
         rest = light.ByteSize()
     except EncodeError as error:
@@ -128,7 +133,9 @@ def require_terminating_file(path: str | os.PathLike[str]) -> None:
 def _flatten_checker_message(message: str) -> str:
     """Return what onnx's checker says, in several lines, as one."""
     text = " ".join(message.replace("==> Context: ", "").split())
-    return text if len(text) <= _TOLD else f"{text[:_TOLD]} …"
+    if len(text) <= _TOLD:
+        return text
+    return f"{text[:_TOLD]} …"
 
 
 def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.ModelProto:
@@ -185,13 +192,15 @@ def _read_and_check(source: Path, largest: int | None) -> onnx.ModelProto:
     outside = [t for t in iter_tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
     try:
         places = [_locate_external_data(t, source.parent) for t in outside]
-    except GraphError as error:  # of several files that are opened, the user learns which
+    except GraphError as error:
+        # of several files that are opened, the user learns which
         raise GraphError(f"{source.name}: {error}") from error
     _require_backing_files(source.name, places)
     moved = sort_nodes(proto)
     readable = _copy_for_checker(proto, moved)
     try:
-        onnx.checker.check_model(str(source) if readable is None else readable)  # by path: the only way above 2 GB
+        # by path: the only way above 2 GB
+        onnx.checker.check_model(str(source) if readable is None else readable)
     except (onnx.checker.ValidationError, ValueError) as error:
         raise GraphError(
             f"{source.name} breaks the ONNX specification: {_flatten_checker_message(str(error))}"
@@ -214,7 +223,9 @@ def _read_and_check(source: Path, largest: int | None) -> onnx.ModelProto:
 
 
 def _describe_read_error(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else "they do not fit into memory"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return "they do not fit into memory"
 
 
 def _copy_for_checker(proto: onnx.ModelProto, moved: bool) -> onnx.ModelProto | None:
@@ -328,7 +339,8 @@ def _require_backing_files(model: str, places: Sequence[tuple[Path, int, int]]) 
     Raises:
         GraphError: they are.
     """
-    asked, sizes = sum(length for _, _, length in places), dict[tuple[int, int], int]()
+    asked = sum(length for _, _, length in places)
+    sizes = dict[tuple[int, int], int]()
     for file in {file for file, _, _ in places}:
         status = file.stat()
         sizes[status.st_dev, status.st_ino] = status.st_size

@@ -14,7 +14,9 @@ _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 def attribute_graphs(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
     """The graphs that an attribute holds, mostly none."""
-    return [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else list(attribute.graphs)
+    if attribute.type == onnx.AttributeProto.GRAPH:
+        return [attribute.g]
+    return list(attribute.graphs)
 
 
 def iter_subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

@@ -32,9 +32,12 @@ from ..errors import InputError, NormdeployError
 from .file_replacement import lock_folder, resolve_writable_path, write_bytes
 
 TEAM_KEY = "NORMDEPLOY_KEY"
-_KEY_BYTES = 32  # of the user's key, and at least of a team's
-_MOST = 1 << 20  # bytes of a signature or a team's key that are read
-_SIGNATURE = 1  # the schema of the document
+# of the user's key, and at least of a team's
+_KEY_BYTES = 32
+# bytes of a signature or a team's key that are read
+_MOST = 1 << 20
+# the schema of the document
+_SIGNATURE = 1
 
 
 def sign_record(
@@ -76,7 +79,8 @@ def find_signed_modules(
     own = user_key(create=False)
     both = ((own, _read_small_file(_stored_signature_path(content)) if own is not None else None), (theirs, signature))
     valid = [code for key, document in both if (code := _verify_document(key, content, document)) is not None]
-    if valid:  # the user's own may be of modules that somebody has changed and signed again since
+    # the user's own may be of modules that somebody has changed and signed again since
+    if valid:
         return next((code for code in valid if not find_changed_module(code)), valid[0]), ""
     if signature is None or path is None:
         return None, "it was exported on another machine or by another user, and no signature of a team lies beside it"
@@ -166,18 +170,23 @@ def _verify_document(key: bytes | None, content: Mapping[str, Any], document: by
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    return code if good else None
+    if good:
+        return code
+    return None
 
 
 def _read_small_file(path: Path) -> bytes | None:
     """A regular file of a reasonable size; None for anything else: whoever sent the file may have sent this."""
     try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would be waited for
+        # a pipe would be waited for
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError:
         return None
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(handle)
-        return file.read() if stat.S_ISREG(status.st_mode) and status.st_size <= _MOST else None
+        if stat.S_ISREG(status.st_mode) and status.st_size <= _MOST:
+            return file.read()
+        return None
 
 
 # ------------------------------------------------------------------ the keys
@@ -195,7 +204,10 @@ def read_team_key() -> bytes | None:
     try:
         with open(name, "rb") as file:
             status = os.fstat(file.fileno())
-            key = file.read(_MOST).strip() if stat.S_ISREG(status.st_mode) else b""
+            if stat.S_ISREG(status.st_mode):
+                key = file.read(_MOST).strip()
+            else:
+                key = b""
     except OSError as error:
         raise InputError(
             f"the team's key {name!r} ({TEAM_KEY}) can't be read: {error.strerror}; name another file, or unset it"
@@ -221,9 +233,8 @@ def is_private(status: os.stat_result) -> bool:
 
 def _state_folder() -> Path:
     base = os.environ.get("XDG_STATE_HOME", "")
-    return (
-        Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state"
-    ) / "normdeploy"  # a relative one is to be ignored
+    # a relative one is to be ignored
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "normdeploy"
 
 
 def _stored_signature_path(content: Mapping[str, Any]) -> Path:
@@ -233,13 +244,15 @@ def _stored_signature_path(content: Mapping[str, Any]) -> Path:
 def user_key(*, create: bool) -> bytes | None:
     """This user's key; None where there is none (and none could be made): a record is then not signed, or not known to
     be."""
-    with suppress(OSError, RuntimeError):  # RuntimeError: there is no home
+    # RuntimeError: there is no home
+    with suppress(OSError, RuntimeError):
         folder = _state_folder()
         path = folder / "key"
         if (key := _read_usable_key(path)) is not None or not create:
             return key
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with lock_folder(folder):  # of several processes that find no key, one makes it
+        # of several processes that find no key, one makes it
+        with lock_folder(folder):
             if (key := _read_usable_key(path)) is None:
                 fresh = folder / f".key.{secrets.token_hex(8)}.tmp"
                 with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -256,4 +269,6 @@ def _read_usable_key(path: Path) -> bytes | None:
         key = path.read_bytes()
     except OSError:
         return None
-    return key if is_private(status) and len(key) == _KEY_BYTES else None
+    if is_private(status) and len(key) == _KEY_BYTES:
+        return key
+    return None

@@ -9,7 +9,8 @@ import time
 
 from ..errors import InputError
 
-_PATIENCE = 10.0  # seconds for which a pipe may say nothing and yet be read
+# seconds for which a pipe may say nothing and yet be read
+_PATIENCE = 10.0
 
 
 def read_regular(path: str | os.PathLike[str], *, most: int) -> bytes:
@@ -35,7 +36,9 @@ def read_regular(path: str | os.PathLike[str], *, most: int) -> bytes:
 
 def _read_pipe(path: str | os.PathLike[str], handle: int, most: int) -> bytes:
     """Read until all who write into a pipe have closed it."""
-    parts, size, deadline = list[bytes](), 0, time.monotonic() + _PATIENCE
+    parts = list[bytes]()
+    size = 0
+    deadline = time.monotonic() + _PATIENCE
     while (left := deadline - time.monotonic()) > 0:
         try:
             part = os.read(handle, 2**16)

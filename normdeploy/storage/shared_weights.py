@@ -20,8 +20,10 @@ import onnx
 
 from ..errors import GraphError
 
-SMALLEST = 2**14  # bytes of a weight that is worth it
-_TYPES = frozenset({"float16", "float32", "float64"})  # numpy's own, which raw_data holds as they lie
+# bytes of a weight that is worth it
+SMALLEST = 2**14
+# numpy's own, which raw_data holds as they lie
+_TYPES = frozenset({"float16", "float32", "float64"})
 _LOCATION = f"held by the process {secrets.token_hex(16)}"
 _arrays: WeakValueDictionary[str, np.ndarray] = WeakValueDictionary()
 _numbers = itertools.count()
@@ -33,7 +35,8 @@ def share_array(tensor: onnx.TensorProto, array: np.ndarray, weights: Weights) -
     """Let ``tensor``, whose name, type and dims are set, refer to ``array``, which ``weights`` keeps and nobody may
     write to any more."""
     laid = array if is_column_major(array) else np.ascontiguousarray(array)
-    kept = laid.reshape(tuple(tensor.dims)).view()  # a view of our own, so that the flag is its own, too
+    # a view of our own, so that the flag is its own, too
+    kept = laid.reshape(tuple(tensor.dims)).view()
     kept.flags.writeable = False
     key = str(next(_numbers))
     _arrays[key] = weights[key] = kept
@@ -76,7 +79,9 @@ def shared_array(tensor: onnx.TensorProto) -> np.ndarray | None:
 def tensor_array(tensor: onnx.TensorProto) -> np.ndarray:
     """The elements, wherever they are; those of a held weight can't be written to."""
     own = shared_array(tensor)
-    return onnx.numpy_helper.to_array(tensor) if own is None else own
+    if own is None:
+        return onnx.numpy_helper.to_array(tensor)
+    return own
 
 
 def embed_shared_array(tensor: onnx.TensorProto) -> None:

@@ -55,7 +55,8 @@ def require_small_sparse_tensors(proto: onnx.ModelProto) -> None:
         GraphError: one has a negative size, or more than `MOST_ELEMENTS` elements; or all together have more, and hold
             next to no values.
     """
-    elements, stored = 0, 0
+    elements = 0
+    stored = 0
     for sparse in _iter_sparse_tensors(proto):
         _require_small_size(sparse, sparse.values.name)
         elements += math.prod(sparse.dims)
@@ -157,7 +158,8 @@ def _flat_positions(sparse: onnx.SparseTensorProto, shape: tuple[int, ...], coun
         return np.zeros(0, np.int64)
     indices = onnx.numpy_helper.to_array(sparse.indices)
     if indices.ndim == 1:
-        positions, limit = indices, np.int64(math.prod(shape))
+        positions = indices
+        limit = np.int64(math.prod(shape))
         outside = (indices < 0) | (indices >= limit)
         if outside.any():
             raise GraphError(

@@ -11,7 +11,8 @@ _MOST_PARTS = 100
 _PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"(?<![\w.-])(?:{_PART}[ \t]*+\.[ \t]*+){{{_MOST_PARTS}}}")
 # TOML's integers have 64 bits; tomllib takes more.
-_LEAST, _MOST = -(2**63), 2**63 - 1
+_LEAST = -(2**63)
+_MOST = 2**63 - 1
 _LONG_INTEGER = re.compile(r"(?<![\w.])[+-]?\d[\d_]{18,}+(?![\w.])")
 
 

@@ -15,13 +15,16 @@ import onnx
 from ..errors import GraphError
 from . import shared_weights
 
-_ALIGNMENT = 4096  # bytes; lets a runtime map each weight straight from the file
-_UNFED = frozenset(  # types of 4 and 8 bits that numpy has not, of which onnxruntime makes no value
+# bytes; lets a runtime map each weight straight from the file
+_ALIGNMENT = 4096
+# types of 4 and 8 bits that numpy has not, of which onnxruntime makes no value
+_UNFED = frozenset(
     number
     for name, number in onnx.TensorProto.DataType.items()
     if name.startswith(("INT4", "UINT4", "INT2", "UINT2", "FLOAT4", "FLOAT8"))
 )
-_PIECE = 2**18  # bytes that are turned at once: they stay in the processor's cache
+# bytes that are turned at once: they stay in the processor's cache
+_PIECE = 2**18
 
 
 def detach_weights(
@@ -109,7 +112,10 @@ def iter_weight_chunks(tensor: onnx.TensorProto) -> Iterator[bytes | memoryview]
     """The bytes of a weight; those of a held one where they lie, or copied by some rows where it lies by columns."""
     array = shared_weights.shared_array(tensor)
     if array is not None:
-        rows = _PIECE // array[:1].nbytes + 1 if shared_weights.is_column_major(array) else 0
+        if shared_weights.is_column_major(array):
+            rows = _PIECE // array[:1].nbytes + 1
+        else:
+            rows = 0
         parts = (array[i : i + rows] for i in range(0, len(array), rows)) if rows else (array,)
         yield from (np.ascontiguousarray(part).reshape(-1).view(np.uint8).data for part in parts)
         return

@@ -18,19 +18,27 @@ from .sparse_tensors import require_small_sparse_tensors
 from .weight_serialization import element_bits
 
 _TYPES = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
-_WIDE = (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128)  # two numbers in the field for each element
-_MOST_RANK = 64  # numpy's
+# two numbers in the field for each element
+_WIDE = (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128)
+# numpy's
+_MOST_RANK = 64
 # numpy multiplies the sizes and the bytes of an element, 16 at most, as int64, though one of the sizes is 0.
 _MOST_PLACES = 2**59
 # Characters of a name. Every table, error and key repeats it, and onnx compares names in squares of it.
 _LONGEST_NAME = 2**16
-_UNNAMED = frozenset({"doc_string", "value"})  # fields of text that are no names; a record is a value
-_MOST_NODES = 2**18  # of all calls of functions written out; 40 functions that each call the one before twice are 2**40
-_ENDLESS = 2**63 - 1  # what exporters write for a Loop that its condition alone ends
-_MOST_ROUNDS = 2**32  # of a Loop that nothing ends earlier: an hour, at a microsecond for each
-_COUNTED = 2**62  # as far as nodes are counted: the sum may be as long as the file
+# fields of text that are no names; a record is a value
+_UNNAMED = frozenset({"doc_string", "value"})
+# of all calls of functions written out; 40 functions that each call the one before twice are 2**40
+_MOST_NODES = 2**18
+# what exporters write for a Loop that its condition alone ends
+_ENDLESS = 2**63 - 1
+# of a Loop that nothing ends earlier: an hour, at a microsecond for each
+_MOST_ROUNDS = 2**32
+# as far as nodes are counted: the sum may be as long as the file
+_COUNTED = 2**62
 
-Function = tuple[str, str, str]  # domain, name, overload
+# domain, name, overload
+Function = tuple[str, str, str]
 
 
 def require_wellformed(
@@ -48,9 +56,8 @@ def require_wellformed(
     for tensor in tensors:
         _require_complete_tensor(tensor)
     for holder in (proto, *proto.functions):
-        stated = {
-            (o.domain if o.domain != "ai.onnx" else "", o.version) for o in holder.opset_import
-        }  # onnx.compose says the same twice
+        # onnx.compose says the same twice
+        stated = {(o.domain if o.domain != "ai.onnx" else "", o.version) for o in holder.opset_import}
         domains = [domain for domain, _ in stated]
         if (
             low := next((o.version for o in holder.opset_import if o.domain in ("", "ai.onnx") and o.version < 1), None)
@@ -87,7 +94,8 @@ def _require_valid_texts(proto: onnx.ModelProto) -> None:
     while stack:
         message = stack.pop()
         texts: list[str | bytes] = []
-        if isinstance(message, onnx.TensorProto):  # its data would be copied
+        # its data would be copied
+        if isinstance(message, onnx.TensorProto):
             texts = [message.name, message.doc_string]
             _require_short_names([message.name])
         else:
@@ -133,9 +141,11 @@ def _require_complete_tensor(tensor: onnx.TensorProto) -> None:
         raise GraphError(f"{title} is one segment of a tensor, which no runtime reads; write it whole")
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         return
-    elements, bits = math.prod(tensor.dims), element_bits(tensor.data_type)
+    elements = math.prod(tensor.dims)
+    bits = element_bits(tensor.data_type)
     if tensor.HasField("raw_data"):
-        needed, given = math.ceil(elements * bits / 8), len(tensor.raw_data)
+        needed = math.ceil(elements * bits / 8)
+        given = len(tensor.raw_data)
         if tensor.data_type == onnx.TensorProto.STRING or given != needed:
             raise GraphError(
                 f"{title} of shape {list(tensor.dims)} needs {needed} bytes and holds {given}; the file is damaged"
@@ -203,10 +213,8 @@ def _require_matching_arity(
     for node in _nodes_with_bodies(body):
         f = functions.get((node.domain, node.op_type, node.overload))
         if f is not None and (len(node.input) > len(f.input) or len(node.output) > len(f.output)):
-            given, wanted = (
-                f"{len(node.input)} inputs and {len(node.output)} outputs",
-                f"{len(f.input)} and {len(f.output)}",
-            )
+            given = f"{len(node.input)} inputs and {len(node.output)} outputs"
+            wanted = f"{len(f.input)} and {len(f.output)}"
             raise GraphError(f"{node.op_type} {node.name!r} calls the file's function with {given}, which has {wanted}")
 
 
@@ -253,7 +261,10 @@ def _require_bounded_loops(body: onnx.GraphProto | onnx.FunctionProto, known: di
     for node in body.node:
         rounds = around * (_loop_rounds(node, known) if node.op_type == "Loop" else 1)
         if rounds > _MOST_ROUNDS:
-            count = "without end" if rounds >= _ENDLESS else f"{rounds} rounds"
+            if rounds >= _ENDLESS:
+                count = "without end"
+            else:
+                count = f"{rounds} rounds"
             loop = f"the Loop {node.name or node.output[0]!r}"
             raise GraphError(
                 f"{loop} runs {count}, and nothing in it ends it earlier; at most {_MOST_ROUNDS} rounds are run"
@@ -275,4 +286,6 @@ def _loop_rounds(loop: onnx.NodeProto, known: dict[str, int]) -> int:
         goes_on = copied.pop(goes_on)
     if goes_on != body.input[1].name and not known.get(goes_on):
         return 0
-    return known.get(count, 0) if count else _ENDLESS
+    if count:
+        return known.get(count, 0)
+    return _ENDLESS

@@ -23,7 +23,8 @@ from ..storage.node_order import with_sorted_nodes
 from ..storage.weight_serialization import share_large_weights
 from ..types import Progress
 
-Form = tuple[int, Literal["now", "optimized"], onnx.ModelProto]  # place of the finding, which form of it
+# place of the finding, which form of it
+Form = tuple[int, Literal["now", "optimized"], onnx.ModelProto]
 
 
 def take_census(
@@ -61,7 +62,8 @@ def take_census(
     out, summary = norm_optimizer.optimize_norms(
         proto, runtime=runtime, fuse=fuse, progress=progress, census=True, weights=weights
     )
-    proto, out = rename_clashing_functions(proto)[0], rename_clashing_functions(out)[0]
+    proto = rename_clashing_functions(proto)[0]
+    out = rename_clashing_functions(out)[0]
     findings = [*summary.findings, *find_lookalikes(proto, summary.findings)]
     if explain is not None:
         return replace(summary, findings=tuple(findings), explanations=explained(proto, findings, explain))

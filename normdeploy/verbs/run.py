@@ -31,7 +31,8 @@ from ..storage.onnx_files import load_onnx, require_terminating_file
 from ..types import PathLike
 from ..verb_options import RunOptions
 
-if TYPE_CHECKING:  # torch takes seconds to import
+# torch takes seconds to import
+if TYPE_CHECKING:
     import numpy as np
 
     from ..runtimes.live_runner import LiveRunner
@@ -183,7 +184,9 @@ def run(call: RunCall) -> Inference:
         InputError: the inputs do not fit, or can't be generated.
         NormdeployError: as ``open_runner``; or ``output`` can't be written.
     """
-    source, inputs, output = cast(PathLike, call.source), call.inputs, call.output
+    source = cast(PathLike, call.source)
+    inputs = call.inputs
+    output = call.output
     if call.stated_inputs and inputs is not None:
         raise InputError("inputs are given as arrays and described as well; leave one of the two out")
     if call.stated_inputs and is_engine(source):
@@ -193,7 +196,8 @@ def run(call: RunCall) -> Inference:
         _require_distinct(
             resolve_writable_path(target), [p for p in (source, inputs) if isinstance(p, str | os.PathLike)]
         )
-    start, notes = time.perf_counter(), list[str]()
+    start = time.perf_counter()
+    notes = list[str]()
     opening = open_runner(
         source,
         provider=call.provider,
@@ -208,7 +212,10 @@ def run(call: RunCall) -> Inference:
         if inputs is None:
             feeds, notes = _generate_feeds_for(opened, source, call)
         else:
-            feeds = dict(inputs) if isinstance(inputs, Mapping) else _view_bfloat16(read_npz(inputs), opened.inputs)
+            if isinstance(inputs, Mapping):
+                feeds = dict(inputs)
+            else:
+                feeds = _view_bfloat16(read_npz(inputs), opened.inputs)
         ready = time.perf_counter()
         outputs = opened.infer(feeds)
         done = time.perf_counter()
@@ -274,7 +281,8 @@ def recorded_specs(source: PathLike) -> dict[str, Any]:
         return {}
     try:
         return {spec.name: spec for spec in read_record(load_onnx(source, external_data=False)).get("inputs", ())}
-    except GraphError:  # onnxruntime runs files that onnx's checker does not know
+    except GraphError:
+        # onnxruntime runs files that onnx's checker does not know
         return {}
 
 
@@ -367,7 +375,9 @@ def _view_bfloat16(arrays: dict[str, np.ndarray], specs: tuple[TensorSpec, ...])
 
 
 def _to_host(value: Any) -> Any:
-    return value.copy() if hasattr(value, "__array_interface__") else to_numpy(value)
+    if hasattr(value, "__array_interface__"):
+        return value.copy()
+    return to_numpy(value)
 
 
 def _describe_types(arrays: Mapping[str, Any]) -> dict[str, str]:

@@ -22,7 +22,8 @@ from ..storage.weight_serialization import share_large_weights
 from ..types import PathLike, Progress
 from .verify.claimed_inputs import describe_dynamic_inputs, may_narrow, merge_claims
 
-if TYPE_CHECKING:  # torch takes seconds to import
+# torch takes seconds to import
+if TYPE_CHECKING:
     import torch
 
     from ..interface.argument_validation import Example
@@ -49,7 +50,8 @@ def load_source(
     """
     from ..loading import from_module, from_program, load
 
-    if isinstance(source, LoadedModel):  # one of several that were read at once (`parts`)
+    # one of several that were read at once (`parts`)
+    if isinstance(source, LoadedModel):
         return source
     if isinstance(source, str | os.PathLike):
         _refuse_examples(args, kwargs, f"the file {os.fspath(source)!r}; describe a file's inputs with inputs=[...]")
@@ -162,7 +164,9 @@ def _trace_with_file_dims(
         proto = load_onnx(file, external_data=False)
         texts = describe_dynamic_inputs(proto, read_recorded_inputs(proto))
         try:
-            return load_source(source, args, kwargs, {**given, "inputs": texts}) if texts else None
+            if texts:
+                return load_source(source, args, kwargs, {**given, "inputs": texts})
+            return None
         except (InputError, LoadError, ExportError):
             return None
     return None
@@ -230,15 +234,15 @@ def recall_from_any(source: Source, files: Sequence[PathLike], given: LoadKeywor
         model = next(
             (file for file in files if os.path.isfile(file) and not is_onnx_file(file) and not is_engine(file)), None
         )
-        order = (
-            f"give {os.fspath(model)!r} first and it second"
-            if model is not None
-            else "give that first, and this file behind it"
-        )
+        if model is not None:
+            order = f"give {os.fspath(model)!r} first and it second"
+        else:
+            order = "give that first, and this file behind it"
         raise InputError(
             f"{os.fspath(source)!r} is an ONNX file where the PyTorch model that it was made from is wanted; {order}"
         )
-    refused, notes = None, []
+    refused = None
+    notes = []
     for file in files:
         if not is_engine(file):
             try:
@@ -285,7 +289,8 @@ def recall_loading(source: Source, onnx_path: PathLike, given: LoadKeywords) -> 
     if not record or not isinstance(source, str | os.PathLike) or not os.path.exists(source):
         return given, []
     name = os.fspath(onnx_path)
-    same = record["model"].get("sha256") in ("", hash_model_files(Path(source)))  # "": a live module, or an ONNX file
+    # "": a live module, or an ONNX file
+    same = record["model"].get("sha256") in ("", hash_model_files(Path(source)))
     notes = [] if same else [f"{name} was exported from another file than {os.fspath(source)}"]
     load, strange = _drop_foreign_options(
         {n: value for n, value in record["load"].items() if value and not given.get(n)}, Path(source), given
@@ -302,9 +307,8 @@ def recall_loading(source: Source, onnx_path: PathLike, given: LoadKeywords) -> 
         elif signed is not None and (file := record_signing.find_changed_module(signed)):
             why = f"{file!r} is not the module of this name that was signed"
         if not why:
-            bare = not any(
-                given.get(n) for n in (*CODE, "trust")
-            )  # what the user names is imported from the working directory
+            # what the user names is imported from the working directory
+            bare = not any(given.get(n) for n in (*CODE, "trust"))
             followed |= {**code, "trust": trust or given.get("trust", False), **({"code": signed} if bare else {})}
         elif code:
             oddity = ", ".join(f"{n}={value!r}" for n, value in sorted(code.items()))
@@ -327,17 +331,23 @@ def _drop_foreign_options(
 
     kind = None
     if load.keys() & {"task", "part", "key", "model"}:
-        kind = FileKind.PYTHON if source.suffix == ".py" else detect_kind(source)
-    of_folder, of_pickle = kind is FileKind.HUGGINGFACE, kind in (FileKind.PICKLE, FileKind.LEGACY_PICKLE)
+        if source.suffix == ".py":
+            kind = FileKind.PYTHON
+        else:
+            kind = detect_kind(source)
+    of_folder = kind is FileKind.HUGGINGFACE
+    of_pickle = kind in (FileKind.PICKLE, FileKind.LEGACY_PICKLE)
     # These hold their model, and so does a pickle that the user trusts.
     is_whole = kind in (FileKind.PROGRAM, FileKind.TORCHSCRIPT, FileKind.PYTHON) or (
         of_pickle and bool(given.get("trust"))
     )
     meant = {"task": of_folder, "part": of_folder, "key": of_pickle, "model": not is_whole}
-    left, strange = {n: value for n, value in load.items() if meant.get(n, True)}, list[str]()
+    left = {n: value for n, value in load.items() if meant.get(n, True)}
+    strange = list[str]()
     if foreign := [f"{n}={load[n]!r}" for n in load if n not in left]:
         strange.append(f"{', '.join(foreign)}, which is not followed: {source} is of the kind {kind}")
-    if (dims := left.get("dims")) and given.get("inputs"):  # their names were said anew
+    # their names were said anew
+    if (dims := left.get("dims")) and given.get("inputs"):
         named = set(dynamic_dim_names(parse_input_request(given["inputs"], ()).inputs))
         left["dims"] = [text for text in dims if text.partition("=")[0].strip() in named]
         if other := [text for text in dims if text not in left["dims"]]:

@@ -34,7 +34,8 @@ def merge_casts(graph: ir.Graph, node: ir.Node) -> bool:
     """
     if not is_understood(node, "Cast"):
         return False
-    x, to = node.inputs[0], _T(node.attributes.get_int("to", 0))
+    x = node.inputs[0]
+    to = _T(node.attributes.get_int("to", 0))
     assert x is not None
     if x.dtype == to:
         return bypass_node(graph, node, x)
@@ -55,7 +56,10 @@ def cast_filling(graph: ir.Graph, node: ir.Node) -> bool:
     if filled is None:
         return False
     stated = filled.attributes.get("value")
-    value = np.zeros(1, np.float32) if stated is None else stated.as_tensor().numpy()
+    if stated is None:
+        value = np.zeros(1, np.float32)
+    else:
+        value = stated.as_tensor().numpy()
     made = exact_cast(value, _T(node.attributes.get_int("to", 0)))
     if made is None:
         return False
@@ -74,13 +78,15 @@ def exact_cast(array: np.ndarray, to: ir.DataType) -> np.ndarray | None:
         target = np.dtype(to.numpy())
     except TypeError:
         return None
-    name, wide = source.name, target.name
+    name = source.name
+    wide = target.name
     floats = {"float16", "bfloat16", "float32", "float64"}
     if not (source.kind in "iub" or name in floats) or not (target.kind in "iub" or wide in floats):
         return None
     with np.errstate(all="ignore"):
         if name in floats and target.kind in "iu":
-            limits, whole = np.iinfo(target), np.trunc(array.astype(np.float64))
+            limits = np.iinfo(target)
+            whole = np.trunc(array.astype(np.float64))
             # The largest number of 64 bits is none of float64: the end itself is left out.
             if not (
                 np.isfinite(whole).all() and (whole >= float(limits.min)).all() and (whole < float(limits.max)).all()
@@ -90,9 +96,9 @@ def exact_cast(array: np.ndarray, to: ir.DataType) -> np.ndarray | None:
         made = array.astype(target)
         if source.kind in "iu" and wide in floats:
             most = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}[wide]
-            return (
-                made if bool((array.astype(object) <= most).all() and (array.astype(object) >= -most).all()) else None
-            )
+            if bool((array.astype(object) <= most).all() and (array.astype(object) >= -most).all()):
+                return made
+            return None
         if name == "float64" and wide in {"float16", "bfloat16"}:
             return None
         return made

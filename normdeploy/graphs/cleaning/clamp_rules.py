@@ -34,7 +34,8 @@ def merge_limits(graph: ir.Graph, node: ir.Node) -> bool:
     if inner is None or outer is None:
         return False
     x = inner.inputs[0]
-    first, second = _clamp_interval(inner), _clamp_interval(outer)
+    first = _clamp_interval(inner)
+    second = _clamp_interval(outer)
     if x is None or x.dtype not in _TYPES or first is None or second is None:
         return False
     if outer.op_type == inner.op_type == "Relu":
@@ -84,7 +85,9 @@ def _clamp_interval(node: ir.Node) -> tuple[Number, Number] | None:
         return None
     least, most = _finite_limits(x)
     if node.op_type == "Relu":
-        return (0, math.inf) if x.dtype in _FLOATS else None
+        if x.dtype in _FLOATS:
+            return (0, math.inf)
+        return None
     bounds: list[Number] = []
     for index, default in ((1, least), (2, most)):
         value = input_at(node, index)
@@ -92,7 +95,9 @@ def _clamp_interval(node: ir.Node) -> tuple[Number, Number] | None:
         if bound is None:
             return None
         bounds.append(bound)
-    return (bounds[0], bounds[1]) if bounds[0] <= bounds[1] else None
+    if bounds[0] <= bounds[1]:
+        return (bounds[0], bounds[1])
+    return None
 
 
 def _clamp_bound(value: ir.Value) -> Number | None:
@@ -102,7 +107,9 @@ def _clamp_bound(value: ir.Value) -> Number | None:
     number = array.item()
     if isinstance(number, float) and (math.isnan(number) or (number == 0 and math.copysign(1, number) < 0)):
         return None
-    return number if isinstance(number, int | float) else None
+    if isinstance(number, int | float):
+        return number
+    return None
 
 
 def _min_max_operand(node: ir.Node | None) -> tuple[ir.Value, Number] | None:

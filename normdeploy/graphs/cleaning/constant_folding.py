@@ -146,7 +146,9 @@ def fold_node(node: ir.Node, opset: int) -> list[np.ndarray] | None:
             made = _compute_outputs(node, inputs, attributes, opset)
     except _FAILURES:
         return None
-    return None if made is None or len(made) != len(node.outputs) else made
+    if made is None or len(made) != len(node.outputs):
+        return None
+    return made
 
 
 def _is_fully_specified(node: ir.Node, opset: int) -> bool:
@@ -162,7 +164,9 @@ def _is_fully_specified(node: ir.Node, opset: int) -> bool:
 def _attribute_value(attribute: ir.Attr) -> Any:
     if attribute.type == ir.AttributeType.TENSOR:
         return attribute.as_tensor().numpy()
-    return list(attribute.value) if isinstance(attribute.value, tuple) else attribute.value
+    if isinstance(attribute.value, tuple):
+        return list(attribute.value)
+    return attribute.value
 
 
 def _compute_outputs(
@@ -172,10 +176,14 @@ def _compute_outputs(
     arrays = [array for array in inputs if array is not None]
     if op == "Cast":
         made = exact_cast(arrays[0], ir.DataType(attributes["to"]))
-        return None if made is None else [made]
+        if made is None:
+            return None
+        return [made]
     if op == "ConstantOfShape":
         value = attributes.get("value", np.zeros(1, np.float32))
-        return [np.full(arrays[0].tolist(), value.reshape(()), value.dtype)] if len(arrays) == 1 else None
+        if len(arrays) == 1:
+            return [np.full(arrays[0].tolist(), value.reshape(()), value.dtype)]
+        return None
     if op in _MOVED_BY_ONNX and attributes.get("reduction", "none") == "none":
         return [
             np.asarray(
@@ -209,7 +217,10 @@ def _compute_integers(
         return None
     (made,) = evaluator.evaluate_node(op, list(inputs), attributes, opset=opset)
     assert made is not None
-    kind = np.dtype(np.bool_) if op in _COMPARED | {"And", "Or", "Not"} else first.dtype
+    if op in _COMPARED | {"And", "Or", "Not"}:
+        kind = np.dtype(np.bool_)
+    else:
+        kind = first.dtype
     # numpy adds up in 64 bits; the low bits are those of the narrow type.
     return [made.astype(kind)]
 
@@ -258,7 +269,8 @@ def _is_normal_range(arrays: Sequence[np.ndarray], kind: np.dtype[Any]) -> bool:
     At most n products of numbers up to m add up to n·m². Products of numbers from l on are at least l².
     """
     limits = ir.DataType.from_numpy(kind)
-    most, least = float(_float_info(limits).max), float(_float_info(limits).tiny)
+    most = float(_float_info(limits).max)
+    least = float(_float_info(limits).tiny)
     for array in arrays:
         if array.dtype.name not in _FLOATS:
             continue
@@ -287,7 +299,8 @@ class ConstantFolder:
     """Compute constants while the fold pass of onnxscript walks the graph; `replace` then writes them."""
 
     def __init__(self, wanted: Any, opset: int) -> None:
-        self._wanted, self._opset = wanted, opset
+        self._wanted = wanted
+        self._opset = opset
         self._folded: list[ir.Node] = []
 
     def __call__(self, node: ir.Node) -> bool:

@@ -97,7 +97,8 @@ def _misreads_reshape(node: ir.Node, opset: int) -> bool:
 
 def _misreads_split_to_sequence(node: ir.Node, opset: int) -> bool:
     # It may become a Split by ``num_outputs``, which opset 18 introduced, of no part where the axis has no elements.
-    x, axis = node.inputs[0], node.attributes.get_int("axis", 0)
+    x = node.inputs[0]
+    axis = node.attributes.get_int("axis", 0)
     empty = x is None or x.shape is None or not -len(x.shape) <= axis < len(x.shape) or x.shape[axis] == 0
     return opset < 18 or empty
 

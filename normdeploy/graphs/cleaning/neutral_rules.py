@@ -22,7 +22,8 @@ _READ_ZEROS_ALIKE = frozenset(
 _KEEP_SIGNS = frozenset(
     {"Expand", "Unsqueeze", "Identity", "ReduceMean", "ReduceSum", "Reshape", "Sqrt", "Squeeze", "Transpose"}
 )
-_STEPS = 8  # nodes that are looked back
+# nodes that are looked back
+_STEPS = 8
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
 
 
@@ -38,7 +39,8 @@ def drop_neutral_operation(graph: ir.Graph, node: ir.Node) -> bool:
         return False
     sides = (0, 1) if op in _COMMUTES else (0,)
     for side in sides:
-        x, number = node.inputs[side], constant_array(node.inputs[1 - side])
+        x = node.inputs[side]
+        number = constant_array(node.inputs[1 - side])
         if x is None or number is None or number.size != 1 or number.item() != _NEUTRAL[op]:
             continue
         if number.ndim and (x.shape is None or number.ndim > len(x.shape)):
@@ -74,7 +76,8 @@ def _is_never_minus_zero(value: ir.Value, steps: int) -> bool:
     node = value.producer()
     if node is None or node.domain != "" or not steps or not node.inputs or node.inputs[0] is None:
         return False
-    op, x = node.op_type, node.inputs[0]
+    op = node.op_type
+    x = node.inputs[0]
     if op in _NEVER_MINUS_ZERO:
         return True
     if op == "Mul":

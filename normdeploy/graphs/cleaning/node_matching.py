@@ -55,12 +55,16 @@ def is_understood(node: ir.Node | None, op: str) -> bool:
 def understood_producer(value: ir.Value | None, op: str) -> ir.Node | None:
     """Return the node that makes ``value`` where it is an understood ``op``."""
     node = None if value is None else value.producer()
-    return node if is_understood(node, op) else None
+    if is_understood(node, op):
+        return node
+    return None
 
 
 def input_at(node: ir.Node, index: int) -> ir.Value | None:
     """Return the input at ``index``; None where it is left out."""
-    return node.inputs[index] if index < len(node.inputs) else None
+    if index < len(node.inputs):
+        return node.inputs[index]
+    return None
 
 
 def constant_array(value: ir.Value | None) -> np.ndarray | None:
@@ -68,13 +72,17 @@ def constant_array(value: ir.Value | None) -> np.ndarray | None:
     if value is None or value.is_graph_input():
         return None
     tensor = ir.convenience.get_const_tensor(value)
-    return None if tensor is None or tensor.dtype == ir.DataType.STRING else tensor.numpy()
+    if tensor is None or tensor.dtype == ir.DataType.STRING:
+        return None
+    return tensor.numpy()
 
 
 def constant_integers(value: ir.Value | None) -> list[int] | None:
     """Return the integers of a constant."""
     array = constant_array(value)
-    return None if array is None or array.dtype.kind not in "iu" else [int(n) for n in array.reshape(-1)]
+    if array is None or array.dtype.kind not in "iu":
+        return None
+    return [int(n) for n in array.reshape(-1)]
 
 
 def static_dims(value: ir.Value | None) -> list[int] | None:
@@ -82,7 +90,9 @@ def static_dims(value: ir.Value | None) -> list[int] | None:
     if value is None or value.shape is None:
         return None
     dims = [dim for dim in value.shape if isinstance(dim, int)]
-    return dims if len(dims) == len(value.shape) else None
+    if len(dims) == len(value.shape):
+        return dims
+    return None
 
 
 def is_same_size(a: object, b: object) -> bool:

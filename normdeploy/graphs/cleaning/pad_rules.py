@@ -58,7 +58,8 @@ def _is_zero_or_omitted(value: ir.Value | None) -> bool:
 
 def _pad_counts(pad: ir.Node, rank: int) -> list[int] | None:
     """Return how many are added before and behind each axis, in the order of ONNX's ``pads``."""
-    stated, axes = constant_integers(input_at(pad, 1)), constant_integers(input_at(pad, 3))
+    stated = constant_integers(input_at(pad, 1))
+    axes = constant_integers(input_at(pad, 3))
     if stated is None or (input_at(pad, 3) is not None and axes is None):
         return None
     if axes is None:

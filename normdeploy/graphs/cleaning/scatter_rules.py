@@ -25,7 +25,9 @@ def drop_full_scatter(graph: ir.Graph, node: ir.Node) -> bool:
     """
     if not is_understood(node, "ScatterND") or node.attributes.get_string("reduction", "none") != "none":
         return False
-    data, indices, updates = node.inputs[0], input_at(node, 1), input_at(node, 2)
+    data = node.inputs[0]
+    indices = input_at(node, 1)
+    updates = input_at(node, 2)
     if data is None or data.shape is None or len(data.shape) == 0 or indices is None or updates is None:
         return False
     rows = data.shape[0]
@@ -49,7 +51,8 @@ def _counts_all_rows(indices: ir.Value, rows: object) -> bool:
     shape = None if gather is None else understood_producer(gather.inputs[0], "Shape")
     if gather is None or shape is None or (shape.attributes.get_int("start") or 0) or "end" in shape.attributes:
         return False
-    place, source = constant_integers(input_at(gather, 1)), shape.inputs[0]
+    place = constant_integers(input_at(gather, 1))
+    source = shape.inputs[0]
     if place is None or len(place) != 1 or source is None or source.shape is None:
         return False
     axis = place[0]

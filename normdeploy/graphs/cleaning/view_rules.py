@@ -55,7 +55,8 @@ def merge_reshapes(graph: ir.Graph, node: ir.Node) -> bool:
     """
     if not is_understood(node, "Reshape") or understood_producer(node.inputs[0], "Reshape") is None:
         return False
-    wanted, made = constant_integers(node.inputs[1]), node.outputs[0].shape
+    wanted = constant_integers(node.inputs[1])
+    made = node.outputs[0].shape
     if wanted is None or made is None or len(made) != len(wanted) or (node.attributes.get_int("allowzero") or 0) != 0:
         return False
     if 0 not in wanted:
@@ -107,11 +108,14 @@ def drop_reshapes_of_matmul(graph: ir.Graph, node: ir.Node) -> bool:
     matmul = understood_producer(node.inputs[0], "MatMul")
     if matmul is None or matmul.inputs[1] is None:
         return False
-    first, result = understood_producer(matmul.inputs[0], "Reshape"), static_dims(node.outputs[0])
+    first = understood_producer(matmul.inputs[0], "Reshape")
+    result = static_dims(node.outputs[0])
     if first is None or result is None or first.inputs[0] is None:
         return False
     second = understood_producer(matmul.inputs[1], "Reshape")
-    a, rows, columns = static_dims(first.inputs[0]), static_dims(matmul.inputs[0]), static_dims(matmul.inputs[1])
+    a = static_dims(first.inputs[0])
+    rows = static_dims(matmul.inputs[0])
+    columns = static_dims(matmul.inputs[1])
     if a is None or rows is None or columns is None or 0 in a or 0 in result:
         return False
     lead = math.prod(a[:-1])
@@ -137,7 +141,8 @@ def merge_transposes(graph: ir.Graph, node: ir.Node) -> bool:
     if not order or x is None:
         return False
     if inner is not None and len(before) == len(order):
-        order, x = [before[axis] for axis in order], inner.inputs[0]
+        order = [before[axis] for axis in order]
+        x = inner.inputs[0]
     elif order != sorted(order):
         return False
     assert x is not None
@@ -164,7 +169,8 @@ def drop_full_slice(graph: ir.Graph, node: ir.Node) -> bool:
     starts, ends, axes, steps = (constant_integers(input_at(node, index)) for index in (1, 2, 3, 4))
     if input_at(node, 4) is not None and (steps is None or any(step != 1 for step in steps)):
         return False
-    data, made = node.inputs[0], node.outputs[0]
+    data = node.inputs[0]
+    made = node.outputs[0]
     assert data is not None
     computed = starts is None and ends is None
     if computed and _have_same_shape(data, made):

@@ -67,7 +67,8 @@ def softmax(m: ProofInterpreter, x: Value, axis: int) -> Value:
 def _residues_of_rows(m: ProofInterpreter, a: Array, atoms: tuple[Size, ...], last: int) -> Array:
     """A residue for each element of ``a``, whose ``last`` axes are a row."""
     assert m.gf is not None
-    table, p = m.draws.opaque, m.gf.p
+    table = m.draws.opaque
+    p = m.gf.p
     rows = a.reshape(-1, int(np.prod(a.shape[a.ndim - last :], dtype=int)))
     made: Array = np.empty(rows.shape, dtype=object)
     for i, row in enumerate(rows.tolist()):

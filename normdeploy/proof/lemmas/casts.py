@@ -41,7 +41,9 @@ def cast_value(m: ProofInterpreter, x: Any, floating: bool, whole: np.dtype[Any]
         raise NotProved(ProofFailure.OP, "a Cast to whole numbers or bool is no algebra", "Cast")
     if floating:
         array = np.asarray(x)
-        return array if array.dtype == object and array.size != 1 else lift_input(m, array)
+        if array.dtype == object and array.size != 1:
+            return array
+        return lift_input(m, array)
     if whole is None:
         raise NotProved(ProofFailure.OP, "a Cast to bool is no algebra", "Cast")
     for n in np.asarray(x).reshape(-1).tolist():
@@ -53,11 +55,10 @@ def _require_fits(n: Size, whole: np.dtype[Any]) -> None:
     """A size that is open fits into 32 bits with a sign; what is cut off by a shorter type changes from size to
     size."""
     limits = np.iinfo(whole)
-    fits = (
-        limits.min <= n.constant_value <= limits.max
-        if n.constant_value is not None
-        else limits.min < 0 and limits.bits >= 32
-    )
+    if n.constant_value is not None:
+        fits = limits.min <= n.constant_value <= limits.max
+    else:
+        fits = limits.min < 0 and limits.bits >= 32
     if not fits:
         raise NotProved(ProofFailure.SIZE, f"a Cast of {n} to {whole.name}, which may not hold it", "Cast")
 

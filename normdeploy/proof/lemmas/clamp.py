@@ -52,7 +52,8 @@ def clamp_below(m: ProofInterpreter, op: str, t: Value, low: Value) -> Value:
     ):
         c = float(low.f.reshape(-1)[0])
         made = apply_unknown(m, f"{op} from {c!r}", t, lambda x: np.maximum(x, c))
-        made.sign, made.nonzero = POSITIVE, True
+        made.sign = POSITIVE
+        made.nonzero = True
         return made
     if m.gf is not None and (low.data or low.sized or not (low.f <= 0).all() or not is_nonnegative(m, t)):
         raise NotProved(ProofFailure.OP, f"{op} is no algebra, and nothing shows that it does nothing here", op)
@@ -82,11 +83,19 @@ def _larger_number(a: Value, b: Value) -> Value | None:
     if a.size is None or b.size is None or a.data or b.data or any(a.axes) or any(b.axes):
         return None
     more = a.size - b.size
-    return a if more.is_positive or more == 0 else b if (-more).is_positive else None
+    if more.is_positive or more == 0:
+        return a
+    if (-more).is_positive:
+        return b
+    return None
 
 
 def _clip(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
-    given: list[Any] = [attrs.get("min"), attrs.get("max")] if opset < 11 else [*inputs[1:], None, None][:2]
+    given: list[Any]
+    if opset < 11:
+        given = [attrs.get("min"), attrs.get("max")]
+    else:
+        given = [*inputs[1:], None, None][:2]
     low, high = given
     if high is not None:
         raise NotProved(ProofFailure.OP, "Clip from above is no algebra", "Clip")

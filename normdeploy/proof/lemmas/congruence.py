@@ -27,10 +27,10 @@ def apply_unknown(m: ProofInterpreter, name: str, x: Value, real: Any) -> Value:
     """σ(x) of a function of one number that is not looked into."""
     made = None
     if m.gf is not None and x.a is not None:
-        m.plan.require_degree(
-            scale_counts(x.degree.larger_counts(), 2)
-        )  # σ hides how high the degree of its argument is from what is compared in the end
-        table, p = m.draws.opaque, m.gf.p
+        # σ hides how high the degree of its argument is from what is compared in the end
+        m.plan.require_degree(scale_counts(x.degree.larger_counts(), 2))
+        table = m.draws.opaque
+        p = m.gf.p
         made = np.empty(x.a.shape, dtype=object)
         made.reshape(-1)[:] = [table.setdefault((name, v), m.draws.rng.randrange(p)) for v in x.a.reshape(-1).tolist()]
     with np.errstate(all="ignore"):

@@ -30,7 +30,8 @@ class Extremum:
 
     of: str
     row: Row
-    value: Value  # in floats alone
+    # in floats alone
+    value: Value
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +45,10 @@ class RowCondition:
 def _extremum_op(of: str, reduce: Any) -> Op:
     def run(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Extremum:
         x = lift_input(m, inputs[0])
-        given = (
-            attrs.get("axes") if len(inputs) < 2 or inputs[1] is None else np.asarray(inputs[1]).reshape(-1).tolist()
-        )
+        if len(inputs) < 2 or inputs[1] is None:
+            given = attrs.get("axes")
+        else:
+            given = np.asarray(inputs[1]).reshape(-1).tolist()
         axes = tuple(axes_of(x, given))
         slots = tuple(s for i in axes for s in x.array_axes(i))
         kept = tuple(() if i in axes else axis for i, axis in enumerate(x.axes))
@@ -59,7 +61,10 @@ def _extremum_op(of: str, reduce: Any) -> Op:
 
 
 def _as_floats(m: ProofInterpreter, x: Any) -> Value:
-    v = x.value if isinstance(x, (Extremum, RowCondition)) else lift_input(m, x)
+    if isinstance(x, (Extremum, RowCondition)):
+        v = x.value
+    else:
+        v = lift_input(m, x)
     return Value(v.axes, None, v.f, v.data)
 
 
@@ -81,9 +86,8 @@ def _equal(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, output
         and a.row[0] is b.row[0]
         and a.row[1] == b.row[1]
     ):
-        kept = all(
-            len(e.value.axes) == len(e.row[0].axes) for e in (a, b)
-        )  # else it lies over other rows than those it speaks of
+        # else it lies over other rows than those it speaks of
+        kept = all(len(e.value.axes) == len(e.row[0].axes) for e in (a, b))
         rows = (a.row,) if kept else ()
     return _make_condition(m, np.equal, a, b, rows=rows)
 
@@ -94,9 +98,12 @@ def _and(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs:
 
 
 def _where(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
-    condition, chosen, d = inputs[0], inputs[1], lift_input(m, inputs[2])
+    condition = inputs[0]
+    chosen = inputs[1]
+    d = lift_input(m, inputs[2])
     zero = lift_input(m, chosen)
-    if isinstance(condition, np.ndarray) and condition.dtype == bool and condition.size == 1:  # fixed by the file
+    # fixed by the file
+    if isinstance(condition, np.ndarray) and condition.dtype == bool and condition.size == 1:
         taken, other = (zero, d) if condition.all() else (d, zero)
         return broadcast_to_sizes(
             m, broadcast_to_sizes(m, taken, other.shape), [Size.from_int(n) for n in condition.shape]

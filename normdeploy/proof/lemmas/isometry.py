@@ -25,9 +25,12 @@ def isometry_factor(a: np.ndarray) -> int | None:
     if a.ndim != 2 or a.shape[0] != a.shape[1] or not a.size or not np.isin(a, (-1, 0, 1)).all():
         return None
     wide = a.astype(np.float64)
-    square = wide @ wide.T  # sums of at most n ones: exact
+    # sums of at most n ones: exact
+    square = wide @ wide.T
     k = int(square[0, 0])
-    return k if k > 0 and np.array_equal(square, k * np.eye(len(a))) else None
+    if k > 0 and np.array_equal(square, k * np.eye(len(a))):
+        return k
+    return None
 
 
 def inverse_pair_factor(writing: Sequence[np.ndarray], reading: Sequence[np.ndarray], n: int) -> int | None:

@@ -16,7 +16,8 @@ class MachineInfo:
     """``load``: processes that wanted a core, averaged over the last minute; None where the system does not tell."""
 
     cpu: str
-    cores: int  # that this process may use
+    # that this process may use
+    cores: int
     load: float | None
     system: str
     versions: dict[str, str]
@@ -30,7 +31,10 @@ class MachineInfo:
 
 def describe_machine() -> MachineInfo:
     """This one, now."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     facts = describe_environment()
     system = f"{platform.system()} {platform.machine()}, Python {facts['python']}"

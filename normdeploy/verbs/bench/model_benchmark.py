@@ -78,7 +78,8 @@ class RaceEntry:
     interval: tuple[float, float] | None = None
     error: float | None = None
     far_error: float | None = None
-    reason: str = ""  # why it was not timed
+    # why it was not timed
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ class Race(Renderable):
     """What ``bench`` measured; true where every contestant that could run gave the right answer."""
 
     threads: int
-    warmup: int  # rounds that were not counted
+    # rounds that were not counted
+    warmup: int
     rounds: int
     seed: int
     shapes: dict[str, tuple[int, ...]]
@@ -94,7 +96,8 @@ class Race(Renderable):
     entries: tuple[RaceEntry, ...]
     not_run: tuple[NotRun, ...]
     machine: MachineInfo
-    load: float | None  # of the machine when the race was over; ``machine`` holds that before
+    # of the machine when the race was over; ``machine`` holds that before
+    load: float | None
     notes: tuple[str, ...] = ()
 
     @property
@@ -115,9 +118,12 @@ class Contestant:
     file: str
     infer: Callable[[Mapping[str, np.ndarray]], RunResult]
     prepare: Callable[[Mapping[str, np.ndarray]], Callable[[], object]]
-    coarsest: str = "float32"  # type of its arithmetic
-    specs: tuple[TensorSpec, ...] = ()  # of its inputs; empty for the model
-    quantized: PathLike | None = None  # the file, where it is quantized
+    # type of its arithmetic
+    coarsest: str = "float32"
+    # of its inputs; empty for the model
+    specs: tuple[TensorSpec, ...] = ()
+    # the file, where it is quantized
+    quantized: PathLike | None = None
     error: float | None = None
     reason: str = ""
     notes: tuple[str, ...] = ()
@@ -138,13 +144,16 @@ def race_files(
         GraphError: onnxruntime refuses a file.
         NormdeployError: the model has no float64 form.
     """
-    threads, rounds, seed = options.threads, options.rounds, options.seed
+    threads = options.threads
+    rounds = options.rounds
+    seed = options.seed
     inputs = read_npz(options.feeds) if isinstance(options.feeds, str | os.PathLike) else options.feeds
     sizes = parse_sizes(options.sizes)
     if model is None and not files:
         raise InputError("there is nothing to race; give a model, ONNX files or engines")
     check_counts(threads, rounds)
-    before, notes = describe_machine(), list[str]()
+    before = describe_machine()
+    notes = list[str]()
     with ExitStack() as stack, _use_torch_threads(threads):
         contestants, not_run = _open_contestants(model, files, threads, stack, options.runners)
         if inputs is None:
@@ -213,7 +222,10 @@ def _open_contestants(
                     runner.name, "", runner.infer, runner.prepare, _coarsest_type(spec.dtype for spec in model.inputs)
                 )
             )
-    cuda = explain_missing_cuda() if any(not is_engine(f) for f in files) else ""
+    if any(not is_engine(f) for f in files):
+        cuda = explain_missing_cuda()
+    else:
+        cuda = ""
 
     def add_contestant(runtime: str, name: str, coarsest: str, file: PathLike, **options: Any) -> None:
         try:
@@ -235,7 +247,10 @@ def _open_contestants(
     for file in files:
         quantized = False
         name = Path(file).name
-        name = name if sum(name == other for other, _ in places) == 1 else os.fspath(file)
+        if sum(name == other for other, _ in places) == 1:
+            name = name
+        else:
+            name = os.fspath(file)
         if is_engine(file):
             runtime = read_runtime(Path(file))
             if reason := describe_missing_runtime(runtime):
@@ -290,12 +305,15 @@ def _requested_type(file: PathLike) -> str:
     """The type that an ONNX file was made to compute in."""
     try:
         return FLOATS.get(recorded_precision(load_onnx(file, external_data=False)), "float64")
-    except GraphError:  # onnxruntime runs files that onnx's checker does not know
+    except GraphError:
+        # onnxruntime runs files that onnx's checker does not know
         return "float64"
 
 
 def _contestant_title(contestant: Contestant) -> str:
-    return f"{contestant.runtime} ({contestant.file})" if contestant.file else contestant.runtime
+    if contestant.file:
+        return f"{contestant.runtime} ({contestant.file})"
+    return contestant.runtime
 
 
 # ------------------------------------------------------------------ the same answer
@@ -330,18 +348,25 @@ def _check_contestant(contestant: Contestant, inputs: Mapping[str, np.ndarray], 
     """Run it once, compare, and make it ready; what can't run here, or is wrong, says why."""
     try:
         outputs = [*contestant.infer(inputs).values()]
-        unit, judge = max(reference.unit, UNIT_ROUNDOFF[contestant.coarsest]), reference.judge
+        unit = max(reference.unit, UNIT_ROUNDOFF[contestant.coarsest])
+        judge = reference.judge
         verdict = find_disagreement(outputs, reference.outputs, unit)
-        contestant.error, wrong = verdict.error, verdict.reason
+        contestant.error = verdict.error
+        wrong = verdict.reason
         own = evaluate_quantized(contestant.quantized, inputs) if contestant.quantized is not None and wrong else None
         if own is not None:
             judge = f"{Path(contestant.file).name} in float64"
-            right, more = [*own.outputs.values()], [*own.allowed.values()]
+            right = [*own.outputs.values()]
+            more = [*own.allowed.values()]
             wrong = find_disagreement(outputs, right, UNIT_ROUNDOFF[contestant.coarsest], more).reason
-        contestant.reason = f"its outputs are not those of {judge}: {wrong}; not timed" if wrong else ""
+        if wrong:
+            contestant.reason = f"its outputs are not those of {judge}: {wrong}; not timed"
+        else:
+            contestant.reason = ""
         contestant.call = contestant.prepare(inputs)
     except RuntimeUnavailable as error:
-        contestant.reason, contestant.call = str(error), _run_absent
+        contestant.reason = str(error)
+        contestant.call = _run_absent
     except NormdeployError as error:
         if reference.outputs and contestant.runtime == "eager":
             raise

@@ -41,8 +41,10 @@ from .timing import Timing, race_calls
 
 PLUGIN = "plugin"
 IMPLEMENTATIONS = (*FORMS, PLUGIN)
-MOST = 2**28  # elements of a norm that is raced: its float64 takes some 10 GB
-FAR = 1e3  # offset at which cancellation shows
+# elements of a norm that is raced: its float64 takes some 10 GB
+MOST = 2**28
+# offset at which cancellation shows
+FAR = 1e3
 USUAL = {
     "LayerNorm": NormCase("LayerNorm", (8, 128, 768)),
     "RMSNorm": NormCase("RMSNorm", (8, 128, 768)),
@@ -51,7 +53,8 @@ USUAL = {
     "GroupNorm": NormCase("GroupNorm", (1, 320, 32, 32), groups=32),
     "InstanceNorm": NormCase("InstanceNorm", (1, 64, 64, 64)),
 }
-_SAID = 3  # norms that can't be raced, of an error that says why
+# norms that can't be raced, of an error that says why
+_SAID = 3
 _RACED = {op: row.kind for op, row in STANDARD.items() if row.kind in KINDS}
 _USUAL_RACE = RaceOptions()
 
@@ -73,14 +76,19 @@ def bench_norms(
         InputError: there is nothing to race, no such implementation, or it is none of these norms'.
         RuntimeUnavailable: what could be raced can't run here.
     """
-    threads, rounds, seed = options.threads, options.rounds, options.seed
+    threads = options.threads
+    rounds = options.rounds
+    seed = options.seed
     check_counts(threads, rounds)
     wanted = list(implementations or IMPLEMENTATIONS)
     if unknown := [name for name in wanted if name not in IMPLEMENTATIONS]:
         raise InputError(f"there is no form {unknown[0]!r} of a norm; there are {', '.join(IMPLEMENTATIONS)}")
     if not cases:
         raise InputError("there is no norm to race: the file holds none as one node, and `inspect` says why")
-    before, entries, warmup, notes = describe_machine(), list[RaceEntry](), 0, list[str]()
+    before = describe_machine()
+    entries = list[RaceEntry]()
+    warmup = 0
+    notes = list[str]()
     engines = PLUGIN in wanted
     absent = describe_missing_runtime("tensorrt") if engines else ""
     not_run = [NotRun("TensorRT", absent)] if absent else []
@@ -168,9 +176,13 @@ def find_norm_cases(
         InputError: there is no such dim.
         GraphError: the file is broken.
     """
-    proto = normalize_model(source) if isinstance(source, onnx.ModelProto) else load_onnx(source)
+    if isinstance(source, onnx.ModelProto):
+        proto = normalize_model(source)
+    else:
+        proto = load_onnx(source)
     usual = {d.name: d.opt for spec in read_record(proto).get("inputs", ()) for d in spec.shape if d.name is not None}
-    proto, _ = norm_optimizer.optimize_norms(proto, runtime="tensorrt")  # for which every norm is one node
+    # for which every norm is one node
+    proto, _ = norm_optimizer.optimize_norms(proto, runtime="tensorrt")
     fixed = onnx.ModelProto()
     fixed.CopyFrom(proto)
     del fixed.graph.value_info[:]
@@ -182,7 +194,9 @@ def find_norm_cases(
                 dim.dim_value = size
     for value in fixed.graph.output:
         value.type.tensor_type.ClearField("shape")
-    graph, cases, notes = ShapedGraph(fixed), dict[str, NormCase](), list[str]()
+    graph = ShapedGraph(fixed)
+    cases = dict[str, NormCase]()
+    notes = list[str]()
     for node in graph.nodes:
         if node.op not in _RACED or not is_standard(node):
             continue
@@ -196,7 +210,9 @@ def find_norm_cases(
 
 def _make_case(graph: Graph, node: gs.Node) -> NormCase | str:
     """The norm that a standard node is, or why it can't be raced."""
-    kind, dims, given = graph.dtype(node.inputs[0]), graph.shape(node.inputs[0]), graph.attrs(node)
+    kind = graph.dtype(node.inputs[0])
+    dims = graph.shape(node.inputs[0])
+    given = graph.attrs(node)
     if kind is None or kind.name not in UNIT_ROUNDOFF or kind.name == "bfloat16":
         return "its type is not float32, float16 or float64"
     if dims is None or not all(isinstance(d, int) and d > 0 for d in dims):
@@ -208,7 +224,9 @@ def _make_case(graph: Graph, node: gs.Node) -> NormCase | str:
     if case.kind in ("LayerNorm", "RMSNorm"):
         axis = int(given.get("axis", -1))
         return replace(case, axis=axis - len(dims) if axis >= 0 else axis)
-    return replace(case, groups=int(given["num_groups"])) if case.kind == "GroupNorm" else case
+    if case.kind == "GroupNorm":
+        return replace(case, groups=int(given["num_groups"]))
+    return case
 
 
 def _race_case(
@@ -219,7 +237,8 @@ def _race_case(
     progress: Progress | None,
 ) -> tuple[list[RaceEntry], Timing | None]:
     """The entries of one norm, and their times; None where no form could be timed."""
-    entries, running = list[RaceEntry](), list[LiveRunner]()
+    entries = list[RaceEntry]()
+    running = list[LiveRunner]()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         for runtime, form in _iter_contestants(case, wanted, engines):
             entry = RaceEntry(runtime, form=form, norm=str(case))

@@ -32,7 +32,8 @@ KINDS = ("LayerNorm", "RMSNorm", "ChannelLayerNorm", "BatchLayerNorm", "GroupNor
 _TYPES = {"float32": "float", "float16": "float16", "float64": "double"}
 _OF_ROWS = ("LayerNorm", "RMSNorm", "ResidualLayerNorm")
 _ACROSS = {"ChannelLayerNorm": 1, "BatchLayerNorm": 0}
-_RMS_OPSET, _OPSET = 23, 21
+_RMS_OPSET = 23
+_OPSET = 21
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class NormCase:
     shape: tuple[int, ...]
     axis: int = -1
     groups: int = 1
-    epsilon: float = 2.0**-17  # a float32 number, which an attribute holds as it is
+    # a float32 number, which an attribute holds as it is
+    epsilon: float = 2.0**-17
     dtype: str = "float32"
 
     def __str__(self) -> str:
@@ -77,10 +79,11 @@ class NormCase:
         rank = len(self.shape)
         shape = self.shape[self.axis % rank :] if self.kind in _OF_ROWS else (self.shape[1], *(1,) * (rank - 2))
         rng = np.random.default_rng(0)
-        gamma, beta = (
-            rng.uniform(0.5, 1.5, shape),
-            np.zeros(shape) if self.kind == "RMSNorm" else rng.standard_normal(shape),
-        )
+        gamma = rng.uniform(0.5, 1.5, shape)
+        if self.kind == "RMSNorm":
+            beta = np.zeros(shape)
+        else:
+            beta = rng.standard_normal(shape)
         return gamma.astype(self.dtype).astype(np.float64), beta.astype(self.dtype).astype(np.float64)
 
     def feeds(self, offset: float = 0.0, seed: int = 1) -> dict[str, np.ndarray]:
@@ -129,7 +132,9 @@ class NormCase:
         """Rows of a sample."""
         if self.kind == "LayerNorm":
             return math.prod(self.shape[1 : self.axis % len(self.shape)])
-        return self.shape[1] if self.kind == "InstanceNorm" else self.groups
+        if self.kind == "InstanceNorm":
+            return self.shape[1]
+        return self.groups
 
     def make_model(self, form: str) -> onnx.ModelProto:
         """
@@ -156,7 +161,8 @@ class NormCase:
 
     def _model_constants(self) -> dict[str, np.ndarray]:
         gamma, beta = (p.astype(self.dtype) for p in self.scale_and_shift())
-        kind, rank = np.dtype(self.dtype), len(self.shape)
+        kind = np.dtype(self.dtype)
+        rank = len(self.shape)
         regrouped = self.kind in ("GroupNorm", "InstanceNorm")
         axes = (
             [_ACROSS[self.kind]]
@@ -190,7 +196,8 @@ class NormCase:
         if self.kind == "RMSNorm":
             return f"y = RMSNormalization <axis = {self.axis}, {eps}> (x, gamma)"
         if self.kind in _ACROSS:
-            there, back = self._permutation_to_last, [int(a) for a in np.argsort(self._permutation_to_last)]
+            there = self._permutation_to_last
+            back = [int(a) for a in np.argsort(self._permutation_to_last)]
             if self.kind == "ChannelLayerNorm":
                 return (
                     f"t = Transpose <perm = {there}> (x) n = LayerNormalization <axis = -1, {eps}> (t, scale, shift)"
@@ -218,7 +225,10 @@ class NormCase:
         )
 
     def _unit_scale_body(self) -> str:
-        core = "RMSNormalization" if self.kind == "RMSNorm" else "LayerNormalization"
+        if self.kind == "RMSNorm":
+            core = "RMSNormalization"
+        else:
+            core = "LayerNormalization"
         shift = "Identity(s)" if self.kind == "RMSNorm" else "Add(s, beta)"
         return f"n = {core} <axis = {self.axis}, epsilon = {self.epsilon}> (x, one) s = Mul(n, gamma) y = {shift}"
 
@@ -243,6 +253,7 @@ class NormCase:
             "layer": f"LayerNormalization <axis = -1, epsilon = {self.epsilon}> (g, one)",
         }[form]
         affine = "s = Mul(w, gamma) y = Add(s, beta)"
-        if form == "instance" and self.kind == "GroupNorm" and self.dtype != "float64":  # as `forms.group` writes it
+        # as `forms.group` writes it
+        if form == "instance" and self.kind == "GroupNorm" and self.dtype != "float64":
             affine = "y = BatchNormalization <epsilon = 0.0> (w, scale, shift, mean, variance)"
         return f"g = Reshape(x, rows) n = {core} w = Reshape(n, whole) {affine}"

@@ -76,9 +76,11 @@ def write_peer_files(
         try:
             with silence_torch():
                 program = torch.onnx.export(model.program, dynamo=True, verbose=False)
-                assert program is not None  # None comes from the old exporter only
+                # None comes from the old exporter only
+                assert program is not None
                 program.save(plain)
-        except Exception as error:  # whatever torch raises
+        except Exception as error:
+            # whatever torch raises
             message = " ".join(str(error).split())[:200]
             raise ExportError(f"torch.onnx.export does not write this model, leave --against out: {message}") from error
     proto = load_onnx(plain if model is not None else files[0])
@@ -94,6 +96,7 @@ def write_peer_files(
             with silence_torch():
                 save_onnx(_TOOLS[name][1](onnx.ModelProto.FromString(proto.SerializeToString())), path)
             paths.append(path)
-        except Exception as error:  # whatever the tool raises
+        except Exception as error:
+            # whatever the tool raises
             not_run.append(NotRun(name, f"it fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"))
     return paths, not_run

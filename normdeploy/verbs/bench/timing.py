@@ -24,10 +24,14 @@ from ...types import Progress
 
 Call = Callable[[], object]
 
-TURN = 0.005  # seconds
-MOST_CALLS = 1000  # of a turn
-WINDOW, DRIFT, MOST_WARMUP = 5, 0.05, 60  # rounds, share, rounds
-KEPT = 400  # samples that a report holds
+# seconds
+TURN = 0.005
+# of a turn
+MOST_CALLS = 1000
+# rounds, share, rounds
+WINDOW, DRIFT, MOST_WARMUP = 5, 0.05, 60
+# samples that a report holds
+KEPT = 400
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,9 @@ class Timing:
     def sample_calls(self, i: int) -> tuple[float, ...]:
         """At most `KEPT` of contestant i's calls, evenly taken, in the order made; seconds."""
         calls = self.calls[i]
-        return tuple(calls[n * len(calls) // KEPT] for n in range(KEPT)) if len(calls) > KEPT else calls
+        if len(calls) > KEPT:
+            return tuple(calls[n * len(calls) // KEPT] for n in range(KEPT))
+        return calls
 
     def round_ratio(self, i: int, base: int = 0) -> tuple[float, float, float]:
         """Contestant i's time over that of ``base`` in the same round: the median over the rounds, and its 95 %
@@ -67,8 +73,10 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     it less often.
     Source: Conover, Practical Nonparametric Statistics, 3rd ed. 1999, section 3.2.
     """
-    n, ordered = len(values), sorted(values)
-    outside, below = 0.0, 0
+    n = len(values)
+    ordered = sorted(values)
+    outside = 0.0
+    below = 0
     while below < n // 2 and (outside := outside + math.comb(n, below) * 0.5**n) <= 0.025:
         below += 1
     low = max(0, below - 1)
@@ -114,7 +122,8 @@ def race_calls(
             counts = [max(1, min(MOST_CALLS, int(TURN / max(t[-1], 1e-9)))) for t in turns]
             warmup += 1
         unsteady = tuple(i for i, t in enumerate(turns) if not is_steady(t))
-        turns, made = [[] for _ in calls], [[] for _ in calls]
+        turns = [[] for _ in calls]
+        made = [[] for _ in calls]
         for done in range(rounds):
             if progress is not None:
                 progress("race", done, rounds)
@@ -126,7 +135,8 @@ def is_steady(turns: Sequence[float]) -> bool:
     """Whether the last rounds took as long as those before them."""
     if len(turns) < 2 * WINDOW:
         return False
-    before, last = statistics.median(turns[-2 * WINDOW : -WINDOW]), statistics.median(turns[-WINDOW:])
+    before = statistics.median(turns[-2 * WINDOW : -WINDOW])
+    last = statistics.median(turns[-WINDOW:])
     return abs(last - before) <= DRIFT * before
 
 

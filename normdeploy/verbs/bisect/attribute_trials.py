@@ -15,11 +15,15 @@ from ...storage.onnx_domains import is_standard
 from .reference_program import ReferenceProgram
 from .trial_changes import Cause, node_at_text, replace_by, with_attribute
 
-_MOST_PADS = 8  # on one side
+# on one side
+_MOST_PADS = 8
 _MOST_GROUPS = 512
-_MOST_SHOWN = 8  # entries of a list that is shown whole
-_MOST_ENTRIES = 3  # of a longer one, that differ
-_MOST_MADE = 100_000  # elements of a result, of which other sizes are tried
+# entries of a list that is shown whole
+_MOST_SHOWN = 8
+# of a longer one, that differ
+_MOST_ENTRIES = 3
+# elements of a result, of which other sizes are tried
+_MOST_MADE = 100_000
 _STRIDES = _DILATIONS = (1, 2, 3)
 _WINDOWED = ("Conv", "ConvTranspose", "AveragePool", "MaxPool", "LpPool")
 # Op -> attribute -> the values that are tried, each by itself.
@@ -58,7 +62,8 @@ _RESIZE: dict[str, tuple[object, ...]] = {
 _WHOLE = {"CumSum": ("axis", 1), "Trilu": ("diagonal", 1), "TopK": ("k", 1), "Slice": ("axis", 3)}
 _FARTHEST_DIAGONAL = 3
 _MOST_WHOLE = 64
-_ONLY = {"nearest_mode": "nearest", "cubic_coeff_a": "cubic"}  # attribute -> the mode of Resize that reads it
+# attribute -> the mode of Resize that reads it
+_ONLY = {"nearest_mode": "nearest", "cubic_coeff_a": "cubic"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +109,10 @@ def try_integer_inputs(exact: Float64Evaluator, place: int, values: Values) -> I
     shape = values[node.input[0]].shape
     axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
     sizes = {"CumSum": len(shape), "Slice": len(shape), "TopK": min(shape[axis] + 1, _MOST_WHOLE) if shape else 0}
-    choices = (
-        range(-_FARTHEST_DIAGONAL, _FARTHEST_DIAGONAL + 1) if node.op_type == "Trilu" else range(sizes[node.op_type])
-    )
+    if node.op_type == "Trilu":
+        choices = range(-_FARTHEST_DIAGONAL, _FARTHEST_DIAGONAL + 1)
+    else:
+        choices = range(sizes[node.op_type])
     for other in choices:
         is_axis = node.op_type in ("CumSum", "Slice")
         if other != (own.item() % len(shape) if is_axis else own.item()):
@@ -140,7 +146,8 @@ def try_model_integers(
         inputs: dict[int, Array] = {}
         told: list[str] = []
         for i, (mine, other) in enumerate(zip(node.input, theirs.input, strict=True)):
-            own, right = _integer_constant(exact, mine), program.fixed_integers(other)
+            own = _integer_constant(exact, mine)
+            right = program.fixed_integers(other)
             if own is not None and right is not None and not np.array_equal(own, right):
                 inputs[i] = right
                 told.append(describe_two_values(repr(mine), own.tolist(), right.tolist()))
@@ -175,7 +182,9 @@ def _attribute_value(attribute: onnx.AttributeProto) -> object:
     value = onnx.helper.get_attribute_value(attribute)
     if isinstance(value, bytes):
         return value.decode(errors="replace")
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return list(value)
+    return value
 
 
 def _format_value(value: object) -> str:
@@ -183,7 +192,11 @@ def _format_value(value: object) -> str:
         return f"[{', '.join(map(_format_value, value))}]"
     if isinstance(value, bytes):
         return value.decode(errors="replace")
-    return "none" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)
 
 
 def describe_two_values(name: str, own: object, right: object) -> str:
@@ -197,7 +210,10 @@ def describe_two_values(name: str, own: object, right: object) -> str:
         f"{name}[{i}] {_format_value(own[i])} where the model has {_format_value(right[i])}"
         for i in differs[:_MOST_ENTRIES]
     ]
-    more = f" ({len(differs)} of {len(own)} entries differ)" if len(differs) > _MOST_ENTRIES else ""
+    if len(differs) > _MOST_ENTRIES:
+        more = f" ({len(differs)} of {len(own)} entries differ)"
+    else:
+        more = ""
     return f"{', '.join(told)}{more}"
 
 
@@ -293,7 +309,10 @@ def try_num_groups(exact: Float64Evaluator, place: int, values: Values) -> Itera
     scale, bias = (_float_constant(exact, name) for name in node.input[1:3])
     if scale is None or bias is None or not x.size:
         return
-    groups = x.shape[1] if node.op_type == "InstanceNormalization" else own.get("num_groups")
+    if node.op_type == "InstanceNormalization":
+        groups = x.shape[1]
+    else:
+        groups = own.get("num_groups")
     whole = scale.size != x.shape[1] or bool((scale == scale.flat[0]).all() and (bias == bias.flat[0]).all())
     # A form that reshapes to groups has a scale of ones there, and says nothing of channels.
     elements = x[0].size if whole else x.shape[1]
@@ -306,21 +325,26 @@ def try_num_groups(exact: Float64Evaluator, place: int, values: Values) -> Itera
         with np.errstate(all="ignore"):
             normal = (rows - rows.mean(-1, keepdims=True)) / np.sqrt(rows.var(-1, keepdims=True) + epsilon)
         normal = normal.reshape(x.shape)
-        right = (
-            normal * scale.flat[0] + bias.flat[0] if whole else normal * scale.reshape(column) + bias.reshape(column)
-        )
+        if whole:
+            right = normal * scale.flat[0] + bias.flat[0]
+        else:
+            right = normal * scale.reshape(column) + bias.reshape(column)
         text = f"{node_at_text(exact, place)} normalizes over {groups} groups, with {other} it is right"
         yield Cause("attribute", text, place), NodeChange(given={node.output[0]: right})
 
 
 def _integer_constant(exact: Float64Evaluator, name: str) -> Array | None:
     value = _constant_array(exact, name)
-    return value if value is not None and value.dtype.kind in "iub" else None
+    if value is not None and value.dtype.kind in "iub":
+        return value
+    return None
 
 
 def _float_constant(exact: Float64Evaluator, name: str) -> Array | None:
     value = _constant_array(exact, name)
-    return value if value is not None and value.dtype.kind == "f" else None
+    if value is not None and value.dtype.kind == "f":
+        return value
+    return None
 
 
 def _constant_array(exact: Float64Evaluator, name: str) -> Array | None:
@@ -330,4 +354,6 @@ def _constant_array(exact: Float64Evaluator, name: str) -> Array | None:
         value = exact.tensor_value(name, {})
     except NotEvaluated:
         return None
-    return np.asarray(value) if not isinstance(value, list) else None
+    if not isinstance(value, list):
+        return np.asarray(value)
+    return None

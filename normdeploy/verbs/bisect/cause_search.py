@@ -24,10 +24,13 @@ from .weight_trials import try_parameters
 _LAST = ("weights", "added", "input")
 # What a softmax or a norm behind it makes nothing of explains even more: a sum in the place of a product.
 _LAST_OF_ALL = ("operator",)
-_NODE = 10_000  # elements that take as long as the call of a node
+# elements that take as long as the call of a node
+_NODE = 10_000
 _PRODUCTS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
-_TERMS = 20  # of a sum of products that take as long as an element
-_MOST = 300_000_000  # elements that the trials of one spot compute: a few seconds
+# of a sum of products that take as long as an element
+_TERMS = 20
+# elements that the trials of one spot compute: a few seconds
+_MOST = 300_000_000
 
 
 def find_cause(
@@ -132,7 +135,9 @@ class SpotRecomputer:
     """
 
     def __init__(self, exact: Float64Evaluator, values: Values, spot: FaultSpot) -> None:
-        self._exact, self._values, self._spot = exact, values, spot
+        self._exact = exact
+        self._values = values
+        self._spot = spot
         self._tensors = tensor_values(values)
         self._left: float = _MOST
         self._reads = {p: exact.read_names(exact.nodes[p]) for p in spot.places}
@@ -147,7 +152,9 @@ class SpotRecomputer:
         if got is None:
             return math.inf
         found = difference_from_float64(got, self._spot.expected)
-        return math.inf if found.reason else found.error
+        if found.reason:
+            return math.inf
+        return found.error
 
     def error_tensor(self, change: NodeChange) -> Array | None:
         """Return the error of the spot's end; None if it is not finite, has another shape or can't be computed."""
@@ -156,7 +163,9 @@ class SpotRecomputer:
             return None
         with np.errstate(all="ignore"):
             off = np.where(got == self._spot.expected, 0.0, got - self._spot.expected)
-        return off if np.isfinite(off).all() else None
+        if np.isfinite(off).all():
+            return off
+        return None
 
     def _evaluate_end(self, change: NodeChange) -> Array | None:
         """The spot's end with ``change``, in the shape that it should have."""
@@ -174,14 +183,19 @@ class SpotRecomputer:
         if got is None:
             return None
         expected = self._spot.expected
-        return got.reshape(expected.shape) if got.size == expected.size else None
+        if got.size == expected.size:
+            return got.reshape(expected.shape)
+        return None
 
     def _node_cost(self, place: int) -> float:
         """Return what computing a node takes, in elements of one that is computed element by element."""
         node = self._exact.nodes[place]
         made = sum(self._tensors[name].size for name in node.output if name in self._tensors)
         weight = self._exact.weights.get(node.input[1]) if len(node.input) > 1 and node.op_type in _PRODUCTS else None
-        terms = 0 if weight is None else math.prod(weight.dims[1:] if node.op_type == "Conv" else weight.dims[:1])
+        if weight is None:
+            terms = 0
+        else:
+            terms = math.prod(weight.dims[1:] if node.op_type == "Conv" else weight.dims[:1])
         return _NODE + made * (1 + terms / _TERMS)
 
     def _affected_places(self, change: NodeChange) -> list[int]:
@@ -200,10 +214,12 @@ class SpotRecomputer:
 
 
 def _cause_of_omission(exact: Float64Evaluator, spot: FaultSpot, program: ReferenceProgram) -> Cause:
-    module, name = program.module_of(spot.node), spot.left_out
+    module = program.module_of(spot.node)
+    name = spot.left_out
     readers = range(len(exact.nodes)) if name == spot.end else spot.places
     place = next(p for p in readers if name in exact.read_names(exact.nodes[p]))
-    first, last = program.operator_kind(spot.node), program.operator_kind(spot.last or spot.node)
+    first = program.operator_kind(spot.node)
+    last = program.operator_kind(spot.last or spot.node)
     operators = f"{first}{f' to {last}' if last != first else ''}{f' of {module}' if module else ''}"
     is_or_are = "are" if last != first else "is"
     return Cause(

@@ -13,8 +13,10 @@ from .counterpart_search import FaultSpot
 from .reference_program import ReferenceProgram
 from .trial_changes import Cause, node_at_text
 
-_NEAR = 2.0**-20  # relative: a constant that was computed in float32
-_MOST = 8  # of the model's that are tried in the place of one
+# relative: a constant that was computed in float32
+_NEAR = 2.0**-20
+# of the model's that are tried in the place of one
+_MOST = 8
 
 
 def find_wrong_constant(
@@ -78,7 +80,10 @@ def _iter_foreign_constants(
     """Yield the constants that nodes read and that are none of the model's, in the file's order."""
     read = dict.fromkeys(name for p in places for name in exact.read_names(exact.nodes[p]) if name in exact.sizes)
     for name in read:
-        value = values[name] if name in values else exact.tensor_value(name, {})
+        if name in values:
+            value = values[name]
+        else:
+            value = exact.tensor_value(name, {})
         if (
             isinstance(value, np.ndarray)
             and value.size > 1
@@ -103,7 +108,8 @@ def _largest_difference(value: Array, own: Array) -> float:
 
 def _elementwise_difference(value: Array, own: Array) -> Array:
     with np.errstate(all="ignore"):
-        one, other = value.astype(np.float64), own.astype(np.float64)
+        one = value.astype(np.float64)
+        other = own.astype(np.float64)
         return np.where(one == other, 0.0, np.nan_to_num(np.abs(one - other), nan=np.inf))
 
 

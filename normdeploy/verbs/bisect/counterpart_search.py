@@ -18,11 +18,15 @@ import numpy as np
 from ...runtimes.float64_evaluator import Array, Float64Evaluator, NotEvaluated, Values, tensor_values
 from .reference_program import ReferenceProgram
 
-_SAMPLE = 64  # elements that are looked at first
-_NEAR = 60  # nodes that are evaluated to see whether a trial helps
-_OPERATORS = 10  # of which one may be what the fault's end should be
+# elements that are looked at first
+_SAMPLE = 64
+# nodes that are evaluated to see whether a trial helps
+_NEAR = 60
+# of which one may be what the fault's end should be
+_OPERATORS = 10
 _TRIALS = 60
-_PLENTY = 1 / 3  # of the nodes behind a fault that is taken away find a counterpart, whatever is fused
+# of the nodes behind a fault that is taken away find a counterpart, whatever is fused
+_PLENTY = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -64,13 +68,16 @@ def find_counterparts(values: Values, reference: Values, allowed: Mapping[str, f
 
 def _is_within_allowed(value: Array, other: Array, allowed: float) -> bool:
     with np.errstate(all="ignore"):
-        a, b = value.astype(np.float64), other.astype(np.float64)
+        a = value.astype(np.float64)
+        b = other.astype(np.float64)
         return bool(np.all((np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b))))
 
 
 def _reshape_like(value: Array, like: Array) -> Array:
     """Return ``value`` in the shape of another of as many elements; as it is where they have not as many."""
-    return value.reshape(like.shape) if value.size == like.size else value
+    if value.size == like.size:
+        return value.reshape(like.shape)
+    return value
 
 
 def _squeezed_shape(value: Array) -> list[int]:
@@ -95,8 +102,14 @@ class CounterpartSearch:
         reference: Values,
         allowed: Mapping[str, float], starts: Iterable[str], target: str, fixed: Values,
     ) -> None:  # fmt: skip
-        self.exact, self.known, self.end, self.program = exact, known, end, program
-        self.reference, self.allowed, self.target, self.fixed = reference, allowed, target, fixed
+        self.exact = exact
+        self.known = known
+        self.end = end
+        self.program = program
+        self.reference = reference
+        self.allowed = allowed
+        self.target = target
+        self.fixed = fixed
         self.values = exact.evaluate_nodes(places, known)
         self.tensors = tensor_values(self.values)
         self.places = list(places)
@@ -139,7 +152,9 @@ class CounterpartSearch:
         firsts = [node for node in strange if not set(self.program.inputs_of(node)) & set(strange)]
         candidates = self._candidate_pairs(suspects, [n for n in firsts if n in self.reference] or strange[:1])
         best = self._nearest_candidate(suspects, candidates)
-        return self.unmatched_spot() if best is None else self._spot_at(suspects, strange, *best)
+        if best is None:
+            return self.unmatched_spot()
+        return self._spot_at(suspects, strange, *best)
 
     def unmatched_spot(self) -> FaultSpot:
         """All nodes without a counterpart that lead to the end."""

@@ -20,8 +20,10 @@ from ...graphs.proto_queries import captured_names
 from ...graphs.quantization_info import DEQUANTIZE, DYNAMIC, QUANTIZE, GraphQuantization, is_quantization_node
 from ...storage.proto_traversal import copy_model, iter_subgraphs
 
-_PART = "#part"  # and a number: the suffix of a node that is one of several written for one
-BEFORE_RELU = "_before_relu"  # the suffix of what a ReLU reads that stands in a zero point
+# and a number: the suffix of a node that is one of several written for one
+_PART = "#part"
+# the suffix of what a ReLU reads that stands in a zero point
+BEFORE_RELU = "_before_relu"
 _PLAIN = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 
 
@@ -36,7 +38,8 @@ def remove_quantization(proto: onnx.ModelProto, weights: Mapping[str, Array]) ->
         GraphError: a product of integers reads codes whose scale is not next to it.
     """
     proto = copy_model(proto)
-    q, graph = GraphQuantization(proto), proto.graph
+    q = GraphQuantization(proto)
+    graph = proto.graph
     del graph.value_info[:]
     _rename_relu_tensors(graph, q)
     nodes = list[onnx.NodeProto]()
@@ -49,7 +52,10 @@ def remove_quantization(proto: onnx.ModelProto, weights: Mapping[str, Array]) ->
             if node.op_type == DEQUANTIZE and q.is_weight(node.output[0]):
                 _add_initializer(graph, node.output[0], weights[node.output[0]])
             elif not q.is_weight(node.input[0]):
-                op = "Relu" if node.op_type == QUANTIZE and _is_relu_range(q, node) else "Identity"
+                if node.op_type == QUANTIZE and _is_relu_range(q, node):
+                    op = "Relu"
+                else:
+                    op = "Identity"
                 nodes.append(helper.make_node(op, node.input[:1], node.output[:1], node.name))
         elif node.op_type == DYNAMIC:
             codes, scale, zero = node.output
@@ -113,7 +119,10 @@ def _is_relu_range(q: GraphQuantization, node: onnx.NodeProto) -> bool:
     scheme = q.scheme_of(node)
     if scheme.kind is None or "int" not in scheme.kind.name:
         return False
-    zero = np.zeros(()) if scheme.zero_point is None else scheme.zero_point.astype(np.float64)
+    if scheme.zero_point is None:
+        zero = np.zeros(())
+    else:
+        zero = scheme.zero_point.astype(np.float64)
     return bool((zero == finite_limits(scheme.kind)[0]).all())
 
 

@@ -13,9 +13,12 @@ from .counterpart_search import FaultSpot
 from .reference_program import ReferenceProgram
 from .trial_changes import Cause
 
-_MOST_AXES = 4  # whose orders are all tried
-_MOST_PLACES = 16  # of the first element, which others may equal
-_MOST_COMPARED = 10_000_000  # elements, of slices with slices
+# whose orders are all tried
+_MOST_AXES = 4
+# of the first element, which others may equal
+_MOST_PLACES = 16
+# elements, of slices with slices
+_MOST_COMPARED = 10_000_000
 
 
 def explain_difference(got: Array, spot: FaultSpot, program: ReferenceProgram, held: Values, inputs: Values) -> Cause:
@@ -25,7 +28,8 @@ def explain_difference(got: Array, spot: FaultSpot, program: ReferenceProgram, h
         held: results of the model's operators, float64.
         inputs: of the model.
     """
-    expected, allowed = spot.expected, spot.allowed
+    expected = spot.expected
+    allowed = spot.allowed
     if got.size != expected.size:
         return Cause("unknown", f"its shape is {list(got.shape)}, the model's is {list(expected.shape)}")
     branch = _find_omitted_branch(got, spot, program, held) or _find_omitted_input_branch(got, spot, program, inputs)
@@ -41,7 +45,10 @@ def explain_difference(got: Array, spot: FaultSpot, program: ReferenceProgram, h
     with np.errstate(all="ignore"):
         got = got.reshape(expected.shape)
         big = np.abs(expected) > 0.1 * np.abs(expected).max(initial=0)
-        factor = float(np.median((got / expected)[big])) if big.any() else math.nan
+        if big.any():
+            factor = float(np.median((got / expected)[big]))
+        else:
+            factor = math.nan
         if (
             math.isfinite(factor)
             and factor

@@ -46,7 +46,8 @@ def iter_exchanges(model: Original, program: ReferenceProgram, proto: onnx.Model
     ours = {name: place for place, name in enumerate(reversed(first))}
     theirs = program.first_reader_places()
     for one, other in _iter_module_pairs(parameters):
-        own, others = _first_read(one, ours), _first_read(other, ours)
+        own = _first_read(one, ours)
+        others = _first_read(other, ours)
         if not own or not others:
             continue
         is_before = theirs.get(_first_read(one, theirs), 0) < theirs.get(_first_read(other, theirs), 0)
@@ -91,7 +92,10 @@ def _exchange_weights(
             if moved == source or moved not in stored:
                 continue
             was = initializer_values(tensor)
-            right = stored[moved] if is_rounded_copy(stored[source], was) else stored[moved].T
+            if is_rounded_copy(stored[source], was):
+                right = stored[moved]
+            else:
+                right = stored[moved].T
             tensor.CopyFrom(numpy_helper.from_array(right.reshape(was.shape).astype(was.dtype), tensor.name))
             break
     return changed

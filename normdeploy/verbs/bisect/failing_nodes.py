@@ -21,8 +21,10 @@ from .reference_tensors import open_inner_tensors
 from .runtime_faults import Float32Trial
 from .trial_changes import Cause, node_at_text, replace_by
 
-_MOST = 5  # nodes that stop a file
-_MOST_BEFORE = 20  # nodes in front of one that stops it, which may have made the wrong shape
+# nodes that stop a file
+_MOST = 5
+# nodes in front of one that stops it, which may have made the wrong shape
+_MOST_BEFORE = 20
 _SHAPED = ("Reshape", "Expand")
 
 
@@ -39,9 +41,11 @@ def find_failing_nodes(
     model: Original, proto: onnx.ModelProto, result: OutputResult, case: str, feeds: Mapping[str, Array]
 ) -> list[Fault]:
     """Name the nodes that ONNX's definition can't compute; none if it can compute all."""
-    exact, program = Float64Evaluator(proto, inferred_dtypes(proto)), open_program(model)
+    exact = Float64Evaluator(proto, inferred_dtypes(proto))
+    program = open_program(model)
     known: Mapping[str, Array] = {name: widen_to_float64(value) for name, value in feeds.items()}
-    change, found = NodeChange(), list[tuple[_FailingNode, Cause]]()
+    change = NodeChange()
+    found = list[tuple[_FailingNode, Cause]]()
     while (at := _run_until_failure(exact, known, change)) is not None and len(found) < _MOST:
         cause, change = _find_mending_change(exact, program, at, change)
         found.append((at, cause))
@@ -110,7 +114,8 @@ def _is_right(
     """Whether the output is the model's with a change."""
     end = program.output_operator(output)
     insides = open_inner_tensors(model, feeds, "")
-    reference, eager = insides.reference_values([end])[end], insides.eager_values([end])[end]
+    reference = insides.reference_values([end])[end]
+    eager = insides.eager_values([end])[end]
     known = {name: widen_to_float64(value) for name, value in feeds.items()}
     got = exact.evaluate_nodes(exact.nodes_between([output]), known, change)[output]
     if got.shape != reference.shape:
@@ -146,4 +151,6 @@ def _make_fault(
         output_allowed=result.allowed,
         output_reason="the file does not run",
     )
-    return replace(fault, mended=True, mended_error=0.0) if mended else fault
+    if mended:
+        return replace(fault, mended=True, mended_error=0.0)
+    return fault

@@ -25,8 +25,10 @@ from .training_mode import BATCH, with_eval_mode
 from .trial_changes import Cause
 from .wiring_trials import iter_same_source_siblings, try_exchanged_tensors
 
-MOST = 5  # faults that are looked for
-_MOST_EXCHANGES = 16  # of modules, each of which is one run
+# faults that are looked for
+MOST = 5
+# of modules, each of which is one run
+_MOST_EXCHANGES = 16
 
 
 class FaultSearch(FaultTracer):
@@ -94,7 +96,8 @@ class FaultSearch(FaultTracer):
                 )
                 _add_fault(named, self._keep_reproduction(trace, fault))
                 break
-            before, held = self._value, dict(self._bench.held)
+            before = self._value
+            held = dict(self._bench.held)
             self._bench.held |= mends
             after = self.output_error()
             is_kept = keeps_worse and fault.kind != "unknown"
@@ -102,7 +105,8 @@ class FaultSearch(FaultTracer):
             if is_worse(after, point) and is_inner and not is_kept:
                 self._bench.held = held
                 self._doubted.append(trace)
-                self._first.drop(trace.wrong)  # no pair: what was taken for the right value is another tensor's
+                # no pair: what was taken for the right value is another tensor's
+                self._first.drop(trace.wrong)
                 continue
             self._first.clear_points()
             if self._has_integer_output or is_output_changed(before, self._value, point.allowed):
@@ -126,11 +130,14 @@ class FaultSearch(FaultTracer):
         """What is held to mend a fault; None where the type of its tensor can't hold that, and at the output."""
         if trace.held:
             return {name: self._units.round_to_file_type(name, value) for name, value in trace.held.items()}
-        tensor, right = trace.fault.tensor, trace.right
+        tensor = trace.fault.tensor
+        right = trace.right
         if right is None or tensor == self._output:
             return None
         stored = self._units.round_to_file_type(tensor, right)
-        return {tensor: stored} if np.isfinite(stored.astype(np.float64))[np.isfinite(right)].all() else None
+        if np.isfinite(stored.astype(np.float64))[np.isfinite(right)].all():
+            return {tensor: stored}
+        return None
 
     def _find_exchanged_tensors(self, at_output: DriftPoint) -> Fault | None:
         """The fault of a file in which two tensors of one source stand in each other's place: each mended alone leaves
@@ -195,15 +202,19 @@ class FaultSearch(FaultTracer):
 
     def _error_of_file(self, changed: onnx.ModelProto) -> float | None:
         """What the output of a changed file is off by; None where it is wrong or can't be run."""
-        proto, value = self._bench.proto, self._value
+        proto = self._bench.proto
+        value = self._value
         self._bench.proto = changed
         try:
             after = self.output_error()
         except (GraphError, InputError, RuntimeUnavailable):
             return None
         finally:
-            self._bench.proto, self._value = proto, value
-        return after.error if after else None
+            self._bench.proto = proto
+            self._value = value
+        if after:
+            return after.error
+        return None
 
     def _make_global_fault(
         self, places: Sequence[int], cause: Cause, at_output: DriftPoint, mended_error: float

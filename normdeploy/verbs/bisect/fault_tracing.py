@@ -112,27 +112,43 @@ class FaultTracer:
         progress: Progress | None,
         altered: Mapping[str, str],
     ) -> None:
-        self._result, self._case, self._output = result, case, result.output
+        self._result = result
+        self._case = case
+        self._output = result.output
         precision = result.precision
         half = FORMATS[precision].dtype if precision else None
-        self._dtype = np.dtype(result.dtype if result.dtype == "float64" else np.float32) if half is None else half
-        running = emulate_half(proto) if result.runtime == STEPWISE else proto
-        optimize, provider = result.runtime in (ON, CUDA[1]), "cuda" if result.runtime in CUDA else "cpu"
+        if half is None:
+            self._dtype = np.dtype(result.dtype if result.dtype == "float64" else np.float32)
+        else:
+            self._dtype = half
+        if result.runtime == STEPWISE:
+            running = emulate_half(proto)
+        else:
+            running = proto
+        optimize = result.runtime in (ON, CUDA[1])
+        provider = "cuda" if result.runtime in CUDA else "cpu"
         self._bench = InterventionRunner(
             model, running, round_inputs(feeds, half), precision, optimize, provider, alone=optimize
         )
         self._program = open_program(model)
         self._exact = Float64Evaluator(proto, inferred_dtypes(proto))
-        ran = self._exact if running is proto else Float64Evaluator(running, inferred_dtypes(running))
+        if running is proto:
+            ran = self._exact
+        else:
+            ran = Float64Evaluator(running, inferred_dtypes(running))
         self._units = RuntimeUnits(self._exact, ran, self._bench)
-        self._altered, self._model = altered, model
-        self._pairs, self._progress = longest_ordered_pairs(pair_with_model(model, proto)), progress
+        self._altered = altered
+        self._model = model
+        self._pairs = longest_ordered_pairs(pair_with_model(model, proto))
+        self._progress = progress
         self._first = FirstWrongSearch(self._bench, self._pairs, self._exact, progress)
         self._buffers = self._program.stored_buffers()
-        self._doubted = list[FaultTrace]()  # faults that, mended alone, leave the output more wrong
+        # faults that, mended alone, leave the output more wrong
+        self._doubted = list[FaultTrace]()
         self.notes: list[str] = []
         self.reproduction: Reproduction | None = None
-        self._value: Array | None = None  # of the output, when it was last looked at
+        # of the output, when it was last looked at
+        self._value: Array | None = None
 
     def output_error(self) -> DriftPoint:
         """How far off the output is."""
@@ -154,7 +170,8 @@ class FaultTracer:
             if self._mends_output(tensor, search, at_output):
                 spot = search.omission_spot()
                 break
-            self._first.drop(tensor)  # no pair: it is another tensor of the model, and right
+            # no pair: it is another tensor of the model, and right
+            self._first.drop(tensor)
         if spot is not None:
             return self._trace_in_file(spot, search, at_output)
         coarse = self._find_coarse_nodes(tensor, search)
@@ -162,11 +179,9 @@ class FaultTracer:
             return self._trace_in_precision(coarse, tensor, search, at_output)
         wrong = None if self._bench.optimize else self._units.find_first_wrong(search.places, search.values)
         wrong = wrong or self._units.shrink_wrong_nodes(search.places, tensor, search.values)
-        return (
-            self._trace_in_runtime(wrong, search, at_output)
-            if wrong
-            else self._trace_between(tensor, search, at_output)
-        )
+        if wrong:
+            return self._trace_in_runtime(wrong, search, at_output)
+        return self._trace_between(tensor, search, at_output)
 
     def _mends_output(self, tensor: str, search: CounterpartSearch, before: DriftPoint) -> bool:
         """Whether the output gets right, or half as wrong, with ``tensor`` at what its pair has: an operator that is
@@ -183,7 +198,10 @@ class FaultTracer:
     def stretch_search(self, tensor: str) -> CounterpartSearch:
         """What lies between the wrong tensor and the right ones before it."""
         paired = self._first.pairs
-        node = paired[tensor].node if tensor in paired else self._program.output_operator(self._output)
+        if tensor in paired:
+            node = paired[tensor].node
+        else:
+            node = self._program.output_operator(self._output)
         starts = [name for name in self._first.compared_predecessors(tensor) if name != tensor]
         right = {paired[name].node for name, point in self._first.points.items() if point and name in paired}
         operators = self._program.operators_between(node, right)
@@ -191,7 +209,8 @@ class FaultTracer:
         named += self._program.tensor_operators(
             n for n in right if n not in named and any(n in self._program.inputs_of(o) for o in operators)
         )
-        reference, eager = self._bench.reference_values(named), self._bench.eager_values(named)
+        reference = self._bench.reference_values(named)
+        eager = self._bench.eager_values(named)
         allowed = {n: self._allowed_error(eager[n], reference[n]) for n in named}
         shapes = self._bench.runtime_values(starts)
         known = {name: widen_to_float64(value) for name, value in self._bench.input_values().items()}
@@ -211,7 +230,9 @@ class FaultTracer:
 
     def _trace_in_file(self, spot: FaultSpot, search: CounterpartSearch, at_output: DriftPoint) -> FaultTrace:
         explained = explain_spot(self._exact, self._program, self._altered, search, spot)
-        spot, cause, known = explained.spot, explained.cause, explained.known
+        spot = explained.spot
+        cause = explained.cause
+        known = explained.known
         got = self._exact.evaluate_nodes(spot.places, known)[spot.end]
         if got.size == spot.expected.size:
             found = difference_from_float64(got.reshape(spot.expected.shape), spot.expected)
@@ -220,14 +241,19 @@ class FaultTracer:
             shapes = f"its shape is {list(got.shape)}, the model's is {list(spot.expected.shape)}"
             off = TensorError(0.0, spot.allowed, largest_finite(spot.expected), shapes)
         places = spot.places if cause.place is None else (cause.place,)
-        theirs = spot.last if [*places] == [self._exact.makers[spot.end]] and not spot.left_out else spot.node
-        path = (
-            self._program.module_of(theirs)
-            if spot.left_out
-            else self._module_of_places(places) or self._program.module_of(theirs)
-        )
+        if [*places] == [self._exact.makers[spot.end]] and not spot.left_out:
+            theirs = spot.last
+        else:
+            theirs = spot.node
+        if spot.left_out:
+            path = self._program.module_of(theirs)
+        else:
+            path = self._module_of_places(places) or self._program.module_of(theirs)
         # A tensor that is held at its right value may have many readers, and stands for no operator.
-        operator = self._program.operator_kind(theirs) if theirs and not cause.held else ""
+        if theirs and not cause.held:
+            operator = self._program.operator_kind(theirs)
+        else:
+            operator = ""
         alone = self._include_sequence_makers(spot.places, {**search.values, **known})
         given = self._units.input_values(alone, {**search.values, **known})
         model = self._make_reproduction(alone, spot.end, given, spot.expected, spot.allowed, cause)
@@ -271,7 +297,9 @@ class FaultTracer:
         if not narrow or len(narrow) == len(search.places):
             return None
         chosen = self._include_casts(narrow)
-        return chosen if self._is_right_in_float32(chosen, tensor) else None
+        if self._is_right_in_float32(chosen, tensor):
+            return chosen
+        return None
 
     def _is_coarser(self, name: str) -> bool:
         own = self._exact.types.get(name)
@@ -366,7 +394,8 @@ class FaultTracer:
     def _make_reproduction(
         self, places: Sequence[int], end: str, given: Values, expected: Array, allowed: float, cause: Cause
     ) -> Reproduction:
-        ran, bench = self._units.ran, self._bench
+        ran = self._units.ran
+        bench = self._bench
         return Reproduction.make_reproduction(
             ran,
             self._units.places_in_runtime(places),
@@ -387,7 +416,10 @@ class FaultTracer:
         proto = self._bench.proto
         try:
             for wide, chosen in bisect_runtime.iter_float32_islands(self._exact, places):
-                self._bench.proto = emulate_half(wide) if self._result.runtime == STEPWISE else wide
+                if self._result.runtime == STEPWISE:
+                    self._bench.proto = emulate_half(wide)
+                else:
+                    self._bench.proto = wide
                 if point := self.output_error():
                     return Float32Trial(True, self._node_names(chosen), point.error)
         except (GraphError, InputError, RuntimeUnavailable) as error:

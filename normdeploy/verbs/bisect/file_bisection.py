@@ -60,7 +60,8 @@ _UNNAMED = (
 )
 
 
-_SEEN = 5  # tensors that are named
+# tensors that are named
+_SEEN = 5
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,9 @@ class Bisection(Renderable):
         Raises:
             NormdeployError: the folder holds something, or can't be written.
         """
-        return None if self.reproduction is None else self.reproduction.write(folder)
+        if self.reproduction is None:
+            return None
+        return self.reproduction.write(folder)
 
 
 def search_faults(
@@ -135,7 +138,10 @@ def search_faults(
         budget=budget,
         progress=progress,
     )
-    faults, not_searched, notes, first = list[Fault](), list[NotRun](), list[str](), None
+    faults = list[Fault]()
+    not_searched = list[NotRun]()
+    notes = list[str]()
+    first = None
     looked_at: Sequence[str] = ()
     quantized = _find_wrong_quantized(parity)
     (subject,), _ = open_files_of_model(model, [onnx_path], names)
@@ -226,7 +232,9 @@ def _find_failing_nodes(
     """Name the nodes of a file that does not run, whose outputs are no numbers."""
     lost = next((r for r in failed if r.reason and not np.isfinite(r.max_abs_error)), None)
     case = next((case for case in cases if lost is not None and case.name == lost.case), None)
-    return [] if lost is None or case is None else find_failing_nodes(model, proto, lost, case.name, case.make())
+    if lost is None or case is None:
+        return []
+    return find_failing_nodes(model, proto, lost, case.name, case.make())
 
 
 def _list_unexplained(parity: Comparison, looked_at: Sequence[str], told_before: Set[str]) -> list[str]:
@@ -238,7 +246,10 @@ def _list_unexplained(parity: Comparison, looked_at: Sequence[str], told_before:
     failed = [r for r in parity.results if not r and r.runtime not in OWN and r.reason not in told_before]
     firsts = {r.output: r for r in reversed(failed)}
     seen = f"{', '.join(map(repr, looked_at[:_SEEN]))}{', …' if len(looked_at) > _SEEN else ''}"
-    looked = f"{len(looked_at)} tensors were looked at ({seen})" if looked_at else "no inner tensor was looked at"
+    if looked_at:
+        looked = f"{len(looked_at)} tensors were looked at ({seen})"
+    else:
+        looked = "no inner tensor was looked at"
     told = [
         f"{r.output!r} in {r.runtime} {f'differs: {r.reason}' if r.reason else f'is off by {r.max_abs_error:.3g}'},"
         f" allowed {r.allowed:.3g}; {looked}, and no smaller graph that is wrong was found"

@@ -13,7 +13,8 @@ from ..verify.reference_models import Original
 
 # Relative to the largest: a fold in float32 takes a few roundings of 2^-24.
 _NEAR = 2.0**-20
-_SAME = 2.0**-14  # relative, of a variance that is solved for: a square, of an element down to an eighth of the largest
+# relative, of a variance that is solved for: a square, of an element down to an eighth of the largest
+_SAME = 2.0**-14
 EPSILONS = (1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 
 
@@ -66,7 +67,10 @@ class FoldedTensor:
                 variances = (self.variance + self.epsilon) / np.square(ratio) - self.epsilon
                 gammas = self.gamma * ratio
             for what, own, solved in (("running_var", self.variance, variances), ("weight", self.gamma, gammas)):
-                value = float(np.median(solved[large])) if large.any() else np.nan
+                if large.any():
+                    value = float(np.median(solved[large]))
+                else:
+                    value = np.nan
                 if np.isfinite(value) and (np.abs(solved[large] - value) <= _SAME * abs(value)).all():
                     return (
                         f"the BatchNorm {self.owner} is folded with a {what} of {value:.4g} in every channel, the"
@@ -81,7 +85,10 @@ class FoldedTensor:
                 ratio = (laid - self.offset) / own
                 solved = (self.variance + self.epsilon) / np.square(ratio) - self.variance
                 large = np.abs(own) > np.abs(own).max(initial=0) / 8
-                epsilon = float(np.median(solved[large])) if large.any() else np.nan
+                if large.any():
+                    epsilon = float(np.median(solved[large]))
+                else:
+                    epsilon = np.nan
             if np.isfinite(epsilon) and epsilon > 0:
                 # People write epsilons of a digit or two; rounding leaves what was solved beside them.
                 yield float(f"{epsilon:.3g}")
@@ -102,11 +109,14 @@ def fold_parameters(model: Original, parameters: Values) -> dict[str, FoldedTens
 def _fold_with_norm(norm: BatchNorm, variance: Array, parameters: Values) -> dict[str, FoldedTensor]:
     def norm_vector(name: str | None, default: float) -> Array:
         own = parameters.get(name or "")
-        return np.full(variance.size, default) if own is None else own.astype(np.float64).reshape(-1)
+        if own is None:
+            return np.full(variance.size, default)
+        return own.astype(np.float64).reshape(-1)
 
     gamma = norm_vector(norm.weight, 1.0)
     scale = gamma / np.sqrt(variance + norm.epsilon)
-    mean, shift = norm_vector(norm.mean, 0.0), norm_vector(norm.bias, 0.0)
+    mean = norm_vector(norm.mean, 0.0)
+    shift = norm_vector(norm.bias, 0.0)
     folds: dict[str, FoldedTensor] = {}
     own = {norm.weight, norm.bias, norm.mean, norm.variance}
     biases = {"no bias": np.zeros(variance.size)}

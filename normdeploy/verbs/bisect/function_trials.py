@@ -13,7 +13,8 @@ from ...runtimes.float64_evaluator import Array, Float64Evaluator, Values
 from .counterpart_search import FaultSpot
 from .trial_changes import Cause
 
-_FEWEST = 4  # different numbers: fewer do not tell functions apart
+# different numbers: fewer do not tell functions apart
+_FEWEST = 4
 _MOST_OPERANDS = 16
 _TANH = math.sqrt(2 / math.pi)
 
@@ -63,7 +64,8 @@ def find_other_function(exact: Float64Evaluator, values: Values, spot: FaultSpot
     Args:
         values: of all that the spot reads and makes, as the file has them.
     """
-    got, expected = values[spot.end], spot.expected
+    got = values[spot.end]
+    expected = spot.expected
     if spot.left_out or got.size != expected.size or expected.dtype.kind != "f" or not np.isfinite(expected).all():
         return None
     if len(np.unique(expected)) < _FEWEST:
@@ -80,7 +82,10 @@ def find_other_function(exact: Float64Evaluator, values: Values, spot: FaultSpot
             return Cause(
                 "unknown", f"the model computes {right} of {operand!r} there, the file another function", place
             )
-        kind = "approximation" if own in _GELUS and right in _GELUS else "operator"
+        if own in _GELUS and right in _GELUS:
+            kind = "approximation"
+        else:
+            kind = "operator"
         return Cause(kind, f"the file computes {own} of {operand!r}, the model {right}", place)
     behind = _identify_function(got.reshape(expected.shape), expected, spot.allowed)
     if behind is None:
@@ -115,17 +120,22 @@ def _identify_leaky_relu(x: Array, y: Array, allowed: float) -> str | None:
     if x.flat[lowest] >= 0:
         return None
     slope = float(y.flat[lowest] / x.flat[lowest])
-    return f"LeakyReLU of slope {slope:.4g}" if _all_within(np.where(x > 0, x, slope * x), y, allowed) else None
+    if _all_within(np.where(x > 0, x, slope * x), y, allowed):
+        return f"LeakyReLU of slope {slope:.4g}"
+    return None
 
 
 def _identify_clip(x: Array, y: Array, allowed: float) -> str | None:
     """Return a clip by the least and the largest element, where both or one cut something off."""
-    low, high = float(y.min()), float(y.max())
+    low = float(y.min())
+    high = float(y.max())
     if not _all_within(np.clip(x, low, high), y, allowed):
         return None
     told = [f"min {low:.4g}"] if low > x.min() + allowed else []
     told += [f"max {high:.4g}"] if high < x.max() - allowed else []
-    return f"Clip ({', '.join(told)})" if told else None
+    if told:
+        return f"Clip ({', '.join(told)})"
+    return None
 
 
 def _all_within(one: Array, other: Array, allowed: float) -> bool:

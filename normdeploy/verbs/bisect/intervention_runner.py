@@ -21,8 +21,10 @@ from ..verify.reference_models import Original
 from ..verify.tensor_drift import DriftPoint, TensorComparison, TensorPair
 from .reference_tensors import open_inner_tensors
 
-_AT_ONCE = 64  # tensors fetched in one run
-_IN_MEMORY = _KEPT = 1 << 30  # bytes of weights, of values
+# tensors fetched in one run
+_AT_ONCE = 64
+# bytes of weights, of values
+_IN_MEMORY = _KEPT = 1 << 30
 
 
 class InterventionRunner(TensorComparison):
@@ -43,7 +45,8 @@ class InterventionRunner(TensorComparison):
         alone: bool,
     ) -> None:
         super().__init__(open_inner_tensors(model, feeds, precision), proto, feeds, precision, optimize)
-        self.provider, self.alone = provider, alone
+        self.provider = provider
+        self.alone = alone
         self.held: dict[str, Array] = {}
         self._references: RunResult = {}
         self._eagers: RunResult = {}
@@ -102,7 +105,8 @@ class InterventionRunner(TensorComparison):
     def compare_at(self, pair: TensorPair) -> tuple[DriftPoint | None, Array]:
         """One pair judged, and what the runtime has there."""
         value = self.runtime_values([pair.tensor])[pair.tensor]
-        reference, eager = self.reference_values([pair.node])[pair.node], self.eager_values([pair.node])[pair.node]
+        reference = self.reference_values([pair.node])[pair.node]
+        eager = self.eager_values([pair.node])[pair.node]
         if reference.dtype.kind in "iub":
             return _compare_integers(pair, value, reference, eager), value
         return self._compare_pair(pair, value, reference, eager), value
@@ -118,7 +122,9 @@ class FirstWrongSearch:
     def __init__(
         self, bench: InterventionRunner, pairs: Sequence[TensorPair], exact: Float64Evaluator, progress: Progress | None
     ) -> None:
-        self._bench, self._exact, self._progress = bench, exact, progress
+        self._bench = bench
+        self._exact = exact
+        self._progress = progress
         self.pairs = {pair.tensor: pair for pair in pairs}
         self.points: dict[str, DriftPoint | None] = {}
 
@@ -142,7 +148,8 @@ class FirstWrongSearch:
         else:
             self._compare_tensors(before)
             start = output
-        tensors, stack = set[str](), [start]
+        tensors = set[str]()
+        stack = [start]
         while stack:
             name = stack.pop()
             tensors.add(name)
@@ -153,7 +160,9 @@ class FirstWrongSearch:
 
     def compared_predecessors(self, name: str) -> list[str]:
         """The compared tensors that ``name`` is computed from without another between."""
-        tensors, seen, stack = list[str](), set[int](), [name]
+        tensors = list[str]()
+        seen = set[int]()
+        stack = [name]
         while stack:
             place = self._exact.makers.get(stack.pop())
             if place is None or place in seen:
@@ -182,13 +191,16 @@ class FirstWrongSearch:
 
     def _bisect_tensors(self, ordered: Sequence[str], output: str) -> str:
         """A wrong one next to a right one, by halves."""
-        low, high = -1, len(ordered)
+        low = -1
+        high = len(ordered)
         while high - low > 1:
             middle = (low + high) // 2
             self._compare_tensors([ordered[middle]])
             point = self.points[ordered[middle]]
             low, high = (low, middle) if point is not None and not point else (middle, high)
-        return output if high == len(ordered) else ordered[high]
+        if high == len(ordered):
+            return output
+        return ordered[high]
 
     def _compare_tensors(self, tensors: Sequence[str]) -> None:
         wanted = [name for name in tensors if name not in self.points]
@@ -219,7 +231,8 @@ def _compare_integers(pair: TensorPair, value: Array, reference: Array, eager: A
 def longest_ordered_pairs(pairs: Sequence[TensorPair]) -> list[TensorPair]:
     """The most pairs that stand in one order in the file and in the PyTorch graph: a tool that fuses nodes may leave
     the module of one on another. Outputs are kept in any case."""
-    ends: list[tuple[int, int]] = []  # of chains by length: the last place in the PyTorch graph, and the pair
+    # of chains by length: the last place in the PyTorch graph, and the pair
+    ends: list[tuple[int, int]] = []
     before: dict[int, int] = {}
     for i, pair in enumerate(pairs):
         at = bisect_right(ends, (pair.place[1], len(pairs)))

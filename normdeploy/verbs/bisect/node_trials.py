@@ -41,10 +41,14 @@ from .wiring_trials import (
     try_split_orders,
 )
 
-_LARGEST = 0.1  # of what is taken for an epsilon
-_MOST_AXES = 4  # whose orders are all tried
-_MOST_DIMS = 5  # of which each choice of axes is tried
-_STATE = "the model's initial state"  # no tensor of a file
+# of what is taken for an epsilon
+_LARGEST = 0.1
+# whose orders are all tried
+_MOST_AXES = 4
+# of which each choice of axes is tried
+_MOST_DIMS = 5
+# no tensor of a file
+_STATE = "the model's initial state"
 _ROOTS = ("Sqrt", "Reciprocal", "Pow")
 
 
@@ -95,7 +99,8 @@ def _operator_key(node: onnx.NodeProto) -> tuple[str, ...]:
 def _try_one_node(
     exact: Float64Evaluator, values: Values, spot: FaultSpot, program: ReferenceProgram, held: Values
 ) -> Iterator[tuple[Cause, NodeChange]]:
-    parameters, numbers = program.parameters_of(spot.operators), program.scalars_of(spot.operators)
+    parameters = program.parameters_of(spot.operators)
+    numbers = program.scalars_of(spot.operators)
     folds = program.folded_parameters(spot.operators)
     whole = {**parameters, **{name: fold.right for name, fold in folds.items()}}
     # Before the attributes of a reference file, of which training mode is one.
@@ -164,7 +169,10 @@ def _try_epsilons(exact: Float64Evaluator, place: int, numbers: Sequence[float])
                 ):
                     was = stored.item()
                     vanishes = not was and name in exact.types and not np.asarray(epsilon).astype(exact.types[name])
-                    gone = f" (it vanished: {exact.types[name]} can't hold it)" if vanishes else ""
+                    if vanishes:
+                        gone = f" (it vanished: {exact.types[name]} can't hold it)"
+                    else:
+                        gone = ""
                     text = f"{node_at_text(exact, place)} has epsilon {was:.3g}, the model has {epsilon:.3g}{gone}"
                     yield Cause("epsilon", text, place), NodeChange(inputs={(place, i): _fill_with(epsilon)})
         if node.op_type in (*_ROOTS, "Log"):
@@ -246,7 +254,9 @@ def _iter_stored_states(
 
 def _initial_state(exact: Float64Evaluator, name: str, values: Values) -> Array | None:
     """A state that is computed or stored; None where it is not known."""
-    return values[name] if name in values else float_constant(exact, name)
+    if name in values:
+        return values[name]
+    return float_constant(exact, name)
 
 
 def _iter_as_states(exact: Float64Evaluator, node: onnx.NodeProto, value: Array) -> Iterator[Array]:
@@ -274,7 +284,8 @@ def _try_axes_and_orders(exact: Float64Evaluator, place: int, values: Values) ->
             every = itertools.combinations(range(rank), len(value))
             others = [list(axes) for axes in every if list(axes) != sorted(i % rank for i in value)]
         elif name == "approximate":
-            kind, others = "approximation", ["none" if value == "tanh" else "tanh"]
+            kind = "approximation"
+            others = ["none" if value == "tanh" else "tanh"]
         for other in others:
             yield (
                 Cause(kind, f"{node_at_text(exact, place)} has {name} {value}, with {other} it is right", place),
@@ -297,7 +308,8 @@ def try_hidden_rows(exact: Float64Evaluator, place: int, values: Values) -> Iter
     axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
     if node.op_type != "Softmax" or node.input[0] not in values or node.output[0] not in values:
         return
-    scores, made = values[node.input[0]], values[node.output[0]]
+    scores = values[node.input[0]]
+    made = values[node.output[0]]
     lowest = float(ml_dtypes.finfo(exact.types.get(node.input[0], np.dtype(np.float32))).min)
     hidden = scores.max(axis, keepdims=True, initial=-math.inf) < lowest / 2
     if not hidden.any():
@@ -305,7 +317,10 @@ def try_hidden_rows(exact: Float64Evaluator, place: int, values: Values) -> Iter
     readers = [
         (p, i) for p, reader in enumerate(exact.nodes) for i, name in enumerate(reader.input) if name == node.output[0]
     ]
-    what = "NaN" if np.isnan(np.where(hidden, made, 0)).any() else "the mean of all values"
+    if np.isnan(np.where(hidden, made, 0)).any():
+        what = "NaN"
+    else:
+        what = "the mean of all values"
     text = (
         f"{node_at_text(exact, place)}: the mask hides {int(hidden.sum())} of {hidden.size} rows whole, "
         f"where the model gives"

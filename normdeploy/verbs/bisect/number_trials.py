@@ -13,11 +13,14 @@ from .attribute_trials import attributes_with_defaults
 from .trial_changes import Cause, float_constant, node_at_text, with_attribute
 
 _PLAIN = (0.0, 1.0, -1.0)
-_STEPS = 8  # of Newton's method, which two are enough for where the number enters linearly
-_MOVED = 2.0**-10  # relative, for the slope
+# of Newton's method, which two are enough for where the number enters linearly
+_STEPS = 8
+# relative, for the slope
+_MOVED = 2.0**-10
 _SCALED = ("Softmax", "LogSoftmax", "Sigmoid", "Tanh", "Erf", "Exp", "Sin", "Cos", "Gelu")
 _SUMS = ("Add", "Sub", "Sum")
-_FEWEST = 4  # elements: fewer are met by a number that says nothing
+# elements: fewer are met by a number that says nothing
+_FEWEST = 4
 # What a spot's end is off by with a change; None where it can't be computed.
 Residual = Callable[[NodeChange], "Array | None"]
 
@@ -44,7 +47,10 @@ def solve_numbers(
     for number in _iter_numbers(exact, places):
         for value in _iter_candidates(number, numbers, residual):
             off = residual(number.changed(value))
-            error = np.inf if off is None else float(np.abs(off).max(initial=0))
+            if off is None:
+                error = np.inf
+            else:
+                error = float(np.abs(off).max(initial=0))
             if error <= allowed and value != number.own:
                 text = (
                     f"{node_at_text(exact, number.place)} has {number.name} {number.own:.6g}, with {value:.6g} it is "
@@ -94,7 +100,8 @@ def _iter_candidates(number: _FileNumber, numbers: Sequence[float], residual: Re
     value = number.own
     for _ in range(_STEPS):
         step = _MOVED * max(abs(value), _MOVED)
-        here, there = residual(number.changed(value)), residual(number.changed(value + step))
+        here = residual(number.changed(value))
+        there = residual(number.changed(value + step))
         if here is None or there is None or here.size < _FEWEST:
             return
         slope = (there - here) / step

@@ -22,14 +22,17 @@ from ...runtimes.ort_runner import OrtRunner
 from ..verify.output_results import OutputResult
 from ..verify.reference_models import FloatReference, Original
 
-_IMAGE = 4  # dims
+# dims
+_IMAGE = 4
 _CHANNELS = (1, 3, 4)
-_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as torchvision has them
+# of ImageNet, as torchvision has them
+_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _DRAWS = 3
 # Sizes of the inputs at which a transform is confirmed. A constant input, or one that a norm makes nothing of, is the
 # same after many transforms; and a large input hides a wrong epsilon, as 255 times any input is.
 _CONFIRMED = (1.0, 1.0, 0.01)
-_NEAR = 1e-2  # of the output's largest element; every transform here changes a model's output by more
+# of the output's largest element; every transform here changes a model's output by more
+_NEAR = 1e-2
 # A transform rounds three times, and each is another draw: numbers no larger than |x| + 1 before they are scaled.
 _UNITS = 12 * 2.0**-24
 
@@ -84,7 +87,10 @@ def find_preprocessing(
                 if allowed is None:
                     allowed = _allowed_error(model, feeds, name, result, reference)
                 if error <= allowed and _is_confirmed(model, runner, transform, own, name, result.output):
-                    more = " (mean and std of ImageNet)" if "mean" in transform.text else ""
+                    if "mean" in transform.text:
+                        more = " (mean and std of ImageNet)"
+                    else:
+                        more = ""
                     text = f"the file takes {transform.text}{more} where the model takes x, its input {name!r}"
                     return FoundPreprocessing(tensor=name, text=text, error=error, allowed=allowed)
     return None
@@ -115,7 +121,9 @@ def _output_error(runner: Runner, feeds: Mapping[str, Array], output: str, refer
     if got.shape != reference.shape:
         return None
     found = difference_from_float64(got, reference)
-    return None if found.reason else found.error
+    if found.reason:
+        return None
+    return found.error
 
 
 def _allowed_error(

@@ -40,13 +40,20 @@ from .quantized_weights import ModelParameters, QuantizedWeight, channel_size_ra
 from .runtime_faults import Float32Trial
 from .trial_changes import Cause
 
-_HELPS = (2 / 3, 0.97)  # what one fault among several leaves is tried after what one alone would
-_WORSE = 1.5  # times the largest error, beyond which a mend makes an output worse: two faults may hide each other
-_COARSE = 1 / 8  # of a range, below which three bits and more are not used
-_APART = 16.0  # times, from which on one scale for all channels wastes four bits on the smallest
-_FLOAT32 = 1e-5  # of an output's largest number: what evaluating in float32 may cost, far below any step
-_USUAL = 4  # random inputs on which ranges are looked at
-_BY_STEPS = ("coarse", "granularity")  # kinds that show in the budget, and not in the error
+# what one fault among several leaves is tried after what one alone would
+_HELPS = (2 / 3, 0.97)
+# times the largest error, beyond which a mend makes an output worse: two faults may hide each other
+_WORSE = 1.5
+# of a range, below which three bits and more are not used
+_COARSE = 1 / 8
+# times, from which on one scale for all channels wastes four bits on the smallest
+_APART = 16.0
+# of an output's largest number: what evaluating in float32 may cost, far below any step
+_FLOAT32 = 1e-5
+# random inputs on which ranges are looked at
+_USUAL = 4
+# kinds that show in the budget, and not in the error
+_BY_STEPS = ("coarse", "granularity")
 _UNEXPLAINED = ("unknown", "left out", "factor", "weights")
 MOST = 5
 
@@ -100,8 +107,12 @@ class QuantizedSearch:
         progress: Progress | None = None,
         altered: Mapping[str, str] | None = None,
     ) -> None:
-        self._model, self._result, self._case, self._feeds = model, result, case, feeds
-        self._progress, self._altered = progress, altered or {}
+        self._model = model
+        self._result = result
+        self._case = case
+        self._feeds = feeds
+        self._progress = progress
+        self._altered = altered or {}
         # The ops of nodes that are written as others here.
         self._inside = {
             n.name or n.output[0]: n.op_type for n in proto.graph.node if quantizes_inside(n) or is_quantization_node(n)
@@ -145,19 +156,22 @@ class QuantizedSearch:
             if suspect.made in self._held:
                 continue
             held = {**self._held, suspect.made: suspect.right}
-            after, now = self._measure_output(held), self._now
+            after = self._measure_output(held)
+            now = self._now
             nearer = after.typical <= helps * now.typical and after.error <= _WORSE * now.error
             finer = suspect.cause.kind in _BY_STEPS and after.steps <= helps * now.steps
             mended = after.right and not now.right
             if mended or nearer or finer:
-                self._held, self._now = held, after
+                self._held = held
+                self._now = after
                 self._named.append(self._make_fault(suspect, after))
 
     # ------------------------------------------------------------------ how wrong the output is
 
     def _measure_output(self, held: Mapping[str, Array | None]) -> _OutputState:
         """The output with these mended, beside the budget that the file has then."""
-        output, is_unrounded = self._result.output, self._result.runtime == UNROUNDED
+        output = self._result.output
+        is_unrounded = self._result.runtime == UNROUNDED
 
         def run_mended(feeds: Mapping[str, Array], draw: RoundingDraw) -> dict[str, Array]:
             values = self._runner.run_all_tensors(feeds, replace(draw, held=held))
@@ -278,7 +292,8 @@ class QuantizedSearch:
             mended: weights that are the model's there though they are next to it alone.
         """
         numbers = {w.made: w.unrounded_values(mended=w.made in mended) for w in self._weights}
-        plain, result = remove_quantization(self._runner.proto, numbers), replace(self._result, runtime=OFF)
+        plain = remove_quantization(self._runner.proto, numbers)
+        result = replace(self._result, runtime=OFF)
         return FaultSearch(self._model, plain, result, self._case, self._feeds, self._progress, self._altered)
 
     # ------------------------------------------------------------------ quantizers
@@ -312,10 +327,17 @@ class QuantizedSearch:
     def _suspect_quantizer(
         self, node: onnx.NodeProto, values: Mapping[str, Array], cause: Cause
     ) -> QuantizationSuspect:
-        x, scheme = values[node.input[0]], self._quantization.scheme_of(node)
+        x = values[node.input[0]]
+        scheme = self._quantization.scheme_of(node)
         back = next((values[r.output[0]] for r in self._quantization.readers_by_tensor.get(node.output[0], ())), x)
-        error = float(np.nanmax(np.abs(back - x), initial=0.0)) if back.shape == x.shape else float("nan")
-        half = 0.5 * float(np.max(scheme.scale)) if scheme.scale is not None else float("nan")
+        if back.shape == x.shape:
+            error = float(np.nanmax(np.abs(back - x), initial=0.0))
+        else:
+            error = float("nan")
+        if scheme.scale is not None:
+            half = 0.5 * float(np.max(scheme.scale))
+        else:
+            half = float("nan")
         size = float(np.nanmax(np.abs(x), initial=0.0))
         return QuantizationSuspect(
             node=node,
@@ -334,7 +356,8 @@ class QuantizedSearch:
         quantize = q.makers.get(node.input[0])
         if quantize is None or quantize.op_type != QUANTIZE:
             return None
-        mine, theirs = q.scheme_of(node), q.scheme_of(quantize)
+        mine = q.scheme_of(node)
+        theirs = q.scheme_of(quantize)
         for kind, ours, other in (
             ("scale", mine.scale, theirs.scale),
             ("zero point", mine.zero_point, theirs.zero_point),
@@ -395,7 +418,9 @@ class QuantizedSearch:
         return f"{self._inside.get(name, op)} {name}".strip()
 
     def _describe_node(self, node: onnx.NodeProto) -> str:
-        return f"{self._op_in_file(node)} {node.name!r}" if node.name else f"{node.op_type} of {node.output[0]!r}"
+        if node.name:
+            return f"{self._op_in_file(node)} {node.name!r}"
+        return f"{node.op_type} of {node.output[0]!r}"
 
 
 def _pick_larger_half(usual: Sequence[Mapping[str, Array]]) -> list[Mapping[str, Array]]:
@@ -405,4 +430,6 @@ def _pick_larger_half(usual: Sequence[Mapping[str, Array]]) -> list[Mapping[str,
 
 
 def _format_number(value: Array) -> str:
-    return f"{value.reshape(-1)[0]:.6g}" if value.size == 1 else f"{value.size} numbers"
+    if value.size == 1:
+        return f"{value.reshape(-1)[0]:.6g}"
+    return f"{value.size} numbers"

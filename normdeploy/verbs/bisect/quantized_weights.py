@@ -19,15 +19,24 @@ from ..verify.reference_models import Original
 from .recurrent_weights import iter_packed_weights
 from .trial_changes import Cause
 
-_ALIKE = 0.5  # of a parameter's root mean square, that a weight may be off by and still be that one
-_ALIKE_BY_A_FACTOR = 0.1  # of the same, for most pairs of parameters are alike by no factor
-_HALF = 0.501  # steps: scales are float32
-_CLIPPED = 1.0  # steps, for a code that is clipped at the end of its range lies further away
-_EQUAL = 0.02  # relative, of one number for a whole channel
-_ONE_OR_TWO = 2  # elements
-_ONE_OR_BOTH = (1, 2)  # directions
-_INPUT_AND_STATE = (1, 2)  # places of an LSTM's weights
-_FEW = 4096  # elements that are looked at first
+# of a parameter's root mean square, that a weight may be off by and still be that one
+_ALIKE = 0.5
+# of the same, for most pairs of parameters are alike by no factor
+_ALIKE_BY_A_FACTOR = 0.1
+# steps: scales are float32
+_HALF = 0.501
+# steps, for a code that is clipped at the end of its range lies further away
+_CLIPPED = 1.0
+# relative, of one number for a whole channel
+_EQUAL = 0.02
+# elements
+_ONE_OR_TWO = 2
+# directions
+_ONE_OR_BOTH = (1, 2)
+# places of an LSTM's weights
+_INPUT_AND_STATE = (1, 2)
+# elements that are looked at first
+_FEW = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +81,10 @@ class QuantizedWeight:
 
     def unrounded_values(self, mended: bool) -> Array:
         """Return the numbers without their rounding; where they are wrong and not ``mended``, as they are."""
-        value = self.right if self.right is not None and (mended or self.is_right) else self.got
+        if self.right is not None and (mended or self.is_right):
+            value = self.right
+        else:
+            value = self.got
         return np.asarray(value if self.scale is None else value / self.scale)
 
     @property
@@ -116,7 +128,8 @@ class ModelParameters:
     def _weight_of_dequantize(
         self, q: GraphQuantization, node: onnx.NodeProto, values: Mapping[str, Array]
     ) -> QuantizedWeight | None:
-        scheme, got = q.scheme_of(node), values[node.output[0]]
+        scheme = q.scheme_of(node)
+        got = values[node.output[0]]
         scale = scheme.scale if scheme.scale is not None else values.get(node.input[1])
         if scale is None:
             return None
@@ -135,7 +148,8 @@ class ModelParameters:
 
     def _weight_of_integer_product(self, q: GraphQuantization, node: onnx.NodeProto) -> QuantizedWeight | None:
         """Look at the weight of a MatMulInteger or ConvInteger."""
-        codes, scale = q.constant_value(q.source_tensor(node.input[1])), _find_scale_behind(q, node)
+        codes = q.constant_value(q.source_tensor(node.input[1]))
+        scale = _find_scale_behind(q, node)
         if codes is None or scale is None:
             return None
         zero = q.constant_value(node.input[3]) if len(node.input) > 3 and node.input[3] else None
@@ -189,15 +203,22 @@ def _iter_lstm_directions(stored: Mapping[str, Array]) -> Iterator[tuple[str, Ar
 def _relative_distance(got: Array, laid: Array) -> float:
     """Return how far apart two tensors are, over their size, up to one factor; infinite where most places differ."""
     few = slice(None, None, max(1, got.size // _FEW))
-    a, b = got[few], laid[few]
+    a = got[few]
+    b = laid[few]
     if not a.any() or not b.any():
-        return 0.0 if a.any() == b.any() else float("inf")
+        if a.any() == b.any():
+            return 0.0
+        return float("inf")
     large = (np.abs(b) >= np.median(np.abs(b))) & (b != 0)
     # One number is any other, times a factor.
-    factor = float(np.median(a[large] / b[large])) if a.size > _ONE_OR_TWO else 1.0
+    if a.size > _ONE_OR_TWO:
+        factor = float(np.median(a[large] / b[large]))
+    else:
+        factor = 1.0
     found = float("inf")
     for by, most in ((1.0, _ALIKE), (factor, _ALIKE_BY_A_FACTOR)):
-        off, size = np.abs(a - by * b), float(np.sqrt(np.mean((by * b) ** 2)))
+        off = np.abs(a - by * b)
+        size = float(np.sqrt(np.mean((by * b) ** 2)))
         if size and float(np.median(off)) < most * size:
             found = min(found, float(np.sqrt(np.mean(off**2))) / size)
     return found
@@ -212,7 +233,9 @@ def _find_scale_behind(q: GraphQuantization, node: onnx.NodeProto) -> Array | No
             maker = q.makers.get(other)
             both = [other, *([] if maker is None or maker.op_type != "Mul" else maker.input)]
             constants = [value for each in both if (value := q.constant_value(each)) is not None]
-            return None if not constants else constants[0].astype(np.float64)
+            if not constants:
+                return None
+            return constants[0].astype(np.float64)
         name = readers[0].output[0]
     return None
 
@@ -227,7 +250,8 @@ def describe_wrong_weight(called: str, name: str, got: Array, right: Array, step
         channels = np.flatnonzero(wrong.any(1 - axis) if got.ndim > 1 else wrong)
         if not 0 < len(channels) < got.shape[axis]:
             continue
-        rows, theirs = np.moveaxis(got, axis, 0)[channels], np.moveaxis(right, axis, 0)[channels]
+        rows = np.moveaxis(got, axis, 0)[channels]
+        theirs = np.moveaxis(right, axis, 0)[channels]
         steps = np.moveaxis(step, axis, 0)[channels]
         others = [int(np.argmax([_cosine_similarity(row, other) for other in theirs])) for row in rows]
         exchanged = sorted(others) == [*range(len(others))] and others != sorted(others)
@@ -238,7 +262,8 @@ def describe_wrong_weight(called: str, name: str, got: Array, right: Array, step
             which = f"{'channel' if len(channels) == 1 else 'channels'} {', '.join(map(str, channels[:5]))}"
             return Cause(_quantity_name(text), told.format(f"{text} in {which}"))
     off = np.abs(got - right) / step
-    count, worst = int((off > _HALF).sum()), np.unravel_index(int(np.argmax(off)), off.shape)
+    count = int((off > _HALF).sum())
+    worst = np.unravel_index(int(np.argmax(off)), off.shape)
     where = f"at {[int(i) for i in worst]}" if off.ndim else "there"
     values = f"{count} of {off.size} values that are off, by {off.max():.3g} steps {where}"
     return Cause("weights", told.format(values))
@@ -255,23 +280,33 @@ def channel_size_ratio(weight: Array) -> float:
 
 
 def _quantity_name(text: str) -> str:
-    return "zero point" if "steps" in text else "scale"
+    if "steps" in text:
+        return "zero point"
+    return "scale"
 
 
 def _cosine_similarity(one: Array, other: Array) -> float:
     size = float(np.sqrt((one * one).sum() * (other * other).sum()))
-    return float((one * other).sum()) / size if size else 0.0
+    if size:
+        return float((one * other).sum()) / size
+    return 0.0
 
 
 def _is_other_channel(row: Array, other: Array, step: Array) -> bool:
     """Whether a channel is another one, with its codes under a scale that is not its own."""
-    factor = float((row * other).sum() / (other * other).sum()) if other.any() else 0.0
+    if other.any():
+        factor = float((row * other).sum() / (other * other).sum())
+    else:
+        factor = 0.0
     return bool((np.abs(row - factor * other) <= step).all())
 
 
 def _describe_factor(got: Array, right: Array, step: Array) -> str:
     """Whether all is off by one factor, or by one number of steps; "" where by neither."""
-    factor = float((got * right).sum() / (right * right).sum()) if right.any() else 1.0
+    if right.any():
+        factor = float((got * right).sum() / (right * right).sum())
+    else:
+        factor = 1.0
     if abs(factor - 1) > _EQUAL and (np.abs(got - factor * right) <= step).all():
         return f"{factor:.3g} times the values"
     shift = float(np.median((got - right) / step))

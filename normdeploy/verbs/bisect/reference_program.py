@@ -86,7 +86,9 @@ class ReferenceProgram(ABC):
 
     def operators_between(self, end: str, stops: Iterable[str]) -> list[str]:
         """Return ``end`` and the operators that it is computed by from ``stops``, which are left out, in order."""
-        names, stack, known = set[str](), [end], set(stops)
+        names = set[str]()
+        stack = [end]
+        known = set(stops)
         while stack:
             name = stack.pop()
             if name not in names and name not in known:
@@ -97,7 +99,9 @@ class ReferenceProgram(ABC):
 
 def open_program(model: Original) -> ReferenceProgram:
     """Return the operators of a PyTorch model or an ONNX file."""
-    return FileProgram(model) if isinstance(model, FileModel) else TorchProgram(model)
+    if isinstance(model, FileModel):
+        return FileProgram(model)
+    return TorchProgram(model)
 
 
 class TorchProgram(ReferenceProgram):
@@ -128,7 +132,10 @@ class TorchProgram(ReferenceProgram):
 
     def stored_origins(self, name: str) -> list[str]:
         targets = {s.arg.name: s.target for s in self._model.program.graph_signature.input_specs}
-        every = self._with_ancestors([name]) if name in self._nodes else set()
+        if name in self._nodes:
+            every = self._with_ancestors([name])
+        else:
+            every = set()
         return [target for source, target in targets.items() if source in every and target]
 
     def first_reader_places(self) -> dict[str, int]:
@@ -138,7 +145,8 @@ class TorchProgram(ReferenceProgram):
 
     def _with_ancestors(self, names: Iterable[str]) -> set[str]:
         """``names`` and all that they are computed from."""
-        seen, stack = set[str](), list(names)
+        seen = set[str]()
+        stack = list(names)
         while stack:
             name = stack.pop()
             if name not in seen:
@@ -166,12 +174,16 @@ class TorchProgram(ReferenceProgram):
 
     def module_of(self, name: str) -> str:
         scopes = list(self._nodes[name].meta.get("nn_module_stack", {}).values()) if name in self._nodes else []
-        return str(scopes[-1][0]) if scopes else ""
+        if scopes:
+            return str(scopes[-1][0])
+        return ""
 
     def operator_kind(self, name: str) -> str:
         target = self._nodes[name].target
         schema = getattr(target, "_schema", None)
-        return str(schema.name).replace("::", ".") if schema is not None else getattr(target, "__name__", str(target))
+        if schema is not None:
+            return str(schema.name).replace("::", ".")
+        return getattr(target, "__name__", str(target))
 
     def parameters_of(self, names: Iterable[str]) -> dict[str, Array]:
         program = self._model.program
@@ -238,7 +250,9 @@ class FileProgram(ReferenceProgram):
         return [name for name in names if name in self._tensors]
 
     def module_of(self, name: str) -> str:
-        return module_of(self._producing_node(name)) if name in self.order else ""
+        if name in self.order:
+            return module_of(self._producing_node(name))
+        return ""
 
     def operator_kind(self, name: str) -> str:
         node = self._producing_node(name)
@@ -293,4 +307,6 @@ class FileProgram(ReferenceProgram):
             value = np.asarray(self._exact.tensor_value(name, {}))
         except NotEvaluated:
             return None
-        return value if value.dtype.kind in "iub" else None
+        if value.dtype.kind in "iub":
+            return value
+        return None

@@ -70,7 +70,9 @@ def open_inner_tensors(model: Original, feeds: Mapping[str, np.ndarray], precisi
 
 def pair_with_model(model: Original, proto: onnx.ModelProto) -> list[TensorPair]:
     """Return the corresponding tensors of the model and a file, in the file's order."""
-    return pair_tensors(model, proto) if isinstance(model, LoadedModel) else _pair_files(model, proto)
+    if isinstance(model, LoadedModel):
+        return pair_tensors(model, proto)
+    return _pair_files(model, proto)
 
 
 def _pair_files(model: FileModel, proto: onnx.ModelProto) -> list[TensorPair]:
@@ -80,7 +82,8 @@ def _pair_files(model: FileModel, proto: onnx.ModelProto) -> list[TensorPair]:
     """
     theirs, their_order = boundaries_of_file(model.proto)
     ours, order = boundaries_of_file(proto)
-    their_ops, our_ops = _op_types_by_tensor(model.proto), _op_types_by_tensor(proto)
+    their_ops = _op_types_by_tensor(model.proto)
+    our_ops = _op_types_by_tensor(proto)
     matched: dict[tuple[str, str], TensorPair] = {}
     for where in sorted(theirs.keys() & ours.keys()):
         if len(theirs[where]) == len(ours[where]) == 1:

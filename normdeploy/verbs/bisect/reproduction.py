@@ -17,7 +17,8 @@ from ...runtimes.float64_evaluator import Array, Float64Evaluator, extract_nodes
 from ...storage.folder_replacement import replace_folder_atomically, require_empty_dir
 from ...storage.npz_files import write_npz
 
-_INLINE = 1 << 30  # bytes of weights that go into the model's own file
+# bytes of weights that go into the model's own file
+_INLINE = 1 << 30
 
 SCRIPT = '''"""{title}
 
@@ -113,7 +114,8 @@ class Reproduction:
     def _write_files(self, folder: Path) -> None:
         large = sum(t.ByteSize() for t in self.model.graph.initializer) > _INLINE
         onnx.save(self.model, folder / "model.onnx", save_as_external_data=large, location="model.data")
-        keys = {name: f"input_{i}" for i, name in enumerate(self.inputs)}  # names in a zip can't be just anything
+        # names in a zip can't be just anything
+        keys = {name: f"input_{i}" for i, name in enumerate(self.inputs)}
         write_npz(folder / "inputs.npz", {keys[name]: value for name, value in self.inputs.items()})
         write_npz(folder / "expected.npz", {"expected": self.expected})
         providers = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}

@@ -23,9 +23,12 @@ from .intervention_runner import InterventionRunner
 from .trial_changes import Cause
 
 _DRAWS = 3
-_UNITS = 4  # of roundoff, by which inputs are moved to see what rounding may do
-_CUTS = 80  # trials to make a failing region smaller
-_GROWN = 6  # steps by which an island grows around a node
+# of roundoff, by which inputs are moved to see what rounding may do
+_UNITS = 4
+# trials to make a failing region smaller
+_CUTS = 80
+# steps by which an island grows around a node
+_GROWN = 6
 HALVES = frozenset(HALF_TYPES)
 
 
@@ -43,7 +46,8 @@ class WrongNodes:
     error: float
     allowed: float
     reason: str
-    lost: bool = False  # it is not finite where float64 is, or the other way
+    # it is not finite where float64 is, or the other way
+    lost: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.reason) or self.error > self.allowed
@@ -54,7 +58,9 @@ class RuntimeUnits:
     added)."""
 
     def __init__(self, original: Float64Evaluator, ran: Float64Evaluator, bench: InterventionRunner) -> None:
-        self.original, self.ran, self.bench = original, ran, bench
+        self.original = original
+        self.ran = ran
+        self.bench = bench
 
     def places_in_runtime(self, places: Sequence[int]) -> list[int]:
         """The places in the file that runs."""
@@ -153,7 +159,8 @@ class RuntimeUnits:
             if rest and len(rest) < len(judged.places):
                 smaller = self.judge_nodes(rest, end, right)
                 if smaller:
-                    judged, stops = smaller, fewer
+                    judged = smaller
+                    stops = fewer
         return judged
 
 
@@ -165,7 +172,10 @@ def make_runtime_cause(wrong: WrongNodes, dtype: np.dtype, result: OutputResult)
         return Cause(
             "optimizer", f"onnxruntime's optimizer{names} makes something else of it: with it off this is right", place
         )
-    largest = float(ml_dtypes.finfo(dtype).max) if is_float_dtype(dtype) else np.inf
+    if is_float_dtype(dtype):
+        largest = float(ml_dtypes.finfo(dtype).max)
+    else:
+        largest = np.inf
     seen = float(np.abs(wrong.expected[np.isfinite(wrong.expected)]).max(initial=0))
     if wrong.reason and seen > largest:
         return Cause("overflow", f"it reaches {seen:.4g}, {dtype.name} ends at {largest:.5g}", place)

@@ -70,7 +70,9 @@ def _explain_by_constant(
 ) -> SpotExplanation | None:
     whole = search.whole_stretch()
     cause = find_wrong_constant(exact, search.values, whole, search.fixed, program)
-    return None if cause is None else SpotExplanation(spot=whole, cause=cause, known=search.known)
+    if cause is None:
+        return None
+    return SpotExplanation(spot=whole, cause=cause, known=search.known)
 
 
 def _is_symptom(cause: Cause) -> bool:
@@ -106,7 +108,8 @@ def _narrow_to_added_node(
     exact: Float64Evaluator, search: CounterpartSearch, explained: SpotExplanation
 ) -> SpotExplanation:
     """Narrow a spot to a node that the model does not have: held there, it is right for all that read it."""
-    spot, cause = explained.spot, explained.cause
+    spot = explained.spot
+    cause = explained.cause
     if not cause.instead or cause.place is None:
         return explained
     values = exact.evaluate_nodes(spot.places, explained.known)

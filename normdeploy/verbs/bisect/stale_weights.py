@@ -18,10 +18,14 @@ from ..verify.reference_models import Original
 from .folded_norms import FoldedTensor, fold_parameters
 from .trial_changes import Cause
 
-_MOST = 1 / 2  # of a file's weights that are others, beyond which it is a state and no mistake
-_FEWEST = 3  # two wrong weights are two mistakes
-_NEAR = 2.0**-20  # relative: what exporters compute in float32
-_NEAR_HALF = 2.0**-7  # rounded to bfloat16
+# of a file's weights that are others, beyond which it is a state and no mistake
+_MOST = 1 / 2
+# two wrong weights are two mistakes
+_FEWEST = 3
+# relative: what exporters compute in float32
+_NEAR = 2.0**-20
+# rounded to bfloat16
+_NEAR_HALF = 2.0**-7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +88,8 @@ def is_rounded_copy(one: Array, other: Array) -> bool:
     """Whether ``other`` holds the numbers of a parameter in memory's order, as float32 or as it is rounded."""
     if one.size != other.size:
         return False
-    a, b = one.astype(np.float64), other.astype(np.float64)
+    a = one.astype(np.float64)
+    b = other.astype(np.float64)
     near = (_NEAR_HALF if _is_rounded_to_half(other) else _NEAR) * np.abs(a).max(initial=0)
     return bool(np.abs(a.reshape(b.shape) - b).max(initial=0) <= near)
 
@@ -123,4 +128,6 @@ def _iter_places(strange: Mapping[str, Array], stored: Mapping[str, Array]) -> I
 def _cosine_similarity(one: Array, other: Array) -> float:
     wide = other.astype(np.float64)
     size = float(np.sqrt((one * one).sum() * (wide * wide).sum()))
-    return float((one * wide).sum()) / size if size else 0.0
+    if size:
+        return float((one * wide).sum()) / size
+    return 0.0

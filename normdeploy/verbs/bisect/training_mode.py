@@ -14,7 +14,8 @@ from ...runtimes.float64_evaluator import Array, Float64Evaluator, NodeChange, V
 from ...storage.proto_traversal import copy_model
 from .trial_changes import Cause, float_constant, node_at_text, replace_by, with_attribute
 
-_STATISTICS = (3, 4)  # the inputs of a BatchNormalization that are running ones
+# the inputs of a BatchNormalization that are running ones
+_STATISTICS = (3, 4)
 BATCH = "the statistics of the batch, the model its running ones; export the model after eval()"
 
 

@@ -35,7 +35,9 @@ def replace_by(value: Array) -> Edit:
 
 def node_at_text(exact: Float64Evaluator, place: int) -> str:
     node = exact.nodes[place]
-    return f"{node.op_type} {node.name!r}" if node.name else node.op_type
+    if node.name:
+        return f"{node.op_type} {node.name!r}"
+    return node.op_type
 
 
 def float_constant(exact: Float64Evaluator, name: str) -> Array | None:
@@ -43,7 +45,9 @@ def float_constant(exact: Float64Evaluator, name: str) -> Array | None:
         value = exact.tensor_value(name, {}) if name in exact.constants else None
     except NotEvaluated:
         return None
-    return value if isinstance(value, np.ndarray) and value.dtype.kind == "f" else None
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        return value
+    return None
 
 
 def with_attribute(node: onnx.NodeProto, name: str, value: object) -> onnx.NodeProto:

@@ -15,8 +15,10 @@ from .folded_norms import FoldedTensor
 from .recurrent_weights import GATES, iter_packed_weights
 from .trial_changes import Cause, float_constant, node_at_text, replace_by
 
-_BIAS = "the bias of the model's BatchNorm at"  # no tensor of a file
-_MOST_PAIRS = 2000  # of weights that are exchanged
+# no tensor of a file
+_BIAS = "the bias of the model's BatchNorm at"
+# of weights that are exchanged
+_MOST_PAIRS = 2000
 
 
 def try_parameters(exact: Float64Evaluator, place: int, parameters: Values) -> Iterator[tuple[Cause, NodeChange]]:
@@ -39,11 +41,10 @@ def try_parameters(exact: Float64Evaluator, place: int, parameters: Values) -> I
                 if not np.array_equal(right, stored):
                     said = _describe_weight(name, stored, parameter, right, value.T if not layout else value)
                     # What a body sees around it has no place among the inputs.
-                    change = (
-                        NodeChange(inputs={(place, i): replace_by(right)})
-                        if i < len(inputs)
-                        else NodeChange(given={name: right})
-                    )
+                    if i < len(inputs):
+                        change = NodeChange(inputs={(place, i): replace_by(right)})
+                    else:
+                        change = NodeChange(given={name: right})
                     yield Cause("weights", f"{node_at_text(exact, place)}: {said}", place), change
 
 
@@ -107,7 +108,10 @@ def _try_all_at_node(
             if bias is not None and list(exact.nodes[place].input) == [exact.nodes[place].input[0], name]:
                 biases[place] = bias.right
             if fold is None or not fold.is_near(stored):
-                statistics = "" if fold is None else fold.describe_statistics(stored)
+                if fold is None:
+                    statistics = ""
+                else:
+                    statistics = fold.describe_statistics(stored)
                 told.append(statistics or _describe_weight(name, stored, parameter, right, None))
                 epsilon = None if fold is None else fold.find_epsilon(stored)
                 epsilons.add((np.nan, np.nan) if fold is None or epsilon is None else (epsilon, fold.epsilon))
@@ -178,7 +182,8 @@ def try_exchanged_weights(exact: Float64Evaluator, places: Sequence[int]) -> Ite
             if value is not None and value.size > 1:
                 stored[place, i] = value
     for one, other in islice(itertools.combinations(stored, 2), _MOST_PAIRS):
-        first, second = stored[one], stored[other]
+        first = stored[one]
+        second = stored[other]
         if first.shape != second.shape or np.array_equal(first, second):
             continue
         names = " and ".join(repr(exact.nodes[p].input[i]) for p, i in (one, other))

@@ -14,12 +14,17 @@ from .counterpart_search import FaultSpot
 from .reference_program import ReferenceProgram
 from .trial_changes import Cause, node_at_text, replace_by
 
-_MOST_INPUTS = 4  # of a Concat, whose orders are all tried; of more each two are exchanged
-_MOST_INDICES = 64  # of an axis, which are all tried
-_MOST_COMPARED = 10_000_000  # elements, of rows with rows
-_MOST_SIBLINGS = 64  # pairs that are exchanged
+# of a Concat, whose orders are all tried; of more each two are exchanged
+_MOST_INPUTS = 4
+# of an axis, which are all tried
+_MOST_INDICES = 64
+# elements, of rows with rows
+_MOST_COMPARED = 10_000_000
+# pairs that are exchanged
+_MOST_SIBLINGS = 64
 _VIEWS = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-_MOST_READ = 32  # tensors that are read in another's place
+# tensors that are read in another's place
+_MOST_READ = 32
 _JOINING = ("Add", "Sub", "Mul", "Div", "MatMul", "Concat", "Where", "Sum")
 # Ops that an exchange of these inputs changes.
 _ORDERED = {
@@ -97,7 +102,8 @@ def try_gather_indices(
     node = exact.nodes[place]
     if node.op_type != "Gather" or node.input[1] not in exact.constants or node.input[0] not in values:
         return
-    index, data = exact.tensor_value(node.input[1], {}), values[node.input[0]]
+    index = exact.tensor_value(node.input[1], {})
+    data = values[node.input[0]]
     axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
     size = data.shape[axis]
     own = index % max(size, 1)
@@ -123,9 +129,12 @@ def _find_indices(data: Array, spot: FaultSpot, axis: int, count: int) -> list[A
     if spot.expected.size != np.prod(shape):
         return []
     wanted = np.moveaxis(spot.expected.reshape(shape), axis, 0)
-    rows, wanted = rows.reshape(len(rows), -1), wanted.reshape(count, -1)
+    rows = rows.reshape(len(rows), -1)
+    wanted = wanted.reshape(count, -1)
     near = (np.abs(rows[None] - wanted[:, None]) <= spot.allowed).all(-1)
-    return [near.argmax(-1)] if near.any(-1).all() else []
+    if near.any(-1).all():
+        return [near.argmax(-1)]
+    return []
 
 
 def _format_indices(index: Array) -> str:
@@ -210,7 +219,8 @@ def iter_siblings(exact: Float64Evaluator, values: Values) -> Iterator[tuple[str
     kinds = {name: exact.nodes[exact.makers[name]].op_type if name in exact.makers else "" for name in values}
     names = [name for name in values if name in exact.inputs or (kinds[name] and name not in exact.sizes)]
     for one, other in itertools.combinations(names, 2):
-        a, b = values[one], values[other]
+        a = values[one]
+        b = values[other]
         if kinds[one] == kinds[other] and a.shape == b.shape and a.dtype == b.dtype and not np.array_equal(a, b):
             yield one, other
 

@@ -53,8 +53,10 @@ from .quantization_rules import find_quantization_problems
 from .third_party_rules import ThirdPartyRule, load_rules
 
 SCHEMA = "normdeploy/check/1"
-FINGERPRINT = "normdeploy/v1"  # its key in SARIF; another recipe is another key
-_MOST = 2**28  # bytes of a baseline
+# its key in SARIF; another recipe is another key
+FINGERPRINT = "normdeploy/v1"
+# bytes of a baseline
+_MOST = 2**28
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ class Check(Renderable):
     files: tuple[CheckedFile, ...]
     fail_on: tuple[str, ...]
     baseline: bool = False
-    rules: tuple[Rule, ...] = RULES  # ours, and then those of installed packages
+    # ours, and then those of installed packages
+    rules: tuple[Rule, ...] = RULES
     # The named runtime and why it is not here, where a rule of ``fail_on`` asks it; "" where all was asked.
     unasked: str = ""
 
@@ -118,7 +121,10 @@ def check(call: CheckCall) -> Check:
     if unknown:
         raise InputError(f"there is no rule {unknown[0]!r}; choose from {', '.join(ids)}, or all")
     capability = _parse_capability(call.compute_capability)
-    failing = ids if "all" in call.fail_on else tuple(dict.fromkeys(call.fail_on))
+    if "all" in call.fail_on:
+        failing = ids
+    else:
+        failing = tuple(dict.fromkeys(call.fail_on))
     left = _known_fingerprints(call.baseline)
     files = []
     for source in dict.fromkeys(
@@ -126,7 +132,8 @@ def check(call: CheckCall) -> Check:
     ):
         try:
             problems, notes = _problems_of_file(source, call, capability, others)
-        except ExtensionError:  # of no file's doing
+        except ExtensionError:
+            # of no file's doing
             raise
         except NormdeployError as error:
             files.append(CheckedFile(source, error=str(error)))
@@ -139,7 +146,9 @@ def _describe_unchecked(runtime: str, failing: Sequence[str]) -> str:
     if runtime not in PACKAGES or "missing-kernel" not in failing:
         return ""
     reason = describe_missing_runtime(runtime, gpu=runtime == "tensorrt")
-    return f"{TITLES[runtime]}: {reason}" if reason else ""
+    if reason:
+        return f"{TITLES[runtime]}: {reason}"
+    return ""
 
 
 def _parse_capability(text: str | None) -> float | None:
@@ -170,10 +179,12 @@ def find_onnx_files(source: str) -> list[str]:
 def _problems_of_file(
     source: str, call: CheckCall, capability: float | None, others: Sequence[ThirdPartyRule] = ()
 ) -> tuple[list[Problem], Sequence[str]]:
-    runtime, fuse = call.runtime, call.fuse
+    runtime = call.runtime
+    fuse = call.fuse
     proto, weights, deployed = open_onnx_source(source, loading=call.load_keywords, progress=call.progress)
     if any(is_managed_op(node.domain, node.op_type) for node, _ in nodes_with_opsets(proto)):
-        fuse = "portable"  # as such the file was written; without, the bodies of its ops would be taken for norms in it
+        # as such the file was written; without, the bodies of its ops would be taken for norms in it
+        fuse = "portable"
     summary = take_census(proto, runtime=runtime, fuse=fuse, progress=call.progress, chains=deployed)
     nodes = {name: node for body in iter_bodies(proto) for node in body.node for name in node.output}
     in_training = list(find_training_nodes(proto))
@@ -189,7 +200,8 @@ def _problems_of_file(
     if deployed and runtime in TENSORRT and not any(p.rule in REFUSED_BY_TENSORRT for p in problems):
         problems += find_parser_refusals(proto, runtime)
     problems += [problem for other in others for problem in other.find_problems(proto)]
-    del weights  # which had to live until here
+    # which had to live until here
+    del weights
     return [
         replace(p, node=p.node or (nodes[p.tensor].name if p.tensor in nodes else "")) for p in problems
     ], summary.notes
@@ -223,7 +235,8 @@ def _known_fingerprints(baseline: str | os.PathLike[str] | None) -> Counter[str]
         return Counter()
     label = repr(os.fspath(baseline))
     try:
-        if os.stat(baseline).st_size > _MOST or not os.path.isfile(baseline):  # a device or a pipe may never end
+        # a device or a pipe may never end
+        if os.stat(baseline).st_size > _MOST or not os.path.isfile(baseline):
             raise InputError(
                 f"the baseline {label} is no file, or has more than {_MOST} bytes; give what an earlier check wrote"
             )

@@ -22,9 +22,12 @@ from ...storage.proto_traversal import nodes_with_opsets
 from ...storage.shared_weights import tensor_array
 from ...storage.weight_serialization import tensor_nbytes
 
-_UNBOUNDED = float(np.finfo(np.float32).max)  # what exporters write for "no bound"; Inf says the same in float16
-_MOST = 2**29  # bytes of weights, above which a file is not given to a parser
-_LONGEST = 400  # letters of a parser's reason
+# what exporters write for "no bound"; Inf says the same in float16
+_UNBOUNDED = float(np.finfo(np.float32).max)
+# bytes of weights, above which a file is not given to a parser
+_MOST = 2**29
+# letters of a parser's reason
+_LONGEST = 400
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 
 Level = Literal["error", "warning", "note"]
@@ -37,7 +40,8 @@ class Rule:
     id: str
     short: str
     help: str
-    level: Level = "warning"  # where it does not fail the check
+    # where it does not fail the check
+    level: Level = "warning"
 
 
 RULES = (
@@ -181,7 +185,8 @@ def find_norm_problems(f: Finding, deployed: bool, runtime: str, precision: str 
     at = Problem("", "", f.kind, f.module, f.place, tensor=f.tensor)
     ops = [word for word in f.spelling.split() if not word.startswith("(")]
     if deployed and f.status == "fused" and _between_casts(ops, f.became):
-        pass  # as half precision keeps a norm in float32 (docs/precision.md)
+        # as half precision keeps a norm in float32 (docs/precision.md)
+        pass
     elif deployed and f.status == "fused" and len(ops) > 1:
         yield replace(at, rule="decomposed", message=f"{f.kind} in {len(ops)} nodes ({f.spelling}) can be {f.became}")
     elif deployed and f.status == "fused":
@@ -216,7 +221,9 @@ def _describe_lost_epsilon(f: Finding, precision: str | None) -> str:
         return "its epsilon is 0"
     kinds = {*f.statistics.split(" and "), {"fp16": "float16", "bf16": "bfloat16"}.get(precision or "", "")}
     lost = [half.dtype for half in f.half if half.dtype in kinds and half.vanishes == "zero"]
-    return f"its epsilon {epsilon:.7g} is 0 in {' and '.join(lost)}" if lost else ""
+    if lost:
+        return f"its epsilon {epsilon:.7g} is 0 in {' and '.join(lost)}"
+    return ""
 
 
 def find_missing_kernels(f: Finding, at: Problem, deployed: bool, runtime: str) -> Iterator[Problem]:
@@ -246,7 +253,10 @@ def find_training_nodes(proto: onnx.ModelProto) -> Iterator[Problem]:
         attributes = {a.name: a.i for a in node.attribute}
         if node.op_type == "BatchNormalization":
             by_outputs = sum(map(bool, node.output)) > 1
-            active = bool(attributes.get("training_mode", 0)) if opset >= 14 else by_outputs
+            if opset >= 14:
+                active = bool(attributes.get("training_mode", 0))
+            else:
+                active = by_outputs
             why = "its statistics are of the batch"
         else:
             ratio, flag = (known.get(node.input[k]) if opset >= 12 and len(node.input) > k else None for k in (1, 2))
@@ -257,7 +267,10 @@ def find_training_nodes(proto: onnx.ModelProto) -> Iterator[Problem]:
             )
             why = "its result is random"
         if active if opset >= 7 else not attributes.get("is_test", 0):
-            kind = "BatchNorm" if node.op_type == "BatchNormalization" else ""
+            if node.op_type == "BatchNormalization":
+                kind = "BatchNorm"
+            else:
+                kind = ""
             message = f"{node.op_type} in training mode: {why}"
             yield Problem(
                 "train-mode", message, kind, module_path(node), node=node.name, tensor=next(iter(node.output), "")

@@ -22,8 +22,10 @@ from ...option_values import TENSORRT
 from ...storage.onnx_domains import is_standard
 from .norm_rules import Problem
 
-_FUSED = frozenset({"BatchNormalization", "Relu", "Clip", "LeakyRelu", "Sigmoid", "HardSwish"})  # behind a convolution
-FP8_FROM = 8.9  # the compute capability of Ada Lovelace, the first with FP8
+# behind a convolution
+_FUSED = frozenset({"BatchNormalization", "Relu", "Clip", "LeakyRelu", "Sigmoid", "HardSwish"})
+# the compute capability of Ada Lovelace, the first with FP8
+FP8_FROM = 8.9
 
 
 def find_quantization_problems(proto: onnx.ModelProto, runtime: str, capability: float | None) -> Iterator[Problem]:
@@ -70,12 +72,16 @@ def _make_problem(q: GraphQuantization, rule: str, node: onnx.NodeProto, message
 
 
 def _producing_nodes(q: GraphQuantization, name: str) -> list[onnx.NodeProto]:
-    return [q.makers[name]] if name in q.makers else []
+    if name in q.makers:
+        return [q.makers[name]]
+    return []
 
 
 def _find_unpaired(q: GraphQuantization, node: onnx.NodeProto) -> Iterator[Problem]:
     """What is quantized has to be dequantized, or be computed with in integers, or leave the graph so."""
-    name, waiting, others = node.output[0], [node.output[0]], list[str]()
+    name = node.output[0]
+    waiting = [node.output[0]]
+    others = list[str]()
     while waiting:
         tensor = waiting.pop()
         for reader in q.readers_by_tensor.get(tensor, ()):
@@ -87,7 +93,10 @@ def _find_unpaired(q: GraphQuantization, node: onnx.NodeProto) -> Iterator[Probl
                 others.append(reader.op_type)
         if tensor in q.outputs:
             return
-    what = f"{', '.join(dict.fromkeys(others))} computes with its numbers as they are" if others else "nothing reads it"
+    if others:
+        what = f"{', '.join(dict.fromkeys(others))} computes with its numbers as they are"
+    else:
+        what = "nothing reads it"
     yield _make_problem(q, "unpaired", node, f"{name!r} is quantized, and never dequantized: {what}")
 
 
@@ -123,8 +132,10 @@ def _quantization_parameters(q: GraphQuantization, node: onnx.NodeProto) -> tupl
 
 
 def _problems_of_weight(q: GraphQuantization, node: onnx.NodeProto) -> Iterator[Problem]:
-    scheme, origin = q.scheme_of(node), q.source_tensor(node.input[0])
-    held = q.constant_value(origin) if origin not in q.weights else None  # of a Constant node, as functions have them
+    scheme = q.scheme_of(node)
+    origin = q.source_tensor(node.input[0])
+    # of a Constant node, as functions have them
+    held = q.constant_value(origin) if origin not in q.weights else None
     shape = tuple(q.weights[origin].dims) if origin in q.weights else () if held is None else held.shape
     readers = [
         r for r in q.readers_by_tensor.get(node.output[0], ()) if r.op_type in LINEAR or r.op_type == "Transpose"
@@ -141,7 +152,10 @@ def _find_asymmetric(q: GraphQuantization, node: onnx.NodeProto, runtime: str) -
     scheme = q.scheme_of(node)
     unsigned = scheme.kind is not None and scheme.kind.name.startswith("uint")
     if scheme.is_asymmetric or unsigned:
-        zero = "" if scheme.zero_point is None else f" with zero point {scheme.zero_point.reshape(-1)[0]}"
+        if scheme.zero_point is None:
+            zero = ""
+        else:
+            zero = f" with zero point {scheme.zero_point.reshape(-1)[0]}"
         kind = "" if scheme.kind is None else scheme.kind.name
         message = f"{node.input[0]!r} is {kind}{zero}; {runtime} takes int8 or FP8 with 0"
         yield _make_problem(q, "asymmetric", node, message)

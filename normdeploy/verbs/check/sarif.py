@@ -77,7 +77,8 @@ def _physical_location(checked: CheckedFile) -> dict[str, Any]:
 
 
 def _artifact_location(file: str) -> dict[str, str]:
-    path, here = Path(os.path.abspath(file)), Path.cwd()
+    path = Path(os.path.abspath(file))
+    here = Path.cwd()
     if path.is_relative_to(here):
         return {"uri": quote(os.fsencode(path.relative_to(here).as_posix())), "uriBaseId": "%SRCROOT%"}
     return {"uri": path.as_uri()}

@@ -24,7 +24,8 @@ from .evidence_bundle import MANIFEST, PROVENANCE, SBOM, scan_folder
 if TYPE_CHECKING:
     from securesystemslib.signer import Key
 
-_MOST = 64 * 2**20  # bytes of a signed statement that are read
+# bytes of a signed statement that are read
+_MOST = 64 * 2**20
 _NO_MODEL = frozenset({MANIFEST, SBOM, "README.md", "report.json", "report.html"})
 
 
@@ -35,7 +36,8 @@ def sign_bundle(folder: Path, signer: Signer, origin: slsa_provenance.Provenance
         RuntimeUnavailable: a library is missing.
     """
     data = (folder / MANIFEST).read_bytes()
-    manifest, digest = json.loads(data), hashlib.sha256(data).hexdigest()
+    manifest = json.loads(data)
+    digest = hashlib.sha256(data).hexdigest()
     facts = manifest.get("versions") or describe_environment()
     hashes = {path: hash_file(folder / path) for path in scan_folder(folder)[0] if path not in (PROVENANCE, SBOM)}
     deployed = {p: h for p, h in hashes.items() if p not in _NO_MODEL and not p.startswith(("samples/", "certif"))}
@@ -66,10 +68,16 @@ def require_signed(folder: str | os.PathLike[str], keys: Sequence[Key]) -> None:
     present, others = scan_folder(root)
     del present[PROVENANCE]
     for path in sorted({*subjects, *present, *others, MANIFEST, SBOM}):
-        signed = f"sha256 {subjects[path]}" if path in subjects else "not among what was signed"
-        now = (
-            f"sha256 {hash_file(root / path)}" if path in present else "a link or no file" if path in others else "gone"
-        )
+        if path in subjects:
+            signed = f"sha256 {subjects[path]}"
+        else:
+            signed = "not among what was signed"
+        if path in present:
+            now = f"sha256 {hash_file(root / path)}"
+        elif path in others:
+            now = "a link or no file"
+        else:
+            now = "gone"
         if signed != now:
             raise EvidenceError(
                 f"the bundle {os.fspath(folder)!r} is not as it was signed: {path} was {signed}, and is {now}"
@@ -79,7 +87,9 @@ def require_signed(folder: str | os.PathLike[str], keys: Sequence[Key]) -> None:
 def list_signers(root: Path) -> tuple[str, ...]:
     """Who a bundle says it is signed by, which nobody has verified."""
     data = _read_provenance(root)
-    return () if data is None else signed_envelope.signer_names(data)
+    if data is None:
+        return ()
+    return signed_envelope.signer_names(data)
 
 
 def _read_provenance(root: Path) -> bytes | None:

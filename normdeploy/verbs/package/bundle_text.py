@@ -66,7 +66,9 @@ def _package_arguments(call: PackageCall) -> list[str]:
     numbers: list[tuple[str, Any, Any]] = [("--name", call.name, None), ("--max-batch", call.max_batch, None)]
     numbers += [("--instances", call.instances, 1), ("--provider", call.provider, "cpu")]
     typed += [word for flag, value, usual in numbers if value != usual for word in (flag, str(value))]
-    return [*typed, "--replace"] if call.replace else typed
+    if call.replace:
+        return [*typed, "--replace"]
+    return typed
 
 
 def _folder_free_name(path: str | os.PathLike[str]) -> str:
@@ -121,9 +123,10 @@ def bundle_notes(
 
 def render_readme(name: str, models: Sequence[str], serving: ServingOptions, reference: str, count: int) -> str:
     """README.md of the bundle; every name in it is ours or made safe."""
-    batch = (
-        f"batches of up to {serving.max_batch}, joined dynamically" if serving.max_batch else "one request at a time"
-    )
+    if serving.max_batch:
+        batch = f"batches of up to {serving.max_batch}, joined dynamically"
+    else:
+        batch = "one request at a time"
     return f"""# {name}
 
 An evidence bundle of normdeploy. `{REPOSITORY}/` is a model repository of Triton Inference Server with

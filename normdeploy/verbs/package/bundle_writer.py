@@ -55,13 +55,15 @@ from .package_job import (
 from .package_options import PackageCall
 from .triton_config import ServingOptions, TritonPort, WarmupRequest
 
-if TYPE_CHECKING:  # torch takes seconds to import
+# torch takes seconds to import
+if TYPE_CHECKING:
     import numpy as np
 
     from .sample_judgement import Judgement
     from .samples import Samples
 
-_WARMUPS = 3  # samples, where Triton does not batch
+# samples, where Triton does not batch
+_WARMUPS = 3
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class Package(Renderable):
     models: tuple[str, ...]
     serving: ServingOptions
     judgement: Judgement
-    optimize: bool  # whether onnxruntime's optimizer is left on
+    # whether onnxruntime's optimizer is left on
+    optimize: bool
     files: int
     bytes: int
     notes: tuple[str, ...]
@@ -120,7 +123,8 @@ def package(call: PackageCall) -> Package:
     """
     from .sample_judgement import explain_row_dependence, judge_samples
 
-    start, started = time.perf_counter(), datetime.now(UTC)
+    start = time.perf_counter()
+    started = datetime.now(UTC)
     signer = None if call.sign is None else Signer(call.sign)
     require_serving(call)
     target = check_target(call)
@@ -266,7 +270,8 @@ def _make_warmups(folder: Path, job: PackageJob, serving: ServingOptions, sample
 def _write_raw_inputs(
     folder: Path, number: int, arrays: Mapping[str, np.ndarray], job: PackageJob
 ) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
-    files, shapes = {}, {}
+    files = {}
+    shapes = {}
     for index, port in enumerate(job.inputs):
         folder.mkdir(exist_ok=True)
         array = arrays[port.name]
@@ -278,5 +283,6 @@ def _write_raw_inputs(
 def _write_report(folder: Path, report: Report) -> None:
     text = report.to_json()
     (folder / "report.json").write_bytes(text.encode(errors="replace"))
-    with suppress(ImportError):  # jinja2 and matplotlib are an extra
+    # jinja2 and matplotlib are an extra
+    with suppress(ImportError):
         (folder / "report.html").write_bytes(render_page(json.loads(text)).encode(errors="replace"))

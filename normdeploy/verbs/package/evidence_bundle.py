@@ -40,8 +40,10 @@ from ...errors import InputError
 
 SCHEMA = "normdeploy/package/1"
 MANIFEST = "manifest.json"
-PROVENANCE, SBOM = "provenance.intoto.jsonl", "sbom.cdx.json"  # of a signed bundle
-BESIDE = frozenset({MANIFEST, PROVENANCE, SBOM})  # are not in the manifest
+# of a signed bundle
+PROVENANCE, SBOM = "provenance.intoto.jsonl", "sbom.cdx.json"
+# are not in the manifest
+BESIDE = frozenset({MANIFEST, PROVENANCE, SBOM})
 _MANIFEST_BYTES = 64 * 2**20
 _ENTRIES = 100_000
 _PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")

@@ -78,7 +78,10 @@ def evidence_section(
 
 def manifest_head() -> dict[str, Any]:
     """The head of the manifest."""
-    now = datetime.now(UTC) if (stated := source_date_epoch()) is None else datetime.fromtimestamp(stated, UTC)
+    if (stated := source_date_epoch()) is None:
+        now = datetime.now(UTC)
+    else:
+        now = datetime.fromtimestamp(stated, UTC)
     return {"schema": SCHEMA, "normdeploy": __version__, "made": now.isoformat(timespec="seconds")}
 
 
@@ -128,9 +131,8 @@ def hash_files(folder: Path, progress: Progress | None) -> dict[str, dict[str, A
 
 def write_json(path: Path, value: Any) -> None:
     path.parent.mkdir(exist_ok=True)
-    path.write_text(
-        json.dumps(to_plain(value), indent=1, allow_nan=False) + "\n"
-    )  # ASCII: a file's name may be no text
+    # ASCII: a file's name may be no text
+    path.write_text(json.dumps(to_plain(value), indent=1, allow_nan=False) + "\n")
 
 
 def _sample_path(index: int, part: str) -> str:

@@ -70,7 +70,10 @@ def copy_engines(engines: Sequence[PackagedEngine], served: Path, aside: Path) -
     placed = []
     for index, engine in enumerate(engines):
         if engine.is_served:
-            name = f"sm{engine.capability.replace('.', '')}.plan" if engine.capability else DEFAULT_FILES["tensorrt"]
+            if engine.capability:
+                name = f"sm{engine.capability.replace('.', '')}.plan"
+            else:
+                name = DEFAULT_FILES["tensorrt"]
         else:
             name = f"{index}_{safe_model_name(Path(engine.path).stem)}.engine"
         target = link_or_copy(Path(engine.path), (served if engine.is_served else aside) / name)
@@ -120,6 +123,7 @@ def link_or_copy(source: Path, target: Path) -> Path:
     real = os.path.realpath(source)
     try:
         os.link(real, target)
-    except OSError:  # another file system, one without links, or another user's file
+    except OSError:
+        # another file system, one without links, or another user's file
         shutil.copyfile(real, target)
     return target

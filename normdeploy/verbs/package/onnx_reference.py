@@ -24,7 +24,8 @@ from ...runtimes.ort_runner import OrtRunner
 from ...storage.onnx_files import load_onnx
 from ...storage.proto_traversal import copy_model
 
-_WEIGHTS = 2**30  # bytes; the copy of a larger file with other weights would take too much memory
+# bytes; the copy of a larger file with other weights would take too much memory
+_WEIGHTS = 2**30
 _DISTURBANCES = 3
 
 

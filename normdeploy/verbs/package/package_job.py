@@ -24,13 +24,15 @@ from . import evidence_bundle, triton_config
 from .package_options import PackageCall, PackageOptions
 from .triton_config import ServingOptions, TritonPort
 
-if TYPE_CHECKING:  # torch takes seconds to import
+# torch takes seconds to import
+if TYPE_CHECKING:
     from ..verify.comparison_result import Comparison
     from .samples import Samples
 
 _REPORT_BYTES = 2**28
 _INSTANCES = 1024
-_LARGEST = 2**31 - 1  # what Triton's int32 holds
+# what Triton's int32 holds
+_LARGEST = 2**31 - 1
 
 
 def require_serving(options: PackageOptions) -> None:
@@ -50,7 +52,8 @@ class PackageJob:
     """What is known of the model that is packaged; ``model`` is the kind and sha256 of its PyTorch file."""
 
     path: Path
-    proto: onnx.ModelProto  # without its weights
+    # without its weights
+    proto: onnx.ModelProto
     name: str
     inputs: tuple[TritonPort, ...]
     outputs: tuple[TritonPort, ...]
@@ -123,7 +126,8 @@ def read_certificates(report: PathLike | None, proto: onnx.ModelProto) -> list[d
     """The norms of a report that have a certificate."""
     if report is None:
         return []
-    title, path = repr(os.fspath(report)), Path(report)
+    title = repr(os.fspath(report))
+    path = Path(report)
     if not path.is_file() or path.stat().st_size > _REPORT_BYTES:
         raise InputError(
             f"the report {title} is no file, or larger than {_REPORT_BYTES} bytes; give what --report of export wrote"
@@ -172,7 +176,8 @@ def make_samples(job: PackageJob, call: PackageCall) -> tuple[Samples, str, str]
     if model.word:
         job.notes.append(f"sizes and values of the samples are by {model.word}; the model itself states none")
     job.model = {"kind": model.kind, "sha256": model.sha256}
-    theirs, ours = {spec.name for spec in model.inputs}, {p.name for p in job.inputs}
+    theirs = {spec.name for spec in model.inputs}
+    ours = {p.name for p in job.inputs}
     if theirs != ours or not {p.name for p in job.outputs} <= set(model.outputs):
         raise InputError(
             f"{job.path.name} takes the inputs {sorted(ours)}, the model takes {sorted(theirs)}; is it a file of this"

@@ -81,7 +81,8 @@ def judge_samples(
             candidate.make = partial(TrtRunner, candidate.subject.path, runtime_cache)
         if progress is not None:
             progress("run", done, len(candidates))
-        with ExitStack() as stack:  # one at a time is in memory: each may be as large as the model
+        # one at a time is in memory: each may be as large as the model
+        with ExitStack() as stack:
             candidate.load(stack)
             for sample in samples.cases:
                 _run_sample(candidate, sample, samples, half=subjects[0].precision != "")
@@ -107,20 +108,26 @@ def _run_sample(candidate: RuntimeCandidate, sample: Sample, samples: Samples, *
     for output, expected in sample.expected.items():
         value = result.get(output)
         if half and value is not None and is_floating(expected.dtype) and is_floating(value.dtype):
-            value = value.astype(expected.dtype)  # outputs of a half-precision file may have been kept in float32
+            # outputs of a half-precision file may have been kept in float32
+            value = value.astype(expected.dtype)
         tally = candidate.tallies.get((output, sample.kind))
         if tally is None:
             tally = candidate.tallies[output, sample.kind] = _BoundedTally(
                 expected.dtype, bound=samples.bounds[output, sample.kind]
             )
-        exact = expected.astype(np.float64) if is_floating(expected.dtype) else expected
+        if is_floating(expected.dtype):
+            exact = expected.astype(np.float64)
+        else:
+            exact = expected
         tally.add(sample.name, value, exact, partial(_matches_expected, sample, output))
 
 
 def _matches_expected(sample: Sample, output: str, value: np.ndarray) -> np.ndarray:
     free = sample.free.get(output)
     same = np.asarray(value == sample.expected[output])
-    return same if free is None else same | free
+    if free is None:
+        return same
+    return same | free
 
 
 def _output_results(output: str, candidate: RuntimeCandidate, samples: Samples) -> list[OutputResult]:
@@ -172,8 +179,10 @@ def _describe_difference(
         return f"the output {name!r} has the shape {list(together.shape)}, and {list(alone.shape)} for one row"
     if not is_floating(alone.dtype):
         same = (alone == together[row]) | (False if free is None else free[row])
-        return None if np.all(same) else f"a row's {name!r} depends on the other rows of the batch"
+        if np.all(same):
+            return None
+        return f"a row's {name!r} depends on the other rows of the batch"
     worst = float(absolute_difference(alone, together[row]).max(initial=0.0))
-    return (
-        f"a row's {name!r} depends on the other rows of the batch: it differs by {worst:.2e}" if worst > bound else None
-    )
+    if worst > bound:
+        return f"a row's {name!r} depends on the other rows of the batch: it differs by {worst:.2e}"
+    return None

@@ -21,21 +21,22 @@ def read_samples(bundle: EvidenceBundle, damaged: set[str]) -> tuple[Samples, li
     Raises:
         InputError: the manifest is malformed, or a file holds other arrays than it says.
     """
-    inputs, outputs = bundle.read_part("inputs", _parse_ports), bundle.read_part("outputs", _parse_ports)
+    inputs = bundle.read_part("inputs", _parse_ports)
+    outputs = bundle.read_part("outputs", _parse_ports)
     bounds = bundle.read_part(
         "bounds", lambda value: {(str(b["output"]), str(b["kind"])): _parse_bound(b["allowed"]) for b in value}
     )
-    cases, notes = [], []
+    cases = []
+    notes = []
     for entry in bundle.read_part("samples", lambda value: [dict(v) for v in value]):
-        name, kind, paths = (
-            str(entry.get("name")),
-            str(entry.get("kind")),
-            [entry.get(p) for p in ("inputs", "expected", "free")],
-        )
+        name = str(entry.get("name"))
+        kind = str(entry.get("kind"))
+        paths = [entry.get(p) for p in ("inputs", "expected", "free")]
         if broken := [str(path) for path in paths if path in damaged]:
             notes.append(f"the sample {name!r} was not run: {broken[0]} is not what was packaged")
             continue
-        given, expected = _read_arrays(bundle, paths[0], inputs), _read_arrays(bundle, paths[1], outputs)
+        given = _read_arrays(bundle, paths[0], inputs)
+        expected = _read_arrays(bundle, paths[1], outputs)
         free = (
             _read_arrays(bundle, paths[2], {n: ("bool", key) for n, (_, key) in outputs.items()}, every=False)
             if paths[2] is not None
@@ -66,7 +67,8 @@ def _read_arrays(
     bundle: EvidenceBundle, path: Any, ports: Mapping[str, tuple[str, str]], *, every: bool = True
 ) -> dict[str, np.ndarray]:
     file = bundle.file_path(path)
-    content = read_npz(file, limit=file.stat().st_size)  # as `package` writes them they are not compressed
+    # as `package` writes them they are not compressed
+    content = read_npz(file, limit=file.stat().st_size)
     arrays = {}
     for name, (dtype, key) in ports.items():
         if key not in content and not every:

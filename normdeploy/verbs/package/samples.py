@@ -44,8 +44,10 @@ from ..verify.runtime_candidates import HALF_TYPES, input_types
 from .onnx_reference import is_floating, open_perturbed_runners, perturb_feeds, reference_runner
 from .triton_config import TritonPort
 
-LIMIT = 2**28  # bytes of samples and expected outputs; the first are kept whatever their size
-_TIES = 16  # as many as parity.Ties asks
+# bytes of samples and expected outputs; the first are kept whatever their size
+LIMIT = 2**28
+# as many as parity.Ties asks
+_TIES = 16
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ def make_samples_from_model(
         InputError: the model does not run on an input that it was said to take.
         NormdeployError: an operator of the model does not run in float64.
     """
-    precision, types = recorded_precision(proto), input_types(proto.graph)
+    precision = recorded_precision(proto)
+    types = input_types(proto.graph)
     halves = {name: {kind} for name, kind in types.items() if kind in HALF_TYPES}
     cases, notes = _make_cases(model, batch, inputs, halves)
     reference = FloatReference(model)
@@ -224,7 +227,9 @@ def make_samples_from_file(
 def _quantization_tolerances(path: Path, feeds: Mapping[str, np.ndarray], weights: bool = False) -> dict[str, float]:
     """How far each output of a quantized file may be off for other roundings; nothing where float64 can't tell."""
     told = expected_of(path, feeds, weights)
-    return {} if told is None else {name: float(v.max(initial=0.0)) for name, v in told.allowed.items()}
+    if told is None:
+        return {}
+    return {name: float(v.max(initial=0.0)) for name, v in told.allowed.items()}
 
 
 def _make_cases(

@@ -47,12 +47,14 @@ TYPES = {
     "float64": "TYPE_FP64",
     "bfloat16": "TYPE_BF16",
 }
+# backend, platform
 BACKENDS = {
     "onnxruntime": ("onnxruntime", "onnxruntime_onnx"),
     "tensorrt": ("tensorrt", "tensorrt_plan"),
-}  # backend, platform
+}
 DEFAULT_FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan"}
-UNOPTIMIZED = 2  # onnxruntime's optimizer off
+# onnxruntime's optimizer off
+UNOPTIMIZED = 2
 
 _ENUMS = {
     "DataType": ("TYPE_INVALID", *list(TYPES.values())[:-1], "TYPE_STRING", "TYPE_BF16"),
@@ -94,10 +96,16 @@ def _model_config_class() -> Any:
         message = file.message_type.add(name=name)
         for text in fields.split("; "):
             *repeated, kind, called, _, number = text.split()
-            label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
+            if repeated:
+                label = field.LABEL_REPEATED
+            else:
+                label = field.LABEL_OPTIONAL
             added = message.field.add(name=called, number=int(number), label=label)
             if kind in _ENUMS or kind in _MESSAGES:
-                added.type = field.TYPE_ENUM if kind in _ENUMS else field.TYPE_MESSAGE
+                if kind in _ENUMS:
+                    added.type = field.TYPE_ENUM
+                else:
+                    added.type = field.TYPE_MESSAGE
                 added.type_name = f".normdeploy.{kind}"
             else:
                 added.type = getattr(field, f"TYPE_{kind.upper()}")
@@ -298,7 +306,9 @@ def safe_model_name(text: str) -> str:
 def _port_fields(port: TritonPort, batched: bool) -> dict[str, Any]:
     dims = [d if isinstance(d, int) else -1 for d in port.shape[batched:]]
     stated: dict[str, Any] = {"name": port.name, "data_type": TYPES[port.dtype], "dims": dims or [1]}
-    return stated | {"reshape": {"shape": []}} if batched and not dims else stated
+    if batched and not dims:
+        return stated | {"reshape": {"shape": []}}
+    return stated
 
 
 def _warmup_fields(warmup: WarmupRequest, inputs: Mapping[str, TritonPort]) -> dict[str, Any]:

@@ -31,12 +31,14 @@ from ..package.manifest import norms_to_json, results_to_json
 from .bundle_change import BundleChange
 from .config_checks import check_configs
 
-if TYPE_CHECKING:  # torch takes seconds to import
+# torch takes seconds to import
+if TYPE_CHECKING:
     from ..package.sample_judgement import Judgement
 
 SCHEMA = "normdeploy/recheck/1"
 _RANK = {"kernel": 0, "layers": 0, "function": 1, "missing": 2}
-_TELLING = 2.0  # an error that changed by less is the same: two evaluations differ by as much
+# an error that changed by less is the same: two evaluations differ by as much
+_TELLING = 2.0
 
 
 @dataclass(frozen=True)
@@ -101,14 +103,16 @@ def recheck(
     require_hashes(bundle, known)
     newer = None if onnx is None else Path(os.path.realpath(onnx))
     if newer is not None:
-        load_onnx(newer, external_data=False)  # one that is broken is no finding about the bundle
+        # one that is broken is no finding about the bundle
+        load_onnx(newer, external_data=False)
     before = bundle.read_part(
         "results", lambda value: {(str(r["output"]), str(r["runtime"])): RecordedResult.from_json(r) for r in value}
     )
     changes, damaged = _compare_files(bundle, known, progress)
     changes += _compare_versions(bundle.read_part("versions", _as_string_map))
     path = newer or _model_path(bundle, bundle.manifest["onnx"])
-    judgement, notes = None, list[str]()
+    judgement = None
+    notes = list[str]()
     if keys:
         notes.append("every file is as a trusted key has signed it")
     elif by := list_signers(bundle.root):
@@ -121,7 +125,8 @@ def recheck(
         changes += more
         notes += told
         changes += _compare_norms(bundle, path, progress)
-    name, made = str(bundle.manifest.get("name", ""))[:100], str(bundle.manifest.get("made", ""))[:40]
+    name = str(bundle.manifest.get("name", ""))[:100]
+    made = str(bundle.manifest.get("made", ""))[:40]
     return Recheck(
         bundle.root, name, made, len(known), tuple(changes), judgement, tuple(notes), time.perf_counter() - start
     )
@@ -198,7 +203,8 @@ def _compare_versions(before: Mapping[str, str]) -> list[BundleChange]:
     ]
 
 
-_Results = Mapping[tuple[str, str], "RecordedResult"]  # (output, runtime) -> what became of it
+# (output, runtime) -> what became of it
+_Results = Mapping[tuple[str, str], "RecordedResult"]
 
 
 def _compare_results(
@@ -243,7 +249,9 @@ class RecordedResult:
 
     def __str__(self) -> str:
         text = f"{'pass' if self.passed else 'fail'}, error {self.error:.2e}"
-        return f"{text}: {self.reason}" if self.reason else text
+        if self.reason:
+            return f"{text}: {self.reason}"
+        return text
 
 
 def compare_outputs(before: _Results, judgement: Judgement | None, otherwise: str) -> list[BundleChange]:
@@ -256,7 +264,8 @@ def compare_outputs(before: _Results, judgement: Judgement | None, otherwise: st
     reasons = {missed.runtime: missed.reason for missed in judgement.not_run} if judgement is not None else {}
     changes = []
     for key in [*before, *(key for key in now if key not in before)]:
-        then, current = before.get(key), now.get(key)
+        then = before.get(key)
+        current = now.get(key)
         name = f"{key[0]} in {key[1]}"
         if current is None:
             why = reasons.get(key[1]) or reasons.get(key[1].partition(" (")[0]) or otherwise

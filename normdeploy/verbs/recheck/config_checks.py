@@ -43,10 +43,8 @@ def _describe_config_error(bundle: EvidenceBundle, path: str, onnx_file: Path) -
     graph = load_onnx(onnx_file, external_data=False).graph
     initializers = {t.name for t in graph.initializer}
     batched = config.max_batch_size > 0
-    inputs, outputs = (
-        triton_config.make_ports([v for v in graph.input if v.name not in initializers]),
-        triton_config.make_ports(graph.output),
-    )
+    inputs = triton_config.make_ports([v for v in graph.input if v.name not in initializers])
+    outputs = triton_config.make_ports(graph.output)
     if exact := config.backend == triton_config.BACKENDS["onnxruntime"][0]:
         outputs = triton_config.runtime_outputs(
             onnx_file, outputs, optimize=config.optimization.graph.level != triton_config.UNOPTIMIZED
@@ -68,7 +66,10 @@ def _describe_port_mismatch(tensor: Any, port: triton_config.TritonPort, batched
     kind = triton_config.ModelConfig.DESCRIPTOR.file.enum_types_by_name["DataType"].values_by_number.get(
         tensor.data_type
     )
-    dims = list(tensor.reshape.shape) if tensor.HasField("reshape") else list(tensor.dims)
+    if tensor.HasField("reshape"):
+        dims = list(tensor.reshape.shape)
+    else:
+        dims = list(tensor.dims)
     shape = port.shape[1:] if batched else port.shape or (1,)
     if kind is None or kind.name != triton_config.TYPES[port.dtype]:
         return f"it says that {tensor.name!r} is {kind.name if kind else tensor.data_type}, the model has {port.dtype}"
@@ -95,11 +96,10 @@ def _describe_missing_file(bundle: EvidenceBundle, folder: PurePosixPath, config
             if not pair.value.input_data_file:
                 continue
             size = bundle.file_path(f"{folder}/warmup/{pair.value.input_data_file}").stat().st_size
-            needed = (
-                prod(pair.value.dims) * sizes.get(kinds[pair.value.data_type].name, 0)
-                if pair.value.data_type in kinds
-                else 0
-            )
+            if pair.value.data_type in kinds:
+                needed = prod(pair.value.dims) * sizes.get(kinds[pair.value.data_type].name, 0)
+            else:
+                needed = 0
             if size != needed:
                 return f"the warm-up data {pair.value.input_data_file!r} has {size} bytes, its dims need {needed}"
     return ""

@@ -49,8 +49,10 @@ class BatchNormShifts:
 
     def values_of_rows(self, chosen: Any = slice(None), channels: slice = slice(None)) -> tuple[Array, Array]:
         """Compute values and magnitudes of the ``chosen`` biases in some channels."""
-        b, mean = self.biases[chosen, channels], self.mean[channels]
-        scale, shift = self.scale[channels], self.shift[channels]
+        b = self.biases[chosen, channels]
+        mean = self.mean[channels]
+        scale = self.scale[channels]
+        shift = self.shift[channels]
         values = (b - mean) * scale + shift
         return values, (np.abs(b) + np.abs(mean)) * np.abs(scale) + np.abs(shift)
 
@@ -73,7 +75,8 @@ class FixedShift:
 
     def values_of_rows(self, chosen: Any = slice(None), channels: slice = slice(None)) -> tuple[Array, Array]:
         """Return values and magnitudes, as `ShiftsOfNorm.rows` does."""
-        values, sizes = self.shift.values.reshape(1, -1), self.shift.sizes.reshape(1, -1)
+        values = self.shift.values.reshape(1, -1)
+        sizes = self.shift.sizes.reshape(1, -1)
         return values[chosen, channels], sizes[chosen, channels]
 
 

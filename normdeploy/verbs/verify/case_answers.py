@@ -40,7 +40,8 @@ def is_comparable(candidate: RuntimeCandidate, answer: CaseAnswer, compares_insi
     Args:
         compares_inside: the model has an operator that compares in its kernel, where a NaN goes either way.
     """
-    case, subject = answer.case, candidate.subject
+    case = answer.case
+    subject = candidate.subject
     if subject is not None and case.kind in LENIENT:
         dynamic = any(op.startswith(DYNAMIC_QUANTIZING) for op in subject.ops)
         if dynamic or subject.steps is not None:

@@ -78,7 +78,8 @@ def describe_dynamic_inputs(proto: onnx.ModelProto, recorded: Mapping[str, Input
     Returns:
         "x[batch,3,8,8]" for each input, in the file's order; [] where no dim is dynamic, or an input has no such text.
     """
-    texts, is_dynamic = [], False
+    texts = []
+    is_dynamic = False
     for number, stated in enumerate(declared_inputs(proto.graph)):
         spec = recorded.get(stated.name)
         dims = stated.dims if spec is None else _dims_as_names(spec.shape)
@@ -90,7 +91,9 @@ def describe_dynamic_inputs(proto: onnx.ModelProto, recorded: Mapping[str, Input
         name = _NOT_A_NAME.sub("_", stated.name)
         name = name if name[:1].isalpha() else f"x{number}"
         texts.append(f"{name}[{','.join(map(str, named))}]")
-    return texts if is_dynamic else []
+    if is_dynamic:
+        return texts
+    return []
 
 
 def _dims_as_names(shape: Iterable[Dim]) -> tuple[int | str, ...] | None:

@@ -27,13 +27,20 @@ from .row_matching import ROW
 
 Array = np.ndarray[Any, Any]
 _KINDS = frozenset({"int8", "uint8", "int4", "uint4"})
-_SAMPLE = 4096  # elements of which codes and a parameter are compared first
-_ALIKE = 0.5  # correlation of these
-_ROUNDED = 0.75  # steps within which a rounding lies, with the error of the fit
-_FAR = 1.25  # steps beyond which nothing is rounded, with the same
-_MOST = 0.01  # of the codes, that may lie further than roundings where single ones were altered
-_FEWEST = 8  # elements that share a scale, from which it is read
-_TRIMS = (8.0, 3.0, 1.25, 1.25)  # steps beyond which elements are left out of the next fit
+# elements of which codes and a parameter are compared first
+_SAMPLE = 4096
+# correlation of these
+_ALIKE = 0.5
+# steps within which a rounding lies, with the error of the fit
+_ROUNDED = 0.75
+# steps beyond which nothing is rounded, with the same
+_FAR = 1.25
+# of the codes, that may lie further than roundings where single ones were altered
+_MOST = 0.01
+# elements that share a scale, from which it is read
+_FEWEST = 8
+# steps beyond which elements are left out of the next fit
+_TRIMS = (8.0, 3.0, 1.25, 1.25)
 _PACKED = "MatMulNBits"
 _TYPES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
 
@@ -88,8 +95,10 @@ def iter_weight_codes(proto: onnx.ModelProto) -> Iterator[WeightCodes]:
 def _unpack_codes(array: Array, node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> Iterator[WeightCodes]:
     """The codes of MatMulNBits, [N, K], with the scales and zero points of their blocks."""
     attributes = {a.name: a.i for a in node.attribute}
-    bits, size = attributes.get("bits", 4), attributes["block_size"]
-    rows, columns = attributes["N"], attributes["K"]
+    bits = attributes.get("bits", 4)
+    size = attributes["block_size"]
+    rows = attributes["N"]
+    columns = attributes["K"]
     scale = tensors.get(node.input[2])
     zero = tensors.get(node.input[3]) if len(node.input) > 3 and node.input[3] else None
     if bits not in (4, 8) or scale is None or (zero is None and any(node.input[3:4])):
@@ -98,7 +107,10 @@ def _unpack_codes(array: Array, node: onnx.NodeProto, tensors: Mapping[str, onnx
     zeros = np.full(scales.shape, 2.0 ** (bits - 1))
     if zero is not None:
         stored = initializer_values(zero)
-        zeros = _unpack_nibbles(stored, bits) if stored.dtype == np.uint8 else stored
+        if stored.dtype == np.uint8:
+            zeros = _unpack_nibbles(stored, bits)
+        else:
+            zeros = stored
         zeros = zeros.reshape(rows, -1)[:, : scales.shape[1]].astype(np.float64)
     codes = _unpack_nibbles(array, bits).reshape(rows, -1)[:, :columns].astype(np.float64)
     lines = scales.reshape(-1), (-zeros * scales).reshape(-1)
@@ -107,7 +119,9 @@ def _unpack_codes(array: Array, node: onnx.NodeProto, tensors: Mapping[str, onnx
 
 def _unpack_nibbles(array: Array, bits: int) -> Array:
     """Of 4 bits the lower half of a byte comes first."""
-    return np.stack([array & 15, array >> 4], axis=-1) if bits == 4 else array
+    if bits == 4:
+        return np.stack([array & 15, array >> 4], axis=-1)
+    return array
 
 
 def find_altered_code(codes: WeightCodes, parameter: Array) -> tuple[bool, AlteredCode | None]:
@@ -131,7 +145,8 @@ def find_altered_code(codes: WeightCodes, parameter: Array) -> tuple[bool, Alter
 
 def _are_alike(codes: WeightCodes, weight: Array) -> bool:
     sample = slice(None, None, max(1, weight.size // _SAMPLE))
-    q, w = codes.array.reshape(-1)[sample], weight.reshape(-1)[sample]
+    q = codes.array.reshape(-1)[sample]
+    w = weight.reshape(-1)[sample]
     if codes.lines is not None:
         groups = next(_iter_scale_groups(codes))[sample]
         q = codes.lines[0][groups] * q + codes.lines[1][groups]
@@ -163,7 +178,8 @@ class _Fit:
 
 def _fit_groups(codes: WeightCodes, weight: Array, groups: Array) -> _Fit:
     """Fit w = a·q + b in each group, without what lies outside, and look at what does."""
-    q, w = codes.array.reshape(-1), weight.reshape(-1)
+    q = codes.array.reshape(-1)
+    w = weight.reshape(-1)
     kept = np.ones(q.size, bool)
     for furthest in _TRIMS:
         a, b = codes.lines or _fit_lines(q[kept], w[kept], groups[kept], int(groups.max()) + 1)
@@ -199,7 +215,8 @@ def _fit_lines(q: Array, w: Array, groups: Array, count: int) -> tuple[Array, Ar
 
 def _code_limits(q: Array, ends: tuple[float, float]) -> tuple[float, float]:
     """Where codes are cut off: at the ends of their type, or of a narrower range that several of them reach."""
-    low, high = q.min(), q.max()
+    low = q.min()
+    high = q.max()
     several = 2
     return (
         low if (q == low).sum() >= several else ends[0] + 1,

@@ -19,7 +19,8 @@ from .weight_origin import AuditedWeight, WeightOrigin
 # Types of integer weights, and the elements from which a tensor is one.
 _CODES = frozenset({TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4})
 _MANY = 64
-_NAMED = 3  # weights or tensors that a note names
+# weights or tensors that a note names
+_NAMED = 3
 
 
 def note_computed_weights(weights: Sequence[AuditedWeight]) -> list[str]:
@@ -48,7 +49,9 @@ def _quote_names(tensors: Sequence[str]) -> str:
 
 
 def _ellipsis_if_more(every: Sequence[object]) -> str:
-    return ", …" if len(every) > _NAMED else ""
+    if len(every) > _NAMED:
+        return ", …"
+    return ""
 
 
 def collect_notes(

@@ -17,7 +17,8 @@ from .runtime_candidates import FLOATS, STEPWISE, NotRun
 from .tensor_drift import DriftPoint
 from .weight_origin import AuditedWeight
 
-_NAMED = 3  # outputs that the verdict names
+# outputs that the verdict names
+_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,15 @@ class Comparison(Renderable):
 
     results: tuple[OutputResult, ...]
     not_run: tuple[NotRun, ...]
-    cases: tuple[str, ...]  # that were run
+    # that were run
+    cases: tuple[str, ...]
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     drift: tuple[DriftPoint, ...] | None = None
     up_to: int | None = None
     weights: tuple[AuditedWeight, ...] = ()
-    reference: str = "the model"  # what the files were compared with
+    # what the files were compared with
+    reference: str = "the model"
     # The nodes of a reference file that have no float64 form, "" where all have: they ran as onnxruntime runs them.
     narrow: str = ""
     # Whose word the sizes and values of the inputs are, "" where it is the model's or the user's.
@@ -72,7 +75,9 @@ class Comparison(Renderable):
         """Whether the files pass, whether one fails, or whether nothing was run that could do either."""
         if self.ok:
             return "passed"
-        return "failed" if self._is_wrong else "not run"
+        if self._is_wrong:
+            return "failed"
+        return "not run"
 
     @property
     def unrun(self) -> tuple[NotRun, ...]:

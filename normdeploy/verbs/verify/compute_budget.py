@@ -21,14 +21,18 @@ from ...model import InputSpec
 from .input_cases import InputCase, join_sizes
 from .reference_models import Original
 
-_WIDE = 8  # bytes of an element in float64
-_HELD = 16  # tensors of the largest size that are held at a time; 9 were seen on a convolution and its square
+# bytes of an element in float64
+_WIDE = 8
+# tensors of the largest size that are held at a time; 9 were seen on a convolution and its square
+_HELD = 16
 # Of these, temporaries of the largest tensor's roundings; the rest are tensors that the graph itself holds.
 _TEMPORARIES = 8
 # Times that the unfolded windows of a convolution are held: once by the evaluator or torch, and once while copied.
 _WINDOWS = 2
-_NAMED = 3  # sizes that a note names
-_LEAST_AGAIN = 5.0  # seconds; processes that import onnxruntime take some, however small a model is
+# sizes that a note names
+_NAMED = 3
+# seconds; processes that import onnxruntime take some, however small a model is
+_LEAST_AGAIN = 5.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,9 @@ class ComparisonBudget:
 
     def start_clock(self) -> BudgetClock:
         """Return a clock that shows what is left."""
-        return BudgetClock(self.seconds) if self.begun is None else BudgetClock(self.seconds, begun=self.begun)
+        if self.begun is None:
+            return BudgetClock(self.seconds)
+        return BudgetClock(self.seconds, begun=self.begun)
 
     @property
     def most_elements(self) -> int:
@@ -152,7 +158,10 @@ class BudgetClock:
 
 def _list_cases(cases: Sequence[str]) -> str:
     unique = [*dict.fromkeys(cases)]
-    more = f" and {len(unique) - _NAMED} more" if len(unique) > _NAMED else ""
+    if len(unique) > _NAMED:
+        more = f" and {len(unique) - _NAMED} more"
+    else:
+        more = ""
     return ", ".join(unique[:_NAMED]) + more
 
 
@@ -211,7 +220,8 @@ class _MemoryScope:
             weight = self.shapes.get(node.input[1], ())
             kernel = math.prod(d for d in weight[2:] if isinstance(d, int))
             # Of [N, M, *out] each place has the C * kernel elements of its window; transposed, of the input.
-            moved, other = node.output[0], node.input[0]
+            moved = node.output[0]
+            other = node.input[0]
             if node.op_type == "ConvTranspose":
                 moved, other = other, moved
             places = counts.get(moved, 0) // self._num_channels(moved, symbols)
@@ -226,10 +236,12 @@ class _MemoryScope:
     def _live_tensors(self, counts: Mapping[str, int], symbols: Mapping[str, int]) -> dict[str, int]:
         """Count what waits for later nodes beside a result, and what its bodies hold: result -> elements of one tensor
         of the same memory."""
-        made, waiting = dict[str, int](), dict[str, int]()
+        made = dict[str, int]()
+        waiting = dict[str, int]()
         for place, node in enumerate(self._nodes):
             waiting |= {name: counts.get(name, 0) for name in node.output if name}
-            total, largest = sum(waiting.values()), max((counts.get(name, 0) for name in node.output), default=0)
+            total = sum(waiting.values())
+            largest = max((counts.get(name, 0) for name in node.output), default=0)
             # One body runs at a time.
             inside = max((body.largest_tensor(symbols)[1] for body in self._bodies[place]), default=0)
             made |= dict.fromkeys(filter(None, node.output), (total + _TEMPORARIES * largest) // _HELD + inside)
@@ -306,7 +318,8 @@ def drop_large_cases(
     Returns:
         The cases that are left, at least one; and a note on the sizes left out, if any.
     """
-    kept, left_out = list[InputCase](), dict[str, tuple[str, int]]()
+    kept = list[InputCase]()
+    left_out = dict[str, tuple[str, int]]()
     largest: dict[tuple[tuple[str, int], ...], tuple[str, int]] = {}
     for case in cases:
         sizes = case.sizes or tuple(opt.items())
@@ -322,7 +335,8 @@ def drop_large_cases(
     if not left_out:
         return kept, []
     tensor, elements = max(left_out.values(), key=lambda each: each[1])
-    some, more = [*left_out][:_NAMED], len(left_out) - _NAMED
+    some = [*left_out][:_NAMED]
+    more = len(left_out) - _NAMED
     return kept, [
         f"not run at {'; '.join(some)}{f' and {more} other sizes' if more > 0 else ''}: the tensor {tensor!r}, with"
         f" what is held beside it, would take as much as {elements:,} elements, and {budget.memory:,} bytes suffice for"

@@ -126,7 +126,9 @@ def _majority_half_type(kinds: list[int]) -> str:
 
 def _common_half_type(kinds: list[int]) -> str:
     """The half type of all ``kinds``, "" where there is none or one is wider."""
-    return _majority_half_type(kinds) if kinds and all(k in _HALVES for k in kinds) else ""
+    if kinds and all(k in _HALVES for k in kinds):
+        return _majority_half_type(kinds)
+    return ""
 
 
 def _find_coarser_tensors(graph: onnx.GraphProto, types: Mapping[str, int], precision: str) -> Iterable[str]:

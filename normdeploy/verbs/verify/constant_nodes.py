@@ -20,8 +20,10 @@ from ...runtimes.torch_runners import lifted_values
 
 Array = np.ndarray[Any, Any]
 
-_LARGEST = 2**22  # elements of a result
-_ROUNDINGS = 64  # units of roundoff in the model's type: of a chain of some operations, exponentials among them
+# elements of a result
+_LARGEST = 2**22
+# units of roundoff in the model's type: of a chain of some operations, exponentials among them
+_ROUNDINGS = 64
 
 
 def iter_constant_results(model: LoadedModel) -> Iterator[tuple[str, Array]]:
@@ -44,7 +46,8 @@ def iter_constant_results(model: LoadedModel) -> Iterator[tuple[str, Array]]:
         try:
             with torch.no_grad():
                 result = node.target(*args, **kwargs)
-        except Exception:  # of any operator: what can't be computed here explains no weight
+        except Exception:
+            # of any operator: what can't be computed here explains no weight
             continue
         if sum(t.numel() for t in tree_leaves(result) if isinstance(t, torch.Tensor)) > _LARGEST:
             continue

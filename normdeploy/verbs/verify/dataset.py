@@ -24,7 +24,8 @@ from ...runtimes.array_conversion import check_feeds
 from ...storage.npz_files import read_npz
 from .input_cases import DATASET, InputCase
 
-_HUGGINGFACE = ("dataset_info.json", "state.json", "dataset_dict.json")  # what save_to_disk leaves in its folder
+# what save_to_disk leaves in its folder
+_HUGGINGFACE = ("dataset_info.json", "state.json", "dataset_dict.json")
 
 
 def open_dataset(path: str | os.PathLike[str], model: ModelSignature, labels: str | None = None) -> list[InputCase]:
@@ -38,14 +39,16 @@ def open_dataset(path: str | os.PathLike[str], model: ModelSignature, labels: st
             sample or its label does not fit.
         RuntimeUnavailable: a Hugging Face dataset where the library ``datasets`` is not installed.
     """
-    place, name = Path(path), repr(os.fspath(path))
+    place = Path(path)
+    name = repr(os.fspath(path))
     if not model.inputs:
         raise InputError(f"the model takes no inputs, so nothing of the dataset {name} can be given to it")
     if labels is not None and labels in [spec.name for spec in model.inputs]:
         raise InputError(
             f"the labels {labels!r} are an input of the model; name the array or column that holds the right classes"
         )
-    read = lru_cache(maxsize=1)(read_npz)  # one file at a time is in memory, for all of its batches
+    # one file at a time is in memory, for all of its batches
+    read = lru_cache(maxsize=1)(read_npz)
     if place.is_dir():
         if any((place / file).is_file() for file in _HUGGINGFACE):
             return _open_huggingface(place, model, labels)
@@ -121,7 +124,9 @@ def _check_labels(dataset: str, name: str, value: np.ndarray, count: int) -> np.
 
 
 def _slice_labels(labels: np.ndarray | None, start: int, stop: int) -> np.ndarray | None:
-    return None if labels is None else labels[start:stop]
+    if labels is None:
+        return None
+    return labels[start:stop]
 
 
 def _select_inputs(name: str, columns: Mapping[str, Any], model: ModelSignature) -> dict[str, np.ndarray]:
@@ -137,7 +142,8 @@ def _cast_input(name: str, spec: InputSpec, value: np.ndarray) -> np.ndarray:
     wanted = np.dtype(ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype)
     if value.dtype == wanted:
         return value
-    if value.dtype.str[1:] == "V2" and spec.dtype == "bfloat16":  # .npy files can't name it
+    # .npy files can't name it
+    if value.dtype.str[1:] == "V2" and spec.dtype == "bfloat16":
         return value.view(ml_dtypes.bfloat16)
     kinds = "iub" if wanted.kind in "iub" else "fiub"
     if value.dtype.kind not in kinds or (wanted.kind in "iub" and not _is_lossless(wanted, value)):

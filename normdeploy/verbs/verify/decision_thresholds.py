@@ -19,8 +19,10 @@ from ...runtimes.torch_runners import lifted_values
 from .input_cases import EXTREME, InputCase, describe_sizes, is_floating_input
 from .reference_models import FileModel, Original, pair_tensor_inputs
 
-_FEW = 64  # elements of a constant that is read as thresholds
-_GROUPS = 4  # of thresholds of one input, each in two cases
+# elements of a constant that is read as thresholds
+_FEW = 64
+# of thresholds of one input, each in two cases
+_GROUPS = 4
 _MOVES = split_op_names("""
     view _unsafe_view reshape unsqueeze squeeze expand expand_as broadcast_to slice select narrow transpose permute
     movedim t mT numpy_T contiguous clone alias detach detach_ flatten unflatten repeat repeat_interleave lift_fresh
@@ -29,10 +31,13 @@ _MOVES = split_op_names("""
     clamp_max max min amax amin unfold to _to_copy type_as getitem
     """)
 _COMPARISONS = split_op_names("eq ne lt le gt ge")
-_BUCKETS = {"bucketize": (0, 1), "searchsorted": (1, 0)}  # places of the values and of the edges
+# places of the values and of the edges
+_BUCKETS = {"bucketize": (0, 1), "searchsorted": (1, 0)}
 _REMAINDERS = split_op_names("remainder fmod frac")
-_STEP, _REACH = 0.125, 24  # of a grid, and its steps to either side of 0
-_GRIDS = 4  # cases, to reach every point with small inputs
+# of a grid, and its steps to either side of 0
+_STEP, _REACH = 0.125, 24
+# cases, to reach every point with small inputs
+_GRIDS = 4
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -164,7 +169,10 @@ def _find_program_decisions(model: LoadedModel) -> dict[str, tuple[float, ...]]:
         if node.op != "call_function":
             continue
         schema = getattr(node.target, "_schema", None)
-        op = "getitem" if schema is None else schema.name.partition("::")[2].removesuffix("_copy")
+        if schema is None:
+            op = "getitem"
+        else:
+            op = schema.name.partition("::")[2].removesuffix("_copy")
         for operand, values in _iter_decisions(node, op, constants):
             for origin in origins.get(operand, ()):
                 # The input may have been negated on the way.
@@ -191,7 +199,9 @@ def _iter_decisions(
         # torch compares in the tensor's type.
         dtype = _node_dtype(args[0])
         known = isinstance(operand, int | float) and dtype is not None and dtype.is_floating_point
-        return [float(torch.tensor(operand, dtype=dtype))] if known else []
+        if known:
+            return [float(torch.tensor(operand, dtype=dtype))]
+        return []
 
     if op in _COMPARISONS:
         yield args[0], operand_numbers(args[1])
@@ -207,7 +217,8 @@ def _iter_decisions(
 
 def _is_narrowing(node: torch.fx.Node) -> bool:
     """Whether a node gives a floating tensor in a type of fewer digits, or an integer."""
-    before, after = _node_dtype(node.all_input_nodes[0]) if node.all_input_nodes else None, _node_dtype(node)
+    before = _node_dtype(node.all_input_nodes[0]) if node.all_input_nodes else None
+    after = _node_dtype(node)
     if before is None or after is None or not before.is_floating_point:
         return False
     return not after.is_floating_point or torch.finfo(after).eps > torch.finfo(before).eps
@@ -215,4 +226,6 @@ def _is_narrowing(node: torch.fx.Node) -> bool:
 
 def _node_dtype(node: Any) -> torch.dtype | None:
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    return value.dtype if isinstance(value, torch.Tensor) else None
+    if isinstance(value, torch.Tensor):
+        return value.dtype
+    return None

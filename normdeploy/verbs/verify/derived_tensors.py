@@ -22,7 +22,8 @@ Array = np.ndarray[Any, Any]
 
 # Units of roundoff: a product or two, and the roundings of their factors.
 ROUNDINGS = 8
-_HALF_UNIT = UNIT_ROUNDOFF["float16"]  # the finer one of the halves
+# the finer one of the halves
+_HALF_UNIT = UNIT_ROUNDOFF["float16"]
 _NEARLY_ALL = 0.75
 # Elements of a tensor up to which pairs of tensors are tried.
 _MOST_ELEMENTS = 1 << 22
@@ -88,7 +89,8 @@ def mark_differences(
     type's range may be infinite or clipped.
     """
     with np.errstate(all="ignore"):
-        error, allowed = np.abs(array - expected), form.sum_tolerance(size)
+        error = np.abs(array - expected)
+        allowed = form.sum_tolerance(size)
         # Where nearly all elements of a half tensor are rounded once, the others are not rounded so often: eight units
         # of bfloat16 are 3 %.
         if roundings is not None:
@@ -193,7 +195,8 @@ def _apply_function(
 def _combine_tensors(
     label: str, combine: Callable[[Array, Array], Array], p: Array, q: Array, places: Any
 ) -> tuple[Array, Array]:
-    x, y = p[places], q[places]
+    x = p[places]
+    y = q[places]
     value = combine(x, y)
     return value, np.abs(x) + np.abs(y) if label in "+-" else np.abs(value)
 
@@ -206,7 +209,8 @@ def _iter_elementwise(same: Mapping[str, Array], array: Array, form: FloatSpacin
                 yield _Derivation(f"{label} {name}", partial(_apply_function, function, arranged, form))
     pairs = [(a, b) for a in same for b in same if a != b]
     for a, b in pairs[:_MOST_PAIRS]:
-        p, q = same[a], same[b]
+        p = same[a]
+        q = same[b]
         if _squeezed_shape(p) != _squeezed_shape(q):
             continue
         for one, other in zip(_iter_dim_orders(p, array), _iter_dim_orders(q.reshape(p.shape), array), strict=True):
@@ -232,7 +236,10 @@ def _iter_adapter_merges(
                 product = q.astype(np.float64) @ r.astype(np.float64)
                 for target in (array.reshape(p.shape), array.reshape(p.T.shape).T):
                     norm = float((product * product).sum())
-                    scale = float(((target - p) * product).sum()) / norm if norm else 0.0
+                    if norm:
+                        scale = float(((target - p) * product).sum()) / norm
+                    else:
+                        scale = 0.0
                     terms = np.abs(q.astype(np.float64)) @ np.abs(r.astype(np.float64))
                     yield f"{name} + {scale:.6g} * {a} @ {b}", p + scale * product, np.abs(p) + abs(scale) * terms
 

@@ -27,15 +27,24 @@ from .input_cases import (
 )
 from .reference_models import Original, count_flops
 
-_OUTLIER = 1e3  # times a usual value
-_PLACED = 3  # floating inputs into which a NaN or Inf is placed, each by itself
-_ROW_CASES = 8  # to reach every row of a table
-_EVERY = 16  # sizes up to here are run one by one, above it those around powers of two
-_SMALL = 100  # the largest magnitude of an integer of which nothing is known
-_BYTE = 8  # bits
-_KEPT = 0.5  # of the elements of an integer input, where one is tried that a file names
-_QUANTIZED_WORK = 1e10  # floating-point operations of one run of a quantized file: some two seconds in float64
-_WORK = 2e9  # floating-point operations of one run, spent on more sizes; each is run about seven times
+# times a usual value
+_OUTLIER = 1e3
+# floating inputs into which a NaN or Inf is placed, each by itself
+_PLACED = 3
+# to reach every row of a table
+_ROW_CASES = 8
+# sizes up to here are run one by one, above it those around powers of two
+_EVERY = 16
+# the largest magnitude of an integer of which nothing is known
+_SMALL = 100
+# bits
+_BYTE = 8
+# of the elements of an integer input, where one is tried that a file names
+_KEPT = 0.5
+# floating-point operations of one run of a quantized file: some two seconds in float64
+_QUANTIZED_WORK = 1e10
+# floating-point operations of one run, spent on more sizes; each is run about seven times
+_WORK = 2e9
 
 
 @dataclass(frozen=True)
@@ -90,7 +99,8 @@ def make_edge_cases(
     cases += _small_integer_cases(model, opt, seeds, integers.free)
     ran = {case.sizes for case in cases}
     limit = find_largest_sizes(model, most).limit
-    spent, each = 0.0, max(work, 100.0 * count_elements(model, opt))
+    spent = 0.0
+    each = max(work, 100.0 * count_elements(model, opt))
     for number, sizes in enumerate(_iter_sizes(model, opt, limit)):
         key = tuple(sizes.items())
         cost = each * count_elements(model, sizes) / max(count_elements(model, opt), 1)
@@ -295,7 +305,10 @@ def _insert_in_first_row(values: np.ndarray, rng: np.random.Generator, value: fl
     """``value`` in an element of the first row: the others show whether it spreads."""
     changed = values.copy()
     if changed.size:
-        first = changed.reshape(len(changed), -1)[0] if changed.ndim else changed.reshape(-1)
+        if changed.ndim:
+            first = changed.reshape(len(changed), -1)[0]
+        else:
+            first = changed.reshape(-1)
         first[rng.integers(first.size)] = value
     return changed
 
@@ -310,7 +323,8 @@ def _changed_feeds(
     def make_feeds() -> dict[str, np.ndarray]:
         rng = np.random.default_rng(seed)
         feeds = model.samples(seed, opt)
-        with np.errstate(all="ignore"):  # in half precision times 100 may leave the range
+        # in half precision times 100 may leave the range
+        with np.errstate(all="ignore"):
             return {n: change(v.astype(np.float64), rng).astype(v.dtype) if n in names else v for n, v in feeds.items()}
 
     return make_feeds

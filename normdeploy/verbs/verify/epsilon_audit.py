@@ -22,9 +22,12 @@ from ...storage.onnx_files import load_small_weights
 from .reference_models import FileModel, Original
 from .runtime_candidates import HALF_TYPES, ComparedFile
 
-_LARGEST = 0.1  # no epsilon is larger
-_SAME = 1e-6  # relative: a file holds epsilons in float32
-_DEFAULT = 1e-5  # of ONNX's normalizations
+# no epsilon is larger
+_LARGEST = 0.1
+# relative: a file holds epsilons in float32
+_SAME = 1e-6
+# of ONNX's normalizations
+_DEFAULT = 1e-5
 _ROOTS = frozenset({"Sqrt", "Pow"})
 _NAMED = 3
 
@@ -38,7 +41,10 @@ def find_foreign_epsilons(model: Original, subjects: Sequence[ComparedFile]) -> 
         foreign = {n: value for n, value in stated.items() if _is_round(value) and not _is_among(value, known)}
         if foreign and known:
             some = ", ".join(f"{value:g} of {node!r}" for node, value in [*foreign.items()][:_NAMED])
-            more = f" and {len(foreign) - _NAMED} more" if len(foreign) > _NAMED else ""
+            if len(foreign) > _NAMED:
+                more = f" and {len(foreign) - _NAMED} more"
+            else:
+                more = ""
             near = ", ".join(f"{value:g}" for value in known[:_NAMED])
             notes.append(
                 f"{subject.label}: the epsilon {some}{more} is none of the model's ({near}). Outputs may not show it:"

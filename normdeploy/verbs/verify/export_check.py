@@ -27,8 +27,10 @@ from .random_draws import random_ops_of_program
 from .reference_models import model_unit_roundoff
 
 _MOST_PARAMETERS = 2**28
-_MOST_SECONDS = 2.0  # of one run
-_DRAWS = 8  # roundings, drawn only where outputs differ; an error must not be a tie that turned over
+# of one run
+_MOST_SECONDS = 2.0
+# roundings, drawn only where outputs differ; an error must not be a tie that turned over
+_DRAWS = 8
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ def run_expected(model: LoadedModel) -> ExpectedOutputs:
             try:
                 feeds = model.samples(len(runs), sizes)
                 outputs = runner.infer(feeds)
-            except Exception as error:  # whatever torch or the model raises; a model may not run at odd sizes
+            except Exception as error:
+                # whatever torch or the model raises; a model may not run at odd sizes
                 reason = reason or f"PyTorch does not run it at {at}: {str(error) or type(error).__name__}"
                 continue
             runs.append(ReferenceRun(at, feeds, outputs))
@@ -108,14 +111,16 @@ def require_expected_outputs(
         return []
     try:
         file = perturbed_model.PerturbableModel(proto)
-    except Exception as error:  # onnxruntime's exceptions share no base class
+    except Exception as error:
+        # onnxruntime's exceptions share no base class
         return [_unchecked_note(f"onnxruntime can't load it: {perturbed_model.short_error_message(error)}")]
     notes = []
     model: LoadedModel | None = None
     for run in wanted.runs:
         try:
             values = file.run_perturbed(run.feeds)
-        except Exception as error:  # as above
+        except Exception as error:
+            # as above
             notes.append(
                 _unchecked_note(
                     f"onnxruntime does not run it at {run.sizes}: {perturbed_model.short_error_message(error)}"
@@ -167,7 +172,8 @@ def _iter_named_sizes(model: ModelSignature) -> Iterator[tuple[str, Mapping[str,
     dims = model.named_dims
     least = {name: dim.min for name, dim in dims.items()}
     yield _describe_sizes(least), least
-    odd, taken = dict[str, int](), set[int]()
+    odd = dict[str, int]()
+    taken = set[int]()
     for name, dim in dims.items():
         sizes = [size for size in range(dim.min + 1, min(dim.max, dim.min + 2 * len(dims) + 2) + 1) if size % 2]
         odd[name] = next((size for size in sizes if size not in taken), sizes[0] if sizes else dim.max)

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-_MOST_ELEMENTS = 64  # of an input of lengths or indices: among more, one value says little
+# of an input of lengths or indices: among more, one value says little
+_MOST_ELEMENTS = 64
 _MOST_VALUES = 3
 
 Feeds = Mapping[str, np.ndarray]

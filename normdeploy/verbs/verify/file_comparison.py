@@ -60,7 +60,8 @@ from .runtime_candidates import OFF, ComparedFile, File, NotRun, RuntimeCandidat
 from .tensor_drift import DriftPoint
 from .weight_audit import audit_weights
 
-_NAMED = 3  # outputs that the verdict names
+# outputs that the verdict names
+_NAMED = 3
 
 
 def compare_files(
@@ -111,7 +112,8 @@ def compare_files(
     start = time.perf_counter()
     clock = budget.start_clock()
     tell = progress or (lambda stage, done, total: None)
-    own, rules = None if inputs is None else read_inputs(inputs), policy or Policy()
+    own = None if inputs is None else read_inputs(inputs)
+    rules = policy or Policy()
     rules.check(model.outputs)
     _require_deterministic(model)
     if dataset and not rules:
@@ -203,7 +205,8 @@ def _split_readable(files: Sequence[File]) -> tuple[list[File], list[NotRun]]:
     Raises:
         GraphError: none can be opened.
     """
-    readable, unreadable = list[File](), list[NotRun]()
+    readable = list[File]()
+    unreadable = list[NotRun]()
     for file in files:
         try:
             inspect_file(Path(file.path if isinstance(file, Engine) else file))
@@ -225,9 +228,10 @@ def _require_deterministic(model: Original) -> None:
     Raises:
         InputError: names what draws.
     """
-    draws = (
-        random_ops_of_program(model.program) if isinstance(model, LoadedModel) else random_nodes_of_file(model.proto)
-    )
+    if isinstance(model, LoadedModel):
+        draws = random_ops_of_program(model.program)
+    else:
+        draws = random_nodes_of_file(model.proto)
     if draws:
         raise InputError(
             f"the model can't be verified: it draws random numbers ({', '.join(draws)}); make the noise an input of"
@@ -269,7 +273,9 @@ def _describe_unseen_sizes(model: Original, compared: Sequence[ComparedFile]) ->
 def _usual_precision(compared: Sequence[ComparedFile]) -> str:
     """The precision of an engine of which nothing else tells it: that of the ONNX files, where they agree."""
     kinds = {s.precision for s in compared if not s.runtime}
-    return kinds.pop() if len(kinds) == 1 else ""
+    if len(kinds) == 1:
+        return kinds.pop()
+    return ""
 
 
 def _run_trials(
@@ -337,7 +343,8 @@ def _measure_drifts(
     tell: Progress,
 ) -> tuple[list[DriftPoint], list[str]]:
     """The inner tensors of each ONNX file, on the case in which it fails, else on the first."""
-    points, notes = list[DriftPoint](), list[str]()
+    points = list[DriftPoint]()
+    notes = list[str]()
     for subject in compared:
         if subject.runtime:
             notes.append(f"no drift of {subject.label}: an engine can't be looked into")

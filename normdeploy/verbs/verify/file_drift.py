@@ -28,7 +28,10 @@ def measure_file_drift(
     clock: BudgetClock | None = None,
 ) -> tuple[list[DriftPoint], list[str]]:
     """Drift in each form in which ``verify`` runs a file on the CPU, and notes on those in which it can't be."""
-    label, proto, points, notes = subject.label, load_onnx(subject.path), list[DriftPoint](), list[str]()
+    label = subject.label
+    proto = load_onnx(subject.path)
+    points = list[DriftPoint]()
+    notes = list[str]()
     if subject.inputs or subject.outputs:
         proto = rename_ends(proto, subject.inputs, subject.outputs)
     forms: list[tuple[str, Callable[[onnx.ModelProto], onnx.ModelProto] | None]] = [

@@ -38,7 +38,9 @@ class HalfOverflows:
         result: RunResult,
     ) -> RunResult:
         """Return the result, with the file's in float64 in the place of outputs that an overflow inside loses."""
-        subject, case, reference = candidate.subject, answer.case, answer.reference
+        subject = candidate.subject
+        case = answer.case
+        reference = answer.reference
         if case.kind != EXTREME or subject is None or subject.runtime or _FLOAT16 not in subject.computing.halves:
             return result
         floats = [n for n, v in result.items() if v.dtype.kind == "f" and v.shape == reference[n].shape]

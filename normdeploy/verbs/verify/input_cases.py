@@ -16,19 +16,28 @@ from ...model import Dim, InputSpec, ModelSignature
 from ...runtimes.array_conversion import check_feeds
 from ...storage.npz_files import read_npz
 
-EXTREME, NAN, INFINITE = "extreme", "nan", "infinite"  # kinds of cases
+# kinds of cases
+EXTREME, NAN, INFINITE = "extreme", "nan", "infinite"
 NONFINITE = frozenset({NAN, INFINITE})
-HIDDEN = "hidden"  # a mask hides a whole row
-DATASET = "dataset"  # kind of the samples of the user, for rules of his own
-OWN_KINDS = frozenset({"given", DATASET})  # the user's own inputs, which are run whatever they take
-LENIENT = NONFINITE | {EXTREME}  # where eager may leave its type's range, and what is made of the model as well
-SMALL = 1e-4  # scale at which an epsilon of 1e-5 outweighs the variance
+# a mask hides a whole row
+HIDDEN = "hidden"
+# kind of the samples of the user, for rules of his own
+DATASET = "dataset"
+# the user's own inputs, which are run whatever they take
+OWN_KINDS = frozenset({"given", DATASET})
+# where eager may leave its type's range, and what is made of the model as well
+LENIENT = NONFINITE | {EXTREME}
+# scale at which an epsilon of 1e-5 outweighs the variance
+SMALL = 1e-4
 # At 1e-4 the bias of a norm is all that half precision keeps of its output. At 1e-2 the variance and an epsilon of 1e-5
 # to 1e-3 are of one size, so that another epsilon moves the output itself.
 SMALL_IN_HALF = 1e-2
-_AFFORDABLE = 8  # times the input elements at the opt sizes
-_ALWAYS = 1024  # input elements
-_MOST_ALONE = 64  # dims of which each is tried at its maximum by itself
+# times the input elements at the opt sizes
+_AFFORDABLE = 8
+# input elements
+_ALWAYS = 1024
+# dims of which each is tried at its maximum by itself
+_MOST_ALONE = 64
 
 
 @dataclass(frozen=True)
@@ -118,9 +127,12 @@ def _make_case(name: str, feeds: dict[str, np.ndarray]) -> InputCase:
 def _convert_input(value: np.ndarray, wanted: np.dtype | None, also: Collection[np.dtype]) -> np.ndarray:
     value = np.asarray(value)
     value = value.astype(value.dtype.newbyteorder("="), copy=False)
-    if value.dtype.str[1:] == "V2" and bfloat16 in (wanted, *also):  # .npy files can't name it
+    # .npy files can't name it
+    if value.dtype.str[1:] == "V2" and bfloat16 in (wanted, *also):
         value = value.view(bfloat16)
-    return value.astype(wanted) if wanted is not None and value.dtype in also else value
+    if wanted is not None and value.dtype in also:
+        return value.astype(wanted)
+    return value
 
 
 def _require_consistent_dims(case: str, feeds: Mapping[str, np.ndarray], specs: Iterable[InputSpec]) -> None:
@@ -213,11 +225,10 @@ def find_largest_sizes(model: ModelSignature, most: int | None = None) -> Afford
     """The max sizes of all dims at once where that costs no more than ``most`` input elements, else of each dim, others
     at min."""
     dims = model.named_dims
-    limit = (
-        max(_ALWAYS, _AFFORDABLE * count_elements(model, {name: d.opt for name, d in dims.items()}))
-        if most is None
-        else most
-    )
+    if most is None:
+        limit = max(_ALWAYS, _AFFORDABLE * count_elements(model, {name: d.opt for name, d in dims.items()}))
+    else:
+        limit = most
     every = {name: d.max for name, d in dims.items()}
     if count_elements(model, every) <= limit:
         return AffordableSizes([every], [], limit)
@@ -264,12 +275,17 @@ def zero_values(spec: InputSpec) -> np.ndarray:
     low, high = spec.range or (0, 1)
     if spec.mask:
         return np.ones_like(sample)
-    nearest = min(max(0, low), high - 1) if sample.dtype.kind in "iu" else min(max(0.0, low), high)
+    if sample.dtype.kind in "iu":
+        nearest = min(max(0, low), high - 1)
+    else:
+        nearest = min(max(0.0, low), high)
     return np.full_like(sample, nearest)
 
 
 def describe_sizes(sizes: Mapping[str, int]) -> str:
-    return f", {join_sizes(sizes)}" if sizes else ""
+    if sizes:
+        return f", {join_sizes(sizes)}"
+    return ""
 
 
 def join_sizes(sizes: Mapping[str, int]) -> str:

@@ -30,7 +30,8 @@ from .reference_models import (
 )
 from .runtime_candidates import FLOATS, HALF_TYPES, ComparedFile, File, open_compared_files
 
-_THRESHOLDS = 8  # of one input of one file that are tried
+# of one input of one file that are tried
+_THRESHOLDS = 8
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,12 @@ def plan_inputs(
         insides.append(InnerSizes(model.proto, {}, model.inputs))
     usual = shrink_usual_sizes(model, insides, budget)
     opt = {name: dim.opt for name, dim in usual.named_dims.items()}
-    plan = (
-        make_affordable_cases(
+    if own is None:
+        plan = make_affordable_cases(
             usual, seeds, most, quantized=are_quantized(compared), integers=_integer_hints(model, compared)
         )
-        if own is None
-        else EdgeCases(tuple(check_user_cases(model, own, _half_input_types(compared))), (), 0)
-    )
+    else:
+        plan = EdgeCases(tuple(check_user_cases(model, own, _half_input_types(compared))), (), 0)
     more = (
         small_value_cases(usual, seeds, SMALL_IN_HALF)
         if own is None and any(s.computing.halves for s in compared)

@@ -28,7 +28,8 @@ class TensorEnd:
     """An input or output; what is not known is None, in ``shape`` what is dynamic too."""
 
     name: str
-    kind: str | None = None  # of numpy: "f", "i", "b"; bfloat16 is "f"
+    # of numpy: "f", "i", "b"; bfloat16 is "f"
+    kind: str | None = None
     shape: Shape | None = None
 
     def is_compatible(self, other: TensorEnd) -> bool:
@@ -42,11 +43,9 @@ class TensorEnd:
         return same and all(a is None or b is None or a == b for a, b in zip(self.shape, other.shape, strict=True))
 
     def __str__(self) -> str:
-        return (
-            self.name
-            if self.shape is None
-            else f"{self.name}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
-        )
+        if self.shape is None:
+            return self.name
+        return f"{self.name}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,11 @@ Map = Sequence["str | tuple[str, str]"] | Mapping[str, str]
 
 def list_pairs(given: Map) -> list[str | tuple[str, str]]:
     """What was said, one after the other."""
-    return [*given.items()] if isinstance(given, Mapping) else [given] if isinstance(given, str) else [*given]
+    if isinstance(given, Mapping):
+        return [*given.items()]
+    if isinstance(given, str):
+        return [given]
+    return [*given]
 
 
 def parse_map(given: Map, model: ModelSignature) -> dict[str, str]:
@@ -99,7 +102,8 @@ def _parse_pair(text: str, known: Sequence[str]) -> tuple[str, str]:
     return text[:place], text[place + 1 :]
 
 
-Ends = tuple[Sequence[str], Sequence[str]]  # the names of inputs, and those of outputs
+# the names of inputs, and those of outputs
+Ends = tuple[Sequence[str], Sequence[str]]
 
 
 def require_used_names(names: Mapping[str, str], model: ModelSignature, held: Mapping[str, Ends]) -> None:
@@ -171,7 +175,10 @@ def match_names(
     if told := [f"{a} is {b}" for a, b in {**inputs, **ends}.items() if names.get(a) != b]:
         notes.append(f"{label}: names matched by their order: {', '.join(told)}")
     if rest.theirs:
-        hint = f"; {[e.name for e in rest.ours]} are missing (--map THEIRS=OURS names them)" if rest.ours else ""
+        if rest.ours:
+            hint = f"; {[e.name for e in rest.ours]} are missing (--map THEIRS=OURS names them)"
+        else:
+            hint = ""
         extra = [e.name for e in rest.theirs]
         notes.append(f"{label} has outputs that the model has not, which nothing can be compared with: {extra}{hint}")
     return NameMatch(inputs, ends, tuple(notes), frozenset(spared))
@@ -183,7 +190,9 @@ def _omitted_inputs(
     """Return the unused inputs of the model that a file leaves out."""
     taken = {names.get(end.name, end.name) for end in theirs}
     left_out = [end.name for end in ours if end.name in unused and end.name not in taken]
-    return left_out if len(theirs) + len(left_out) == len(ours) else []
+    if len(theirs) + len(left_out) == len(ours):
+        return left_out
+    return []
 
 
 def graph_ends(graph: onnx.GraphProto) -> tuple[list[TensorEnd], list[TensorEnd]]:
@@ -199,7 +208,9 @@ def _make_end(v: onnx.ValueInfoProto) -> TensorEnd:
 
 
 def _dtype_family(dtype: str) -> str:
-    return "f" if dtype.startswith(("float", "bfloat")) else str(np.dtype(dtype).kind)
+    if dtype.startswith(("float", "bfloat")):
+        return "f"
+    return str(np.dtype(dtype).kind)
 
 
 @dataclass(frozen=True)
@@ -270,7 +281,8 @@ def rename_ends(proto: onnx.ModelProto, inputs: Mapping[str, str], outputs: Mapp
     moved = {name: _unused_name(name, used) for name in (*inputs.values(), *outputs.values()) if name in used}
     _rename_tensors(own.graph, moved)
     named_in, named_out = ({moved.get(a, a): b for a, b in names.items()} for names in (inputs, outputs))
-    front, back = list[onnx.NodeProto](), list[onnx.NodeProto]()
+    front = list[onnx.NodeProto]()
+    back = list[onnx.NodeProto]()
     for v in own.graph.input:
         if (name := named_in.get(v.name)) is not None:
             front.append(onnx.helper.make_node("Identity", [name], [v.name]))

@@ -30,8 +30,10 @@ class _LinearMap:
     size_w: Array | None
     size_c: Array
     groups: int
-    settings: tuple[Any, ...]  # stride and dilation
-    names: tuple[str, ...]  # the weights in it
+    # stride and dilation
+    settings: tuple[Any, ...]
+    # the weights in it
+    names: tuple[str, ...]
 
     def scale_and_shift(self, a: Array, b: Array, size_b: Array) -> _LinearMap:
         if self.w is None or self.size_w is None:
@@ -39,7 +41,8 @@ class _LinearMap:
             return _LinearMap(self.x, w, a * self.c + b, np.abs(w), np.abs(a) * self.size_c + size_b, 0, (), self.names)
         shape = (-1, *[1] * (self.w.ndim - 1))
         at = a.reshape(shape)
-        c, size = a * self.c + b, np.abs(a) * self.size_c + size_b
+        c = a * self.c + b
+        size = np.abs(a) * self.size_c + size_b
         return _LinearMap(
             self.x, self.w * at, c, self.size_w * np.abs(at), size, self.groups, self.settings, self.names
         )
@@ -54,7 +57,9 @@ def iter_merged_tensors(model: LoadedModel, stored: Mapping[str, Array]) -> Iter
 
     def stored_tensor(value: Any) -> Array | None:
         array = stored.get(names.get(getattr(value, "name", ""), ""))
-        return None if array is None else array.astype(np.float64)
+        if array is None:
+            return None
+        return array.astype(np.float64)
 
     def linear_map_of(value: Any) -> _LinearMap:
         name = str(getattr(value, "name", ""))
@@ -63,7 +68,8 @@ def iter_merged_tensors(model: LoadedModel, stored: Mapping[str, Array]) -> Iter
     for node in model.program.graph.nodes:
         if node.op != "call_function":
             continue
-        op, given = operator_name(node).rstrip("_"), bind_node_arguments(node)  # in place too: x += y
+        # in place too: x += y
+        op, given = operator_name(node).rstrip("_"), bind_node_arguments(node)
         made: _LinearMap | None = None
         if op in ("conv1d", "conv2d", "conv3d"):
             made = _linear_of_convolution(str(given["input"]), given, stored_tensor, names)
@@ -74,7 +80,8 @@ def iter_merged_tensors(model: LoadedModel, stored: Mapping[str, Array]) -> Iter
             if made is not None and len(made.names) > 0 and made.w is not None and made.w.ndim > 2:
                 yield f"the branches {', '.join(made.names)}", made.w, made.size_w  # type: ignore[misc]
                 yield f"the branches {', '.join(made.names)}", made.c, made.size_c
-        elif op in ("add", "sub") and given.get("other") == 0:  # the beginning of a sum in a loop
+        elif op in ("add", "sub") and given.get("other") == 0:
+            # the beginning of a sum in a loop
             made = linear_map_of(given["self"])
         elif op == "mul":
             made = _multiply_linear(
@@ -90,7 +97,8 @@ def iter_merged_tensors(model: LoadedModel, stored: Mapping[str, Array]) -> Iter
 def _linear_of_convolution(
     x: str, given: Mapping[str, Any], tensor: Any, names: Mapping[str, str]
 ) -> _LinearMap | None:
-    w, bias = tensor(given["weight"]), tensor(given.get("bias"))
+    w = tensor(given["weight"])
+    bias = tensor(given.get("bias"))
     if w is None:
         return None
     c = np.zeros(w.shape[0]) if bias is None else bias
@@ -100,10 +108,12 @@ def _linear_of_convolution(
 
 
 def _linear_of_batch_norm(z: _LinearMap, given: Mapping[str, Any], tensor: Any) -> _LinearMap | None:
-    mean, variance = tensor(given.get("running_mean")), tensor(given.get("running_var"))
+    mean = tensor(given.get("running_mean"))
+    variance = tensor(given.get("running_var"))
     if mean is None or variance is None or "eps" not in given:
         return None
-    gamma, beta = tensor(given.get("weight")), tensor(given.get("bias"))
+    gamma = tensor(given.get("weight"))
+    beta = tensor(given.get("bias"))
     a = (np.ones(mean.shape) if gamma is None else gamma) / np.sqrt(variance + float(given["eps"]))
     beta = np.zeros(mean.shape) if beta is None else beta
     return z.scale_and_shift(a, beta - mean * a, np.abs(beta) + np.abs(mean * a))
@@ -122,7 +132,8 @@ def _add_linear(one: _LinearMap, other: _LinearMap, sign: int) -> _LinearMap | N
     frame = max((v for v in (one, other) if v.w is not None), key=lambda v: (v.w.ndim, v.w.size))  # type: ignore[union-attr]
     if frame.w is None or frame.w.ndim < 3:
         return None
-    first, second = _expand_to_kernel(one, frame), _expand_to_kernel(other, frame)
+    first = _expand_to_kernel(one, frame)
+    second = _expand_to_kernel(other, frame)
     if first is None or second is None:
         return None
     (w, s), (v, t) = first, second

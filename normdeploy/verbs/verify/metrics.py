@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_AT_ONCE = 2**24  # similarities that are held at a time
+# similarities that are held at a time
+_AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ class Metric:
     @property
     def comparison_sign(self) -> str:
         """Between the metric and its threshold."""
-        return "<=" if self.labelled else ">="
+        if self.labelled:
+            return "<="
+        return ">="
 
 
 def cosine(value: np.ndarray, reference: np.ndarray) -> float:
@@ -86,9 +89,8 @@ def top_agreement(count: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     def rows_agree(value: np.ndarray, reference: np.ndarray) -> np.ndarray:
         v, r = (x.astype(np.float64).reshape(-1, x.shape[-1]) for x in (value, reference))
         best = r == r.max(-1, keepdims=True)
-        return top_accuracy(count)(
-            v, np.where(best, v, -np.inf).argmax(-1)
-        )  # of the best, the one that the other likes most
+        # of the best, the one that the other likes most
+        return top_accuracy(count)(v, np.where(best, v, -np.inf).argmax(-1))
 
     return rows_agree
 
@@ -124,11 +126,13 @@ def nearest_neighbor_agreement(value: np.ndarray, reference: np.ndarray) -> np.n
     step = max(1, _AT_ONCE // len(r))
     for start in range(0, len(r), step):
         rows = np.arange(start, min(start + step, len(r)))
-        ours, theirs = v[rows] @ v.T, r[rows] @ r.T
+        ours = v[rows] @ v.T
+        theirs = r[rows] @ r.T
         for similar in (ours, theirs):
             similar[rows - start, rows] = -np.inf
         chosen = theirs[rows - start, ours.argmax(-1)]
-        agree[rows] = chosen >= theirs.max(-1) - 8 * np.finfo(np.float64).eps  # two roundings of one product
+        # two roundings of one product
+        agree[rows] = chosen >= theirs.max(-1) - 8 * np.finfo(np.float64).eps
     return agree
 
 
@@ -161,10 +165,14 @@ def _normalize_rows(rows: np.ndarray) -> np.ndarray:
 def _root_mean_square(values: np.ndarray) -> float:
     """The root of the mean square, of numbers of any size."""
     largest = float(np.abs(values).max(initial=0.0))
-    return largest * float(np.sqrt(np.mean((values / largest) ** 2))) if largest else 0.0
+    if largest:
+        return largest * float(np.sqrt(np.mean((values / largest) ** 2)))
+    return 0.0
 
 
 def _decibels(signal: float, noise: float) -> float:
     if noise == 0:
         return float("inf")
-    return 20 * (float(np.log10(signal)) - float(np.log10(noise))) if signal else float("-inf")
+    if signal:
+        return 20 * (float(np.log10(signal)) - float(np.log10(noise)))
+    return float("-inf")

@@ -76,7 +76,9 @@ def iter_bias_shifts(model: Original, stored: Mapping[str, Array]) -> Iterator[S
 
     def channel_tensor(name: str | None, default: float, like: Array) -> Array:
         own = stored.get(name or "")
-        return np.full(like.size, default) if own is None else own.astype(np.float64).reshape(-1)
+        if own is None:
+            return np.full(like.size, default)
+        return own.astype(np.float64).reshape(-1)
 
     biases: dict[int, dict[str, Array]] = {}
     stacked: dict[int, Array] = {}

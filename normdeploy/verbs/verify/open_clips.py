@@ -37,7 +37,8 @@ class OpenClips:
         result: RunResult,
     ) -> RunResult:
         """Return the result; where it is finite and the reference is not, what the file gives with open bounds."""
-        subject, case = candidate.subject, answer.case
+        subject = candidate.subject
+        case = answer.case
         if case.kind != INFINITE or subject is None or _CLIP not in subject.ops or candidate.name not in (OFF, ON):
             return result
         if not any(_is_clipped(value, answer.reference[name]) for name, value in result.items()):
@@ -74,7 +75,9 @@ def open_clip_bounds(proto: onnx.ModelProto) -> onnx.ModelProto | None:
             data = node.input[0]
             node.op_type = "Max" if low else "Min"
             node.input[:] = [data, low or high]
-    return proto if found else None
+    if found:
+        return proto
+    return None
 
 
 def _is_clipped(value: np.ndarray, reference: np.ndarray) -> bool:

@@ -79,21 +79,22 @@ def blame_optimizers(trial: PrecisionTrial, progress: Progress, clock: BudgetClo
         if off is None or off.unavailable or candidate.crashes:
             continue
         if candidate.unavailable and candidate.subject is not None and candidate.subject.elsewhere:
-            continue  # it was quantized for TensorRT
-        if (
-            candidate.unavailable
-        ):  # the file runs with the optimizer off: what lacks a kernel is what the optimizer made of it
-            candidate.failure, candidate.unavailable = candidate.unavailable, None
-        alone, verdicts = trial.candidate_results(off), list(trial.candidate_results(candidate))
+            # it was quantized for TensorRT
+            continue
+        if candidate.unavailable:
+            # the file runs with the optimizer off: what lacks a kernel is what the optimizer made of it
+            candidate.failure = candidate.unavailable
+            candidate.unavailable = None
+        alone = trial.candidate_results(off)
+        verdicts = list(trial.candidate_results(candidate))
         right = {r.output for r in alone if r.by_default == "pass"}
         # Where the file's own half precision is off, no optimizer is: with all of them off, the CPU provider computes
         # single half nodes in float32.
         if candidate.file_label in stepwise:
             right -= {r.output for r in trial.candidate_results(stepwise[candidate.file_label]) if not r}
         wrong = [r for r in verdicts if not r and r.by_default != "pass" and r.output in right]
-        ruled = {
-            r.output for r in alone if r and not r.by_default
-        }  # rules decide: no default rule tells the parts apart
+        # rules decide: no default rule tells the parts apart
+        ruled = {r.output for r in alone if r and not r.by_default}
         if any(not r and r.output in ruled for r in verdicts):
             candidate.advice = _WHOLE
         elif wrong:
@@ -154,7 +155,8 @@ def blame_optimizer(
     clock: BudgetClock,
 ) -> None:
     assert candidate.subject is not None
-    path, provider = candidate.subject.path, candidate.provider
+    path = candidate.subject.path
+    provider = candidate.provider
 
     def is_right_with(make: Callable[[], OrtRunner], names: Sequence[str]) -> bool:
         return trial.passes(
@@ -194,7 +196,8 @@ def _retry_with_float_operands(trial: PrecisionTrial, candidate: RuntimeCandidat
     if not trial.passes(fresh, outputs):
         return False
     off = max((r for r in trial.candidate_results(candidate) if r.output in outputs), key=lambda r: r.max_abs_error)
-    candidate.tallies, candidate.measures = fresh.tallies, fresh.measures
+    candidate.tallies = fresh.tallies
+    candidate.measures = fresh.measures
     candidate.option = "=".join(*FLOAT_OPERANDS.items())
     candidate.without = (
         f"{candidate.file_label}: by default {candidate.name} rounds activations to 8 bits in front of "
@@ -221,7 +224,8 @@ def _retry_with_steps(trial: PrecisionTrial, candidate: RuntimeCandidate, output
     if not trial.passes(fresh, outputs):
         return False
     off = max((r for r in trial.candidate_results(candidate) if r.output in outputs), key=lambda r: r.max_abs_error)
-    candidate.tallies, candidate.measures = fresh.tallies, fresh.measures
+    candidate.tallies = fresh.tallies
+    candidate.measures = fresh.measures
     candidate.without = (
         f"{candidate.file_label}: {candidate.name} computes with integers what the file says in floats. Biases "
         "and sums are"
@@ -247,7 +251,8 @@ def find_culprits(path: Path, provider: str, passes: Passes) -> tuple[str, ...]:
     """
     known: list[str] = []
     while fresh := [name for name in list_applied_optimizers(path, provider, known) if name not in known]:
-        known += fresh  # where one is disabled, another may do its work
+        # where one is disabled, another may do its work
+        known += fresh
         if passes(known):
             break
     else:
@@ -266,7 +271,8 @@ def minimize_disabled(passes: Passes, kept: Sequence[str], names: Sequence[str],
         return []
     if len(names) == 1:
         return list(names)
-    left, right = names[: len(names) // 2], names[len(names) // 2 :]
+    left = names[: len(names) // 2]
+    right = names[len(names) // 2 :]
     last = minimize_disabled(passes, [*kept, *left], right, tried=False)
     first = minimize_disabled(passes, [*kept, *last], left, tried=not last)
     return [*first, *last]

@@ -19,7 +19,8 @@ from .rule_measures import RuleVerdict
 DEFAULT = "default rule"
 # Of cases, the plainest first.
 KINDS = ("given", "random", DATASET, "small", HIDDEN, "zeros", EXTREME, INFINITE, NAN)
-NOT_JUDGED = "--also-default asks for it"  # of quantized files, whose error budget takes dozens of runs in float64
+# of quantized files, whose error budget takes dozens of runs in float64
+NOT_JUDGED = "--also-default asks for it"
 COLUMNS = ("output", "runtime", "abs error", "max rel error", "allowed", "verdict", "worst case")
 
 
@@ -54,7 +55,8 @@ class OutputResult:
     culprit: tuple[str, ...] = ()
     rules: tuple[RuleVerdict, ...] = ()
     by_default: Literal["pass", "fail", ""] = ""
-    default_reason: str = ""  # why the default rule fails, where no error can say it
+    # why the default rule fails, where no error can say it
+    default_reason: str = ""
     steps: float | None = None
 
     def __bool__(self) -> bool:
@@ -68,7 +70,9 @@ class OutputResult:
     @property
     def default_rule_name(self) -> str:
         """What the default rule is called here."""
-        return DEFAULT if self.steps is None else BUDGET
+        if self.steps is None:
+            return DEFAULT
+        return BUDGET
 
     @property
     def rules_summary(self) -> str:
@@ -95,10 +99,17 @@ def judge_output(
     """
     badness = {kind: tally.failure_ratio(eager[kind]) for kind, tally in mine.items()}
     failing = [kind for kind, bad in badness.items() if bad > 1]
-    kind = min(failing, key=kind_rank) if failing else max(badness, key=lambda kind: badness[kind])
+    if failing:
+        kind = min(failing, key=kind_rank)
+    else:
+        kind = max(badness, key=lambda kind: badness[kind])
     tally = mine[kind]
-    reason, verdict = tally.broken or "", tally.deciding_verdict(eager[kind])
-    relative = max(t.relative for t in mine.values()) if math.isfinite(verdict.error) else verdict.error
+    reason = tally.broken or ""
+    verdict = tally.deciding_verdict(eager[kind])
+    if math.isfinite(verdict.error):
+        relative = max(t.relative for t in mine.values())
+    else:
+        relative = verdict.error
     if reason and runtime not in OWN and eager[kind].broken:
         reason += (
             f"; {own} fails here too ({eager[kind].broken}): {runtime_label(own)} itself leaves the range of "

@@ -76,7 +76,9 @@ def _judge_quantized(candidate: RuntimeCandidate, result: OutputResult) -> Outpu
             " rule can't tell right from wrong: give a metric (--metric)"
         )
         return replace(result, verdict="fail", reason=reason)
-    return result if result else _add_reason(result, budget.explain_failure(candidate.name))
+    if result:
+        return result
+    return _add_reason(result, budget.explain_failure(candidate.name))
 
 
 def _add_reason(result: OutputResult, reason: str | None) -> OutputResult:
@@ -89,7 +91,10 @@ def _describe_coarser_types(candidate: RuntimeCandidate) -> str | None:
     if candidate.subject is None or not candidate.subject.computing.coarser:
         return None
     found = candidate.subject.computing
-    more = f" and {len(found.coarser) - 1} more tensors" if found.coarser[1:] else ""
+    if found.coarser[1:]:
+        more = f" and {len(found.coarser) - 1} more tensors"
+    else:
+        more = ""
     return (
         f"{found.coarser[0]!r}{more} of the file have a type coarser than {FLOATS[found.precision]}, which it computes"
         " in; keep them in that type, or give a metric"

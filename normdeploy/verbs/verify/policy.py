@@ -17,7 +17,8 @@ from typing import Any
 from ...errors import InputError
 from .metrics import METRICS
 
-ALL = ""  # the name that stands for every output
+# the name that stands for every output
+ALL = ""
 _METRIC = re.compile(
     r"(?:(?P<output>.+)=)?\s*(?P<metric>[A-Za-z]\w*)\s*(?P<sign>>=|<=|==|=|>|<|:)\s*(?P<least>[^<>=:\s]+)\s*", re.DOTALL
 )
@@ -153,9 +154,13 @@ def parse_tolerance(value: object, written: str | None = None) -> Tolerance:
         InputError: it is neither, or a number is negative or not finite.
     """
     written = written if written is not None else str(value)
-    parts: list[Any] = (
-        value.split(":") if isinstance(value, str) else list(value) if isinstance(value, Sequence) else [value]
-    )
+    parts: list[Any]
+    if isinstance(value, str):
+        parts = value.split(":")
+    elif isinstance(value, Sequence):
+        parts = list(value)
+    else:
+        parts = [value]
     try:
         absolute, relative = (float(part) for part in parts)
     except (ValueError, TypeError):
@@ -197,11 +202,10 @@ def parse_threshold(text: object, *, named: bool = False) -> Threshold:
             f"{text!r}: the threshold {parts['least']!r} is no number; write {example}, for example"
         ) from None
     if not (math.isfinite(least) and metric.least <= least <= metric.most):
-        span = (
-            f"between {metric.least:g} and {metric.most:g}"
-            if math.isfinite(metric.most)
-            else "a finite number of decibels"
-        )
+        if math.isfinite(metric.most):
+            span = f"between {metric.least:g} and {metric.most:g}"
+        else:
+            span = "a finite number of decibels"
         raise InputError(f"{text!r}: {metric.name} is {span}; give such a threshold")
     return Threshold(metric.name, least)
 

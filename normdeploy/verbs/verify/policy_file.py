@@ -28,7 +28,8 @@ from .policy import ALL, Policy, Rule, parse_threshold, parse_tolerance
 _KEYS = ("tolerance", "metric", "also-default", "labels", "max-elements", "map", "outputs")
 _OF_OUTPUT = ("tolerance", "metric")
 _OF_TOLERANCE = ("abs", "rel")
-_LONGEST = 2**20  # bytes of a file
+# bytes of a file
+_LONGEST = 2**20
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ def read_policy(path: str | os.PathLike[str]) -> PolicyFile:
 
 class _PolicyReader:
     def __init__(self, name: str, text: str) -> None:
-        self._name, self._text = name, text
+        self._name = name
+        self._text = text
 
     def read_policy_table(self, table: Mapping[str, Any]) -> PolicyFile:
         self._require_known_keys(table, _KEYS, ())
@@ -147,7 +149,8 @@ class _PolicyReader:
 def _line_of_key(text: str, where: tuple[str, ...]) -> int:
     """The line on which a key or the table around it stands, 0 where neither is seen: tomllib keeps no places."""
     table: tuple[str, ...] = ()
-    best, deepest = 0, 0
+    best = 0
+    deepest = 0
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(#.*)?", line):
             table = _split_dotted_key(header[1])
@@ -159,7 +162,8 @@ def _line_of_key(text: str, where: tuple[str, ...]) -> int:
         else:
             continue
         if place == where[: len(place)] and len(place) > deepest:
-            best, deepest = number, len(place)
+            best = number
+            deepest = len(place)
     return best
 
 

@@ -39,8 +39,10 @@ from .rule_measures import OutputMeasures, resolve_policy
 from .runtime_candidates import HALF_TYPES, RuntimeCandidate
 from .runtime_tallies import RuntimeTallies
 
-_NARROW = 3  # nodes without a float64 form, named
-_REFUSALS = 3  # sizes that the model does not take, each told with the error
+# nodes without a float64 form, named
+_NARROW = 3
+# sizes that the model does not take, each told with the error
+_REFUSALS = 3
 
 
 class PrecisionTrial:
@@ -65,10 +67,12 @@ class PrecisionTrial:
         clock: BudgetClock | None = None,
     ) -> None:
         self.model, self.precision, self.notes = model, precision, list[str]()
-        self.narrow = ""  # the nodes of a reference file that have no float64 form
+        # the nodes of a reference file that have no float64 form
+        self.narrow = ""
         self._clock = BudgetClock(float("inf")) if clock is None else clock
         self._quantized_alone = quantized
-        self._dataset, self._settled = dataset, False
+        self._dataset = dataset
+        self._settled = False
         self._each, self._refused = each, list[tuple[str, str]]()
         # Processor seconds for each element of the inputs.
         self._pace = 0.0
@@ -112,7 +116,10 @@ class PrecisionTrial:
             )
         self.notes += [f"not run at {case}: {error}" for case, error in self._refused[:_REFUSALS]]
         if more := self._refused[_REFUSALS:]:
-            rest = f" and {len(more) - _REFUSALS} more" if more[_REFUSALS:] else ""
+            if more[_REFUSALS:]:
+                rest = f" and {len(more) - _REFUSALS} more"
+            else:
+                rest = ""
             self.notes.append(f"nor at {', '.join(case for case, _ in more[:_REFUSALS])}{rest}")
         if narrow := self._reference.describe_narrow_nodes():
             self.narrow = ", ".join(narrow[:_NARROW])
@@ -159,9 +166,11 @@ class PrecisionTrial:
         )
         bounds = None
         if self._each and not (self._quantized_alone and self.tallying.rules_decide):
-            own, rounded = eager, partial(self._run_rounded, feeds)
+            own = eager
+            rounded = partial(self._run_rounded, feeds)
             if (wide := self._answer_in_bfloat16(case, feeds, eager, reference)) is not None:
-                own, rounded = wide, partial(self._reference.float64_runner.run_rounded, feeds, half=torch.bfloat16)
+                own = wide
+                rounded = partial(self._reference.float64_runner.run_rounded, feeds, half=torch.bfloat16)
             bounds = ErrorBounds(reference, own, rounded, may_draw)
             for name in bounds.outputs if case.kind not in LENIENT else ():
                 self.tallying.ratios[name] = max(self.tallying.ratios.get(name, 1.0), bounds.eager_ratio(name))
@@ -201,7 +210,8 @@ class PrecisionTrial:
         return {name: wide[name].astype(value.dtype) for name, value in eager.items()}
 
     def _rounded_feeds(self, case: InputCase) -> dict[str, np.ndarray]:
-        feeds, half = case.make(), self._half
+        feeds = case.make()
+        half = self._half
         if half is None:
             return feeds
         return {
@@ -289,7 +299,10 @@ class PrecisionTrial:
             # One input is run whatever it takes, or nothing would be known of the runtime.
             late = bounded and bool(candidate.tallies) and self._clock.is_over()
             if late and answer.case.kind not in OWN_KINDS:
-                title = f"{candidate.file_label} in {candidate.name}" if candidate.file_label else candidate.name
+                if candidate.file_label:
+                    title = f"{candidate.file_label} in {candidate.name}"
+                else:
+                    title = candidate.name
                 self._clock.unrun.setdefault(title, []).append(answer.case.name)
                 continue
             result = candidate.infer(
@@ -312,7 +325,9 @@ class PrecisionTrial:
         if own not in HALF_TYPES or not (self._half == own or holds_half):
             return value
         with np.errstate(over="ignore"):
-            return value.astype(own) if value.dtype in (np.float32, *HALF_TYPES) else value
+            if value.dtype in (np.float32, *HALF_TYPES):
+                return value.astype(own)
+            return value
 
     def candidate_results(self, candidate: RuntimeCandidate) -> list[OutputResult]:
         """Return one result for each output, none where it was not run."""

@@ -59,14 +59,20 @@ UNROUNDED = "float64, activations not rounded"
 BUDGET = "error budget of its steps"
 BOTH = ("activations", "weights")
 AGAINST = ", against the file in float64"
-UNBOUNDED = RoundingDraw("exact", clips=False)  # activations are not rounded, and ranges have no ends
+# activations are not rounded, and ranges have no ends
+UNBOUNDED = RoundingDraw("exact", clips=False)
 _FLOOR = 0.5
-_RUNS, _MOST_RUNS, _MOST_WIDE = 3, 48, 12
-_FEW = 8  # elements that lie outside, or a hundredth of all, for which more draws are made
-_HOPELESS = 4.0  # times a bound, which no number of draws makes up: the largest of 48 is some twice that of 3
+_RUNS = 3
+_MOST_RUNS = 48
+_MOST_WIDE = 12
+# elements that lie outside, or a hundredth of all, for which more draws are made
+_FEW = 8
+# times a bound, which no number of draws makes up: the largest of 48 is some twice that of 3
+_HOPELESS = 4.0
 _NAMED = 3
 _USUAL = ("random", "given")
-VOID = 1 / EAGER_MULTIPLE  # of the output, from which on zeros would lie in the budget
+# of the output, from which on zeros would lie in the budget
+VOID = 1 / EAGER_MULTIPLE
 
 
 class StepBudget:
@@ -84,15 +90,21 @@ class StepBudget:
         calibrated: Collection[str] = (),
         altered: str = "",
     ) -> None:
-        self._path, self._types, self._outputs = path, types, outputs
+        self._path = path
+        self._types = types
+        self._outputs = outputs
         self._theirs = {ours: theirs for theirs, ours in inputs.items()}
         self._runner: QuantizedRunner | None = None
         self._cases: dict[str, CaseBudget] = {}
-        self._sums: dict[str, list[float]] = {}  # output -> squares of what the steps do, of the output
+        # output -> squares of what the steps do, of the output
+        self._sums: dict[str, list[float]] = {}
         self._last: tuple[Mapping[str, np.ndarray], RoundingDraw, RunResult] | None = None
-        self.failure: str | None = None  # why there is none
-        self.calibrated, self.altered = frozenset(calibrated), altered
-        self.cut: list[str] = []  # inputs of which something lies beyond the calibrated ranges
+        # why there is none
+        self.failure: str | None = None
+        self.calibrated = frozenset(calibrated)
+        self.altered = altered
+        # inputs of which something lies beyond the calibrated ranges
+        self.cut: list[str] = []
         self._random: list[_RandomRun] = []
 
     def infer(self, feeds: Mapping[str, np.ndarray], draw: RoundingDraw) -> RunResult:
@@ -116,7 +128,9 @@ class StepBudget:
         """
         made = next((b for b in self._cases.values() if b.feeds is feeds), None)
         if made is not None and draw in (RoundingDraw(), UNBOUNDED):
-            return made.plain if draw == RoundingDraw() else made.center
+            if draw == RoundingDraw():
+                return made.plain
+            return made.center
         if self._last is None or self._last[0] is not feeds or self._last[1] != draw:
             self._last = (feeds, draw, self.infer(feeds, draw))
         return self._last[2]
@@ -151,7 +165,9 @@ class StepBudget:
 
     def _clipped_tensors(self) -> frozenset[str]:
         """What the last run, as the file says, cut off."""
-        return self._runner.clipped_tensors() if self._runner is not None else frozenset()
+        if self._runner is not None:
+            return self._runner.clipped_tensors()
+        return frozenset()
 
     def trust_ranges(self) -> bool:
         """Take the ranges for those of a calibration, if one on inputs like these can have given them; whether it can.
@@ -187,10 +203,14 @@ class StepBudget:
 
     def relative_error(self, output: str) -> float | None:
         """What the steps alone move the output by over its size, root mean squares; None of integers."""
-        return None if output not in self._sums else _relative_size(*self._sums[output])
+        if output not in self._sums:
+            return None
+        return _relative_size(*self._sums[output])
 
     def list_saturations(self) -> list[Saturation]:
-        return [] if self._runner is None else [s for s in self._runner.list_saturations() if s]
+        if self._runner is None:
+            return []
+        return [s for s in self._runner.list_saturations() if s]
 
     def explain_failure(self, runtime: str) -> str | None:
         """Return what a row that fails is told beside its numbers."""
@@ -198,10 +218,15 @@ class StepBudget:
         clipped = sorted(self.list_saturations(), key=lambda s: -s.beyond)
         if clipped:
             named = "; ".join(map(str, clipped[:_NAMED]))
-            more = f"; {len(clipped) - _NAMED} more saturate" if len(clipped) > _NAMED else ""
+            if len(clipped) > _NAMED:
+                more = f"; {len(clipped) - _NAMED} more saturate"
+            else:
+                more = ""
             advice = "calibrate on inputs like these, or give inputs like those of the calibration"
             return f"{named}{more}; {advice}" + (f"; or {altered}" if runtime == UNROUNDED else "")
-        return f"no rounding of activations is in this: {altered}" if runtime == UNROUNDED else None
+        if runtime == UNROUNDED:
+            return f"no rounding of activations is in this: {altered}"
+        return None
 
 
 @dataclass(frozen=True)
@@ -218,7 +243,11 @@ def _is_undecided(error: np.ndarray, bound: np.ndarray) -> bool:
 
 
 def _relative_size(steps: float, size: float) -> float:
-    return float(np.sqrt(steps / size)) if size else float("inf") if steps else 0.0
+    if size:
+        return float(np.sqrt(steps / size))
+    if steps:
+        return float("inf")
+    return 0.0
 
 
 @dataclass
@@ -232,12 +261,15 @@ class CaseBudget:
     last_clipped: Callable[[], frozenset[str]] = frozenset
     calibrated: frozenset[str] = frozenset()
     may_draw: Callable[[], bool] = lambda: True
-    clipped: frozenset[str] = field(init=False)  # what the file cuts off, by the names that quantizers make
+    # what the file cuts off, by the names that quantizers make
+    clipped: frozenset[str] = field(init=False)
     cut: RunResult | None = field(init=False)
     center: RunResult = field(init=False)
     plain: RunResult = field(init=False)
-    spread: dict[str, dict[str, np.ndarray]] = field(init=False)  # source -> output -> the largest of the draws
-    wide: dict[str, dict[str, np.ndarray]] = field(init=False)  # the same of draws 4 times as wide
+    # source -> output -> the largest of the draws
+    spread: dict[str, dict[str, np.ndarray]] = field(init=False)
+    # the same of draws 4 times as wide
+    wide: dict[str, dict[str, np.ndarray]] = field(init=False)
     _runs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BOTH, 0))
     _wide_runs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BOTH, 0))
 
@@ -293,7 +325,8 @@ class CaseBudget:
         """What draws of `EAGER_MULTIPLE` times the width allow; more of them are made while ``error`` is not within."""
         while True:
             bound = np.asarray(base + sum(self.wide[source][output].astype(np.float64) for source in sources))
-            made, outside = self._wide_runs[sources[0]], int((error > bound).sum())
+            made = self._wide_runs[sources[0]]
+            outside = int((error > bound).sum())
             if not outside or made >= _MOST_WIDE or (made and outside > max(_FEW, error.size // 100)):
                 return bound
             if not self.may_draw():
@@ -305,7 +338,10 @@ class CaseBudget:
         total = np.zeros(base.shape)
         for source in sources:
             moved = self.spread[source][output].astype(np.float64)
-            typical = float(np.sqrt(np.mean(moved**2))) if moved.size else 0.0
+            if moved.size:
+                typical = float(np.sqrt(np.mean(moved**2)))
+            else:
+                typical = 0.0
             total += np.where(moved > 0, np.maximum(moved, _FLOOR * typical), 0.0)
         return np.asarray(base + EAGER_MULTIPLE * total)
 
@@ -355,7 +391,9 @@ class FileReplica:
     """The file in float64 as a runtime of its own; ``types``: of the model's outputs."""
 
     def __init__(self, budget: StepBudget, draw: RoundingDraw, name: str) -> None:
-        self.name, self._budget, self._draw = name, budget, draw
+        self.name = name
+        self._budget = budget
+        self._draw = draw
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
         """

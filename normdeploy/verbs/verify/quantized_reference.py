@@ -23,7 +23,8 @@ from ...storage.onnx_files import load_onnx
 from ...types import PathLike
 
 _DRAWS = 3
-_FLOOR = 0.5  # of the root mean square of what the draws do: three say little of one element
+# of the root mean square of what the draws do: three say little of one element
+_FLOOR = 0.5
 _FOUR_BITS = ("int4", "uint4")
 
 
@@ -39,7 +40,8 @@ def is_supported_quantized(file: PathLike) -> bool:
     """Whether a file is quantized in a way that float64 follows."""
     try:
         proto = load_onnx(file, external_data=False)
-    except GraphError:  # onnxruntime runs files that onnx's checker does not know
+    except GraphError:
+        # onnxruntime runs files that onnx's checker does not know
         return False
     return is_quantized(proto) and not unexpandable_ops(proto)
 

@@ -29,7 +29,10 @@ def _find_random_calls(module: torch.fx.GraphModule) -> Iterator[str]:
             yield from _find_random_calls(body)
         if isinstance(node.target, torch._ops.OpOverload) and _is_random_in_eval(node):
             stack = list((node.meta.get("nn_module_stack") or {}).values())
-            where = f" in module {stack[-1][0]!r}" if stack and stack[-1][0] else ""
+            if stack and stack[-1][0]:
+                where = f" in module {stack[-1][0]!r}"
+            else:
+                where = ""
             yield str(node.target).rpartition(".")[0] + where
 
 
@@ -66,7 +69,8 @@ def _is_random_in_eval(node: torch.fx.Node) -> bool:
 def random_nodes_of_file(proto: onnx.ModelProto) -> tuple[str, ...]:
     """Each node of the file that draws, with its name: "RandomNormalLike 'noise'"."""
     on = {i.name for i in proto.graph.initializer if i.data_type == onnx.TensorProto.BOOL and any(_bool_values(i))}
-    graphs, nodes = [proto.graph], [n for f in proto.functions for n in f.node]
+    graphs = [proto.graph]
+    nodes = [n for f in proto.functions for n in f.node]
     nodes += proto.graph.node
     while graphs:
         for node in graphs.pop().node:

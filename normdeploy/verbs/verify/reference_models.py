@@ -33,16 +33,20 @@ from ...runtimes.torch_runners import EagerRunner, HalfRunner
 from ...storage.onnx_files import load_onnx, normalize_model
 from .io_matching import TensorEnd, graph_ends
 
-AS_IT_IS = "the reference as it is"  # in the place of eager
+# in the place of eager
+AS_IT_IS = "the reference as it is"
 _COMPARING = frozenset({"aten::bucketize", "aten::searchsorted", "aten::logit"})
-OWN = (EagerRunner.name, AS_IT_IS)  # runtimes of what the files are compared with
+# runtimes of what the files are compared with
+OWN = (EagerRunner.name, AS_IT_IS)
 
 Float64 = RoundingRunner | OnnxFloat64Runner
 
 
 def runtime_label(runtime: str) -> str:
     """What a runtime of ``OWN`` runs, as messages call it."""
-    return "the reference" if runtime == AS_IT_IS else "the model"
+    if runtime == AS_IT_IS:
+        return "the reference"
+    return "the model"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +87,9 @@ class FileModel(ModelSignature):
     def with_inlined_functions(self) -> Self:
         """Return the model with its functions' nodes in the places that call them, run by a session of our own."""
         proto = inline_functions(self.proto)
-        return self if proto is self.proto else replace(self, proto=proto, path=None, session=None, _made={})
+        if proto is self.proto:
+            return self
+        return replace(self, proto=proto, path=None, session=None, _made={})
 
 
 Original = LoadedModel | FileModel
@@ -97,11 +103,15 @@ class FloatReference:
 
     @cached_property
     def float64_runner(self) -> Float64:
-        return self._model.float64_runner if isinstance(self._model, FileModel) else RoundingRunner(self._model)
+        if isinstance(self._model, FileModel):
+            return self._model.float64_runner
+        return RoundingRunner(self._model)
 
     def describe_narrow_nodes(self) -> list[str]:
         """What of a reference file has run in its own types, for want of a float64 form."""
-        return self._model.float64_runner.describe_narrow_nodes() if isinstance(self._model, FileModel) else []
+        if isinstance(self._model, FileModel):
+            return self._model.float64_runner.describe_narrow_nodes()
+        return []
 
     def release_runner(self) -> None:
         self.__dict__.pop("runner", None)
@@ -110,7 +120,9 @@ class FloatReference:
 
 
 def model_label(model: Original) -> str:
-    return f"{model.label}" if isinstance(model, FileModel) else "the model"
+    if isinstance(model, FileModel):
+        return f"{model.label}"
+    return "the model"
 
 
 def own_precision_runner(model: Original, half: torch.dtype | None) -> tuple[str, Callable[[], Runner]]:
@@ -141,7 +153,9 @@ def pair_tensor_inputs(model: LoadedModel) -> list[tuple[InputSpec, torch.fx.Nod
     given = set(model.program.graph_signature.user_inputs)
     nodes = [n for n in model.program.graph.nodes if n.op == "placeholder" and n.name in given]
     tensors = [n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-    return list(zip(model.inputs, tensors, strict=True)) if len(tensors) == len(model.inputs) else []
+    if len(tensors) == len(model.inputs):
+        return list(zip(model.inputs, tensors, strict=True))
+    return []
 
 
 def _is_value_read(node: torch.fx.Node) -> bool:
@@ -190,7 +204,8 @@ def count_flops(model: Original) -> float:
     try:
         with FlopCounterMode(display=False) as counter, EagerRunner(model) as runner:
             runner.infer(model.samples(0))
-    except InputError:  # the comparison itself says so, and on which input
+    except InputError:
+        # the comparison itself says so, and on which input
         return 0.0
     return float(counter.get_total_flops())
 
@@ -209,7 +224,12 @@ def model_outputs(model: Original) -> list[TensorEnd]:
         if len(specs) != len(model.outputs) or not isinstance(value, torch.Tensor):
             outputs.append(TensorEnd(name))
             continue
-        kind = "f" if value.is_floating_point() else "b" if value.dtype == torch.bool else "i"
+        if value.is_floating_point():
+            kind = "f"
+        elif value.dtype == torch.bool:
+            kind = "b"
+        else:
+            kind = "i"
         outputs.append(TensorEnd(name, kind, tuple(d if isinstance(d, int) else None for d in value.shape)))
     return outputs
 
@@ -221,7 +241,9 @@ class _OwnPrecisionRunner:
     name = AS_IT_IS
 
     def __init__(self, model: FileModel, half: torch.dtype | None) -> None:
-        self._model, self._half, self._asked = model, half, False
+        self._model = model
+        self._half = half
+        self._asked = False
         self._runner: OrtRunner | None = None
         if half is None and model.session is None:
             try:
@@ -232,7 +254,8 @@ class _OwnPrecisionRunner:
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
         outputs = self._run_model(feeds)
-        if not self._asked:  # once is enough
+        # once is enough
+        if not self._asked:
             self._asked, again = True, self._run_model(feeds)
             if any(value.tobytes() != again[name].tobytes() for name, value in outputs.items()):
                 raise InputError(
@@ -248,7 +271,8 @@ class _OwnPrecisionRunner:
             return self._runner.infer(feeds)
         try:
             return self._model.float64_runner.run_in_half(feeds, self._half)
-        except NormdeployError as error:  # the sizes or values do not fit, as onnxruntime would say
+        except NormdeployError as error:
+            # the sizes or values do not fit, as onnxruntime would say
             raise InputError(str(error)) from error
 
     def __enter__(self) -> Self:
@@ -279,7 +303,8 @@ def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] =
         GraphError: the file is broken, or a session does not hold the model that it was made from.
         InputError: what is said of an input or dim fits none, or one is no tensor.
     """
-    path, session = None, None
+    path = None
+    session = None
     if is_ort_session(source):
         session = source
         given = getattr(source, "_model_path", None) or getattr(source, "_model_bytes", None)
@@ -287,12 +312,17 @@ def open_original(source: Any, inputs: Sequence[str] = (), dims: Sequence[str] =
             raise GraphError(
                 "the session does not hold the model that it was made from; give the ONNX file or the ModelProto"
             )
-        source = given if isinstance(given, str) else onnx.load_from_string(bytes(given))
+        if isinstance(given, str):
+            source = given
+        else:
+            source = onnx.load_from_string(bytes(given))
     if isinstance(source, onnx.ModelProto):
-        proto, label = normalize_model(source), source.graph.name or "the reference"
+        proto = normalize_model(source)
+        label = source.graph.name or "the reference"
     else:
         path = Path(source)
-        proto, label = load_onnx(path), path.name
+        proto = load_onnx(path)
+        label = path.name
     proto = replace_map_outputs(proto)
     found = describe_file_inputs(proto, inputs, dims, label)
     outputs = []
@@ -339,7 +369,8 @@ def _at_sizes_that_run(model: FileModel, guessed: Sequence[str]) -> FileModel:
     try:
         with _OwnPrecisionRunner(model, None) as own:
             sizes = find_runnable_sizes(model, guessed, can_run)
-    except NormdeployError:  # it can't be opened, which the comparison says
+    except NormdeployError:
+        # it can't be opened, which the comparison says
         return model
     dims = {
         name: replace(dim, opt=sizes[name], max=max(dim.max, sizes[name]))

@@ -42,10 +42,11 @@ class RowMatcher:
         nothing."""
         if len(squeeze_shape(array.shape)) < 2:
             vector = np.ascontiguousarray(array.reshape(-1))
-            one = vector.size >= ROW and hash(vector.tobytes()) in self._row_hashes(
-                vector.size, vector.dtype
-            )  # the row of an embedding
-            return 1.0 if one else self._matched_runs(vector)
+            # the row of an embedding
+            one = vector.size >= ROW and hash(vector.tobytes()) in self._row_hashes(vector.size, vector.dtype)
+            if one:
+                return 1.0
+            return self._matched_runs(vector)
         return max(
             (self._matched_share_along(array, axis) for axis, size in enumerate(array.shape) if size >= ROW),
             default=0.0,
@@ -108,7 +109,8 @@ class RowMatcher:
         for axis, size in enumerate(array.shape):
             if size < ROW:
                 continue
-            lines, theirs = _lines_along(array, axis), _lines_along(parameter, axis)
+            lines = _lines_along(array, axis)
+            theirs = _lines_along(parameter, axis)
             telling = (lines != lines[:, :1]).any(-1)
             elsewhere = int((lines != theirs).any(-1)[telling].sum())
             if 0 < elsewhere < (1 - MOSTLY) * telling.sum():
@@ -120,7 +122,9 @@ class RowMatcher:
         flat = array.reshape(-1)
         with np.errstate(over="ignore"):
             vectors = [p.reshape(-1).astype(array.dtype) for p in self._parameters if len(squeeze_shape(p.shape)) == 1]
-        return flat[~np.isin(flat, np.concatenate(vectors))] if vectors else flat
+        if vectors:
+            return flat[~np.isin(flat, np.concatenate(vectors))]
+        return flat
 
     def _scaled_numbers(self, array: Array, form: FloatSpacing) -> bool:
         """Decide whether the foreign elements are those that a vector of the model misses here, times a number."""
@@ -145,7 +149,9 @@ class RowMatcher:
         lines = _lines_along(array, axis)
         told = lines[(lines != lines[:, :1]).any(-1)]
         known = self._row_hashes(array.shape[axis], array.dtype)
-        return sum(hash(line.tobytes()) in known for line in told) / len(told) if len(told) else 0.0
+        if len(told):
+            return sum(hash(line.tobytes()) in known for line in told) / len(told)
+        return 0.0
 
     def _row_hashes(self, length: int, dtype: Any) -> set[int]:
         """Return the hashes of all rows, 64 bits each: the rows themselves are as large as the model for each axis."""
@@ -167,9 +173,15 @@ class RowMatcher:
         with np.errstate(over="ignore"):
             vectors = [v.astype(vector.dtype) for v in vectors]
         # No run begins at a number that no vector has, and most of a folded bias is such.
-        shared = np.isin(vector, np.concatenate(vectors)) if vectors else np.zeros(vector.size, bool)
+        if vectors:
+            shared = np.isin(vector, np.concatenate(vectors))
+        else:
+            shared = np.zeros(vector.size, bool)
         while at < vector.size:
-            longest = max(_longest_prefix(vector[at:], v) for v in vectors) if shared[at] else 0
+            if shared[at]:
+                longest = max(_longest_prefix(vector[at:], v) for v in vectors)
+            else:
+                longest = 0
             length += longest if longest >= ROW else 0
             at += longest if longest >= ROW else 1
         return length / vector.size
@@ -201,7 +213,8 @@ def _are_multiples(
     if rows.size > _MOST_COMPARED or not np.isfinite(rows).all():
         return False
     # Of all directions that with the largest projection is the one.
-    largest, expected = np.full(len(rows), -1.0), np.zeros_like(rows)
+    largest = np.full(len(rows), -1.0)
+    expected = np.zeros_like(rows)
     step = max(1, _AT_ONCE // max(rows.shape))
     for table in tables:
         for start in range(0, len(table), step):

@@ -17,11 +17,12 @@ from .metrics import METRICS
 from .policy import Policy, Rule, Threshold, Tolerance
 
 _USUAL = frozenset({"random", "given", DATASET})
+# where a tolerance is judged; outputs may vanish there, and no metric says anything
 _TOLERATED = _USUAL | {
     "small",
     "zeros",
     HIDDEN,
-}  # where a tolerance is judged; outputs may vanish there, and no metric says anything
+}
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,15 @@ class RuleMeasure:
 
     def __init__(self, rule: Rule, dataset: bool) -> None:
         self.rule = rule
-        self.kinds = _TOLERATED if isinstance(rule, Tolerance) else frozenset({DATASET}) if dataset else _USUAL
-        self._broken, self._case, self._seen = "", "", False
+        if isinstance(rule, Tolerance):
+            self.kinds = _TOLERATED
+        elif dataset:
+            self.kinds = frozenset({DATASET})
+        else:
+            self.kinds = _USUAL
+        self._broken = ""
+        self._case = ""
+        self._seen = False
 
     def add(
         self,
@@ -109,7 +117,8 @@ class RuleMeasure:
 
     def _record_failure(self, case: str, reason: str) -> None:
         if not self._broken:
-            self._broken, self._case = reason, case
+            self._broken = reason
+            self._case = case
 
     def _measure_input(
         self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None
@@ -120,7 +129,9 @@ class RuleMeasure:
         raise NotImplementedError
 
     def _least_value(self) -> float:
-        return self.rule.least if isinstance(self.rule, Threshold) else float("nan")
+        if isinstance(self.rule, Threshold):
+            return self.rule.least
+        return float("nan")
 
 
 class _ToleranceMeasure(RuleMeasure):
@@ -132,7 +143,8 @@ class _ToleranceMeasure(RuleMeasure):
         self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None
     ) -> None:
         assert isinstance(self.rule, Tolerance)
-        got, expected = value.astype(np.float64), reference.astype(np.float64)
+        got = value.astype(np.float64)
+        expected = reference.astype(np.float64)
         if dtype.kind not in "iub":
             expected = np.where(
                 np.isinf(reference.astype(dtype).astype(np.float64)), np.sign(expected) * np.inf, expected
@@ -146,7 +158,8 @@ class _ToleranceMeasure(RuleMeasure):
         allowed = self.rule.absolute + self.rule.relative * finite_magnitude(expected)
         worst = nearest_to_bound(absolute_difference(got, expected, one_sided=0.0), allowed)
         if self._worst is None or worst.bound_ratio > self._worst.bound_ratio:
-            self._worst, self._case = worst, case
+            self._worst = worst
+            self._case = case
 
     def _measured_verdict(self) -> RuleVerdict:
         worst = self._worst
@@ -162,7 +175,8 @@ class _MetricMeasure(RuleMeasure):
     def __init__(self, rule: Threshold, dataset: bool) -> None:
         super().__init__(rule, dataset)
         self._metric = METRICS[rule.kind]
-        self._least, self._where = float("inf"), ""
+        self._least = float("inf")
+        self._where = ""
         self._agreeing: list[np.ndarray] = []
         self._rows: list[tuple[np.ndarray, np.ndarray]] = []
 
@@ -181,7 +195,8 @@ class _MetricMeasure(RuleMeasure):
         elif self._metric.pooled:
             self._agreeing.append(np.asarray(self._metric.of(value, reference)))
         elif (score := float(self._metric.of(value, reference))) < self._least or np.isnan(score) or not self._where:  # type: ignore[arg-type]
-            self._least, self._where = score, case
+            self._least = score
+            self._where = case
 
     def _measured_verdict(self) -> RuleVerdict:
         if self._rows:
@@ -192,9 +207,14 @@ class _MetricMeasure(RuleMeasure):
             if not rows.size:
                 self._record_failure("", "one row has no neighbour; give more inputs, or a larger batch")
                 return self.verdict()
-            self._least, self._where = float(rows.mean()), ""
+            self._least = float(rows.mean())
+            self._where = ""
         wanted = self._least_value()
-        verdict: Literal["pass", "fail"] = "pass" if self._least >= wanted else "fail"
+        verdict: Literal["pass", "fail"]
+        if self._least >= wanted:
+            verdict = "pass"
+        else:
+            verdict = "fail"
         return RuleVerdict(str(self.rule), self.rule.kind, self._least, wanted, verdict, self._where)
 
 
@@ -202,7 +222,9 @@ def _describe_non_finite(value: np.ndarray, reference: np.ndarray) -> str | None
     """Which of the two holds a NaN or an infinity, None where neither does."""
     if not np.isfinite(reference).all():
         return "the reference holds a NaN or an infinity"
-    return None if np.isfinite(value.astype(np.float64)).all() else "it holds a NaN or an infinity"
+    if np.isfinite(value.astype(np.float64)).all():
+        return None
+    return "it holds a NaN or an infinity"
 
 
 class _AccuracyMeasure(RuleMeasure):
@@ -211,7 +233,8 @@ class _AccuracyMeasure(RuleMeasure):
     def __init__(self, rule: Threshold, dataset: bool) -> None:
         super().__init__(rule, dataset)
         self._metric = METRICS[rule.kind]
-        self._right, self._samples = [0, 0], 0  # of the reference and of this output
+        # of the reference and of this output
+        self._right, self._samples = [0, 0], 0
 
     def _measure_input(
         self, case: str, value: np.ndarray, reference: np.ndarray, dtype: np.dtype, labels: np.ndarray | None
@@ -240,8 +263,13 @@ class _AccuracyMeasure(RuleMeasure):
             self._record_failure("", "there are no labels")
             return self.verdict()
         (theirs, own), count, wanted = self._right, self._samples, self._least_value()
-        drop = (theirs - own) / count  # of whole numbers: a drop of 1 in 50 is 0.02, as it is written
-        verdict: Literal["pass", "fail"] = "pass" if drop <= wanted else "fail"
+        # of whole numbers: a drop of 1 in 50 is 0.02, as it is written
+        drop = (theirs - own) / count
+        verdict: Literal["pass", "fail"]
+        if drop <= wanted:
+            verdict = "pass"
+        else:
+            verdict = "fail"
         shares = (theirs / count, own / count)
         return RuleVerdict(str(self.rule), self.rule.kind, drop, wanted, verdict, accuracies=shares, samples=count)
 
@@ -270,7 +298,9 @@ class OutputMeasures:
 def _make_measure(rule: Rule, dataset: bool) -> RuleMeasure:
     if isinstance(rule, Tolerance):
         return _ToleranceMeasure(rule, dataset)
-    return _AccuracyMeasure(rule, dataset) if METRICS[rule.kind].labelled else _MetricMeasure(rule, dataset)
+    if METRICS[rule.kind].labelled:
+        return _AccuracyMeasure(rule, dataset)
+    return _MetricMeasure(rule, dataset)
 
 
 def resolve_policy(policy: Policy, outputs: Mapping[str, np.ndarray]) -> tuple[Policy, list[str]]:
@@ -286,7 +316,9 @@ def resolve_policy(policy: Policy, outputs: Mapping[str, np.ndarray]) -> tuple[P
         InputError: a metric that is given for an output, or for all, can be measured of none of these.
     """
     rules: dict[str, dict[str, Rule]] = {}
-    notes, measured, refused = list[str](), set[str](), dict[str, str]()
+    notes = list[str]()
+    measured = set[str]()
+    refused = dict[str, str]()
     for output, value in outputs.items():
         rules[output] = {}
         for rule in policy.rules_for(output):

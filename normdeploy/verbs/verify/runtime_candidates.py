@@ -38,16 +38,17 @@ from .policy import Policy
 from .quantization_budget import BOTH, ROUNDED, UNROUNDED, FileReplica, StepBudget
 from .rule_measures import OutputMeasures
 
-OFF, ON = ort_title("cpu", optimize=False), ort_title("cpu", optimize=True)
-STEPWISE = (  # a file in half precision as a GPU computes it; the CPU has few half kernels
-    "each node in float32, rounded"
-)
+OFF = ort_title("cpu", optimize=False)
+ON = ort_title("cpu", optimize=True)
+# a file in half precision as a GPU computes it; the CPU has few half kernels
+STEPWISE = "each node in float32, rounded"
 FLOATS = {name: form.dtype.name for name, form in FORMATS.items()}
 HALF_TYPES = tuple(form.dtype for form in FORMATS.values())
 
 # of a NaN in these ONNX says nothing, and onnxruntime drops it (1.31.1: a maximum passes it by, a recurrent net's gates
 # clip it)
-_SAME_RANGE = 1e-6  # relative: scales are float32
+# relative: scales are float32
+_SAME_RANGE = 1e-6
 _MAXIMA = {
     "MaxPool",
     "GlobalMaxPool",
@@ -82,13 +83,17 @@ class ComparedFile:
     label: str
     runtime: str = ""
     precision: str = ""
-    types: Mapping[str, np.dtype] = field(default_factory=dict)  # of the inputs of an ONNX file, by the model's names
+    # of the inputs of an ONNX file, by the model's names
+    types: Mapping[str, np.dtype] = field(default_factory=dict)
     computing: ComputePrecision = field(default_factory=ComputePrecision)
-    ops: frozenset[str] = frozenset()  # in an ONNX file, its subgraphs and functions
+    # in an ONNX file, its subgraphs and functions
+    ops: frozenset[str] = frozenset()
     inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
-    steps: StepBudget | None = field(default=None, compare=False)  # of an ONNX file that is quantized
-    elsewhere: bool = False  # it was quantized for TensorRT, and onnxruntime need not load it
+    # of an ONNX file that is quantized
+    steps: StepBudget | None = field(default=None, compare=False)
+    # it was quantized for TensorRT, and onnxruntime need not load it
+    elsewhere: bool = False
 
     # Inputs of the model that it does not take.
     spared: frozenset[str] = frozenset()
@@ -130,12 +135,14 @@ def open_compared_files(
     )
     if not paths:
         raise InputError("there is no file to compare with the model; give an ONNX file or an engine")
-    called, given = [p.name for p in paths], names or {}
+    called = [p.name for p in paths]
+    given = names or {}
     every = [inspect_file(path, path.name if called.count(path.name) == 1 else str(path)) for path in paths]
     graphs = {s.label: load_small_weights(s.path) for s in every if not s.runtime}
     if len(graphs) == len(every):
         require_used_names(given, model, {label: _io_names(proto.graph) for label, proto in graphs.items()})
-    named, notes = list[ComparedFile](), list[str]()
+    named = list[ComparedFile]()
+    notes = list[str]()
     for subject in every:
         if subject.runtime:
             inputs = {spec.name for spec in model.inputs}
@@ -177,7 +184,8 @@ def _with_step_budget(subject: ComparedFile, proto: onnx.ModelProto) -> tuple[Co
 
 def _calibrated_tensors(proto: onnx.ModelProto) -> tuple[list[str], str]:
     """What quantizers make whose ranges are the recorded ones, and why one is not."""
-    record, now = read_recorded_ranges(proto), quantized_ranges(proto)
+    record = read_recorded_ranges(proto)
+    now = quantized_ranges(proto)
     for name, (low, high) in record.items():
         ends = now.get(name)
         if ends is not None and not np.allclose(ends, (low, high), rtol=_SAME_RANGE, atol=0):
@@ -240,7 +248,8 @@ class NotRun:
 
     runtime: str
     reason: str
-    file: str = ""  # "" where it is so for every file
+    # "" where it is so for every file
+    file: str = ""
 
     def __str__(self) -> str:
         return f"{self.runtime}: {self.reason}"
@@ -252,39 +261,60 @@ class RuntimeCandidate:
 
     name: str
     make: Callable[[], Runner]
-    subject: ComparedFile | None = None  # None of eager
-    provider: str = ""  # of onnxruntime, "cpu" or "cuda"
+    # None of eager
+    subject: ComparedFile | None = None
+    # of onnxruntime, "cpu" or "cuda"
+    provider: str = ""
     optimize: bool = False
     runner: Runner | None = None
-    unavailable: str | None = None  # why it can't be run here
-    failure: str | None = None  # why it does not run the model, which it should
-    crashes: bool = False  # the process that opens it there ends
-    where: str = ""  # the case in which it failed
-    skipped: int = 0  # cases outside an engine's profile
-    ran: int = 0  # cases
-    types: Mapping[str, np.dtype] = field(default_factory=dict)  # of its inputs
-    sources: tuple[str, ...] = BOTH  # of error that is allowed in a quantized file
-    tallies: dict[tuple[str, str], ErrorTally] = field(default_factory=dict)  # (output, kind of case)
-    measures: OutputMeasures = field(default_factory=lambda: OutputMeasures(Policy()))  # by the rules given
-    culprit: tuple[str, ...] = ()  # onnxruntime's optimizers that break the file
+    # why it can't be run here
+    unavailable: str | None = None
+    # why it does not run the model, which it should
+    failure: str | None = None
+    # the process that opens it there ends
+    crashes: bool = False
+    # the case in which it failed
+    where: str = ""
+    # cases outside an engine's profile
+    skipped: int = 0
+    # cases
+    ran: int = 0
+    # of its inputs
+    types: Mapping[str, np.dtype] = field(default_factory=dict)
+    # of error that is allowed in a quantized file
+    sources: tuple[str, ...] = BOTH
+    # (output, kind of case)
+    tallies: dict[tuple[str, str], ErrorTally] = field(default_factory=dict)
+    # by the rules given
+    measures: OutputMeasures = field(default_factory=lambda: OutputMeasures(Policy()))
+    # onnxruntime's optimizers that break the file
+    culprit: tuple[str, ...] = ()
     advice: str = ""
-    option: str = ""  # of onnxruntime's session, NAME=VALUE, with which it was judged
-    without: str = ""  # what it does without that option
+    # of onnxruntime's session, NAME=VALUE, with which it was judged
+    option: str = ""
+    # what it does without that option
+    without: str = ""
 
     @property
     def file_label(self) -> str:
-        return self.subject.label if self.subject is not None else ""
+        if self.subject is not None:
+            return self.subject.label
+        return ""
 
     def load(self, stack: ExitStack) -> None:
         try:
             self.runner = stack.enter_context(self.make())
             if isinstance(self.runner, TrtRunner):
                 types = self.runner.input_dtypes()
-                if self.subject is not None:  # what was said of other files' inputs is not this one's
+                # what was said of other files' inputs is not this one's
+                if self.subject is not None:
                     self.subject = replace(
                         self.subject, inputs={a: b for a, b in self.subject.inputs.items() if a in types}
                     )
-                self.types = types if self.subject is None else self.subject.rename_types(types)
+                if self.subject is None:
+                    self.types = types
+                else:
+                    self.types = self.subject.rename_types(types)
         except RuntimeUnavailable as error:
             self.unavailable = str(error)
         except GraphError as error:
@@ -300,7 +330,8 @@ class RuntimeCandidate:
             return None
         if self.subject is not None and self.subject.spared:
             feeds = {name: value for name, value in feeds.items() if name not in self.subject.spared}
-        if isinstance(self.runner, FileReplica):  # by the model's names
+        # by the model's names
+        if isinstance(self.runner, FileReplica):
             return self._run_replica(feeds)
         feeds = {name: value.astype(self.types.get(name, value.dtype), copy=False) for name, value in feeds.items()}
         theirs = {} if self.subject is None else {ours: name for name, ours in self.subject.inputs.items()}
@@ -312,9 +343,8 @@ class RuntimeCandidate:
         try:
             result = self.runner.infer(feeds)
             ours = {} if self.subject is None else {a: b for a, b in self.subject.outputs.items() if a in result}
-            held = {
-                name: value for name, value in result.items() if name not in ours.values()
-            }  # what is another's is not its own
+            # what is another's is not its own
+            held = {name: value for name, value in result.items() if name not in ours.values()}
             return {ours.get(name, name): value for name, value in (held | {n: result[n] for n in ours}).items()}
         except RuntimeUnavailable as error:
             self.runner, self.unavailable = None, str(error)
@@ -335,8 +365,13 @@ class RuntimeCandidate:
         """What it is judged by. An engine's inputs and outputs tell; where they are not half, it is that of the ONNX
         files beside it."""
         if self.subject is None or not self.subject.runtime:
-            return self.subject.precision if self.subject is not None else ""
-        stated = self.runner.float_types() if isinstance(self.runner, TrtRunner) else set[str]()
+            if self.subject is not None:
+                return self.subject.precision
+            return ""
+        if isinstance(self.runner, TrtRunner):
+            stated = self.runner.float_types()
+        else:
+            stated = set[str]()
         return next((short for short, name in FLOATS.items() if name in stated), usual)
 
 
@@ -344,7 +379,8 @@ def make_candidates(
     compared: Sequence[ComparedFile], runners: Sequence[str] = ()
 ) -> tuple[list[RuntimeCandidate], list[NotRun]]:
     """Every runtime of this machine for every file, and what can't be run. ``runners``: those of packages, by name."""
-    candidates, not_run = list[RuntimeCandidate](), list[NotRun]()
+    candidates = list[RuntimeCandidate]()
+    not_run = list[NotRun]()
     files = [s for s in compared if not s.runtime]
     reason = explain_missing_cuda() if files else ""
     if reason:

@@ -31,7 +31,9 @@ class RuntimeTallies:
     """
 
     def __init__(self, model: Original, eager: RuntimeCandidate, policy: Policy, clock: BudgetClock) -> None:
-        self.model, self.eager, self.policy = model, eager, policy
+        self.model = model
+        self.eager = eager
+        self.policy = policy
         self.ratios: dict[str, float] = {}
         self._clock = clock
         self._unrounded = None
@@ -85,7 +87,8 @@ class RuntimeTallies:
         for output in self.model.outputs if answer.case.kind != DATASET else ():
             dtype = self.dtype_of(output)
             if dtype.kind in "iub" and answer.case.kind in NONFINITE:
-                continue  # what an index or a comparison is there, nothing defines
+                # what an index or a comparison is there, nothing defines
+                continue
             tally = candidate.tallies.setdefault((output, answer.case.kind), ErrorTally(dtype))
             if steps is not None and answer.bounds is not None:
                 self._tally_quantized(candidate, answer, output, result.get(output), steps)
@@ -130,9 +133,13 @@ class RuntimeTallies:
     ) -> None:
         """Against the reference, and of a runtime against the file's own float64 too."""
         assert answer.bounds is not None
-        case, dtype = answer.case, self.dtype_of(output)
+        case = answer.case
+        dtype = self.dtype_of(output)
         floating = dtype.kind not in "iub"
-        base = answer.bounds.allowed_error(output, self.ratios.get(output, 1.0)) if floating else np.zeros(())
+        if floating:
+            base = answer.bounds.allowed_error(output, self.ratios.get(output, 1.0))
+        else:
+            base = np.zeros(())
         open_ = not self._has_failed_already(candidate, output, case.kind)
         if self._unrounded is not None and candidate.name == UNROUNDED and base.size:
             # Where the rounded reference is 0, this one need not be, and is rounded to the output's type.
@@ -166,7 +173,9 @@ class RuntimeTallies:
         """What a quantized file is held against: the reference; where its ranges cut something off, itself with these
         ends alone. Without rounding, a reference that is quantized itself is not rounded either."""
         if candidate.name != UNROUNDED:
-            return answer.reference if steps.cut is None else steps.cut
+            if steps.cut is None:
+                return answer.reference
+            return steps.cut
         if self._unrounded is None:
             return answer.reference
         clips = candidate.subject is None or candidate.subject.steps is None or not candidate.subject.steps.calibrated

@@ -34,8 +34,10 @@ from ...storage.proto_traversal import copy_model
 from ...types import Progress
 from .compute_budget import BudgetClock
 
-AT_ONCE = 16  # tensors fetched in one run, at least
-_BYTES = 1 << 28  # that those of one run take in float64, about
+# tensors fetched in one run, at least
+AT_ONCE = 16
+# that those of one run take in float64, about
+_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class TensorPair:
     node: str
     module: str
     where: str
-    place: tuple[int, int]  # in the file and in the PyTorch graph
+    # in the file and in the PyTorch graph
+    place: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,8 @@ def pair_tensors(model: LoadedModel, proto: onnx.ModelProto) -> list[TensorPair]
     theirs, makers = _boundaries_of_program(model)
     ours, order = boundaries_of_file(proto)
     matched: dict[tuple[str, str], TensorPair] = {}
-    for where in sorted(
-        theirs.keys() & ours.keys()
-    ):  # of several boundaries the last is told: an output, or the innermost module
+    for where in sorted(theirs.keys() & ours.keys()):
+        # of several boundaries the last is told: an output, or the innermost module
         if len(theirs[where]) == len(ours[where]) == 1:
             (node,), (tensor,) = theirs[where], ours[where]
             if tensor in order and node in makers:
@@ -129,7 +131,8 @@ def boundaries_of_file(proto: onnx.ModelProto) -> tuple[dict[str, set[str]], dic
         # A body reads the tensors around it.
         data = [name for name in dict.fromkeys([*node.input, *sorted(captured_names(node))]) if name in paths]
         if not data:
-            continue  # a constant
+            # a constant
+            continue
         edges += [(name, paths[name], path) for name in data]
         for name in filter(None, node.output):
             paths[name], order[name] = path, place
@@ -143,7 +146,8 @@ def boundaries_of_file(proto: onnx.ModelProto) -> tuple[dict[str, set[str]], dic
 def _collect_boundaries(edges: Iterable[tuple[str, str | None, str | None]], boundaries: dict[str, set[str]]) -> None:
     """What leaves and what enters each module; None is outside of all."""
     for tensor, maker, reader in edges:
-        made, read = _enclosing_modules(maker), _enclosing_modules(reader)
+        made = _enclosing_modules(maker)
+        read = _enclosing_modules(reader)
         for path in made - read:
             boundaries.setdefault(f"out of {path}", set()).add(tensor)
         for path in read - made:
@@ -159,7 +163,9 @@ def _enclosing_modules(path: str | None) -> set[str]:
 
 def _module_path(node: torch.fx.Node) -> str:
     scopes = list(node.meta.get("nn_module_stack", {}).values())
-    return strip_invented_module(str(scopes[-1][0])) if scopes else ""
+    if scopes:
+        return strip_invented_module(str(scopes[-1][0]))
+    return ""
 
 
 def _is_user_input(model: LoadedModel, name: str) -> bool:
@@ -187,7 +193,8 @@ class WatchedRunner:
         self.values[name] = to_numpy(value)
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        plain, self._runner._graph = self._runner._graph, self._graph
+        plain = self._runner._graph
+        self._runner._graph = self._graph
         try:
             self._runner.infer(feeds)
         finally:
@@ -213,7 +220,9 @@ class TorchInnerTensors:
     """
 
     def __init__(self, model: LoadedModel, feeds: Mapping[str, np.ndarray], precision: str) -> None:
-        self._model, self._feeds, self._precision = model, feeds, precision
+        self._model = model
+        self._feeds = feeds
+        self._precision = precision
 
     @cached_property
     def _float64_runner(self) -> Float64Runner:
@@ -221,7 +230,9 @@ class TorchInnerTensors:
 
     @cached_property
     def _eager_runner(self) -> EagerRunner | HalfRunner:
-        return HalfRunner(self._model, HALVES[self._precision]) if self._precision else EagerRunner(self._model)
+        if self._precision:
+            return HalfRunner(self._model, HALVES[self._precision])
+        return EagerRunner(self._model)
 
     def reference_values(self, nodes: Iterable[str]) -> RunResult:
         """float64 values of nodes of the PyTorch graph."""
@@ -246,8 +257,12 @@ class TensorComparison:
         precision: str,
         optimize: bool = False,
     ) -> None:
-        self.insides, self.proto, self.precision, self.optimize = insides, proto, precision, optimize
-        self.largest = 0  # bytes, of the references of the last points
+        self.insides = insides
+        self.proto = proto
+        self.precision = precision
+        self.optimize = optimize
+        # bytes, of the references of the last points
+        self.largest = 0
         types = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in proto.graph.input}
         self._ours = {name: value.astype(types[name]) if name in types else value for name, value in feeds.items()}
 
@@ -273,11 +288,9 @@ class TensorComparison:
     def compare_pairs(self, chosen: Sequence[TensorPair]) -> list[DriftPoint | None]:
         """Each pair judged; None where the two are no floating tensors of one size."""
         nodes = [pair.node for pair in chosen]
-        wide, own, values = (
-            self.reference_values(nodes),
-            self.eager_values(nodes),
-            self.runtime_values([pair.tensor for pair in chosen]),
-        )
+        wide = self.reference_values(nodes)
+        own = self.eager_values(nodes)
+        values = self.runtime_values([pair.tensor for pair in chosen])
         self.largest = max((value.nbytes for value in wide.values()), default=0)
         return [self._compare_pair(pair, values[pair.tensor], wide[pair.node], own[pair.node]) for pair in chosen]
 
@@ -288,7 +301,10 @@ class TensorComparison:
             return None
         found = difference_from_float64(value.reshape(reference.shape), reference)
         base = difference_from_float64(eager, reference).error
-        dtype = FORMATS[self.precision].dtype if self.precision else value.dtype
+        if self.precision:
+            dtype = FORMATS[self.precision].dtype
+        else:
+            dtype = value.dtype
         allowed = allowed_beside_peer(base, largest_rounded(eager, reference), dtype)
         return DriftPoint(pair.module, pair.tensor, pair.where, found.error, base, allowed, found.scale, found.reason)
 
@@ -316,12 +332,12 @@ def measure_drift(
     if ran is not None:
         names = {name for node in ran.graph.node for name in node.output} | {v.name for v in ran.graph.input}
         every = [pair for pair in every if pair.tensor in names]
-    laboratory, matched, start, size = (
-        TensorComparison(TorchInnerTensors(model, feeds, precision), proto if ran is None else ran, feeds, precision),
-        list[DriftPoint](),
-        0,
-        AT_ONCE,
+    laboratory = TensorComparison(
+        TorchInnerTensors(model, feeds, precision), proto if ran is None else ran, feeds, precision
     )
+    matched = list[DriftPoint]()
+    start = 0
+    size = AT_ONCE
     while chosen := every[start : start + size]:
         if start and clock is not None and clock.is_over():
             clock.drift[label] = len(every) - start
@@ -329,7 +345,8 @@ def measure_drift(
         if progress is not None:
             progress("drift", start, len(every))
         matched += [point for point in laboratory.compare_pairs(chosen) if point is not None]
-        start, size = start + size, max(AT_ONCE, _BYTES // max(laboratory.largest, 1))
+        start = start + size
+        size = max(AT_ONCE, _BYTES // max(laboratory.largest, 1))
     return matched
 
 

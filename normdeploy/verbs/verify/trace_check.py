@@ -24,7 +24,8 @@ from .compute_budget import BudgetClock
 from .input_cases import SMALL
 from .reference_models import model_unit_roundoff
 
-_DRAWS = 3  # of roundings, which say how far two correct evaluations may lie apart
+# of roundings, which say how far two correct evaluations may lie apart
+_DRAWS = 3
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ def compare_with_trace(module: torch.nn.Module, model: LoadedModel, clock: Budge
     Each element may differ by 4 d + 6 √N u y: d is how far drawn roundings move its row, N the nodes of the trace, u
     the unit roundoff, and y the largest element of the row (`normdeploy.compare.perturbation`).
     """
-    live, trace, roundings = ModuleRunner(model, unwrap_module(module)), EagerRunner(model), _RoundingComparison(model)
+    live = ModuleRunner(model, unwrap_module(module))
+    trace = EagerRunner(model)
+    roundings = _RoundingComparison(model)
     for place, (name, feeds) in enumerate(_iter_cases(model)):
         if place and clock.is_over():
             clock.module.append(name)

@@ -60,10 +60,11 @@ def audit_weights(
     equals = EqualTensors(stored)
     unknown: list[tuple[onnx.TensorProto, Array, float]] = []
     arranged: list[tuple[onnx.TensorProto, Array]] = []
+    # the error budget judges the steps
     placed, apart = (
         set[str](),
         quantization_parameters(proto) | quantization_parameters(expand_qoperators(proto)),
-    )  # the error budget judges the steps
+    )
     for tensor in iter_initializers(proto.graph):
         array = initializer_values(tensor)
         if tensor.name in apart or not array.size or array.dtype.kind in "iubSOc" or is_quantized_type(array.dtype):
@@ -114,7 +115,10 @@ def audit_weights(
         try:
             clock.require_time()
             smoothed = explain_smoothing(weight, array, inverses, missing)
-            weight = find_origin(weight, array, missing, shifts, clock) if smoothed is None else smoothed
+            if smoothed is None:
+                weight = find_origin(weight, array, missing, shifts, clock)
+            else:
+                weight = smoothed
             if (
                 weight.origin is WeightOrigin.COMPUTED
                 and share >= MOSTLY
@@ -129,7 +133,10 @@ def audit_weights(
             untraced += len(unknown) - place
             break
         if weight.origin is WeightOrigin.ALTERED and isinstance(model, LoadedModel):
-            constants = list(iter_constant_results(model)) if constants is None else constants
+            if constants is None:
+                constants = list(iter_constant_results(model))
+            else:
+                constants = constants
             weight = _clear_if_computed(weight, array, constants)
         remarks.append(weight)
     for name, elements, parameter, code in audit_codes(stored, proto, clock):

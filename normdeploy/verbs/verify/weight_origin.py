@@ -19,8 +19,10 @@ from .parameter_orders import iter_arrangements
 from .row_matching import MOSTLY, NEAR, ROW
 
 Array = np.ndarray[Any, Any]
-_FEW_ALTERED = 0.25  # of the elements of a tensor
-_IN_A_UNIT = 2  # roundings: half a unit in the last place each
+# of the elements of a tensor
+_FEW_ALTERED = 0.25
+# roundings: half a unit in the last place each
+_IN_A_UNIT = 2
 
 
 class WeightOrigin(StrEnum):
@@ -139,7 +141,8 @@ def explain_smoothing(
                 continue
             model = parameter.reshape(-1).astype(np.float64) / inverse.astype(np.float64)
             differs = model.astype(array.dtype) != array.reshape(-1)
-            count, beside = int(differs.sum()), replace(weight, parameter=name)
+            count = int(differs.sum())
+            beside = replace(weight, parameter=name)
             told = f"{name} over what its norm is written with"
             if not count:
                 return replace(beside, origin=WeightOrigin.FOLDED, reason=told)
@@ -147,7 +150,9 @@ def explain_smoothing(
                 wide = array.reshape(-1).astype(np.float64)
                 reason = _describe_changed_elements(differs, wide, model, told)
                 least = count, _with_origin(beside, WeightOrigin.ALTERED, np.abs(wide - model), reason)
-    return least[1] if least is not None else None
+    if least is not None:
+        return least[1]
+    return None
 
 
 def _compare_with_parameter(
@@ -216,7 +221,8 @@ def _candidate_scales(array: Array, parameter: Array) -> Iterator[Array]:
             # Small elements of a channel may be subnormal, and their ratios have no digits.
             large = np.abs(parameter) >= _nan_median(np.abs(parameter), others)
             telling = np.where(large, ratios, np.nan)
-            filled = np.where(np.isnan(telling).all(others, keepdims=True), 1.0, telling)  # a channel of zeros
+            # a channel of zeros
+            filled = np.where(np.isnan(telling).all(others, keepdims=True), 1.0, telling)
             yield _nan_median(filled, others)
 
 
@@ -241,9 +247,8 @@ def _describe_changed_elements(differs: Array, array: Array, expected: Array, na
     with np.errstate(all="ignore"):
         away = np.where(differs, np.abs(array - expected), -1.0)
     place = tuple(int(i) for i in np.unravel_index(int(np.nan_to_num(away, nan=np.inf).argmax()), array.shape))
-    numbers = (
-        f"{array[place]:.9g} at {list(place)} where the model has {expected[place]:.9g}"
-        if place
-        else f"{array[()]:.9g}"
-    )
+    if place:
+        numbers = f"{array[place]:.9g} at {list(place)} where the model has {expected[place]:.9g}"
+    else:
+        numbers = f"{array[()]:.9g}"
     return f"{int(differs.sum())} of {prod(array.shape)} elements are not those of {name}: {numbers}"
