@@ -214,7 +214,7 @@ def _repeated(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 @torch.jit.script
 def _chosen(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Take one of two formulas by the input's mean."""
-    if bool(x.mean() > 0):  # noqa: SIM108 - it has to stay a branch
+    if bool(x.mean() > 0):
         y = torch.tanh(x @ weight)
     else:
         y = 0.5 * x

@@ -17,7 +17,7 @@ from ..graphs.symbolic_sizes import Size
 from ..proof.certificate import certificate_of
 from ..proof.contrib_definitions import TABLE
 from ..proof.equivalence import Equivalence
-from ..proof.identity_test import Identity
+from ..proof.identity_check import Identity
 from ..proof.interpreter import ProofInterpreter
 from ..proof.proof_errors import NotProved, ProofFailure
 from ..proof.proto_evaluation import IndexTensor, LookupTable, attributes_of, evaluate_protos

@@ -4,7 +4,7 @@ and plugins."""
 from __future__ import annotations
 
 from ..findings.records import Certificate
-from .identity_test import Identity
+from .identity_check import Identity
 from .proof_errors import NotProved, ProofFailure
 
 # nobody can say what it is at every input

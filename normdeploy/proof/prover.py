@@ -14,7 +14,7 @@ from ..graphs.symbolic_sizes import ONE, Size
 from . import nonfinite_checks, rational_reconstruction, stored_constants
 from .axis_plan import AxisPlan
 from .equivalence import Equivalence
-from .identity_test import ASKED, LONGEST, PROMISED, Identity, learn_axes, test_identity
+from .identity_check import ASKED, LONGEST, PROMISED, Identity, learn_axes, check_identity
 from .proof_errors import NotProved, ProofFailure
 
 # places of axes that are worth telling apart
@@ -115,20 +115,20 @@ def _search_identity(sides: Equivalence, lengths: dict[Size, Size], named: dict[
     counts = rational_reconstruction.axis_products([s.constant_value for s in shape] for shape in sides.shapes)
     read: frozenset[int] = frozenset()
     try:
-        proof = test_identity(sides, plan, read, length)
+        proof = check_identity(sides, plan, read, length)
     except NotProved as e:
         if e.why not in (ProofFailure.DIFFERS, ProofFailure.SIGN, ProofFailure.LIMIT) or not counts:
             raise
         read = counts
         try:
-            proof = test_identity(sides, plan, read, length)
+            proof = check_identity(sides, plan, read, length)
         except NotProved:
             raise e from None
         if not proof.read:
             raise
     # many roots: in a larger field
     if proof.security_bits < ASKED and proof.lost_bits + ASKED <= LONGEST:
-        proof = test_identity(sides, plan, read, proof.lost_bits + ASKED)
+        proof = check_identity(sides, plan, read, proof.lost_bits + ASKED)
     if proof.security_bits < ASKED:
         raise NotProved(
             ProofFailure.LIMIT,

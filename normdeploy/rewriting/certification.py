@@ -20,7 +20,7 @@ from ..graphs.symbolic_sizes import Size
 from ..proof.certificate import NOT_KNOWN, certificate_of
 from ..proof.computed_constants import ComputedConstants
 from ..proof.equivalence import Equivalence, equivalence_of_regions
-from ..proof.identity_test import Identity
+from ..proof.identity_check import Identity
 from ..proof.proof_errors import NotProved, ProofFailure
 from ..proof.prover import check_stored_constants, prove, prove_for_any_length, prove_identity
 from ..proof.region_evaluation import is_stored_as_half

@@ -18,7 +18,7 @@ import onnx_graphsurgeon as gs
 from ..evaluate import evaluator
 from ..findings.records import Certificate, Finding
 from ..graphs.graph import Graph
-from ..proof.identity_test import Identity
+from ..proof.identity_check import Identity
 from ..proof.proof_errors import NotProved
 from . import certification, rounding_verdicts
 from .certification import Failure, Rewrite

@@ -11,7 +11,7 @@ from normdeploy.evaluate import evaluator
 from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.region import Region, compile_region
 from normdeploy.proof.equivalence import equivalence_of_regions
-from normdeploy.proof.identity_test import Identity
+from normdeploy.proof.identity_check import Identity
 from normdeploy.proof.proof_errors import NotProved, ProofFailure
 from normdeploy.proof.prover import prove
 

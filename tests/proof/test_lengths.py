@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from normdeploy.findings.records import Summary
 from normdeploy.proof.equivalence import Equivalence
-from normdeploy.proof.identity_test import Identity
+from normdeploy.proof.identity_check import Identity
 from normdeploy.rewriting import certification
 from normdeploy.rewriting.norm_optimizer import optimize_norms
 from tests.support import run_onnxruntime

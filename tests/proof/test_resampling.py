@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from normdeploy.proof import identity_test, prover
+from normdeploy.proof import identity_check, prover
 from normdeploy.proof.equivalence import equivalence_of_regions
 from normdeploy.proof.proof_errors import ProofFailure
 
@@ -43,9 +43,9 @@ def test_an_element_under_a_root_is_drawn_as_a_square(monkeypatch: pytest.Monkey
     """Where 64 elements plus an epsilon need a root each, half have none: drawn one after the other until all do, that
     takes seven draws. And floats alone show before what is summed over."""
     begun = []
-    once = identity_test.evaluate_once
+    once = identity_check.evaluate_once
     monkeypatch.setattr(
-        identity_test, "evaluate_once", lambda m, sides: (begun.append(m.plan.learning), once(m, sides))[1]
+        identity_check, "evaluate_once", lambda m, sides: (begun.append(m.plan.learning), once(m, sides))[1]
     )
     rng = np.random.default_rng(3)
     constants = {name: rng.uniform(0.5, 1.5, 64) for name in ("scale", "shift", "mean", "variance")}

@@ -95,6 +95,7 @@ def _explain_behind_hidden_rows(
                         text = (
                             f"{cause.text}; the rows that the mask hides whole at {node_at_text(exact, place)} are wrong "
                             f""
+                            f""
                             "too"
                         )
                         return Cause("weights", text, p)

@@ -74,7 +74,7 @@ class Identity:
         return 16 + 2 * self.roots + math.ceil(math.log2(max(self.degree, 1)))
 
 
-def test_identity(sides: Equivalence, plan: AxisPlan, counts: frozenset[int], length: int = BITS) -> Identity:
+def check_identity(sides: Equivalence, plan: AxisPlan, counts: frozenset[int], length: int = BITS) -> Identity:
     """Evaluate both until every root is at hand, and compare.
 
     Args:
