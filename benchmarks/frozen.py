@@ -32,6 +32,7 @@ import torch
 import normdeploy
 from models.case import Case
 from models.registry import CASES, LOOKALIKES, SMALL, SPELLINGS, export_args, samples
+from normdeploy.errors import NormdeployError
 
 EVERY = 5
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -101,7 +102,7 @@ def _told(make: Callable[[], Any]) -> str:
     """What is made, as text: a digest of the file, and all that is said of it; an error by its name and message."""
     try:
         made = make()
-    except normdeploy.NormdeployError as error:
+    except NormdeployError as error:
         return f"{type(error).__name__}: {error}"
     summary = getattr(made, "summary", made)
     proto = getattr(made, "proto", None)

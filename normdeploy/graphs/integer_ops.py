@@ -75,7 +75,7 @@ def _simplify_sizes(x: Any) -> Any:
     """Sizes that are numbers as integers."""
     if not isinstance(x, np.ndarray) or x.dtype != object:
         return x
-    numbers = [n if isinstance(n, int) else n.number for n in x.reshape(-1).tolist()]
+    numbers = [n if isinstance(n, int) else n.constant_value for n in x.reshape(-1).tolist()]
     if any(n is None for n in numbers):
         return x
     return np.array(numbers, dtype=np.int64).reshape(x.shape)

@@ -320,7 +320,7 @@ def _concat_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at
         return None
     axis %= ranks.pop()
     shape: Shape = [
-        next((s[i] for s in shapes if s[i].number is not None), shapes[0][i]) for i in range(len(shapes[0]))
+        next((s[i] for s in shapes if s[i].constant_value is not None), shapes[0][i]) for i in range(len(shapes[0]))
     ]
     total = Size.from_int(0)
     for s in shapes:

@@ -298,13 +298,13 @@ def _output_length(attrs: Attrs, i: int, rank: int, n: Size, k: Size, transposed
             return (n - 1) * stride + span + extra - begin - end
         if not transposed and stride == 1:
             return n - span + 1 + begin + end
-        if not transposed and n.constant_value is not None and span.number is not None:
-            return Size.from_int((n.constant_value - span.number + begin + end) // stride + 1)
+        if not transposed and n.constant_value is not None and span.constant_value is not None:
+            return Size.from_int((n.constant_value - span.constant_value + begin + end) // stride + 1)
     if auto in ("SAME_UPPER", "SAME_LOWER") and n.constant_value is not None and given is None:
         return Size.from_int(n.constant_value * stride if transposed else -(-n.constant_value // stride))
     # ⌊(n − span + begin + end)/stride⌋ + 1
-    if auto == "NOTSET" and not transposed and span.number is not None:
-        return Size.opaque(f"convolution of {n} in strides of {stride}", n, begin + end - span.number, stride)
+    if auto == "NOTSET" and not transposed and span.constant_value is not None:
+        return Size.opaque(f"convolution of {n} in strides of {stride}", n, begin + end - span.constant_value, stride)
     return Size.opaque(
         f"{'transposed ' if transposed else ''}convolution of {n} by {k}",
         transposed,

@@ -114,7 +114,7 @@ def _with_quantized_result(norm: Definition) -> Definition:
         y, *others = norm(m, given, {"axis": -1, "offset": 0.0, **attrs})
         if scale.shape and scale.varying_atoms():
             raise NotProved(ProofFailure.OP, "several scales")
-        return (congruence.quantize_value(m, y, scale.moved(((),) * len(y.axes)), _NAMES[attrs["to"]]), *others)
+        return (congruence.quantize_value(m, y, scale.with_axes(((),) * len(y.axes)), _NAMES[attrs["to"]]), *others)
 
     return run
 

@@ -14,7 +14,7 @@ from ..graphs.symbolic_sizes import ONE, Size
 from . import nonfinite_checks, rational_reconstruction, stored_constants
 from .axis_plan import AxisPlan
 from .equivalence import Equivalence
-from .identity_check import ASKED, LONGEST, PROMISED, Identity, learn_axes, check_identity
+from .identity_check import ASKED, LONGEST, PROMISED, Identity, check_identity, learn_axes
 from .proof_errors import NotProved, ProofFailure
 
 # places of axes that are worth telling apart

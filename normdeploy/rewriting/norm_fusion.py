@@ -294,7 +294,7 @@ def _refusal_finding(search: _NormSearch, refusals: list[_Refusal]) -> Finding |
         module=search.graph.module(root),
         spelling=best.region.spelling() if best.region is not None else "",
         reason=best.reason,
-        axes=fit.over if fit is not None else (),
+        axes=fit.normalized_axes if fit is not None else (),
         attempts=attempts,
     )
     region = best.region or next((r.region for r, _ in refusals if r.region is not None), None)

@@ -58,7 +58,9 @@ def load_engine(library: Any, loader: Any, log: Any, path: Path, title: str) -> 
     valid, advice = check_engine_validity(library, loader, data)
     engine = loader.deserialize_cuda_engine(data) if valid else None
     if engine is None:
-        why = advice or (f"{log.taken()}; build it with this version of {title} for this GPU's compute capability")
+        why = advice or (
+            f"{log.take_errors()}; build it with this version of {title} for this GPU's compute capability"
+        )
         raise NormdeployError(f"{path.name} can't be loaded on this GPU: {why}")
     return engine, (advice,) if advice else ()
 

@@ -83,7 +83,7 @@ class EngineRunner(LiveRunner):
             self._read_io_specs()
             self._context = self._make_context(cuda_graph)
         if self._context is None:
-            raise NormdeployError(f"{self.name} can't be made ready: {self._log.taken()}")
+            raise NormdeployError(f"{self.name} can't be made ready: {self._log.take_errors()}")
         self._graph: tuple[object, _EngineGraph] | None = None
         self._records = cuda_graph and self.runtime == "tensorrt"
 
@@ -199,9 +199,11 @@ class EngineRunner(LiveRunner):
         try:
             unknown = context.infer_shapes()
         except RuntimeError as error:
-            raise InputError(f"{self.name} does not take these shapes: {self._log.taken() or error}") from error
+            raise InputError(f"{self.name} does not take these shapes: {self._log.take_errors() or error}") from error
         if unknown:
-            raise InputError(f"{self.name} can't tell the shapes of {unknown} from its inputs: {self._log.taken()}")
+            raise InputError(
+                f"{self.name} can't tell the shapes of {unknown} from its inputs: {self._log.take_errors()}"
+            )
         fixed: dict[str, torch.Tensor] = {}
         allocators: dict[str, Any] = {}
         for spec in self.outputs:
@@ -223,11 +225,11 @@ class EngineRunner(LiveRunner):
 
     def _enqueue_run(self) -> None:
         if not self._context.execute_async_v3(self._cuda.handle):
-            raise InputError(f"{self.name} does not run on these inputs: {self._log.taken()}")
+            raise InputError(f"{self.name} does not run on these inputs: {self._log.take_errors()}")
 
     def _require_success(self, done: bool, what: str) -> None:
         if not done:
-            raise InputError(f"{self.name} does not take {what}: {self._log.taken()}")
+            raise InputError(f"{self.name} does not take {what}: {self._log.take_errors()}")
 
     def _free_model(self) -> None:
         self._cuda.synchronize()

@@ -93,10 +93,8 @@ def _explain_behind_hidden_rows(
                     both = NodeChange(inputs={**hidden.inputs, **change.inputs}, given=change.given)
                     if afresh.largest_error(both) <= spot.allowed:
                         text = (
-                            f"{cause.text}; the rows that the mask hides whole at {node_at_text(exact, place)} are wrong "
-                            f""
-                            f""
-                            "too"
+                            f"{cause.text}; the rows that the mask hides whole at"
+                            f" {node_at_text(exact, place)} are wrong too"
                         )
                         return Cause("weights", text, p)
     return None
