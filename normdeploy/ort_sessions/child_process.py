@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-_HERE = Path(__file__).resolve().parents[1]
+_HERE = Path(__file__).resolve().parents[2]
 # Where this variable is set, each session of onnxruntime is opened and run in a child first, whatever the file states.
 REHEARSE_ALL = "NORMDEPLOY_REHEARSE_ALL"
 
