@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
 
 import normdeploy
 from normdeploy.api.parts import PartsComparison
+from normdeploy.cli.options import ReportingOptions
 from normdeploy.cli.verify import verify_parts
 from normdeploy.errors import RuntimeUnavailable
+from normdeploy.verb_options import LoadingOptions
 from normdeploy.verbs.verify.comparison_result import Comparison
 from normdeploy.verbs.verify.output_results import OutputResult
 from normdeploy.verbs.verify.runtime_candidates import NotRun
+from normdeploy.verbs.verify.verify_options import VerifyOptions
 
 MISSED = Comparison((), (NotRun("cuda", "no GPU", "a.onnx"),), (), (), 0.0)
 WRONG = Comparison(
@@ -45,6 +47,5 @@ def test_parts_exit_with_3_only_where_none_is_wrong(
     monkeypatch.setattr(normdeploy, "verify_parts", lambda *args, **kwargs: verdict)
     for file in verdict.comparisons:
         (tmp_path / file).write_bytes(b"not looked at")
-    rules: dict[str, Any] = {"policy": None}
     with pytest.raises(end, match=said):
-        verify_parts(tmp_path / "model", tmp_path, None, None, True, rules, {})
+        verify_parts(tmp_path / "model", tmp_path, VerifyOptions(), LoadingOptions(), ReportingOptions(quiet=True))
