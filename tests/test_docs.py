@@ -124,7 +124,9 @@ def test_pages_run(
     monkeypatch.delenv("COLUMNS", raising=False)  # so that tables are as wide as on the page
     monkeypatch.setattr("normdeploy.forms.FORMS", forms.FORMS)  # a page plants a mistake there, and leaves it
     for module in ("trt_runner", "ort_runner"):  # the pages were written on a machine without one
-        monkeypatch.setattr(f"normdeploy.runtimes.{module}.explain_missing_gpu", lambda: "no GPU: this machine has no NVIDIA driver")
+        monkeypatch.setattr(
+            f"normdeploy.runtimes.{module}.explain_missing_gpu", lambda: "no GPU: this machine has no NVIDIA driver"
+        )
     names, imported = {"__name__": "__main__"}, set(sys.modules)
     try:
         for block in blocks(path.read_text()):

@@ -29,7 +29,8 @@ from normdeploy.runtimes.onnx_float64 import OnnxFloat64Runner
 from normdeploy.verbs.verify.metrics import cosine
 from normdeploy.verbs.verify.policy import parse_policy
 from normdeploy.verbs.verify.reference_models import FileModel
-from normdeploy.verbs.verify.weight_origin import WeightOrigin, are_smoothing_factors, audit
+from normdeploy.verbs.verify.weight_audit import audit_weights
+from normdeploy.verbs.verify.weight_origin import WeightOrigin, are_smoothing_factors
 from tests.half_graphs import text
 from tests.support import run_onnxruntime
 
@@ -412,7 +413,7 @@ def test_verify_knows_a_gamma_that_was_divided(block: onnx.ModelProto) -> None:
     made, account = quantize_model(block, wish(), split_samples([{"x": many}], SPECS), SPECS)
     assert "smooth" in {m.kind for m in account.migrations}
     model = FileModel(inputs=tuple(SPECS), outputs=("y",), kind="onnx", proto=block, label="block")
-    told = {w.name: w for w in audit(model, made, "made")}
+    told = {w.name: w for w in audit_weights(model, made, "made")}
     assert {name for name, w in told.items() if w.origin is WeightOrigin.ALTERED} == set()
     gamma = next(name for name, w in told.items() if "over what its norm" in w.reason)
     for t in made.graph.initializer:
@@ -420,7 +421,7 @@ def test_verify_knows_a_gamma_that_was_divided(block: onnx.ModelProto) -> None:
             array = onnx.numpy_helper.to_array(t).copy()
             array[3] *= 1.5
             t.CopyFrom(onnx.numpy_helper.from_array(array, gamma))
-    assert {w.name for w in audit(model, made, "made") if w.origin is WeightOrigin.ALTERED} == {gamma}
+    assert {w.name for w in audit_weights(model, made, "made") if w.origin is WeightOrigin.ALTERED} == {gamma}
 
 
 def test_what_a_norm_is_written_with_has_three_binary_digits() -> None:
@@ -448,5 +449,5 @@ def test_verify_takes_the_factors_of_the_gammas_own_norm() -> None:
         ph=inverses["h"],
         **{f"m{n}": gammas[n] / inverses[n] for n in gammas},
     )
-    told = {w.name: (w.origin, w.parameter) for w in audit(model, made, "made")}
+    told = {w.name: (w.origin, w.parameter) for w in audit_weights(model, made, "made")}
     assert {n: told[n] for n in ("mg", "mh")} == {"mg": (WeightOrigin.FOLDED, "g"), "mh": (WeightOrigin.FOLDED, "h")}
