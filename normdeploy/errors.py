@@ -108,5 +108,5 @@ _OUR_LINE = re.compile(r"\n(?=  |If you trust |Check the factory|Nothing was bui
 
 
 def escape_lines(text: str) -> str:
-    """A message as `printable` makes it, with the line feeds that are ours: a name in it may bring others."""
+    """A message as `escape_line` makes it, with the line feeds that are ours: a name in it may bring others."""
     return "\n".join(map(escape_line, _OUR_LINE.split(text)))

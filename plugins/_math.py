@@ -54,7 +54,7 @@ def widened(n, ptr, WIDE: tl.constexpr):
     return n // wide * wide if WIDE else n
 
 
-# a function of constants alone: what a `triton.jit` function returns is no constant in Triton 3.6
+# a function of constants alone: what a `triton_config.jit` function returns is no constant in Triton 3.6
 @triton.constexpr_function
 def half(SIZE):
     """Half of a tile: for rows that are not wide, of whose elements each has an address and a predicate of its own."""

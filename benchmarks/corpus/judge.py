@@ -1,7 +1,8 @@
 """What became of a file: is each norm one node, and are the numbers right?
 
 **Numbers.** An output may be off from the float64 truth by max(2·e, 64u·max|y|): e is what the original file is off by
-in the same runtime and type, u its unit roundoff. 64 is the certificate's 8·(1 + max|x|/σ) (``rewriting.rounding``) for
+in the same runtime and type, u its unit roundoff. 64 is the certificate's 8·(1 + max|x|/σ)
+(``rewriting.rounding_verdicts``) for
 the corpus's inputs, which stay within 7σ. Where the original is not finite, any number is as good. bfloat16, which
 onnxruntime's CPU provider can't run, is evaluated exactly: what is left are the roundings of folded parameters,
 4u·max|y|. An epsilon that a Cast to half precision makes zero may be kept or be zero: the project keeps it, tools that

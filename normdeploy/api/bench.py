@@ -45,7 +45,7 @@ def bench(call: BenchCall) -> Race:
         ["all"]: in all.
         norms: race usual norms of this kind, or "all"; no file is needed then.
         against: what others write of the same model, raced too: "plain", "onnxslim", "onnxsim", "ort-transformers"
-        (``verbs.bench.peers``).
+        (``verbs.bench.peer_optimizers``).
         runners: runtimes that installed packages bring (`normdeploy.runtimes.third_party_runner`), by name, in which
         ONNX files are
             run too.

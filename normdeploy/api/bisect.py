@@ -22,7 +22,7 @@ from .comparing import ComparisonSettings
 @take_fields_as_arguments(BisectCall, onnx="onnx_path")
 def bisect(call: BisectCall) -> Bisection:
     """Find the first tensor of a file that leaves the bound of ``verify``, the node that makes it so, and why
-    (``verbs.bisect.bisect``).
+    (``verbs.bisect.file_bisection``).
 
     Args:
         output: a new or empty folder for the smallest failing model, its inputs and a script that shows the error.

@@ -94,7 +94,7 @@ def compare_with_original(
     strict: bool,
     tidy: Callable[[onnx.ModelProto], onnx.ModelProto] | None = None,
 ) -> tuple[rewrite_rollback.Made, list[str], bool]:
-    """As `whole.settled`; ``before`` is None where it is too large to be held."""
+    """As `rewrite_rollback.roll_back_differences`; ``before`` is None where it is too large to be held."""
     if before is None:
         return (
             made,

@@ -74,7 +74,8 @@ class ComparisonSettings:
         )
 
     def as_keywords(self, model: Original) -> dict[str, Any]:
-        """Return the keywords of ``verbs.verify.verify`` and of ``verbs.bisect.bisect``, the dataset opened."""
+        """Return the keywords of ``verbs.verify.file_comparison`` and of ``verbs.bisect.file_bisection``, the
+        dataset opened."""
         dataset = () if self.dataset is None else open_dataset(self.dataset, model, self.labels)
         return {
             "seeds": self.seeds,

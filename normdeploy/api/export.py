@@ -105,9 +105,9 @@ def export(call: ExportCall) -> ExportResult:
         keep_float: with ``quantize``, layers that stay float, by their modules or results, such as "head" or
             "layers.0.*".
         compare_limit: bytes of weights up to which the whole model before and after the rewrites is compared
-        (`rewriting.whole`).
+        (`rewriting.rewrite_rollback`).
         check: the file is run beside PyTorch at two small sizes, and an output that differs by more than rounding is an
-        error (`verbs.verify.exported`).
+        error (`verbs.verify.export_check`).
         custom_translation_table: operator of torch -> onnxscript function, as ``torch.onnx.export`` takes it
         (`normdeploy.translations`).
         progress: called with (stage, done, total); total is 0 where it is not known.

@@ -42,7 +42,7 @@ def explained_error(right: np.ndarray, moved: np.ndarray, relative: float) -> np
     Args:
         right: one evaluation.
         moved: how far perturbed runs moved each of its elements.
-        relative: of `of_regrouping`.
+        relative: of `regrouping_error`.
 
     Returns:
         Of the shape of ``right``, with a last axis of size 1.

@@ -49,7 +49,7 @@ def allowed_beside_peer(error: float, size: float, dtype: np.dtype) -> float:
 
 
 def allowed_beside_eager(eager: np.ndarray, reference: np.ndarray, dtype: np.dtype) -> float:
-    """Return what `of_peer` allows for a tensor inside of a model, of which eager's value is known."""
+    """Return what `allowed_beside_peer` allows for a tensor inside of a model, of which eager's value is known."""
     return allowed_beside_peer(
         difference_from_float64(eager, reference).error, largest_rounded(eager, reference), dtype
     )

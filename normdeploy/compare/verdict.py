@@ -14,7 +14,7 @@ class Verdict:
 
     ``error`` and ``allowed`` are of the element at ``place``, which comes nearest to failing or exceeds its bound most.
     ``reason`` says what is wrong where no error can: another shape, a NaN, another integer. ``beyond``: how many
-    elements exceed their bounds, of `farthest`.
+    elements exceed their bounds, of `farthest_beyond_bound`.
     """
 
     error: float

@@ -1,7 +1,8 @@
 """Foreign norm nodes written as standard nodes, by their definitions (`normdeploy.norms.definitions`): onnxruntime's
 contrib ops, and GroupNormalization as it was before opset 21.
 
-An op's function gets the `Writer` and the node's attributes; it raises Refused where the node can't be written.
+An op's function gets the `ExpansionWriter` and the node's attributes; it raises Refused where the node can't be
+written.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ onnx.proto leaves it to each runtime which of the two counts, "in case of any co
 and an op of that domain and name. onnxruntime 1.31 runs its kernel where it has one (com.microsoft.Gelu, every standard
 op) and the function's body where it has none (com.microsoft.SimplifiedLayerNormalization, which is an op of the default
 domain there). So the meaning of such a node is not
-certain: it is neither read as the op nor replaced by the body. `apart` hides the name before anything is recognised,
-and `Shadows.restored` puts it back, so that the file still says what its author wrote.
+certain: it is neither read as the op nor replaced by the body. `rename_clashing_functions` hides the name before
+anything is recognised,
+and `RenamedFunctions.restore_names` puts it back, so that the file still says what its author wrote.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class RenamedFunctions:
         return proto
 
     def written_clash(self, proto: onnx.ModelProto) -> str:
-        """The function whose name a node bears that was written since `apart`, "" where none: `restored` would make it
+        """The function whose name a node bears that was written since `rename_clashing_functions`, "" where none:
+        `restore_names` would make it
         a call.
 
         A file that came to another opset may have it without a new node: the standard names of that opset are others.
@@ -76,7 +78,8 @@ def function_key(named: onnx.NodeProto | onnx.FunctionProto) -> Key:
 def is_clashing(function: onnx.FunctionProto) -> bool:
     """Whether a function's name may be read as that of an op.
 
-    Those of our own domain and of packages' ops are judged by their bodies (`graphs.calls`), but for overloads, which
+    Those of our own domain and of packages' ops are judged by their bodies (`graphs.function_ops`), but for
+    overloads, which
     we never write.
     """
     if is_managed_op(function.domain, function.name):

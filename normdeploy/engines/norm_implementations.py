@@ -127,7 +127,8 @@ def implement_norms(
     account of it.
 
     Args:
-        proto: the model, weights included, as ``rewrite.optimize`` leaves it: ops of our domain are taken for ours. It
+        proto: the model, weights included, as ``norm_optimizer.optimize_norms`` leaves it: ops of our domain are
+        taken for ours. It
         is not changed.
         norm_impl: "native", "plugin" or "auto".
         runtime: "tensorrt" or "tensorrt-rtx".
@@ -135,7 +136,7 @@ def implement_norms(
         sizes: usual sizes of dynamic dims: few long rows get two launches (`normdeploy.engines.plugin_nodes`).
 
     Raises:
-        InputError: see ``check``.
+        InputError: see ``check_norm_impl``.
         RuntimeUnavailable: the kernels are asked for, and triton is not there or the library is too old for them.
         GraphError: the model can't be read.
     """

@@ -31,13 +31,15 @@ OPS: Table = (
     | contractions.TABLE
     | attention_op.TABLE
 )
-# what rounds: computed by `apply`, and nothing else may look through it
+# what rounds: computed by `evaluate_node`, and nothing else may look through it
 QUANTIZATION: Table = quantize_ops.TABLE
 
 
 def is_supported(domain: str, op: str) -> bool:
-    """Whether values may be computed through the op; `apply` may still refuse a form of it (training mode, a padding
-    mode). Not through what quantizes: `apply` computes that, and a proof, a recognition or a fold of constants that saw
+    """Whether values may be computed through the op; `evaluate_node` may still refuse a form of it (training mode, a
+    padding
+    mode). Not through what quantizes: `evaluate_node` computes that, and a proof, a recognition or a fold of
+    constants that saw
     through it would take its rounding for nothing."""
     return ("" if domain == "ai.onnx" else domain, op) in OPS or function_op_row(domain, op) is not None
 

@@ -7,7 +7,7 @@ Rounding is half to even. Quantized tensors keep their own dtype: numpy's intege
 has none (int4, uint4, float8 and so on). The quotient is float64, whatever ``precision`` or the scale's type says: a
 runtime that divides in float32 may round a value next to a tie to the other side.
 
-`evaluate.supported` says no to these ops: they round, so that neither a proof nor the reading of a norm may pass
+`evaluator.is_supported` says no to these ops: they round, so that neither a proof nor the reading of a norm may pass
 through one, and a weight that is dequantized is no constant that could be stored instead.
 """
 

@@ -2,7 +2,8 @@
 
 The exporter's own optimizer stays off because it deletes every epsilon up to 1e-8; ``simplify`` cleans up once the
 norms are single nodes. What is mended here: dims take the user's names, every node keeps its module's qualified path,
-nothing of the user's file system stays in the file, and a dim that silently became fixed is an error. ``mends`` has
+nothing of the user's file system stays in the file, and a dim that silently became fixed is an error.
+``exporter_fixes`` has
 what onnxruntime would not run.
 """
 
@@ -51,7 +52,8 @@ def export_to_proto(
     custom_translation_table: Table | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> onnx.ModelProto:
-    """Export ``model``; ``model.program`` is not changed. As `to_light`, with the weights in the proto."""
+    """Export ``model``; ``model.program`` is not changed. As `export_without_weights`, with the weights in the
+    proto."""
     proto, weights = export_without_weights(
         model, opset=opset, custom_translation_table=custom_translation_table, progress=progress
     )
@@ -265,7 +267,8 @@ def _trim_metadata(model: ir.Model) -> None:
 
 
 def _transpose_linear_weights(graph: ir.Graph) -> None:
-    """Store the weights of linear layers the way MatMul reads them. Large ones stay views of torch's (`storage.held`);
+    """Store the weights of linear layers the way MatMul reads them. Large ones stay views of torch's
+    (`storage.shared_weights`);
     it copies the others three times as fast as NumPy does."""
     for node in graph:
         weight = node.inputs[0] if node.op_type == "Transpose" and node.domain == "" else None

@@ -22,7 +22,7 @@ class Certificate:
     and every size, shown at ``cases`` points of a finite field; the probability that they are not is 2^-``bits`` or
     less. "float64": both were evaluated in float64 by the ops' specifications, and agree within ``bound`` (relative) on
     every input of a battery. ``rounding_*`` inform: the errors against float64 of what onnxruntime makes of both in the
-    model's own type, None where it was not run. They decide only where they are gross (`rewriting.rounding`).
+    model's own type, None where it was not run. They decide only where they are gross (`rewriting.rounding_verdicts`).
     """
 
     identity: bool

@@ -97,7 +97,7 @@ def preview_update(
 
     Args:
         against: library -> its version then, such as {"onnxruntime": "1.32.0"}; "driver" is one too.
-        trust: as ``status``.
+        trust: as ``fleet_status``.
 
     Raises:
         InputError: as ``run``, or no step depends on what ``against`` names.

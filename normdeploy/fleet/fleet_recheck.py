@@ -1,7 +1,7 @@
 """The bundles of a fleet's last run, run again with what is installed now: what an update made worse.
 
 A run after an update makes new bundles, and a new bundle is as it should be by its own evidence. So the old ones are
-asked: `recheck` holds each against the samples and expected answers of the day it was made.
+asked: `recheck_fleet` holds each against the samples and expected answers of the day it was made.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .step_store import StepRecord, StepStore
 
 @dataclass(frozen=True)
 class RecheckCall(RecheckOptions):
-    """What ``recheck`` is called with: ``progress`` with (step, done, total)."""
+    """What ``recheck_fleet`` is called with: ``progress`` with (step, done, total)."""
 
     file: PathLike
     _: KW_ONLY

@@ -47,7 +47,7 @@ class PublishedCell:
 
 @dataclass(frozen=True)
 class PublishResult:
-    """What ``publish`` did. True where nothing was refused."""
+    """What ``publish_bundles`` did. True where nothing was refused."""
 
     to: str
     items: tuple[PublishedCell, ...]
@@ -59,7 +59,7 @@ class PublishResult:
 
 @dataclass(frozen=True)
 class PublishCall(PublishOptions):
-    """What ``publish`` is called with."""
+    """What ``publish_bundles`` is called with."""
 
     file: PathLike
     to: str

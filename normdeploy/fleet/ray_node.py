@@ -41,7 +41,7 @@ class WorkerSettings:
 
 
 def probe_node(store: bytes, worker: WorkerSettings, seen: str) -> tuple[FleetMachine, bool] | StepRefused:
-    """On a node: what it is, and whether it sees what the driver wrote into the store (pickled: `opened`)."""
+    """On a node: what it is, and whether it sees what the driver wrote into the store (pickled: `open_node_store`)."""
     try:
         return _current_machine(worker.machine), open_node_store(store).place.read(seen) is not None
     except StoreError:

@@ -115,7 +115,7 @@ def status_trend(store: StepStore, file: str) -> tuple[Mapping[str, float], ...]
 
 
 def trend_point(cells: Sequence[CellOutcome]) -> Mapping[str, float]:
-    """Of a run that is not in the store yet, what ``trend_of`` tells of those that are."""
+    """Of a run that is not in the store yet, what ``status_trend`` tells of those that are."""
     return {**Counter(cell.status for cell in cells), "bytes": sum(cell.bytes for cell in cells)}
 
 

@@ -34,7 +34,7 @@ class StoreQueries:
         self._claims: dict[str, Callable[[], None]] = {}
 
     def submit_query(self, run: JobState, question: Callable[[], Answer], then: Callable[[Answer], None]) -> None:
-        """Have ``then`` called with the answer: now, or by ``answered``. ``question`` may run in a thread."""
+        """Have ``then`` called with the answer: now, or by ``deliver_answers``. ``question`` may run in a thread."""
         if self._threads is None:
             then(question())
         else:

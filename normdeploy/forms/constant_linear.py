@@ -151,7 +151,7 @@ class ConstantLinear:
         return (w * a, self.c + w @ b)
 
     def weight_recomputation(self, graph: Graph, a: np.ndarray, output: bool) -> Callable[[], np.ndarray] | None:
-        """What computes the weight of `scaled_output`, or of `scaled_input`, anew, and keeps no weight for that; None
+        """What computes the weight of `scale_output`, or of `scale_input`, anew, and keeps no weight for that; None
         where the weight is none of the file's own."""
         stored, alpha = self.node.inputs[self.weight], float(self.node.attrs.get("alpha", 1.0))
         if id(stored) in graph.exact or not isinstance(stored, gs.Constant):

@@ -35,7 +35,8 @@ from .constant_linear import ConstantLinear
 
 @dataclass(frozen=True)
 class FoldShare:
-    """What one linear op takes of a scale and shift, and the constants of the op that is written: `Expressions` proves
+    """What one linear op takes of a scale and shift, and the constants of the op that is written: `FoldExpressions`
+    proves
     them, `normdeploy.rewriting.fold_accuracy` asks what they cost in accuracy."""
 
     linear: ConstantLinear

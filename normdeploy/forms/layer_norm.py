@@ -10,7 +10,7 @@ it fits dynamic sizes. Over one axis it is never of shape (1,): onnxruntime make
 before it, which then refuses to run (1.31: "Last dimension of gamma and input does not match"); it is as long as the
 row, or of shape (1, 1) where that is dynamic, which is not taken for a gamma. onnxruntime's kernel is several times as
 fast with one number for each element: there scale and shift are written out where the sizes are static
-(`forms.norm_forms`).
+(`forms.measured_forms`).
 
 Unbiased variance is no other form: its factor is in gamma and epsilon already
 (`normdeploy.recognition.fit_measurement`).

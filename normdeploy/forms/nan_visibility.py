@@ -151,7 +151,7 @@ def _linear_facts(graph: Graph, node: gs.Node) -> _LinearFacts | None:
 
 
 def _visibility_of_moves(graph: Graph, node: gs.Node, t: gs.Tensor, before: _Visibility) -> _Visibility:
-    """As `_behind`, of sums, products, pools and views."""
+    """As `_visibility_behind`, of sums, products, pools and views."""
     if node.op in ("Add", "Concat") or (node.op == "Sub" and node.inputs[0] is t) or node.op in _SUMS:
         return before
     if node.op in ("Neg", "Sub"):

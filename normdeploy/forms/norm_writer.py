@@ -1,4 +1,4 @@
-"""What the passes share: a ``Form`` is a norm written as nodes, and the few nodes that stand around a norm node."""
+"""What the passes share: a ``NormForm`` is a norm written as nodes, and the few nodes that stand around a norm node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Norms as this project's own ops with a function body (`graphs.functions`): what no standard node of the file's opset
+"""Norms as this project's own ops with a function body (`graphs.own_op_functions`): what no standard node of the
+file's opset
 can say."""
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ RMS = STANDARD["RMSNormalization"].since
 
 
 def portable_op_of(graph: Graph, norm: Norm) -> str:
-    """The op of ours that `form` writes for this norm; "" where a standard node says it, or none."""
+    """The op of ours that `write_portable_norm` writes for this norm; "" where a standard node says it, or none."""
     if norm.fit.split is not None:
         return ""
     if norm.fit.clamped:

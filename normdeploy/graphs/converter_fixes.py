@@ -39,7 +39,7 @@ class ConverterFacts:
 
 
 def collect_facts(proto: onnx.ModelProto) -> ConverterFacts:
-    """Return what `obstacle`, `prepare` and `mend` have to know of a file."""
+    """Return what `find_conversion_obstacle`, `prepare_for_converter` and `restore_bounds` have to know of a file."""
     bodies = [proto.graph, *(body for node in proto.graph.node for body in iter_subgraphs(node))]
     read = {name for body in bodies for node in body.node for name in node.input}
     read |= {output.name for body in bodies for output in body.output}

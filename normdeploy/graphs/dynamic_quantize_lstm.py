@@ -94,7 +94,7 @@ def expand_node(
     constant: Callable[[str, np.ndarray], str],
     stored: Callable[[str], np.ndarray | None],
 ) -> Iterator[onnx.NodeProto]:
-    """Write a node that is `writable`; each node written has its name.
+    """Write a node that is `is_plain_form`; each node written has its name.
 
     Args:
         fresh: makes a name that no tensor has yet.

@@ -55,7 +55,7 @@ class ExactConstants:
         return self._whole.get(key, otherwise)
 
     def exact_pieces(self, key: int) -> Iterator[tuple[slice, np.ndarray]]:
-        """The value of a constant that is known, by `pieces` of its elements in order."""
+        """The value of a constant that is known, by `cache_sized_slices` of its elements in order."""
         if key in self._parts:
             rounded, part = (x.reshape(-1) for x in self._parts[key])
             for places in cache_sized_slices(rounded.size):

@@ -69,7 +69,7 @@ class FileGraph(LinkedGraph):
         # of computed constants
         self._budget = evaluation_budget.EvaluationBudget()
         self._shape_valued: dict[int, bool] = {}
-        # values of tensors that `constants_taken` takes for constants
+        # values of tensors that `allow_temporary_constants` takes for constants
         self._taken: dict[int, np.ndarray] = {}
         # what a rewrite computed
         self.exact = ExactConstants()
@@ -102,7 +102,7 @@ class FileGraph(LinkedGraph):
 
     @contextmanager
     def allow_temporary_constants(self) -> Iterator[None]:
-        """Within it `take_as_constant` may be called; behind it nothing is left of that."""
+        """Within it `treat_as_constant` may be called; behind it nothing is left of that."""
         constant = dict(self._constant)
         shape_valued = dict(self._shape_valued)
         try:

@@ -1,6 +1,6 @@
 """Finds the numbers at which a graph's own constants act: the thresholds of its inputs.
 
-`edges_of` walks a graph from its end to its inputs and takes each threshold along: past x·2 + 1 a threshold of 5
+`find_thresholds` walks a graph from its end to its inputs and takes each threshold along: past x·2 + 1 a threshold of 5
 becomes one of 2. `normdeploy.graphs.threshold_inputs` draws inputs on both sides of them.
 """
 

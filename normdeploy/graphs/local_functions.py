@@ -2,7 +2,7 @@
 
 Sizes that differ between callers become symbols, the same one where they differ alike. Attributes that a function's
 nodes take from the caller are filled in where all callers give the same, and written back as they were. A function of
-which too little is known is not opened; `unopened` says why.
+which too little is known is not opened; `closed_functions` says why.
 """
 
 from __future__ import annotations

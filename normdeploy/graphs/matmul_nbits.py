@@ -35,7 +35,8 @@ def expand_node(
     constant: Callable[[str, np.ndarray], str],
     stored: Callable[[str], np.ndarray | None],
 ) -> Iterator[onnx.NodeProto]:
-    """Write a node that is `writable`; each node written has its name (the functions: see ``qrecurrent``)."""
+    """Write a node that is `is_plain_form`; each node written has its name (the functions: see
+    ``dynamic_quantize_lstm``)."""
     attributes = {a.name: a.i for a in node.attribute}
     n, k, block, bits = (attributes[name] for name in ("N", "K", "block_size", "bits"))
     blocks = -(-k // block)

@@ -38,7 +38,7 @@ def oldest_opset(op: str) -> int:
 
 
 def own_op_body(op: str, opset: int) -> onnx.FunctionProto:
-    """The function of one of our ops for a file of the given opset (`oldest` or above); don't write into it."""
+    """The function of one of our ops for a file of the given opset (`oldest_opset` or above); don't write into it."""
     return function_bodies.norm_function_body(OURS[op], opset)
 
 

@@ -1,7 +1,7 @@
 """Shapes that onnx's inference does not find: those behind a Reshape, Expand or Slice whose operand is computed, and
 what follows.
 
-Operands are worked out for all sizes at once, as polynomials of the dims that the file leaves open (`whole_numbers`),
+Operands are worked out for all sizes at once, as polynomials of the dims that the file leaves open (`integer_ops`),
 and so is the shape that the node makes of them. What is stated holds at every size: a dim that Min, Max, Mod or a rest
 of a division decides stays unknown, and so does one that a Slice may cut short.
 """

@@ -5,7 +5,8 @@ Run after the norms are single nodes: an epsilon that is an attribute can't be t
 The rules are in `cleaning`, one file a family, each with its premise and proof. onnxscript's own are not used: five of
 those that looked exact were not (ScatterND with a reduction, Clips that do not meet, Reshapes around a MatMul, Pad into
 ConvInteger, x + 0 at -0), and its evaluator computes LogSoftmax as log(softmax). What is left of onnxscript is the walk
-that infers shapes and follows them through sequences; nodes that it misreads are hidden from it (`cleaning.shields`).
+that infers shapes and follows them through sequences; nodes that it misreads are hidden from it
+(`cleaning.hidden_nodes`).
 ``benchmarks.attack.cleaning`` draws graphs against all of it.
 
 Processor seconds on a chain of LayerNormalization and MatMul nodes (the whole of ``simplify`` unchecked; rows 2 and 3
@@ -48,7 +49,7 @@ from .static_reshapes import resolve_reshapes
 
 __all__ = ["SimplifiedModel", "require_equal_models", "simplify"]
 
-# `rewriting.constants` computes the norm of a constant, in float64, or says why it stays.
+# `rewriting.constant_evaluation` computes the norm of a constant, in float64, or says why it stays.
 _UNFOLDED = frozenset(op for op, row in STANDARD.items() if row.statistics is StatisticsKind.INPUT)
 # A weight that is dequantized stays in its few bits, and runtimes look for the pair of nodes.
 _QUANTIZING = frozenset(op for _, op in evaluator.QUANTIZATION)
@@ -155,8 +156,8 @@ def simplify(
 
     Args:
         proto: not changed.
-        samples: inputs for ``check_equal``; empty: not checked.
-        resolves: whether Reshapes and Expands to computed sizes get constant ones first (`graphs.reshapes`).
+        samples: inputs for ``require_equal_models``; empty: not checked.
+        resolves: whether Reshapes and Expands to computed sizes get constant ones first (`graphs.static_reshapes`).
         progress: called with (stage, done, total).
     """
     try:
@@ -192,7 +193,7 @@ def _read_tensor(proto: onnx.TensorProto) -> ir.TensorProtocol:
 
 
 def open_model(light: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto]) -> ir.Model:
-    """Return a model of what `storage.weights.detached` gives; ``light`` is changed."""
+    """Return a model of what `storage.weight_serialization.detach_weights` gives; ``light`` is changed."""
     set_weight_locations(light, dict.fromkeys(tensors, ("the model given", 0, 0)))
     model = ir.serde.deserialize_model(light)
     # The folding pass infers shapes node by node. Without a type it would take any tensor for a shape.

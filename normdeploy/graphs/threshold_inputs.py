@@ -1,9 +1,10 @@
 """Draws inputs at which the constants of a graph act, and inputs that are no ordinary numbers.
 
 Normal inputs seldom reach a Clip from 5 to 9 or a mask of x > 100, so they do not tell two graphs apart that differ
-there alone. `edge_values` draws each threshold itself (`normdeploy.graphs.graph_thresholds`), its neighbors in the
+there alone. `draw_threshold_values` draws each threshold itself (`normdeploy.graphs.graph_thresholds`), its
+neighbors in the
 input's type,
-and numbers some way below and above it. `special_values` draws −0, ±Inf, NaN and the smallest number.
+and numbers some way below and above it. `draw_special_values` draws −0, ±Inf, NaN and the smallest number.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ def resolve_input_ranges(
 ) -> tuple[tuple[InputSpec, ...], list[str]]:
     """The inputs of the file with the ranges that the user states, and notes; as ``recorded`` where none is stated.
 
-    A dim that the file leaves without a name is called after its input and axis, ``x_0`` (``name_dims`` writes that).
+    A dim that the file leaves without a name is called after its input and axis, ``x_0`` (``name_dynamic_dims``
+    writes that).
 
     Args:
         dims: ``batch=1:8:64`` (min:opt:max).
@@ -121,7 +122,7 @@ def _dim_from_size(d: int | str, taken: Mapping[str, Dim]) -> Dim:
 
 
 def name_dynamic_dims(proto: onnx.ModelProto) -> None:
-    """Give the inputs' dynamic dims without a name those by which ``described`` calls them."""
+    """Give the inputs' dynamic dims without a name those by which ``resolve_input_ranges`` calls them."""
     for value in proto.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if not dim.dim_param and (not dim.HasField("dim_value") or dim.dim_value < 0):

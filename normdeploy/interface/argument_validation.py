@@ -1,7 +1,8 @@
 """What the verbs are called with, looked at before any work: wrong values are refused, and what people write is brought
 to one form.
 
-``called_with`` makes a verb of a function. One thing may stand where several are taken (``dims="batch=1:8:64"``), a
+``take_fields_as_arguments`` makes a verb of a function. One thing may stand where several are taken
+(``dims="batch=1:8:64"``), a
 result or an ONNX model in memory where a file is, and names of types in every usual spelling.
 """
 

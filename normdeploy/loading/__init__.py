@@ -79,8 +79,9 @@ def load(
         dims: ranges of named dims, ``batch=1:8:64`` (min:opt:max).
         eval: put in eval mode what is not.
         code: of the working directory only these modules may be imported, file -> SHA-256 of its source
-        (`storage.signing`); None: all.
-        task: of a Hugging Face folder, "text-generation-with-past" (`tasks`): its class, inputs and outputs; None: the
+        (`storage.record_signing`); None: all.
+        task: of a Hugging Face folder, "text-generation-with-past" (`huggingface_tasks`): its class, inputs and
+        outputs; None: the
         config's class.
         part: of a Hugging Face encoder-decoder "encoder", "decoder" or "decoder-with-past"; None: the whole.
 

@@ -57,11 +57,11 @@ def prepare_folder(path: Path, trust: bool, task: str | None = None, part: str |
     """The model of the folder, or a part of it.
 
     Args:
-        task: as for ``read_folder``.
+        task: as for ``load_folder_model``.
         part: of an encoder-decoder "encoder", "decoder" or "decoder-with-past"; None: the whole.
 
     Raises:
-        NormdeployError: as ``read_folder``; InputError too where there is no such part.
+        NormdeployError: as ``load_folder_model``; InputError too where there is no such part.
     """
     part = require_part_name(part) if part is not None else None
     return load_folder_model(path, trust, task).prepare_part(part)
@@ -71,7 +71,8 @@ def load_folder_model(path: Path, trust: bool, task: str | None = None) -> Huggi
     """The model of the folder; nothing is fetched, and no code of the folder runs without ``trust``.
 
     Args:
-        task: which class of transformers, and which inputs and outputs (`tasks`); None: the class that the config
+        task: which class of transformers, and which inputs and outputs (`huggingface_tasks`); None: the class that
+        the config
         names, all outputs.
 
     Raises:

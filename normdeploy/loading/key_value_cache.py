@@ -26,12 +26,12 @@ def cache_tensor_names(prefix: str, layers: int, side: str = "") -> list[str]:
 
 
 def pair_keys_values(tensors: Sequence[torch.Tensor]) -> list[Pair]:
-    """The tensors in the order of ``names`` as one pair for each layer."""
+    """The tensors in the order of ``cache_tensor_names`` as one pair for each layer."""
     return list(zip(tensors[::2], tensors[1::2], strict=True))
 
 
 def flatten_cache(cache: Any) -> list[torch.Tensor]:
-    """Keys and values of each layer, in the order of ``names``.
+    """Keys and values of each layer, in the order of ``cache_tensor_names``.
 
     Raises:
         ExportError: a layer holds something else (the state of a recurrent layer, a quantized cache).

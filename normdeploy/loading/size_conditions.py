@@ -31,7 +31,7 @@ def describe_location(names: Mapping[int, str], frames: Iterable[tuple[FrameType
     """Return `` in module 'layers.0', line 12 of net.py (if x.sum() > 0:)``, as far as the frames tell.
 
     Args:
-        names: `paths` of the model.
+        names: `module_paths` of the model.
         frames: with the number of the line that each is at, the outermost first.
     """
     path = None

@@ -124,7 +124,7 @@ class Interpreter(ABC):
         return output < self.outputs
 
     def make_epsilon(self, value: float, like: Tensor) -> Tensor:
-        """As `number`; the prover may put in the exact number of which ``value`` is the rounding."""
+        """As `make_scalar`; the prover may put in the exact number of which ``value`` is the rounding."""
         return self.make_scalar(value, like)
 
     def widen_for_statistics(self, x: Tensor) -> Tensor:

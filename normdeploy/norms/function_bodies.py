@@ -106,7 +106,7 @@ def rename_colliding_inputs(function: onnx.FunctionProto, calls: Iterable[onnx.N
 
 
 def functions_to_rename(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
-    """The functions of which `apart_from` would rename inputs."""
+    """The functions of which `rename_colliding_inputs` would rename inputs."""
     calls = calls_by_function(proto)
     return [f for f in proto.functions if rename_colliding_inputs(f, calls.get((f.domain, f.name), ())) is not f]
 

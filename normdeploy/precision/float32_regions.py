@@ -1,4 +1,5 @@
-"""Which nodes stay float32 in a half-precision model: those that have a reason (``keeping``), and what belongs to them.
+"""Which nodes stay float32 in a half-precision model: those that have a reason (``float32_reasons``), and what
+belongs to them.
 
 To them belong: the squares that a reduction adds up, what follows a statistic or an epsilon up to the division by it,
 readers of a tensor that does not fit, and cheap nodes between two that are kept.

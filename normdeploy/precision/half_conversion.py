@@ -3,7 +3,8 @@ onnxruntime.
 
 It is the last stage, on a float32 model whose norms are single nodes. What half precision can't hold stays float32
 between explicit Casts, which strongly typed TensorRT and onnxruntime obey alike (``islands`` says what and why,
-``calibrate`` what values were seen); the rest becomes half by onnxruntime's converter (``retype``). Certificates speak
+``tensor_ranges`` what values were seen); the rest becomes half by onnxruntime's converter (``type_conversion``).
+Certificates speak
 of the float32 model before this stage: that a half-precision model computes the same function can't be proved, only
 that it is as near as half precision gets, which ``verify`` measures.
 """
@@ -154,7 +155,7 @@ def convert_to_half(
 
 
 def recorded_precision(proto: onnx.ModelProto) -> str:
-    """The precision that ``converted`` gave a file, "" for any other file."""
+    """The precision that ``convert_to_half`` gave a file, "" for any other file."""
     text = next((p.value for p in proto.metadata_props if p.key == PROPERTY), "")
     try:
         to = json.loads(text)["to"] if text else ""
@@ -166,7 +167,7 @@ def recorded_precision(proto: onnx.ModelProto) -> str:
 
 
 def builder_request(proto: onnx.ModelProto) -> dict[str, Any]:
-    """What the builder is to check on the network of a file that ``converted`` made; {} of any other file."""
+    """What the builder is to check on the network of a file that ``convert_to_half`` made; {} of any other file."""
     to = recorded_precision(proto)
     if not to:
         return {}

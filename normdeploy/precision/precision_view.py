@@ -19,7 +19,7 @@ from .type_conversion import HalfFormat
 
 @dataclass
 class PrecisionView:
-    """A graph as the rules see it. ``floating`` are the tensors that are float32 or half."""
+    """A graph as the rules see it. ``floating_tensors`` are the tensors that are float32 or half."""
 
     graph: onnx.GraphProto
     types: Mapping[str, int]

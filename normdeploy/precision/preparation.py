@@ -51,7 +51,7 @@ def prepare_for_half(proto: onnx.ModelProto, form: HalfFormat) -> tuple[onnx.Mod
         proto.ir_version = IR_OF_CONSTANTS
     constants_to_initializers(proto.graph)
     for node in proto.graph.node:
-        # `rewriting.residuals` wrote it for float32; onnxruntime 1.31.1 crashes on several Sums of halves
+        # `rewriting.residual_sums` wrote it for float32; onnxruntime 1.31.1 crashes on several Sums of halves
         if node.op_type == "Sum" and len(node.input) == 2 and node.domain in STANDARD:
             node.op_type = "Add"
     if form.onnx == TensorProto.BFLOAT16 and _OLDEST <= file_opset(proto) < _NEWER and _ops_gaining_type(proto, form):

@@ -176,7 +176,7 @@ class CastWriter:
     """Writes the graph anew with a Cast on each edge between a float32 and a half tensor, one for each tensor and type.
 
     Args:
-        graph: changed in place by ``write``; each node after what it reads.
+        graph: changed in place by ``rewrite_graph``; each node after what it reads.
         floating: the tensors that are float32 or half.
         wide: the places of the nodes that compute in float32.
         wide_inputs, wide_outputs: the inputs and outputs of the graph that stay float32.

@@ -212,7 +212,7 @@ class Arithmetic(Sampler):
         return Value(kept, a, f, x.data, x.sign, degree, sized=sized, sums=x.sums | summed, fixed=x.fixed)
 
     def inner_product(self, x: Value, y: Value, axes: Sequence[int]) -> Value:
-        """The `total` of their product, which is never held."""
+        """The `sum_over` of their product, which is never held."""
         common, ((a, f), (b, g)) = self.broadcast_values(x, y)
         summed = frozenset(atom for axis in axes for atom in common[axis])
         fixed = fixed_axes(common, x, y)
@@ -304,7 +304,7 @@ class Arithmetic(Sampler):
         return self._require_positive(int(made[0]), float(t.f.reshape(-1)[0] * w.f.reshape(-1)[0]), t, w)
 
     def positive_ratio(self, t: Value, w: Value) -> tuple[int, float] | None:
-        """`multiple` where the number is positive."""
+        """`constant_ratio` where the number is positive."""
         known = self.constant_ratio(t, w)
         if known is None:
             return None

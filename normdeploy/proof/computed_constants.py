@@ -1,6 +1,7 @@
 """Constants that a rewrite computed, as the prover sees them.
 
-Whoever computes constants says, by a `Computed`, what each of them is before it is rounded: an expression of the file's
+Whoever computes constants says, by a `ComputedConstants`, what each of them is before it is rounded: an expression
+of the file's
 own constants. The proof that before and after agree then holds for these, and each stored number is compared with its
 own.
 """
@@ -25,7 +26,7 @@ Side = Callable[[ProofInterpreter, Sequence[Value]], list[Value]]
 class ComputedConstants(ABC):
     """The constants of one rewrite, and the expressions that they are the values of."""
 
-    # Whether taps of convolutions are told apart by what they read (`proof.linear`).
+    # Whether taps of convolutions are told apart by what they read (`proof.convolutions`).
     displaced: ClassVar[bool] = False
 
     @abstractmethod

@@ -76,7 +76,8 @@ def _convolution_op(transposed: bool) -> Op:
 
 
 def _gather_cached(m: ProofInterpreter, x: Value, kernel: tuple[Size, ...], attrs: Attrs, transposed: bool) -> Value:
-    """`_gathered`, computed once for all convolutions of one input that read alike: the one before and the one after
+    """`_gather_windows`, computed once for all convolutions of one input that read alike: the one before and the one
+    after
     do."""
     key = (
         id(x.a),
@@ -169,7 +170,7 @@ def _flatten_slots(m: ProofInterpreter, x: Array, slots: range, source: Atoms) -
 
 
 def _split_places_and_taps(m: ProofInterpreter, x: Array, at: int, places: Atoms, tap: Atoms) -> Array:
-    """The one axis that `_taken` leaves as the atoms of the output's places, and those of the taps at the end."""
+    """The one axis that `_take_points` leaves as the atoms of the output's places, and those of the taps at the end."""
     first, last = ([m.plan.point_count(atom) for atom in atoms] for atoms in (places, tap))
     y = x.reshape(*x.shape[:at], *first, *last, *x.shape[at + 1 :])
     ends = range(at + len(first), at + len(first) + len(last))
@@ -234,7 +235,7 @@ def _shifted_points(counts: Sequence[int], key: tuple[Any, ...], turn: int) -> A
 def _displacement_map(
     m: ProofInterpreter, attrs: Attrs, i: int, rank: int, source: Atoms, places: Atoms, kernel: Size, exactly: bool
 ) -> tuple[Array, Array | None, Array | None]:
-    """As `_map`, one map of the places for each displacement, the same for all convolutions (the lemma of
+    """As `_point_map`, one map of the places for each displacement, the same for all convolutions (the lemma of
     `normdeploy.rewriting.branch_expressions`)."""
     points, outputs = (int(np.prod([m.plan.point_count(a) for a in atoms], dtype=int)) for atoms in (source, places))
     stride, dilation, _, begin, *_ = _tap_attributes(attrs, i, rank)

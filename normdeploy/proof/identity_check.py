@@ -53,7 +53,7 @@ class Identity:
     plan: AxisPlan = field(compare=False)
     # an infinite input gives NaN where it gave a number before
     gains: bool = False
-    # constants that were read as the fractions they are roundings of (`proof.readings`)
+    # constants that were read as the fractions they are roundings of (`proof.rational_reconstruction`)
     read: tuple[tuple[float, str], ...] = ()
     # elements of roots in one input: each doubles the degree of what has to vanish, and halves the inputs that have it
     roots: int = 0

@@ -37,7 +37,7 @@ class ProofInterpreter(Arithmetic):
         self.unknown: dict[int, int] = {}
         # of radicands that differ from the known ones in epsilon alone
         self.others: list[EpsilonMismatch] = []
-        # what convolutions read (`proof.linear`)
+        # what convolutions read (`proof.convolutions`)
         self.gathered: dict[Any, tuple[Value, int, Value]] = {}
         # id of the node that is evaluated
         self.node = 0

@@ -30,7 +30,8 @@ from .value import Array
 _SAID = {"nan": "a NaN", "inf": "an Inf", "-inf": "a -Inf"}
 
 
-# a name, and (leaf, number, where) of what is put in: at which of the places that `representatives` names, or, -1,
+# a name, and (leaf, number, where) of what is put in: at which of the places that `representative_places` names, or,
+# -1,
 # everywhere
 Pattern = tuple[str, tuple[tuple[int, float, int], ...]]
 
@@ -38,7 +39,7 @@ Pattern = tuple[str, tuple[tuple[int, float, int], ...]]
 def nonfinite_patterns(places: Sequence[int], partly_hidden: Collection[int] = ()) -> list[Pattern]:
     """What is looked at: finite rows, and NaN and Inf, at so many places of each leaf.
 
-    ``partly_hidden``: leaves that are never -Inf throughout, as `Sides` says.
+    ``partly_hidden``: leaves that are never -Inf throughout, as `Equivalence` says.
     """
     bad = (np.nan, np.inf, -np.inf)
     leaves = range(len(places))

@@ -1,4 +1,4 @@
-"""NodeProtos that stand in no graph yet, evaluated by a `Machine`; names go to values.
+"""NodeProtos that stand in no graph yet, evaluated by a `ProofInterpreter`; names go to values.
 
 Beside the closed language of regions (`normdeploy.proof.op_definitions`) they may hold what is the same on both
 sides and is not
@@ -36,7 +36,7 @@ class IndexTensor:
 
 @dataclass(frozen=True, eq=False)
 class LookupTable:
-    """A tensor of which rows (along axis 0) are picked: by the name of the `Indices`, or the first ones, by how
+    """A tensor of which rows (along axis 0) are picked: by the name of the `IndexTensor`, or the first ones, by how
     many."""
 
     name: str
@@ -83,7 +83,8 @@ def evaluate_protos(
     given: Mapping[str, Any],
     opset: int,
 ) -> dict[str, Any]:
-    """All tensors of ``nodes``, which are in topological order. ``given``: `Value`, `Indices` and `Table` by name.
+    """All tensors of ``nodes``, which are in topological order. ``given``: `Value`, `IndexTensor` and `LookupTable`
+    by name.
 
     Raises:
         NotProved: an op is outside of the language, or a premise does not hold.

@@ -1,4 +1,4 @@
-"""``prove``: two functions of the same leaves are one, at every real input and at every size.
+"""``prover``: two functions of the same leaves are one, at every real input and at every size.
 
 docs/certificates.md has the theorem. Both sides are evaluated at random points of a random prime field; then in floats,
 on inputs with NaN, Inf and constant rows, to see that nothing is hidden; then what a rewrite computed is compared with
@@ -46,7 +46,8 @@ def prove_identity(sides: Equivalence) -> Identity:
 
 
 def prove_for_any_length(sides: Equivalence) -> Identity:
-    """`identity` where lengths that a file states (``sides.named``) are symbols: it holds for all sides that differ in
+    """`prove_identity` where lengths that a file states (``sides.named``) are symbols: it holds for all sides that
+    differ in
     these, too. Equal ones along a leaf are told apart.
 
     Raises:
@@ -165,7 +166,7 @@ def check_stored_constants(sides: Equivalence, proof: Identity) -> None:
 
 
 def prove(sides: Equivalence) -> Identity:
-    """`identity` and `checked`."""
+    """`prove_identity` and `check_stored_constants`."""
     proof = prove_identity(sides)
     check_stored_constants(sides, proof)
     return proof

@@ -1,4 +1,4 @@
-"""A region of a graph, evaluated by a `Machine`: its nodes as they stand there, with their attributes and
+"""A region of a graph, evaluated by a `ProofInterpreter`: its nodes as they stand there, with their attributes and
 initializers."""
 
 from __future__ import annotations

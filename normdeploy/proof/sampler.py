@@ -65,7 +65,7 @@ class RandomDraws:
     # constants of the file, by the ids of their tensors
     held: dict[int, StoredConstant] = field(default_factory=dict)
     turn: int = (
-        # of floats alone: which one place all taps of a convolution read (`proof.linear`); 0: places of their own
+        # of floats alone: which one place all taps of a convolution read (`proof.convolutions`); 0: places of their own
         0
     )
 
@@ -75,7 +75,7 @@ class StoredConstant:
 
     def __init__(self, array: Array, half: bool = False, rest: Array | None = None) -> None:
         """``array`` + ``rest``: the elements, in float32 (not copied) or float64; a rest has no more than their last
-        digits (`graphs.unrounded`). ``half``: it was stored in float16."""
+        digits (`graphs.exact_constants`). ``half``: it was stored in float16."""
         self.half = half
         self.array = array = array if array.dtype == np.float32 else np.asarray(array, dtype=np.float64)
         self.rest = rest
@@ -92,7 +92,8 @@ class StoredConstant:
 
     @cached_property
     def content_key(self) -> object:
-        """Equal for equal elements in equal order, whatever the shape; of large constants as `told_apart` found."""
+        """Equal for equal elements in equal order, whatever the shape; of large constants as `compare_contents`
+        found."""
         return hashlib.sha256(np.ascontiguousarray(self.elements_at()).data).digest()
 
     def first_element(self) -> float:

@@ -51,7 +51,7 @@ class Value:
     )
     # the atoms that it holds sums over
     sums: frozenset[Size] = frozenset()
-    # the axes (`axis_of`) along which a root or a divisor varies that holds sums: they are not summed
+    # the axes (`axis_identity`) along which a root or a divisor varies that holds sums: they are not summed
     fixed: frozenset[Any] = frozenset()
     # (key in `Draws.elements`, c): each element is one of those drawn, plus c
     drawn: tuple[Any, int] | None = None

@@ -11,7 +11,8 @@ With H = (I + U)·D·(I + U)ᵀ, U strictly upper triangular, that is
 diagonal is added to it: the samples are few, and what they have in common by chance tells nothing of other inputs.
 A convolution is such a product for each of its groups, whose x are windows of its input.
 
-Biases stay the model's own but for shifts (`shifts`): a correction of their means (Nagel et al., arXiv 1906.04721, 4.2)
+Biases stay the model's own but for shifts (`bias_corrections`): a correction of their means (Nagel et al., arXiv
+1906.04721, 4.2)
 would leave none in the file that `verify` could hold against the model's.
 """
 

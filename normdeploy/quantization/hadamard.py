@@ -24,7 +24,7 @@ def signed_hadamard(order: int) -> np.ndarray:
     """int8 (order, order): a Hadamard matrix with a random sign for each row, the same at every call.
 
     A row vector is multiplied from the left: the signs are those of its channels (QuIP#, Tseng et al., arXiv
-    2402.04396, section 3). ``order``: of `order_for`.
+    2402.04396, section 3). ``order``: of `largest_order`.
     """
     core = _paley_construction(order)
     assert core is not None, f"no matrix of order {order} is known"

@@ -73,7 +73,7 @@ class LayerInput:
 
 @dataclass
 class SecondMoments:
-    """Of the inputs of a layer, streamed: ``second`` is H.
+    """Of the inputs of a layer, streamed: ``hessian`` is H.
 
     Sums are of x̂ − ``origin``, the mean of the first batch, [groups, channels]: little is lost to cancellation in
     float32.

@@ -48,7 +48,7 @@ def find_linear_layers(graph: Graph) -> list[ConstantLinear | Refusal]:
 
 
 def explain_no_layers(proto: onnx.ModelProto) -> str:
-    """Why `linears` finds none in the graph of ``proto``."""
+    """Why `find_linear_layers` finds none in the graph of ``proto``."""
     inputs = {v.name for v in proto.graph.input} & {t.name for t in proto.graph.initializer}
     nodes = [n for n in proto.graph.node if n.op_type in LINEAR and is_standard(n)]
     for node in nodes:

@@ -52,7 +52,7 @@ class LayerPlan:
     ``tensor``: the first result of its node. ``data``, ``weight``: which of its inputs. ``step``: of its input, None
     where the weight alone is quantized. ``axis``: of the weight, along which there is a scale for each place, or for
     each ``block`` of them; None: one scale. ``dynamic``: the input's step is taken of it each time. ``stored``: codes
-    and scales of the weight (`compensate`), None where each element is rounded by itself. ``shift``: of its input,
+    and scales of the weight (`gptq`), None where each element is rounded by itself. ``shift``: of its input,
     which the bias takes back by the weight as it is stored.
     """
 
@@ -201,7 +201,7 @@ class _QdqWriter:
         return quantize_to_codes(w, broadcast_scales(scales, w.shape, plan.axis, plan.block), plan.form), scales
 
     def write_corrected_bias(self, node: onnx.NodeProto, plan: LayerPlan, shift: InputShift) -> str:
-        """The name of the layer's bias as the rounded weight wants it (`shifts`)."""
+        """The name of the layer's bias as the rounded weight wants it (`bias_corrections`)."""
         name = node.input[plan.weight]
         w = numpy_helper.to_array(self.weights[name])
         q, scales = self.quantize_weight(name, plan)

@@ -1,7 +1,8 @@
 """A float32 file to one whose linear layers compute in int8, FP8 or with INT4 weights.
 
 In this order: with ``rotate`` residual streams are rotated (`rotate`, proved); what the layers read is looked at on
-samples; scales and shifts are moved from norms into the layers behind (`migrate`, proved); ranges are taken; the file
+samples; scales and shifts are moved from norms into the layers behind (`scale_migration`, proved); ranges are taken;
+the file
 is written and judged on samples that took no part; layers that cost more than the metric allows go back to float, those
 first that cost most.
 """
@@ -184,7 +185,7 @@ def _drop_idle_migrations(
 
 
 def recorded_quantization(proto: onnx.ModelProto) -> str:
-    """What ``quantized`` made of a file: "int8", "fp8" or "int4"; "" for any other file."""
+    """What ``quantize_model`` made of a file: "int8", "fp8" or "int4"; "" for any other file."""
     text = next((p.value for p in proto.metadata_props if p.key == PROPERTY), "")
     try:
         if text:

@@ -8,7 +8,7 @@ can't serve. With n = (x − mean)/sqrt(var + ε) and any s > 0 for each channel
 so the linear layer reads n/s, which the norm writes with gamma 1/s, and takes the rest into its weight and bias;
 whoever else reads y (a residual, an output, another op) reads (n/s)·(γ·s) + β. With s = 1 the channels of n have one
 variance; another s (SmoothQuant, Xiao et al., arXiv 2211.10438) trades the spread of the activations for that of the
-weights. There 1/s is stored as it is, and γ∘s rounded once (`conditions.factors`).
+weights. There 1/s is stored as it is, and γ∘s rounded once (`smoothing.smoothing_factors`).
 
 Behind no norm the same is written as two ops in front of the layer, (y − shift)/s, with the shift of the channels
 (Wei et al., Outlier Suppression+, arXiv 2304.09145).
@@ -44,7 +44,7 @@ class InputCondition:
     """What the input of linear layers is to be divided by and, first, to be lessened by: over its channels.
 
     ``reach``: the result's range is to be from −reach to reach; None: what the samples say. ``recentred``: the channels
-    whose shift the bias takes back by the weight as it is stored (`shifts`); None: all.
+    whose shift the bias takes back by the weight as it is stored (`bias_corrections`); None: all.
     """
 
     # behind a norm 1/scale has to be exact in float32
@@ -108,7 +108,7 @@ def migrate_scales(
 
 
 def migrate_norm_scales(rewriter: Rewriter, results: Collection[int]) -> list[Migration]:
-    """As `migrated`, in a graph that is rewritten, of norms alone whose results (by their ids) are named."""
+    """As `migrate_scales`, in a graph that is rewritten, of norms alone whose results (by their ids) are named."""
     work = _MigrationPass(rewriter, {})
     for y, nodes in _float32_layer_groups(work.graph):
         if id(y) in results:

@@ -5,7 +5,8 @@ and with factors s = max|x|^α / max|W|^(1 − α) of some α for each channel (
 Behind a norm they cost nothing when the model runs; elsewhere they are one op or two in front of the layer, and are
 written where they take away a quarter of the error.
 
-For symmetric integers behind no norm, each channel gets a range of its own besides (`ranged`): (x − c)/s has one range
+For symmetric integers behind no norm, each channel gets a range of its own besides (`factors_from_ranges`): (x −
+c)/s has one range
 for all channels. What the samples show of one channel is little, and a channel that leaves its range costs more than
 all rounding, so that the ranges are wider than that, by how much the error on rows of other samples says.
 """
@@ -25,7 +26,7 @@ ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _WORTH = {True: 0.95, False: 0.75}
 # rows, of which nothing can be said
 _FEWEST = 16
-# of the variance that rounding the weights adds, which `compensate` leaves on inputs it did not see
+# of the variance that rounding the weights adds, which `gptq` leaves on inputs it did not see
 _COMPENSATED = 0.7
 # rows that are rounded and multiplied, where no formula says what comes of it
 _SIMULATED = 512
@@ -44,7 +45,7 @@ _LEAST = (0.5, 0.8, 0.95)
 _ROOMS = (0.0, 0.5, 1.0)
 
 
-# least and room of `ranged`, alpha, or nothing
+# least and room of `factors_from_ranges`, alpha, or nothing
 Choice = tuple[float, float] | float | None
 
 
@@ -179,7 +180,8 @@ def _range_error(
 def _factors_and_shifts(
     low: np.ndarray, high: np.ndarray, w: np.ndarray, choice: Choice, activation: CodeFormat
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Factors, shifts and reach: those of `ranged`, of an alpha (a channel that is never on, with large weights, needs
+    """Factors, shifts and reach: those of `factors_from_ranges`, of an alpha (a channel that is never on, with large
+    weights, needs
     one), or none."""
     if isinstance(choice, tuple):
         return factors_from_ranges(low, high, *choice, activation)
@@ -243,7 +245,8 @@ def expected_error(
     form: tuple[CodeFormat | None, CodeFormat, int],
     coarse: bool,
 ) -> float:
-    """As `_tried` for integers, of which no product has to be rounded: rounding is a noise of step²/12 that the other
+    """As `_rounding_error` for integers, of which no product has to be rounded: rounding is a noise of step²/12 that
+    the other
     numbers know nothing of (Widrow, Kollar, Quantization Noise, 2008), and what lies beyond the range is cut off. The
     mean of the weights' errors is left out: GPTQ takes it away first, as all inputs have it in common."""
     activation, weight, _ = form

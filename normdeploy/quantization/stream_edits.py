@@ -79,7 +79,7 @@ def propose_nodes(
 
 
 def layer_bias(made: Sequence[gs.Node]) -> gs.Tensor | None:
-    """Return the bias of a layer as `Linear.write` writes it: a MatMul's in an Add behind it."""
+    """Return the bias of a layer as `ConstantLinear.write_nodes` writes it: a MatMul's in an Add behind it."""
     if len(made) > 1:
         return made[1].inputs[1]
     if len(made[0].inputs) > 2:

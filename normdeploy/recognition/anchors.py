@@ -30,7 +30,7 @@ REDUCTIONS = frozenset(
         *("GlobalAveragePool", "Einsum"),
     }
 )
-# those with neighbours are known by `rewriting.joining`
+# those with neighbours are known by `rewriting.epilogue_fusion`
 OWN = frozenset(op for op, row in OURS.items() if not row.joined)
 NORMS = frozenset(op for op, row in DEFAULT.items() if row.statistics is StatisticsKind.INPUT) | OWN
 # of a variance that rounding may have made negative; behind a norm an activation

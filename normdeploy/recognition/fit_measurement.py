@@ -121,7 +121,7 @@ class NormFit:
         return rows.reshape([view.shape[a] for a in order]).transpose(np.argsort(order)).reshape(self.shape)
 
     def rows_of(self, x: np.ndarray) -> np.ndarray:
-        """The groups of ``x`` as rows (number of groups, n): the inverse of ``arrange``."""
+        """The groups of ``x`` as rows (number of groups, n): the inverse of ``arrange_rows``."""
         view, axes = self._grouped_view(x)
         rest = [a for a in range(view.ndim) if a not in axes]
         return view.transpose([*rest, *sorted(axes)]).reshape(-1, self.group_size)

@@ -36,7 +36,7 @@ def bound_regions(
 ) -> Iterator[tuple[BoundRegion, tuple[int, ...]]]:
     """The region bound to sizes that suit it, with x's concrete shape.
 
-    ``loose``: the axes of x whose static size is replaced, those of `loose_axes` where it is None.
+    ``loose``: the axes of x whose static size is replaced, those of `find_loose_axes` where it is None.
     """
     any_size = loose is not None
     loose = find_loose_axes(region) if loose is None else loose

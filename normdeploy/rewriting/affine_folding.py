@@ -28,7 +28,7 @@ _LARGE = 2**20
 def propose_fold(graph: Graph, start: gs.Node, target: RewriteTarget) -> Proposal | Finding | None:
     """Propose to fold the scale and shift that begins with ``start``."""
     if start.op == "BatchNormalization" and graph.is_constant(start.inputs[0]):
-        # `constants` computes it once
+        # `constant_evaluation` computes it once
         return None
     chains = find_affine_chains(graph, start)
     if isinstance(chains, Refusal):
@@ -105,7 +105,7 @@ def _propose_lone_affine(
 
 
 def _belongs_to_norm(graph: Graph, node: gs.Node) -> bool:
-    """Whether it is the scale and shift of the norm before it (`forms.group`): no norm of its own."""
+    """Whether it is the scale and shift of the norm before it (`forms.group_norm`): no norm of its own."""
     before = graph.producer(node.inputs[0])
     while before is not None and before.op in VIEWS:
         before = graph.producer(before.inputs[0])

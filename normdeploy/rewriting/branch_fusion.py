@@ -1,5 +1,5 @@
 """The step that merges parallel branches of one input into one convolution, where a batch norm is in one of them
-(`branches`)."""
+(`branch_merging`)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _propose_fold_behind(graph: Graph, t: gs.Tensor, target: RewriteTarget) -> P
 def _drop_costly_merge(
     graph: Graph, parts: tuple[ParallelBranch, ParallelBranch], form: BranchMerge
 ) -> BranchMerge | Refusal:
-    """``form`` where it costs no accuracy by the rule of `conditioning`, on inputs that the scale and shift state, or
+    """``form`` where it costs no accuracy by the rule of `fold_accuracy`, on inputs that the scale and shift state, or
     normal ones."""
     with evaluator.silence_numpy():
         loss = _merge_loss(graph, parts, form)

@@ -90,7 +90,7 @@ def prove_pairs(
     expressions: ComputedConstants | None = None,
     partly_hidden: Collection[gs.Tensor] = (),
 ) -> ProvedRewrites | Failure:
-    """Prove that each pair is one function, as `certified`."""
+    """Prove that each pair is one function, as `certify_rewrites`."""
     rewrites: list[Rewrite] = []
     for pair in pairs:
         rewrite = rewrite_of(graph, pair)

@@ -7,7 +7,8 @@ and are mirrored at the zero point z where it is negative, so that scales stay p
 F·s has to lie along the axis along which the layer's scales may lie, its output channels.
 
 While scales and shifts are folded, what is dequantized for linear layers counts as the constant (q − z)·s, which
-float64 holds without rounding; so the fold itself is proved as any other (`forms.folds`). Here the weight that was
+float64 holds without rounding; so the fold itself is proved as any other (`forms.fold_expressions`). Here the weight
+that was
 proved is written as codes and scales, and compared with them, element by element.
 """
 

@@ -70,7 +70,7 @@ def _leaf_size(shape: Dims, grouping: NormGrouping) -> tuple[int, ...]:
 
 
 def make_epilogue_trial(grouping: NormGrouping, scale: np.ndarray | None, opset: int) -> MakeTrial:
-    """Return what makes the trial of the first output's rewrite (`rounding.trial_of`).
+    """Return what makes the trial of the first output's rewrite (`rounding_verdicts.make_trial_of`).
 
     Args:
         scale: where it is constant; None: it is 1 + s of the second leaf.

@@ -18,7 +18,8 @@ too. A BatchNormalization is what runtimes make of it, γ/sqrt(var + ε) · z + 
 are rounded to float32, on constants that are not rounded: the ratio of the errors does not depend on the unit.
 
 Nothing here depends on the sizes of the model's tensors: of a convolution one window is evaluated, without strides and
-dilations, of at most `_ROWS` output channels (those in which most cancels, and some between) over at most `rows.TAPS`
+dilations, of at most `_ROWS` output channels (those in which most cancels, and some between) over at most
+`weight_rows.TAPS`
 products each.
 """
 

@@ -1,5 +1,5 @@
 """Which rows an additive mask may hide whole, as the nodes that make it say: where Attention and Softmax part
-(`rewriting.attention`).
+(`rewriting.attention_fusion`).
 
 Numbers are followed as intervals through the few ops that masks are made with. An integer or a bool has bounds by its
 type; an input of floats has none, and may be −Inf.

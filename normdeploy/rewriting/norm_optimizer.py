@@ -85,13 +85,14 @@ def optimize_norms(
             name of a runtime; "onnxruntime" is the fastest that is sound there, "onnxruntime-accurate" the most
             accurate (`normdeploy.forms.measured_forms`).
         fuse: "standard": standard ops alone; "portable": ops of this project's own with function bodies
-            (`graphs.functions`) where no standard one says a norm.
+            (`graphs.own_op_functions`) where no standard one says a norm.
         strict: a failed certificate is an error.
         progress: called with (stage, done, total).
         census: let each finding hold all that there is to know of its norm
         (`normdeploy.recognition.norm_attributes`), which
         takes some more time.
-        weights: those that ``proto`` refers to (`storage.weights.lifted`), as the result then does; None: both hold
+        weights: those that ``proto`` refers to (`storage.weight_serialization.share_large_weights`), as the result
+        then does; None: both hold
         their own.
 
     Returns:

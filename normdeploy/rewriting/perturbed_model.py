@@ -193,5 +193,5 @@ def _has_few_digits(value: np.ndarray) -> bool:
 
 
 def short_error_message(e: Exception) -> str:
-    """Return onnxruntime's message in one line (`sessions.words_of`), cut to 200 characters."""
+    """Return onnxruntime's message in one line (`session.ort_error_message`), cut to 200 characters."""
     return ort_error_message(e)[:200]

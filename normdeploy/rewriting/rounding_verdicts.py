@@ -129,7 +129,7 @@ def make_trial_of(choose: Callable[[Rewrite], TrialInput | None], opset: int) ->
 
 
 def norm_trial_maker(norm: Norm, opset: int) -> MakeTrial:
-    """Return what makes the trial of a norm's rewrite, on the battery (`trial_of`)."""
+    """Return what makes the trial of a norm's rewrite, on the battery (`make_trial_of`)."""
 
     def choose_input(rewrite: Rewrite) -> TrialInput | None:
         case = rounding_cases.norm_case(norm, rewrite)
@@ -165,7 +165,7 @@ def make_norm_input(
 
 
 def fold_trial_maker(windows: Sequence[tuple[int, ...] | None], dtype: np.dtype, opset: int = 1) -> MakeTrial:
-    """Return what makes the trial of a fold (`trial_of`); what its largest sum rounds is expected.
+    """Return what makes the trial of a fold (`make_trial_of`); what its largest sum rounds is expected.
 
     Args:
         windows: for each leaf a shape that shows everything at less cost; none: the file's own.
@@ -348,7 +348,7 @@ def _ort_values(feeds: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _is_shape_only(array: np.ndarray) -> bool:
-    """Whether it is one element broadcast, as `piece` has of what only the shape is read."""
+    """Whether it is one element broadcast, as `make_side_model` has of what only the shape is read."""
     return array.size > 1 and not any(array.strides)
 
 

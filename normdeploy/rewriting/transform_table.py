@@ -1,7 +1,7 @@
 """The transforms and cleanups, in the order in which they are applied to a graph.
 
 Norms come first; then scales and shifts are folded into their neighbors, and branches merged; then norms are joined
-with what stands around them. A transform is a module with a function that proposes (`proposal`), and a row here.
+with what stands around them. A transform is a module with a function that proposes (`proposals`), and a row here.
 Cleanups look at the whole graph behind them.
 """
 

@@ -1,4 +1,5 @@
-"""What runs a model: torch (``eager``), onnxruntime (``ort``) and TensorRT (``trt``), all behind one protocol."""
+"""What runs a model: torch (``torch_runners``), onnxruntime (``ort_runner``) and TensorRT (``trt_runner``), all
+behind one protocol."""
 
 from __future__ import annotations
 

@@ -37,11 +37,11 @@ class EngineRunner(LiveRunner):
     Args:
         path: the file; which runtime it is for is told from its first bytes.
         device: which GPU.
-        stream: the CUDA stream to run on (see ``Cuda``).
+        stream: the CUDA stream to run on (see ``CudaStream``).
         profile: the optimization profile; None takes the first that holds the shapes, at each call.
         cuda_graph: replay a recorded CUDA graph. TensorRT's is recorded again where shapes or profile change;
         TensorRT-RTX keeps its own.
-        runtime_cache: the file of TensorRT-RTX's compiled kernels (see ``JitCache``).
+        runtime_cache: the file of TensorRT-RTX's compiled kernels (see ``RuntimeCache``).
         weight_budget: bytes of streamable weights that stay on the GPU; None keeps all.
 
     Raises:

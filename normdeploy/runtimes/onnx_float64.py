@@ -1,8 +1,10 @@
 """An ONNX file as the reference of a comparison: every node in float64, and with the roundings of the file's own types
 put back at random.
 
-The same as ``eager.Float64Runner`` and ``rounding.RoundedRunner`` are for a PyTorch model. A node that the evaluator
-does not know is run by onnxruntime in the file's own type, and `File64Runner.narrow` names it. Its result is rounded in
+The same as ``torch_runners.Float64Runner`` and ``rounding_noise.RoundingRunner`` are for a PyTorch model. A node
+that the evaluator
+does not know is run by onnxruntime in the file's own type, and `OnnxFloat64Runner.describe_narrow_nodes` names it.
+Its result is rounded in
 the reference as in the file. Where nothing is known of what cancels inside, each element is drawn off by the roundings
 of two runs of its k nodes, √(2k)·u of the largest element.
 """
@@ -40,7 +42,8 @@ from .underflow import round_underflow
 _HALVES = {torch.float16: np.dtype(np.float16), torch.bfloat16: np.dtype(ml_dtypes.bfloat16)}
 
 
-# as in `rounding`: what rounds nothing; what rounds once; of what the largest value is 1, or as large as the operand,
+# as in `rounding_noise`: what rounds nothing; what rounds once; of what the largest value is 1, or as large as the
+# operand,
 # in roundings
 _EXACT = split_op_names("""
     Identity Reshape Transpose Squeeze Unsqueeze Flatten Expand Tile Concat Split Slice Gather GatherElements GatherND
@@ -338,7 +341,7 @@ def _run_body_plainly(body: OnnxFloat64Runner, feeds: Mapping[str, np.ndarray]) 
 
 
 class _RoundingNoise:
-    """Random roundings: r + u·ξ·(|r| + a), as ``rounding`` has them."""
+    """Random roundings: r + u·ξ·(|r| + a), as ``rounding_noise`` has them."""
 
     def __init__(
         self,

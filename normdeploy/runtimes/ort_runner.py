@@ -48,7 +48,7 @@ class OrtRunner:
 
     Raises:
         GraphError: onnxruntime refuses the model.
-        RuntimeCrash: it crashes on the model (`survival`).
+        RuntimeCrash: it crashes on the model (`crash_check`).
         RuntimeUnavailable: it has no kernel for one of the model's operators in its type, or the provider does not work
         here.
     """
@@ -200,5 +200,5 @@ def _session_model(source: str | os.PathLike[str] | onnx.ModelProto | bytes) -> 
 
 
 def shorten_ort_error(error: Exception) -> str:
-    """Return onnxruntime's message in one line (`sessions.words_of`), cut to 400 characters."""
+    """Return onnxruntime's message in one line (`session.ort_error_message`), cut to 400 characters."""
     return ort_error_message(error)[:400]

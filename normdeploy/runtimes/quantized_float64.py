@@ -9,7 +9,7 @@ type's range. What comes of that at the outputs is found by drawing other roundi
   together hang together still (equal values get equal errors). Zero is on the grid of every file, and stays exact.
 - a stored weight is one of the values that round to its code: code + ξ, ξ in (−1/2, 1/2), each by itself. Where one
   scale has no code but zero, nothing chose that scale, and its weights were zero. A bias that takes a shift back by the
-  stored weight is that of the drawn one (`shifted`).
+  stored weight is that of the drawn one (`subtract_zero_points`).
 
 Saturation is no rounding. The draws are of a file whose ranges have no end, but for one that begins at 0, which is how
 ReLU is written without a node: so a value that rounding moved over the end of its range is still allowed what moved it,
@@ -303,7 +303,7 @@ class QuantizedRunner(OnnxFloat64Runner):
         super().__init__(proto)
 
     def _run_bodies(self, node: onnx.NodeProto, values: dict[str, Array]) -> bool:
-        """Leave control flow to `_Stepped`, which draws the roundings in bodies too."""
+        """Leave control flow to `_QuantizedEvaluator`, which draws the roundings in bodies too."""
         return False
 
     def run_with_draw(self, feeds: Mapping[str, np.ndarray], draw: RoundingDraw) -> RunResult:

@@ -1,6 +1,6 @@
-"""How a quantized file is run in float64 (`runtimes.steps`), and what its quantizers were given.
+"""How a quantized file is run in float64 (`runtimes.quantized_float64`), and what its quantizers were given.
 
-By itself, since `steps` brings torch along.
+By itself, since `quantized_float64` brings torch along.
 """
 
 from __future__ import annotations

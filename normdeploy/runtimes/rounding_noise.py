@@ -9,10 +9,12 @@ as exact as 1, a gelu of x as x.
 
 A float32 kernel adds up a row in a few running sums. Where its elements are alike (a zero image behind a convolution
 with a bias) these lose digits step by step in one direction, n·u instead of √n·u in the worst case (Higham, Accuracy
-and Stability of Numerical Algorithms, 2002, section 4.2). That hangs on the data, so it is computed: `lost_in_lanes`
+and Stability of Numerical Algorithms, 2002, section 4.2). That hangs on the data, so it is computed:
+`float32_sum_error`
 adds the row up as such a kernel does.
 
-A Fourier transform is a sum of n products in each bin (`runtimes.fourier`); its roundings are as large in a bin that
+A Fourier transform is a sum of n products in each bin (`runtimes.fourier_error`); its roundings are as large in a
+bin that
 cancels as in any other of the frame.
 """
 
@@ -276,7 +278,8 @@ class _RoundingInterpreter(WideningInterpreter):
         return drawn.sub_(0.5).mul_(2 * self._unit).mul_(value).nan_to_num_(0.0, 0.0, 0.0)
 
     def _complex_rounding_noise(self, value: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
-        """As `_lost`, the real and the imaginary part each by itself: a product rounds both by parts of |value|."""
+        """As `_rounding_noise`, the real and the imaginary part each by itself: a product rounds both by parts of
+        |value|."""
         parts = [self._rounding_noise(torch.where(torch.isfinite(value), level, 0.0)) for _ in range(2)]
         return torch.complex(*parts)
 
@@ -319,7 +322,8 @@ def float32_sum_error(rows: np.ndarray) -> np.ndarray:
 
 
 def float32_sum_error_along(x: np.ndarray, axes: Sequence[int], mean: bool) -> np.ndarray:
-    """`lost_in_lanes` of a sum or mean over ``axes`` (none: all), one number for each result, in the order of the other
+    """`float32_sum_error` of a sum or mean over ``axes`` (none: all), one number for each result, in the order of
+    the other
     axes."""
     over = sorted({a % x.ndim for a in axes} or range(x.ndim)) if x.ndim else []
     kept = [a for a in range(x.ndim) if a not in over]

@@ -44,7 +44,7 @@ class SessionRunner(LiveRunner):
         path: the file; external weights stand beside it.
         provider: "cpu" or "cuda".
         device: which GPU.
-        stream: the CUDA stream to run on (see ``Cuda``).
+        stream: the CUDA stream to run on (see ``CudaStream``).
         cuda_graph: record the run as a CUDA graph, one for each combination of input shapes, kept until the runner is
         closed.
         threads: of one operator on the CPU, which do not spin between runs; 0: onnxruntime's choice, a thread for each
@@ -52,7 +52,7 @@ class SessionRunner(LiveRunner):
 
     Raises:
         GraphError: onnxruntime refuses the file.
-        RuntimeCrash: it crashes on the file (`survival`).
+        RuntimeCrash: it crashes on the file (`crash_check`).
         RuntimeUnavailable: it has no kernel for an operator in its type, or the provider does not work here.
         InputError: the model takes or gives what is no tensor of numbers.
     """

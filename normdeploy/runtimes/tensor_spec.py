@@ -129,11 +129,12 @@ def are_numpy_arrays(feeds: Mapping[str, Any]) -> bool:
 
 
 def check_array_feeds(runner: str, feeds: Mapping[str, Any], specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
-    """``checked`` for numpy arrays, without torch. A copy is made of those that are not contiguous or in another order
+    """``check_tensor_feeds`` for numpy arrays, without torch. A copy is made of those that are not contiguous or in
+    another order
     of bytes.
 
     Raises:
-        InputError: as ``checked``.
+        InputError: as ``check_tensor_feeds``.
     """
     check_names(runner, feeds, [spec.name for spec in specs])
     given = {spec.name: np.asarray(feeds[spec.name]) for spec in specs}

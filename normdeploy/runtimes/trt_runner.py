@@ -40,7 +40,7 @@ class TrtRunner:
 
     Args:
         engine: the file; which runtime it is for is told from its first bytes.
-        runtime_cache: the file of TensorRT-RTX's compiled kernels (see ``JitCache``).
+        runtime_cache: the file of TensorRT-RTX's compiled kernels (see ``RuntimeCache``).
 
     Raises:
         RuntimeUnavailable: the package, the GPU or a CUDA library is not there.

@@ -90,7 +90,7 @@ def update_record(proto: onnx.ModelProto, inputs: Sequence[InputSpec], flags: Ma
 
 
 def read_record(proto: onnx.ModelProto) -> dict[str, Any]:
-    """What ``record`` wrote, {} where nothing was.
+    """What ``write_record`` wrote, {} where nothing was.
 
     ``inputs`` are InputSpecs; ``load`` and ``export`` the flags. Whoever wrote the file may have written anything here:
     of ``load``, what ``CODE`` names, and the ``trust`` of ``export``, are not to be followed for that alone
@@ -115,7 +115,7 @@ def raw_record(proto: onnx.ModelProto) -> dict[str, Any]:
     """The record as it stands in the file, not looked into; {} where there is none.
 
     Raises:
-        GraphError: as ``recorded``.
+        GraphError: as ``read_record``.
     """
     text = next((p.value for p in proto.metadata_props if p.key == _PROPERTY), None)
     if text is None:
@@ -139,7 +139,7 @@ def raw_record(proto: onnx.ModelProto) -> dict[str, Any]:
 
 
 def runs_code(record_of_export: Mapping[str, Any]) -> bool:
-    """Whether loading the model as ``recorded`` says imports or runs what the flags name."""
+    """Whether loading the model as ``read_record`` says imports or runs what the flags name."""
     return bool(record_of_export) and (
         any(record_of_export["load"].get(name) for name in CODE) or bool(record_of_export["export"].get("trust"))
     )

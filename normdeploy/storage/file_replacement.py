@@ -49,7 +49,7 @@ def replace_atomically(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """``data`` under ``path``, whole or not at all (see ``atomic``)."""
+    """``data`` under ``path``, whole or not at all (see ``replace_atomically``)."""
     with replace_atomically(path) as written:
         written.write_bytes(data)
 

@@ -1,4 +1,4 @@
-"""Reading and writing ONNX files; every output replaced whole or not at all (see ``atomic``)."""
+"""Reading and writing ONNX files; every output replaced whole or not at all (see ``replace_atomically``)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def save_onnx(proto: onnx.ModelProto, path: str | os.PathLike[str], *, external:
     Raises:
         GraphError: more than 2 GB would remain without the weights, or a weight lies in an external file that was not
             loaded.
-        NormdeployError: as ``atomic``.
+        NormdeployError: as ``replace_atomically``.
     """
     target = resolve_writable_path(path)
     foreign = next(
@@ -119,7 +119,7 @@ def require_terminating_file(path: str | os.PathLike[str]) -> None:
     wrong with it, the runtime itself says.
 
     Raises:
-        GraphError: as ``wellformed.require_end`` and ``compiled.require_model``.
+        GraphError: as ``wellformedness.require_termination`` and ``compiled_models.require_model``.
     """
     proto = onnx.ModelProto()
     try:
@@ -140,7 +140,7 @@ def _flatten_checker_message(message: str) -> str:
 
 def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.ModelProto:
     """Read and check an ONNX file; with ``external_data`` the weights outside it too. Nodes that stand in no valid
-    order are put into one, a size of -1 is an open one (`opened_sizes`), and sparse tensors are written out.
+    order are put into one, a size of -1 is an open one (`open_unknown_sizes`), and sparse tensors are written out.
 
     Raises:
         GraphError: there is no such file, it is truncated or no ONNX, it breaks the specification, it holds a compiled
@@ -231,8 +231,10 @@ def _describe_read_error(error: Exception) -> str:
 def _copy_for_checker(proto: onnx.ModelProto, moved: bool) -> onnx.ModelProto | None:
     """A copy for the checker, None where the file itself will do: its nodes stand in order, and it knows them all.
 
-    Norms that other tools left in ONNX's own domain, which the checker refuses (`strays`), are in a domain of their own
-    here. The weights outside the file, whose places `_place` has checked, are empty, for the checker looks for them in
+    Norms that other tools left in ONNX's own domain, which the checker refuses (`nonstandard_norms`), are in a
+    domain of their own
+    here. The weights outside the file, whose places `_locate_external_data` has checked, are empty, for the checker
+    looks for them in
     the working directory.
     """
 
@@ -266,7 +268,7 @@ def iter_bodies(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.Funct
 
 
 def normalize_model(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model from memory as `load_onnx` returns a file: sizes as in `opened_sizes`, and no sparse tensor.
+    """Return a model from memory as `load_onnx` returns a file: sizes as in `open_unknown_sizes`, and no sparse tensor.
 
     Raises:
         GraphError: a sparse tensor is broken or too large.

@@ -48,7 +48,8 @@ def sign_record(
     Where there is no place for the user's key or store nothing is kept there: flags have then to be given again.
 
     Args:
-        code: the modules that it imports, as ``vouched`` gave them; None: those of the working directory that this
+        code: the modules that it imports, as ``find_signed_modules`` gave them; None: those of the working directory
+        that this
         process has imported.
 
     Raises:
@@ -117,7 +118,7 @@ def require_usable_team_key(path: str | os.PathLike[str] | None) -> None:
     """Before any work: if there is a team's key, it can be used, and its signature can be written.
 
     Raises:
-        InputError, NormdeployError: as ``sign``.
+        InputError, NormdeployError: as ``sign_record``.
     """
     if read_team_key() is not None and path is not None:
         resolve_writable_path(signature_path(path))

@@ -115,14 +115,15 @@ def load_judged_model(
     """Load the PyTorch model on whose inputs ``files`` are judged.
 
     The files' records complete what is given. Where they narrow the sizes or values that the model itself takes, the
-    model's own count, and the claimed ones are tried beside them (`verify.claims`). A live module without stated dims
+    model's own count, and the claimed ones are tried beside them (`verify.claimed_inputs`). A live module without
+    stated dims
     is traced with the dynamic dims of the files, where it runs so.
 
     Returns:
         The model, and notes.
 
     Raises:
-        NormdeployError: as ``remembered_by_any`` and ``loaded``.
+        NormdeployError: as ``recall_from_any`` and ``load_source``.
     """
     followed, notes = recall_from_any(source, files, given)
     if is_live_module(source) and not any(given.get(name) for name in ("inputs", "dims", "dynamic_shapes")):
@@ -175,7 +176,8 @@ def _trace_with_file_dims(
 def load_as_recorded(
     source: Source, args: Example, kwargs: Mapping[str, Any] | None, loading: LoadKeywords, given: LoadKeywords
 ) -> LoadedModel:
-    """``loaded``; where the model does not take what ``loading`` has beyond ``given``, the error says who said that."""
+    """``load_source``; where the model does not take what ``loading`` has beyond ``given``, the error says who said
+    that."""
     recorded = {name: value for name, value in loading.items() if value and value != given.get(name)}
     try:
         return load_source(source, args, kwargs, loading)
@@ -224,11 +226,11 @@ def open_onnx_source(
 
 
 def recall_from_any(source: Source, files: Sequence[PathLike], given: LoadKeywords) -> tuple[LoadKeywords, list[str]]:
-    """``remembered`` by the first of the ONNX files whose record may be followed; the refusal of another does not
+    """``recall_loading`` by the first of the ONNX files whose record may be followed; the refusal of another does not
     matter then.
 
     Raises:
-        GraphError, InputError: as ``remembered``; or the ONNX file was given first and the model behind it.
+        GraphError, InputError: as ``recall_loading``; or the ONNX file was given first and the model behind it.
     """
     if isinstance(source, str | os.PathLike) and os.path.isfile(source) and is_onnx_file(source):
         model = next(
@@ -271,9 +273,10 @@ def _is_used_as_model(source: PathLike, files: Sequence[PathLike]) -> bool:
 def recall_loading(source: Source, onnx_path: PathLike, given: LoadKeywords) -> tuple[LoadKeywords, list[str]]:
     """``given`` completed by what the ONNX file recorded at its export, and notes.
 
-    What runs no code (`storage.record.DATA`) is followed whoever wrote the file. What may run code is followed only
+    What runs no code (`storage.export_record.DATA`) is followed whoever wrote the file. What may run code is
+    followed only
     where a signature of this user or team vouches for it, for the model file and for the modules that it imports
-    (`storage.signing`).
+    (`storage.record_signing`).
 
     Raises:
         GraphError: the file is no valid ONNX, or its record is malformed.

@@ -75,7 +75,7 @@ def test_a_standard_op_has_not_changed_since(row: NormOp) -> None:
     assert [NAMES[i.name] for i in newest.inputs] == list(row.inputs)
     assert set(row.attributes) <= set(newest.attributes)
     assert not any(a.required for name, a in newest.attributes.items() if name not in row.attributes)
-    if "stash_type" in row.attributes:  # `recognition.traits` reads a node that does not say it
+    if "stash_type" in row.attributes:  # `recognition.norm_attributes` reads a node that does not say it
         assert helper.get_attribute_value(newest.attributes["stash_type"].default_value) == TensorProto.FLOAT
 
 

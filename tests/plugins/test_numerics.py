@@ -1,5 +1,5 @@
 """Every kernel, run by Triton's interpreter, against its float64 reference; every element within a bound
-(``cases.allowed``)."""
+(``input_cases.allowed``)."""
 
 from __future__ import annotations
 

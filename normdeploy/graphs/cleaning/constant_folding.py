@@ -296,7 +296,7 @@ def _round_once(values: np.ndarray, kind: np.dtype[Any]) -> np.ndarray:
 
 
 class ConstantFolder:
-    """Compute constants while the fold pass of onnxscript walks the graph; `replace` then writes them."""
+    """Compute constants while the fold pass of onnxscript walks the graph; `write_constants` then writes them."""
 
     def __init__(self, wanted: Any, opset: int) -> None:
         self._wanted = wanted

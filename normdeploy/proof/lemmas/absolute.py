@@ -1,6 +1,6 @@
 """The square of an absolute value is the square.
 
-**Lemma.** |x|·|x| = |x|² = x² for every real x; and |t| = t where t ≥ 0 (`clamp.not_negative`).
+**Lemma.** |x|·|x| = |x|² = x² for every real x; and |t| = t where t ≥ 0 (`clamp.is_nonnegative`).
 
 **Proof.** |x| is x or −x. So Abs is let in where only its square is read: a product with itself, an even power, a sum
 of squares. Anything else that reads it is refused. `tests/proof/test_lemmas.py` reads |x| as it is, and multiplies it

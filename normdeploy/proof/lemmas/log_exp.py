@@ -2,7 +2,8 @@
 
 **Lemma.** For t > 0 and rational q, exp(q·log t) = t^q. For t = 0 both are 0 where q > 0 and +Inf where q < 0.
 
-**Premise.** t ≥ 0 (`clamp.not_negative`: for a negative t the logarithm is NaN and a power may not be), q a multiple of
+**Premise.** t ≥ 0 (`clamp.is_nonnegative`: for a negative t the logarithm is NaN and a power may not be), q a
+multiple of
 ½, and between the two ops nothing but products with numbers. `tests/proof/test_lemmas.py` takes the exponential of
 data, and adds to the logarithm.
 """

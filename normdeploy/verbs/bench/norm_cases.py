@@ -253,7 +253,7 @@ class NormCase:
             "layer": f"LayerNormalization <axis = -1, epsilon = {self.epsilon}> (g, one)",
         }[form]
         affine = "s = Mul(w, gamma) y = Add(s, beta)"
-        # as `forms.group` writes it
+        # as `forms.group_norm` writes it
         if form == "instance" and self.kind == "GroupNorm" and self.dtype != "float64":
             affine = "y = BatchNormalization <epsilon = 0.0> (w, scale, shift, mean, variance)"
         return f"g = Reshape(x, rows) n = {core} w = Reshape(n, whole) {affine}"

@@ -44,7 +44,8 @@ class Fault:
     than ONNX defines) or "between" (each node is right on right inputs, and small errors grow). ``nodes``: "op name" of
     each node that it may be, one where it could be told; ``operator``: of the model. ``error`` of ``tensor`` on right
     inputs, ``allowed``, and ``scale``, its largest |right value|; ``reason``: what no error can say. ``kind`` and
-    ``cause``: see ``verbs.bisect.cause``. ``output_error``, ``output_allowed`` and ``output_reason``: of ``output`` on
+    ``cause``: see ``verbs.bisect.cause_search``. ``output_error``, ``output_allowed`` and ``output_reason``: of
+    ``output`` on
     the input ``case``, as the file is. ``mended_error``: of the output with ``tensor`` held at its right value,
     or where its type can't hold that, with the island of ``widened``; null where neither can be run. ``mended``:
     that is within.

@@ -2,15 +2,16 @@
 
 Looked at are, in this order:
 
-1. the weights that are not within half a step of the parameter that they are next to (``parameters``);
-2. the file without its quantization (``unquantized``): what is wrong there is searched as in any other file (``hunt``);
+1. the weights that are not within half a step of the parameter that they are next to (``quantized_weights``);
+2. the file without its quantization (``remove_quantization``): what is wrong there is searched as in any other file
+(``hunt``);
 3. the quantizers of data: a pair whose halves differ, a range that cuts off what a calibration on inputs like these
    would have seen (`StepBudget.trust_ranges`), a range that is far too wide.
 
 A weight and a quantizer are tried: with it right (the parameter in its place, or nothing rounded and cut off there) the
 output has to come nearer to the reference by a third, or where nothing does that, nearer at all; what makes the output
 worse is no fault. What is found stays mended while the search goes on, until the output is within its budget
-(`verbs.verify.steps`).
+(`verbs.verify.quantization_budget`).
 """
 
 from __future__ import annotations

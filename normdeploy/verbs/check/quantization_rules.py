@@ -1,4 +1,5 @@
-"""What is wrong with the quantization of a file, or with what a runtime makes of it (the rules: ``rules.RULES``)."""
+"""What is wrong with the quantization of a file, or with what a runtime makes of it (the rules:
+``norm_rules.RULES``)."""
 
 from __future__ import annotations
 

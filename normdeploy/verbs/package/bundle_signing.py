@@ -1,6 +1,7 @@
 """Signs a bundle, and tells who signed one.
 
-Beside what the manifest lists a signed bundle holds a bill of materials and ``provenance.intoto.jsonl``: one line, the
+Beside what the manifest lists a signed bundle holds a bill of materials and ``slsa_provenance.intoto.jsonl``: one
+line, the
 envelope of a Statement about every other file (`normdeploy.evidence.slsa_provenance`).
 """
 

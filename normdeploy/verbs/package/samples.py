@@ -5,7 +5,8 @@ output may be off by what ``normdeploy.verbs.verify.file_comparison`` allows, pl
 
     error ≤ 4 · (eager's own error) + 4.5 ulp(max |expected|)
 
-A quantized file may be off besides by what other roundings of its activations and weights would do (`verify.stepped`).
+A quantized file may be off besides by what other roundings of its activations and weights would do
+(`verify.quantized_reference`).
 
 Without it the expected outputs are onnxruntime's with its optimizer off. In place of eager's error, which is not known
 then, stands how far these outputs move when the inputs and the weights of two and more dims are off by up to one unit
@@ -149,7 +150,7 @@ def make_samples_from_file(
     Args:
         proto: the file at ``path`` without its weights; what it recorded at its export says which inputs are generated.
         ports: its inputs.
-        batch, inputs: as for ``from_model``.
+        batch, inputs: as for ``make_samples_from_model``.
         largest: batch of a file without a record; 0: not known.
 
     Raises:

@@ -171,7 +171,7 @@ def output_ports(proto: onnx.ModelProto) -> tuple[TritonPort, ...]:
     bears says nothing, and what inference derives from the inputs takes its place.
 
     Raises:
-        GraphError, InputError: as ``ports``.
+        GraphError, InputError: as ``make_ports``.
     """
     stated = make_ports(proto.graph.output)
     known = infer_types(proto)

@@ -1,4 +1,5 @@
-"""The shifts that BatchNorms make of biases, and the merged biases of branches: what ``audit`` holds a bias against.
+"""The shifts that BatchNorms make of biases, and the merged biases of branches: what ``weight_audit`` holds a bias
+against.
 
 A model with many BatchNorms of one width has as many shifts as it has pairs of them with a bias. MobileOne has tens of
 thousands, so they are computed when a weight is looked for, a BatchNorm at a time, and first in a few channels alone.
@@ -74,7 +75,7 @@ class FixedShift:
         return (self.shift.source,)
 
     def values_of_rows(self, chosen: Any = slice(None), channels: slice = slice(None)) -> tuple[Array, Array]:
-        """Return values and magnitudes, as `ShiftsOfNorm.rows` does."""
+        """Return values and magnitudes, as `BatchNormShifts.values_of_rows` does."""
         values = self.shift.values.reshape(1, -1)
         sizes = self.shift.sizes.reshape(1, -1)
         return values[chosen, channels], sizes[chosen, channels]

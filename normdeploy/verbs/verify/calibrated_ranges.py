@@ -1,7 +1,7 @@
 """Judges a quantized file of another tool again, where its ranges cut off what calibration inputs need not have held.
 
 Such a file records no ranges. One that a calibration on inputs like those of ``verify`` can have given is taken for
-right: what it cuts off is judged by nothing, as in a file that records its ranges (`steps`).
+right: what it cuts off is judged by nothing, as in a file that records its ranges (`quantization_budget`).
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ def audit_codes(
 
 
 def _find_altered_in_orders(codes: WeightCodes, parameter: Array) -> tuple[bool, AlteredCode | None]:
-    """`altered_code` over the orders of a parameter's dims."""
+    """`find_altered_code` over the orders of a parameter's dims."""
     closest: AlteredCode | None = None
     for arranged in iter_arrangements(parameter, codes.array):
         known, altered = find_altered_code(codes, arranged)

@@ -27,7 +27,7 @@ class Comparison(Renderable):
 
     ``drift``: in the files' order, one runtime after the other; None where it was not asked for. ``up_to``: the input
     elements up to which inputs were generated, where some sizes that the model takes have more; None where none were
-    left out. ``weights``: of ONNX files, those that are no tensor of the model as it stands (``audit``).
+    left out. ``weights``: of ONNX files, those that are no tensor of the model as it stands (``weight_audit``).
     """
 
     results: tuple[OutputResult, ...]

@@ -1,6 +1,6 @@
 """Derives tensors that exporters and optimizers compute from a model's parameters.
 
-``audit`` asks here before it calls a weight altered.
+``weight_audit`` asks here before it calls a weight altered.
 
 Each derivation gives values in float64 and the sum of the magnitudes in them, of which their rounding is relative.
 """

@@ -235,7 +235,7 @@ def make_affordable_cases(
     quantized: bool = False,
     integers: IntegerHints | None = None,
 ) -> EdgeCases:
-    """``battery``, more sizes being run the cheaper the model is.
+    """``make_edge_cases``, more sizes being run the cheaper the model is.
 
     ``quantized``: all files are, and run a dozen times in float64 on each input: not above the opt sizes where one run
     costs more than `_QUANTIZED_WORK`, unless ``most`` says so.

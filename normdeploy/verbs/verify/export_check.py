@@ -94,7 +94,7 @@ def require_expected_outputs(
     """Run the file beside what PyTorch made.
 
     Args:
-        wanted: see `expected`.
+        wanted: see `run_expected`.
         proto: the file.
         reload: the model again, whose roundings are drawn where an output differs.
         runtime: the one that the file is for; what a kernel of onnxruntime loses is no fault of a file for another.

@@ -8,7 +8,8 @@ Errors are against the model run in float64. What one correct evaluation in the 
 sides: from the reference with each intermediate rounded at random, which knows where a result hangs on roundings, and
 from eager, whose sums are as long as anybody's (ρ, the s that eager needs). Another evaluation is another draw of the
 same size; the 4 is the room between two draws. There is no tolerance besides. NaN and infinities must stand where the
-reference has them once it is rounded to the output's type; on inputs that are extreme or not finite (``battery``) they
+reference has them once it is rounded to the output's type; on inputs that are extreme or not finite (``edge_cases``)
+they
 may also stand where eager has them, and NaN and Inf count alike. A file in half precision (``--precision``) is compared
 with eager run in half, both on inputs that are half numbers. Files of several precisions may be compared at once, each
 by its own eager.

@@ -1,4 +1,5 @@
-"""The convolutions that parallel branches of a model are merged into: what `audit` compares a merged weight with.
+"""The convolutions that parallel branches of a model are merged into: what `weight_audit` compares a merged weight
+with.
 
 Each result of the program is followed as a convolution of an earlier tensor, W·x + c, through convolutions by
 parameters, batch norms in eval mode, sums and differences, and products with parameters of each channel; in float64,

@@ -1,7 +1,8 @@
 """How alike two outputs are, as one number: the measures that ``verify --metric`` takes. The larger, the more alike.
 
 All are computed in float64. ``cosine``, ``psnr`` and ``snr`` take the whole output of one input as one vector; the
-least of all inputs counts. ``top1``, ``top5`` and ``nearest`` are shares of the rows of all inputs together. A NaN or
+least of all inputs counts. ``top1``, ``top5`` and ``nearest_neighbor_agreement`` are shares of the rows of all
+inputs together. A NaN or
 an infinity in either output makes a measure NaN, which reaches no threshold.
 
 ``accuracy_drop`` and ``accuracy5_drop`` ask for labels: how much smaller is the share of samples whose label is found
@@ -83,7 +84,7 @@ def top_agreement(count: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
 
     The top-k accuracy of ILSVRC (Russakovsky et al., 2015), the reference's answer in the place of the label. Where the
     reference has several best, any of them will do. Of equal scores of the other the first goes before, as in
-    ``correct``.
+    ``top_accuracy``.
     """
 
     def rows_agree(value: np.ndarray, reference: np.ndarray) -> np.ndarray:

@@ -1,4 +1,5 @@
-"""The verdict on one output in one runtime: by the default rule (``verbs.verify.verify``), or by rules that were given
+"""The verdict on one output in one runtime: by the default rule (``verbs.verify.file_comparison``), or by rules that
+were given
 for it."""
 
 from __future__ import annotations

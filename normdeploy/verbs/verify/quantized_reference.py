@@ -2,7 +2,8 @@
 
 How near it comes to the model is what ``verify`` looks at; generated inputs may lie beyond the ranges that it was
 calibrated for, which a race need not know. A value next to a tie is rounded to the other side by the least error of a
-runtime, so that each element may be off by what other roundings of the activations do to it (`runtimes.steps`).
+runtime, so that each element may be off by what other roundings of the activations do to it
+(`runtimes.quantized_float64`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What files are compared with: a PyTorch model, or an ONNX file or session in its place (``verify a.onnx b.onnx``).
 
-An ONNX file is run in float64 node by node (``runtimes.file64``); what eager is to a model, onnxruntime with its
+An ONNX file is run in float64 node by node (``runtimes.onnx_float64``); what eager is to a model, onnxruntime with its
 optimizer off is to it, or the session that was given.
 """
 
@@ -81,7 +81,7 @@ class FileModel(ModelSignature):
         return self._made["unit"]  # type: ignore[no-any-return]
 
     def release_runner(self) -> None:
-        """Give up ``wide``."""
+        """Give up ``float64_runner``."""
         self._made.pop("wide", None)
 
     def with_inlined_functions(self) -> Self:
