@@ -1,8 +1,10 @@
 """The runner of mutants (`benchmarks.mutants`): its lists and its table; no mutant is run here."""
 
+from dataclasses import replace
+
 import pytest
 
-from benchmarks.mutants.__main__ import ROOT, USUAL, Mutant, Outcome, listed, page, run_again
+from benchmarks.mutants.__main__ import ROOT, USUAL, Mutant, Outcome, listed, occurrences, page, run_again
 
 LISTS = (USUAL, "strangers")
 
@@ -15,8 +17,27 @@ def test_every_mutant_can_be_run(name):
         assert m.old != m.new, m.key
         assert m.breaks, m.key
         assert m.tests, m.key
-        for test in m.tests:
-            assert (ROOT / test.partition("::")[0]).exists(), test
+    assert [f"there is no {t}" for m in mutants for t in m.tests if not is_test(t)] == []
+    # the line of a redundant one has been deleted
+    counts = {m.key: occurrences(ROOT, m) for m in mutants if not m.redundant}
+    assert {key: n for key, n in counts.items() if n != 1} == {}
+
+
+def is_test(name: str) -> bool:
+    """Whether a file of tests, or a folder of them, is there and has the function that is named."""
+    file, _, function = name.partition("::")
+    if not function:
+        return (ROOT / file).exists()
+    return (ROOT / file).is_file() and f"def {function.partition('[')[0]}(" in (ROOT / file).read_text()
+
+
+def test_a_mutant_is_stale_where_its_text_is_gone(tmp_path):
+    (tmp_path / "a.py").write_text("x = 1\ny = 1\n")
+    mutant = Mutant("a.py", "x = 1", "x = 2", "x", ("tests",))
+    assert occurrences(tmp_path, mutant) == 1
+    assert occurrences(tmp_path, replace(mutant, old="= 1")) == 2
+    assert occurrences(tmp_path, replace(mutant, old="x = 3")) == 0
+    assert occurrences(tmp_path, replace(mutant, file="b.py")) == 0
 
 
 def test_the_first_verdict_is_kept():

@@ -72,6 +72,14 @@ def listed(name: str = USUAL) -> list[Mutant]:
     return [Mutant(**entry | {"tests": tuple(entry["tests"])}) for entry in tomllib.loads(text)["mutant"]]
 
 
+def occurrences(root: Path, mutant: Mutant) -> int:
+    """How often the text that a mutant changes stands in its file: once, or the mutant is stale."""
+    source = root / mutant.file
+    if not source.is_file():
+        return 0
+    return source.read_text().count(mutant.old)
+
+
 def run_again(last: Outcome | None, now: Outcome) -> Outcome:
     """``now``, and the verdict of the first run with it; a stale mutant was not run."""
     known = "" if last is None else last.first or last.verdict
@@ -101,9 +109,9 @@ class Clone:
         if mutant.redundant:
             return Outcome("redundant", mutant.redundant, 0.0)
         source, began = self.root / mutant.file, time.perf_counter()
-        text = source.read_text() if source.is_file() else ""
-        if text.count(mutant.old) != 1:
-            return Outcome("stale", f"its old text stands there {text.count(mutant.old)} times", 0.0)
+        if (count := occurrences(self.root, mutant)) != 1:
+            return Outcome("stale", f"its old text stands there {count} times", 0.0)
+        text = source.read_text()
         try:
             self._write(source, text.replace(mutant.old, mutant.new))
             failed = self._noticed(mutant, last)
