@@ -42,7 +42,7 @@ from ..storage.weight_serialization import share_large_weights
 from ..types import Progress
 from . import int32_codes, transform_table
 from .proved_nodes import NodeSeal, require_sealed
-from .rewrite_ledger import MADE, RewriteOptions, RewriteStep, undone_finding
+from .rewrite_ledger import RewriteOptions, RewriteStep, undone_finding
 from .rewriter import Rewriter
 
 
@@ -274,7 +274,8 @@ def _rewrite_graph(
 def _rewrite_subgraph(work: RewriteOutcome, nested: Subgraph, taken: Collection[str], wanted: RewriteOptions) -> None:
     place = "; ".join(filter(None, (wanted.place, nested.place)))
     inner, out = _rewrite_graph(nested.model, taken, replace(wanted, place=place, weights=None))
-    if any(f.status in MADE for f in inner.findings):
+    # Steps for speed alone are no findings, and change the body too.
+    if inner.taken:
         nested.put_back(out)
         work.opset = max(work.opset, inner.opset)
         work.seals += inner.seals

@@ -102,3 +102,32 @@ def test_a_gemm_of_another_bias_is_not_made(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(row_gemms, "match_layer", mistaken)
     assert ops(optimize_norms(graph(LAYER), runtime="onnxruntime")[0]) == ["MatMul", "Add"]
+
+
+def test_optimize_linear_layer_in_a_branch_becomes_gemm() -> None:
+    """A body holds what its steps say: one that no norm is found in is written back too."""
+    rng = np.random.default_rng(0)
+    proto = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]>
+        g (bool c, float[N,7,24] x) => (float[N,7,40] y) {
+            y = If (c) <
+                then_branch = t () => (float[N,7,40] a) { p = MatMul(x, w) a = Add(p, b) },
+                else_branch = e () => (float[N,7,40] d) { q = MatMul(x, w) d = Sub(q, b) }
+            >
+        }"""
+    )
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
+        for name, shape in (("w", (24, 40)), ("b", (40,)))
+    )
+    made, _ = optimize_norms(proto, runtime="onnxruntime")
+    branches = {a.name: [n.op_type for n in a.g.node] for a in made.graph.node[-1].attribute}
+    assert "Gemm" in branches["then_branch"]
+    assert "Gemm" not in branches["else_branch"]
+    x = rng.standard_normal((3, 7, 24)).astype(np.float32)
+    for c in (True, False):
+        feeds = {"c": np.array(c), "x": x}
+        (before,) = run_onnxruntime(proto, feeds)
+        (after,) = run_onnxruntime(made, feeds)
+        # 24 products and a bias, each rounded once
+        assert np.abs(before - after).max() <= 25 * UNIT * 24 * np.abs(x).max()
