@@ -3,10 +3,12 @@ function."""
 
 from __future__ import annotations
 
-import ml_dtypes
-import numpy as np
+from typing import TYPE_CHECKING
 
 from .errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _NAMES = {
     "float64": ("fp64", "f64", "double"),
@@ -44,11 +46,14 @@ def half_precision_of(name: str | None) -> str | None:
 
 def unit_roundoff(dtype: np.dtype) -> float:
     """Return half of the distance between 1 and the next larger number of a floating type."""
+    # The command line's help reads this module, and must not wait for numpy.
+    import ml_dtypes
+
     return float(ml_dtypes.finfo(dtype).eps) / 2
 
 
 # By numpy's names of the types that models compute in.
-UNIT_ROUNDOFF = {name: unit_roundoff(np.dtype(name)) for name in ("float64", "float32", "float16", "bfloat16")}
+UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 def is_float_dtype(dtype: np.dtype) -> bool:
