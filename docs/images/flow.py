@@ -13,7 +13,7 @@ from pathlib import Path
 WIDE, HIGH, ACROSS, DOWN = 176, 46, 200, 84
 WAY = (  # (folders, what is done there), in the order of a model's way; a line holds four
     ("loading/", "a file told from its bytes"),
-    ("exporter.py", "torch's program to ONNX"),
+    ("exporting/", "torch's program to ONNX"),
     ("storage/ graphs/", "a graph, weights held once"),
     ("recognition/", "asks values, proposes norms"),
     ("forms/", "the forms of a norm"),
