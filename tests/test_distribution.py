@@ -150,8 +150,8 @@ def test_installed_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     run(script, "optimize", "model.onnx", "-o", "out.onnx", "-q", cwd=tmp_path)
     assert onnx.load(tmp_path / "out.onnx").graph.node
     seen = (
-        "import normdeploy, normdeploy_plugins; from normdeploy.forms import norm_forms; from pathlib import Path; "
-        "print(normdeploy.__file__, normdeploy_plugins.__file__); assert norm_forms.table()"
+        "import normdeploy, normdeploy_plugins; from normdeploy.forms import measured_forms; from pathlib import Path; "
+        "print(normdeploy.__file__, normdeploy_plugins.__file__); assert measured_forms.load_table()"
     )
     for file in run(python, "-c", seen, cwd=tmp_path).split():
         assert Path(file).is_relative_to(own)

@@ -63,10 +63,11 @@ def test_a_run_of_ours_leaves_nothing(home: Path) -> None:
 def test_every_process_of_ours_is_one_of_the_package(home: Path) -> None:
     """A child gets the variable, or sets it itself: its module lies in the package."""
     script = (
-        "from normdeploy import processes; import subprocess, sys; subprocess.run([sys.executable, '-c', 'import"
+        "from normdeploy.ort_sessions import child_process; import subprocess, sys; "
+        "subprocess.run([sys.executable, '-c', 'import"
         " onnxruntime'], env="
     )
-    python(home, "-c", script + "processes.environment(), check=True)")
+    python(home, "-c", script + "child_process.child_environment(), check=True)")
     assert left_in(home) == set()
 
 

@@ -15,13 +15,13 @@ from tests.forked import ROOT
 SCRIPT = """
 import hashlib, sys
 from pathlib import Path
-from normdeploy import stopping
-from normdeploy.storage.file_replacement import atomic
-from normdeploy.storage.folder_replacement import atomic_folder
-stopping._GRACE = 0.1
-stopping.watch()
+from normdeploy.cli import signals
+from normdeploy.storage.file_replacement import replace_atomically
+from normdeploy.storage.folder_replacement import replace_folder_atomically
+signals._GRACE = 0.1
+signals.watch_signals()
 try:
-    with atomic("out") as file, atomic_folder(Path("bundle").absolute()) as folder:
+    with replace_atomically("out") as file, replace_folder_atomically(Path("bundle").absolute()) as folder:
         (folder / "half").touch()
         file.touch()
         print("ready", flush=True)
@@ -52,12 +52,12 @@ def test_a_run_inside_a_library_ends(tmp_path: Path, number: signal.Signals) -> 
 
 AT_THE_END = """
 import sys, threading, time
-from normdeploy import stopping
-stopping.watch()
+from normdeploy.cli import signals
+signals.watch_signals()
 thread = threading.Thread(target=time.sleep, args=(60,))
 thread.start()
 if sys.argv[1:]:
-    stopping.ended()
+    signals.restore_default_sigint()
 print("ready", flush=True)
 """
 

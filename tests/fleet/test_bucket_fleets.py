@@ -127,10 +127,11 @@ def driver(file: Path, url: str, hurry: str = "") -> list[str]:
     """The command line that runs a fleet of toys."""
     program = (
         f"{hurry}import sys; from pathlib import Path; from normdeploy.cli import app;"
-        " from tests.fleet import toys; from normdeploy.fleet import fleet; from normdeploy.fleet.local_pool "
-        "import Local;"
-        " from normdeploy.fleet.fork_client import Warm;"
-        " fleet.pool_of = lambda on, jobs, wait: lambda store: Local(store, 2, Warm('tests.fleet.toy', ()));"
+        " from tests.fleet import toys; from normdeploy.fleet import fleet_commands; from normdeploy.fleet.local_pool "
+        "import LocalPool;"
+        " from normdeploy.fleet.fork_client import ForkClient;"
+        " fleet_commands.pool_factory = lambda on, jobs, wait: lambda store: LocalPool(store, 2, "
+        "ForkClient('tests.fleet.toy', ()));"
         f" sys.argv = ['normdeploy', 'fleet', 'run', {str(file)!r}, '--store', {url!r}]; app.main()"
     )
     return [sys.executable, "-c", program]

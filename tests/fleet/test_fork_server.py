@@ -82,8 +82,8 @@ def test_where_the_process_dies_its_calls_are_lost_and_another_is_started(warm: 
 
 def test_nothing_outlives_whoever_started_it(tmp_path: Path) -> None:
     code = (
-        "import pathlib, sys; from normdeploy.fleet.fork_client import Warm; f = pathlib.Path(sys.argv[1]);"
-        "Warm('tests.fleet.toy', ()).run(('export', 'm.pt2'), f, f / 'log')"
+        "import pathlib, sys; from normdeploy.fleet.fork_client import ForkClient; f = pathlib.Path(sys.argv[1]);"
+        "ForkClient('tests.fleet.toy', ()).run(('export', 'm.pt2'), f, f / 'log')"
     )
     (tmp_path / "m.pt2").write_text("endless")
     driver = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])

@@ -433,7 +433,8 @@ def test_an_engine_that_does_not_load_says_why(
 
 def test_one_process_drives_one_of_the_two() -> None:
     code = (
-        "from normdeploy.runtimes.trt_runner import select; print(select('tensorrt-rtx').__name__); select('tensorrt')"
+        "from normdeploy.runtimes.trt_runner import select_library; "
+        "print(select_library('tensorrt-rtx').__name__); select_library('tensorrt')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "tensorrt_rtx\n"

@@ -122,9 +122,9 @@ def test_a_folder_that_can_not_be_replaced_is_put_back(tmp_path: Path, monkeypat
 
 SLOW_WRITER = """
 import signal, sys, time
-from normdeploy.storage.onnx_files import atomic
+from normdeploy.storage.file_replacement import replace_atomically
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which nohup and a shell's & ignore
-with atomic(sys.argv[1]) as temporary:
+with replace_atomically(sys.argv[1]) as temporary:
     temporary.write_bytes(b"half")
     print("writing", flush=True)
     time.sleep(60)
