@@ -15,23 +15,23 @@ Mode, Place = Enum("Mode", "INPUT OUTPUT"), Enum("Place", "DEVICE HOST")
 
 
 class Stream:
-    """In the place of ``Cuda``: the CPU as the device."""
+    """In the place of ``CudaStream``: the CPU as the device."""
 
     device, handle = torch.device("cpu"), 77
 
     def __init__(self, index: int, stream: Any) -> None: ...
 
-    def running(self) -> Any:
+    def use_stream(self) -> Any:
         import contextlib
 
         return contextlib.nullcontext()
 
-    def share(self, tensors: Any) -> None: ...
+    def record_use(self, tensors: Any) -> None: ...
 
     def synchronize(self) -> None:
         CALLS.append(("synchronize",))
 
-    def captured(self, work: Any) -> Any:
+    def capture_graph(self, work: Any) -> Any:
         CALLS.append(("capture",))
         work()
         return lambda: CALLS.append(("replay",))

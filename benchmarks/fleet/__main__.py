@@ -104,7 +104,7 @@ class Simulated:
         outputs = {names.get(task.step.verb, "report.json"): stored}
         return self._store.commit(StepRecord(key, task.step.name, "ok", depends, outputs, stored))
 
-    def want(self, steps: Sequence[JobStep]) -> None:
+    def set_waiting_steps(self, steps: Sequence[JobStep]) -> None:
         """Nothing waits."""
 
     def close(self) -> None:

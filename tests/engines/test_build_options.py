@@ -140,8 +140,8 @@ def tensorrt(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pyt
     (package / "__init__.py").write_text("from tests.standin_builder import install\ninstall()\n")
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
     module = importlib.import_module("normdeploy.engines.engine_build")
-    monkeypatch.setattr(module, "missing", lambda runtime, gpu: "")
-    monkeypatch.setattr(module, "version_of", lambda runtime: "11.4.0.106")
+    monkeypatch.setattr(module, "describe_missing_runtime", lambda runtime, gpu: "")
+    monkeypatch.setattr(module, "installed_version", lambda runtime: "11.4.0.106")
 
     def told(name: str = "m.engine", **options: Any) -> Any:
         engine = build(model, model.with_name(name), runtime="tensorrt", profiles=["batch=1:2:4"], **options)

@@ -37,7 +37,7 @@ def test_another_process_gets_the_name_of_the_file_alone(tmp_path: Path) -> None
     assert isinstance(secret, ed25519.Ed25519PrivateKey)
     assert secret.private_bytes_raw() not in sent
     assert private.read_bytes().splitlines()[1] not in sent
-    assert pickle.loads(sent).public == Signer(private).public_key
+    assert pickle.loads(sent).public_key == Signer(private).public_key
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])

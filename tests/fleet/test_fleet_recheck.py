@@ -45,10 +45,12 @@ def test_a_bundle_that_is_gone_is_told(tmp_path: Path) -> None:
     file = toy_fleet(tmp_path, a="one")
     run_toys(file)
     store: StepStore = fleet_recheck.open_fleet_store(fleet_recheck.read_fleet_file(file), None)
-    last = fleet_recheck.runs.find_last_run(store, "fleet.toml")
+    last = fleet_recheck.run_history.find_last_run(store, "fleet.toml")
     assert last is not None
     key = next(
-        t["key"] for t in fleet_recheck.runs.iter_run_steps(store, last["id"]) if t["step"] == "all.a/fp32/cpu/package"
+        t["key"]
+        for t in fleet_recheck.run_history.iter_run_steps(store, last["id"])
+        if t["step"] == "all.a/fp32/cpu/package"
     )
     store.void_record(key)
     told = {end.step: (end.outcome, end.reason) for end in fleet_recheck.recheck_fleet(file)}

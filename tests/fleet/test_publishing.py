@@ -40,7 +40,7 @@ class Shelf:
 
     held: dict[str, str] = field(default_factory=dict)
 
-    def put(self, bundle: PublishedBundle) -> tuple[str, bool]:
+    def push_bundle(self, bundle: PublishedBundle) -> tuple[str, bool]:
         new = self.held.get(bundle.cell.name) != bundle.digest
         self.held[bundle.cell.name] = bundle.digest
         assert hashlib.sha256((bundle.folder / "manifest.json").read_bytes()).hexdigest() == bundle.manifest

@@ -154,7 +154,7 @@ def test_a_claim_whose_inputs_were_damaged_meanwhile_is_given_back(tmp_path: Pat
         LocalPool(StepStore(open_backend(str(tmp_path))), 1, ForkClient("tests.fleet.toy", ())),
     )
     step = SimpleNamespace(name="B")
-    run = SimpleNamespace(begun=lambda step: False, current=lambda task: False, busy={"B"}, ends={})
+    run = SimpleNamespace(can_begin=lambda step: False, is_current=lambda task: False, busy={"B"}, ends={})
     task = SimpleNamespace(step=step)
     driver._claiming = 1
     assert driver._questions.claim("key")

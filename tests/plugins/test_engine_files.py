@@ -116,8 +116,8 @@ def engine_builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(package.parent), os.environ.get("PYTHONPATH")])))
     monkeypatch.setenv("STANDIN_SIZES", json.dumps(SIZES))
     build_module = importlib.import_module("normdeploy.engines.engine_build")
-    monkeypatch.setattr(build_module, "missing", lambda runtime, gpu: "")
-    monkeypatch.setattr(build_module, "version_of", lambda runtime: "11.4.0.106")
+    monkeypatch.setattr(build_module, "describe_missing_runtime", lambda runtime, gpu: "")
+    monkeypatch.setattr(build_module, "installed_version", lambda runtime: "11.4.0.106")
     (tmp_path / "work").mkdir()
     return tmp_path / "work"
 

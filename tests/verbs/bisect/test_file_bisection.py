@@ -148,9 +148,9 @@ def test_what_helps_the_output_by_a_hair_is_no_fault(after: float, fault: bool) 
     class Held(FaultSearch):
         def __init__(self) -> None:
             self._bench, self._value = SimpleNamespace(held={}), None
-            self._units = SimpleNamespace(stored=lambda tensor, value: value)
+            self._units = SimpleNamespace(round_to_file_type=lambda tensor, value: value)
 
-        def at_output(self) -> DriftPoint:
+        def output_error(self) -> DriftPoint:
             assert [*self._bench.held] == ["t"]
             return off(after)
 

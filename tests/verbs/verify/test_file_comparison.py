@@ -453,18 +453,18 @@ def test_an_engine_is_run_within_its_profile(
         def __init__(self, path: Path) -> None:
             super().__init__(path.with_suffix(".onnx"))
 
-        def types(self) -> dict[str, np.dtype]:
+        def input_dtypes(self) -> dict[str, np.dtype]:
             return {"x": np.dtype(np.float32)}
 
-        def floats(self) -> set[str]:
+        def float_types(self) -> set[str]:
             return {"float32"}
 
-        def fits(self, feeds: Mapping[str, np.ndarray]) -> bool:
+        def accepts_shapes(self, feeds: Mapping[str, np.ndarray]) -> bool:
             return len(feeds["x"]) <= self.largest
 
     candidates = importlib.import_module("normdeploy.verbs.verify.runtime_candidates")
     monkeypatch.setattr(candidates, "TrtRunner", Engine)
-    monkeypatch.setattr(candidates, "missing", lambda runtime: "")
+    monkeypatch.setattr(candidates, "describe_missing_runtime", lambda runtime: "")
     (tmp_path / "m.engine").write_bytes(b"vtrt and more")
     name = "TensorRT-RTX (m.engine)"
     comparison = verified(net, proto, tmp_path, engines=[tmp_path / "m.engine"])

@@ -35,7 +35,7 @@ def test_where_rules_decide_on_a_quantized_file_the_whole_optimizer_is_accused(
     monkeypatch.setattr(optimizer_bisect, "blame_optimizer", searched)
     candidates = [RuntimeCandidate(name, lambda: None, provider="cpu", optimize=name == "on") for name in ("off", "on")]  # type: ignore[arg-type, return-value]
     verdicts = {"off": [result(off, "")], "on": [result(on, "")]}
-    trial = SimpleNamespace(candidates=candidates, results=lambda candidate: verdicts[candidate.name])
+    trial = SimpleNamespace(candidates=candidates, candidate_results=lambda candidate: verdicts[candidate.name])
     optimizer_bisect.blame_optimizers(trial, lambda *args: None, BudgetClock(60.0))  # type: ignore[arg-type]
     assert bool(candidates[1].advice) == accused
     assert not candidates[0].advice

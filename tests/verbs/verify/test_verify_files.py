@@ -172,13 +172,13 @@ class Engine:
         )
         self.name = "engine"
 
-    def types(self) -> dict[str, np.dtype]:
+    def input_dtypes(self) -> dict[str, np.dtype]:
         return {name: np.dtype(np.float16 if "float16" in self.kinds else np.float32) for name in ("x", "y")}
 
-    def floats(self) -> set[str]:
+    def float_types(self) -> set[str]:
         return self.kinds
 
-    def fits(self, feeds: Mapping[str, np.ndarray]) -> bool:
+    def accepts_shapes(self, feeds: Mapping[str, np.ndarray]) -> bool:
         return True
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -205,7 +205,7 @@ def test_an_engine_is_judged_by_the_types_that_it_states(
 ) -> None:
     candidates = importlib.import_module("normdeploy.verbs.verify.runtime_candidates")
     monkeypatch.setattr(candidates, "TrtRunner", Engine)
-    monkeypatch.setattr(candidates, "missing", lambda runtime: "")
+    monkeypatch.setattr(candidates, "describe_missing_runtime", lambda runtime: "")
     monkeypatch.setattr(Engine, "kinds", kinds, raising=False)
     (folder / f"{stem}.engine").write_bytes(b"vtrt and more")
     comparison = compare_files(net, [folder / "right.onnx", folder / f"{stem}.engine"], seeds=1)
