@@ -316,7 +316,7 @@ def test_the_environment_names_keys(signed: Signed, tmp_path: Path, monkeypatch:
 def test_a_store_travels_to_another_process_without_its_key(signed: Signed) -> None:
     sent = pickle.dumps(signed.store)
     assert signed.private.read_bytes().splitlines()[1] not in sent
-    assert pickle.loads(sent).record(signed.keys()[BUILD]) == signed.store.read_record(signed.keys()[BUILD])
+    assert pickle.loads(sent).read_record(signed.keys()[BUILD]) == signed.store.read_record(signed.keys()[BUILD])
 
 
 def test_signing_and_verifying_cost_a_small_part_of_a_step(signed: Signed) -> None:

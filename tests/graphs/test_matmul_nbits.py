@@ -48,7 +48,7 @@ def test_opened_computes_what_the_kernel_computes(bits: int, symmetric: bool, bi
         ran = runner.infer({"x": x})["y"]
     runner = QuantizedRunner(proto)
     assert np.abs(runner.infer({"x": x})["y"] - ran).max() < 1e-4
-    assert np.abs(runner.drawn({"x": x}, RoundingDraw("exact", 0))["y"] - ran).max() > 1e-3
+    assert np.abs(runner.run_with_draw({"x": x}, RoundingDraw("exact", 0))["y"] - ran).max() > 1e-3
     assert not unexpandable_ops(proto)
     assert quantization_parameters(proto) >= {"w_scales"}
 

@@ -120,7 +120,7 @@ def test_an_output_of_another_type_or_shape(folder: Path, tmp_path: Path) -> Non
     assert made(comparison).verdict == "pass"
     # The file ends in float16, and so it is judged as a half file.
     assert made(comparison).dtype == "float16"
-    assert "default rule: pass" in made(comparison).account
+    assert "default rule: pass" in made(comparison).rules_summary
 
 
 def test_metrics_are_of_the_dataset_and_pooled(folder: Path) -> None:
@@ -267,7 +267,7 @@ def test_the_accuracy_against_labels_may_drop_by_so_much(
         folder, metric={"y": ["accuracy_drop<=0.5", "accuracy5_drop<=0.5"]}, dataset=data, labels="right"
     )
     assert passing
-    assert "in the reference and" in made(passing).account
+    assert "in the reference and" in made(passing).rules_summary
     (tmp_path / "verify.toml").write_text('labels = "right"\n[outputs.y]\nmetric = "accuracy_drop<=0.001"\n')
     by_file = verified(folder, policy=tmp_path / "verify.toml", dataset=data)
     assert made(by_file).rules == (rule,)
