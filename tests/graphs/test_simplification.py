@@ -460,13 +460,13 @@ def test_a_failed_cleanup_leaves_the_graph_as_it_was(monkeypatch: pytest.MonkeyP
     proto, sample = scaled(4.0), {"x": np.ones(3, np.float32)}
     monkeypatch.setattr(
         "normdeploy.graphs.simplification._clean_model",
-        lambda proto, first, progress: open_model(*detach_weights(scaled(5.0))),
+        lambda proto, progress, *, resolves: open_model(*detach_weights(scaled(5.0))),
     )
     result = simplify(proto, [sample])
     assert result.proto is proto
     assert "left unsimplified: simplifying changed the output 'y'" in result.note
 
-    def broken(proto: onnx.ModelProto, first: object, progress: object) -> onnx.ModelProto:
+    def broken(proto: onnx.ModelProto, progress: object, *, resolves: bool) -> onnx.ModelProto:
         raise KeyError("no such thing")
 
     monkeypatch.setattr("normdeploy.graphs.simplification._clean_model", broken)
