@@ -20,14 +20,14 @@ LONGEST = (
     "storage/test_robustness.py",
     "test_docs.py",
     "plugins/test_aot.py",
-    "graphs/test_simplify.py",
-    "recognition/test_scales.py",
+    "graphs/test_simplification.py",
+    "recognition/test_affine_chains.py",
     "cli/test_cli.py",
-    "forms/test_branches.py",
-    "verbs/bisect/test_bisect.py",
-    "reports/test_page.py",
-    "rewriting/test_attention.py",
-    "engines/test_build.py",
+    "rewriting/test_branch_merging.py",
+    "verbs/bisect/test_file_bisection.py",
+    "reports/test_report_page.py",
+    "rewriting/test_attention_fusion.py",
+    "engines/test_engine_build.py",
 )
 """The test files that take longest, the longest first (docs/testing.md): a worker that got one at the end would leave
 the other with nothing to do."""

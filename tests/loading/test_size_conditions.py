@@ -78,7 +78,7 @@ def test_error_on_a_dim_names_module_and_line_once(
         load(f"{tmp_path}/net.py:Net", inputs=["x[b,t,8]"], dims=[dim] if dim else [])
     message = str(raised.value)
     assert problem in message
-    assert message.count(f"in module 'body.1', line {_line(line)} of test_origins.py ({_code(line)}") == 1
+    assert message.count(f"in module 'body.1', line {_line(line)} of test_size_conditions.py ({_code(line)}") == 1
     assert not [words for words in ("size()", "Before, with", "Eq(", "Mod(") if words in message]
 
 

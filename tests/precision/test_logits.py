@@ -42,7 +42,7 @@ class Net(nn.Module):
 def test_no_function_is_worse_than_twice_eager(name: str) -> None:
     """Before: −Inf of a log-sigmoid from a scale of 10 on, 5.5e-3 against eager's 1.4e-3 of a softmax of 7.3 · x.
 
-    The bound is that of test_precision.py: twice the larger of eager's own error and one rounding of the largest
+    The bound is that of test_half_conversion.py: twice the larger of eager's own error and one rounding of the largest
     output.
     """
     net, missed = Net(FUNCTIONS[name]).eval(), {}

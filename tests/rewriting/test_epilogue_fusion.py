@@ -39,7 +39,7 @@ DIT = {"x": "N,4,12", "s": "N,1,12", "t": "N,1,12"}
 IMAGE = {"x": "N,8,H,W"}
 
 # name -> (the op, inputs, outputs, body); the opset is 23, so that RMS norms are standard nodes
-# the others, which quantize, are tried in test_quantizing.py
+# the others, which quantize, are tried in test_quantize_fusion.py
 WITH_FLOATS = {op for op, row in OURS.items() if row.plugin and not row.quantizes}
 
 JOINED: dict[str, tuple[str, dict[str, str], str, str]] = {
