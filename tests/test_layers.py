@@ -60,6 +60,7 @@ LIBRARIES = {
     "torch": "takes 1.4 s",
     "torch.utils.flop_counter": "takes 0.2 s more, and is for bench alone",
     "onnxruntime.transformers.float16": "for half precision alone",
+    "ml_dtypes": "brings numpy, for which the help of the command line must not wait",
     "polygraphy": "drives TensorRT or TensorRT-RTX: which, its first import settles",
     "rich": "takes 0.07 s of each start of the command line",
     "datasets": "no dependency of ours",

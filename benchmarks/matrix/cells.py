@@ -18,10 +18,10 @@ TORCH = ("2.11", "2.13", "2.15")
 PYTHON = ("3.11", "3.12", "3.13")
 CORE = (
     "test_export",
-    "storage/test_record",
+    "storage/test_export_record",
     "loading/test_loading",
-    "loading/test_live",
-    "loading/test_state",
+    "loading/test_live_module",
+    "loading/test_state_dicts",
     "test_models",
     "test_raw_export",
     "loading/test_training_mode",
