@@ -114,7 +114,7 @@ class FloatReference:
         return []
 
     def release_runner(self) -> None:
-        self.__dict__.pop("runner", None)
+        self.__dict__.pop("float64_runner", None)
         if isinstance(self._model, FileModel):
             self._model.release_runner()
 
