@@ -42,13 +42,13 @@ def square(x: torch.Tensor) -> torch.Tensor:
 SOURCE = """
 import torch
 from torch import nn
-from tests.loading import test_origins
+from tests.loading import test_size_conditions
 
 
 class Part(nn.Module):
     def forward(self, x):
         x = x + 0
-        return test_origins.{function}(x)
+        return test_size_conditions.{function}(x)
 
 
 class Net(nn.Module):

@@ -36,8 +36,8 @@ def proved(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
         monkeypatch.setattr(certification, function, show)
 
-    counted("any", "identity_of_any_length")
-    counted("own", "identity")
+    counted("any", "prove_for_any_length")
+    counted("own", "prove_identity")
     return found
 
 
