@@ -7,8 +7,8 @@ so that nothing is found in the cache (together at least four times the L2); whi
 nothing waits for Python. ``share`` is the bytes that have to be read and written, over the time, over the bandwidth of
 a device-to-device copy measured in the same run. Every tactic of ours is timed: ``default`` is the first, ``best`` what
 TensorRT would choose. All compute the same in one run, outputs compared. Writes ``benchmarks/results/kernels.json``,
-``kernels.md`` and, where matplotlib is at hand, ``kernels.png``. Without a GPU: ``--dry-run`` compiles every kernel and
-lists what would be run, ``--page`` writes the page and the plot of what ``kernels.json`` holds.
+``kernels.md`` and, where matplotlib is at hand, ``kernels.png``. Two options need no GPU: ``--dry-run``
+compiles every kernel and lists the runs, ``--page`` writes the page and the plot from ``kernels.json``.
 """
 
 from __future__ import annotations
@@ -413,7 +413,7 @@ def _faster(row: dict[str, Any], one: str, other: str) -> bool:
 
 
 def publish(results: Path) -> None:
-    """Write the page and, where matplotlib is at hand, the plot of what ``results`` holds."""
+    """Write the page from the JSON file ``results``, and the plot if matplotlib is installed."""
     found = json.loads(results.read_text())
     results.with_suffix(".md").write_text(page(found))
     title = f"{found['gpu']}, {found['date']}, copy {_terabytes(found)} TB/s"

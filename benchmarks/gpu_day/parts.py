@@ -48,8 +48,8 @@ PARTS = (
         (*_GPU_TESTS, "-k", _SANITIZED),
         180,
         tests=True,
-        # without torch's cache each tensor is an allocation of its own, so that an access beside it is found; what
-        # cuda-bindings asks a driver for that is older than itself is no fault of a kernel
+        # torch's cache would put tensors side by side and hide an access beyond one of them.
+        # cuda-bindings asks an older driver for functions that it lacks; these errors are not the kernels'.
         program=("compute-sanitizer", "--error-exitcode", "1", "--report-api-errors", "no"),
         environment={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
     ),

@@ -16,7 +16,7 @@ import threading
 from ..storage.file_replacement import remove_unfinished
 
 # seconds; a second Ctrl-C shortens them
-_GRACE = 2.0
+GRACE = 2.0
 _ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -39,7 +39,7 @@ def restore_default_sigint() -> None:
 def _exit_on_signal(heard: int) -> None:
     while (number := os.read(heard, 1)[0]) not in _ENDS:
         pass
-    select.select([heard], [], [], _GRACE)
+    select.select([heard], [], [], GRACE)
     remove_unfinished()
     if sys.stderr.isatty():
         # a progress bar hides the cursor

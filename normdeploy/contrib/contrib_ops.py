@@ -28,7 +28,7 @@ def foreign_op_of(node: onnx.NodeProto, opset: int) -> ForeignOp | None:
             return _STRAYS[node.op_type]
         return None
     if node.domain == CONTRIB:
-        return _ONNXRUNTIME.get(node.op_type)
+        return ONNXRUNTIME_OPS.get(node.op_type)
     if node.domain.startswith(("com.microsoft", "com.ms.", "ai.onnx.")):
         return None
     return PLUGINS.get(node.op_type)
@@ -109,10 +109,10 @@ _WRITERS: dict[str, Callable[[ExpansionWriter, Attrs], None]] = {
 }
 """Of ops that are refused in some forms, or of which more is known than their definition says."""
 
-_ONNXRUNTIME = {op: make_foreign_op(row, _WRITERS.get(op)) for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items()}
+ONNXRUNTIME_OPS = {op: make_foreign_op(row, _WRITERS.get(op)) for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items()}
 # those in ONNX's own domain
 _STRAYS = {
     **PLUGINS,
-    **{op: _ONNXRUNTIME[op] for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "" in row.domains},
+    **{op: ONNXRUNTIME_OPS[op] for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "" in row.domains},
     **{op: make_foreign_op(row, _group_norm_18) for op, row in rows_of_owner(OpOwner.ONNX_18).items()},
 }

@@ -69,7 +69,7 @@ class Implementation:
 
 TABLE: dict[str, NormOp] = {row.name: row for row in (*STANDARD.values(), *OURS.values()) if row.plugin}
 # what a parser that does not read the op gets instead
-_OLDER: dict[str, Writer] = {
+OLDER: dict[str, Writer] = {
     "GroupNormalization": native_forms.to_instance_norm,
     "RMSNormalization": native_forms.to_own_rms_norm,
 }
@@ -233,7 +233,7 @@ def _implement_norm(build: _ImplementationBuild, node: gs.Node) -> Implementatio
     else:
         wrong = ""
     if wrong:
-        writer = native_forms.to_layer_norm if attributes.get("num_groups") == 1 else _OLDER.get(op)
+        writer = native_forms.to_layer_norm if attributes.get("num_groups") == 1 else OLDER.get(op)
         became, why = _try_plan(build, node, writer) if writer is not None else ("", "")
         if became:
             return told(op, became, "; ".join(filter(None, (reason, wrong))))

@@ -30,7 +30,7 @@ def plan_plugin(p: PluginPlanner, node: gs.Node) -> PluginPlan:
         Refused: no kernel takes it.
     """
     if node.domain in (None, "", "ai.onnx", DOMAIN):
-        return _PLANS[qualified_op_name(node)](p, node)
+        return PLANS[qualified_op_name(node)](p, node)
     return _plan_third_party(p, node)
 
 
@@ -373,7 +373,7 @@ def _find_activation(p: PluginPlanner, y: gs.Tensor) -> tuple[str, tuple[gs.Node
     return "none", ()
 
 
-_PLANS: dict[str, Callable[[PluginPlanner, gs.Node], PluginPlan]] = {
+PLANS: dict[str, Callable[[PluginPlanner, gs.Node], PluginPlan]] = {
     "LayerNormalization": _plan_layer_norm,
     "RMSNormalization": _plan_rms_norm,
     "GroupNormalization": _plan_group_norm,

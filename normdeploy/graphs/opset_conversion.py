@@ -38,7 +38,7 @@ _CHANGED = {
 
 # Ops that the converter was seen to rewrite without changing a result, from the opset named on
 # (tests/graphs/test_opset_conversion.py runs each).
-_CONVERTED = {
+CONVERTED = {
     **dict.fromkeys(
         (
             "ReduceL1",
@@ -95,7 +95,7 @@ def convert_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto | str:
     if stuck is not None:
         return f"onnx's converter does not reach the {stuck.op_type} in a body of If, Loop or Scan"
     untried = [
-        op for op in ops_needing_conversion(proto, opset) if entry is None or entry.version < _CONVERTED.get(op, opset)
+        op for op in ops_needing_conversion(proto, opset) if entry is None or entry.version < CONVERTED.get(op, opset)
     ]
     if untried:
         return f"{untried[0]} means something else there, and onnx's converter can't be trusted with it"

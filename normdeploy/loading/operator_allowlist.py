@@ -30,7 +30,7 @@ _HIGHER_ORDER = split_words(
 )
 # What torch registers itself, when it is imported and in modules that it imports later. It is no user's, though it may
 # appear while a module of theirs is imported.
-_OF_TORCH = split_words(
+OF_TORCH = split_words(
     "aten prim prims quantized _quantized quantized_decomposed quantization sparse onednn mkl mkldnn mkldnn_prepacked"
     " c10d c10d_functional _c10d_functional _c10d_functional_autograd _dtensor fsdp symm_mem profiler inductor"
     " inductor_prims _inductor_test static_runtime _test export rpc streams debugprims debug_mode_ops rngprims _native"
@@ -109,4 +109,4 @@ def import_operators(imports: Sequence[str]) -> OperatorAllowlist:
         import_user_module(name, "--import")
     registered = _allowed_namespaces() - before if imports else frozenset()
     installed = {extension.name for extension in extensions.installed_extensions(extensions.TRANSLATIONS)}
-    return OperatorAllowlist((registered | installed) - _OF_TORCH)
+    return OperatorAllowlist((registered | installed) - OF_TORCH)

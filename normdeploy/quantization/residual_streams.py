@@ -24,7 +24,7 @@ from .linear_layers import find_linear_layers
 # of one input alone, as files write them without a domain
 RMS = frozenset(op for op, row in DEFAULT.items() if row.kind == "RMSNorm" and row.inputs == ("X", "scale"))
 NORMS = RMS | {"LayerNormalization"}
-_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 _SUMS = frozenset({"Add", "Sub", "Sum"})
 
 
@@ -256,7 +256,7 @@ class _StreamTraversal:
             return (1,)
         if op == "Attention":
             return self._attention_inputs(node)
-        if op in _VIEWS:
+        if op in VIEWS:
             # row-major order stays; that runs are not cut is seen by the widths
             return (0,)
         if shapes[0]:

@@ -36,7 +36,7 @@ from .rewrite_ledger import LedgerEntry
 from .row_quantization import RowQuantization, match_row_quantization
 from .structural_equality import describe_difference, full_attributes
 
-_ROWS = {row.quantizes: row for row in OURS.values() if row.quantizes and not row.is_quantized_by_row}
+ROWS = {row.quantizes: row for row in OURS.values() if row.quantizes and not row.is_quantized_by_row}
 _BY_ROW = {row.quantizes: row for row in OURS.values() if row.is_quantized_by_row}
 # what is spelled as an op of ours before it is joined
 _WRITTEN = {"RMSNormalization": f"{DOMAIN}.RMSNorm"}
@@ -53,7 +53,7 @@ def propose_quantize_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) 
     tail = match_row_quantization(graph, node)
     y = tail.y if tail is not None else node.inputs[0] if node.op == "QuantizeLinear" else None
     norm = graph.producer(y) if y is not None else None
-    rows = _ROWS if tail is None else _BY_ROW
+    rows = ROWS if tail is None else _BY_ROW
     row = rows.get(_WRITTEN.get(_row_name(norm), _row_name(norm))) if norm is not None else None
     told = target.entry_of(y.name) if y is not None else None
     if norm is None or row is None or norm.outputs[0] is not y or told is None:

@@ -25,7 +25,7 @@ from .rewrite_ledger import RewriteStep
 # bytes of weights: both models and their results are held at once
 LIMIT = 2**30
 # steps that are left out one by one; after that all are
-_SEARCHES = 8
+SEARCHES = 8
 
 Made = tuple[onnx.ModelProto, Summary, list[tuple[RewriteStep, Finding]]]
 Make = Callable[[Mapping[RewriteStep, Finding]], Made]
@@ -81,7 +81,7 @@ def roll_back_differences(
                 f"{difference.message}; none of the rewrites is to blame: this is a mistake of normdeploy's, please"
                 " report it"
             )
-        if len(left) < _SEARCHES:
+        if len(left) < SEARCHES:
             blamed = _find_blamed_steps(reference, make, left, steps, difference)
         else:
             blamed = list(steps)

@@ -26,7 +26,7 @@ from ..storage.onnx_files import iter_bodies, iter_tensors
 _PATIENCE = 120.0
 _HALVES = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 # onnxruntime writes its log to the process's own standard error, past Python.
-_OPEN = """
+OPEN = """
 import sys
 import onnxruntime
 options = onnxruntime.SessionOptions()
@@ -114,7 +114,7 @@ def _open_in_child(path: str, model: bytes, severity: str, *disabled: str) -> tu
     """Open the model in a child: its exit code, 0 where it took too long, and onnxruntime's log."""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", _OPEN, path, severity, *disabled],
+            [sys.executable, "-P", "-c", OPEN, path, severity, *disabled],
             env={**os.environ, "ORT_DISABLE_TELEMETRY": "1"},
             input=model,
             capture_output=True,

@@ -10,7 +10,7 @@ import time
 from ..errors import InputError
 
 # seconds for which a pipe may say nothing and yet be read
-_PATIENCE = 10.0
+PATIENCE = 10.0
 
 
 def read_regular(path: str | os.PathLike[str], *, most: int) -> bytes:
@@ -38,7 +38,7 @@ def _read_pipe(path: str | os.PathLike[str], handle: int, most: int) -> bytes:
     """Read until all who write into a pipe have closed it."""
     parts = list[bytes]()
     size = 0
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + PATIENCE
     while (left := deadline - time.monotonic()) > 0:
         try:
             part = os.read(handle, 2**16)
@@ -54,7 +54,7 @@ def _read_pipe(path: str | os.PathLike[str], handle: int, most: int) -> bytes:
         size += len(part)
         if size > most:
             raise _make_length_error(path, size, most)
-    raise InputError(f"{os.fspath(path)!r} is a pipe that did not end in {_PATIENCE:g} seconds; give a file")
+    raise InputError(f"{os.fspath(path)!r} is a pipe that did not end in {PATIENCE:g} seconds; give a file")
 
 
 def _make_length_error(path: str | os.PathLike[str], size: int, most: int) -> InputError:

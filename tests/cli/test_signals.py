@@ -18,7 +18,7 @@ from pathlib import Path
 from normdeploy.cli import signals
 from normdeploy.storage.file_replacement import replace_atomically
 from normdeploy.storage.folder_replacement import replace_folder_atomically
-signals._GRACE = 0.1
+signals.GRACE = 0.1
 signals.watch_signals()
 try:
     with replace_atomically("out") as file, replace_folder_atomically(Path("bundle").absolute()) as folder:

@@ -526,9 +526,9 @@ def misread(w: ExpansionWriter, attrs: dict[str, Any]) -> None:
 
 
 def test_misread_definition_fails_its_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
-    op = foreign_ops._ONNXRUNTIME["SkipLayerNormalization"]
+    op = foreign_ops.ONNXRUNTIME_OPS["SkipLayerNormalization"]
     monkeypatch.setitem(
-        foreign_ops._ONNXRUNTIME,
+        foreign_ops.ONNXRUNTIME_OPS,
         "SkipLayerNormalization",
         type(op)(op.owner, op.kind, misread, op.attributes, op.inputs),
     )

@@ -208,8 +208,8 @@ def test_converted_op_computes_the_same(op: str, opset: int, given: str, form: s
 
 
 def test_every_op_that_is_trusted_is_tried() -> None:
-    assert set(FORMS) == set(opset_conversion._CONVERTED)
-    for op, oldest in opset_conversion._CONVERTED.items():
+    assert set(FORMS) == set(opset_conversion.CONVERTED)
+    for op, oldest in opset_conversion.CONVERTED.items():
         assert min(o for o, _, _ in FORMS[op]) >= oldest
 
 

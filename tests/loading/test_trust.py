@@ -21,7 +21,7 @@ from torch import nn
 from normdeploy.errors import LoadError, TrustError
 from normdeploy.loading import load
 from normdeploy.loading.file_kinds import FileKind, detect_kind
-from normdeploy.loading.operator_allowlist import _OF_TORCH
+from normdeploy.loading.operator_allowlist import OF_TORCH
 from normdeploy.loading.program_file import explain_load_failure
 from normdeploy.loading.shape_expressions import DisallowedExpression, SizeGuard, require_allowed_expression
 from tests.crafted import CONSTANTS, PROGRAM, WEIGHTS, Bomb, Samples, edited, json_edit, saved
@@ -251,7 +251,7 @@ def test_operators_of_torch_itself_are_no_users() -> None:
         "print(*{n.partition('::')[0] for n in torch._C._dispatch_get_all_op_names()})"
     )
     told = subprocess.run([sys.executable, "-c", listed], capture_output=True, text=True, check=True)
-    assert set(told.stdout.split()) <= _OF_TORCH
+    assert set(told.stdout.split()) <= OF_TORCH
 
 
 def test_unregistered_output_class_is_named(ordinary: Path, tmp_path: Path) -> None:

@@ -221,9 +221,9 @@ def test_a_plugin_takes_the_inputs_of_its_row(row: NormOp) -> None:
 
 
 def test_every_norm_with_a_plugin_is_planned_for_tensorrt() -> None:
-    assert plugin_plans._PLANS.keys() == norm_implementations.TABLE.keys()
+    assert plugin_plans.PLANS.keys() == norm_implementations.TABLE.keys()
     assert all(row.tensorrt for row in norm_implementations.TABLE.values())
-    assert norm_implementations._OLDER.keys() == {
+    assert norm_implementations.OLDER.keys() == {
         op for op, row in STANDARD.items() if row.tensorrt > norm_implementations.PLUGINS_SINCE[:1]
     }
 

@@ -35,7 +35,7 @@ from normdeploy.errors import RuntimeUnavailable
 from normdeploy.runtimes.ort_runner import OrtRunner
 from normdeploy.runtimes.trt_runner import TrtRunner
 
-from ..rewriting.test_joining import KERNEL, SHAPES, call
+from ..rewriting.test_epilogue_fusion import KERNEL, SHAPES, call
 from .cases import MORE, UNUSUAL, Case, allowed, judge, sweep, unusual
 from .emulated import Unknown
 from .interpreted import GUARD, poisoned, torch_dtype, untouched

@@ -172,7 +172,7 @@ def other_body(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert old in row.body
     wrong = replace(row, body=row.body.replace(old, new))
     monkeypatch.setitem(OURS, row.op, wrong)
-    monkeypatch.setitem(quantize_fusion._ROWS, row.quantizes, wrong)
+    monkeypatch.setitem(quantize_fusion.ROWS, row.quantizes, wrong)
     return
 
 

@@ -101,8 +101,8 @@ def test_the_rewrite_to_blame_is_taken_back(bad: set[str], edit: Edit, monkeypat
 
 
 def test_more_than_a_few_are_taken_back_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From `_SEARCHES` on all are left out at once: each search makes the model several times."""
-    count = rewrite_rollback._SEARCHES + 4
+    """From `SEARCHES` on all are left out at once: each search makes the model several times."""
+    count = rewrite_rollback.SEARCHES + 4
     plant(monkeypatch, {f"n{i}" for i in range(count)}, other_epsilon)
     assert set(statuses(normdeploy.optimize(norms(count))).values()) == {"undone"}
 

@@ -41,7 +41,7 @@ def test_require_survival_sound_file_passes(half: Path) -> None:
 
 
 def test_require_survival_child_that_dies_is_named(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crash_check, "_OPEN", DIES)
+    monkeypatch.setattr(crash_check, "OPEN", DIES)
     with pytest.raises(
         RuntimeCrash, match=r"onnxruntime crashes \(SIGSEGV\) when it opens h\.onnx with its .* ORT_DISABLE_ALL"
     ):
@@ -51,7 +51,7 @@ def test_require_survival_child_that_dies_is_named(half: Path, monkeypatch: pyte
 def test_require_survival_crash_in_an_optimizer_says_which_to_leave_out(
     half: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crash_check, "_OPEN", DIES_AT_ONE)
+    monkeypatch.setattr(crash_check, "OPEN", DIES_AT_ONE)
     with pytest.raises(RuntimeCrash, match=r"leave out its optimizer Fatal \(disabled_optimizers=\['Fatal'\]\)"):
         crash_check.require_no_crash(half.read_bytes())
 
@@ -70,7 +70,7 @@ def test_require_survival_crash_in_an_optimizer_says_which_to_leave_out(
 def test_verb_on_a_file_that_crashes_onnxruntime_gives_the_reason(
     words: str, code: int, half: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(crash_check, "_OPEN", DIES)
+    monkeypatch.setattr(crash_check, "OPEN", DIES)
     # The reason is no cell of a table, which folds into the next one's words.
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(half.parent)
@@ -89,7 +89,7 @@ def test_verb_on_a_file_that_crashes_onnxruntime_gives_the_reason(
 def test_verb_that_runs_no_optimizer_of_onnxruntime_is_not_stopped(
     words: str, half: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crash_check, "_OPEN", DIES)
+    monkeypatch.setattr(crash_check, "OPEN", DIES)
     monkeypatch.chdir(half.parent)
     monkeypatch.setattr(sys, "argv", ["normdeploy", *words.split()])
     with pytest.raises(SystemExit) as end:
@@ -100,7 +100,7 @@ def test_verb_that_runs_no_optimizer_of_onnxruntime_is_not_stopped(
 def test_verify_file_that_crashes_onnxruntime_fails_with_the_reason(
     half: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crash_check, "_OPEN", DIES)
+    monkeypatch.setattr(crash_check, "OPEN", DIES)
     verdict = normdeploy.verify(half, half)
     assert not verdict
     assert verdict.outcome == "failed"

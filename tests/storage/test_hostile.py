@@ -251,7 +251,7 @@ def test_pipe_without_end_or_content_is_refused(tmp_path: Path, command: str, re
 
 
 def test_pipe_that_stays_silent_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regular_file, "_PATIENCE", 0.2)
+    monkeypatch.setattr(regular_file, "PATIENCE", 0.2)
     os.mkfifo(tmp_path / "x.toml")
     writer = os.open(tmp_path / "x.toml", os.O_RDWR)
     try:

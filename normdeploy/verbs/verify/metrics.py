@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 # similarities that are held at a time
-_AT_ONCE = 2**24
+AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def nearest_neighbor_agreement(value: np.ndarray, reference: np.ndarray) -> np.n
     if len(r) < 2:
         return np.zeros(0)
     agree = np.zeros(len(r))
-    step = max(1, _AT_ONCE // len(r))
+    step = max(1, AT_ONCE // len(r))
     for start in range(0, len(r), step):
         rows = np.arange(start, min(start + step, len(r)))
         ours = v[rows] @ v.T

@@ -273,5 +273,5 @@ def test_nearest_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     value = reference + 0.7 * rng.standard_normal((7, 5))
     whole = metrics.nearest_neighbor_agreement(value, reference)
     assert 0 < whole.sum() < 7
-    monkeypatch.setattr(metrics, "_AT_ONCE", 14)
+    monkeypatch.setattr(metrics, "AT_ONCE", 14)
     np.testing.assert_array_equal(metrics.nearest_neighbor_agreement(value, reference), whole)
