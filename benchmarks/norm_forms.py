@@ -3,10 +3,9 @@ onnxruntime``.
 
 ``python -m benchmarks.norm_forms`` writes ``normdeploy/forms/norm_forms.json``, which the package reads
 (`normdeploy.forms.measured_forms` says how it chooses), and ``benchmarks/results/norm_forms.md`` and ``.json`` with
-each
-size. Times are medians of one thread, all forms of a norm in turns in random order; errors are the largest absolute
-differences from float64 of standard normal inputs around an offset, and of constant ones (0.3, as a zero image is
-behind a convolution with a bias). "allowed" is twice the error of the decomposed form, or what statistics with a few
+each size. Times are medians of one thread, all forms of a norm in turns in random order; errors are the largest
+absolute differences from float64 of standard normal inputs around an offset, and of constant ones (0.3, as a zero image
+is behind a convolution with a bias). "allowed" is twice the error of the decomposed form, or what statistics with a few
 units of the largest element cost, whichever is more.
 """
 

@@ -246,7 +246,7 @@ def _object(cls: type, defs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of(hint: Any, defs: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a type, as ``normdeploy.reports.report.plain`` writes its values.
+    """The schema of a type, as ``normdeploy.reports.report.to_plain`` writes its values.
 
     Raises:
         TypeError: there is no rule for the type.

@@ -1,8 +1,7 @@
 """A loaded model in eval mode, and what its inputs look like.
 
 ``LoadedModel`` is what every loader returns and what export, verification and the demo take. It holds an
-ExportedProgram,
-never a live
+ExportedProgram, never a live
 module: the program is a copy, so the user's object stays untouched, and its graph can be run in float64.
 """
 

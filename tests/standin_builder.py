@@ -2,8 +2,8 @@
 JSON object of what was timed.
 
 ``install`` makes what is imported as ``tensorrt`` of it. The environment says what it lacks: STANDIN_LACKS names
-members of its enums, "level" keeps the optimization level at 3, "lean" builds no
-version-compatible engine. STANDIN_TIMES is what a build times, STANDIN_GPU the GPU that a cache is for.
+members of its enums, "level" keeps the optimization level at 3, "lean" builds no version-compatible engine.
+STANDIN_TIMES is what a build times, STANDIN_GPU the GPU that a cache is for.
 """
 
 from __future__ import annotations

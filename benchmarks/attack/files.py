@@ -5,9 +5,9 @@ how many became another function, and writes those to ``--output``.
 
 Each model is a chain of norms, convolutions and products, some in bodies of If and Loop and in local functions, with
 tables of each data type beside it. The same model with dense raw initializers is run by onnxruntime without its
-optimizer, and so is the file in disguise as `normdeploy.storage.onnx_files` opens it: all bits of all outputs must
-be the
-same. Every tenth file is given to ``normdeploy.optimize``, every hundredth of the seeds to ``inspect`` and ``verify``.
+optimizer, and so is the file in disguise as `normdeploy.storage.onnx_files` opens it: all bits of all outputs must be
+the same. Every tenth file is given to ``normdeploy.optimize``, every hundredth of the seeds to ``inspect`` and
+``verify``.
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@ which of them became another function, and writes those to ``--output``.
 
 Each graph is one node, sometimes in a body of If or in a local function, at an opset from 7 on; it is raised to a newer
 one as `normdeploy.graphs.opset_conversion` raises a file. onnxruntime (optimizer off) runs both, and the outputs are
-compared.
-They must be the same bits if the op does not round. If onnxruntime can't run one of the two opsets, onnx's reference
-evaluator runs both. A node is "lost" if it was only given a new number and neither of the two runs it; such raises
-`normdeploy.optimize` takes back.
+compared. They must be the same bits if the op does not round. If onnxruntime can't run one of the two opsets, onnx's
+reference evaluator runs both. A node is "lost" if it was only given a new number and neither of the two runs it; such
+raises `normdeploy.optimize` takes back.
 """
 
 from __future__ import annotations

@@ -35,9 +35,8 @@ class Row:
 
 
 def measured(entry: Entry, original: onnx.ModelProto, reference: onnx.ModelProto | None = None) -> Row:
-    """``normdeploy.rewriting.norm_optimizer.optimize`` on the file, then ``simplify``, with everything that is
-    promised of
-    them."""
+    """``normdeploy.rewriting.norm_optimizer.optimize_norms`` on the file, then ``simplify``, with everything that is
+    promised of them."""
     start = time.perf_counter()
     result, summary = optimize_norms(original)
     seconds = time.perf_counter() - start

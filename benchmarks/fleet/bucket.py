@@ -3,8 +3,7 @@
     python -m benchmarks.fleet.bucket PORT FOLDER MILLISECONDS
 
 It knows what a store asks (`normdeploy.fleet.remote_backend`): GET, HEAD, PUT with ``If-None-Match: *``, DELETE, and
-lists of a
-prefix. No signature is read. Each answer comes ``MILLISECONDS`` after its question, many at a time.
+lists of a prefix. No signature is read. Each answer comes ``MILLISECONDS`` after its question, many at a time.
 """
 
 from __future__ import annotations

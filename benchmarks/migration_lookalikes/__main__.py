@@ -2,10 +2,10 @@
 
 ``python -m benchmarks.migration_lookalikes [--count 10000] [--first 0] [--seed N …]`` draws graphs that look as if a
 norm's γ and β could move into the linear layers behind it (a tenth of them are plain, so that it is seen that anything
-is moved at all), lets ``normdeploy.quantization.scale_migration.migrated`` move what it will, and compares both
-graphs in
-float64 by onnx's reference evaluator, on inputs of several sizes and kinds (see ``judge``). Of every second graph the
-inputs of linear layers are conditioned besides, by random powers of two and shifts, or by factors whose inverses have
+is moved at all), lets ``normdeploy.quantization.scale_migration.migrate_scales`` move what it will, and compares both
+graphs in float64 by onnx's reference evaluator, on inputs of several sizes and kinds (see ``judge``). Of every second
+graph the inputs of linear layers are conditioned besides, by random powers of two and shifts, or by factors whose
+inverses have
 three binary digits. What is judged is the promise, not how it is kept: the graphs were written without a look at the
 rules. A false migration is printed with its seed.
 
@@ -130,8 +130,8 @@ def missed() -> list[str]:
 
 
 def tells(proto: onnx.ModelProto) -> bool:
-    """Whether γ, β and weights are such that every fault changes an answer: β is there, nothing is alike,
-    no residual reads the norm."""
+    """Whether γ, β and weights are such that every fault changes an answer: β is there, nothing is alike, no residual
+    reads the norm."""
     stored = [numpy_helper.to_array(t) for t in proto.graph.initializer]
     norm = next(n for n in proto.graph.node if n.op_type in planted.NORMS)
     readers = {n.op_type for n in proto.graph.node if norm.output[0] in n.input}

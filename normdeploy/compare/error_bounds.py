@@ -4,12 +4,11 @@ own error.
     error[i] ≤ 4 · max(ρ · s[i], e[i])        s[i] = spread[i] + ulp(reference[i])
 
 ``spread`` is the largest |run − reference| over runs of the float64 reference with every intermediate rounded at random
-(``runtimes.rounding_noise``): it knows where a result hangs on roundings (x − mean of a constant row) and where it
-does not.
-``e`` is the error of eager, one correct evaluation in the model's type; ρ is how many s eager needs anywhere in the
-output, at least 1 (sums of many terms make more roundings than one) and at most 8 (one odd element of eager's must not
-loosen all others). The 4 is the room between two draws. A first few runs are made for every case; where a runtime lies
-outside, more are made before it is said to fail (a tie between two choices turns over in some runs only).
+(``runtimes.rounding_noise``): it knows where a result hangs on roundings (x − mean of a constant row) and where it does
+not. ``e`` is the error of eager, one correct evaluation in the model's type; ρ is how many s eager needs anywhere in
+the output, at least 1 (sums of many terms make more roundings than one) and at most 8 (one odd element of eager's must
+not loosen all others). The 4 is the room between two draws. A first few runs are made for every case; where a runtime
+lies outside, more are made before it is said to fail (a tie between two choices turns over in some runs only).
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ and an op of that domain and name. onnxruntime 1.31 runs its kernel where it has
 op) and the function's body where it has none (com.microsoft.SimplifiedLayerNormalization, which is an op of the default
 domain there). So the meaning of such a node is not
 certain: it is neither read as the op nor replaced by the body. `rename_clashing_functions` hides the name before
-anything is recognised,
-and `RenamedFunctions.restore_names` puts it back, so that the file still says what its author wrote.
+anything is recognised, and `RenamedFunctions.restore_names` puts it back, so that the file still says what its author
+wrote.
 """
 
 from __future__ import annotations
@@ -78,9 +78,8 @@ def function_key(named: onnx.NodeProto | onnx.FunctionProto) -> Key:
 def is_clashing(function: onnx.FunctionProto) -> bool:
     """Whether a function's name may be read as that of an op.
 
-    Those of our own domain and of packages' ops are judged by their bodies (`graphs.function_ops`), but for
-    overloads, which
-    we never write.
+    Those of our own domain and of packages' ops are judged by their bodies (`graphs.function_ops`), but for overloads,
+    which we never write.
     """
     if is_managed_op(function.domain, function.name):
         return bool(function.overload)

@@ -1,6 +1,5 @@
 """The process in which an engine is built (``normdeploy.engines.builder_process``), started, listened to, and ended
-with its
-parent."""
+with its parent."""
 
 from __future__ import annotations
 

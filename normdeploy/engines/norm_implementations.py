@@ -127,9 +127,8 @@ def implement_norms(
     account of it.
 
     Args:
-        proto: the model, weights included, as ``norm_optimizer.optimize_norms`` leaves it: ops of our domain are
-        taken for ours. It
-        is not changed.
+        proto: the model, weights included, as ``norm_optimizer.optimize_norms`` leaves it: ops of our domain are taken
+        for ours. It is not changed.
         norm_impl: "native", "plugin" or "auto".
         runtime: "tensorrt" or "tensorrt-rtx".
         version: of that library; "" is taken for a new one.

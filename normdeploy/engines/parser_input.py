@@ -69,9 +69,8 @@ def _separate_function_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _has_regrouped_norms(proto: onnx.ModelProto) -> bool:
-    """Whether this project wrote group norms as onnxruntime runs them best (`forms.group_norm`); TensorRT has a
-    layer for
-    the whole norm."""
+    """Whether this project wrote group norms as onnxruntime runs them best (`forms.group_norm`); TensorRT has a layer
+    for the whole norm."""
     if read_record(proto).get("export", {}).get("runtime", "tensorrt") in TENSORRT:
         return False
     reshaped = {n.output[0] for n in proto.graph.node if n.op_type == "Reshape"}

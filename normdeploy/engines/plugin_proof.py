@@ -2,9 +2,8 @@
 are one function (`normdeploy.proof`).
 
 A plugin node means what `normdeploy.proof.plugin_definitions` says of its kernel, with the attributes as TensorRT's
-parser will
-read them off the node and the parameters that go with it. One of an installed package is taken to mean what the body of
-its op says.
+parser will read them off the node and the parameters that go with it. One of an installed package is taken to mean what
+the body of its op says.
 """
 
 from __future__ import annotations

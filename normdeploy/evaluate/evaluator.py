@@ -38,9 +38,8 @@ QUANTIZATION: Table = quantize_ops.TABLE
 def is_supported(domain: str, op: str) -> bool:
     """Whether values may be computed through the op; `evaluate_node` may still refuse a form of it (training mode, a
     padding
-    mode). Not through what quantizes: `evaluate_node` computes that, and a proof, a recognition or a fold of
-    constants that saw
-    through it would take its rounding for nothing."""
+    mode). Not through what quantizes: `evaluate_node` computes that, and a proof, a recognition or a fold of constants
+    that saw through it would take its rounding for nothing."""
     return ("" if domain == "ai.onnx" else domain, op) in OPS or function_op_row(domain, op) is not None
 
 

@@ -1,10 +1,9 @@
 """What the files of the float64 evaluator share: the type of an op's function, the refusal, and the readers of common
 forms.
 
-An op's function takes ``(inputs, attrs, opset, outputs)`` as `evaluate.evaluator.evaluate_node` got them, never
-writes into an
-input, and returns one array or a tuple of outputs. Floating tensors are float64 throughout; integer and boolean ones
-keep their dtype.
+An op's function takes ``(inputs, attrs, opset, outputs)`` as `evaluate.evaluator.evaluate_node` got them, never writes
+into an input, and returns one array or a tuple of outputs. Floating tensors are float64 throughout; integer and boolean
+ones keep their dtype.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -30,7 +30,7 @@ class SbomSubject:
     # UTC, ISO 8601
     made: str
     files: Mapping[str, str]
-    # versions and names of the machine, as `normdeploy.environment.environment` tells them
+    # versions and names of the machine, as `normdeploy.environment.describe_environment` tells them
     facts: Mapping[str, str]
 
 

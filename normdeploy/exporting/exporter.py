@@ -3,8 +3,7 @@
 The exporter's own optimizer stays off because it deletes every epsilon up to 1e-8; ``simplify`` cleans up once the
 norms are single nodes. What is mended here: dims take the user's names, every node keeps its module's qualified path,
 nothing of the user's file system stays in the file, and a dim that silently became fixed is an error.
-``exporter_fixes`` has
-what onnxruntime would not run.
+``exporter_fixes`` has what onnxruntime would not run.
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ def export_without_weights(
     progress: Callable[[str, int, int], None] | None = None,
 ) -> tuple[onnx.ModelProto, Weights]:
     """Export ``model``, its large weights apart: the proto refers to them (`normdeploy.storage.shared_weights`), and
-    they lie in
-    the memory of ``model.program``, which must not be changed as long as they are used.
+    they lie in the memory of ``model.program``, which must not be changed as long as they are used.
 
     Inputs, outputs and dynamic dims bear the names that the model gives them. Nodes carry ``normdeploy.module`` and
     ``normdeploy.class`` as metadata.
@@ -268,8 +266,7 @@ def _trim_metadata(model: ir.Model) -> None:
 
 def _transpose_linear_weights(graph: ir.Graph) -> None:
     """Store the weights of linear layers the way MatMul reads them. Large ones stay views of torch's
-    (`storage.shared_weights`);
-    it copies the others three times as fast as NumPy does."""
+    (`storage.shared_weights`); it copies the others three times as fast as NumPy does."""
     for node in graph:
         weight = node.inputs[0] if node.op_type == "Transpose" and node.domain == "" else None
         if weight is None or not weight.is_initializer() or len(weight.uses()) > 1 or node.outputs[0].is_graph_output():

@@ -3,8 +3,7 @@
 torch's exporter (2.13, onnxscript 0.7.2) writes log(sigmoid(x)) and log(exp(x) + exp(y)) as they stand, which is −Inf
 below −88 and Inf above 88 in float32. PyTorch computes, as these forms do,
 
-    log sigmoid(x) = min(x, 0) − log(1 + exp(−|x|))
-    log(exp(x) + exp(y)) = max(x, y) + log(1 + exp(−|x − y|))
+    log sigmoid(x) = min(x, 0) − log(1 + exp(−|x|)) log(exp(x) + exp(y)) = max(x, y) + log(1 + exp(−|x − y|))
 """
 
 from __future__ import annotations

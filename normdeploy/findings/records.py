@@ -45,7 +45,7 @@ class Certificate:
     degree: int = 0
     # an infinite input gives NaN where it gave a number before; no NaN or Inf is ever hidden
     gains: bool = False
-    # the kind of a failure: a name of `normdeploy.proof.proof_errors.Why`
+    # the kind of a failure: a name of `normdeploy.proof.proof_errors.ProofFailure`
     why: str = ""
     # the tensor that shows it
     culprit: str = ""

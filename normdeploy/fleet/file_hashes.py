@@ -32,7 +32,7 @@ _YOUNG = 2_000_000_000
 class FileHashes:
     """Args:
     memory: a file that is read at first and written by ``save``; None: nothing is remembered.
-    seal, opened: as of a `normdeploy.fleet.step_store.Store`. A store may be written by others: who could say there
+    seal, opened: as of a `normdeploy.fleet.step_store.StepStore`. A store may be written by others: who could say there
     that a
         model has the hash of another one would be served what was made of that, signed and all.
     """

@@ -42,7 +42,7 @@ def recheck_fleet(call: RecheckCall) -> tuple[StepEnd, ...]:
     """How each bundle fares now: "ok" where nothing got worse, "wrong" with what did, "failed", "not run".
 
     Args:
-        file, store, on, jobs, only, sign, trust, progress: as `normdeploy.fleet.fleet_commands.run` takes them.
+        file, store, on, jobs, only, sign, trust, progress: as `normdeploy.fleet.fleet_commands.run_fleet` takes them.
 
     Raises:
         InputError: the file is wrong, or its last run made no bundle.

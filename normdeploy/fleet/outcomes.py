@@ -46,7 +46,7 @@ class CellOutcome:
     ``status``: "verified" (all that was asked for was done and is right), "built" (the engine is there and was not run
     on its GPU), "wrong", "failed", "not run" (no builder), "stale". ``reason`` says why it is not verified, ``step``
     which step says so. ``seconds`` are those of the steps that ran now, ``bytes`` the size of what is deployed: the
-    engine, or the ONNX file with its weights. ``measures``: see `normdeploy.fleet.step_execution.measures_of`.
+    engine, or the ONNX file with its weights. ``measures``: see `normdeploy.fleet.step_execution.extract_measures`.
     """
 
     model: str

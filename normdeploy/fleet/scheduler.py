@@ -57,7 +57,7 @@ class StepPool(Protocol):
     def machines(self) -> Sequence[FleetMachine]: ...
 
     def submit(self, task: StepTask, machine: FleetMachine) -> Future[StepRecord]:
-        """Run it (`normdeploy.fleet.step_execution.perform`) on a machine of that kind."""
+        """Run it (`normdeploy.fleet.step_execution.execute_step`) on a machine of that kind."""
 
     def set_waiting_steps(self, steps: Sequence[JobStep]) -> None:
         """These, and no others, wait for a machine that is not there."""

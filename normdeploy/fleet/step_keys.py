@@ -34,7 +34,8 @@ _MACHINE = frozenset({"system", "cpu", "driver"})
 
 @dataclass(frozen=True)
 class FleetMachine:
-    """What a machine has, as `normdeploy.environment.environment` tells it, and the hash of the package's code."""
+    """What a machine has, as `normdeploy.environment.describe_environment` tells it, and the hash of the package's
+    code."""
 
     facts: Mapping[str, str]
     code: str

@@ -208,7 +208,7 @@ class FolderBackend:
 @contextlib.contextmanager
 def locked_temporary_folder(base: Path | None) -> Iterator[Path]:
     """A new folder in ``base`` (None: where temporary files go), gone afterwards. It is locked while its owner lives:
-    so what killed runs left is told from what is in use (`normdeploy.fleet.step_execution.sweep`)."""
+    so what killed runs left is told from what is in use (`normdeploy.fleet.step_execution.remove_leftovers`)."""
     while True:
         made = tempfile.TemporaryDirectory(prefix="step.", dir=base, ignore_cleanup_errors=True)
         with made as name:

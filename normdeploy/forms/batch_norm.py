@@ -4,9 +4,8 @@
     arXiv:1502.03167)
 
 A chain of nodes (BatchNormalization, or Mul, Add, Sub, Div by constants, views between) is asked for a and b in
-float64, so spelling does not matter. What is done with it, the first that is exact
-(`normdeploy.forms.constant_linear` has the
-formulas):
+float64, so spelling does not matter. What is done with it, the first that is exact (`normdeploy.forms.constant_linear`
+has the formulas):
 
 - the linear op before takes both, also through views between that keep the channels apart, or each of the ops that a
   Concat joins;

@@ -7,8 +7,7 @@ takes them as
     input channels    W' = W·a      c' = c + Σ W·b
 
 (`normdeploy.forms.constant_linear`). Here the same is worked out in the field, from the file's own nodes, for the
-prover
-(`normdeploy.proof.computed_constants`).
+prover (`normdeploy.proof.computed_constants`).
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ from .constant_linear import ConstantLinear
 @dataclass(frozen=True)
 class FoldShare:
     """What one linear op takes of a scale and shift, and the constants of the op that is written: `FoldExpressions`
-    proves
-    them, `normdeploy.rewriting.fold_accuracy` asks what they cost in accuracy."""
+    proves them, `normdeploy.rewriting.fold_accuracy` asks what they cost in accuracy."""
 
     linear: ConstantLinear
     # its output channels, its input channels, or those of its input without the shift

@@ -4,9 +4,8 @@
 that runs (`normdeploy.verbs.bench.norm_cases`): ``time`` over that of the decomposed form (geometric mean over the
 sizes measured), and ``excess``, the largest error against float64 over what is allowed, which is the rule of
 certificates (`normdeploy.rewriting.rounding_verdicts`): twice the error of the nodes that exporters write, or what
-statistics
-with a few units of the largest element cost. The best form is the fastest of those whose excess is at most 1; for
-"onnxruntime-accurate" the one of least excess.
+statistics with a few units of the largest element cost. The best form is the fastest of those whose excess is at most
+1; for "onnxruntime-accurate" the one of least excess.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Norms as this project's own ops with a function body (`graphs.own_op_functions`): what no standard node of the
-file's opset
-can say."""
+"""Norms as this project's own ops with a function body (`graphs.own_op_functions`): what no standard node of the file's
+opset can say."""
 
 from __future__ import annotations
 

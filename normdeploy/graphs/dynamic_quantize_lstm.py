@@ -1,8 +1,8 @@
 """Writes onnxruntime's DynamicQuantizeLSTM as what its kernel computes: a Scan over time that quantizes the state.
 
 onnxruntime quantizes all of X at once, and the state of each step in front of its product with R (``ComputeGemm`` in
-onnxruntime/core/providers/cpu/rnn/rnn_helpers.cc). W is [directions, input, 4·hidden] and R is
-[directions, hidden, 4·hidden], with the gates in the order i, o, f, c. Each direction has one scale, or one for each
+onnxruntime/core/providers/cpu/rnn/rnn_helpers.cc). W is [directions, input, 4·hidden] and R is [directions, hidden,
+4·hidden], with the gates in the order i, o, f, c. Each direction has one scale, or one for each
 column (onnxruntime/contrib_ops/cpu/quantization/dynamic_quantize_lstm.cc). Threads may share the batch: each quantizes
 the states of its part, whose range lies inside that of the whole batch.
 """

@@ -34,9 +34,8 @@ class Graph(FileGraph):
 
         Args:
             taken: names that no new tensor may bear.
-            weights: keeps new large constants, to which the model written refers
-            (`normdeploy.storage.shared_weights`); None: it
-            holds them.
+            weights: keeps new large constants, to which the model written refers (`normdeploy.storage.shared_weights`);
+            None: it holds them.
 
         Raises:
             GraphError: the nodes stand in no valid order, or a name is written twice.

@@ -4,8 +4,7 @@ that they index.
 An index into a table of n rows lies in [0, n), and a slice of a table up to a size has no more than n rows. Going
 forward through the graph, small vectors keep the dims that their elements are, and whole numbers keep their origins: an
 input, or positions that count up to a dim, plus an offset. (`normdeploy.loading.program_bounds` asks the same of
-torch's
-programs.)
+torch's programs.)
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ def require_equal_models(
 
     Cleaning up is meant to be exact, and mostly is, bit for bit. What may differ is the rounding of the nodes that were
     folded into constants or regrouped, N at most (the nodes before). So the bound is 6·√N·u·max|before| for each output
-    (`normdeploy.compare.perturbation.of_regrouping`), u the unit roundoff of the coarsest floating type in the graph.
-    Integers, and the places of NaN and Inf, must be equal.
+    (`normdeploy.compare.perturbation.regrouping_error`), u the unit roundoff of the coarsest floating type in the
+    graph. Integers, and the places of NaN and Inf, must be equal.
 
     Args:
         shared: initializer of ``after`` -> large initializer of ``before``, whose data it has; ``after`` holds

@@ -103,9 +103,8 @@ def read_recorded_runtime(proto: onnx.ModelProto) -> str:
 
 def read_recorded_biases(proto: onnx.ModelProto) -> dict[str, list[int]]:
     """The biases that take a shift back by the weight as it is stored (`normdeploy.quantization.bias_corrections`),
-    each with the
-    input channels of which it does not, where the file records them; {} of any other file: nothing in it tells them
-    from those that take it back by the weight as it was."""
+    each with the input channels of which it does not, where the file records them; {} of any other file: nothing in it
+    tells them from those that take it back by the weight as it was."""
     try:
         told = json.loads(next((p.value for p in proto.metadata_props if p.key == RECENTRED), "{}"))
     except ValueError:

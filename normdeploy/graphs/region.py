@@ -67,7 +67,7 @@ class Refusal:
     end: str = ""
     # what was asked for its values
     region: Region | None = None
-    # the `normdeploy.recognition.fit_measurement.Fit` that recognition came to before it gave up
+    # the `normdeploy.recognition.fit_measurement.NormFit` that recognition came to before it gave up
     fit: Any = None
 
     def __bool__(self) -> bool:

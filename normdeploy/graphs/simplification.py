@@ -6,8 +6,7 @@ The rules are in `cleaning`, one file a family, each with its premise and proof.
 those that looked exact were not (ScatterND with a reduction, Clips that do not meet, Reshapes around a MatMul, Pad into
 ConvInteger, x + 0 at -0), and its evaluator computes LogSoftmax as log(softmax). What is left of onnxscript is the walk
 that infers shapes and follows them through sequences; nodes that it misreads are hidden from it
-(`cleaning.hidden_nodes`).
-``benchmarks.attack.cleaning`` draws graphs against all of it.
+(`cleaning.hidden_nodes`). ``benchmarks.attack.cleaning`` draws graphs against all of it.
 
 Processor seconds on a chain of LayerNormalization and MatMul nodes (the whole of ``simplify`` unchecked; rows 2 and 3
 are parts of onnxscript's optimizer):

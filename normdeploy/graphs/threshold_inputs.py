@@ -1,10 +1,9 @@
 """Draws inputs at which the constants of a graph act, and inputs that are no ordinary numbers.
 
 Normal inputs seldom reach a Clip from 5 to 9 or a mask of x > 100, so they do not tell two graphs apart that differ
-there alone. `draw_threshold_values` draws each threshold itself (`normdeploy.graphs.graph_thresholds`), its
-neighbors in the
-input's type,
-and numbers some way below and above it. `draw_special_values` draws −0, ±Inf, NaN and the smallest number.
+there alone. `draw_threshold_values` draws each threshold itself (`normdeploy.graphs.graph_thresholds`), its neighbors
+in the input's type, and numbers some way below and above it. `draw_special_values` draws −0, ±Inf, NaN and the smallest
+number.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ def draw_threshold_values(
 def draw_special_values(spec: InputSpec, rng: np.random.Generator, sizes: Mapping[str, int]) -> np.ndarray:
     """Draw an input with −0, ±Inf, NaN and the smallest number in every eighth place, and a row of Inf.
 
-    The largest number is not among them: whether its square overflows on the way is a matter of rounding.
-    A range that somebody stated holds none of them, so such an input is drawn as always; so are integers.
+    The largest number is not among them: whether its square overflows on the way is a matter of rounding. A range that
+    somebody stated holds none of them, so such an input is drawn as always; so are integers.
     """
     values = spec.sample(rng, sizes)
     if spec.range is not None or not values.size or not is_float_dtype(values.dtype):

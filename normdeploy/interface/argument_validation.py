@@ -2,8 +2,8 @@
 to one form.
 
 ``take_fields_as_arguments`` makes a verb of a function. One thing may stand where several are taken
-(``dims="batch=1:8:64"``), a
-result or an ONNX model in memory where a file is, and names of types in every usual spelling.
+(``dims="batch=1:8:64"``), a result or an ONNX model in memory where a file is, and names of types in every usual
+spelling.
 """
 
 from __future__ import annotations

@@ -66,8 +66,7 @@ def load(
     Args:
         path: an ExportedProgram, a module or weights saved by torch.save, safetensors, a TorchScript archive (its
             weights alone), a Hugging Face folder, a Python file that defines the model (``my_model.py:Net``), or the
-            name of a model on the Hub, ``org/name``, in huggingface_hub's
-            cache or within reach.
+            name of a model on the Hub, ``org/name``, in huggingface_hub's cache or within reach.
         model: ``package.module:factory``, the model that weights alone are put into; the working directory is
         importable.
         model_args: keyword arguments of the factory.
@@ -81,8 +80,7 @@ def load(
         code: of the working directory only these modules may be imported, file -> SHA-256 of its source
         (`storage.record_signing`); None: all.
         task: of a Hugging Face folder, "text-generation-with-past" (`huggingface_tasks`): its class, inputs and
-        outputs; None: the
-        config's class.
+        outputs; None: the config's class.
         part: of a Hugging Face encoder-decoder "encoder", "decoder" or "decoder-with-past"; None: the whole.
 
     Raises:

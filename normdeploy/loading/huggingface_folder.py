@@ -71,9 +71,8 @@ def load_folder_model(path: Path, trust: bool, task: str | None = None) -> Huggi
     """The model of the folder; nothing is fetched, and no code of the folder runs without ``trust``.
 
     Args:
-        task: which class of transformers, and which inputs and outputs (`huggingface_tasks`); None: the class that
-        the config
-        names, all outputs.
+        task: which class of transformers, and which inputs and outputs (`huggingface_tasks`); None: the class that the
+        config names, all outputs.
 
     Raises:
         RuntimeUnavailable: transformers is not installed.

@@ -2,9 +2,8 @@
 
 Where a dim goes in steps, torch defers its guards to asserts in the graph. Among them are its own guesses, on strides
 and on paddings of no width, say, which hold at the example's sizes and on which nothing hangs: the module runs at other
-sizes, and so does the graph, but for the assert.
-An assert stays unless both give the same at sizes that it excludes, which tells a branch of the module from a guess.
-Sizes that the module refuses itself say nothing.
+sizes, and so does the graph, but for the assert. An assert stays unless both give the same at sizes that it excludes,
+which tells a branch of the module from a guess. Sizes that the module refuses itself say nothing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Defines each norm op once: a function of its inputs and attributes, made of standard ops.
 
-The float64 evaluation (`normdeploy.evaluate.norm_functions`), the prover (`normdeploy.proof.norm_definitions`) and
-the writer of foreign
-norms as standard nodes (`normdeploy.contrib.expansion_writer`) all run these functions; each brings an `Interpreter`
-for its own
-kind of tensor. The bodies of our own ops travel in files, so they are text (`normdeploy.norms.normdeploy_ops`).
+The float64 evaluation (`normdeploy.evaluate.norm_functions`), the prover (`normdeploy.proof.norm_definitions`) and the
+writer of foreign norms as standard nodes (`normdeploy.contrib.expansion_writer`) all run these functions; each brings
+an `Interpreter` for its own kind of tensor. The bodies of our own ops travel in files, so they are text
+(`normdeploy.norms.normdeploy_ops`).
 
 A definition gets an interpreter, the op's inputs in order (None where left out) and its attributes by name. It returns
 one output, or a tuple of all of them, None for one that is not wanted. Shapes are in the docstrings: N batches,

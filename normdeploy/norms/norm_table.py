@@ -3,8 +3,7 @@ asks its row.
 
 The rows say what an op takes and gives, and name what it computes: a function of `normdeploy.norms.definitions`; of our
 own ops (`normdeploy.norms.normdeploy_ops`), and of those that installed packages bring
-(`normdeploy.norms.third_party`), a body that
-travels in the file. Sources:
+(`normdeploy.norms.third_party`), a body that travels in the file. Sources:
 
 - ONNX: its operator schemas (https://onnx.ai/onnx/operators), which the ``onnx`` package holds;
   tests/norms/test_norm_ops.py compares;

@@ -24,10 +24,9 @@ _HEAVY = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attent
 class Float32Region:
     """One reason to keep a node, and what is kept with it, in float32.
 
-    ``kind``: "norm", "statistics", "constant", "range", "positions", "angles", "scales", "logarithm",
-    "logits", "no half form", "control flow" or "as written"; ``tensor``: what the
-    reason speaks of; ``value``: the largest magnitude seen of it, None where none was looked for; ``nodes``: outputs of
-    the nodes kept.
+    ``kind``: "norm", "statistics", "constant", "range", "positions", "angles", "scales", "logarithm", "logits", "no
+    half form", "control flow" or "as written"; ``tensor``: what the reason speaks of; ``value``: the largest magnitude
+    seen of it, None where none was looked for; ``nodes``: outputs of the nodes kept.
     """
 
     kind: str

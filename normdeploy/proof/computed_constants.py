@@ -1,9 +1,8 @@
 """Constants that a rewrite computed, as the prover sees them.
 
-Whoever computes constants says, by a `ComputedConstants`, what each of them is before it is rounded: an expression
-of the file's
-own constants. The proof that before and after agree then holds for these, and each stored number is compared with its
-own.
+Whoever computes constants says, by a `ComputedConstants`, what each of them is before it is rounded: an expression of
+the file's own constants. The proof that before and after agree then holds for these, and each stored number is compared
+with its own.
 """
 
 from __future__ import annotations

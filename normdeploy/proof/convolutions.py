@@ -77,8 +77,7 @@ def _convolution_op(transposed: bool) -> Op:
 
 def _gather_cached(m: ProofInterpreter, x: Value, kernel: tuple[Size, ...], attrs: Attrs, transposed: bool) -> Value:
     """`_gather_windows`, computed once for all convolutions of one input that read alike: the one before and the one
-    after
-    do."""
+    after do."""
     key = (
         id(x.a),
         id(x.f),

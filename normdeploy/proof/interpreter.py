@@ -1,8 +1,8 @@
 """One evaluation of a piece of a graph: in the field, and beside it in floats.
 
 The ops stand in `normdeploy.proof.op_definitions`; they are made of arithmetic and sums
-(`normdeploy.proof.arithmetic`), and of
-the roots here, each with the premises of the theorem (docs/certificates.md) checked where it is used.
+(`normdeploy.proof.arithmetic`), and of the roots here, each with the premises of the theorem (docs/certificates.md)
+checked where it is used.
 """
 
 from __future__ import annotations

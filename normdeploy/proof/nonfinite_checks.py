@@ -2,9 +2,8 @@
 
 All ops of the language hand NaN on, so which elements a NaN reaches is a matter of structure: one in one place of each
 class of a leaf's (`normdeploy.proof.sample_points`) shows it. What Inf becomes is IEEE's arithmetic (Inf − Inf,
-Inf/Inf,
-0·Inf), looked at for one, for two of the same and for two of both signs. Finite inputs, constant rows and zeros among
-them, give finite results after where they did before.
+Inf/Inf, 0·Inf), looked at for one, for two of the same and for two of both signs. Finite inputs, constant rows and
+zeros among them, give finite results after where they did before.
 """
 
 from __future__ import annotations

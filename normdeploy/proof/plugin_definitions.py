@@ -2,10 +2,9 @@
 takes their place.
 
 The meaning of a kernel is its float64 reference in `normdeploy_plugins`, which its tests judge it by. It is made of the
-definitions of the norms (`normdeploy.norms.definitions`), and tests/proof/test_plugin_definitions.py compares the
-two. A
-definition gets (machine, inputs, attributes) and gives its outputs. Gamma and beta hold one value for each element of a
-row, or of a channel, in any shape.
+definitions of the norms (`normdeploy.norms.definitions`), and tests/proof/test_plugin_definitions.py compares the two.
+A definition gets (machine, inputs, attributes) and gives its outputs. Gamma and beta hold one value for each element of
+a row, or of a channel, in any shape.
 """
 
 from __future__ import annotations

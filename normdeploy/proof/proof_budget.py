@@ -1,10 +1,9 @@
 """Ends a proof that would take too long: by a count of operations, so that every machine refuses the same proofs.
 
 A proof evaluates both sides at a number of points of each axis, so a tensor with k axes of which nothing but a name is
-known has points^k elements; and each root in it makes the prime longer (`identity_test.learn_axes`). Both are
-counted before
-they are computed. One operation is a product of two digits of 30 bits, as CPython multiplies long integers; what an
-element costs besides counts as `_EACH` of them.
+known has points^k elements; and each root in it makes the prime longer (`identity_test.learn_axes`). Both are counted
+before they are computed. One operation is a product of two digits of 30 bits, as CPython multiplies long integers; what
+an element costs besides counts as `_EACH` of them.
 """
 
 from __future__ import annotations

@@ -47,8 +47,7 @@ def prove_identity(sides: Equivalence) -> Identity:
 
 def prove_for_any_length(sides: Equivalence) -> Identity:
     """`prove_identity` where lengths that a file states (``sides.named``) are symbols: it holds for all sides that
-    differ in
-    these, too. Equal ones along a leaf are told apart.
+    differ in these, too. Equal ones along a leaf are told apart.
 
     Raises:
         NotProved: they are not, or it can't be shown without the lengths.

@@ -1,9 +1,9 @@
 """Rounding of weights by the error of the layer's products (GPTQ).
 
-With the inputs x of the calibration samples, as the file will have them (rounded), and H = E[x·xᵀ], the
-error of a layer's products is tr((W − Ŵ)ᵀ·H·(W − Ŵ)). GPTQ (Frantar et al., arXiv 2210.17323) rounds the rows of W one
-after the other, those of the largest inputs first, and adds to each what makes up for the errors of the rows before it.
-With H = (I + U)·D·(I + U)ᵀ, U strictly upper triangular, that is
+With the inputs x of the calibration samples, as the file will have them (rounded), and H = E[x·xᵀ], the error of a
+layer's products is tr((W − Ŵ)ᵀ·H·(W − Ŵ)). GPTQ (Frantar et al., arXiv 2210.17323) rounds the rows of W one after the
+other, those of the largest inputs first, and adds to each what makes up for the errors of the rows before it. With H =
+(I + U)·D·(I + U)ᵀ, U strictly upper triangular, that is
 
     ŵ_k = round(w_k + Σ_{j<k} (w_j − ŵ_j)·U_jk)
 
@@ -12,8 +12,7 @@ diagonal is added to it: the samples are few, and what they have in common by ch
 A convolution is such a product for each of its groups, whose x are windows of its input.
 
 Biases stay the model's own but for shifts (`bias_corrections`): a correction of their means (Nagel et al., arXiv
-1906.04721, 4.2)
-would leave none in the file that `verify` could hold against the model's.
+1906.04721, 4.2) would leave none in the file that `verify` could hold against the model's.
 """
 
 from __future__ import annotations

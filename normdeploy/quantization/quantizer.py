@@ -2,9 +2,8 @@
 
 In this order: with ``rotate`` residual streams are rotated (`rotate`, proved); what the layers read is looked at on
 samples; scales and shifts are moved from norms into the layers behind (`scale_migration`, proved); ranges are taken;
-the file
-is written and judged on samples that took no part; layers that cost more than the metric allows go back to float, those
-first that cost most.
+the file is written and judged on samples that took no part; layers that cost more than the metric allows go back to
+float, those first that cost most.
 """
 
 from __future__ import annotations

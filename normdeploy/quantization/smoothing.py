@@ -5,10 +5,10 @@ and with factors s = max|x|^α / max|W|^(1 − α) of some α for each channel (
 Behind a norm they cost nothing when the model runs; elsewhere they are one op or two in front of the layer, and are
 written where they take away a quarter of the error.
 
-For symmetric integers behind no norm, each channel gets a range of its own besides (`factors_from_ranges`): (x −
-c)/s has one range
-for all channels. What the samples show of one channel is little, and a channel that leaves its range costs more than
-all rounding, so that the ranges are wider than that, by how much the error on rows of other samples says.
+For symmetric integers behind no norm, each channel gets a range of its own besides (`factors_from_ranges`): (x − c)/s
+has one range for all channels. What the samples show of one channel is little, and a channel that leaves its range
+costs more than all rounding, so that the ranges are wider than that, by how much the error on rows of other samples
+says.
 """
 
 from __future__ import annotations
@@ -181,8 +181,7 @@ def _factors_and_shifts(
     low: np.ndarray, high: np.ndarray, w: np.ndarray, choice: Choice, activation: CodeFormat
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Factors, shifts and reach: those of `factors_from_ranges`, of an alpha (a channel that is never on, with large
-    weights, needs
-    one), or none."""
+    weights, needs one), or none."""
     if isinstance(choice, tuple):
         return factors_from_ranges(low, high, *choice, activation)
     s, c = _smoothing_factors_and_shift(low, high, w, "" if choice is None else "middle", choice, False)
@@ -246,9 +245,8 @@ def expected_error(
     coarse: bool,
 ) -> float:
     """As `_rounding_error` for integers, of which no product has to be rounded: rounding is a noise of step²/12 that
-    the other
-    numbers know nothing of (Widrow, Kollar, Quantization Noise, 2008), and what lies beyond the range is cut off. The
-    mean of the weights' errors is left out: GPTQ takes it away first, as all inputs have it in common."""
+    the other numbers know nothing of (Widrow, Kollar, Quantization Noise, 2008), and what lies beyond the range is cut
+    off. The mean of the weights' errors is left out: GPTQ takes it away first, as all inputs have it in common."""
     activation, weight, _ = form
     assert activation is not None
     s, c = _smoothing_factors_and_shift(*ends, w, shift, alpha, coarse)

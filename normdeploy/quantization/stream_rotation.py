@@ -3,10 +3,9 @@
 A Hadamard matrix spreads what is large in one channel over all (QuaRot, Ashkboos et al., arXiv 2404.00456; QuIP#, Tseng
 et al., arXiv 2402.04396). With Q = A/√k, A of ±1, the stream holds x·Q in the place of x: layers that write it hold
 W·Q, those that read it Qᵀ·W, and an RMS norm without gamma commutes with Q. Gammas go into the layers behind first
-(`scale_migration`). A layer norm is an RMS norm where its input has no mean: before that the mean is taken off by
-all that
-write the stream (SliceGPT, Ashkboos et al., arXiv 2401.15024, section 3.1). The values of an attention are rotated head
-by head, by the layer that makes them, and back by the one behind.
+(`scale_migration`). A layer norm is an RMS norm where its input has no mean: before that the mean is taken off by all
+that write the stream (SliceGPT, Ashkboos et al., arXiv 2401.15024, section 3.1). The values of an attention are rotated
+head by head, by the layer that makes them, and back by the one behind.
 
 Why local proofs suffice is in docs/identities.md, "A map of a whole stream"; its premises are what `streams` looks at.
 """

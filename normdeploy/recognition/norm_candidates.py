@@ -1,6 +1,5 @@
-"""Where a norm around a square root may begin and end: ``candidate_readings`` tries the pairs, and says of each what
-is against
-it."""
+"""Where a norm around a square root may begin and end: ``candidate_readings`` tries the pairs, and says of each what is
+against it."""
 
 from __future__ import annotations
 

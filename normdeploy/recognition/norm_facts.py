@@ -1,10 +1,8 @@
 """Norms as facts: what recognition says of a square root in the graph.
 
 Structure proposes where a norm may begin and end (`recognition.anchors`, `recognition.norm_candidates`), values say
-whether it
-is one and which (`normdeploy.recognition.fit_measurement`, `normdeploy.recognition.region_fitting`), and the passes
-say which of the
-readings is written as the fewest nodes.
+whether it is one and which (`normdeploy.recognition.fit_measurement`, `normdeploy.recognition.region_fitting`), and the
+passes say which of the readings is written as the fewest nodes.
 """
 
 from __future__ import annotations

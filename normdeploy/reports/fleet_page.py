@@ -1,8 +1,7 @@
 """The page of a fleet: model × target in colours, why each bad cell is bad, what changed, and the trend over runs.
 
-One HTML file, as `normdeploy.reports.page_templates` says: it asks no network for anything and runs no script, and
-all text
-in it is escaped, stripped of control characters and cut.
+One HTML file, as `normdeploy.reports.page_templates` says: it asks no network for anything and runs no script, and all
+text in it is escaped, stripped of control characters and cut.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ apply is null.
         ep_context; null or false: not asked for), capability (the library's: "STANDARD"), notes, ep_context (null where
         path is the engine itself: mode "embed" | "file", file: the engine's beside it, partition, architecture,
         sdk_version)
-    quantization  null, or `normdeploy.findings.quantization_report.Quantization` as it stands
+    quantization  null, or `normdeploy.findings.quantization_report.QuantizationReport` as it stands
     precision   null, or to ("fp16" | "bf16"), islands (what stayed float32: kind "norm" | "statistics" | "constant" |
         "range" | "positions" | "logarithm" | "logits" | "no half form" | "control flow" | "as written", op, module,
         tensor, reason,

@@ -4,9 +4,8 @@
 
 The scale is the exact product, rounded once: torch scales q and k by d^-¼ each, whose float32 squared is no float32's
 1/√d. Where that is computed from the shape of q, as torch's exporter writes it, it becomes a constant first: evaluated
-in float64 and rounded once, as what constants alone feed (`normdeploy.rewriting.constant_evaluation`). Where keys
-and values are
-repeated for groups of heads (grouped-query attention) the node reads them once.
+in float64 and rounded once, as what constants alone feed (`normdeploy.rewriting.constant_evaluation`). Where keys and
+values are repeated for groups of heads (grouped-query attention) the node reads them once.
 
 It is made for onnxruntime's CPU provider alone (1.31.1). What it is worth in whole models `benchmarks.whole_models`
 measures; the outputs are bit-equal without a mask. Swin's attentions of windows stay as they are.

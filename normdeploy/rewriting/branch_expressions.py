@@ -6,8 +6,7 @@ many outputs, read the same numbers whatever kernels they belong to: one linear 
 = 0 and as many outputs as inputs it is the identity.
 Proof: t and pad enter the place in e alone; s·1 + 0 = s, for which there is a place. ∎ In the field G_e is a matrix of
 random elements for each e (`normdeploy.proof.convolutions`), the identity where it is that; what holds for all such
-matrices
-holds for these. Each tap has a point of its own, and so has each zero that is put around a smaller kernel.
+matrices holds for these. Each tap has a point of its own, and so has each zero that is put around a smaller kernel.
 
 **The unit matrix.** Of an axis of n places k hold values of their own and the others one, all the same
 (docs/certificates.md); the point of the others has the weight n − k. The unit matrix maps tensors that are such to

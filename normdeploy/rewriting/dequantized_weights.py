@@ -8,8 +8,7 @@ F·s has to lie along the axis along which the layer's scales may lie, its outpu
 
 While scales and shifts are folded, what is dequantized for linear layers counts as the constant (q − z)·s, which
 float64 holds without rounding; so the fold itself is proved as any other (`forms.fold_expressions`). Here the weight
-that was
-proved is written as codes and scales, and compared with them, element by element.
+that was proved is written as codes and scales, and compared with them, element by element.
 """
 
 from __future__ import annotations

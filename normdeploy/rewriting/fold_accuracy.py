@@ -19,8 +19,7 @@ are rounded to float32, on constants that are not rounded: the ratio of the erro
 
 Nothing here depends on the sizes of the model's tensors: of a convolution one window is evaluated, without strides and
 dilations, of at most `_ROWS` output channels (those in which most cancels, and some between) over at most
-`weight_rows.TAPS`
-products each.
+`weight_rows.TAPS` products each.
 """
 
 from __future__ import annotations

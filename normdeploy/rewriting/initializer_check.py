@@ -2,8 +2,8 @@
 
 The prover reads weights through graphsurgeon, which has readers of its own; a certificate speaks of the file. So each
 initializer that a proof depends on, be it by way of Constant nodes, Casts and views, is read again by
-`onnx.numpy_helper` and compared bit for bit. The tests hold that reader against onnxruntime, in
-every form in which a file may hold a number.
+`onnx.numpy_helper` and compared bit for bit. The tests hold that reader against onnxruntime, in every form in which a
+file may hold a number.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Two models side by side in onnxruntime, its optimizer off: whether they differ by more than rounding explains.
 
 They run at each dynamic dim's minimum, an odd size between and its maximum, on random inputs that the model takes; on
-inputs at which the graph's own constants act, and on −0,
-±Inf and NaN (`normdeploy.graphs.threshold_inputs`). What rounding
+inputs at which the graph's own constants act, and on −0, ±Inf and NaN (`normdeploy.graphs.threshold_inputs`). What
+rounding
 explains the model before says itself: its inputs, parameters and the results of its reductions are perturbed by up to
 8u at random (u the unit roundoff of the coarsest type in it), and with d the largest change in an element's row (the
 last axis) and y the row's largest element

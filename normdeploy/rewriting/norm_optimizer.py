@@ -88,12 +88,10 @@ def optimize_norms(
             (`graphs.own_op_functions`) where no standard one says a norm.
         strict: a failed certificate is an error.
         progress: called with (stage, done, total).
-        census: let each finding hold all that there is to know of its norm
-        (`normdeploy.recognition.norm_attributes`), which
-        takes some more time.
-        weights: those that ``proto`` refers to (`storage.weight_serialization.share_large_weights`), as the result
-        then does; None: both hold
-        their own.
+        census: let each finding hold all that there is to know of its norm (`normdeploy.recognition.norm_attributes`),
+        which takes some more time.
+        weights: those that ``proto`` refers to (`storage.weight_serialization.share_large_weights`), as the result then
+        does; None: both hold their own.
 
     Returns:
         The new model (the opset raised where a norm's node needs it) and the account of what became of each norm.
@@ -118,9 +116,8 @@ def optimize_with_steps(
     """As `optimize`, and with every step that changed the graph, so that a caller may ask for the same without some of
     them.
 
-    Where onnxruntime can't run what a step wrote, or with a gross error (`normdeploy.rewriting.rounding_verdicts`),
-    all is done
-    again without it.
+    Where onnxruntime can't run what a step wrote, or with a gross error (`normdeploy.rewriting.rounding_verdicts`), all
+    is done again without it.
     """
     with _pause_garbage_collection():
         for attempt in range(_ATTEMPTS):

@@ -2,9 +2,8 @@
 that is to blame.
 
 The two are compared once (`normdeploy.rewriting.model_comparison`). Where they differ, the model is made again with
-fewer
-and fewer of the steps, which finds the one with which the difference begins; it is left out, and the search goes on
-until there is none.
+fewer and fewer of the steps, which finds the one with which the difference begins; it is left out, and the search goes
+on until there is none.
 """
 
 from __future__ import annotations

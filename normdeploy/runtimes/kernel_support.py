@@ -1,6 +1,5 @@
-"""Asks runtimes how they take a norm: each gets it as a small model (`normdeploy.graphs.norm_extraction`). Nothing
-is looked up in
-a list of ours.
+"""Asks runtimes how they take a norm: each gets it as a small model (`normdeploy.graphs.norm_extraction`). Nothing is
+looked up in a list of ours.
 
 onnxruntime makes a session of it and says which ops it will run, before and after its own optimizations; TensorRT's
 parser makes a network of it, in a process of its own, since some of its failures abort the process.
@@ -42,7 +41,7 @@ _SECONDS = 60
 
 @dataclass(frozen=True)
 class KernelSupport:
-    """What one runtime makes of one model; the fields are those of `normdeploy.findings.records.Support`."""
+    """What one runtime makes of one model; the fields are those of `normdeploy.findings.records.RuntimeSupport`."""
 
     verdict: Verdict
     parts: tuple[str, ...] = ()

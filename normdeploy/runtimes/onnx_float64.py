@@ -1,12 +1,10 @@
 """An ONNX file as the reference of a comparison: every node in float64, and with the roundings of the file's own types
 put back at random.
 
-The same as ``torch_runners.Float64Runner`` and ``rounding_noise.RoundingRunner`` are for a PyTorch model. A node
-that the evaluator
-does not know is run by onnxruntime in the file's own type, and `OnnxFloat64Runner.describe_narrow_nodes` names it.
-Its result is rounded in
-the reference as in the file. Where nothing is known of what cancels inside, each element is drawn off by the roundings
-of two runs of its k nodes, √(2k)·u of the largest element.
+The same as ``torch_runners.Float64Runner`` and ``rounding_noise.RoundingRunner`` are for a PyTorch model. A node that
+the evaluator does not know is run by onnxruntime in the file's own type, and `OnnxFloat64Runner.describe_narrow_nodes`
+names it. Its result is rounded in the reference as in the file. Where nothing is known of what cancels inside, each
+element is drawn off by the roundings of two runs of its k nodes, √(2k)·u of the largest element.
 """
 
 from __future__ import annotations

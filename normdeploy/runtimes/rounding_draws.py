@@ -55,8 +55,7 @@ class RoundingDraw:
     ``held``: DequantizeLinear nodes, by the tensor they make, that give these values instead; of None what was
     quantized in front of them, as it was (in `StepRunner.all_values` alone, which forgets no tensor); or products of
     integers, by the tensor they make, that read these codes as their weight; or QuantizeLinear nodes, of None, that
-    round nothing and cut nothing off but for ReLU. ``width``: what
-    the drawn roundings are times.
+    round nothing and cut nothing off but for ReLU. ``width``: what the drawn roundings are times.
     """
 
     activations: int | str | None = None

@@ -13,9 +13,8 @@ and Stability of Numerical Algorithms, 2002, section 4.2). That hangs on the dat
 `float32_sum_error`
 adds the row up as such a kernel does.
 
-A Fourier transform is a sum of n products in each bin (`runtimes.fourier_error`); its roundings are as large in a
-bin that
-cancels as in any other of the frame.
+A Fourier transform is a sum of n products in each bin (`runtimes.fourier_error`); its roundings are as large in a bin
+that cancels as in any other of the frame.
 """
 
 from __future__ import annotations
@@ -322,9 +321,8 @@ def float32_sum_error(rows: np.ndarray) -> np.ndarray:
 
 
 def float32_sum_error_along(x: np.ndarray, axes: Sequence[int], mean: bool) -> np.ndarray:
-    """`float32_sum_error` of a sum or mean over ``axes`` (none: all), one number for each result, in the order of
-    the other
-    axes."""
+    """`float32_sum_error` of a sum or mean over ``axes`` (none: all), one number for each result, in the order of the
+    other axes."""
     over = sorted({a % x.ndim for a in axes} or range(x.ndim)) if x.ndim else []
     kept = [a for a in range(x.ndim) if a not in over]
     rows = x.transpose([*kept, *over]).reshape(*(x.shape[a] for a in kept), -1)

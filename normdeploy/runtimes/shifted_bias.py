@@ -1,8 +1,8 @@
 """Layers whose inputs are shifted before they are quantized, and whose bias takes the shift back by the stored weight.
 
-Such a file (`normdeploy.quantization.bias_corrections`) computes V·((x − t)/s) + b with b = c + V·(t/s). A model
-whose weights
-are V + ξ, which round to the same codes, has b + ξ·(t/s) there: another draw of the weights is another bias. b is a
+Such a file (`normdeploy.quantization.bias_corrections`) computes V·((x − t)/s) + b with b = c + V·(t/s). A model whose
+weights are V + ξ, which round to the same codes, has b + ξ·(t/s) there: another draw of the weights is another bias. b
+is a
 float32 number and so are the terms it was summed up from: up to u·Σ|V|·|t/s|, u = 2⁻²⁴, of it is rounding. Other
 writers' files have the bias c + W·(t/s) of weights W that only they knew, and ξ·((x − t)/s) is in them whole; so only
 biases that the file records are such. A record that is wrong allows less, never more.

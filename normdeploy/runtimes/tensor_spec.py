@@ -130,8 +130,7 @@ def are_numpy_arrays(feeds: Mapping[str, Any]) -> bool:
 
 def check_array_feeds(runner: str, feeds: Mapping[str, Any], specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
     """``check_tensor_feeds`` for numpy arrays, without torch. A copy is made of those that are not contiguous or in
-    another order
-    of bytes.
+    another order of bytes.
 
     Raises:
         InputError: as ``check_tensor_feeds``.

@@ -106,7 +106,7 @@ def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) ->
     """``arrays`` as an uncompressed .npz; what stands at ``path`` is replaced only when the new file is whole.
 
     Raises:
-        NormdeployError: as ``normdeploy.storage.file_replacement.atomic``.
+        NormdeployError: as ``normdeploy.storage.file_replacement.replace_atomically``.
     """
     with replace_atomically(path) as written, zipfile.ZipFile(written, "w") as archive:
         for name, array in arrays.items():

@@ -231,11 +231,9 @@ def _describe_read_error(error: Exception) -> str:
 def _copy_for_checker(proto: onnx.ModelProto, moved: bool) -> onnx.ModelProto | None:
     """A copy for the checker, None where the file itself will do: its nodes stand in order, and it knows them all.
 
-    Norms that other tools left in ONNX's own domain, which the checker refuses (`nonstandard_norms`), are in a
-    domain of their own
-    here. The weights outside the file, whose places `_locate_external_data` has checked, are empty, for the checker
-    looks for them in
-    the working directory.
+    Norms that other tools left in ONNX's own domain, which the checker refuses (`nonstandard_norms`), are in a domain
+    of their own here. The weights outside the file, whose places `_locate_external_data` has checked, are empty, for
+    the checker looks for them in the working directory.
     """
 
     def find_nonstandard_norms(model: onnx.ModelProto) -> list[onnx.NodeProto]:

@@ -49,8 +49,7 @@ def sign_record(
 
     Args:
         code: the modules that it imports, as ``find_signed_modules`` gave them; None: those of the working directory
-        that this
-        process has imported.
+        that this process has imported.
 
     Raises:
         InputError: the team's key can't be used.

@@ -116,8 +116,7 @@ def load_judged_model(
 
     The files' records complete what is given. Where they narrow the sizes or values that the model itself takes, the
     model's own count, and the claimed ones are tried beside them (`verify.claimed_inputs`). A live module without
-    stated dims
-    is traced with the dynamic dims of the files, where it runs so.
+    stated dims is traced with the dynamic dims of the files, where it runs so.
 
     Returns:
         The model, and notes.
@@ -273,9 +272,8 @@ def _is_used_as_model(source: PathLike, files: Sequence[PathLike]) -> bool:
 def recall_loading(source: Source, onnx_path: PathLike, given: LoadKeywords) -> tuple[LoadKeywords, list[str]]:
     """``given`` completed by what the ONNX file recorded at its export, and notes.
 
-    What runs no code (`storage.export_record.DATA`) is followed whoever wrote the file. What may run code is
-    followed only
-    where a signature of this user or team vouches for it, for the model file and for the modules that it imports
+    What runs no code (`storage.export_record.DATA`) is followed whoever wrote the file. What may run code is followed
+    only where a signature of this user or team vouches for it, for the model file and for the modules that it imports
     (`storage.record_signing`).
 
     Raises:

@@ -288,8 +288,7 @@ KERNELS = sorted(f.stem for f in PACKAGE.glob("*.py") if "@triton.jit" in f.read
 @pytest.mark.parametrize("name", KERNELS)
 def test_sizes_of_tiles_come_from_functions_of_constants(name: str) -> None:
     """What a `triton_config.jit` function returns is a tensor in Triton 3.6 and can't be the size of a tile: that
-    release
-    compiled no kernel that reads a row piece by piece."""
+    release compiled no kernel that reads a row piece by piece."""
     import triton
 
     module = importlib.import_module(f"normdeploy_plugins.{name}")

@@ -70,8 +70,7 @@ def drawn(proto: onnx.ModelProto, rows: int = 64) -> tuple[np.ndarray, np.ndarra
 @pytest.mark.parametrize("linear", ["MatMul", "Conv", "Gemm"])
 @pytest.mark.parametrize("ratio", [10.0, 1e4, 1e6])
 def test_a_standardization_is_not_folded_where_that_cancels(ratio: float, linear: str) -> None:
-    """Folded, the error grew from 1e-6 to 9e-3 at 1e4 and to 0.6 at 1e6. What is allowed: the rule
-    itself."""
+    """Folded, the error grew from 1e-6 to 9e-3 at 1e4 and to 0.6 at 1e6. What is allowed: the rule itself."""
     proto = standardized(ratio, linear=linear)
     out, summary = optimize_norms(proto)
     (finding,) = summary.findings

@@ -1,10 +1,10 @@
 """Rules for Min, Max, Clip and Relu: a chain of them limits a number to one interval.
 
-clip(x, lo, hi) = min(max(x, lo), hi). Let a ≤ b, c ≤ d. clip(clip(x, a, b), c, d) = clip(x, a', b') with
-a' = clip(a, c, d), b' = clip(b, c, d): the outer clip is monotone and maps [a, b] onto [a', b'], between which it is
-the identity; below a it gives a', above b it gives b'. Intervals that do not meet give a' = b'. NaN passes all of them.
-Relu is clip(x, 0, ∞). A bound that Clip leaves out is the type's least or largest finite number: so says the standard
-and so does onnxruntime, where ∞ becomes 3.4e38.
+clip(x, lo, hi) = min(max(x, lo), hi). Let a ≤ b, c ≤ d. clip(clip(x, a, b), c, d) = clip(x, a', b') with a' = clip(a,
+c, d), b' = clip(b, c, d): the outer clip is monotone and maps [a, b] onto [a', b'], between which it is the identity;
+below a it gives a', above b it gives b'. Intervals that do not meet give a' = b'. NaN passes all of them. Relu is
+clip(x, 0, ∞). A bound that Clip leaves out is the type's least or largest finite number: so says the standard and so
+does onnxruntime, where ∞ becomes 3.4e38.
 
 The sign of a zero: of two equal arguments, onnxruntime's Clip and Relu give x, its Max gives +0. So Max and Min become
 a Clip only where no bound is 0, and a bound of -0 is left alone everywhere. A merged bound of 0 passes -0 on, so -0

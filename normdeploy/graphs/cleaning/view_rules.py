@@ -50,8 +50,8 @@ def merge_reshapes(graph: ir.Graph, node: ir.Node) -> bool:
     """Let a Reshape of a Reshape read what the first one reads, where a single 0 of its shape copies a dim.
 
     Premise: a constant shape without -1, with 0 in one place that the inferred output leaves unknown. The other dims
-    are positive, so -1 in that place gives the same size: the elements divided by their product.
-    (`movement` merges Reshapes whose shape holds no 0.)
+    are positive, so -1 in that place gives the same size: the elements divided by their product. (`movement` merges
+    Reshapes whose shape holds no 0.)
     """
     if not is_understood(node, "Reshape") or understood_producer(node.inputs[0], "Reshape") is None:
         return False

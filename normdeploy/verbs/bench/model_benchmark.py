@@ -10,10 +10,9 @@ The reference is the model in float64, or without a model the first file that ru
 farther from it than the square root of the unit roundoff, relative to the largest value of the output (half of the
 type's digits), is not timed: its answer is wrong, not rounded. A quantized file is held against what it says itself, in
 float64 (`verbs.verify.quantized_reference`), and is the reference of none but quantized files. `verify` draws a
-narrower line.
-The type is the coarsest that is known to be computed in; of an engine and of onnxruntime on CUDA, which may take TF32
-for float32, it is one of float16's precision; of weights of four bits one of bfloat16's, for onnxruntime's optimizer
-rounds what these layers read to 8 bits.
+narrower line. The type is the coarsest that is known to be computed in; of an engine and of onnxruntime on CUDA, which
+may take TF32 for float32, it is one of float16's precision; of weights of four bits one of bfloat16's, for
+onnxruntime's optimizer rounds what these layers read to 8 bits.
 """
 
 from __future__ import annotations

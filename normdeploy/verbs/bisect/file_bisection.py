@@ -7,9 +7,8 @@ it.
    to the wrong output the first in the file's order is taken: what it is computed from is right. A tensor that is off
    but heals is on no such way.
 2. The nodes between get the right values, in float64. If the file, evaluated in float64 by ONNX's definition of its
-   ops, gives something else than the model, the file is wrong: ``counterpart_search`` finds the nodes,
-   ``cause_search`` the kind of
-   mistake.
+   ops, gives something else than the model, the file is wrong: ``counterpart_search`` finds the nodes, ``cause_search``
+   the kind of mistake.
 3. Otherwise the runtime is: each node is run alone on its right inputs (``runtime``).
 4. With the wrong tensor held at its right value the file is run again. If the output is still wrong there is another
    fault, and the search goes on.
@@ -118,7 +117,7 @@ def search_faults(
         engines: compared at their outputs only: an engine has no others, and marking inner tensors as outputs means
         building another.
         seeds, inputs, names, most, policy, dataset, runners, budget, progress: as for
-        ``normdeploy.verbs.verify.file_comparison.verify``.
+        ``normdeploy.verbs.verify.file_comparison.compare_files``.
 
     Raises:
         NormdeployError: as ``verify``. A fault is no error but a result that is false.

@@ -43,9 +43,9 @@ _FEW = 4096
 class QuantizedWeight:
     """A weight as a file has it, and the parameter that it is next to.
 
-    ``made``: the tensor by which draws hold it (`runtimes.rounding_draws.RoundingDraw`); ``tensor``: as faults name
-    it; ``got``: its
-    numbers; ``step``: of each; ``name``, ``right``: the parameter, laid as the weight is, None where it is like none.
+    ``made``: the tensor by which draws hold it (`runtimes.rounding_draws.RoundingDraw`); ``tensor``: as faults name it;
+    ``got``: its numbers; ``step``: of each; ``name``, ``right``: the parameter, laid as the weight is, None where it is
+    like none.
     ``scale`` and ``offset``: of a product of integers, whose scale is multiplied in behind it.
     """
 

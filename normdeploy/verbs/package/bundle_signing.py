@@ -1,8 +1,7 @@
 """Signs a bundle, and tells who signed one.
 
-Beside what the manifest lists a signed bundle holds a bill of materials and ``slsa_provenance.intoto.jsonl``: one
-line, the
-envelope of a Statement about every other file (`normdeploy.evidence.slsa_provenance`).
+Beside what the manifest lists a signed bundle holds a bill of materials and ``slsa_provenance.intoto.jsonl``: one line,
+the envelope of a Statement about every other file (`normdeploy.evidence.slsa_provenance`).
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ right.
   engines/*.engine       TensorRT-RTX engines, which Triton can't serve, and what it compiled of each for this GPU
   (*.runtime-cache)
   model_repository/
-    <name>_onnx/config.pbtxt, 1/model.onnx and its weights, warmup/*
-    <name>_trt/config.pbtxt, 1/*.plan, warmup/*
+    <name>_onnx/config.pbtxt, 1/model.onnx and its weights, warmup/* <name>_trt/config.pbtxt, 1/*.plan, warmup/*
 """
 
 from __future__ import annotations

@@ -31,8 +31,7 @@ _DISTURBANCES = 3
 
 class _StepwiseRunner:
     """A file in half precision where the CPU lacks kernels (``normdeploy.precision.emulated_half``), with the file's
-    own
-    types outside."""
+    own types outside."""
 
     name = "each node in float32, rounded"
 

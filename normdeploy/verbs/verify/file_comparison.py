@@ -9,10 +9,9 @@ sides: from the reference with each intermediate rounded at random, which knows 
 from eager, whose sums are as long as anybody's (ρ, the s that eager needs). Another evaluation is another draw of the
 same size; the 4 is the room between two draws. There is no tolerance besides. NaN and infinities must stand where the
 reference has them once it is rounded to the output's type; on inputs that are extreme or not finite (``edge_cases``)
-they
-may also stand where eager has them, and NaN and Inf count alike. A file in half precision (``--precision``) is compared
-with eager run in half, both on inputs that are half numbers. Files of several precisions may be compared at once, each
-by its own eager.
+they may also stand where eager has them, and NaN and Inf count alike. A file in half precision (``--precision``) is
+compared with eager run in half, both on inputs that are half numbers. Files of several precisions may be compared at
+once, each by its own eager.
 
 Rules that the user gives for an output (``policy``) decide on it in the place of this one, which is judged and told all
 the same; not of a quantized file whose outputs all have such rules: its default rule takes dozens of runs in float64.

@@ -1,9 +1,8 @@
 """How alike two outputs are, as one number: the measures that ``verify --metric`` takes. The larger, the more alike.
 
 All are computed in float64. ``cosine``, ``psnr`` and ``snr`` take the whole output of one input as one vector; the
-least of all inputs counts. ``top1``, ``top5`` and ``nearest_neighbor_agreement`` are shares of the rows of all
-inputs together. A NaN or
-an infinity in either output makes a measure NaN, which reaches no threshold.
+least of all inputs counts. ``top1``, ``top5`` and ``nearest_neighbor_agreement`` are shares of the rows of all inputs
+together. A NaN or an infinity in either output makes a measure NaN, which reaches no threshold.
 
 ``accuracy_drop`` and ``accuracy5_drop`` ask for labels: how much smaller is the share of samples whose label is found
 than with the reference? The smaller, the better; below zero the other finds more.

@@ -1,6 +1,5 @@
 """The tensors that a model of PyTorch or ONNX holds, and the shifts that its BatchNorms make of biases: what
-``weight_audit``
-asks."""
+``weight_audit`` asks."""
 
 from __future__ import annotations
 

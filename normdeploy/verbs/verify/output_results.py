@@ -1,6 +1,5 @@
 """The verdict on one output in one runtime: by the default rule (``verbs.verify.file_comparison``), or by rules that
-were given
-for it."""
+were given for it."""
 
 from __future__ import annotations
 
@@ -30,15 +29,14 @@ class OutputResult:
     """One output in one runtime; true where it passes.
 
     ``rules`` are those that were given for the output, and decide; where there are none the default rule does, of which
-    ``by_default`` is the verdict in any case ("" where the runtime could not be run at all, and of a quantized file
-    on which rules alone decide). The numbers are the
-    default rule's: ``max_abs_error`` and ``allowed`` are of the element that came nearest to failing (or of all, where
-    they have one bound), ``case`` is where; ``max_rel_error`` is relative to each element, and informs only. Both are
-    NaN or infinite where the output is, and NaN where there is none. ``near_ties`` counts integers that differ on a
-    rounding. ``file`` is "" of eager; ``precision`` is "fp16" or "bf16" where it was judged by eager in that, else "".
-    ``culprit`` names onnxruntime's optimizers without which the file passes. ``steps``: of a quantized file, whose
-    default rule is the error budget of its steps, what these alone move the output by over its size (root mean
-    squares); None of others.
+    ``by_default`` is the verdict in any case ("" where the runtime could not be run at all, and of a quantized file on
+    which rules alone decide). The numbers are the default rule's: ``max_abs_error`` and ``allowed`` are of the element
+    that came nearest to failing (or of all, where they have one bound), ``case`` is where; ``max_rel_error`` is
+    relative to each element, and informs only. Both are NaN or infinite where the output is, and NaN where there is
+    none. ``near_ties`` counts integers that differ on a rounding. ``file`` is "" of eager; ``precision`` is "fp16" or
+    "bf16" where it was judged by eager in that, else "". ``culprit`` names onnxruntime's optimizers without which the
+    file passes. ``steps``: of a quantized file, whose default rule is the error budget of its steps, what these alone
+    move the output by over its size (root mean squares); None of others.
     """
 
     output: str

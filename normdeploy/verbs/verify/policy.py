@@ -2,9 +2,8 @@
 ``--policy``).
 
 A rule that is given for an output decides on it in the place of the default rule (``verbs.verify.file_comparison``),
-which is
-judged all the same and told beside it; with ``required`` both must hold. Of one kind (the tolerance, each metric) an
-output's own rule goes before the one for all outputs. All rules of an output must hold.
+which is judged all the same and told beside it; with ``required`` both must hold. Of one kind (the tolerance, each
+metric) an output's own rule goes before the one for all outputs. All rules of an output must hold.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
 
 ``w`` and ``a`` are how far an element moves where the file is evaluated in float64 with each stored weight anywhere in
 the half step around its code, and with the grid of each quantizer of data shifted by a part of a step
-(`runtimes.quantized_float64`): the largest of a few draws, or half of the output's root mean square of these where
-that is more,
-because few draws tell little of a single element; more are made while something lies outside. The 4 is the room between
-two draws, as in ``bounds``. Both are first order in the steps, and follow every nonlinearity. What still lies outside
+(`runtimes.quantized_float64`): the largest of a few draws, or half of the output's root mean square of these where that
+is more, because few draws tell little of a single element; more are made while something lies outside. The 4 is the
+room between two draws, as in ``bounds``. Both are first order in the steps, and follow every nonlinearity. What still
+lies outside
 is allowed what 4 times these roundings make of it, which at a kink is more than 4 times what a draw makes: nothing of
 ReLU behind a negative sum, or of a choice between two values.
 
@@ -20,11 +20,10 @@ The file is judged four times:
 - in each runtime: a + w from the reference, and a from the file's own float64, where a value that is rounded to the
   other side is one step.
 
-A file that records what ranges calibration gave (`graphs.quantization_info.RECORD`) is no worse for inputs beyond
-them. There
-it is held against the model without any ends of ranges, and rounded against itself with ends and without rounding; what
-the ends cut off is told, and judged by nothing. The record has to be what the file's scales say, or else ranges are
-judged as those of any file.
+A file that records what ranges calibration gave (`graphs.quantization_info.RECORD`) is no worse for inputs beyond them.
+There it is held against the model without any ends of ranges, and rounded against itself with ends and without
+rounding; what the ends cut off is told, and judged by nothing. The record has to be what the file's scales say, or else
+ranges are judged as those of any file.
 
 A file of another tool records none. Its ranges are taken for those of a calibration where one on inputs like these can
 have given them (`StepBudget.trust_ranges`), and it is held as above.

@@ -121,7 +121,7 @@ def _is_distinctive(values_of: Array) -> bool:
 
 def are_smoothing_factors(array: Array) -> bool:
     """Whether all elements are positive numbers of three binary digits, not all of them one
-    (`normdeploy.quantization.smoothing.factors`)."""
+    (`normdeploy.quantization.smoothing.smoothing_factors`)."""
     wide = array.astype(np.float64)
     eighths = np.frexp(wide)[0] * 8
     return bool(((eighths > 0) & np.isfinite(wide) & (eighths == np.rint(eighths))).all() and (wide != 1).any())
