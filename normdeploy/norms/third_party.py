@@ -2,7 +2,8 @@
 
 A package names them by the domain of its ops, in its pyproject.toml:
 
-    [project.entry-points."normdeploy.norms"] acme = "acme.norms:NORMS"
+    [project.entry-points."normdeploy.norms"]
+    acme = "acme.norms:NORMS"
 
 The object is a `GuestNorm`, several in a list or tuple, or a function without parameters that returns these. From the
 row and the body all else follows, as for our own ops: the node is recognized in files that have it, evaluated in

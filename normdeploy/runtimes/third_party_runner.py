@@ -1,6 +1,7 @@
 """Runtimes that installed packages bring: the entry points ``normdeploy.runtimes``.
 
-    [project.entry-points."normdeploy.runtimes"] acme = "acme.runtime:AcmeRunner"
+    [project.entry-points."normdeploy.runtimes"]
+    acme = "acme.runtime:AcmeRunner"
 
 The object is called with the path of an ONNX file (pathlib.Path; its weights may stand beside it) and gives a
 `normdeploy.runtimes.Runner`: ``infer`` takes one numpy array for each input and gives one for each output, by their

@@ -1,6 +1,7 @@
 """Rules for ``check`` that installed packages bring: the entry points ``normdeploy.rules``.
 
-    [project.entry-points."normdeploy.rules"] acme = "acme.rules:RULES"
+    [project.entry-points."normdeploy.rules"]
+    acme = "acme.rules:RULES"
 
 The object is a `GuestRule`, several in a list or tuple, or a function without parameters that returns these. Every
 ``check`` asks all of them; ``--fail-on`` takes their ids like those of our own.
