@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
+import numpy as np
 import pytest
 
 from tests.quick import LONGEST, made_once, read_tables_once
@@ -69,6 +70,12 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 def same_draws() -> None:
     """A test's draws do not depend on which ran before it in its worker."""
     seeded()
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Return a generator that starts at the same state in each test."""
+    return np.random.default_rng(0)
 
 
 @pytest.fixture(autouse=True)

@@ -40,7 +40,7 @@ def agree(made: Any, expected: list[np.ndarray]) -> None:
 @pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "StdNorm"])
 @pytest.mark.parametrize("axes", [(-1,), (-2, -1)])
 @pytest.mark.parametrize("ddof", [0, 1])
-def test_norms_over_axes(name: str, axes: tuple[int, ...], ddof: int) -> None:
+def test_norms_over_axes(name: str, axes: tuple[int, ...], ddof: int, rng: np.random.Generator) -> None:
     x = rng.standard_normal((3, 5, 7)) * 3 + 2
     op, row = BY_NAME[name], x.shape[min(axes) :]
     parameters = [rng.standard_normal(row) for _ in op.inputs[1:]]
@@ -143,7 +143,7 @@ def test_every_function_is_compared() -> None:
     assert not own_op_functions.WITHOUT_KERNEL & set(BY_NAME)
 
 
-def test_a_function_without_a_kernel_is_its_formula() -> None:
+def test_a_function_without_a_kernel_is_its_formula(rng: np.random.Generator) -> None:
     x, scale = rng.standard_normal((3, 5, 7)) * np.array([1.0, 1e-3, 0.0])[:, None, None], rng.standard_normal((5, 1))
     expected = own_op_functions.evaluate_reference("L2Norm", x, scale, axes=(-2,), epsilon=1e-2)
     agree(expected, body("L2Norm", [x, scale], {"epsilon": 1e-2, "axes": [-2]}))

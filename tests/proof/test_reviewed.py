@@ -19,13 +19,11 @@ from normdeploy.rewriting.norm_optimizer import optimize_norms
 
 from .support import graph_of, refused, regions
 
-RNG = np.random.default_rng(0)
-
 
 @pytest.mark.parametrize("batch", ["1", "N"])
 @pytest.mark.parametrize("zero", [False, True], ids=["full", "first taps zero"])
 def test_a_shift_before_padding_is_not_the_same_at_static_sizes(
-    batch: str, zero: bool, monkeypatch: pytest.MonkeyPatch
+    batch: str, zero: bool, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     """Recognition misreads the padding; the border's outputs differ, and where the first tap is zero not at the first
     place."""
@@ -34,14 +32,14 @@ def test_a_shift_before_padding_is_not_the_same_at_static_sizes(
         f"""<ir_version: 10, opset_import: ["" : 21]> net (float[{batch}, 3, 8, 8] x) => (float[{batch}, 4, 8, 8] y)
         {{ b = BatchNormalization (x, s, c, m, v) y = Conv <pads = [1, 1, 1, 1]> (b, w) }}"""
     )
-    w = RNG.standard_normal((4, 3, 3, 3))
+    w = rng.standard_normal((4, 3, 3, 3))
     if zero:
         w[:, :, 0] = w[:, :, :, 0] = 0
     held = {
-        "s": RNG.uniform(0.5, 2, 3),
-        "c": RNG.standard_normal(3),
-        "m": RNG.standard_normal(3),
-        "v": RNG.uniform(0.5, 2, 3),
+        "s": rng.uniform(0.5, 2, 3),
+        "c": rng.standard_normal(3),
+        "m": rng.standard_normal(3),
+        "v": rng.uniform(0.5, 2, 3),
         "w": w,
     }
     proto.graph.initializer.extend(onnx.numpy_helper.from_array(a.astype(np.float32), n) for n, a in held.items())
@@ -53,7 +51,7 @@ def test_a_shift_before_padding_is_not_the_same_at_static_sizes(
 
 @pytest.mark.parametrize("attrs", ["", "<pads = [1, 1]>", "<strides = [2]>"])
 @pytest.mark.parametrize("shape", ["N, 3, H", "N, 3, 9"])
-def test_a_nan_behind_two_convolutions_is_seen(attrs: str, shape: str) -> None:
+def test_a_nan_behind_two_convolutions_is_seen(attrs: str, shape: str, rng: np.random.Generator) -> None:
     """Of another input, whose convolutions cancel."""
     body = "".join(
         f"d{i} = Conv{attrs}({'x' if i == 0 else 'd0'}, w) e{i} = Conv{attrs}({'z' if i == 0 else 'e0'}, w) "
@@ -61,7 +59,7 @@ def test_a_nan_behind_two_convolutions_is_seen(attrs: str, shape: str) -> None:
     )
     cancelled = "q = Sub(e1, e1) before = Add(d1, q) after = Identity(d1)"
     refused(
-        body + cancelled, ProofFailure.HIDDEN, shape=shape, leaves=[f"z: {shape}"], w=RNG.standard_normal((3, 3, 1))
+        body + cancelled, ProofFailure.HIDDEN, shape=shape, leaves=[f"z: {shape}"], w=rng.standard_normal((3, 3, 1))
     )
 
 
@@ -107,9 +105,9 @@ def test_a_leaf_of_another_size_is_no_reason_to_look_away() -> None:
     divided("Identity(sh)", ProofFailure.HIDDEN, middle=1, leaf="h - 4")
 
 
-def named(body: str, names: dict[str, str], shape: str, leaf: str) -> None:
+def named(rng: np.random.Generator, body: str, names: dict[str, str], shape: str, leaf: str) -> None:
     """Refused where dims have names that are no identifiers."""
-    graph = graph_of(body, shape=shape, leaves=[leaf], w=RNG.standard_normal((3, 3, 2)))
+    graph = graph_of(body, shape=shape, leaves=[leaf], w=rng.standard_normal((3, 3, 2)))
     for value in graph.proto.graph.input:
         for dim in value.type.tensor_type.shape.dim:
             dim.dim_param = names.get(dim.dim_param, dim.dim_param)
@@ -121,20 +119,20 @@ def named(body: str, names: dict[str, str], shape: str, leaf: str) -> None:
 @pytest.mark.parametrize(
     "name", ["convolution of H by -2 in strides of 2", "convolution of H in strides of 2", repr(Size.opaque("x", 2))]
 )
-def test_no_dim_is_called_what_a_convolution_makes(name: str) -> None:
+def test_no_dim_is_called_what_a_convolution_makes(name: str, rng: np.random.Generator) -> None:
     """Behind strides a length is no polynomial; its symbol must be no name that a file can write."""
     length = (
         "c = Conv<strides=[2]>(x, w) n = Shape<start=2,end=3>(c) f = Cast<to=1>(n) m = Shape<start=0,end=1>(y) g ="
         " Cast<to=1>(m)"
     )
-    named(f"{length} before = Mul(y, f) after = Mul(y, g)", {"Q": name}, "1, 3, H", "y: Q")
+    named(rng, f"{length} before = Mul(y, f) after = Mul(y, g)", {"Q": name}, "1, 3, H", "y: Q")
 
 
-def test_lengths_that_read_alike_are_two() -> None:
+def test_lengths_that_read_alike_are_two(rng: np.random.Generator) -> None:
     """2*B is twice B; 2·B is a name."""
     length = """c = Conv<strides=[3]>(x, w) n = Shape<start=2,end=3>(c) f = Cast<to=1>(n)
         d = Conv<strides=[3]>(y, w) m = Shape<start=2,end=3>(d) g = Cast<to=1>(m)"""
-    named(f"{length} before = Mul(x, f) after = Mul(x, g)", {"P": "2*B", "Q": "2·B"}, "1, 3, P", "y: 1, 3, Q")
+    named(rng, f"{length} before = Mul(x, f) after = Mul(x, g)", {"P": "2*B", "Q": "2·B"}, "1, 3, P", "y: 1, 3, Q")
 
 
 @pytest.mark.parametrize("made", [Size.opaque("conv", 1), dim_size(None, "x:0")])

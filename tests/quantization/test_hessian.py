@@ -35,9 +35,9 @@ def windows(conv: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> ConvolutionWindows:
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_windows_times_the_weight_is_the_convolution(kind: str) -> None:
+def test_windows_times_the_weight_is_the_convolution(kind: str, rng: np.random.Generator) -> None:
     conv, size = CASES[kind]
-    x = RNG.standard_normal((3, 4, *size))
+    x = rng.standard_normal((3, 4, *size))
     rows = windows(conv).draw_windows(x, 10**6, 0)  # all there are, in their order
     weight = conv.weight.detach().double().numpy()
     products = rows @ weight.reshape(conv.groups, weight.shape[0] // conv.groups, -1).swapaxes(1, 2)
@@ -47,22 +47,22 @@ def test_windows_times_the_weight_is_the_convolution(kind: str) -> None:
     np.testing.assert_allclose(made, right, rtol=0, atol=1e-12)  # float64, sums of 20 terms
 
 
-def test_some_windows_are_drawn_and_none_of_what_is_too_small() -> None:
+def test_some_windows_are_drawn_and_none_of_what_is_too_small(rng: np.random.Generator) -> None:
     conv, size = CASES["2d"]
-    x = RNG.standard_normal((3, 4, *size)).astype(np.float32)
+    x = rng.standard_normal((3, 4, *size)).astype(np.float32)
     every, some = (windows(conv).draw_windows(x, count, 0) for count in (10**6, 20))
     assert some.shape == (1, 20, every.shape[2])
     assert all((every[0] == row).all(1).any() for row in some[0])
     assert windows(conv).draw_windows(x[..., :2], 20, 0).shape == (1, 0, every.shape[2])
 
 
-def test_moments_are_of_what_the_quantizer_leaves() -> None:
+def test_moments_are_of_what_the_quantizer_leaves(rng: np.random.Generator) -> None:
     """Of the file's own input, over two samples."""
     body = "r = Relu(x) y = Conv<pads=[1,1,1,1], group=4>(r, w)"
     proto = text(body, "float[b,4,6,6] x", "float[b,4,6,6] y", w=W)
     conv = windows(nn.Conv2d(4, 4, 3, padding=1, groups=4))
     step = step_for_range(0.0, 3.0, INT8)
-    samples = [{"x": RNG.standard_normal((2, 4, 6, 6)).astype(np.float32)} for _ in range(2)]
+    samples = [{"x": rng.standard_normal((2, 4, 6, 6)).astype(np.float32)} for _ in range(2)]
     ((reading, held),) = collect_moments(proto, {LayerInput("r", step, 1, conv): (4 * 81, None)}, samples)
     assert (reading.tensor, held.rows) == ("r", 2 * 2 * 36)
     left = [np.clip(np.rint(np.maximum(s["x"], 0) / step.scale), 0, 127) * step.scale for s in samples]

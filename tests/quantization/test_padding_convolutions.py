@@ -74,9 +74,9 @@ def test_its_result_is_quantized_not_its_input(to: str, runtime: str, verb: str)
     assert error(result.proto, X, right) <= 1.5 * error(alone.proto, n, right)
 
 
-def test_a_convolution_that_stays_float_takes_the_scale() -> None:
+def test_a_convolution_that_stays_float_takes_the_scale(rng: np.random.Generator) -> None:
     """INT4 rounds no activation; `last` is what it serves."""
-    last = {"last": RNG.standard_normal((64, 64))}
+    last = {"last": rng.standard_normal((64, 64))}
     proto = net("n", CONV.replace("y", "c") + " y = MatMul(c, last)", 64, **last)
     for how in ({}, {"quantize": "int4"}):
         (finding,) = normdeploy.optimize(proto, **how).summary.findings

@@ -239,7 +239,7 @@ def test_nothing_is_moved_for_layers_that_stay_float() -> None:
 
 
 @pytest.mark.parametrize("conditioned", [False, True])
-def test_a_norm_of_which_no_layer_takes_anything_is_one_node_again(conditioned: bool) -> None:
+def test_a_norm_of_which_no_layer_takes_anything_is_one_node_again(conditioned: bool, rng: np.random.Generator) -> None:
     """A convolution that pads can't take beta; the norm then stays as it was, its constants too."""
     body = NORM + "t = Transpose<perm=[0, 3, 1, 2]>(n) y = Conv<pads=[1, 1, 1, 1]>(t, k)"
     proto = text(
@@ -248,7 +248,7 @@ def test_a_norm_of_which_no_layer_takes_anything_is_one_node_again(conditioned: 
         "float[b,4,5,5] y",
         gamma=GAMMA,
         beta=BETA,
-        k=RNG.standard_normal((4, 8, 3, 3)),
+        k=rng.standard_normal((4, 8, 3, 3)),
     )
     conditions = {"n": InputCondition(np.exp2(np.arange(8) % 3 - 1.0))} if conditioned else {}
     after, migrations = migrate_scales(proto, conditions)
@@ -260,7 +260,7 @@ def test_a_norm_of_which_no_layer_takes_anything_is_one_node_again(conditioned: 
     same(proto, after)
 
 
-def test_a_norm_that_stays_whole_keeps_the_gamma_of_a_constant_node() -> None:
+def test_a_norm_that_stays_whole_keeps_the_gamma_of_a_constant_node(rng: np.random.Generator) -> None:
     """The node is gone once the norm is split, and nothing made the restored norm's gamma."""
     values = ", ".join(f"{v:.3f}" for v in GAMMA)
     proto = text(
@@ -268,7 +268,7 @@ def test_a_norm_that_stays_whole_keeps_the_gamma_of_a_constant_node() -> None:
         "float[5,8] x",
         "float[3,8] y",
         opset=23,
-        w=RNG.standard_normal((3, 5)),
+        w=rng.standard_normal((3, 5)),
     )
     after, migrations = migrate_scales(proto)
     assert [m.status for m in migrations] == ["refused"]
@@ -276,7 +276,7 @@ def test_a_norm_that_stays_whole_keeps_the_gamma_of_a_constant_node() -> None:
     same(proto, after)
 
 
-def test_a_norm_of_which_one_layer_takes_its_part_stays_split() -> None:
+def test_a_norm_of_which_one_layer_takes_its_part_stays_split(rng: np.random.Generator) -> None:
     body = NORM + "m = MatMul(n, w) t = Transpose<perm=[0, 3, 1, 2]>(n) y = Conv<pads=[1, 1, 1, 1]>(t, k)"
     proto = text(
         body,
@@ -285,7 +285,7 @@ def test_a_norm_of_which_one_layer_takes_its_part_stays_split() -> None:
         gamma=GAMMA,
         beta=BETA,
         w=W,
-        k=RNG.standard_normal((4, 8, 3, 3)),
+        k=rng.standard_normal((4, 8, 3, 3)),
     )
     after, migrations = migrate_scales(proto)
     assert sorted(m.status for m in migrations) == ["made", "refused"]

@@ -108,9 +108,9 @@ def test_the_stream_and_the_values_are_rotated(norm: str) -> None:
     same(proto, after)
 
 
-def test_no_channel_of_a_rotated_table_stands_out() -> None:
+def test_no_channel_of_a_rotated_table_stands_out(rng: np.random.Generator) -> None:
     """A table with one large channel: each row of 24 gets 1/√24 of it in every channel."""
-    table = RNG.standard_normal((WORDS, WIDTH))
+    table = rng.standard_normal((WORDS, WIDTH))
     table[:, 5] = 100
     after, _ = rotate_streams(transformer("rms", more={"table": table}))
     (stored,) = (numpy_helper.to_array(t) for t in after.graph.initializer if t.dims == [WORDS, WIDTH])
@@ -179,11 +179,11 @@ def test_a_weight_that_layers_share_stays_one() -> None:
     assert len(set(read)) == 1
 
 
-def test_a_width_without_a_hadamard_matrix_is_rotated_in_blocks() -> None:
+def test_a_width_without_a_hadamard_matrix_is_rotated_in_blocks(rng: np.random.Generator) -> None:
     """Of 24·7 channels runs of 24; and an odd width is refused."""
     for width, made in ((168, True), (25, False)):
         shapes = {"table": (WORDS, width), "w": (width, 8), "v": (8, width), "head": (width, WORDS)}
-        drawn = {name: RNG.standard_normal(shape) / 4 for name, shape in shapes.items()} | {"g": np.ones(width)}
+        drawn = {name: rng.standard_normal(shape) / 4 for name, shape in shapes.items()} | {"g": np.ones(width)}
         body = (
             "x = Gather(table, ids) n = RMSNormalization(x, g) h = MatMul(n, w) t = Tanh(h) a = MatMul(t, v)"
             " z = Add(x, a) m = RMSNormalization(z, g) y = MatMul(m, head)"
@@ -196,7 +196,7 @@ def test_a_width_without_a_hadamard_matrix_is_rotated_in_blocks() -> None:
             same(proto, after)
 
 
-def test_grouped_values_and_the_attention_op() -> None:
+def test_grouped_values_and_the_attention_op(rng: np.random.Generator) -> None:
     """One head of values for two of queries, by Expand and by the op's own head counts."""
     expanded = ATTENTION.format(i=0).replace(
         "vt0 = Transpose<perm=[0, 2, 1, 3]>(vh0)",
@@ -208,9 +208,9 @@ def test_grouped_values_and_the_attention_op() -> None:
         " of0 = Attention<q_num_heads=2, kv_num_heads=1>(q0, k0, v0) a0 = MatMul(of0, wo0)"
     )
     half = WIDTH // 2
-    more = {"wv0": RNG.standard_normal((WIDTH, half)) / 5, "bv0": RNG.standard_normal(half)}
+    more = {"wv0": rng.standard_normal((WIDTH, half)) / 5, "bv0": rng.standard_normal(half)}
     more |= {"one": np.array([0, 0, 1, half]), "twice": np.array([1, 2, 1, 1])}
-    for attention, changed in ((expanded, more), (op, more | {"wk0": RNG.standard_normal((WIDTH, half)) / 5})):
+    for attention, changed in ((expanded, more), (op, more | {"wk0": rng.standard_normal((WIDTH, half)) / 5})):
         proto = transformer("rms", {"attention": attention}, more=changed)
         after, migrations = rotate_streams(proto)
         assert [status for status, _ in told(migrations, "rotate")] == ["made", "made"]
@@ -425,7 +425,7 @@ def test_layers_that_do_not_take_back_the_rotation_are_seen(monkeypatch: pytest.
         return right(self, width, "output")
 
     monkeypatch.setattr(StreamEdits, "matrix_node", wrong)
-    monkeypatch.setattr(StreamMap, "map_columns", lambda self, values: self._runs(values.T, self.run.T.copy()).T)
+    monkeypatch.setattr(StreamMap, "map_columns", lambda self, values: self._map_runs(values.T, self.run.T.copy()).T)
     _, migrations = rotate_streams(transformer("rms"))
     refused = [m.reason for m in migrations if m.kind == "rotate"]
     assert refused == ["the matrices of its writers and readers are no inverses of each other"]
@@ -434,10 +434,10 @@ def test_layers_that_do_not_take_back_the_rotation_are_seen(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("method", "mistake", "transform"),
     [
-        ("rows", _flipped, rotate_streams),
-        ("rows", _shorter, rotate_streams),
-        ("rows", _biased, center_streams),
-        ("columns", lambda self, values: self._runs(values.T, self.run.T.copy()).T, rotate_streams),
+        ("map_rows", _flipped, rotate_streams),
+        ("map_rows", _shorter, rotate_streams),
+        ("map_rows", _biased, center_streams),
+        ("map_columns", lambda self, values: self._map_runs(values.T, self.run.T.copy()).T, rotate_streams),
     ],
     ids=["a sign", "a length", "another mean", "not transposed"],
 )

@@ -119,8 +119,8 @@ def test_an_altered_weight_is_named(folder: Path, tmp_path: Path) -> None:
     assert (weight.name, weight.parameter) == ("w", "w")
 
 
-def test_the_reference_is_float64(folder: Path) -> None:
-    x = RNG.standard_normal((5, 16)).astype(np.float32)
+def test_the_reference_is_float64(folder: Path, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((5, 16)).astype(np.float32)
     h = x.astype(np.float64) @ W.astype(np.float64)
     away = h - h.mean(-1, keepdims=True)
     wanted = (
@@ -135,11 +135,11 @@ def test_the_reference_is_float64(folder: Path) -> None:
         assert not np.array_equal(runner.run_rounded({name: x}, 0)[output], runner.run_rounded({name: x}, 1)[output])
 
 
-def test_what_was_widened_is_given_up_when_it_is_not_needed(folder: Path) -> None:
+def test_what_was_widened_is_given_up_when_it_is_not_needed(folder: Path, rng: np.random.Generator) -> None:
     """While the runtimes are run, the reference's weights in float64 are not held beside theirs."""
     opened = open_original(folder / "a.onnx")
     reference = FloatReference(opened)
-    x = RNG.standard_normal((5, 16)).astype(np.float32)
+    x = rng.standard_normal((5, 16)).astype(np.float32)
     before = reference.float64_runner.infer({"x": x})["y"]
     held = weakref.ref(reference.float64_runner)
     reference.release_runner()
@@ -236,12 +236,12 @@ WHAT_IS_NOT_DISTURBED = """
     }"""
 
 
-@pytest.mark.parametrize("how", ["infer", "rounded", "perturbed"])
-def test_sizes_exponents_and_scales_are_what_they_are(how: str) -> None:
+@pytest.mark.parametrize("how", ["infer", "run_rounded", "run_perturbed"])
+def test_sizes_exponents_and_scales_are_what_they_are(how: str, rng: np.random.Generator) -> None:
     """Disturbed, a Resize by 2 loses a column, a Range gains a number and a power of −1 becomes NaN."""
-    x = -np.abs(RNG.standard_normal((2, 4, 6)).astype(np.float32))
+    x = -np.abs(rng.standard_normal((2, 4, 6)).astype(np.float32))
     runner = OnnxFloat64Runner(onnx.parser.parse_model(WHAT_IS_NOT_DISTURBED))
-    more = {"infer": (), "rounded": (3,), "perturbed": (1e-7, 3)}[how]
+    more = {"infer": (), "run_rounded": (3,), "run_perturbed": (1e-7, 3)}[how]
     found = getattr(runner, how)({"x": x}, *more)
     np.testing.assert_allclose(found["y"], x[:, :, 2:4], rtol=1e-6)
     np.testing.assert_allclose(found["z"], x.repeat(2, -1), rtol=1e-6)
@@ -302,12 +302,12 @@ def test_the_sizes_that_optimize_records_of_a_sum_follow_its_terms() -> None:
 
 
 @pytest.mark.parametrize("attributes", ["", "<exclusive = 1>", "<reverse = 1>", "<exclusive = 1, reverse = 1>"])
-def test_a_running_sum_loses_more_the_further_it_has_run(attributes: str) -> None:
+def test_a_running_sum_loses_more_the_further_it_has_run(attributes: str, rng: np.random.Generator) -> None:
     """Sums of a few numbers are off by a few roundings, those of hundreds by many; where the sum begins at the end, the
     other way round."""
     text = '<ir_version: 8, opset_import: ["": 18]> net (float[64, 512] x) => (float[64, 512] y) <int64 axis = {-1}> '
     runner = OnnxFloat64Runner(onnx.parser.parse_model(text + f"{{ y = CumSum {attributes} (x, axis) }}"))
-    feeds = {"x": np.abs(RNG.standard_normal((64, 512))).astype(np.float32)}
+    feeds = {"x": np.abs(rng.standard_normal((64, 512))).astype(np.float32)}
     exact = runner.infer(feeds)["y"]
     moved = np.sqrt(np.mean([(runner.run_rounded(feeds, seed)["y"] - exact) ** 2 for seed in range(16)], axis=(0, 1)))
     units = moved / (np.maximum(exact.mean(0), 1e-30) * 2.0**-24)
