@@ -24,6 +24,9 @@ _UNBIASED = (
     " normalization"
 )
 
+# with --fuse portable they are written even where standard nodes say the norm
+_OURS_FIRST = ("L2Norm", "RMSNorm", "ChannelLayerNorm")
+
 FORMS = (instance_norm.write_instance_norm, group_norm.write_group_norm, layer_norm.write_layer_norm)
 
 
@@ -38,27 +41,21 @@ def write_norm(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -
         return Refusal(
             f"its epsilon ({norm.epsilon:.3g}) can't be written: an attribute is a float32 number", norm.y.name
         )
-    by_row = portable_norms.write_by_row(graph, norm)
-    if by_row is None:
-        own = portable_norms.portable_op_of(graph, norm)
-    else:
-        own = by_row.core
-    if (
-        norm.fit.clamped
-        and (exact := stored_epsilon(graph, norm.region, norm.epsilon)) is not None
-        and exact != float(np.float32(exact))
-    ):
-        return Refusal(
-            f"the number {exact!r} that clamps it can't be written: an attribute is a float32 number", norm.y.name
-        )
-    if fuse == "portable" and (brought := third_party_forms.write_third_party_norm(graph, norm)) is not None:
-        return brought
-    if norm.fit.clamped and (not own or fuse != "portable"):
+    own = portable_norms.portable_op_of(graph, norm)
+    if norm.fit.clamped:
+        exact = stored_epsilon(graph, norm.region, norm.epsilon)
+        if exact is not None and exact != float(np.float32(exact)):
+            return Refusal(
+                f"the number {exact!r} that clamps it can't be written: an attribute is a float32 number", norm.y.name
+            )
+    if fuse == "portable":
+        third_party_form = third_party_forms.write_third_party_norm(graph, norm)
+        if third_party_form is not None:
+            return third_party_form
+        if own in _OURS_FIRST:
+            return portable_norms.write_portable_norm(graph, norm, own)
+    if norm.fit.clamped:
         return Refusal(f"{CLAMPED}{f'; --fuse portable writes it as {DOMAIN}.{own}' if own else ''}", norm.y.name)
-    if fuse == "portable" and by_row is not None:
-        return by_row
-    if fuse == "portable" and own in ("RMSNorm", "ChannelLayerNorm"):
-        return portable_norms.write_portable_norm(graph, norm)
     if norm.ddof or norm.fit.outside:
         if norm.fit.outside:
             made = mean_variance_norm.write_mean_variance_norm(graph, norm, runtime)
@@ -66,12 +63,9 @@ def write_norm(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -
             made = Refusal(_UNBIASED, norm.y.name)
         if isinstance(made, NormForm) or not own:
             return made
-        if by_row is None:
-            portably = portable_norms.write_portable_norm(graph, norm)
-        else:
-            portably = by_row
-        if fuse == "portable" or not isinstance(portably, NormForm):
-            return portably
+        portable_form = portable_norms.write_portable_norm(graph, norm, own)
+        if fuse == "portable" or isinstance(portable_form, Refusal):
+            return portable_form
         return replace(made, reason=f"{made.reason}; --fuse portable writes it as {DOMAIN}.{own}")
     refusal = Refusal("", norm.y.name)
     for form in FORMS:

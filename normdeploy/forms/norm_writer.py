@@ -11,11 +11,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
-from ..graphs.own_op_functions import DOMAIN
 from ..graphs.region import Refusal
 from ..norms.norm_table import STANDARD, NormOp
 from ..recognition.norm_facts import Norm
-from ..recognition.norm_parameters import MeasuredParameter, stored_epsilon
+from ..recognition.norm_parameters import MeasuredParameter
 from .measured_forms import best_form
 
 SLOWER = "the runtime asked for computes it faster as it is written (measured: normdeploy/forms/norm_forms.json)"
@@ -48,10 +47,6 @@ class NodeWriter:
         self.norm = norm
         self.nodes: list[gs.Node] = []
         self.t: gs.Tensor = norm.x
-
-    def add_own_op(self, op: str, *others: gs.Tensor, **attrs: Any) -> None:
-        """One of this project's ops."""
-        self.add_node(op, *others, domain=DOMAIN, **attrs)
 
     def add_node(self, op: str, *others: gs.Tensor, domain: str = "", **attrs: Any) -> None:
         node = self.graph.make_node(op, [self.t, *others], self.norm.y, attrs, domain)
@@ -114,11 +109,6 @@ class NodeWriter:
             for name, value in values.items()
         ]
         self.add_node("BatchNormalization", *tensors, epsilon=0.0)
-
-    @property
-    def exact_epsilon(self) -> float | None:
-        """The number of the file that epsilon is, None where it was measured alone."""
-        return stored_epsilon(self.graph, self.norm.region, self.norm.epsilon)
 
     @property
     def stash_type(self) -> int:

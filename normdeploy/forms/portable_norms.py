@@ -4,16 +4,14 @@ opset can say."""
 from __future__ import annotations
 
 from ..graphs.graph import Graph
-from ..graphs.own_op_functions import DOMAIN, OLDEST
 from ..graphs.region import Refusal
 from ..norms.norm_table import OURS, STANDARD
 from ..recognition.norm_facts import Norm
+from ..recognition.norm_parameters import stored_epsilon
 from .norm_writer import (
-    NodeWriter,
     NormForm,
     OpWriter,
     axes_last_permutation,
-    format_epsilon,
     inverse_permutation,
     trailing_axis,
     varies_only_along,
@@ -23,11 +21,15 @@ RMS = STANDARD["RMSNormalization"].since
 
 
 def portable_op_of(graph: Graph, norm: Norm) -> str:
-    """The op of ours that `write_portable_norm` writes for this norm; "" where a standard node says it, or none."""
+    """Return the op of ours that `write_portable_norm` writes for this norm; "" where a standard node says it, or
+    none."""
     if norm.fit.split is not None:
         return ""
     if norm.fit.clamped:
-        return ""
+        # The number that clamps is part of the norm: a measured one would be another function.
+        if stored_epsilon(graph, norm.region, norm.epsilon) is None:
+            return ""
+        return "L2Norm"
     if norm.fit.outside:
         if norm.fit.centered:
             return "StdNorm"
@@ -41,13 +43,14 @@ def portable_op_of(graph: Graph, norm: Norm) -> str:
     return ""
 
 
-def write_by_row(graph: Graph, norm: Norm) -> NormForm | None:
-    """The norm as the first op whose row says how it is written, None where none does."""
-    for row in OURS.values():
-        made = row.form(norm, OpWriter(graph, norm, row)) if row.form is not None else None
-        if isinstance(made, NormForm):
-            return made
-    return None
+def write_portable_norm(graph: Graph, norm: Norm, op: str) -> NormForm | Refusal:
+    """Write ``norm`` as ``op``, which `portable_op_of` names."""
+    writer = OpWriter(graph, norm, OURS[op])
+    if op == "ChannelLayerNorm":
+        return _write_channel_layer_norm(norm, writer)
+    if op == "L2Norm":
+        return _write_l2_norm(norm, writer)
+    return _write_norm_over_axes(norm, writer)
 
 
 def _is_over_channels(norm: Norm) -> bool:
@@ -62,17 +65,31 @@ def _is_over_channels(norm: Norm) -> bool:
     )
 
 
-def write_portable_norm(graph: Graph, norm: Norm) -> NormForm | Refusal:
-    core = portable_op_of(graph, norm)
-    if not core:
-        return Refusal("no op of ours says it", norm.y.name)
-    writer = NodeWriter(graph, norm)
-    if core == "ChannelLayerNorm":
-        channels = (int(norm.shape[1] or 0),)
-        scale = writer.parameter(norm.gamma, channels, 1.0, "scale")
-        bias = writer.parameter(norm.beta, channels, 0.0, "bias")
-        writer.add_own_op(core, scale, bias, epsilon=norm.epsilon, stash_type=writer.stash_type)
-        return writer.make_form(core, f"{DOMAIN}.{core}(epsilon={format_epsilon(norm.epsilon)})", OLDEST)
+def _write_channel_layer_norm(norm: Norm, writer: OpWriter) -> NormForm:
+    """Write a norm over axis 1 of (N, C, …), scale and bias of (C,)."""
+    channels = (int(norm.shape[1] or 0),)
+    scale = writer.parameter(norm.gamma, channels, 1.0, "scale")
+    bias = writer.parameter(norm.beta, channels, 0.0, "bias")
+    writer.op(scale, bias, epsilon=norm.epsilon, stash_type=writer.stash_type)
+    return writer.done()
+
+
+def _write_l2_norm(norm: Norm, writer: OpWriter) -> NormForm:
+    """Write a clamped norm over whatever axes, with a scale that broadcasts to x as it is."""
+    shape = [1]
+    if norm.gamma is not None and norm.gamma.value is not None:
+        sizes = list(norm.gamma.value.shape)
+        shape = sizes[next((i for i, n in enumerate(sizes) if n > 1), len(sizes)) :] or [1]
+    scale = writer.parameter(norm.gamma, shape, 1.0, "scale")
+    axes = [a - len(norm.shape) for a in norm.axes]
+    writer.op(scale, axes=axes, epsilon=norm.epsilon, stash_type=writer.stash_type)
+    writer.affine(None, norm.beta)
+    return writer.done()
+
+
+def _write_norm_over_axes(norm: Norm, writer: OpWriter) -> NormForm | Refusal:
+    """Write a norm over its trailing axes, other axes brought there by Transpose; scale and bias of the normalized
+    shape."""
     axis = trailing_axis(norm)
     perm = list(range(len(norm.shape)))
     if axis is None:
@@ -89,14 +106,12 @@ def write_portable_norm(graph: Graph, norm: Norm) -> NormForm | Refusal:
         if p is not None and p.value is not None:
             shape = [max(n, p.value.shape[a]) for n, a in zip(shape, behind, strict=True)]
     inputs = [writer.parameter(gamma, shape, 1.0, "scale")]
-    if norm.fit.centered:
-        inputs.append(writer.parameter(beta, shape, 0.0, "bias"))
     axes = [i - len(perm) for i in range(axis, len(perm))]
     attrs = {"axes": axes, "epsilon": norm.epsilon, "stash_type": writer.stash_type}
     if norm.fit.centered:
+        inputs.append(writer.parameter(beta, shape, 0.0, "bias"))
         attrs["ddof"] = norm.ddof
-    writer.add_own_op(core, *inputs, **attrs)
+    writer.op(*inputs, **attrs)
     writer.transpose(inverse_permutation(perm))
     writer.affine(None if fits else norm.gamma, None if fits and norm.fit.centered else norm.beta)
-    ddof = f", ddof={norm.ddof}" if norm.fit.centered else ""
-    return writer.make_form(core, f"{DOMAIN}.{core}(axes={axes}, epsilon={format_epsilon(norm.epsilon)}{ddof})", OLDEST)
+    return writer.done()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum, auto
+from enum import Enum, auto
 from functools import cached_property
 from typing import Any
 
@@ -25,17 +25,6 @@ from .graph import Graph, value_inputs
 
 # elements of a constant that says what is computed (epsilon, exponents, axes) rather than how it is scaled
 _SMALL = 4
-
-
-class Clarity(IntEnum):
-    """How much a refusal says of a norm."""
-
-    # these two ends don't belong together
-    APART = 0
-    # said only where there is nothing better
-    VAGUE = 1
-    # it names the norm's flaw
-    SPECIFIC = 2
 
 
 class RefusalKind(Enum):
@@ -60,15 +49,7 @@ class Refusal:
 
     reason: str
     tensor: str = ""
-    clarity: Clarity = Clarity.SPECIFIC
     kind: RefusalKind = RefusalKind.PLAIN
-    # the tensors between which a norm was looked for
-    start: str = ""
-    end: str = ""
-    # what was asked for its values
-    region: Region | None = None
-    # the `normdeploy.recognition.fit_measurement.NormFit` that recognition came to before it gave up
-    fit: Any = None
 
     def __bool__(self) -> bool:
         return False

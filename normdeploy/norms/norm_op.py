@@ -3,16 +3,11 @@ table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
-if TYPE_CHECKING:
-    from ..forms.norm_writer import NormForm, OpWriter
-    from ..graphs.region import Refusal
-    from ..recognition.norm_facts import Norm
-    from .definitions import Definition
+from .definitions import Definition
 
 # of our own ops
 DOMAIN = "normdeploy"
@@ -20,7 +15,6 @@ DOMAIN = "normdeploy"
 CONTRIB = "com.microsoft"
 
 Version = tuple[int, ...]
-FormOf: TypeAlias = "Callable[[Norm, OpWriter], NormForm | Refusal]"
 
 
 class OpOwner(StrEnum):
@@ -92,8 +86,6 @@ class NormOp:
     definition: Definition | None = field(default=None, repr=False, compare=False)
     # that brings it; "" of all in the table
     package: str = ""
-    # the norm as this op, or why it is none; None where a module of `normdeploy.forms` writes it
-    form: FormOf | None = field(default=None, repr=False, compare=False)
 
     @property
     def name(self) -> str:

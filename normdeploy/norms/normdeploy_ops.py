@@ -38,14 +38,9 @@ attributes instead.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .norm_op import DOMAIN, NormOp, OpOwner, make_row
-
-if TYPE_CHECKING:
-    from ..forms.norm_writer import NormForm, OpWriter
-    from ..graphs.region import Refusal
-    from ..recognition.norm_facts import Norm
 
 
 def _own_row(op: str, *words: str, since: int = 17, plugin: str | None = None, **more: Any) -> NormOp:
@@ -111,24 +106,6 @@ def _quantizing_row(norm: str, op: str, inputs: str, attributes: str, outputs: s
     )
 
 
-def _l2_norm_form(norm: Norm, writer: OpWriter) -> NormForm | Refusal:
-    """Over whatever axes, with a scale that broadcasts to x as it is."""
-    if norm.fit.split is not None or not norm.fit.clamped:
-        return writer.refuse("its norm is not clamped from below")
-    # the number that clamps is of the norm: another one would be another function
-    if writer.exact_epsilon is None:
-        return writer.refuse("the number that clamps it does not stand in the file")
-    shape = [1]
-    if norm.gamma is not None and norm.gamma.value is not None:
-        sizes = list(norm.gamma.value.shape)
-        shape = sizes[next((i for i, n in enumerate(sizes) if n > 1), len(sizes)) :] or [1]
-    scale = writer.parameter(norm.gamma, shape, 1.0, "scale")
-    axes = [a - len(norm.shape) for a in norm.axes]
-    writer.op(scale, axes=axes, epsilon=norm.epsilon, stash_type=writer.stash_type)
-    writer.affine(None, norm.beta)
-    return writer.done()
-
-
 ROWS: tuple[NormOp, ...] = (
     _own_row(
         "RMSNorm",
@@ -160,7 +137,6 @@ ROWS: tuple[NormOp, ...] = (
         centered=False,
         # in TensorRT too its body runs
         plugin="",
-        form=_l2_norm_form,
         body=f"x = Cast <to: int = @stash_type> (X) {{length}} {_EPSILON} r = Clip (length, small) normal = Div (x, r)"
         f" {_SCALED} Y = CastLike (scaled, X)",
     ),

@@ -27,7 +27,7 @@ import onnx
 from .. import extensions
 from ..extensions import Extension
 from . import function_bodies
-from .norm_op import DOMAIN, FormOf, NormOp, OpOwner
+from .norm_op import DOMAIN, NormOp, OpOwner
 from .norm_table import OURS, ROWS
 
 # of ONNX, onnxruntime and its extensions, PyTorch's exporters, TensorRT's plugins, and ours
@@ -72,7 +72,9 @@ class GuestNorm:
         attributes: their names; a node has all of them. One called "epsilon" is a float.
         body: nodes of standard ops in ONNX's textual syntax, valid at ``since`` and each newer opset, that compute Y,
             of X's shape and type, from the inputs; ``@name`` is an attribute. Or a whole onnx.FunctionProto.
-        form: (norm, writer) -> the norm as nodes, or why it is none of this op (``writer.refuse(reason)``).
+        form: (norm, writer) -> the norm as nodes (``writer.done()``), or why it is none of this op
+            (``writer.refuse(reason)``). ``norm`` is a `normdeploy.recognition.norm_facts.Norm`, ``writer`` a
+            `normdeploy.forms.norm_writer.OpWriter`.
         since: the lowest opset for which the body holds, 17 or above. A file of a lower one is raised to it.
         centered: whether it takes the mean off.
         plugin: its kernel in TensorRT, where there is one.
@@ -83,7 +85,7 @@ class GuestNorm:
     inputs: tuple[str, ...]
     attributes: tuple[str, ...]
     body: str | onnx.FunctionProto
-    form: FormOf
+    form: Callable[[Any, Any], Any]
     since: int = 18
     centered: bool = True
     plugin: GuestPlugin | None = None
@@ -213,7 +215,6 @@ def build_row(extension: Extension, norm: GuestNorm) -> NormOp:
         tensorrt=(9, 0),
         body=text,
         package=extension.package,
-        form=norm.form,
     )
     function = extension.run(
         f"has an op {norm.op!r} whose body can't be read", function_bodies.norm_function_body, made, norm.since

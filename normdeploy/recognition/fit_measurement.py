@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ..evaluate import evaluator
-from ..graphs.region import BoundRegion, Clarity, EvaluationFailed, Refusal, RefusalKind
+from ..graphs.region import BoundRegion, EvaluationFailed, RefusalKind
 from ..storage.heap import trim_heap
+from .norm_fit import Clarity, NormFit, RejectedReading
 
 # Float64 arithmetic over a few thousand elements loses 1e-13; lookalikes differ by far more than 1e-9 at one of the
 # scales.
@@ -36,107 +37,9 @@ _HEAVY = 2**20
 _LARGE = 2.0**34
 
 
-@dataclass(frozen=True)
-class NormFit:
-    """A norm at concrete sizes: x̂ = (x − mean)/sqrt(var + epsilon) over ``axes`` (and over blocks of ``block`` along
-    ``split``)."""
-
-    shape: tuple[int, ...]
-    # normalized in full; axes of size 1 are never listed
-    axes: tuple[int, ...]
-    # the axis that is cut into groups (group norm)
-    split: int | None
-    # its extent inside a group
-    block: int
-    centered: bool
-    # NaN in a refusal that could not tell it
-    epsilon: float
-    # the shape of y
-    gamma: np.ndarray
-    beta: np.ndarray
-    # x̂ = (x − mean)/(sqrt(var) + epsilon)
-    outside: bool = False
-    # x̂ = x/max(‖x‖₂, epsilon), not of the mean: so gamma and epsilon of F.normalize are the same at every size
-    clamped: bool = False
-
-    @property
-    def group_size(self) -> int:
-        """Elements in a group."""
-        return math.prod(self.shape[a] for a in self.axes) * self.block
-
-    @property
-    def normalized_axes(self) -> tuple[int, ...]:
-        """The axes normalized over, the one that is cut into groups included."""
-        return tuple(sorted({*self.axes, *(() if self.split is None else (self.split,))}))
-
-    @property
-    def kind(self) -> str:
-        """What it is called where gamma and beta are not looked at (an instance norm is a layer norm then)."""
-        if not self.centered:
-            return "RMSNorm"
-        if self.split is None:
-            return "LayerNorm"
-        return "GroupNorm"
-
-    def resize(self, shape: tuple[int, ...]) -> NormFit:
-        """The same grouping at another size of x (gamma and beta are dropped).
-
-        Raises:
-            ValueError: the blocks don't divide the axis.
-        """
-        if self.split is not None and shape[self.split] % self.block:
-            raise ValueError(f"blocks of {self.block} don't divide {shape[self.split]}")
-        return replace(self, shape=shape, gamma=np.ones(()), beta=np.zeros(()))
-
-    def center_and_square(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(x − mean, or x where not centered; its mean square), both broadcast to x's shape."""
-        view, axes = self._grouped_view(x)
-        if self.centered:
-            d = view - view.mean(axis=axes, keepdims=True)
-        else:
-            d = view
-        v = np.broadcast_to(np.square(d).mean(axis=axes, keepdims=True), view.shape)
-        return d.reshape(self.shape), v.reshape(self.shape)
-
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        d, v = self.center_and_square(x)
-        y = np.asarray(self.gamma * d)
-        del d
-        y = np.asarray(y / self.denominator(v))
-        del v
-        return np.asarray(y + self.beta)
-
-    def denominator(self, v: np.ndarray) -> np.ndarray:
-        if self.clamped:
-            return np.maximum(np.sqrt(self.group_size * v), self.epsilon)
-        if self.outside:
-            return np.sqrt(v) + self.epsilon
-        return np.sqrt(v + self.epsilon)
-
-    def arrange_rows(self, rows: np.ndarray) -> np.ndarray:
-        """An x whose groups are the given rows (number of groups, n)."""
-        view, axes = self._grouped_view(np.empty(self.shape))
-        rest = [a for a in range(view.ndim) if a not in axes]
-        order = [*rest, *sorted(axes)]
-        return rows.reshape([view.shape[a] for a in order]).transpose(np.argsort(order)).reshape(self.shape)
-
-    def rows_of(self, x: np.ndarray) -> np.ndarray:
-        """The groups of ``x`` as rows (number of groups, n): the inverse of ``arrange_rows``."""
-        view, axes = self._grouped_view(x)
-        rest = [a for a in range(view.ndim) if a not in axes]
-        return view.transpose([*rest, *sorted(axes)]).reshape(-1, self.group_size)
-
-    def _grouped_view(self, x: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
-        if self.split is None:
-            return x, self.axes
-        s = self.split
-        view = x.reshape(*self.shape[:s], self.shape[s] // self.block, self.block, *self.shape[s + 1 :])
-        return view, (*(a if a < s else a + 1 for a in self.axes), s + 1)
-
-
 def measure_fit(
     bound: BoundRegion, shape: tuple[int, ...], others: Sequence[np.ndarray] = (), like: NormFit | None = None
-) -> NormFit | Refusal:
+) -> NormFit | RejectedReading:
     """Ask the bound region whether it is a norm of its first leaf, x of ``shape``, while its other leaves hold
     ``others``.
 
@@ -144,7 +47,7 @@ def measure_fit(
     it is right.
     """
     if 0 in shape or int(np.prod(shape, dtype=int)) < 2:
-        return Refusal(f"its input has the shape {shape}: nothing to normalize", clarity=Clarity.VAGUE)
+        return RejectedReading(f"its input has the shape {shape}: nothing to normalize", clarity=Clarity.VAGUE)
     try:
         with evaluator.silence_numpy():
             same = (
@@ -156,7 +59,7 @@ def measure_fit(
                 return same
             return _fit_region(_RegionProbe(bound, shape, others))
     except EvaluationFailed as e:
-        return Refusal(f"can't be evaluated: {e}", clarity=Clarity.VAGUE, kind=RefusalKind.NOT_EVALUATED)
+        return RejectedReading(f"can't be evaluated: {e}", clarity=Clarity.VAGUE, kind=RefusalKind.NOT_EVALUATED)
 
 
 class _RegionProbe:
@@ -186,12 +89,12 @@ class _RegionProbe:
         return odd
 
 
-def _fit_region(ask: _RegionProbe) -> NormFit | Refusal:
+def _fit_region(ask: _RegionProbe) -> NormFit | RejectedReading:
     z = ask.draw_input()
     up = ask(_LARGE * z)
     down = ask(-_LARGE * z)
     if not (np.isfinite(up).all() and np.isfinite(down).all()):
-        return Refusal("gives NaN or Inf on ordinary input", clarity=Clarity.VAGUE)
+        return RejectedReading("gives NaN or Inf on ordinary input", clarity=Clarity.VAGUE)
     beta = (up + down) / 2
     odd = (up - down) / 2
     # an x may have millions of elements, and the peak of an export may be here
@@ -199,10 +102,10 @@ def _fit_region(ask: _RegionProbe) -> NormFit | Refusal:
     if not odd.any():
         moves = bool((ask(_LARGE * ask.draw_input()) != up).any())
         if moves:
-            return Refusal(EVEN, clarity=Clarity.VAGUE, kind=RefusalKind.EVEN)
-        return Refusal("does not depend on its input (gamma is zero everywhere)", clarity=Clarity.VAGUE)
+            return RejectedReading(EVEN, clarity=Clarity.VAGUE, kind=RefusalKind.EVEN)
+        return RejectedReading("does not depend on its input (gamma is zero everywhere)", clarity=Clarity.VAGUE)
     groups = _measure_groups(ask, z, up, odd)
-    if isinstance(groups, Refusal):
+    if isinstance(groups, RejectedReading):
         return groups
     axes, split, block = groups
     moved = np.abs(ask(_LARGE * (z + 3.0)) - up).max()
@@ -210,11 +113,13 @@ def _fit_region(ask: _RegionProbe) -> NormFit | Refusal:
     del up
     plain = NormFit(ask.shape, axes, split, block, centered, 0.0, np.ones(()), np.zeros(()))
     if centered and plain.group_size == 1:
-        return Refusal("each group has one element: the result does not depend on the input", clarity=Clarity.VAGUE)
+        return RejectedReading(
+            "each group has one element: the result does not depend on the input", clarity=Clarity.VAGUE
+        )
     odd /= plain(_LARGE * z)
     fitted = _measure_epsilon(ask, plain, odd, beta, z)
     del odd, beta, z
-    if isinstance(fitted, Refusal):
+    if isinstance(fitted, RejectedReading):
         return fitted
     if not _matches_fresh_input(ask, fitted):
         return fitted
@@ -239,7 +144,7 @@ def _remeasure_fit(ask: _RegionProbe, like: NormFit) -> NormFit | None:
 
 def _measure_groups(
     ask: _RegionProbe, z: np.ndarray, up: np.ndarray, odd: np.ndarray
-) -> tuple[tuple[int, ...], int | None, int] | Refusal:
+) -> tuple[tuple[int, ...], int | None, int] | RejectedReading:
     """Which elements share statistics: (axes in full, the axis in blocks or None, the size of a block)."""
     if (np.abs(odd) > 1e-9 * np.abs(odd).max()).all():
         extent = _extent_moved_by_first(ask, z, up)
@@ -249,9 +154,9 @@ def _measure_groups(
     full = tuple(a for a, (e, n) in enumerate(zip(extent, ask.shape, strict=True)) if e == n and n > 1)
     part = [a for a, (e, n) in enumerate(zip(extent, ask.shape, strict=True)) if 1 < e < n]
     if len(part) > 1 or (part and ask.shape[part[0]] % extent[part[0]]):
-        return Refusal("its groups are no blocks along one axis")
+        return RejectedReading("its groups are no blocks along one axis")
     if not full and not part:
-        return Refusal("each element is normalized by itself", clarity=Clarity.VAGUE)
+        return RejectedReading("each element is normalized by itself", clarity=Clarity.VAGUE)
     return full, (part[0] if part else None), (extent[part[0]] if part else 1)
 
 
@@ -286,7 +191,7 @@ def _extent_moving_largest(ask: _RegionProbe, z: np.ndarray, up: np.ndarray, fla
 
 def _measure_epsilon(
     ask: _RegionProbe, plain: NormFit, gamma: np.ndarray, beta: np.ndarray, z: np.ndarray
-) -> NormFit | Refusal:
+) -> NormFit | RejectedReading:
     """Measure epsilon where it matters: at a scale at which it is about as large as the variance."""
     d, v = plain.center_and_square(z)
     unit = np.asarray(gamma * d)
@@ -302,7 +207,7 @@ def _measure_epsilon(
     for _ in range(8):
         ratio = ask.odd_part(scale * z)[weight] / unit
         if not np.isfinite(ratio).all():
-            return Refusal("gives NaN or Inf on small input", clarity=Clarity.VAGUE)
+            return RejectedReading("gives NaN or Inf on small input", clarity=Clarity.VAGUE)
         estimate = float(np.median(scale**2 * v * (1.0 / ratio**2 - 1.0)))
         variance = float(np.median(scale**2 * v))
         # below what float64 shows at this scale
@@ -341,7 +246,7 @@ def _matches_fresh_input(ask: _RegionProbe, fitted: NormFit) -> bool:
     return False
 
 
-def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | Refusal:
+def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | RejectedReading:
     """Tell the usual lookalikes apart by what happens to the odd part as x shrinks. Epsilon outside the root is a fit
     of its own."""
     x = ask.draw_input()
@@ -357,12 +262,12 @@ def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | Refusal:
     del size, d
     if not np.allclose(large, unit, rtol=1e-6, atol=0):
         if np.allclose(_LARGE * ask.odd_part(x)[sure], large, rtol=1e-3, atol=0):
-            return Refusal(
+            return RejectedReading(
                 "its result grows with its input: not divided by its own deviation (global response normalization is"
                 " such)",
                 clarity=Clarity.VAGUE,
             )
-        return Refusal(
+        return RejectedReading(
             "its numerator and denominator use statistics that differ (another mean, other axes, another tensor, or no"
             " root)",
             clarity=Clarity.VAGUE,
@@ -372,7 +277,7 @@ def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | Refusal:
     for _ in range(5):
         ratio = ask.odd_part(scale * x)[sure] / unit
         if not np.isfinite(ratio).all():
-            return Refusal("gives NaN or Inf on small input", clarity=Clarity.VAGUE)
+            return RejectedReading("gives NaN or Inf on small input", clarity=Clarity.VAGUE)
         if (np.abs(ratio - 1.0) < 1e-12).any() and (ratio < 0.999).any():
             break
         added = scale * deviation * (1.0 / ratio - 1.0)
@@ -387,8 +292,8 @@ def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | Refusal:
         clamped = _clamped_fit(ask, fitted, x, sure)
         if clamped is not None and not _matches_fresh_input(ask, clamped):
             return clamped
-        return Refusal(CLAMPED, fit=replace(fitted, epsilon=math.nan))
-    return Refusal("epsilon does not enter as sqrt(variance + epsilon)", fit=replace(fitted, epsilon=math.nan))
+        return RejectedReading(CLAMPED, fit=replace(fitted, epsilon=math.nan))
+    return RejectedReading("epsilon does not enter as sqrt(variance + epsilon)", fit=replace(fitted, epsilon=math.nan))
 
 
 def _clamped_fit(ask: _RegionProbe, fitted: NormFit, x: np.ndarray, sure: np.ndarray) -> NormFit | None:

@@ -23,8 +23,8 @@ from ..graphs.region import EvaluationFailed, Region, concrete_shape
 from ..norms.norm_table import DEFAULT, OURS
 from .affine_chains import AffineChain
 from .anchors import REDUCTIONS, VIEWS, is_anchor, is_norm_node
-from .fit_measurement import NormFit
 from .norm_facts import Norm
+from .norm_fit import NormFit
 from .norm_parameters import MeasuredParameter, snap_epsilon, snap_to_file
 from .probe_sizes import bound_regions
 

@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 
 from ..graphs.dims import evaluate_dim, is_invented_name
 from ..graphs.graph import Graph, value_inputs
-from ..graphs.region import Clarity, Refusal, Region, compile_region, shape_symbols, size_assignments
+from ..graphs.region import Refusal, Region, compile_region, shape_symbols, size_assignments
 from .anchors import (
     FLOATING,
     INSIDE,
@@ -22,6 +22,7 @@ from .anchors import (
     is_norm_node,
 )
 from .norm_facts import Norm, RootCandidate
+from .norm_fit import Clarity, RejectedReading
 from .region_fitting import read_region
 
 
@@ -33,7 +34,7 @@ def candidate_at(graph: Graph, root: gs.Node) -> RootCandidate | None:
     return RootCandidate(root, tuple(xs), tuple(find_results(graph, root, xs)), tuple(passed))
 
 
-def candidate_readings(graph: Graph, c: RootCandidate) -> Iterator[Norm | Refusal]:
+def candidate_readings(graph: Graph, c: RootCandidate) -> Iterator[Norm | RejectedReading]:
     """The readings of the norm around a root, outermost first; between them why another candidate is none.
 
     For each end the farthest beginning is tried first: x̂ of a layer norm is also the RMS norm of what is centered
@@ -49,55 +50,61 @@ def candidate_readings(graph: Graph, c: RootCandidate) -> Iterator[Norm | Refusa
     cast = find_narrowing_cast(graph, c.passed, graph.dtype(c.xs[-1]) if c.xs else None)
     # none begins behind it: it is no entry to a part in half precision
     if cast is not None:
-        yield Refusal(
+        yield RejectedReading(
             f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it", cast.outputs[0].name
         )
     default = next((t.name for n in c.passed for t in n.inputs if graph.is_overridable(t.name)), "")
     if default:
-        yield Refusal(
+        yield RejectedReading(
             f"{default!r} is an initializer and a graph input too: a caller may replace it, so it is no constant",
             default,
         )
 
 
-def _read_norm(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> Norm | Refusal:
+def _read_norm(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> Norm | RejectedReading:
     """The norm from x to y; `Clarity.APART` where the two can't belong together at all."""
     shape = graph.shape(x)
     dtype = graph.dtype(x)
     if shape is None or dtype is None:
-        return Refusal(f"the type or shape of {x.name!r} is not known", x.name, clarity=Clarity.VAGUE)
+        return RejectedReading(f"the type or shape of {x.name!r} is not known", x.name, clarity=Clarity.VAGUE)
     if dtype.name not in FLOATING:
-        return Refusal(f"{x.name!r} is of {dtype.name}, in which no norm computes", x.name, clarity=Clarity.APART)
+        return RejectedReading(
+            f"{x.name!r} is of {dtype.name}, in which no norm computes", x.name, clarity=Clarity.APART
+        )
     if (graph.dtype(y) or dtype) != dtype:
-        return Refusal(f"its result is of {graph.dtype(y)}, its input of {dtype}", y.name, clarity=Clarity.APART)
+        return RejectedReading(
+            f"its result is of {graph.dtype(y)}, its input of {dtype}", y.name, clarity=Clarity.APART
+        )
     if _have_different_shapes(graph, x, y):
-        return Refusal(f"its result has the shape {graph.shape(y)}, its input {shape}", y.name, clarity=Clarity.APART)
+        return RejectedReading(
+            f"its result has the shape {graph.shape(y)}, its input {shape}", y.name, clarity=Clarity.APART
+        )
     region = compile_region(graph, y, [x], INSIDE)
     if isinstance(region, Refusal):
         leaves = _data_operands(graph, c, x, y)
         if leaves and len(leaves) <= 2:
             region = compile_region(graph, y, [x, *leaves], INSIDE)
         if isinstance(region, Refusal):
-            return replace(region, clarity=Clarity.APART)
+            return RejectedReading(region.reason, region.tensor, clarity=Clarity.APART)
     if region.shape_leaves and not _have_same_shape(graph, x, y):
         # sizes can be chosen at which the two agree, though they are others
-        return Refusal(
+        return RejectedReading(
             f"its result takes its shape from elsewhere, and it can't be told that it is that of {x.name!r}",
             y.name,
             clarity=Clarity.APART,
         )
     if not any(n.op in REDUCTIONS or is_norm_node(n) for n in region.nodes if not graph.is_shape_valued(n.outputs[0])):
-        return Refusal("no mean is taken between them", y.name, clarity=Clarity.APART)
+        return RejectedReading("no mean is taken between them", y.name, clarity=Clarity.APART)
     cast = find_narrowing_cast(graph, region.nodes, dtype)
     if cast is not None:
-        return Refusal(
+        return RejectedReading(
             f"its statistics are narrowed by the Cast {cast.name!r} in the middle of it",
             cast.outputs[0].name,
             region=region,
         )
     # their product is a norm too, but with an epsilon that nobody wrote
     if _longest_norm_chain(graph, region) > 1:
-        return Refusal("two norms, one after the other, lie between them", y.name, clarity=Clarity.APART)
+        return RejectedReading("two norms, one after the other, lie between them", y.name, clarity=Clarity.APART)
     return read_region(graph, region, shape, dtype)
 
 

@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 
 from ..graphs.dims import Dims
 from ..graphs.region import Region
-from .fit_measurement import NormFit
+from .norm_fit import NormFit
 from .norm_parameters import MeasuredParameter
 
 

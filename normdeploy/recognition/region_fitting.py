@@ -12,18 +12,19 @@ import onnx_graphsurgeon as gs
 from ..evaluate import evaluator
 from ..graphs.dims import Dims
 from ..graphs.graph import Graph
-from ..graphs.region import BoundRegion, Clarity, Refusal, RefusalKind, Region, compile_region, concrete_shape
+from ..graphs.region import BoundRegion, Refusal, RefusalKind, Region, compile_region, concrete_shape
 from .anchors import INSIDE
-from .fit_measurement import NormFit, measure_fit
+from .fit_measurement import measure_fit
 from .norm_facts import Norm
+from .norm_fit import Clarity, NormFit, RejectedReading
 from .norm_parameters import MeasuredParameter, find_parameter, numbers_cast_to_zero, snap_epsilon, stored_epsilon
 from .probe_sizes import bound_regions
 
 
-def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> Norm | Refusal:
+def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> Norm | RejectedReading:
     fits: list[NormFit] = []
     given: list[list[np.ndarray]] = []
-    refusal = Refusal("it can't be evaluated at any size", region.y.name, clarity=Clarity.APART, region=region)
+    refusal = RejectedReading("it can't be evaluated at any size", region.y.name, clarity=Clarity.APART, region=region)
     template = region.template
     like = graph.memo.get(template)
     guess = norm_like_other(region, like) if isinstance(like, Norm) else None
@@ -32,14 +33,14 @@ def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
     for bound, size in bound_regions(region):
         others = [_random_leaf(graph, t, bound, i) for i, t in enumerate(region.leaves[1:])]
         if any(o.shape == size and o.size > 1 for o in others):
-            return Refusal(
+            return RejectedReading(
                 "data of its input's own shape enters it: a residual stream, no gamma or beta",
                 region.y.name,
                 clarity=Clarity.APART,
             )
         like = graph.memo.get((template, size))
         fitted = measure_fit(bound, size, others, like if isinstance(like, NormFit) else None)
-        if isinstance(fitted, Refusal):
+        if isinstance(fitted, RejectedReading):
             refusal = replace(fitted, tensor=region.y.name, region=region)
             if fitted.kind is RefusalKind.NOT_EVALUATED:
                 continue
@@ -60,10 +61,10 @@ def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
     else:
         wrong = ""
     if wrong:
-        return Refusal(wrong, region.y.name, region=region, fit=fits[0])
+        return RejectedReading(wrong, region.y.name, region=region, fit=fits[0])
     norm = _build_norm(graph, region, unbiased or fits[0], given[0], shape, dtype, ddof=0 if unbiased is None else 1)
     if isinstance(norm, Refusal):
-        return replace(norm, region=region, fit=fits[0])
+        return RejectedReading(norm.reason, norm.tensor, region=region, fit=fits[0])
     graph.memo[template] = norm
     return norm
 

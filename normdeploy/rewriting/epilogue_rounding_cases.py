@@ -9,7 +9,7 @@ import numpy as np
 
 from ..graphs.dims import Dims
 from ..graphs.region import EvaluationFailed
-from ..recognition.fit_measurement import NormFit
+from ..recognition.norm_fit import NormFit
 from .certification import Rewrite
 from .rounding_cases import RoundingCase, rounding_patterns
 from .rounding_verdicts import MakeTrial, TrialInput, make_norm_input, make_trial_of

@@ -13,7 +13,7 @@ from ..forms import write_norm
 from ..forms.measured_forms import is_measured
 from ..forms.norm_writer import NormForm
 from ..graphs.graph import Graph
-from ..graphs.region import Clarity, Refusal, RefusalKind
+from ..graphs.region import Refusal, RefusalKind
 from ..norms import third_party
 from ..norms.third_party import function_op_row
 from ..option_values import ANY
@@ -21,6 +21,7 @@ from ..recognition import norm_attributes
 from ..recognition.anchors import is_anchor, is_norm_node
 from ..recognition.norm_candidates import candidate_at, candidate_readings
 from ..recognition.norm_facts import Norm, RootCandidate
+from ..recognition.norm_fit import Clarity, RejectedReading
 from ..recognition.numerators import explain_numerator
 from .certification import Failure, ResultPair, unproved_finding
 from .proposals import NodeReplacement, Proposal, RewriteTarget, Told
@@ -31,7 +32,7 @@ from .rounding_verdicts import norm_trial_maker
 _TRIES = 4
 
 # the norm, where it was one and only its form failed
-_Refusal = tuple[Refusal, Norm | None]
+_Rejection = tuple[RejectedReading, Norm | None]
 
 
 def propose_norm(graph: Graph, root: gs.Node, target: RewriteTarget) -> Told:
@@ -184,16 +185,16 @@ def _join_findings(first: Finding, then: Finding, form: NormForm) -> Finding:
 
 def _best_reading(
     graph: Graph, around: RootCandidate, wanted: RewriteOptions
-) -> tuple[tuple[Norm, NormForm] | None, list[_Refusal]]:
+) -> tuple[tuple[Norm, NormForm] | None, list[_Rejection]]:
     """The reading and form that leave the fewest nodes; of equals the one that writes fewer, then the outermost.
 
     For a runtime whose forms were measured, of equals the outermost: a part of the norm has a form of its own, but not
     the one measured. Of "any" runtime these are the group norms.
     """
     candidates: list[tuple[int, Norm, NormForm]] = []
-    refusals: list[_Refusal] = []
+    refusals: list[_Rejection] = []
     for reading in candidate_readings(graph, around):
-        if isinstance(reading, Refusal):
+        if isinstance(reading, RejectedReading):
             refusals.append((reading, None))
             continue
         made = write_norm(graph, reading, wanted.form_runtime, wanted.fuse)
@@ -201,7 +202,10 @@ def _best_reading(
             reason = f"its node needs opset {made.opset}, the file has {graph.opset}"
             made = Refusal(reason, made.nodes[-1].outputs[0].name, kind=RefusalKind.OPSET)
         if isinstance(made, Refusal):
-            refusals.append((replace(made, start=reading.x.name, end=reading.y.name), reading))
+            rejected = RejectedReading(
+                made.reason, made.tensor, kind=made.kind, start=reading.x.name, end=reading.y.name
+            )
+            refusals.append((rejected, reading))
             continue
         written = sum(node.op != "Shape" for node in made.nodes)
         candidates.append((written - len(_data_nodes(graph, reading)), reading, made))
@@ -266,7 +270,7 @@ def _norm_finding(
     return finding
 
 
-def _refusal_finding(search: _NormSearch, refusals: list[_Refusal]) -> Finding | None:
+def _refusal_finding(search: _NormSearch, refusals: list[_Rejection]) -> Finding | None:
     """The refusal that says most: the innermost clear one. None where no two ends around the root belong together."""
     root = search.root
     wanted = search.target.wanted
@@ -311,7 +315,7 @@ def _with_package_kind(finding: Finding, root: gs.Node) -> Finding:
     return finding
 
 
-def _attempt_record(refusal: Refusal, norm: Norm | None) -> FittingAttempt:
+def _attempt_record(refusal: RejectedReading, norm: Norm | None) -> FittingAttempt:
     stage: Literal["ends", "values", "form"]
     if norm is not None:
         stage = "form"

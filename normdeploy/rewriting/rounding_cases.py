@@ -17,8 +17,8 @@ import numpy as np
 from ..evaluate import evaluator
 from ..evaluate.evaluation_budget import is_affordable
 from ..graphs.region import BoundRegion, EvaluationFailed, concrete_shape, size_assignments
-from ..recognition.fit_measurement import NormFit
 from ..recognition.norm_facts import Norm
+from ..recognition.norm_fit import NormFit
 from ..recognition.probe_sizes import bound_regions, find_loose_axes
 from .certification import Rewrite
 

@@ -33,8 +33,8 @@ from ..graphs.function_ops import attach_functions
 from ..graphs.graph import Graph, value_inputs
 from ..graphs.region import EvaluationFailed, Refusal, Region, concrete_shape
 from ..ort_sessions.session import open_session, to_ort
-from ..recognition.fit_measurement import NormFit
 from ..recognition.norm_facts import Norm
+from ..recognition.norm_fit import NormFit
 from ..storage.shared_weights import is_shareable_weight
 from . import rounding_cases
 from .certification import Rewrite

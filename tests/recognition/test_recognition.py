@@ -12,7 +12,8 @@ from normdeploy.graphs.dims import dim_symbols, evaluate_dim
 from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.region import Refusal, compile_region, size_assignments
 from normdeploy.recognition.anchors import find_entries, find_results, is_anchor
-from normdeploy.recognition.fit_measurement import NormFit, measure_fit
+from normdeploy.recognition.fit_measurement import measure_fit
+from normdeploy.recognition.norm_fit import NormFit
 from normdeploy.rewriting.norm_optimizer import optimize_norms
 from tests.support import run_onnxruntime
 
