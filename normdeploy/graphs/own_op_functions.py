@@ -3,9 +3,6 @@ by name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import onnx
 
 from ..norms import function_bodies
@@ -19,7 +16,6 @@ __all__ = [
     "OPS",
     "VERSION",
     "WITHOUT_KERNEL",
-    "evaluate_reference",
     "oldest_opset",
     "own_op_body",
 ]
@@ -40,31 +36,3 @@ def oldest_opset(op: str) -> int:
 def own_op_body(op: str, opset: int) -> onnx.FunctionProto:
     """The function of one of our ops for a file of the given opset (`oldest_opset` or above); don't write into it."""
     return function_bodies.norm_function_body(OURS[op], opset)
-
-
-def evaluate_reference(
-    op: str,
-    x: np.ndarray,
-    scale: np.ndarray | float,
-    bias: np.ndarray | float = 0.0,
-    *,
-    axes: Sequence[int],
-    epsilon: float,
-    ddof: int = 0,
-) -> np.ndarray:
-    """A norm of ours, neither of `JOINED` nor ChannelLayerNorm, by its formula in float64.
-
-    ``x``: any shape; ``axes``: negative; the rest broadcasts to x.
-    """
-    x = np.asarray(x, np.float64)
-    if op == "L2Norm":
-        return np.asarray(x / np.maximum(np.sqrt(np.square(x).sum(axis=tuple(axes), keepdims=True)), epsilon) * scale)
-    if op == "RMSNorm":
-        return np.asarray(x / np.sqrt(np.square(x).mean(axis=tuple(axes), keepdims=True) + epsilon) * scale)
-    d = x - x.mean(axis=tuple(axes), keepdims=True)
-    variance = x.var(axis=tuple(axes), keepdims=True, ddof=ddof)
-    if op == "LayerNorm":
-        root = np.sqrt(variance + epsilon)
-    else:
-        root = np.sqrt(variance) + epsilon
-    return np.asarray(d / root * scale + bias)

@@ -25,7 +25,7 @@ import onnx
 import onnx.parser
 
 from ...dtypes import UNIT_ROUNDOFF
-from ...graphs.own_op_functions import evaluate_reference
+from ...evaluate import evaluator
 
 FORMS = ("standard", "decomposed", "instance", "layer", "narrow", "sum")
 KINDS = ("LayerNorm", "RMSNorm", "ChannelLayerNorm", "BatchLayerNorm", "GroupNorm", "InstanceNorm", "ResidualLayerNorm")
@@ -94,8 +94,10 @@ class NormCase:
     def evaluate_float64(self, x: np.ndarray) -> np.ndarray:
         """The norm of ``x`` (ResidualLayerNorm: of 2·x) by its formula, float64."""
         gamma, beta = self.scale_and_shift()
-        op = "RMSNorm" if self.kind == "RMSNorm" else "LayerNorm"
-        normal = evaluate_reference(op, self._normalized_rows(x), 1.0, axes=(-1,), epsilon=self.epsilon)
+        op = "RMSNormalization" if self.kind == "RMSNorm" else "LayerNormalization"
+        rows = self._normalized_rows(x)
+        (normal,) = evaluator.evaluate_node(op, [rows, np.ones(1)], {"epsilon": self.epsilon}, opset=_RMS_OPSET)
+        assert normal is not None
         if self.kind in _ACROSS:
             normal = normal.reshape([x.shape[a] for a in self._permutation_to_last]).transpose(
                 np.argsort(self._permutation_to_last)
