@@ -146,7 +146,7 @@ class OpWriter(NodeWriter):
             raise ValueError(
                 f"{wanted} is written with {len(parameters) + 1} inputs and {', '.join(attributes) or 'none'}"
             )
-        self.add_node(row.op, *parameters, domain=row.domains[0], **{name: attributes[name] for name in row.attributes})
+        self.add_node(row.op, *parameters, domain=row.domains[0], **attributes)
 
     def done(self) -> NormForm:
         """What was strung together, as a form."""
