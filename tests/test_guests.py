@@ -388,7 +388,10 @@ BROKEN = {
         "has a form of .* KeyError",
     ),
     "a form of nothing": (("return writer.done()", "return None"), "gives a NoneType"),
-    "a form without the op": (("    writer.op(", "    writer.add_node('Identity')\n    0 and writer.op("), "writes none"),
+    "a form without the op": (
+        ("    writer.op(", "    writer.add_node('Identity')\n    0 and writer.op("),
+        "writes none",
+    ),
     "a wrong type": (("NORMS = GuestNorm(", "NORMS = dict("), "not a GuestNorm"),
     "a form that is none": (("    form=form,", "    form='form',"), "its form is a str"),
     "our name": (('op="ClampedScaleNorm"', 'op="L2Norm"'), "'L2Norm': that name is taken, normdeploy has it"),
