@@ -196,6 +196,22 @@ class Float64Evaluator:
                 raise NotEvaluated(f"the value of {name!r} is not known")
         return self._wide[name]
 
+    def fixed_value(self, name: str, kinds: str) -> Array | None:
+        """Return a constant in float64, integers as they are; None where it is not fixed, or can't be computed.
+
+        Args:
+            kinds: of dtype it may be, as numpy names them: "f" or "iub".
+        """
+        if not name or name not in self.constants:
+            return None
+        try:
+            value = self.tensor_value(name, {})
+        except NotEvaluated:
+            return None
+        if isinstance(value, list) or np.asarray(value).dtype.kind not in kinds:
+            return None
+        return np.asarray(value)
+
     def evaluate_node(self, node: onnx.NodeProto, inputs: Sequence[Any], known: Values) -> Sequence[Any]:
         """What one node writes, in float64 where it is floating: arrays, lists of them, None for what it leaves out.
 

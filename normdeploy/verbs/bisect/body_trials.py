@@ -2,79 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import onnx
 
-from ...runtimes.float64_evaluator import Float64Evaluator, NodeChange
-from ...storage.onnx_domains import is_standard
-from ...storage.proto_traversal import attribute_graphs
-from .reference_program import ReferenceProgram
-from .trial_changes import Cause, node_at_text
+from ...storage.proto_traversal import iter_subgraphs
+from .trial_changes import Trial, TrialNode, copy_node
 
 
-def try_body_nodes(
-    exact: Float64Evaluator, place: int, program: ReferenceProgram, operators: Iterable[str]
-) -> Iterator[tuple[Cause, NodeChange]]:
-    """Change one node of a body.
-
-    Args:
-        operators: of the model, that the node may stand for.
-    """
-    node = exact.nodes[place]
-    own = list(_iter_inner_nodes(node))
+def try_body_nodes(at: TrialNode) -> Iterator[Trial]:
+    """Change one node of a body."""
+    own = _inner_nodes(at.node)
     if not own:
         return
-    theirs = next((n for n in program.onnx_nodes(operators) if n.op_type == node.op_type), None)
-    right = {} if theirs is None else {n.output[0]: n for n in _iter_inner_nodes(theirs)}
+    theirs = next((n for n in at.around.program.onnx_nodes(at.around.operators) if n.op_type == at.op), None)
+    right = {} if theirs is None else {n.output[0]: n for n in _inner_nodes(theirs)}
     for number, inner in enumerate(own):
-        where = f"{_describe_node(inner)} in a body of {node_at_text(exact, place)}"
+        where = f"{_describe_node(inner)} in a body of {at}"
         other = right.get(inner.output[0])
-        if other is not None and not _is_same_node(inner, other):
-            text = f"{where} is not the model's: with {_describe_node(other)} as the model has it it is right"
-            yield Cause("body", text, place), NodeChange(nodes={place: _replace_inner_node(node, number, other)})
-        for name in inner.input:
-            if name and not other:
+        if other is None:
+            for name in filter(None, inner.input):
                 kept = onnx.helper.make_node("Identity", [name], [inner.output[0]], name=inner.name)
                 text = f"{where} does something that the model does not: with {name!r} in its place it is right"
-                yield Cause("body", text, place), NodeChange(nodes={place: _replace_inner_node(node, number, kept)})
+                yield at.as_node("body", text, _replace_inner_node(at.node, number, kept))
+        elif _key_of_node(inner) != _key_of_node(other):
+            text = f"{where} is not the model's: with {_describe_node(other)} as the model has it it is right"
+            yield at.as_node("body", text, _replace_inner_node(at.node, number, other))
 
 
-def try_exchanged_branches(exact: Float64Evaluator, place: int) -> Iterator[tuple[Cause, NodeChange]]:
+def try_exchanged_branches(at: TrialNode) -> Iterator[Trial]:
     """Take the branches of an If in each other's place."""
-    node = exact.nodes[place]
-    if node.op_type != "If" or not is_standard(node):
+    if not at.is_standard("If"):
         return
     other = {"then_branch": "else_branch", "else_branch": "then_branch"}
-    changed = onnx.NodeProto()
-    changed.CopyFrom(node)
+    changed = copy_node(at.node)
     for attribute in changed.attribute:
         attribute.name = other.get(attribute.name, attribute.name)
-    text = f"the branches of {node_at_text(exact, place)} are in each other's place"
-    yield Cause("order", text, place), NodeChange(nodes={place: changed})
+    yield at.as_node("order", f"the branches of {at} are in each other's place", changed)
 
 
-def _iter_inner_nodes(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of all bodies inside a node, in order."""
-    for graph in (g for a in node.attribute for g in attribute_graphs(a)):
-        for inner in graph.node:
-            yield inner
-            yield from _iter_inner_nodes(inner)
+def _inner_nodes(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """The nodes of all bodies inside a node."""
+    return [inner for graph in iter_subgraphs(node) for inner in graph.node]
 
 
 def _replace_inner_node(node: onnx.NodeProto, number: int, other: onnx.NodeProto) -> onnx.NodeProto:
-    changed = onnx.NodeProto()
-    changed.CopyFrom(node)
-    list(_iter_inner_nodes(changed))[number].CopyFrom(other)
+    changed = copy_node(node)
+    _inner_nodes(changed)[number].CopyFrom(other)
     return changed
 
 
-def _is_same_node(one: onnx.NodeProto, other: onnx.NodeProto) -> bool:
-    """Whether two nodes compute the same, whatever their names."""
-    key = [
-        (n.op_type, n.domain, list(n.input), sorted(a.SerializeToString() for a in n.attribute)) for n in (one, other)
-    ]
-    return key[0] == key[1]
+def _key_of_node(node: onnx.NodeProto) -> tuple[object, ...]:
+    """What a node computes, whatever its name."""
+    return node.op_type, node.domain, list(node.input), sorted(a.SerializeToString() for a in node.attribute)
 
 
 def _describe_node(node: onnx.NodeProto) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -17,7 +18,7 @@ from .function_trials import find_other_function
 from .node_trials import iter_trials, try_hidden_rows
 from .number_trials import solve_numbers
 from .reference_program import ReferenceProgram
-from .trial_changes import Cause, node_at_text, replace_by
+from .trial_changes import Cause, TrialSpot
 from .weight_trials import try_parameters
 
 # What explains nearly everything: a gamma that is off by the root of n / (n - 1) is a wrong weight too.
@@ -44,34 +45,34 @@ def find_cause(
         reference: of all the model's operators around the spot.
     """
     every = exact.evaluate_nodes(spot.places, known)
-    values = tensor_values(every)
+    around = TrialSpot(exact, tensor_values(every), spot, program)
     afresh = SpotRecomputer(exact, every, spot)
     right = list[tuple[float, Cause]]()
-    for cause, change in iter_trials(exact, values, spot, program, held):
-        error = afresh.largest_error(change)
+    for trial in iter_trials(around, held):
+        error = afresh.largest_error(trial.change)
         if error <= spot.allowed:
-            right.append((error, cause))
+            right.append((error, trial.cause))
         if afresh.is_spent:
             break
     # Of a node that the model has too, a number may be wrong: without it a division by 1.01 is right where 1 is meant.
     operator = program.operator_kind(spot.node) if spot.node else ""
     if not spot.left_out and all(_is_model_operator(exact, cause, operator) for _, cause in right):
-        numbers = program.scalars_of(spot.operators)
-        right += islice(solve_numbers(exact, spot.places, numbers, spot.allowed, afresh.error_tensor), 1)
-    if not right and (function := find_other_function(exact, values, spot)) is not None:
+        right += islice(solve_numbers(around, afresh.error_tensor), 1)
+    if not right and (function := find_other_function(around)) is not None:
         return function
     if right:
-        return min(
-            right, key=lambda pair: (pair[1].kind in _LAST_OF_ALL, bool(pair[1].held), pair[1].kind in _LAST, pair[0])
-        )[1]
-    if (behind := _explain_behind_hidden_rows(exact, values, spot, program, afresh)) is not None:
+        return min(right, key=lambda pair: _rank(*pair))[1]
+    if (behind := _explain_behind_hidden_rows(around, afresh)) is not None:
         return behind
     if spot.left_out:
-        return _cause_of_omission(exact, spot, program)
-    if (inside := _find_omitted_inside(exact, values, spot, program, reference, afresh)) is not None:
+        return _cause_of_omission(around)
+    if (inside := _find_omitted_inside(around, reference, afresh)) is not None:
         return inside
-    inputs = {name: value for name, value in values.items() if name in exact.inputs}
-    return explain_difference(values[spot.end], spot, program, reference, inputs)
+    return explain_difference(around, reference)
+
+
+def _rank(error: float, cause: Cause) -> tuple[bool, bool, bool, float]:
+    return cause.kind in _LAST_OF_ALL, bool(cause.held), cause.kind in _LAST, error
 
 
 def _is_model_operator(exact: Float64Evaluator, cause: Cause, operator: str) -> bool:
@@ -81,48 +82,37 @@ def _is_model_operator(exact: Float64Evaluator, cause: Cause, operator: str) -> 
     return exact.nodes[cause.place].op_type.lower() in operator
 
 
-def _explain_behind_hidden_rows(
-    exact: Float64Evaluator, values: Values, spot: FaultSpot, program: ReferenceProgram, afresh: SpotRecomputer
-) -> Cause | None:
+def _explain_behind_hidden_rows(around: TrialSpot, afresh: SpotRecomputer) -> Cause | None:
     """A weight that explains what the rows leave that a mask hides whole."""
-    parameters = program.parameters_of(spot.operators)
-    for place in spot.places:
-        for _, hidden in try_hidden_rows(exact, place, values):
-            for p in spot.places:
-                for cause, change in try_parameters(exact, p, parameters):
-                    both = NodeChange(inputs={**hidden.inputs, **change.inputs}, given=change.given)
-                    if afresh.largest_error(both) <= spot.allowed:
-                        text = (
-                            f"{cause.text}; the rows that the mask hides whole at"
-                            f" {node_at_text(exact, place)} are wrong too"
-                        )
-                        return Cause("weights", text, p)
+    for at in around.nodes:
+        for hidden in try_hidden_rows(at):
+            for reader in around.nodes:
+                for weight in try_parameters(reader, around.parameters):
+                    inputs = {**hidden.change.inputs, **weight.change.inputs}
+                    if afresh.largest_error(replace(weight.change, inputs=inputs)) <= around.spot.allowed:
+                        text = f"{weight.cause.text}; the rows that the mask hides whole at {at} are wrong too"
+                        return Cause("weights", text, reader.place)
     return None
 
 
-def _find_omitted_inside(
-    exact: Float64Evaluator,
-    values: Values,
-    spot: FaultSpot,
-    program: ReferenceProgram,
-    reference: Values,
-    afresh: SpotRecomputer,
-) -> Cause | None:
+def _find_omitted_inside(around: TrialSpot, reference: Values, afresh: SpotRecomputer) -> Cause | None:
     """The operator whose result the model has where a node of the spot reads a right tensor."""
-    made = {name for p in spot.places for name in exact.nodes[p].output}
-    for place, operator in itertools.product(spot.places, spot.operators):
+    spot = around.spot
+    program = around.program
+    made = {name for at in around.nodes for name in at.node.output}
+    for at, operator in itertools.product(around.nodes, spot.operators):
         right = reference.get(operator)
-        for i, name in enumerate(exact.nodes[place].input):
-            is_right = name in values and name not in made and name not in exact.constants
-            if right is None or operator == spot.last or not is_right or values[name].size != right.size:
+        if right is None or operator == spot.last:
+            continue
+        for i, name in enumerate(at.node.input):
+            read = at.input_value(i)
+            if read is None or read.size != right.size or name in made or name in around.exact.constants:
                 continue
-            change = NodeChange(inputs={(place, i): replace_by(right.reshape(values[name].shape))})
-            if afresh.largest_error(change) <= spot.allowed:
-                module = program.module_of(operator)
-                source = f"{program.operator_kind(operator)}{f' of {module}' if module else ''}"
-                return Cause(
-                    "left out", f"{source} is left out: {node_at_text(exact, place)} reads {name!r} itself", place
-                )
+            source = program.describe_operator(operator, program.module_of(operator))
+            text = f"{source} is left out: {at} reads {name!r} itself"
+            trial = at.with_inputs("left out", text, {i: right.reshape(read.shape)})
+            if afresh.largest_error(trial.change) <= spot.allowed:
+                return trial.cause
     return None
 
 
@@ -212,17 +202,17 @@ class SpotRecomputer:
         return places
 
 
-def _cause_of_omission(exact: Float64Evaluator, spot: FaultSpot, program: ReferenceProgram) -> Cause:
-    module = program.module_of(spot.node)
+def _cause_of_omission(around: TrialSpot) -> Cause:
+    exact = around.exact
+    spot = around.spot
+    program = around.program
     name = spot.left_out
     readers = range(len(exact.nodes)) if name == spot.end else spot.places
-    place = next(p for p in readers if name in exact.read_names(exact.nodes[p]))
+    at = around.node_at(next(p for p in readers if name in exact.read_names(exact.nodes[p])))
     first = program.operator_kind(spot.node)
-    last = program.operator_kind(spot.last or spot.node)
-    operators = f"{first}{f' to {last}' if last != first else ''}{f' of {module}' if module else ''}"
-    is_or_are = "are" if last != first else "is"
-    return Cause(
-        "left out",
-        f"{operators} {is_or_are} left out: {node_at_text(exact, place)} reads {spot.left_out!r} itself",
-        place,
-    )
+    last = program.describe_operator(spot.last or spot.node, program.module_of(spot.node))
+    if program.operator_kind(spot.last or spot.node) == first:
+        operators = f"{last} is"
+    else:
+        operators = f"{first} to {last} are"
+    return Cause("left out", f"{operators} left out: {at} reads {name!r} itself", at.place)

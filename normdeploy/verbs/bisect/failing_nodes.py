@@ -15,11 +15,12 @@ from ...runtimes.float64_evaluator import Array, Float64Evaluator, NodeChange, N
 from ..verify.output_results import OutputResult
 from ..verify.reference_models import Original
 from .attribute_trials import try_model_attributes, try_model_integers
+from .counterpart_search import FaultSpot
 from .fault_tracing import Fault
 from .reference_program import ReferenceProgram, open_program
 from .reference_tensors import open_inner_tensors
 from .runtime_faults import Float32Trial
-from .trial_changes import Cause, node_at_text, replace_by
+from .trial_changes import Cause, Trial, TrialNode, TrialSpot
 
 # nodes that stop a file
 _MOST = 5
@@ -72,35 +73,41 @@ def _find_mending_change(
 ) -> tuple[Cause, NodeChange]:
     """Find a change of the node, or of a shape in front of it, with which it can be computed."""
     before = [p for p in exact.nodes_between(exact.nodes[stop.place].output) if exact.nodes[p].op_type in _SHAPED]
-    for place in dict.fromkeys([stop.place, *before[: -_MOST_BEFORE - 1 : -1]]):
-        for cause, trial in _iter_trials(exact, program, place):
-            both = NodeChange(nodes={**change.nodes, **trial.nodes}, inputs={**change.inputs, **trial.inputs})
-            after = _run_until_failure(exact, {n: v for n, v in stop.known.items() if n not in exact.makers}, both)
+    places = dict.fromkeys([stop.place, *before[: -_MOST_BEFORE - 1 : -1]])
+    # What is right there is not known.
+    nowhere = FaultSpot(tuple(places), "", np.zeros(0), 0.0)
+    inputs = {name: value for name, value in stop.known.items() if name not in exact.makers}
+    for at in TrialSpot(exact, {}, nowhere, program).nodes:
+        for trial in _iter_trials(at):
+            nodes = {**change.nodes, **trial.change.nodes}
+            both = NodeChange(nodes=nodes, inputs={**change.inputs, **trial.change.inputs})
+            after = _run_until_failure(exact, inputs, both)
             if after is None or after.place > stop.place:
-                return cause, both
+                return trial.cause, both
     return Cause("unknown", f"it does not run on these inputs: {stop.message}", stop.place), change
 
 
-def _iter_trials(exact: Float64Evaluator, program: ReferenceProgram, place: int) -> Iterator[tuple[Cause, NodeChange]]:
+def _iter_trials(at: TrialNode) -> Iterator[Trial]:
     """Yield what the reference's node of the same result has, then shapes with a dim that the input tells."""
-    same = [name for name in exact.nodes[place].output if name in program.order]
-    for operators in (same, program.order):
-        yield from try_model_integers(exact, place, program, operators)
-        yield from try_model_attributes(exact, place, program, operators)
-    node = exact.nodes[place]
-    if node.op_type not in _SHAPED or node.input[1] not in exact.constants:
+    order = at.around.program.order
+    for operators in ([name for name in at.node.output if name in order], order):
+        yield from try_model_integers(at, operators)
+        yield from try_model_attributes(at, operators)
+    stated = at.fixed_input(1, "iu")
+    if at.op not in _SHAPED or stated is None:
         return
-    shape = np.atleast_1d(exact.tensor_value(node.input[1], {}))
+    shape = np.atleast_1d(stated)
+    # An Expand keeps a dim at 1. A Reshape has one dim of -1, and copies a dim at 0.
+    if at.op == "Expand":
+        told_by_input = 1
+    else:
+        told_by_input = 0 if -1 in shape else -1
     for i in range(len(shape)):
         other = shape.copy()
-        # An Expand keeps a dim at 1. A Reshape has one dim of -1, and copies a dim at 0.
-        other[i] = 1 if node.op_type == "Expand" else 0 if -1 in shape else -1
+        other[i] = told_by_input
         if not np.array_equal(other, shape):
-            text = (
-                f"{node_at_text(exact, place)} has {node.input[1]!r} {shape.tolist()}, with {other.tolist()} it "
-                "is right"
-            )
-            yield Cause("attribute", text, place), NodeChange(inputs={(place, 1): replace_by(other)})
+            text = at.describe_other(repr(at.name_of_input(1)), shape.tolist(), other.tolist())
+            yield at.with_inputs("attribute", text, {1: other})
 
 
 def _is_right(

@@ -156,14 +156,13 @@ class FaultSearch(FaultTracer):
         spot = FaultSpot(tuple(places), self._output, expected, at_output.allowed)
         afresh = SpotRecomputer(self._exact, values, spot)
         tensors = tensor_values(values)
-        for cause, change in try_exchanged_tensors(
-            self._exact, iter_same_source_siblings(self._exact, tensors), tensors
-        ):
-            error = afresh.largest_error(change)
+        for trial in try_exchanged_tensors(self._exact, iter_same_source_siblings(self._exact, tensors), tensors):
+            error = afresh.largest_error(trial.change)
             if error <= spot.allowed:
-                made = sorted({self._exact.makers[name] for name in cause.held if name in self._exact.makers})
+                names = trial.cause.held.keys()
+                made = sorted({self._exact.makers[name] for name in names if name in self._exact.makers})
                 fault = self._make_fault(
-                    self._module_of_places(made), self._output, made, "file", at_output, cause, at_output
+                    self._module_of_places(made), self._output, made, "file", at_output, trial.cause, at_output
                 )
                 return replace(fault, mended=True, mended_error=error)
         return None

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ...runtimes.float64_evaluator import Array, Float64Evaluator, Values
-from .counterpart_search import FaultSpot
-from .trial_changes import Cause
+from ...runtimes.float64_evaluator import Array
+from .difference_analysis import all_within
+from .trial_changes import Cause, TrialSpot
 
 # different numbers: fewer do not tell functions apart
 _FEWEST = 4
@@ -58,49 +58,44 @@ _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def find_other_function(exact: Float64Evaluator, values: Values, spot: FaultSpot) -> Cause | None:
-    """Name the function that the model computes here, and the function of the file if it is a known one.
-
-    Args:
-        values: of all that the spot reads and makes, as the file has them.
-    """
-    got = values[spot.end]
+def find_other_function(around: TrialSpot) -> Cause | None:
+    """Name the function that the model computes here, and the function of the file if it is a known one."""
+    spot = around.spot
+    got = around.values[spot.end]
     expected = spot.expected
     if spot.left_out or got.size != expected.size or expected.dtype.kind != "f" or not np.isfinite(expected).all():
         return None
     if len(np.unique(expected)) < _FEWEST:
         return None
-    for operand in _iter_operands(exact, values, spot):
-        x = values[operand].reshape(expected.shape)
+    got = got.reshape(expected.shape)
+    for operand, x in _iter_operands(around):
         right = _identify_function(x, expected, spot.allowed)
         if right is None:
             continue
-        own = _identify_function(x, got.reshape(expected.shape), spot.allowed)
+        own = _identify_function(x, got, spot.allowed)
         place = spot.places[0] if len(spot.places) == 1 else None
         # One change of a wider stretch may say more of a function that has no name.
         if own is None:
-            return Cause(
-                "unknown", f"the model computes {right} of {operand!r} there, the file another function", place
-            )
-        if own in _GELUS and right in _GELUS:
-            kind = "approximation"
-        else:
-            kind = "operator"
+            text = f"the model computes {right} of {operand!r} there, the file another function"
+            return Cause("unknown", text, place)
+        kind = "approximation" if {own, right} <= _GELUS.keys() else "operator"
         return Cause(kind, f"the file computes {own} of {operand!r}, the model {right}", place)
-    behind = _identify_function(got.reshape(expected.shape), expected, spot.allowed)
+    behind = _identify_function(got, expected, spot.allowed)
     if behind is None:
         return None
-    return Cause("left out", f"{behind} of {spot.end!r} is left out", exact.makers.get(spot.end))
+    return Cause("left out", f"{behind} of {spot.end!r} is left out", around.exact.makers.get(spot.end))
 
 
-def _iter_operands(exact: Float64Evaluator, values: Values, spot: FaultSpot) -> Iterator[str]:
-    """Yield the tensors of the spot's size that it reads and does not make."""
-    made = {name for p in spot.places for name in exact.nodes[p].output}
-    read = dict.fromkeys(name for p in spot.places for name in exact.read_names(exact.nodes[p]))
+def _iter_operands(around: TrialSpot) -> Iterator[tuple[str, Array]]:
+    """Yield the tensors of the spot's size that it reads and does not make, in the spot's shape."""
+    exact = around.exact
+    expected = around.spot.expected
+    made = {name for at in around.nodes for name in at.node.output}
+    read = dict.fromkeys(name for at in around.nodes for name in exact.read_names(at.node))
     for name in [n for n in read if n not in made and n not in exact.constants][:_MOST_OPERANDS]:
-        value = values.get(name)
-        if value is not None and value.size == spot.expected.size and value.dtype.kind == "f":
-            yield name
+        value = around.values.get(name)
+        if value is not None and value.size == expected.size and value.dtype.kind == "f":
+            yield name, value.reshape(expected.shape)
 
 
 def _identify_function(x: Array, y: Array, allowed: float) -> str | None:
@@ -108,7 +103,7 @@ def _identify_function(x: Array, y: Array, allowed: float) -> str | None:
     if np.isfinite(x).all():
         with np.errstate(all="ignore"):
             for name, function in _FUNCTIONS.items():
-                if _all_within(function(x), y, allowed):
+                if all_within(function(x), y, allowed):
                     return name
             return _identify_leaky_relu(x, y, allowed) or _identify_clip(x, y, allowed)
     return None
@@ -120,7 +115,7 @@ def _identify_leaky_relu(x: Array, y: Array, allowed: float) -> str | None:
     if x.flat[lowest] >= 0:
         return None
     slope = float(y.flat[lowest] / x.flat[lowest])
-    if _all_within(np.where(x > 0, x, slope * x), y, allowed):
+    if all_within(np.where(x > 0, x, slope * x), y, allowed):
         return f"LeakyReLU of slope {slope:.4g}"
     return None
 
@@ -129,17 +124,13 @@ def _identify_clip(x: Array, y: Array, allowed: float) -> str | None:
     """Return a clip by the least and the largest element, where both or one cut something off."""
     low = float(y.min())
     high = float(y.max())
-    if not _all_within(np.clip(x, low, high), y, allowed):
+    if not all_within(np.clip(x, low, high), y, allowed):
         return None
     told = [f"min {low:.4g}"] if low > x.min() + allowed else []
     told += [f"max {high:.4g}"] if high < x.max() - allowed else []
     if told:
         return f"Clip ({', '.join(told)})"
     return None
-
-
-def _all_within(one: Array, other: Array, allowed: float) -> bool:
-    return bool((np.abs(one - other) <= allowed).all())
 
 
 def _sigmoid(x: Array) -> Array:

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
 
-from ...runtimes.float64_evaluator import Array, Float64Evaluator, NodeChange
-from .attribute_trials import attributes_with_defaults
-from .trial_changes import Cause, float_constant, node_at_text, with_attribute
+from ...runtimes.float64_evaluator import Array, NodeChange
+from .trial_changes import Cause, Trial, TrialNode, TrialSpot, with_attributes
 
 _PLAIN = (0.0, 1.0, -1.0)
 # of Newton's method, which two are enough for where the number enters linearly
@@ -25,73 +23,55 @@ _FEWEST = 4
 Residual = Callable[[NodeChange], "Array | None"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _FileNumber:
-    """``own``: as the file has it; ``changed``: gives the change that puts another in its place."""
+    """A number that a node reads, ``own`` in the file: an attribute, or with ``edit`` what is done to input ``i``."""
 
-    place: int
+    at: TrialNode
     name: str
     own: float
-    changed: Callable[[float], NodeChange]
+    i: int = 0
+    edit: Callable[[Array, float], Array] | None = None
+
+    def with_value(self, value: float) -> Trial:
+        """Try another number in its place."""
+        text = self.at.describe_other(self.name, f"{self.own:.6g}", f"{value:.6g}")
+        edit = self.edit
+        if edit is None:
+            return self.at.as_node("number", text, with_attributes(self.at.node, {self.name: value}))
+        return self.at.with_inputs("number", text, {self.i: lambda x: edit(x, value)})
 
 
-def solve_numbers(
-    exact: Float64Evaluator, places: Sequence[int], numbers: Sequence[float], allowed: float, residual: Residual
-) -> Iterator[tuple[float, Cause]]:
-    """Yield each number with which the end is right, with its error.
-
-    Args:
-        numbers: the model's.
-        allowed: of the end.
-    """
-    for number in _iter_numbers(exact, places):
-        for value in _iter_candidates(number, numbers, residual):
-            off = residual(number.changed(value))
-            if off is None:
-                error = np.inf
-            else:
-                error = float(np.abs(off).max(initial=0))
-            if error <= allowed and value != number.own:
-                text = (
-                    f"{node_at_text(exact, number.place)} has {number.name} {number.own:.6g}, with {value:.6g} it is "
-                    "right"
-                )
-                yield error, Cause("number", text, number.place)
+def solve_numbers(around: TrialSpot, residual: Residual) -> Iterator[tuple[float, Cause]]:
+    """Yield each number with which the end is right, with its error."""
+    for number in _iter_numbers(around):
+        for value in _iter_candidates(number, around.numbers, residual):
+            trial = number.with_value(value)
+            off = residual(trial.change)
+            if off is None or value == number.own:
+                continue
+            error = float(np.abs(off).max(initial=0))
+            if error <= around.spot.allowed:
+                yield error, trial.cause
                 break
 
 
-def _iter_numbers(exact: Float64Evaluator, places: Sequence[int]) -> Iterator[_FileNumber]:
+def _iter_numbers(around: TrialSpot) -> Iterator[_FileNumber]:
     """The single numbers that nodes read, their floating attributes, and scales that are left out before them."""
-    for place in places:
-        node = exact.nodes[place]
-        for i, name in enumerate(node.input):
-            stored = float_constant(exact, name)
+    for at in around.nodes:
+        for i, name in enumerate(at.node.input):
+            stored = at.fixed_input(i, "f")
             if stored is not None and stored.size == 1:
-                yield _FileNumber(
-                    place=place, name=repr(name), own=float(stored.item()), changed=_replace_input(place, i)
-                )
-        for name, value in attributes_with_defaults(exact, node).items():
+                yield _FileNumber(at, repr(name), stored.item(), i, np.full_like)
+        for name, value in at.attributes.items():
             if isinstance(value, float):
-                yield _FileNumber(place=place, name=name, own=value, changed=_replace_attribute(node, place, name))
+                yield _FileNumber(at, name, value)
         # A scale that is left out before a node is 1.
-        if node.op_type in _SCALED:
-            yield _FileNumber(place=place, name="an input scale of", own=1.0, changed=_scale_input(place, 0))
-        for i, name in enumerate(node.input) if node.op_type in _SUMS else ():
-            yield _FileNumber(
-                place=place, name=f"a scale of its input {name!r} of", own=1.0, changed=_scale_input(place, i)
-            )
-
-
-def _scale_input(place: int, i: int) -> Callable[[float], NodeChange]:
-    return lambda value: NodeChange(inputs={(place, i): lambda x: x * value})
-
-
-def _replace_input(place: int, i: int) -> Callable[[float], NodeChange]:
-    return lambda value: NodeChange(inputs={(place, i): lambda stored: np.full_like(stored, value)})
-
-
-def _replace_attribute(node: onnx.NodeProto, place: int, name: str) -> Callable[[float], NodeChange]:
-    return lambda value: NodeChange(nodes={place: with_attribute(node, name, value)})
+        if at.op in _SCALED:
+            yield _FileNumber(at, "an input scale of", 1.0, 0, np.multiply)
+        if at.op in _SUMS:
+            for i, name in enumerate(at.node.input):
+                yield _FileNumber(at, f"a scale of its input {name!r} of", 1.0, i, np.multiply)
 
 
 def _iter_candidates(number: _FileNumber, numbers: Sequence[float], residual: Residual) -> Iterator[float]:
@@ -100,8 +80,8 @@ def _iter_candidates(number: _FileNumber, numbers: Sequence[float], residual: Re
     value = number.own
     for _ in range(_STEPS):
         step = _MOVED * max(abs(value), _MOVED)
-        here = residual(number.changed(value))
-        there = residual(number.changed(value + step))
+        here = residual(number.with_value(value).change)
+        there = residual(number.with_value(value + step).change)
         if here is None or there is None or here.size < _FEWEST:
             return
         slope = (there - here) / step

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-import numpy as np
 import onnx
 import torch
 
@@ -14,10 +13,8 @@ from ...model import LoadedModel
 from ...runtimes.float64_evaluator import (
     Array,
     Float64Evaluator,
-    NotEvaluated,
     inferred_dtypes,
     inline_functions,
-    tensor_values,
 )
 from ..verify.reference_models import FileModel, Original
 from .folded_norms import FoldedTensor, fold_parameters
@@ -43,6 +40,12 @@ class ReferenceProgram(ABC):
     @abstractmethod
     def operator_kind(self, name: str) -> str:
         """Return what kind of operator it is, as in "aten.layer_norm"."""
+
+    def describe_operator(self, name: str, module: str) -> str:
+        """Return an operator's kind, and the module that it is of if that is known."""
+        if module:
+            return f"{self.operator_kind(name)} of {module}"
+        return self.operator_kind(name)
 
     @abstractmethod
     def parameters_of(self, names: Iterable[str]) -> dict[str, Array]:
@@ -237,14 +240,8 @@ class FileProgram(ReferenceProgram):
         return self._exact.nodes[self._exact.makers[name]]
 
     def inputs_of(self, name: str) -> list[str]:
-        return [
-            read
-            for read in self._exact.read_names(self._producing_node(name))
-            if read in self.order and self._depends_on_input(read)
-        ]
-
-    def _depends_on_input(self, name: str) -> bool:
-        return name not in self._exact.constants
+        read = self._exact.read_names(self._producing_node(name))
+        return [name for name in read if name in self.order and name not in self._exact.constants]
 
     def tensor_operators(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if name in self._tensors]
@@ -262,19 +259,9 @@ class FileProgram(ReferenceProgram):
         return {name: value for name, value in self._constants_of(names).items() if value.size > 1}
 
     def _constants_of(self, names: Iterable[str]) -> dict[str, Array]:
-        read = dict.fromkeys(
-            r
-            for name in names
-            for r in self._exact.read_names(self._producing_node(name))
-            if not self._depends_on_input(r)
-        )
-        constants: dict[str, Array] = {}
-        for name in read:
-            try:
-                constants[name] = self._exact.tensor_value(name, {})
-            except NotEvaluated:
-                continue
-        return {name: value for name, value in tensor_values(constants).items() if value.dtype.kind == "f"}
+        read = dict.fromkeys(r for name in names for r in self._exact.read_names(self._producing_node(name)))
+        values = {name: self._exact.fixed_value(name, "f") for name in read}
+        return {name: value for name, value in values.items() if value is not None}
 
     def folded_parameters(self, names: Iterable[str]) -> dict[str, FoldedTensor]:
         return fold_parameters(self._model, self.parameters_of(names))
@@ -301,12 +288,4 @@ class FileProgram(ReferenceProgram):
         return [self._producing_node(name) for name in names]
 
     def fixed_integers(self, name: str) -> Array | None:
-        if name not in self._exact.constants:
-            return None
-        try:
-            value = np.asarray(self._exact.tensor_value(name, {}))
-        except NotEvaluated:
-            return None
-        if value.dtype.kind in "iub":
-            return value
-        return None
+        return self._exact.fixed_value(name, "iub")

@@ -3,52 +3,47 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ...precision.type_conversion import initializer_values as values_of
-from ...runtimes.float64_evaluator import Array, Float64Evaluator, NodeChange, Values
+from ...precision.type_conversion import initializer_values
+from ...runtimes.float64_evaluator import Array, NodeChange, Values
 from ...storage.proto_traversal import copy_model
-from .trial_changes import Cause, float_constant, node_at_text, replace_by, with_attribute
+from .trial_changes import Cause, Trial, TrialNode, TrialSpot, replace_by, with_attributes
 
 # the inputs of a BatchNormalization that are running ones
 _STATISTICS = (3, 4)
 BATCH = "the statistics of the batch, the model its running ones; export the model after eval()"
 
 
-def try_eval_mode(
-    exact: Float64Evaluator, places: Sequence[int], parameters: Values
-) -> Iterator[tuple[Cause, NodeChange]]:
+def try_eval_mode(around: TrialSpot) -> Iterator[Trial]:
     """Eval mode in the place of training mode (ONNX: BatchNormalization 14, Dropout 12)."""
-    trained = [place for place in places if _is_in_training_mode(exact.nodes[place])]
-    for place in trained:
-        yield from _try_node_in_eval(exact, place, parameters)
+    trained = [at for at in around.nodes if _is_in_training_mode(at.node)]
+    vectors = [value for value in around.parameters.values() if value.ndim == 1]
+    for at in trained:
+        text = f"{at} is in training mode: it takes {BATCH}"
+        yield _in_eval([at], text, {})
+        # An export in training mode runs the model, which moves its running statistics: the model's own are tried too.
+        for center, variance in itertools.permutations(vectors, 2):
+            yield _in_eval([at], text, {(at.place, 3): center, (at.place, 4): variance})
     if len(trained) > 1:
-        text = f"{node_at_text(exact, trained[0])} and {len(trained) - 1} more are in training mode: they take {BATCH}"
-        nodes = {place: _node_in_eval(exact.nodes[place]) for place in trained}
-        inputs = {(p, i): replace_by(v) for p in trained for i, v in _running_statistics(exact, p, parameters).items()}
-        for moved in ({}, inputs):
-            yield Cause("training mode", text, trained[0]), NodeChange(nodes=nodes, inputs=moved)
-    for place in places:
-        node = exact.nodes[place]
-        if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
-            text = (
-                f"{node_at_text(exact, place)} is in training mode: it drops at random; export the model after eval()"
-            )
-            yield Cause("training mode", text, place), NodeChange(inputs={(place, 2): np.zeros_like})
+        text = f"{trained[0]} and {len(trained) - 1} more are in training mode: they take {BATCH}"
+        yield _in_eval(trained, text, {})
+        yield _in_eval(trained, text, {key: v for at in trained for key, v in _running_statistics(at).items()})
+    for at in around.nodes:
+        if at.op == "Dropout" and at.name_of_input(2):
+            text = f"{at} is in training mode: it drops at random; export the model after eval()"
+            yield at.with_inputs("training mode", text, {2: np.zeros_like})
 
 
-def _try_node_in_eval(exact: Float64Evaluator, place: int, parameters: Values) -> Iterator[tuple[Cause, NodeChange]]:
-    cause = Cause("training mode", f"{node_at_text(exact, place)} is in training mode: it takes {BATCH}", place)
-    nodes = {place: _node_in_eval(exact.nodes[place])}
-    yield cause, NodeChange(nodes=nodes)
-    # An export in training mode runs the model, which moves its running statistics: the model's own are tried too.
-    vectors = [value for value in parameters.values() if value.ndim == 1]
-    for center, variance in itertools.permutations(vectors, 2):
-        yield cause, NodeChange(nodes=nodes, inputs={(place, 3): replace_by(center), (place, 4): replace_by(variance)})
+def _in_eval(nodes: Sequence[TrialNode], text: str, statistics: Mapping[tuple[int, int], Array]) -> Trial:
+    """Try nodes in eval mode, some with other running statistics: (place, index of the input) -> vector."""
+    changed = {at.place: _node_in_eval(at.node) for at in nodes}
+    inputs = {key: replace_by(value) for key, value in statistics.items()}
+    return Trial(Cause("training mode", text, nodes[0].place), NodeChange(nodes=changed, inputs=inputs))
 
 
 def _is_in_training_mode(node: onnx.NodeProto) -> bool:
@@ -56,22 +51,24 @@ def _is_in_training_mode(node: onnx.NodeProto) -> bool:
 
 
 def _node_in_eval(node: onnx.NodeProto) -> onnx.NodeProto:
-    changed = with_attribute(node, "training_mode", 0)
+    changed = with_attributes(node, {"training_mode": 0})
     # The other outputs are the new running statistics, which eval mode does not give.
     del changed.output[1:]
     return changed
 
 
-def _running_statistics(exact: Float64Evaluator, place: int, parameters: Values) -> dict[int, Array]:
+def _running_statistics(at: TrialNode) -> dict[tuple[int, int], Array]:
     """Return the model's running statistics by their input: those of the file's names, else the nearest."""
-    found: dict[int, Array] = {}
+    found: dict[tuple[int, int], Array] = {}
     for i in _STATISTICS:
-        name = exact.nodes[place].input[i]
-        stored = float_constant(exact, name)
-        vectors = {n: v for n, v in parameters.items() if stored is not None and v.shape == stored.shape}
-        if stored is not None and vectors:
-            nearest = min(vectors, key=lambda n: (n != name, float(np.abs(vectors[n] - stored).max())))
-            found[i] = vectors[nearest]
+        stored = at.fixed_input(i, "f")
+        if stored is None:
+            continue
+        vectors = {name: v for name, v in at.around.parameters.items() if v.shape == stored.shape}
+        if at.name_of_input(i) in vectors:
+            found[at.place, i] = vectors[at.name_of_input(i)]
+        elif vectors:
+            found[at.place, i] = min(vectors.values(), key=lambda v: float(np.abs(v - stored).max()))
     return found
 
 
@@ -94,42 +91,30 @@ def with_eval_mode(proto: onnx.ModelProto, parameters: Values) -> tuple[onnx.Mod
     for tensor in changed.graph.initializer:
         own = parameters.get(tensor.name)
         if tensor.name in running and own is not None and own.shape == tuple(tensor.dims):
-            tensor.CopyFrom(numpy_helper.from_array(own.astype(values_of(tensor).dtype), tensor.name))
+            tensor.CopyFrom(numpy_helper.from_array(own.astype(initializer_values(tensor).dtype), tensor.name))
     return changed, [node.output[0] for node in trained]
 
 
-def try_running_statistics(
-    exact: Float64Evaluator, places: Sequence[int], values: Values, parameters: Values
-) -> Iterator[tuple[Cause, NodeChange]]:
+def try_running_statistics(around: TrialSpot) -> Iterator[Trial]:
     """Take two parameters in the place of a mean and a variance of the batch that nodes compute."""
-    means = [exact.nodes[p].output[0] for p in places if exact.nodes[p].op_type == "ReduceMean"]
-    own = {name: values[name] for name in means if name in values and _is_batch_statistic(exact, name, values)}
-    for center, spread in itertools.permutations(own, 2):
-        if exact.makers[center] > exact.makers[spread]:
-            continue
-        vectors = {n: v for n, v in parameters.items() if v.size == own[center].size == own[spread].size}
-        for mean, variance in itertools.permutations(vectors, 2):
+    means = [at for at in around.nodes if _is_batch_statistic(at)]
+    for center, spread in itertools.combinations(means, 2):
+        made = (center.node.output[0], spread.node.output[0])
+        sizes = {around.values[name].size for name in made}
+        vectors = {name: v for name, v in around.parameters.items() if sizes == {v.size}}
+        for names in itertools.permutations(vectors, 2):
             text = (
-                f"{node_at_text(exact, exact.makers[center])} and {node_at_text(exact, exact.makers[spread])} "
-                "take the statistics of"
-                f" the batch, the model the stored {mean!r} and {variance!r}: the file is in training mode; export the"
-                " model after eval()"
+                f"{center} and {spread} take the statistics of the batch, the model the stored {names[0]!r} and"
+                f" {names[1]!r}: the file is in training mode; export the model after eval()"
             )
-            given = {
-                center: _reshape_like(vectors[mean], own[center]),
-                spread: _reshape_like(vectors[variance], own[spread]),
-            }
-            yield Cause("training mode", text, exact.makers[center]), NodeChange(given=given)
+            given = {one: vectors[n].reshape(around.values[one].shape) for one, n in zip(made, names, strict=True)}
+            yield Trial(Cause("training mode", text, center.place), NodeChange(given=given))
 
 
-def _is_batch_statistic(exact: Float64Evaluator, name: str, values: Values) -> bool:
+def _is_batch_statistic(at: TrialNode) -> bool:
     """Whether a mean is one over the first dim, one number for each of several channels."""
-    read = values.get(exact.nodes[exact.makers[name]].input[0])
-    made = values[name]
-    if read is None or read.ndim < 2 or made.size != read.shape[1]:
+    read = at.input_value(0)
+    made = at.output_value
+    if at.op != "ReduceMean" or made is None or read is None or read.ndim < 2 or made.size != read.shape[1]:
         return False
     return made.ndim < read.ndim or made.shape[0] == 1
-
-
-def _reshape_like(vector: Array, other: Array) -> Array:
-    return vector.reshape(other.shape)
