@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import normdeploy
-from normdeploy.engines.engine_build import Engine
 from normdeploy.findings.quantization_report import QuantizationReport
 from normdeploy.findings.records import Certificate, Explanation, Finding, NormDiagram, QuantizedLayer
 from normdeploy.precision.half_conversion import PrecisionReport
 from normdeploy.verbs.bench.model_benchmark import Race
 from normdeploy.verbs.bisect.fault_tracing import Fault
-from normdeploy.verbs.check import check_files
-from normdeploy.verbs.recheck import bundle_recheck
+from normdeploy.verbs.build.build_function import Engine
+from normdeploy.verbs.check import check_function
+from normdeploy.verbs.recheck import recheck_function
 from normdeploy.verbs.verify.comparison_result import Comparison
 from normdeploy.verbs.verify.runtime_candidates import NotRun
 
@@ -92,24 +92,24 @@ class Report(TypedDict):
 
 
 class Check(TypedDict):
-    """What `check --format json` writes; the keys are described in `normdeploy/verbs/check/check_files.py`."""
+    """What `check --format json` writes; the keys are described in `normdeploy/verbs/check/check_function.py`."""
 
     schema: Literal["normdeploy/check/1"]
     normdeploy: str
     ok: bool
     fail_on: list[str]
-    files: list[check_files.CheckedFile]
+    files: list[check_function.CheckedFile]
 
 
 class Recheck(TypedDict):
-    """What `recheck --report` writes; the keys are described in `normdeploy/verbs/recheck/bundle_recheck.py`."""
+    """What `recheck --report` writes; the keys are described in `normdeploy/verbs/recheck/recheck_function.py`."""
 
     schema: Literal["normdeploy/recheck/1"]
     ok: bool
     name: str
     made: str
     files: int
-    changes: list[bundle_recheck.BundleChange]
+    changes: list[recheck_function.BundleChange]
     parity: Comparison | None
     notes: list[str]
     seconds: float

@@ -15,18 +15,19 @@ from .findings.rendering import set_renderers
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .api.bench import bench
-    from .api.bisect import bisect
-    from .api.export import export
-    from .api.inspect import inspect
-    from .api.optimize import optimize
-    from .api.parts import export_parts, verify_parts
-    from .api.verify import verify
-    from .engines.engine_build import build
-    from .verbs.check.check_files import check
-    from .verbs.package.bundle_writer import package
-    from .verbs.recheck.bundle_recheck import recheck
-    from .verbs.run import open_runner, run
+    from .verbs.bench.bench_function import bench
+    from .verbs.bisect.bisect_function import bisect
+    from .verbs.build.build_function import build
+    from .verbs.check.check_function import check
+    from .verbs.export.export_function import export
+    from .verbs.export.parts_export import export_parts
+    from .verbs.inspect.inspect_function import inspect
+    from .verbs.optimize.optimize_function import optimize
+    from .verbs.package.package_function import package
+    from .verbs.recheck.recheck_function import recheck
+    from .verbs.run.run_function import open_runner, run
+    from .verbs.verify.parts_comparison import verify_parts
+    from .verbs.verify.verify_function import verify
 
 __all__ = [
     "__version__",
@@ -50,20 +51,12 @@ __all__ = [
 # to its maker; ort.disable_telemetry_events() comes too late. A value that the user has set stays.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
+_VERBS = ("bench", "bisect", "build", "check", "export", "inspect", "optimize", "package", "recheck", "run", "verify")
 _HOMES = {
-    **{verb: f"api.{verb}" for verb in ("bench", "bisect", "export", "inspect", "optimize", "verify")},
-    **{
-        "export_parts": "api.parts",
-        "verify_parts": "api.parts",
-        "build": "engines.engine_build",
-        "check": "verbs.check.check_files",
-    },
-    **{
-        "open_runner": "verbs.run",
-        "run": "verbs.run",
-        "package": "verbs.package.bundle_writer",
-        "recheck": "verbs.recheck.bundle_recheck",
-    },
+    **{verb: f"verbs.{verb}.{verb}_function" for verb in _VERBS},
+    "export_parts": "verbs.export.parts_export",
+    "open_runner": "verbs.run.run_function",
+    "verify_parts": "verbs.verify.parts_comparison",
 }
 
 

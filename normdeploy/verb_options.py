@@ -1,7 +1,7 @@
 """The options of the verbs, each stated once: a field of a frozen dataclass, with its flag and its help.
 
 The command line makes its options of these fields (`normdeploy.cli.groups`), a verb in Python its keywords
-(`normdeploy.interface.argument_validation.take_fields_as_arguments`), and the schema of ``fleet.toml`` its keys.
+(`normdeploy.verbs.arguments.argument_validation.take_fields_as_arguments`), and the schema of ``fleet.toml`` its keys.
 Nothing heavy is imported here.
 """
 
@@ -20,9 +20,9 @@ from .option_values import Calibrator, EngineRuntime, Fuse, NormImpl, Quantize, 
 from .types import PathLike
 
 if TYPE_CHECKING:
-    from .interface.argument_validation import LoadKeywords
+    from .compare.policy import Thresholds
     from .runtimes.optimization_profiles import Given
-    from .verbs.verify.policy import Thresholds
+    from .verbs.arguments.argument_validation import LoadKeywords
 
 Calibration = Sequence[PathLike | Mapping[str, Any]]
 T = TypeVar("T")

@@ -27,7 +27,7 @@ LONGEST = (
     "verbs/bisect/test_file_bisection.py",
     "reports/test_report_page.py",
     "rewriting/test_attention_fusion.py",
-    "engines/test_engine_build.py",
+    "verbs/build/test_build_function.py",
 )
 """The test files that take longest, the longest first (docs/testing.md): a worker that got one at the end would leave
 the other with nothing to do."""

@@ -15,9 +15,9 @@ from tests.changed import files_of
         ("normdeploy/rewriting/activation_fusion.py", "tests/rewriting/test_activation_fusion.py"),
         ("normdeploy/proof/pointwise_forms.py", "tests/rewriting/test_activation_fusion.py"),  # which imports it
         ("tests/rewriting/test_weight_rows.py", "tests/rewriting/test_weight_rows.py"),
-        ("normdeploy/verbs/package/triton_config.py", "tests/verbs/package/test_bundle_writer.py"),
+        ("normdeploy/verbs/package/triton_config.py", "tests/verbs/package/test_package_function.py"),
         ("normdeploy/engines/builder_client.py", "tests/engines/test_builder_client.py"),
-        ("normdeploy/engines/builder_process.py", "tests/engines/test_engine_build.py"),  # those of its folder
+        ("normdeploy/engines/builder_process.py", "tests/engines/test_ep_context.py"),  # those of its folder
         ("docs/export.md", "tests/test_docs.py"),
         ("examples/cpp/run_engine.cpp", "tests/cpp/test_cpp.py"),
         ("examples/fleet/airflow/normdeploy_fleet.py", "tests/fleet/test_examples.py"),

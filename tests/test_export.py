@@ -420,7 +420,7 @@ def test_a_small_model_is_not_searched_for_cycles(live: bool, tmp_path: Path, mo
     monkeypatch.setattr(gc, "collect", lambda *_: collected.append(1) or 0)
     counts = []
     for heavy in (2**26, 0):
-        monkeypatch.setattr("normdeploy.api.export._HEAVY", heavy)
+        monkeypatch.setattr("normdeploy.verbs.export.export_function._HEAVY", heavy)
         if live:
             normdeploy.export(net, inputs=["x:float32[batch,4]"])
         else:

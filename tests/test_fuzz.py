@@ -27,8 +27,8 @@ from normdeploy.errors import NormdeployError
 from normdeploy.rewriting.norm_optimizer import optimize_norms
 from normdeploy.runtimes import kernel_support
 from normdeploy.storage.onnx_files import load_onnx, save_onnx
-from normdeploy.verbs import inspect as census
-from tests.verbs.test_inspect import AFTER, BIASED, model
+from normdeploy.verbs.inspect import norm_census as census
+from tests.verbs.inspect.test_norm_census import AFTER, BIASED, model
 
 EXAMPLES = int(os.environ.get("NORMDEPLOY_FUZZ", "250"))
 SECONDS = 60  # for one file; a norm takes a tenth of one

@@ -30,8 +30,8 @@ LATE = {
     "normdeploy.runtimes.engine_runner": "torch",
     # the command line starts without them: onnx and numpy take 0.3 s, rich's tables 0.07 s of the 0.2 s of ``normdeploy
     # --help``
-    "normdeploy.interface.argument_validation": "onnx",
-    "normdeploy.verbs.check.check_files": "onnx",
+    "normdeploy.verbs.arguments.argument_validation": "onnx",
+    "normdeploy.verbs.check.check_function": "onnx",
     "normdeploy.verbs.check.sarif": "onnx",
     "normdeploy.fleet.garbage_collection": "onnx",
     "normdeploy.fleet.fleet_commands": "onnx",

@@ -32,7 +32,7 @@ from torch import nn
 
 import normdeploy
 from normdeploy.errors import NormdeployError
-from normdeploy.interface.export_result import ExportResult
+from normdeploy.verbs.arguments.export_result import ExportResult
 
 from .catalogue import Architecture, made
 from .catalogue.building import SIZES

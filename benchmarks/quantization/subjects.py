@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from models import minilm
-from normdeploy.verbs.verify.metrics import cosine, nearest_neighbor_agreement, top_agreement
+from normdeploy.compare.metrics import cosine, nearest_neighbor_agreement, top_agreement
 
 from . import data, decoder, efficientnet, vision
 

@@ -42,8 +42,8 @@ def check(
 ) -> None:
     """Judge the normalizations of files for CI; exit code 1 where something of --fail-on is found or a file can't be
     read, 3 where nothing is and a runtime that a rule asks is not here."""
-    from ..interface.argument_validation import require_writable_output
-    from ..verbs.check.check_files import find_onnx_files
+    from ..verbs.arguments.argument_validation import require_writable_output
+    from ..verbs.check.check_function import find_onnx_files
     from ..verbs.check.sarif import to_sarif
 
     output = written.output

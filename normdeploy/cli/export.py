@@ -12,8 +12,8 @@ from .console import print_line, print_report, require_reports, show_progress
 from .options import ModelFile, Output, ReportingOptions
 
 if TYPE_CHECKING:
-    from ..interface.export_result import ExportResult
     from ..reports.report import Report
+    from ..verbs.arguments.export_result import ExportResult
 
 
 def export(

@@ -1,5 +1,5 @@
 """The process in which an engine is built: ``python -m normdeploy.engines.builder_process``, called by
-``normdeploy.engines.engine_build``.
+``normdeploy.verbs.build.build_function``.
 
 It takes a request as JSON on standard input and answers with one JSON object a line on standard output: {"progress":
 [done, total]}, then {"built": {...}} or {"refused": kind, ...}. Everything that the libraries print goes to standard

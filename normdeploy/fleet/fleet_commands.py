@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, StoreError
-from ..interface.argument_validation import take_fields_as_arguments
 from ..types import PathLike, Progress
+from ..verbs.arguments.argument_validation import take_fields_as_arguments
 from . import run_history
 from .file_hashes import FileHashes
 from .fleet_file import Fleet, FleetJob

@@ -11,8 +11,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import KW_ONLY, dataclass
 
 from ..errors import InputError
-from ..interface.argument_validation import take_fields_as_arguments
 from ..types import PathLike, Progress
+from ..verbs.arguments.argument_validation import take_fields_as_arguments
 from . import run_history
 from .fleet_commands import open_fleet_store, pool_factory, read_fleet_file
 from .fleet_file import filter_jobs as chosen

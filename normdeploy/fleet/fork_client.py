@@ -17,11 +17,16 @@ from ..ort_sessions.child_process import child_environment, module_command
 
 # what the verbs import, in most steps
 PRELOADED = (
-    *("normdeploy.api.export", "normdeploy.api.optimize", "normdeploy.api.verify", "normdeploy.api.bench"),
     *(
-        "normdeploy.engines.engine_build",
-        "normdeploy.verbs.package.bundle_writer",
-        "normdeploy.verbs.recheck.bundle_recheck",
+        "normdeploy.verbs.export.export_function",
+        "normdeploy.verbs.optimize.optimize_function",
+        "normdeploy.verbs.verify.verify_function",
+        "normdeploy.verbs.bench.bench_function",
+    ),
+    *(
+        "normdeploy.verbs.build.build_function",
+        "normdeploy.verbs.package.package_function",
+        "normdeploy.verbs.recheck.recheck_function",
     ),
     *("normdeploy.cli.app", "normdeploy.reports.report_page", "normdeploy.reports.plots", "onnxruntime", "onnxscript"),
     *("torch.onnx._internal.exporter._core", "torch.export._trace", "torch._dynamo", "torch._inductor.decomposition"),

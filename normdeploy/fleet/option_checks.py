@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from ..api.quantizing import parse_quantization_request
+from ..compare.policy import parse_policy
 from ..errors import InputError
 from ..verb_options import ConversionOptions, options_from_table
-from ..verbs.verify.policy import parse_policy
+from ..verbs.conversion.conversion_request import parse_quantization_request
 from .fleet_file import Fleet
 from .fleet_schema import Values
 from .job_steps import as_list

@@ -14,9 +14,9 @@ from typing import Literal
 
 from ..errors import InputError
 from ..evidence.signing_keys import load_public_keys
-from ..interface.argument_validation import take_fields_as_arguments
 from ..storage.onnx_files import hash_file
 from ..types import PathLike, Progress
+from ..verbs.arguments.argument_validation import take_fields_as_arguments
 from ..verbs.package.bundle_signing import require_signed
 from ..verbs.package.evidence_bundle import MANIFEST, scan_folder
 from . import run_history

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import onnx
 
+from ..compare.metrics import METRICS
+from ..compare.policy import Policy, Threshold
 from ..errors import InputError
 from ..findings.quantization_report import MetricReport, OutputDrift
 from ..ort_sessions.session import open_session
 from ..precision.tensor_ranges import serialize_for_session
 from ..runtimes.crash_check import require_no_crash
-from ..verbs.verify.metrics import METRICS
-from ..verbs.verify.policy import Policy, Threshold
 
 Feeds = Mapping[str, np.ndarray]
 # of the normal distribution's 95 % quantile

@@ -10,10 +10,10 @@ from fnmatch import fnmatchcase
 import numpy as np
 import onnx
 
+from ..compare.policy import Policy
 from ..errors import InputError
 from ..option_values import ONNXRUNTIME, TENSORRT
 from ..precision.type_conversion import FORMATS
-from ..verbs.verify.policy import Policy
 from .layer_groups import LayerCandidate
 from .number_formats import FP8, INT4, INT8, UINT8, CodeFormat
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
+from ..inputs.dataset import batch_cases, open_dataset
+from ..inputs.input_cases import InputCase
 from ..model import InputSpec, ModelSignature
 from ..storage.npz_files import read_npz
-from ..verbs.verify.dataset import batch_cases, open_dataset
-from ..verbs.verify.input_cases import InputCase
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..errors import escape_line
 
 if TYPE_CHECKING:
-    from ..verbs.check.check_files import Check, CheckedFile
+    from ..verbs.check.check_function import Check, CheckedFile
 
 
 def render_check(result: Check) -> str:

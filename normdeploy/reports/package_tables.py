@@ -12,9 +12,9 @@ from rich.text import Text
 from ..errors import escape_line
 
 if TYPE_CHECKING:
-    from ..verbs.package.bundle_writer import Package
+    from ..verbs.package.package_function import Package
     from ..verbs.package.sample_judgement import Judgement
-    from ..verbs.recheck.bundle_recheck import Recheck
+    from ..verbs.recheck.recheck_function import Recheck
 
 
 # of changes

@@ -129,12 +129,12 @@ from .quantization_tables import show_quantization
 from .verb_tables import show_engine, show_inference, show_norms, show_parity
 
 if TYPE_CHECKING:
-    from ..engines.engine_build import Engine
     from ..findings.quantization_report import QuantizationReport
     from ..precision.half_conversion import PrecisionReport
     from ..verbs.bench.model_benchmark import Race
     from ..verbs.bisect.file_bisection import Bisection
-    from ..verbs.run import Inference
+    from ..verbs.build.build_function import Engine
+    from ..verbs.run.run_function import Inference
     from ..verbs.verify.comparison_result import Comparison
 
 SCHEMA = "normdeploy/report/1"

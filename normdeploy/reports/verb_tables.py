@@ -29,10 +29,10 @@ from .finding_groups import (
 from .quantization_tables import show_layers
 
 if TYPE_CHECKING:
-    from ..engines.engine_build import Engine
     from ..engines.ep_context import EpContext
     from ..engines.norm_implementations import Implementation
-    from ..verbs.run import Inference
+    from ..verbs.build.build_function import Engine
+    from ..verbs.run.run_function import Inference
     from ..verbs.verify.comparison_result import Comparison
 
 _ORDER = ("fused", "folded", "reduced", "kept", "refused", "undone")

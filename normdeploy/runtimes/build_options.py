@@ -15,7 +15,7 @@ from ..errors import NormdeployError
 from ..storage.file_replacement import lock_folder, write_bytes
 
 Answer = dict[str, Any]
-# as `normdeploy.engines.build_request` writes them; what was not asked for is not there
+# as `normdeploy.verbs.build.build_request` writes them; what was not asked for is not there
 Options = Mapping[str, Any]
 
 _FLAGS = {"refit": "REFIT", "version_compatible": "VERSION_COMPATIBLE", "weight_streaming": "WEIGHT_STREAMING"}

@@ -25,12 +25,12 @@ from ..evaluate.evaluator_core import UnsupportedOp
 from ..graphs.file_graph import widen_to_float64
 from ..graphs.qoperator_expansion import expand_qoperators
 from ..graphs.shape_inference import infer_types
+from ..inputs.array_conversion import check_names
 from ..norms.norm_table import STANDARD, StatisticsKind
 from ..precision.preparation import file_opset
 from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import iter_subgraphs
 from . import RunResult, control_flow
-from .array_conversion import check_names
 from .float64_evaluator import Array, Float64Evaluator, NotEvaluated, inline_functions
 from .resize_error import resize_error_bound
 from .rounding_noise import FLOAT16, FLOAT32, float32_sum_error_along, split_op_names, statistics_error, sum_roundings

@@ -15,9 +15,9 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from ..errors import GraphError, InputError, RuntimeUnavailable
 from ..graphs.classifier_maps import map_values_to_array
+from ..inputs.array_conversion import check_names
 from ..ort_sessions.session import PROVIDERS, open_session, ort_error_message, ort_value_to_numpy, to_ort
 from . import RunResult
-from .array_conversion import check_names
 from .crash_check import require_no_crash
 from .trt_runner import explain_missing_gpu
 

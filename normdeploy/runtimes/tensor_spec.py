@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import InputError
-from .array_conversion import advise_on_shape, check_names
+from ..inputs.array_conversion import advise_on_shape, check_names
 from .optimization_profiles import Shapes
 
 # torch takes seconds to import, and numpy arrays on the CPU need none of it

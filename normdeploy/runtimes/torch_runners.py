@@ -25,11 +25,11 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 
 from ..errors import InputError, NormdeployError
 from ..graphs.proto_queries import strip_invented_module
+from ..inputs.array_conversion import check_feeds, to_numpy, to_torch
 from ..loading.live_module import copy_module
 from ..loading.torch_state import preserve_torch_state
 from ..model import LoadedModel
 from . import RunResult
-from .array_conversion import check_feeds, to_numpy, to_torch
 from .data_independent import DataIndependent
 from .data_independent_trace import find_data_independent_nodes
 from .depthwise_conv import convolve_channels

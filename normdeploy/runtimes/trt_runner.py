@@ -21,9 +21,9 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import InputError, NormdeployError, RuntimeUnavailable
+from ..inputs.array_conversion import check_names, to_numpy, to_torch
 from ..types import PathLike
 from . import RunResult
-from .array_conversion import check_names, to_numpy, to_torch
 from .engine_loading import check_engine_validity, make_engine_loader
 from .network_types import FLOATS
 from .runtime_cache import RuntimeCache, Wanted

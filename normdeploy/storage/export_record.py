@@ -94,7 +94,7 @@ def read_record(proto: onnx.ModelProto) -> dict[str, Any]:
 
     ``inputs`` are InputSpecs; ``load`` and ``export`` the flags. Whoever wrote the file may have written anything here:
     of ``load``, what ``CODE`` names, and the ``trust`` of ``export``, are not to be followed for that alone
-    (`normdeploy.verbs.sources.recall_loading`).
+    (`normdeploy.verbs.arguments.model_source.recall_loading`).
 
     Raises:
         GraphError: the record is malformed, or of a schema that this version does not know.

@@ -23,13 +23,13 @@ import normdeploy
 from benchmarks.architectures.catalogue import Architecture, made
 from benchmarks.architectures.leftovers import decomposed
 from normdeploy import build, errors
-from normdeploy.api.export import OPSET
 from normdeploy.exporting.exporter import export_to_proto
 from normdeploy.findings.records import Finding
 from normdeploy.graphs.own_op_functions import DOMAIN
 from normdeploy.loading import from_module
 from normdeploy.model import LoadedModel
 from normdeploy.storage.onnx_files import save_onnx
+from normdeploy.verbs.export.export_function import OPSET
 from normdeploy.verbs.verify import file_comparison as compare
 
 NORM = re.compile(r".*(Layer|Batch|Group|Instance|RMS)Norm(Act)?(\dd)?$")

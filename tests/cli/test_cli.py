@@ -32,9 +32,9 @@ HEAVY = (
     "polygraphy",
     "numpy",
     "tensorrt_rtx",
-    "normdeploy.api.export",
-    "normdeploy.api.optimize",
-    "normdeploy.verbs.sources",
+    "normdeploy.verbs.export.export_function",
+    "normdeploy.verbs.optimize.optimize_function",
+    "normdeploy.verbs.arguments.model_source",
 )
 
 

@@ -8,11 +8,11 @@ import pytest
 import typer
 
 import normdeploy
-from normdeploy.api.parts import PartsComparison
 from normdeploy.cli.options import ReportingOptions
 from normdeploy.cli.verify import verify_parts
 from normdeploy.errors import RuntimeUnavailable
 from normdeploy.verb_options import LoadingOptions
+from normdeploy.verbs.export.parts_export import PartsComparison
 from normdeploy.verbs.verify.comparison_result import Comparison
 from normdeploy.verbs.verify.output_results import OutputResult
 from normdeploy.verbs.verify.runtime_candidates import NotRun

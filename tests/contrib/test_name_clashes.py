@@ -17,7 +17,7 @@ from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.own_op_functions import own_op_body as our_body
 from normdeploy.precision.half_conversion import convert_to_half
 from normdeploy.rewriting.norm_optimizer import optimize_norms
-from normdeploy.verbs.inspect import take_census
+from normdeploy.verbs.inspect.norm_census import take_census
 
 HELD = "float[8] g = {1,2,3,4,5,6,7,8}, float[8] s = {1,0,-1,2,0,1,3,1}, float eps = {1e-5}"
 MEAN = "u = ReduceMean<axes=[-1]>(x) d = Sub(x, u) q = Mul(d, d) v = ReduceMean<axes=[-1]>(q) e = Add(v, eps)"

@@ -14,9 +14,9 @@ from typing import Any
 import onnx
 import pytest
 
-from normdeploy.engines.engine_build import build
 from normdeploy.errors import BuildError
-from tests.engines.test_engine_build import MODELS, ONES, saved
+from normdeploy.verbs.build.build_function import build
+from tests.verbs.build.test_build_function import MODELS, ONES, saved
 
 from ..norm_nodes import MODELS as NODES
 

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 import normdeploy
 from normdeploy.cli.app import app
-from normdeploy.engines.engine_build import Engine, build
 from normdeploy.errors import BuildError, GraphError, InputError
 from normdeploy.storage import onnx_files
 from normdeploy.storage.compiled_models import PROVIDER
+from normdeploy.verbs.build.build_function import Engine, build
 
 # What the provider reads of a node, and the type that it asks for (EPContextNodeReader in onnx_ctx_model_helper.cc of
 # NVIDIA/TensorRT-RTX-EP-ABI, TensorRTCacheModelHandler in that of microsoft/onnxruntime), and what it writes besides.

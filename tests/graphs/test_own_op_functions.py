@@ -11,7 +11,6 @@ import onnxruntime as ort
 import pytest
 from onnx import helper, parser
 
-from normdeploy.engines.engine_build import build
 from normdeploy.errors import GraphError
 from normdeploy.evaluate import evaluator
 from normdeploy.graphs import own_op_functions
@@ -20,6 +19,7 @@ from normdeploy.norms import function_bodies
 from normdeploy.norms.norm_table import NormOp
 from normdeploy.rewriting.norm_optimizer import optimize_norms
 from normdeploy.runtimes.trt_runner import describe_missing_runtime
+from normdeploy.verbs.build.build_function import build
 from tests.norms.norm_formulas import norm_by_formula
 
 CONSTANTS = (

@@ -24,6 +24,7 @@ from torch import nn
 
 import normdeploy
 from normdeploy.errors import InputError, LoadError, TrustError
+from normdeploy.inputs.input_cases import generate_cases
 from normdeploy.loading import from_module, load
 from normdeploy.loading.attention_masks import find_attention_masks
 from normdeploy.loading.default_inputs import infer_default_inputs, preprocessed_image_size
@@ -34,7 +35,6 @@ from normdeploy.loading.input_request import parse_input_request
 from normdeploy.loading.traceable_models import TraceableModel, prepare_model, unstated_ranges
 from normdeploy.model import Dim, InputSpec
 from normdeploy.storage.export_record import read_record
-from normdeploy.verbs.verify.input_cases import generate_cases
 
 
 class Attention(nn.Module):

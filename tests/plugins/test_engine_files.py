@@ -115,7 +115,7 @@ def engine_builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (package / "__init__.py").write_text("from tests.plugins.library import install\ninstall()\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(package.parent), os.environ.get("PYTHONPATH")])))
     monkeypatch.setenv("STANDIN_SIZES", json.dumps(SIZES))
-    build_module = importlib.import_module("normdeploy.engines.engine_build")
+    build_module = importlib.import_module("normdeploy.verbs.build.build_function")
     monkeypatch.setattr(build_module, "describe_missing_runtime", lambda runtime, gpu: "")
     monkeypatch.setattr(build_module, "installed_version", lambda runtime: "11.4.0.106")
     (tmp_path / "work").mkdir()

@@ -30,10 +30,10 @@ from normdeploy_plugins._launch import Tensor, Tile
 from normdeploy_plugins.driver import Kernel
 from normdeploy_plugins.ops import BY_NAME
 
-from normdeploy.engines.engine_build import build
 from normdeploy.errors import RuntimeUnavailable
 from normdeploy.runtimes.ort_runner import OrtRunner
 from normdeploy.runtimes.trt_runner import TrtRunner
+from normdeploy.verbs.build.build_function import build
 
 from ..rewriting.test_epilogue_fusion import KERNEL, SHAPES, call
 from .cases import MORE, UNUSUAL, Case, allowed, judge, sweep, unusual

@@ -17,7 +17,7 @@ import pytest
 import torch
 from normdeploy_plugins.ops import BY_NAME
 
-from normdeploy.engines.engine_build import build
+from normdeploy.verbs.build.build_function import build
 
 from ..cpp.building import COMPILER, EXAMPLE, HERE, MAJOR, Program, compile_, cuda_headers, major_of, nvidia_headers
 from ..support import parsed

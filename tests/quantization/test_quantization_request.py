@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from normdeploy.api.quantizing import parse_quantization_request
 from normdeploy.errors import InputError
 from normdeploy.verb_options import ConversionOptions
+from normdeploy.verbs.conversion.finding_merge import parse_quantization_request
 
 SAMPLES: Any = ["samples.npz"]
 DYNAMIC = ConversionOptions(quantize="int8", runtime="onnxruntime", dynamic=True)

@@ -11,6 +11,8 @@ import onnx
 import pytest
 from rich.console import Console
 
+from normdeploy.compare.metrics import cosine
+from normdeploy.compare.policy import parse_policy
 from normdeploy.errors import InputError
 from normdeploy.findings.quantization_report import QuantizationReport
 from normdeploy.graphs.graph import Graph
@@ -26,8 +28,6 @@ from normdeploy.quantization.quantizer import quantize_model, recorded_quantizat
 from normdeploy.quantization.sample_split import SampleSplit, split_samples
 from normdeploy.reports.quantization_tables import quantization_summary
 from normdeploy.runtimes.onnx_float64 import OnnxFloat64Runner
-from normdeploy.verbs.verify.metrics import cosine
-from normdeploy.verbs.verify.policy import parse_policy
 from normdeploy.verbs.verify.reference_models import FileModel
 from normdeploy.verbs.verify.weight_audit import audit_weights
 from normdeploy.verbs.verify.weight_origin import WeightOrigin, are_smoothing_factors

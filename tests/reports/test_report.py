@@ -12,10 +12,10 @@ from typing import Literal
 import pytest
 from rich.console import Console
 
-from normdeploy.engines.engine_build import Engine
 from normdeploy.findings.records import Certificate, Finding, HalfConstants, NormParameter, RuntimeSupport, Summary
 from normdeploy.reports.finding_groups import describe_proof, group_findings
 from normdeploy.reports.report import SCHEMA, Report
+from normdeploy.verbs.build.build_function import Engine
 from normdeploy.verbs.verify.comparison_result import Comparison
 from normdeploy.verbs.verify.output_results import OutputResult
 from normdeploy.verbs.verify.runtime_candidates import NotRun

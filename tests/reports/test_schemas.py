@@ -20,9 +20,9 @@ from docs.schemas import DOCUMENTS, FOLDER, schemas
 from normdeploy.cli.app import app
 from normdeploy.reports import report
 from normdeploy.runtimes.trt_runner import describe_missing_runtime
-from normdeploy.verbs.check import check_files
+from normdeploy.verbs.check import check_function
 from normdeploy.verbs.package import evidence_bundle
-from normdeploy.verbs.recheck import bundle_recheck
+from normdeploy.verbs.recheck import recheck_function
 from tests.packaged import written
 from tests.quantized_files import net as quantizable
 from tests.quantized_files import weights_alone
@@ -161,4 +161,4 @@ def test_schemas_are_schemas() -> None:
 
 def test_names_are_those_that_the_code_writes() -> None:
     named = [typing.get_args(typing.get_type_hints(document)["schema"])[0] for document in DOCUMENTS.values()]
-    assert named == [report.SCHEMA, check_files.SCHEMA, bundle_recheck.SCHEMA, evidence_bundle.SCHEMA]
+    assert named == [report.SCHEMA, check_function.SCHEMA, recheck_function.SCHEMA, evidence_bundle.SCHEMA]

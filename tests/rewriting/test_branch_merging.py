@@ -18,10 +18,10 @@ from normdeploy.forms.nan_visibility import find_hiding_op
 from normdeploy.graphs.graph import Graph
 from normdeploy.graphs.region import Refusal, compile_region
 from normdeploy.graphs.shape_completion import ShapedGraph
-from normdeploy.interface.export_result import ExportResult
 from normdeploy.rewriting import certification
 from normdeploy.rewriting.branch_merging import BranchMerge, merge_branches, parallel_branches
 from normdeploy.rewriting.norm_optimizer import optimize_norms
+from normdeploy.verbs.arguments.export_result import ExportResult
 from tests.recognition.test_affine_chains import norm
 from tests.rewriting.test_constant_evaluation import graph, of
 from tests.support import run_onnxruntime

@@ -13,7 +13,6 @@ import pytest
 from normdeploy_plugins.ops import BY_NAME
 from onnx import helper, numpy_helper, parser
 
-from normdeploy.engines.engine_build import build
 from normdeploy.evaluate import evaluator
 from normdeploy.graphs import own_op_functions
 from normdeploy.graphs.function_ops import attach_functions
@@ -21,6 +20,7 @@ from normdeploy.norms import function_bodies
 from normdeploy.norms.norm_table import OURS, NormOp
 from normdeploy.rewriting.norm_optimizer import optimize_norms
 from normdeploy.runtimes.trt_runner import describe_missing_runtime
+from normdeploy.verbs.build.build_function import build
 
 D = 12
 RNG = np.random.default_rng(5)

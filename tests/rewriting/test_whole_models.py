@@ -17,9 +17,9 @@ import normdeploy
 from normdeploy.errors import CertificateError, ExportError
 from normdeploy.findings.records import Finding
 from normdeploy.graphs.simplification import SimplifiedModel
-from normdeploy.interface.export_result import ExportResult
 from normdeploy.rewriting import model_comparison, norm_optimizer, perturbed_model, rewrite_rollback
 from normdeploy.rewriting.rewrite_ledger import RewriteOptions, RewriteStep
+from normdeploy.verbs.arguments.export_result import ExportResult
 from tests.support import parsed, run_onnxruntime
 
 NORM = """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from normdeploy.errors import InputError
-from normdeploy.runtimes.array_conversion import check_names
+from normdeploy.inputs.array_conversion import check_names
 
 
 class Unsearched(list[str]):

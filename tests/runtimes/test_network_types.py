@@ -14,10 +14,10 @@ import onnx.parser
 import pytest
 from onnx import numpy_helper
 
-from normdeploy.engines.engine_build import build
 from normdeploy.errors import BuildError
 from normdeploy.precision import half_conversion
 from normdeploy.runtimes.network_types import check_network_types
+from normdeploy.verbs.build.build_function import build
 
 BODY = "h = MatMul(x, w) n = LayerNormalization<axis = -1>(h, g) s = Add(x, n) y = Softmax<axis = -1>(s)"
 

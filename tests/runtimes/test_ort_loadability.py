@@ -71,9 +71,9 @@ def wrong_bias(proto: onnx.ModelProto) -> None:
 
 def test_an_export_that_loads_and_does_not_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raw export and result fail alike, and PyTorch runs the model: the export is to blame."""
-    from normdeploy.api import export
+    from normdeploy.verbs.export import export_function
 
-    edited(monkeypatch, export, "to_light", wrong_bias)
+    edited(monkeypatch, export_function, "to_light", wrong_bias)
     net, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval(), torch.randn(1, 3, 6, 6)
     with pytest.raises(ExportError, match=r"loads it and does not run it: .*bias must be a 1D tensor"):
         normdeploy.export(net, (x,))

@@ -18,7 +18,6 @@ import pytest
 import torch
 from torch import nn
 
-from normdeploy.engines.engine_build import build
 from normdeploy.errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
 from normdeploy.loading import from_module
 from normdeploy.model import LoadedModel
@@ -26,6 +25,7 @@ from normdeploy.runtimes import Runner, trt_runner
 from normdeploy.runtimes.ort_runner import OrtRunner
 from normdeploy.runtimes.torch_runners import EagerRunner, Float64Runner
 from normdeploy.runtimes.trt_runner import TrtRunner
+from normdeploy.verbs.build.build_function import build
 
 EXACT = 1e-14  # relative to the largest element: some 50 roundings of 1.1e-16, far below any narrower type's 6e-8
 

@@ -316,7 +316,7 @@ def test_export_record_that_can_not_be_read_writes_nothing(tmp_path: Path, monke
     def malformed(proto: onnx.ModelProto) -> dict[str, Any]:
         raise GraphError("the record is malformed")
 
-    monkeypatch.setattr("normdeploy.api.export.read_record", malformed)
+    monkeypatch.setattr("normdeploy.verbs.export.export_function.read_record", malformed)
     with pytest.raises(GraphError, match="is malformed"):
         normdeploy.export(torch.nn.Linear(4, 4).eval(), (torch.zeros(2, 4),), output=tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())

@@ -14,7 +14,7 @@ from normdeploy.errors import GraphError
 from normdeploy.rewriting.norm_optimizer import optimize_norms
 from normdeploy.storage.node_order import sort_nodes, with_sorted_nodes
 from normdeploy.storage.onnx_files import load_onnx
-from normdeploy.verbs.inspect import take_census
+from normdeploy.verbs.inspect.norm_census import take_census
 from tests.graphs.test_subgraphs import CONSTANTS, EPSILON_GIVEN, FUNCTIONS, HEAD, LAYER_NORM
 
 NORM = (

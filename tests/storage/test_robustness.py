@@ -22,7 +22,7 @@ from normdeploy.evaluate import evaluator
 from normdeploy.graphs.own_op_functions import own_op_body
 from normdeploy.storage.onnx_files import load_onnx
 from tests.forked import ROOT, Done, Server, server
-from tests.verbs.test_inspect import BIASED, model
+from tests.verbs.inspect.test_norm_census import BIASED, model
 
 GB = 1 << 30
 BY_HAND = f"{BIASED} e = Add(v, eps) r = Sqrt(e) y = Div(c, r)"

@@ -11,8 +11,8 @@ from ...types import PathLike, Progress
 from ...verb_options import LoadingOptions, RunnersOption, option_field
 
 if TYPE_CHECKING:
-    from ...interface.argument_validation import Example, Onnx
-    from ..sources import Source
+    from ..arguments.argument_validation import Example, Onnx
+    from ..arguments.model_source import Source
 
 
 def _split_commas(text: str) -> list[str]:

@@ -12,7 +12,7 @@ from ...errors import InputError
 from ...model import Dim, LoadedModel
 from ...runtimes.tensor_spec import TensorSpec
 from ...types import PathLike
-from ..run import generate_feeds, recorded_specs
+from ..run.run_function import generate_feeds, recorded_specs
 
 
 def check_counts(threads: int, rounds: int) -> None:

@@ -45,7 +45,7 @@ from ...runtimes.trt_runner import TITLES, describe_missing_runtime, is_engine, 
 from ...storage.npz_files import read_npz
 from ...storage.onnx_files import load_onnx
 from ...types import PathLike, Progress
-from ..run import can_run, open_runner, parse_sizes
+from ..run.run_function import can_run, open_runner, parse_sizes
 from ..verify.quantized_reference import evaluate_quantized, has_four_bit_weights, is_supported_quantized
 from ..verify.runtime_candidates import FLOATS, NotRun
 from .bench_options import BenchOptions

@@ -17,7 +17,6 @@ import onnx_graphsurgeon as gs
 
 from ...compare.runtime_agreement import find_disagreement
 from ...dtypes import UNIT_ROUNDOFF
-from ...engines.engine_build import build
 from ...errors import InputError, NormdeployError, RuntimeUnavailable
 from ...graphs.graph import Graph
 from ...graphs.shape_completion import ShapedGraph
@@ -30,7 +29,8 @@ from ...storage.file_replacement import write_bytes
 from ...storage.onnx_domains import is_standard
 from ...storage.onnx_files import load_onnx, normalize_model
 from ...types import Progress
-from ..run import open_runner, parse_sizes
+from ..build.build_function import build
+from ..run.run_function import open_runner, parse_sizes
 from ..verify.runtime_candidates import NotRun
 from .bench_options import RaceOptions
 from .benchmark_inputs import check_counts, check_sizes

@@ -14,8 +14,8 @@ from ..verify.verify_options import ComparisonOptions
 if TYPE_CHECKING:
     import onnx
 
-    from ...interface.argument_validation import Example, Onnx
-    from ..sources import Source
+    from ..arguments.argument_validation import Example, Onnx
+    from ..arguments.model_source import Source
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,20 +29,20 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ...engines.engine_build import Engine
+from ...compare.policy import Policy
 from ...errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
 from ...findings.rendering import Renderable
+from ...inputs.input_cases import InputCase, Inputs, read_inputs
 from ...runtimes.float64_evaluator import NotEvaluated, inline_functions
 from ...storage.onnx_files import load_onnx
 from ...types import Progress
+from ..build.build_function import Engine
 from ..verify.comparison_result import Comparison
 from ..verify.compute_budget import ComparisonBudget
 from ..verify.file_comparison import compare_files
-from ..verify.input_cases import InputCase, Inputs, read_inputs
 from ..verify.input_plan import open_files_of_model, plan_inputs
 from ..verify.io_matching import Map, rename_ends
 from ..verify.output_results import OutputResult
-from ..verify.policy import Policy
 from ..verify.quantization_budget import ROUNDED, UNROUNDED
 from ..verify.reference_models import OWN, FileModel, Original
 from ..verify.runtime_candidates import OFF, ON, STEPWISE, NotRun

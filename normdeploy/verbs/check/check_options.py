@@ -12,7 +12,7 @@ from ...types import PathLike, Progress
 from ...verb_options import ConversionOptions, LoadingOptions, option_field, repeat_option_field
 
 if TYPE_CHECKING:
-    from ...interface.argument_validation import Onnx
+    from ..arguments.argument_validation import Onnx
 
 FAIL_ON = ("decomposed", "train-mode", "eps-lost")
 

@@ -1,4 +1,4 @@
-"""The rules of ``normdeploy.verbs.check.check_files``, and what breaks them in a file and its norms."""
+"""The rules of ``normdeploy.verbs.check.check_function``, and what breaks them in a file and its norms."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ IDS = tuple(rule.id for rule in RULES)
 
 @dataclass(frozen=True)
 class Problem:
-    """One breach of one rule; ``normdeploy.verbs.check.check_files`` says what the fields mean."""
+    """One breach of one rule; ``normdeploy.verbs.check.check_function`` says what the fields mean."""
 
     rule: str
     message: str

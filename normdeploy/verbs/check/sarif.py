@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ...version import __version__
-from .check_files import FINGERPRINT, Check, CheckedFile
+from .check_function import FINGERPRINT, Check, CheckedFile
 from .norm_rules import Problem
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

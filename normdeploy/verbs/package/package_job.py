@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import onnx
 
 from ...errors import InputError
+from ...inputs.input_cases import read_inputs
 from ...inputs.input_ranges import name_dynamic_dims
 from ...reports.report import SCHEMA
 from ...storage.export_record import read_record
 from ...storage.onnx_files import load_onnx
 from ...types import PathLike
-from ..run import PROVIDERS
-from ..sources import load_judged_model
-from ..verify.input_cases import read_inputs
+from ..run.run_function import PROVIDERS
+from ..verify.reference_loading import load_judged_model
 from ..verify.runtime_candidates import OFF, ON
 from . import evidence_bundle, triton_config
 from .package_options import PackageCall, PackageOptions

@@ -12,7 +12,7 @@ from ...types import PathLike, Progress
 from ...verb_options import LoadingOptions, option_field
 
 if TYPE_CHECKING:
-    from ...interface.argument_validation import Onnx
+    from ..arguments.argument_validation import Onnx
 
 
 @dataclass(frozen=True, kw_only=True)

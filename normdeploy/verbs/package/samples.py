@@ -29,6 +29,7 @@ from ...compare.element_errors import absolute_difference, largest_finite
 from ...compare.ulp_spacing import allowed_beside_peer, ulp_at
 from ...errors import InputError
 from ...graphs.quantization_info import is_quantized
+from ...inputs.input_cases import InputCase, NamedInputs, check_user_cases, generate_cases
 from ...model import DEFAULT_SIZES, Dim, InputSpec, LoadedModel, ModelSignature
 from ...precision.half_conversion import recorded_precision
 from ...precision.type_conversion import FORMATS
@@ -36,8 +37,7 @@ from ...runtimes import Runner, RunResult
 from ...runtimes.size_search import find_runnable_sizes
 from ...storage.export_record import read_record
 from ...types import Progress
-from ..run import can_run
-from ..verify.input_cases import InputCase, NamedInputs, check_user_cases, generate_cases
+from ..run.run_function import can_run
 from ..verify.precision_trial import PrecisionTrial
 from ..verify.quantized_reference import evaluate_quantized as expected_of
 from ..verify.reference_models import FloatReference, model_unit_roundoff

@@ -8,8 +8,8 @@ import numpy as np
 
 from ...compare.error_bounds import ErrorBounds
 from ...compare.rounding_ties import RoundingTies
+from ...inputs.input_cases import LENIENT, NAN, NONFINITE, InputCase
 from ...runtimes import RunResult
-from .input_cases import LENIENT, NAN, NONFINITE, InputCase
 from .runtime_candidates import DYNAMIC_QUANTIZING, FINITE_ALONE, NAN_BLIND, RuntimeCandidate
 
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 import onnx
 
 from ...graphs.declared_inputs import STRING, declared_inputs
+from ...inputs.input_cases import is_floating_input
 from ...model import Dim, InputSpec, LoadedModel
-from .input_cases import is_floating_input
 
 THE_MODEL = "the model"
 _NOT_A_NAME = re.compile(r"\W")

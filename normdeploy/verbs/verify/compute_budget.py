@@ -17,8 +17,8 @@ import onnx
 from ...graphs.declared_inputs import declared_inputs
 from ...graphs.dims import Dims, evaluate_dim
 from ...graphs.shape_inference import infer_graph, stated_types
+from ...inputs.input_cases import InputCase, join_sizes
 from ...model import InputSpec
-from .input_cases import InputCase, join_sizes
 from .reference_models import Original
 
 # bytes of an element in float64

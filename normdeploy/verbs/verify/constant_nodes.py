@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ...inputs.array_conversion import to_numpy
 from ...model import LoadedModel
-from ...runtimes.array_conversion import to_numpy
 from ...runtimes.torch_runners import lifted_values
 
 Array = np.ndarray[Any, Any]

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from ...graphs.input_comparisons import JUMPS, compares_values, comparison_thresholds
+from ...inputs.input_cases import EXTREME, InputCase, describe_sizes, is_floating_input
 from ...model import InputSpec, LoadedModel, ModelSignature
 from ...runtimes.float64_evaluator import inline_functions
 from ...runtimes.rounding_noise import split_op_names
 from ...runtimes.torch_runners import lifted_values
-from .input_cases import EXTREME, InputCase, describe_sizes, is_floating_input
 from .reference_models import FileModel, Original, pair_tensor_inputs
 
 # elements of a constant that is read as thresholds

@@ -13,8 +13,7 @@ from math import prod
 
 import numpy as np
 
-from ...model import Dim, InputSpec, ModelSignature
-from .input_cases import (
+from ...inputs.input_cases import (
     EXTREME,
     INFINITE,
     NAN,
@@ -25,6 +24,7 @@ from .input_cases import (
     generate_cases,
     is_floating_input,
 )
+from ...model import Dim, InputSpec, ModelSignature
 from .reference_models import Original, count_flops
 
 # times a usual value

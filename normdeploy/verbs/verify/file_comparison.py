@@ -29,11 +29,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from ...engines.engine_build import Engine
+from ...compare.policy import Policy
 from ...errors import GraphError, InputError
+from ...inputs.input_cases import DATASET, InputCase, Inputs, read_inputs
 from ...model import LoadedModel
 from ...storage.onnx_files import load_onnx
 from ...types import Progress
+from ..build.build_function import Engine
 from .calibrated_ranges import rejudge_within_ranges
 from .claimed_inputs import describe_unseen_sizes
 from .comparison_notes import (
@@ -47,12 +49,10 @@ from .comparison_result import Comparison
 from .compute_budget import BudgetClock, ComparisonBudget
 from .epsilon_audit import find_foreign_epsilons
 from .file_drift import measure_file_drift
-from .input_cases import DATASET, InputCase, Inputs, read_inputs
 from .input_plan import are_quantized, open_files_of_model, plan_inputs
 from .io_matching import Map
 from .optimizer_bisect import blame_optimizers
 from .output_results import OutputResult
-from .policy import Policy
 from .precision_trial import PrecisionTrial
 from .random_draws import random_nodes_of_file, random_ops_of_program
 from .reference_models import FileModel, FloatReference, Original, model_label

@@ -13,11 +13,11 @@ import numpy as np
 
 from ...compare.error_bounds import has_lost_all_digits
 from ...errors import NormdeployError
+from ...inputs.input_cases import EXTREME
 from ...runtimes import RunResult
 from ...runtimes.onnx_float64 import OnnxFloat64Runner
 from ...storage.onnx_files import load_onnx
 from .case_answers import CaseAnswer
-from .input_cases import EXTREME
 from .runtime_candidates import RuntimeCandidate
 
 _FLOAT16 = "fp16"

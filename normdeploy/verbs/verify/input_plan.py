@@ -11,13 +11,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ...graphs.graph_thresholds import find_thresholds
+from ...inputs.input_cases import LENIENT, SMALL_IN_HALF, InputCase, NamedInputs, check_user_cases, small_value_cases
 from ...model import LoadedModel
 from ...runtimes.tensor_spec import as_numpy
 from ...storage.onnx_files import load_small_weights
 from .compute_budget import ComparisonBudget, InnerSizes, drop_large_cases, shrink_usual_sizes
 from .decision_thresholds import find_model_thresholds, grid_cases, has_decisions, threshold_cases
 from .edge_cases import EdgeCases, IntegerHints, has_unknown_range, make_affordable_cases
-from .input_cases import LENIENT, SMALL_IN_HALF, InputCase, NamedInputs, check_user_cases, small_value_cases
 from .io_matching import Map, parse_map
 from .reference_models import (
     FileModel,

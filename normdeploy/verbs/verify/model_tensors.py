@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 import torch
 
+from ...inputs.array_conversion import to_numpy
 from ...loading.train_mode_checks import bind_node_arguments, operator_name
 from ...model import LoadedModel
 from ...precision.type_conversion import initializer_values
-from ...runtimes.array_conversion import to_numpy
 from .bias_shifts import BatchNormShifts, BiasShift, FixedShift, Shifts
 from .reference_models import FileModel, Original
 

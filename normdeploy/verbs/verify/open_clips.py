@@ -14,11 +14,11 @@ import onnx
 
 from ...errors import NormdeployError
 from ...graphs.omitted_inputs import nodes_with_bodies
+from ...inputs.input_cases import INFINITE
 from ...runtimes import RunResult
 from ...runtimes.ort_runner import OrtRunner
 from ...storage.onnx_files import load_onnx
 from .case_answers import CaseAnswer
-from .input_cases import INFINITE
 from .runtime_candidates import OFF, ON, RuntimeCandidate
 
 _CLIP = "Clip"

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from ...compare.error_tally import ErrorTally
-from .input_cases import DATASET, EXTREME, HIDDEN, INFINITE, NAN
+from ...inputs.input_cases import DATASET, EXTREME, HIDDEN, INFINITE, NAN
 from .quantization_budget import AGAINST, BUDGET
 from .reference_models import OWN, runtime_label
 from .rule_measures import RuleVerdict

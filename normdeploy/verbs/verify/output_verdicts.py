@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...compare.error_tally import ErrorTally
+from ...inputs.input_cases import DATASET, EXTREME
 from .failure_inputs import find_failing_integers
-from .input_cases import DATASET, EXTREME
 from .output_results import NOT_JUDGED, OutputResult, apply_rules, failed_result, judge_output
 from .quantization_budget import AGAINST, UNROUNDED, VOID
 from .runtime_candidates import FLOATS, RuntimeCandidate

@@ -20,10 +20,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...compare.policy import ALL, Policy, Rule, parse_threshold, parse_tolerance
 from ...errors import InputError
 from ...storage.regular_file import read_regular
 from ...storage.toml_parsing import parse_toml
-from .policy import ALL, Policy, Rule, parse_threshold, parse_tolerance
 
 _KEYS = ("tolerance", "metric", "also-default", "labels", "max-elements", "map", "outputs")
 _OF_OUTPUT = ("tolerance", "metric")

@@ -12,19 +12,19 @@ import torch
 
 from ...compare.error_bounds import ErrorBounds, has_lost_all_digits
 from ...compare.error_tally import ErrorTally
+from ...compare.policy import Policy
 from ...compare.rounding_ties import RoundingTies
 from ...errors import InputError
+from ...inputs.input_cases import DATASET, LENIENT, OWN_KINDS, InputCase, count_elements
 from ...precision.type_conversion import FORMATS
 from ...runtimes import RunResult
 from ...runtimes.torch_runners import HALVES
 from .case_answers import CaseAnswer, divides_zero_by_zero, is_comparable
 from .compute_budget import BudgetClock, processor_time
 from .half_overflow import HalfOverflows
-from .input_cases import DATASET, LENIENT, OWN_KINDS, InputCase, count_elements
 from .open_clips import OpenClips
 from .output_results import OutputResult
 from .output_verdicts import candidate_results
-from .policy import Policy
 from .quantization_budget import ROUNDED, UNROUNDED
 from .reference_models import (
     FileModel,

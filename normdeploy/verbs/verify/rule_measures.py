@@ -1,5 +1,5 @@
 """What an output comes to by the rules that were given for it, input after input (the rules:
-``verbs.verify.policy``)."""
+``compare.policy``)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Literal
 import numpy as np
 
 from ...compare.element_errors import absolute_difference, finite_magnitude, first_true_index, nonfinite_mismatch
+from ...compare.metrics import METRICS
+from ...compare.policy import Policy, Rule, Threshold, Tolerance
 from ...compare.verdict import Verdict, nearest_to_bound
 from ...errors import InputError
-from .input_cases import DATASET, HIDDEN, InputCase
-from .metrics import METRICS
-from .policy import Policy, Rule, Threshold, Tolerance
+from ...inputs.input_cases import DATASET, HIDDEN, InputCase
 
 _USUAL = frozenset({"random", "given", DATASET})
 # where a tolerance is judged; outputs may vanish there, and no metric says anything

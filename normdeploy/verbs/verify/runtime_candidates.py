@@ -13,12 +13,13 @@ import numpy as np
 import onnx
 
 from ...compare.error_tally import ErrorTally
+from ...compare.policy import Policy
 from ...dtypes import is_float_dtype
-from ...engines.engine_build import Engine
 from ...errors import GraphError, InputError, RuntimeCrash, RuntimeUnavailable
 from ...graphs.decomposed_dequantize import has_code_casts, rewrite_as_dequantize
 from ...graphs.qoperator_expansion import unexpandable_ops
 from ...graphs.quantization_info import is_quantized, quantized_ranges, read_recorded_ranges, read_recorded_runtime
+from ...inputs.input_cases import InputCase
 from ...model import ModelSignature
 from ...option_values import TENSORRT
 from ...precision.emulated_half import emulate_half
@@ -31,10 +32,9 @@ from ...runtimes.third_party_runner import ThirdPartyRunner, require_runtime
 from ...runtimes.third_party_runner import third_party_title as title_of_guest
 from ...runtimes.trt_runner import TITLES, TrtRunner, describe_missing_runtime, is_engine, read_runtime
 from ...storage.onnx_files import load_onnx, load_small_weights
+from ..build.build_function import Engine
 from .compute_precision import ComputePrecision, find_compute_precision
-from .input_cases import InputCase
 from .io_matching import Ends, TensorEnd, graph_ends, match_names, require_used_names
-from .policy import Policy
 from .quantization_budget import BOTH, ROUNDED, UNROUNDED, FileReplica, StepBudget
 from .rule_measures import OutputMeasures
 

@@ -10,14 +10,14 @@ import numpy as np
 
 from ...compare.error_bounds import ErrorBounds
 from ...compare.error_tally import ErrorTally
+from ...compare.policy import Policy
 from ...graphs.qoperator_expansion import unexpandable_ops
 from ...graphs.quantization_info import is_quantized
+from ...inputs.input_cases import DATASET, NONFINITE
 from ...runtimes import RunResult
 from .case_answers import CaseAnswer
 from .compute_budget import BudgetClock
-from .input_cases import DATASET, NONFINITE
 from .output_results import KINDS, kind_rank
-from .policy import Policy
 from .quantization_budget import AGAINST, ROUNDED, UNROUNDED, CaseBudget, UnroundedReference
 from .reference_models import FileModel, Original
 from .runtime_candidates import RuntimeCandidate

@@ -23,11 +23,11 @@ import torch
 from ...compare.element_errors import difference_from_float64
 from ...compare.ulp_spacing import allowed_beside_peer, largest_rounded
 from ...graphs.proto_queries import captured_names, forget_dim_names, module_path, strip_invented_module
+from ...inputs.array_conversion import to_numpy
 from ...model import LoadedModel
 from ...precision.tensor_ranges import serialize_for_session
 from ...precision.type_conversion import FORMATS
 from ...runtimes import RunResult
-from ...runtimes.array_conversion import to_numpy
 from ...runtimes.ort_runner import OrtRunner
 from ...runtimes.torch_runners import HALVES, EagerRunner, Float64Runner, HalfRunner
 from ...storage.proto_traversal import copy_model

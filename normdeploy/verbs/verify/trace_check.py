@@ -15,13 +15,13 @@ import torch
 from ...compare.element_errors import absolute_difference
 from ...compare.perturbation import find_unexplained, regrouping_error
 from ...errors import InputError
+from ...inputs.input_cases import SMALL
 from ...loading.live_module import unwrap_module
 from ...model import LoadedModel
 from ...runtimes import RunResult
 from ...runtimes.rounding_noise import RoundingRunner
 from ...runtimes.torch_runners import EagerRunner, ModuleRunner
 from .compute_budget import BudgetClock
-from .input_cases import SMALL
 from .reference_models import model_unit_roundoff
 
 # of roundings, which say how far two correct evaluations may lie apart

@@ -13,10 +13,10 @@ from ...verb_options import LoadingOptions, RunnersOption, option_field
 if TYPE_CHECKING:
     import onnx
 
-    from ...interface.argument_validation import Example, Onnx
-    from ..sources import Source
-    from .input_cases import Inputs
-    from .policy import Thresholds, Tolerances
+    from ...compare.policy import Thresholds, Tolerances
+    from ...inputs.input_cases import Inputs
+    from ..arguments.argument_validation import Example, Onnx
+    from ..arguments.model_source import Source
 
 
 @dataclass(frozen=True, kw_only=True)

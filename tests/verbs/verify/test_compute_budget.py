@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -22,12 +21,13 @@ from torch import nn
 import normdeploy
 from normdeploy.compare.error_bounds import MOST_RUNS, RUNS, ErrorBounds
 from normdeploy.compare.rounding_ties import RoundingTies
+from normdeploy.inputs.input_cases import InputCase
 from normdeploy.model import Dim, InputSpec
 from normdeploy.runtimes import RunResult
 from normdeploy.runtimes.rounding_draws import RoundingDraw
 from normdeploy.runtimes.rounding_noise import RoundingRunner
 from normdeploy.runtimes.torch_runners import Float64Runner
-from normdeploy.verbs.verify import compute_budget, optimizer_bisect, precision_trial
+from normdeploy.verbs.verify import compute_budget, optimizer_bisect, precision_trial, verify_function
 from normdeploy.verbs.verify.compute_budget import (
     BudgetClock,
     ComparisonBudget,
@@ -35,7 +35,6 @@ from normdeploy.verbs.verify.compute_budget import (
     drop_large_cases,
     processor_time,
 )
-from normdeploy.verbs.verify.input_cases import InputCase
 from normdeploy.verbs.verify.quantization_budget import CaseBudget
 from normdeploy.verbs.verify.reference_models import open_original
 from normdeploy.verbs.verify.runtime_candidates import RuntimeCandidate
@@ -348,7 +347,7 @@ def test_verify_counts_the_tracing_of_a_module(tmp_path: Path, monkeypatch: pyte
     module = torch.nn.Linear(4, 4).eval()
     path = normdeploy.export(module, output=tmp_path / "m.onnx", inputs=("x:float32[2,4]",)).path
     plain = normdeploy.verify(module, path, inputs=("x:float32[2,4]",))
-    loaded = normdeploy.api.verify.load_original
+    loaded = verify_function.load_original
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         end = time.process_time() + 1.1
@@ -356,7 +355,7 @@ def test_verify_counts_the_tracing_of_a_module(tmp_path: Path, monkeypatch: pyte
             pass
         return loaded(*args, **kwargs)
 
-    monkeypatch.setattr(normdeploy.api.verify, "load_original", slow)
+    monkeypatch.setattr(verify_function, "load_original", slow)
     late = normdeploy.verify(module, path, inputs=("x:float32[2,4]",), max_seconds=1)
     assert len(late.cases) < len(plain.cases)
     assert "as far as 1 s go" in str(late)
@@ -456,8 +455,7 @@ def test_verify_large_model_keeps_to_its_time(seconds: float, tmp_path: Path, mo
         return plain(runner, feeds)
 
     monkeypatch.setattr(Float64Runner, "infer", slow)
-    # `normdeploy.api` has a function of the module's name.
-    for module in (compute_budget, precision_trial, import_module("normdeploy.api.verify")):
+    for module in (compute_budget, precision_trial, verify_function):
         monkeypatch.setattr(module, "processor_time", lambda: now[0])
     verdict = normdeploy.verify(net, file, x, inputs="x[b,8]", dims="b=1:4:32")
     assert verdict

@@ -135,13 +135,13 @@ def test_the_cases_are_seeds_sizes_small_ones_and_zeros(
 def test_where_zero_is_out_of_range_the_nearest_number_is_fed(
     dtype: str, limits: tuple[float, float], fed: float
 ) -> None:
-    from normdeploy.verbs.verify.input_cases import zero_values
+    from normdeploy.inputs.input_cases import zero_values
 
     assert zero_values(InputSpec("x", dtype, (Dim(None, 2, 2, 2),), limits)).tolist() == [fed, fed]
 
 
 def test_sizes_that_cost_too_much_are_said() -> None:
-    from normdeploy.verbs.verify.input_cases import generate_cases
+    from normdeploy.inputs.input_cases import generate_cases
 
     model = from_module(nn.ReLU().eval(), inputs=["x:float32[batch=1:8:64,seq=8:64:512,16]"])
     cases, notes = generate_cases(model, 1)

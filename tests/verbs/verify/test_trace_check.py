@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import normdeploy
+from normdeploy.inputs.input_cases import SMALL
 from normdeploy.loading import from_module
 from normdeploy.runtimes.rounding_noise import RoundingRunner
 from normdeploy.runtimes.torch_runners import ModuleRunner
 from normdeploy.verbs.verify.compute_budget import BudgetClock
-from normdeploy.verbs.verify.input_cases import SMALL
 from normdeploy.verbs.verify.trace_check import TraceDifference, compare_with_trace
 
 

@@ -12,11 +12,11 @@ import onnx
 import pytest
 
 import normdeploy
+from normdeploy.compare.policy import parse_policy
 from normdeploy.graphs.quantization_info import RECORD, quantized_ranges, read_recorded_ranges
 from normdeploy.model import LoadedModel
 from normdeploy.verbs.verify.comparison_result import Comparison
 from normdeploy.verbs.verify.file_comparison import compare_files
-from normdeploy.verbs.verify.policy import parse_policy
 from normdeploy.verbs.verify.quantization_budget import ROUNDED, UNROUNDED
 from tests import quantized_files as files
 from tests.verbs.verify.test_verify_quantized import WRONG, weight_zero_point

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 import normdeploy
 from normdeploy.cli.app import app
 from normdeploy.errors import InputError, NormdeployError
+from normdeploy.inputs.dataset import open_dataset
 from normdeploy.model import Dim, InputSpec, ModelSignature
 from normdeploy.reports.report_page import render_page
 from normdeploy.reports.result_display import render_html as shown
 from normdeploy.verbs.verify.comparison_result import Comparison
-from normdeploy.verbs.verify.dataset import open_dataset
 
 RNG = np.random.default_rng(1)
 W = RNG.standard_normal((8, 6)).astype(np.float32)

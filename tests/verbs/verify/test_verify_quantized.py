@@ -16,6 +16,7 @@ from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 from torch import nn
 
 import normdeploy
+from normdeploy.compare.policy import parse_policy
 from normdeploy.loading import from_module
 from normdeploy.model import LoadedModel
 from normdeploy.runtimes import RunResult
@@ -24,7 +25,6 @@ from normdeploy.runtimes.rounding_draws import RoundingDraw
 from normdeploy.verbs.verify import edge_cases
 from normdeploy.verbs.verify.comparison_result import Comparison
 from normdeploy.verbs.verify.file_comparison import compare_files
-from normdeploy.verbs.verify.policy import parse_policy
 from normdeploy.verbs.verify.quantization_budget import ROUNDED, UNROUNDED
 from normdeploy.verbs.verify.reference_models import FileModel
 from normdeploy.verbs.verify.weight_audit import audit_weights

@@ -1,0 +1,220 @@
+"""Rules of the user's own for outputs: tolerances and metrics with thresholds (``verify --tolerance``, ``--metric``,
+``--policy``).
+
+A rule that is given for an output decides on it in the place of the default rule (``verbs.verify.file_comparison``),
+which is judged all the same and told beside it; with ``required`` both must hold. Of one kind (the tolerance, each
+metric) an output's own rule goes before the one for all outputs. All rules of an output must hold.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import InputError
+from .metrics import METRICS
+
+# the name that stands for every output
+ALL = ""
+_METRIC = re.compile(
+    r"(?:(?P<output>.+)=)?\s*(?P<metric>[A-Za-z]\w*)\s*(?P<sign>>=|<=|==|=|>|<|:)\s*(?P<least>[^<>=:\s]+)\s*", re.DOTALL
+)
+
+Tolerances = str | Sequence[str] | Mapping[str, "str | Sequence[float]"]
+Thresholds = str | Sequence[str] | Mapping[str, "str | Sequence[str]"]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """|value − reference| ≤ absolute + relative · |reference| for each element, numpy.allclose's rule."""
+
+    absolute: float
+    relative: float
+    kind: str = "tolerance"
+
+    def __str__(self) -> str:
+        return f"tolerance {self.absolute:g}:{self.relative:g}"
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """``METRICS[kind]`` is ``least`` or more; of one that asks for labels, ``least`` or less."""
+
+    kind: str
+    least: float
+
+    def __str__(self) -> str:
+        return f"{self.kind}{METRICS[self.kind].comparison_sign}{self.least:g}"
+
+
+Rule = Tolerance | Threshold
+
+
+@dataclass(frozen=True)
+class Policy:
+    """``rules``: output (``ALL`` for every one) -> kind -> rule. ``required``: the default rule must hold as well."""
+
+    rules: Mapping[str, Mapping[str, Rule]] = field(default_factory=dict)
+    required: bool = False
+
+    def __bool__(self) -> bool:
+        return any(self.rules.values())
+
+    def rules_for(self, output: str) -> tuple[Rule, ...]:
+        """The rules that decide on an output, none where the default rule does."""
+        return tuple({**self.rules.get(ALL, {}), **self.rules.get(output, {})}.values())
+
+    @property
+    def labeled_metrics(self) -> tuple[str, ...]:
+        """The metrics that ask for labels."""
+        kinds = dict.fromkeys(kind for rules in self.rules.values() for kind in rules)
+        return tuple(kind for kind in kinds if kind in METRICS and METRICS[kind].labelled)
+
+    def merge_under(self, other: Policy) -> Policy:
+        """This one, and what it does not say from ``other``."""
+        names = dict.fromkeys([*other.rules, *self.rules])
+        rules = {name: {**other.rules.get(name, {}), **self.rules.get(name, {})} for name in names}
+        return Policy(rules, self.required or other.required)
+
+    def require_default(self, default: bool) -> Policy:
+        """The same where the default rule must hold as well, if it is said; of what all places together say, options
+        and file.
+
+        Raises:
+            InputError: there is no rule beside which it could.
+        """
+        required = self.required or default
+        if required and not self:
+            raise InputError(
+                "the default rule is to hold beside rules that are given, and none is; give a tolerance or a metric"
+                " too, or leave --also-default (in a policy file also-default) out"
+            )
+        return Policy(self.rules, required)
+
+    def check(self, outputs: Sequence[str]) -> None:
+        """
+        Raises:
+            InputError: a rule is for an output that the model does not have.
+        """
+        if unknown := [name for name in self.rules if name != ALL and name not in outputs]:
+            raise InputError(
+                f"there is a rule for the output {unknown[0]!r}, which the model does not have; it has {list(outputs)}"
+            )
+
+
+def parse_policy(tolerance: Tolerances | None, metric: Thresholds | None) -> Policy:
+    """The rules that are said by texts such as "logits=1e-3:1e-2" and "logits=cosine>=0.995", or by output ->
+    "1e-3:1e-2", (1e-3, 1e-2).
+
+    Raises:
+        InputError: one can't be read, or two of one kind are given for one output.
+    """
+    rules: dict[str, dict[str, Rule]] = {}
+    for output, rule in [*_parse_tolerances(tolerance), *_parse_thresholds(metric)]:
+        if (other := rules.setdefault(output, {}).setdefault(rule.kind, rule)) != rule:
+            raise InputError(
+                f"{f'the output {output!r}' if output else 'every output'} is given {other} and {rule}; give it one"
+            )
+    return Policy(rules)
+
+
+def _parse_tolerances(given: Tolerances | None) -> Iterable[tuple[str, Rule]]:
+    if isinstance(given, Mapping):
+        return [(name, parse_tolerance(value)) for name, value in given.items()]
+    texts = [given] if isinstance(given, str) else () if given is None else given
+    # 1e-3 alone, or (1e-3, 1e-2), does not say which outputs it is for, nor a number alone whether it is relative
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise InputError(
+            f'the tolerance {given!r} can\'t be read; write the text "ABS:REL" for every output, for example'
+            ' "1e-3:0", or {"logits": "1e-3:1e-2"} for one'
+        )
+    return [(text.rpartition("=")[0], parse_tolerance(text.rpartition("=")[2], text)) for text in texts]
+
+
+def _parse_thresholds(given: Thresholds | None) -> Iterable[tuple[str, Rule]]:
+    if isinstance(given, Mapping):
+        return [
+            (name, parse_threshold(text))
+            for name, texts in given.items()
+            for text in ([texts] if isinstance(texts, str) else texts)
+        ]
+    return [
+        (_split_rule(text)["output"] or ALL, parse_threshold(text, named=True))
+        for text in ([given] if isinstance(given, str) else given or ())
+    ]
+
+
+def parse_tolerance(value: object, written: str | None = None) -> Tolerance:
+    """``1e-3:1e-2`` or (1e-3, 1e-2).
+
+    Raises:
+        InputError: it is neither, or a number is negative or not finite.
+    """
+    written = written if written is not None else str(value)
+    parts: list[Any]
+    if isinstance(value, str):
+        parts = value.split(":")
+    elif isinstance(value, Sequence):
+        parts = list(value)
+    else:
+        parts = [value]
+    try:
+        absolute, relative = (float(part) for part in parts)
+    except (ValueError, TypeError):
+        raise InputError(
+            f"the tolerance {written!r} can't be read; write ABS:REL or OUTPUT=ABS:REL, for example logits=1e-3:1e-2 (0"
+            " leaves one out)"
+        ) from None
+    if not all(math.isfinite(n) and n >= 0 for n in (absolute, relative)):
+        raise InputError(f"the tolerance {written!r} holds a number that is negative or not finite; give 0 or more")
+    return Tolerance(absolute, relative)
+
+
+def parse_threshold(text: object, *, named: bool = False) -> Threshold:
+    """``cosine>=0.995``, also written ``cosine:0.995``, which no shell takes for a redirection.
+
+    Raises:
+        InputError: it can't be read, there is no such metric, or it can't reach the threshold.
+    """
+    parts = _split_rule(text)
+    if parts["output"] and not named:
+        raise InputError(
+            f"the metric {text!r} names an output, and it is given for one already; write"
+            f" {parts['metric']}:{parts['least']}"
+        )
+    if parts["metric"] not in METRICS:
+        raise InputError(f"there is no metric {parts['metric']!r} (in {text!r}); choose one of {', '.join(METRICS)}")
+    metric = METRICS[parts["metric"]]
+    if parts["sign"] not in (metric.comparison_sign, ":"):
+        better = "smaller" if metric.labelled else "larger"
+        raise InputError(
+            f"{text!r}: the {better} {metric.name} is, the better; write "
+            f"{metric.name}{metric.comparison_sign}{parts['least']}"
+        )
+    try:
+        least = float(parts["least"])
+    except ValueError:
+        example = f"{metric.name}{metric.comparison_sign}{'0.01' if metric.labelled else '0.99'}"
+        raise InputError(
+            f"{text!r}: the threshold {parts['least']!r} is no number; write {example}, for example"
+        ) from None
+    if not (math.isfinite(least) and metric.least <= least <= metric.most):
+        if math.isfinite(metric.most):
+            span = f"between {metric.least:g} and {metric.most:g}"
+        else:
+            span = "a finite number of decibels"
+        raise InputError(f"{text!r}: {metric.name} is {span}; give such a threshold")
+    return Threshold(metric.name, least)
+
+
+def _split_rule(text: object) -> re.Match[str]:
+    if not isinstance(text, str) or (match := _METRIC.fullmatch(text)) is None:
+        raise InputError(
+            f"the metric {text!r} can't be read; write NAME>=THRESHOLD or OUTPUT=NAME>=THRESHOLD, in a shell within"
+            " quotes (it takes > for a redirection) or with a colon: logits=cosine:0.995. The names are"
+            f" {', '.join(METRICS)}"
+        )
+    return match

@@ -1,0 +1,247 @@
+"""Samples of the user's for the rules that he gives: an .npz file, a folder of these, or a Hugging Face dataset on
+disk.
+
+Each array holds one input of many samples, along its first axis; a column of a dataset one value a sample. They are
+given to the model in batches of its usual size. One more holds the labels, where they are named; all others are left
+alone. Nothing in them is executed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..errors import InputError, RuntimeUnavailable
+from ..model import InputSpec, ModelSignature
+from ..storage.npz_files import read_npz
+from .array_conversion import check_feeds
+from .input_cases import DATASET, InputCase
+
+# what save_to_disk leaves in its folder
+_HUGGINGFACE = ("dataset_info.json", "state.json", "dataset_dict.json")
+
+
+def open_dataset(path: str | os.PathLike[str], model: ModelSignature, labels: str | None = None) -> list[InputCase]:
+    """One case for each batch; arrays are read when a case is made.
+
+    Args:
+        labels: the array or column of labels, whole numbers [samples]; None: samples have none.
+
+    Raises:
+        InputError: there is no such file, it is of no known kind, lacks an input of the model or the labels, or a
+            sample or its label does not fit.
+        RuntimeUnavailable: a Hugging Face dataset where the library ``datasets`` is not installed.
+    """
+    place = Path(path)
+    name = repr(os.fspath(path))
+    if not model.inputs:
+        raise InputError(f"the model takes no inputs, so nothing of the dataset {name} can be given to it")
+    if labels is not None and labels in [spec.name for spec in model.inputs]:
+        raise InputError(
+            f"the labels {labels!r} are an input of the model; name the array or column that holds the right classes"
+        )
+    # one file at a time is in memory, for all of its batches
+    read = lru_cache(maxsize=1)(read_npz)
+    if place.is_dir():
+        if any((place / file).is_file() for file in _HUGGINGFACE):
+            return _open_huggingface(place, model, labels)
+        files = sorted(place.glob("*.npz"))
+        if not files:
+            raise InputError(
+                f"the dataset {name} is a folder without .npz files, and no Hugging Face dataset either (save_to_disk"
+                " makes one)"
+            )
+        return [case for file in files for case in _open_npz(file, model, read, labels)]
+    return _open_npz(place, model, read, labels)
+
+
+def _open_npz(
+    file: Path, model: ModelSignature, read: Callable[[Path], dict[str, np.ndarray]], labels: str | None
+) -> list[InputCase]:
+    return batch_cases(file.name, lambda: read(file), model, labels)
+
+
+def batch_cases(
+    name: str, read: Callable[[], Mapping[str, np.ndarray]], model: ModelSignature, labels: str | None = None
+) -> list[InputCase]:
+    """One case for each batch of the arrays that ``read`` gives: name -> [samples, ...].
+
+    Raises:
+        InputError: as `open_dataset`.
+    """
+    arrays = _select_inputs(name, read(), model)
+    counts = {key: len(array) if array.ndim else 0 for key, array in arrays.items()}
+    count = min(counts.values())
+    if count == 0 or len(set(counts.values())) > 1:
+        raise InputError(
+            f"the dataset {name!r} has {counts} samples of its inputs; give each as many, and one at least"
+        )
+
+    if labels is not None and labels not in (columns := read()):
+        raise InputError(f"the dataset {name!r} has no labels {labels!r}; it holds {list(columns)}")
+    classes = None if labels is None else _check_labels(name, labels, read()[labels], count)
+
+    def batch_reader(start: int, stop: int) -> Callable[[], dict[str, np.ndarray]]:
+        return lambda: _select_inputs(
+            name, {key: columns[start:stop] for key, columns in read().items() if key in counts}, model
+        )
+
+    batches = _batch_ranges(name, count, model)
+    return [
+        _make_batch_case(f"{name}, samples {a} to {b - 1}", model, batch_reader(a, b), _slice_labels(classes, a, b))
+        for a, b in batches
+    ]
+
+
+def _check_labels(dataset: str, name: str, value: np.ndarray, count: int) -> np.ndarray:
+    """The labels of ``count`` samples as int64 [samples].
+
+    Raises:
+        InputError: they are no whole numbers, of another shape or of another number.
+    """
+    if value.dtype.kind not in "iu":
+        raise InputError(
+            f"the dataset {dataset!r} holds the labels {name!r} as {value.dtype}; whole numbers are needed, such as"
+            " int64"
+        )
+    if value.ndim != 1:
+        raise InputError(
+            f"the dataset {dataset!r} holds the labels {name!r} in the shape {list(value.shape)}; [samples] is needed"
+        )
+    if len(value) != count:
+        raise InputError(
+            f"the dataset {dataset!r} holds {len(value)} labels {name!r} and {count} samples; give one label for each"
+            " sample"
+        )
+    return value.astype(np.int64)
+
+
+def _slice_labels(labels: np.ndarray | None, start: int, stop: int) -> np.ndarray | None:
+    if labels is None:
+        return None
+    return labels[start:stop]
+
+
+def _select_inputs(name: str, columns: Mapping[str, Any], model: ModelSignature) -> dict[str, np.ndarray]:
+    wanted = [spec.name for spec in model.inputs]
+    if missing := [n for n in wanted if n not in columns]:
+        raise InputError(f"the dataset {name!r} has no {missing}; the model takes {wanted}, it holds {list(columns)}")
+    return {spec.name: _cast_input(name, spec, np.asarray(columns[spec.name])) for spec in model.inputs}
+
+
+def _cast_input(name: str, spec: InputSpec, value: np.ndarray) -> np.ndarray:
+    """``value`` in the input's type: integers of any size, and floating numbers of any precision, as datasets hold
+    them."""
+    wanted = np.dtype(ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype)
+    if value.dtype == wanted:
+        return value
+    # .npy files can't name it
+    if value.dtype.str[1:] == "V2" and spec.dtype == "bfloat16":
+        return value.view(ml_dtypes.bfloat16)
+    kinds = "iub" if wanted.kind in "iub" else "fiub"
+    if value.dtype.kind not in kinds or (wanted.kind in "iub" and not _is_lossless(wanted, value)):
+        raise InputError(
+            f"the dataset {name!r} holds {spec.name!r} as {value.dtype}, which is not {spec.dtype} without loss;"
+            " convert it"
+        )
+    return value.astype(wanted)
+
+
+def _is_lossless(wanted: np.dtype, value: np.ndarray) -> bool:
+    return bool((value.astype(wanted) == value).all())
+
+
+def _batch_ranges(name: str, count: int, model: ModelSignature) -> list[tuple[int, int]]:
+    """Where each batch begins and ends: of the usual size of the first input's first dim."""
+    first = model.inputs[0].shape[:1]
+    if not first:
+        raise InputError(
+            f"the input {model.inputs[0].name!r} has no dims, so no samples lie along its first one; give it with"
+            " --inputs"
+        )
+    size = max(first[0].opt, 1)
+    if not first[0].is_dynamic and count % size:
+        raise InputError(
+            f"the dataset {name!r} has {count} samples, and the model takes {size} at a time; give a multiple of that"
+        )
+    return [(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def _make_batch_case(
+    name: str, model: ModelSignature, make: Callable[[], dict[str, np.ndarray]], labels: np.ndarray | None
+) -> InputCase:
+    def make_checked_feeds() -> dict[str, np.ndarray]:
+        feeds = make()
+        check_feeds(f"the dataset, {name}", feeds, model.inputs)
+        return feeds
+
+    return InputCase(name, DATASET, make_checked_feeds, labels=labels)
+
+
+def _open_huggingface(place: Path, model: ModelSignature, labels: str | None) -> list[InputCase]:
+    if importlib.util.find_spec("datasets") is None:
+        raise RuntimeUnavailable(
+            f"{os.fspath(place)!r} is a Hugging Face dataset, which the library datasets reads: pip install datasets"
+        )
+    import datasets
+
+    try:
+        held = datasets.load_from_disk(os.fspath(place))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"the library datasets can't read {os.fspath(place)!r}: {' '.join(str(error).split())[:300]}"
+        ) from error
+    if isinstance(held, datasets.DatasetDict):
+        raise InputError(
+            f"{os.fspath(place)!r} holds the splits {list(held)}; give the folder of one:"
+            f" {os.fspath(place / next(iter(held), ''))!r}"
+        )
+    columns = list(held.column_names)
+    wanted = [spec.name for spec in model.inputs]
+    if missing := [name for name in wanted if name not in columns]:
+        raise InputError(f"the dataset {place.name!r} has no {missing}; the model takes {wanted}, it holds {columns}")
+    if not len(held):
+        raise InputError(f"the dataset {place.name!r} has no samples")
+    if labels is not None and labels not in columns:
+        raise InputError(f"the dataset {place.name!r} has no labels {labels!r}; it holds {columns}")
+    classes = None
+    if labels is not None:
+        column = held.select_columns([labels]).with_format("numpy")[0 : len(held)][labels]
+        classes = _check_labels(place.name, labels, _stack_column(place.name, labels, column), len(held))
+    held = held.select_columns(wanted).with_format("numpy")
+
+    def batch_reader(start: int, stop: int) -> Callable[[], dict[str, np.ndarray]]:
+        return lambda: _select_inputs(
+            place.name,
+            {name: _stack_column(place.name, name, column) for name, column in held[start:stop].items()},
+            model,
+        )
+
+    batches = _batch_ranges(place.name, len(held), model)
+    return [
+        _make_batch_case(
+            f"{place.name}, samples {a} to {b - 1}", model, batch_reader(a, b), _slice_labels(classes, a, b)
+        )
+        for a, b in batches
+    ]
+
+
+def _stack_column(dataset: str, name: str, column: Sequence[Any] | np.ndarray) -> np.ndarray:
+    value = np.asarray(column, dtype=None if not _is_ragged(column) else object)
+    if value.dtype == object:
+        raise InputError(
+            f"the dataset {dataset!r} holds {name!r} in samples of different sizes; pad them to one, or take batches"
+            " of 1"
+        )
+    return value
+
+
+def _is_ragged(column: Sequence[Any] | np.ndarray) -> bool:
+    return len({np.shape(sample) for sample in column}) > 1

@@ -1,1 +1,0 @@
-"""The arguments and results of the public functions."""

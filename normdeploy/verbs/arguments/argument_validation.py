@@ -1,0 +1,239 @@
+"""What the verbs are called with, looked at before any work: wrong values are refused, and what people write is brought
+to one form.
+
+``take_fields_as_arguments`` makes a verb of a function. One thing may stand where several are taken
+(``dims="batch=1:8:64"``), a result or an ONNX model in memory where a file is, and names of types in every usual
+spelling.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar, cast
+
+from onnx import ModelProto
+
+from ...dtypes import half_precision_of
+from ...errors import InputError, NormdeployError
+from ...option_values import CALIBRATORS, FUSES, OPSETS, PROVIDERS, QUANTIZE, RUNTIMES
+from ...storage.file_replacement import resolve_writable_path
+from ...storage.onnx_files import save_onnx
+from ...types import PathLike
+from .export_result import ExportResult, as_sequence, resolve_onnx
+
+# torch takes seconds to import
+if TYPE_CHECKING:
+    import torch
+
+    Example = torch.Tensor | Sequence[Any] | Mapping[str, Any]
+
+Onnx: TypeAlias = PathLike | ModelProto | ExportResult
+"""An ONNX file, a model in memory with its weights, or what made one."""
+
+
+class LoadKeywords(TypedDict, total=False):
+    """How to load a model; ``normdeploy.loading.load`` says what each means, ``from_module`` which of them a live
+    module takes."""
+
+    model: str | None
+    model_args: Mapping[str, Any] | None
+    key: str | None
+    trust: bool
+    imports: Sequence[str]
+    inputs: Sequence[str]
+    dims: Sequence[str]
+    eval: bool
+    task: str | None
+    part: str | None
+    dynamic_shapes: Any
+    code: Mapping[str, str] | None
+
+
+_LEAST = {
+    "seeds": 1,
+    "rounds": 1,
+    "threads": 1,
+    "max_elements": 1,
+    "instances": 1,
+    "seed": 0,
+    "device": 0,
+    "compare_limit": 0,
+}
+_SEVERAL = frozenset(
+    {
+        *("sources", "files", "engines", "runners", "calibrate", "compute_capabilities", "profiles", "fail_on"),
+        *("dims", "imports", "keep_float"),
+    }
+)
+_OPTIONAL = frozenset({"provider", "quantize", "calibration"})
+_LOADING = frozenset(LoadKeywords.__annotations__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def take_fields_as_arguments(
+    call: Callable[P, T], *, onnx: str = "", runtimes: Sequence[str] = RUNTIMES
+) -> Callable[[Callable[[T], R]], Callable[P, R]]:
+    """Turn a function of one record into a verb that takes the record's fields, its arguments checked and in one form.
+
+    Args:
+        call: the record, a dataclass.
+        onnx: the parameter that takes ONNX files; models in memory and results are written to a temporary folder for
+            the time of the call. Where the parameter "source" is a result, it stands for what that was made from, with
+            its arguments.
+        runtimes: what the parameter "runtime" may be.
+    """
+    signature = inspect.signature(call)
+
+    def wrap_function(function: Callable[[T], R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call_with_record(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                given = signature.bind(*args, **_with_new_names(kwargs, signature)).arguments
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}() {error}") from None
+            _require_keywords(given)
+            for name in given.keys() - {"kwargs"}:
+                if isinstance(signature.parameters[name].default, bool) and not isinstance(given[name], bool):
+                    raise InputError(f"{name} is {given[name]!r}; it is True or False")
+                given[name] = _normalize_option(name, given[name], runtimes)
+            # Elsewhere inputs are arrays, or a file of them.
+            if isinstance(given.get("inputs"), str) and signature.parameters["inputs"].default == ():
+                given["inputs"] = [given["inputs"]]
+            if onnx and "args" in signature.parameters:
+                loading = {name: given.pop(name) for name in _LOADING & given.keys()}
+                given["loading"] = loading
+                _fill_in_from_result(given, onnx)
+                given |= given.pop("loading")
+            elif "source" in given:
+                given["source"] = resolve_onnx(given["source"])
+            with ExitStack() as stack:
+                if onnx in given:
+                    given[onnx] = _write_to_disk(given[onnx], stack)
+                return function(cast("Any", call)(**given))
+
+        returned = inspect.signature(function).return_annotation
+        call_with_record.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
+        return call_with_record
+
+    return wrap_function
+
+
+# A keyword that a verb once had -> the one that it has.
+_RENAMED = {"stated_inputs": "inputs"}
+
+
+def _with_new_names(kwargs: Mapping[str, Any], signature: inspect.Signature) -> dict[str, Any]:
+    names = {old: new for old, new in _RENAMED.items() if old not in signature.parameters}
+    return {names.get(name, name): value for name, value in kwargs.items()}
+
+
+def _require_keywords(given: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        InputError: ``kwargs`` is no mapping.
+    """
+    if not isinstance(keywords := given.get("kwargs") or {}, Mapping):
+        raise InputError(
+            f"kwargs is {keywords!r}; give a mapping of forward's keyword arguments, and a file to write as output=…"
+        )
+
+
+def _normalize_option(name: str, value: Any, runtimes: Sequence[str]) -> Any:
+    """The value of one option in its one form.
+
+    Raises:
+        InputError: it can't be one.
+    """
+    if name == "precision":
+        return half_precision_of(value)
+    for choices, wanted in (
+        (runtimes, "runtime"),
+        (FUSES, "fuse"),
+        (PROVIDERS, "provider"),
+        (QUANTIZE, "quantize"),
+        (CALIBRATORS, "calibration"),
+    ):
+        if name == wanted and value not in choices and (value is not None or name not in _OPTIONAL):
+            # None: whatever fits the file, or nothing
+            raise InputError(f"there is no {name} {value!r}; choose one of {', '.join(choices)}")
+    if name == "opset" and value is not None and (type(value) is not int or value not in OPSETS):
+        raise InputError(
+            f"opset {value!r} can't be exported; torch writes {OPSETS.start} to {OPSETS.stop - 1} (21, the default,"
+            " suits every runtime)"
+        )
+    if name in _LEAST and value is not None and (type(value) is not int or value < _LEAST[name]):
+        raise InputError(f"{name} is {value!r}; give a whole number of {_LEAST[name]} or more")
+    if name == "dims" and isinstance(value, Mapping):
+        raise InputError(f"dims is {value!r}; give texts, dims=['batch=1:8:64']")
+    if name == "fail_on" and isinstance(value, str):
+        return [rule.strip() for rule in value.split(",")]
+    if name not in _SEVERAL or value is None or (name == "profiles" and isinstance(value, Mapping)):
+        return value
+    if isinstance(value, Iterator | Set):
+        return value
+    return as_sequence(value)
+
+
+def _fill_in_from_result(given: dict[str, Any], onnx: str) -> None:
+    """Where the model is a result: what that was made from, and the result itself as the first of the files to look at.
+
+    Raises:
+        InputError: nothing says what it was made from, or it is said twice.
+    """
+    result = given.get("source")
+    if not isinstance(result, ExportResult):
+        return
+    origin = result.origin
+    if origin is None:
+        raise InputError("this result does not say what it was made from; give the model, and the result behind it")
+    if has_examples(given.get("args", ()), given.get("kwargs")):
+        raise InputError(
+            "the result was made with arguments of its own, and others are given; give the model in the result's place"
+        )
+    loading = {**origin.loading, **given.get("loading", {})}
+    given |= {"source": origin.source, "args": origin.args, "kwargs": origin.kwargs, "loading": loading}
+    if onnx == "files":
+        given[onnx] = [result, *(f for f in given.get(onnx, ()) if f is not result and f != result.path)]
+    else:
+        given.setdefault(onnx, result)
+
+
+def has_examples(args: Example, kwargs: Mapping[str, Any] | None) -> bool:
+    # of a tensor no truth is asked
+    return bool(kwargs) or not isinstance(args, Sequence | Mapping) or bool(args)
+
+
+def require_writable_output(output: PathLike, source: object) -> None:
+    """Before any work: the output can be written, and is not the input."""
+    target = resolve_writable_path(output)
+    if isinstance(source, str | os.PathLike) and os.path.realpath(source) == os.fspath(target):
+        raise NormdeployError(
+            f"the output {os.fspath(output)!r} is the input {os.fspath(source)!r}, which would be lost; give another"
+            " name with -o"
+        )
+
+
+def _write_to_disk(value: Any, stack: ExitStack) -> Any:
+    """The files that are meant: models in memory are written to a folder that is gone when ``stack`` is closed."""
+
+    def path_of(item: Any) -> Any:
+        item = resolve_onnx(item)
+        # onnx is not imported for that
+        if type(item).__name__ != "ModelProto":
+            return item
+        folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+        save_onnx(item, Path(folder) / "model.onnx")
+        return Path(folder) / "model.onnx"
+
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [path_of(item) for item in value]
+    return path_of(value)

@@ -1,0 +1,243 @@
+"""What a verb is given, opened: a model in whatever form, with what an ONNX file remembers of its export."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import onnx
+
+from ...errors import InputError, LoadError, TrustError
+from ...inputs.file_inputs import describe_file_inputs
+from ...model import LoadedModel
+from ...storage import record_signing
+from ...storage.export_record import CODE, DATA, raw_record, read_record
+from ...storage.onnx_files import load_onnx, normalize_model
+from ...storage.shared_weights import Weights
+from ...storage.weight_serialization import share_large_weights
+from ...types import PathLike, Progress
+from .argument_validation import LoadKeywords, has_examples
+
+# torch takes seconds to import
+if TYPE_CHECKING:
+    import torch
+
+    from ...model import LoadedModel
+    from .argument_validation import Example
+    from .export_result import ExportResult
+
+    Source = str | os.PathLike[str] | torch.nn.Module | torch.export.ExportedProgram | ExportResult
+
+
+def load_source(
+    source: Source, args: Example, kwargs: Mapping[str, Any] | None, loading: LoadKeywords, shared: bool = False
+) -> LoadedModel:
+    """The model that is meant.
+
+    Args:
+        source: a file or folder, a live module, or an exported program.
+        args, kwargs: example arguments of a live module: one tensor, a tuple of arguments, or a mapping (by forward's
+            parameters where it fits them, else the one argument).
+        shared: as for ``from_module``.
+
+    Raises:
+        InputError: arguments or options are for another kind of source.
+    """
+    from ...loading import from_module, from_program, load
+
+    # one of several that were read at once (`parts`)
+    if isinstance(source, LoadedModel):
+        return source
+    if isinstance(source, str | os.PathLike):
+        refuse_examples(args, kwargs, f"the file {os.fspath(source)!r}; describe a file's inputs with inputs=[...]")
+        return load(os.fspath(source), **_applicable_options(loading, _OF_FILES, "a file"))
+    if type(source).__name__ == "ExportedProgram":
+        refuse_examples(args, kwargs, "an exported program, which knows its inputs; leave them out")
+        return from_program(
+            cast("torch.export.ExportedProgram", source),
+            **_applicable_options(loading, _OF_PROGRAMS, "an exported program"),
+        )
+    return from_module(
+        cast("torch.nn.Module", source),
+        args,
+        kwargs,
+        shared=shared,
+        **_applicable_options(loading, _OF_MODULES, "a live module"),
+    )
+
+
+_OF_PROGRAMS = {"inputs", "dims", "eval"}
+_OF_MODULES = {*_OF_PROGRAMS, "dynamic_shapes"}
+_OF_FILES = {*_OF_PROGRAMS, "model", "model_args", "key", "trust", "imports", "code", "task", "part"}
+
+
+def _applicable_options(loading: LoadKeywords, known: set[str], source: str) -> dict[str, Any]:
+    """The options that such a source takes; those that say nothing are left out."""
+    if foreign := sorted(name for name, value in loading.items() if name not in known and value):
+        raise InputError(f"{foreign[0]} is not for {source}, which takes {', '.join(sorted(known))}; leave it out")
+    return {name: value for name, value in loading.items() if name in known}
+
+
+def refuse_examples(args: Example, kwargs: Mapping[str, Any] | None, source: str) -> None:
+    if has_examples(args, kwargs):
+        raise InputError(f"example arguments were given with {source}")
+
+
+def is_live_module(source: object) -> bool:
+    """Return whether ``source`` is a module in memory."""
+    return not isinstance(source, str | os.PathLike | LoadedModel) and hasattr(source, "named_modules")
+
+
+def load_as_recorded(
+    source: Source, args: Example, kwargs: Mapping[str, Any] | None, loading: LoadKeywords, given: LoadKeywords
+) -> LoadedModel:
+    """``load_source``; where the model does not take what ``loading`` has beyond ``given``, the error says who said
+    that."""
+    recorded = {name: value for name, value in loading.items() if value and value != given.get(name)}
+    try:
+        return load_source(source, args, kwargs, loading)
+    except (InputError, LoadError) as error:
+        if not recorded or isinstance(error, TrustError) or (isinstance(error, LoadError) and "key" not in recorded):
+            raise
+        options = ", ".join(f"{name}={value!r}" for name, value in sorted(recorded.items()))
+        raise type(error)(
+            f"{error}. The ONNX file's record of its export says {options}: give here what this model takes instead"
+        ) from error
+
+
+def _require_inputs(proto: onnx.ModelProto, label: str, loading: LoadKeywords) -> None:
+    """Refuse inputs and dims that an ONNX file does not have.
+
+    Raises:
+        InputError: one is not the file's.
+    """
+    if loading.get("inputs") or loading.get("dims"):
+        describe_file_inputs(proto, loading.get("inputs", ()), loading.get("dims", ()), label)
+
+
+def open_onnx_source(
+    source: Source | onnx.ModelProto,
+    args: Example = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loading: LoadKeywords,
+    custom_translation_table: Mapping[Any, Any] | None = None,
+    progress: Progress | None = None,
+) -> tuple[onnx.ModelProto, Weights, bool]:
+    """The ONNX model that is meant, the large weights that it refers to, and whether it is one already: nobody deploys
+    the raw export of a PyTorch model."""
+    if isinstance(source, onnx.ModelProto):
+        source = normalize_model(source)
+        _require_inputs(source, source.graph.name or "the model", loading)
+        return *share_large_weights(source), True
+    if isinstance(source, str | os.PathLike) and is_onnx_file(source):
+        proto = load_onnx(source)
+        _require_inputs(proto, os.path.basename(source), loading)
+        return *share_large_weights(proto), True
+    from ...exporting.exporter import export_without_weights
+
+    model = load_source(source, args, kwargs, loading, shared=True)
+    return *export_without_weights(model, custom_translation_table=custom_translation_table, progress=progress), False
+
+
+def recall_loading(source: Source, onnx_path: PathLike, given: LoadKeywords) -> tuple[LoadKeywords, list[str]]:
+    """``given`` completed by what the ONNX file recorded at its export, and notes.
+
+    What runs no code (`storage.export_record.DATA`) is followed whoever wrote the file. What may run code is followed
+    only where a signature of this user or team vouches for it, for the model file and for the modules that it imports
+    (`storage.record_signing`).
+
+    Raises:
+        GraphError: the file is no valid ONNX, or its record is malformed.
+        InputError: flags that may run code are recorded, and nobody vouches for them; or a team's key can't be used.
+    """
+    from ...loading.file_kinds import hash_model_files
+    from ...loading.hub import resolve_model_path
+
+    if isinstance(source, str | os.PathLike):
+        source = resolve_model_path(os.fspath(source))
+    proto = load_onnx(onnx_path, external_data=False)
+    record = read_record(proto)
+    if not record or not isinstance(source, str | os.PathLike) or not os.path.exists(source):
+        return given, []
+    name = os.fspath(onnx_path)
+    # "": a live module, or an ONNX file
+    same = record["model"].get("sha256") in ("", hash_model_files(Path(source)))
+    notes = [] if same else [f"{name} was exported from another file than {os.fspath(source)}"]
+    load, strange = _drop_foreign_options(
+        {n: value for n, value in record["load"].items() if value and not given.get(n)}, Path(source), given
+    )
+    notes += [f"{name} records {oddity}" for oddity in strange]
+    data = {n: value for n, value in load.items() if n in DATA}
+    code = {n: value for n, value in load.items() if n in CODE}
+    trust = bool(record["export"].get("trust")) and not given.get("trust")
+    followed: dict[str, Any] = dict(data)
+    if code or trust:
+        signed, why = record_signing.find_signed_modules(raw_record(proto), onnx_path)
+        if not record["model"].get("sha256") or not same:
+            why = f"{os.fspath(source)!r} is not the file that was exported"
+        elif signed is not None and (file := record_signing.find_changed_module(signed)):
+            why = f"{file!r} is not the module of this name that was signed"
+        if not why:
+            # what the user names is imported from the working directory
+            bare = not any(given.get(n) for n in (*CODE, "trust"))
+            followed |= {**code, "trust": trust or given.get("trust", False), **({"code": signed} if bare else {})}
+        elif code:
+            oddity = ", ".join(f"{n}={value!r}" for n, value in sorted(code.items()))
+            raise InputError(
+                f"{name!r} says that its model was loaded with {oddity}, which may run code and is not followed because"
+                f" {why}; give these here, if you trust them"
+            )
+    if data and "code" not in followed:
+        notes.append(f"as {name} records: {', '.join(f'{n}={value!r}' for n, value in sorted(data.items()))}")
+    return {**given, **followed}, notes  # type: ignore[typeddict-item]
+
+
+def _drop_foreign_options(
+    load: Mapping[str, Any], source: Path, given: LoadKeywords
+) -> tuple[dict[str, Any], list[str]]:
+    """What is recorded of another model may mean nothing of this one: ``load`` without that, and what of it is not
+    followed and why."""
+    from ...loading.file_kinds import FileKind, detect_kind
+    from ...loading.input_request import dynamic_dim_names, parse_input_request
+
+    kind = None
+    if load.keys() & {"task", "part", "key", "model"}:
+        if source.suffix == ".py":
+            kind = FileKind.PYTHON
+        else:
+            kind = detect_kind(source)
+    of_folder = kind is FileKind.HUGGINGFACE
+    of_pickle = kind in (FileKind.PICKLE, FileKind.LEGACY_PICKLE)
+    # These hold their model, and so does a pickle that the user trusts.
+    is_whole = kind in (FileKind.PROGRAM, FileKind.TORCHSCRIPT, FileKind.PYTHON) or (
+        of_pickle and bool(given.get("trust"))
+    )
+    meant = {"task": of_folder, "part": of_folder, "key": of_pickle, "model": not is_whole}
+    left = {n: value for n, value in load.items() if meant.get(n, True)}
+    strange = list[str]()
+    if foreign := [f"{n}={load[n]!r}" for n in load if n not in left]:
+        strange.append(f"{', '.join(foreign)}, which is not followed: {source} is of the kind {kind}")
+    # their names were said anew
+    if (dims := left.get("dims")) and given.get("inputs"):
+        named = set(dynamic_dim_names(parse_input_request(given["inputs"], ()).inputs))
+        left["dims"] = [text for text in dims if text.partition("=")[0].strip() in named]
+        if other := [text for text in dims if text not in left["dims"]]:
+            strange.append(
+                f"dims={other}, which are not followed: the inputs that are given have the dynamic dims {sorted(named)}"
+            )
+    return {n: value for n, value in left.items() if value}, strange
+
+
+def is_onnx_file(path: PathLike) -> bool:
+    """Told from the name, or from the first field that writers of protobuf give a model (safetensors start with a
+    length)."""
+    if os.fspath(path).endswith(".onnx"):
+        return True
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        head = file.read(9)
+    return head.startswith(b"\x08") and head[8:] != b"{"

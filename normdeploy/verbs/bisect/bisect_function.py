@@ -1,0 +1,55 @@
+"""Finds why parity fails: the first wrong tensor, its node, the cause."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import cast
+
+from ...errors import InputError
+from ...storage.folder_replacement import require_empty_dir
+from ...types import PathLike
+from ..arguments.argument_validation import take_fields_as_arguments
+from ..stage_progress import StageTimer
+from ..verify.comparison_settings import ComparisonSettings
+from ..verify.compute_budget import ComparisonBudget
+from ..verify.reference_loading import load_original
+from .bisect_options import BisectCall
+from .file_bisection import Bisection
+from .file_bisection import search_faults as search
+
+
+@take_fields_as_arguments(BisectCall, onnx="onnx_path")
+def bisect(call: BisectCall) -> Bisection:
+    """Find the first tensor of a file that leaves the bound of ``verify``, the node that makes it so, and why
+    (``verbs.bisect.file_bisection``).
+
+    Args:
+        output: a new or empty folder for the smallest failing model, its inputs and a script that shows the error.
+        engines: compared too, at their outputs only.
+        source: the model as for ``verify``, or an ONNX file, an onnx.ModelProto or a session that is right.
+        args, kwargs, seeds, feeds, max_elements, max_seconds, max_memory, tolerance, metric, policy, also_default,
+        dataset, labels, map, runners, progress, and how the model is loaded: as for ``verify``.
+        onnx_path: the file; where ``source`` is a result it need not be given.
+
+    Raises:
+        NormdeployError: one of ``normdeploy.errors``. A fault is no error but a result that is false.
+    """
+    stage = StageTimer(call.progress)
+    if call.output is not None:
+        require_empty_dir(call.output)
+    file = cast("PathLike", call.onnx_path)
+    if not file:
+        raise InputError("no ONNX file was given to look into; give it behind the model")
+    rules = ComparisonSettings.from_options(call, ComparisonBudget(call.max_seconds, call.max_memory), call.runners)
+    with stage("load"):
+        model, notes = load_original(call.source, [file], call.args, call.kwargs, call.load_keywords)
+    with stage("bisect"):
+        bisection = search(model, file, engines=call.engines, progress=call.progress, **rules.as_keywords(model))
+    if call.output is not None:
+        with stage("write"):
+            if bisection.write(call.output) is None and not bisection:
+                notes.append(
+                    f"nothing was written to {os.fspath(call.output)}: no nodes were found that fail by themselves"
+                )
+    return replace(bisection, notes=(*notes, *bisection.notes))

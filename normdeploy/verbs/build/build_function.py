@@ -1,0 +1,259 @@
+"""ONNX → engine, in a process of its own: where the library aborts, the user gets an error with its reason, not a dead
+program."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import IO, Any, cast
+
+from ...engines import build_failures, builder_client, norm_implementations
+from ...engines import ep_context as contexts
+from ...engines.ep_context import EpContext
+from ...engines.norm_implementations import Implementation
+from ...engines.parser_input import file_for_parser, graph_inputs, implement_requested_norms, recorded_input_specs
+from ...errors import BuildError, ExtensionError, InputError, RuntimeUnavailable
+from ...findings.rendering import Renderable
+from ...precision import half_conversion
+from ...runtimes.optimization_profiles import Given, Shapes, resolve_profile
+from ...runtimes.trt_runner import PACKAGES, TITLES, describe_missing_runtime, explain_missing_gpu, installed_version
+from ...storage.file_replacement import resolve_writable_path
+from ...storage.onnx_files import load_onnx, replace_atomically, write_bytes
+from ...types import PathLike, Progress
+from ...verb_options import EngineOptions
+from ..arguments.argument_validation import Onnx, take_fields_as_arguments
+from . import build_request as wanted_options
+from .build_request import BuildOptions
+
+
+@dataclass(frozen=True)
+class Engine(Renderable):
+    """A built engine.
+
+    ``compute_capabilities`` is empty where none were asked for: TensorRT-RTX then builds for all GPUs from 8.0 on,
+    TensorRT for the one in this machine. ``profile`` holds (min, opt, max) shapes of each dynamic input; ``layers``
+    counts the network as it was parsed. ``norms`` says in which form each norm was built; it is empty where the file
+    was parsed as it is. ``types`` counts the layers of a half-precision file by floating type, all of them as the file
+    says; it is empty where the file was not made half precision here. ``more_profiles`` are the optimization profiles
+    after the first. ``capability`` is the library's name for what the engine runs on ("STANDARD"), ``notes`` say what
+    it can do by the options that it was built with. ``ep_context`` is None where ``path`` is the engine itself.
+    """
+
+    path: Path
+    bytes: int
+    # "tensorrt-rtx" or "tensorrt"
+    runtime: str
+    # of the library that built it
+    version: str
+    compute_capabilities: tuple[str, ...]
+    profile: dict[str, Shapes]
+    layers: int
+    seconds: float
+    norm_impl: str = "native"
+    norms: tuple[Implementation, ...] = ()
+    types: dict[str, int] = field(default_factory=dict)
+    more_profiles: tuple[dict[str, Shapes], ...] = ()
+    options: BuildOptions = field(default_factory=BuildOptions)
+    capability: str = ""
+    notes: tuple[str, ...] = ()
+    ep_context: EpContext | None = None
+
+
+@dataclass(frozen=True)
+class BuildCall(EngineOptions):
+    """What ``build`` is called with."""
+
+    onnx_path: Onnx
+    engine_path: PathLike
+    _: KW_ONLY
+    progress: Progress | None = None
+    timeout: float | None = None
+
+
+@take_fields_as_arguments(BuildCall, onnx="onnx_path", runtimes=tuple(PACKAGES))
+def build(call: BuildCall) -> Engine:
+    """Build an engine from an ONNX file. TensorRT-RTX needs no GPU for it; TensorRT needs the one that the engine is to
+    run on.
+
+    Products of float32 are computed in float32, not in TF32. The engine replaces ``engine_path`` only when it is whole.
+    Where the build fails, the libraries' log is kept beside it as ``<engine_path>.log``.
+
+    Args:
+        onnx_path: the file, a model in memory, or what ``export`` gave.
+        runtime: "tensorrt-rtx" or "tensorrt".
+        compute_capabilities: GPUs to build for, such as "8.6" and "12.0" (TensorRT-RTX only).
+        profiles: ranges of dynamic inputs or dims: texts such as "ids=1x8:8x128:64x512" and "batch=1:8:64", or name ->
+            (min, opt, max). What is not given is taken from the ranges that the file recorded at its export.
+        norm_impl: the form of the norms: "native" (standard nodes: the file as it is, but for group norms that this
+            project wrote for onnxruntime and for what this version of the library can't read), "plugin" (our kernels,
+            which the engine then holds; TensorRT only) or "auto" (see ``normdeploy.engines.norm_implementations``).
+        more_profiles: a further optimization profile each, as ``profiles``; a text may hold several ranges, joined by
+            commas: "batch=16:32:64,length=1:8:64".
+        timing_cache: a file of what was timed in earlier builds, read, added to and replaced whole; builds may share it
+            and run side by side.
+        workspace: the most memory that a layer may use while it runs, in bytes or as "512M".
+        optimization_level: how long the builder looks for faster kernels, from 0 on.
+        hardware_compatibility: "ampere-plus" or "same-compute-capability": other GPUs that the engine is to run on.
+        version_compatible: newer versions of the library are to load the engine.
+        refit: the engine's weights can be replaced.
+        weight_streaming: weights may stay in host memory while it runs.
+        ep_context: "embed" or "file": write an ONNX file with the engine in an EPContext node, or beside it, for
+            onnxruntime's TensorRT-RTX provider.
+        progress: called with (stage, done, total).
+        timeout: seconds.
+
+    Raises:
+        GraphError: the file is no valid ONNX.
+        InputError: a profile, a compute capability or an option does not fit, or the library does not take it.
+        BuildError: the library refuses the model, or failed; with its reason.
+        RuntimeUnavailable: the library, the GPU that it needs, or what the kernels need is not there.
+    """
+    runtime = call.runtime
+    norm_implementations.check_norm_impl(call.norm_impl, runtime)
+    # A model in memory has become a file.
+    source = Path(cast(PathLike, call.onnx_path))
+    target = Path(call.engine_path)
+    options = wanted_options.resolve_options(call, taken={"the model": source, "the engine": target})
+    if reason := describe_missing_runtime(runtime, gpu=runtime == "tensorrt"):
+        raise RuntimeUnavailable(f"{TITLES[runtime]} ({source.name}): {reason}")
+    if os.path.realpath(source) == os.path.realpath(target):
+        raise InputError(f"the engine {str(target)!r} would replace the model it is built from; give another name")
+    wanted = _check_capabilities(call.compute_capabilities, runtime)
+    proto = load_onnx(source, external_data=False)
+    if not proto.graph.node:
+        raise BuildError(
+            f"{source.name} holds no nodes: it computes nothing, and an engine of 0 layers is none; give the model"
+            " itself"
+        )
+    if reason := build_failures.explain_missing_fp8(proto, source.name, wanted):
+        raise InputError(reason)
+    shapes, *others = [
+        resolve_profile(graph_inputs(proto), recorded_input_specs(proto), given)
+        for given in (call.profiles, *map(_split_ranges, call.more_profiles))
+    ]
+    if others and not shapes:
+        raise InputError(f"{source.name} has no dynamic input, so {len(others) + 1} profiles would be one; give none")
+    resolve_writable_path(target)
+    start = time.perf_counter()
+    changed, norms = implement_requested_norms(
+        source, proto, call.norm_impl, runtime, installed_version(runtime), shapes, call.progress
+    )
+    if changed is None and any(None in i.dims for i in graph_inputs(proto)):
+        # The file may call several dims "?", which TensorRT takes for one size; as loaded, they have no name.
+        changed = load_onnx(source)
+    proto = changed or proto
+    with (
+        replace_atomically(target) as written,
+        tempfile.TemporaryFile() as log,
+        file_for_parser(source, changed, target) as path,
+    ):
+        request: dict[str, Any] = {"runtime": runtime, "onnx": str(path), "engine": str(written)}
+        request |= {"capabilities": wanted, "profile": shapes, "plugins": norm_implementations.count_plugins(proto)}
+        request |= {"packages": norm_implementations.list_plugin_packages(proto)}
+        request |= {"more_profiles": others, "options": options.to_request()}
+        request |= half_conversion.builder_request(proto)
+        end = builder_client.run_worker(request, log, call.progress or (lambda stage, done, total: None), call.timeout)
+        built = end.answer.get("built") if end.status == 0 else None
+        if built is None:
+            if "unknown" in end.answer:
+                raise InputError(build_failures.describe_unknown_capability(end.answer, runtime))
+            if end.answer.get("refused") == "packages":
+                raise ExtensionError(end.answer["reason"])
+            if end.answer.get("refused") == "option":
+                raise InputError(
+                    wanted_options.describe_refused_option(end.answer["option"], end.answer["reason"], runtime)
+                )
+            if end.answer.get("refused") == "plugins":
+                raise RuntimeUnavailable(
+                    f"the kernels can't be given to {TITLES[runtime]}: {end.answer['reason']}; pip install triton, and "
+                    "TensorRT 10.9 or newer (10.9 to 11.4 were tried)"
+                )
+            if "refused" in end.answer:
+                why = build_failures.describe_refusal(end.answer, proto, source.name, runtime)
+            else:
+                why = build_failures.describe_worker_end(end, log, runtime) + _explain_refit_without_gpu(options)
+            raise BuildError(why + _keep_log(log, target))
+        size = written.stat().st_size
+        context = None
+        if options.ep_context:
+            context = contexts.write_ep_context(
+                written, target, proto, source.name, options.ep_context, built["targets"], built["version"]
+            )
+    if context:
+        contexts.remove_stale_engines(Path(os.path.realpath(target)), context.file)
+    # of an earlier failure
+    _log_path(target).unlink(missing_ok=True)
+    seconds = time.perf_counter() - start
+    return Engine(
+        target,
+        size,
+        runtime,
+        built["version"],
+        tuple(wanted),
+        shapes,
+        built["layers"],
+        seconds,
+        call.norm_impl,
+        norms,
+        built["types"],
+        tuple(others),
+        options,
+        built["capability"],
+        (*options.notes(runtime), *built["notes"]),
+        context,
+    )
+
+
+def _split_ranges(given: Given) -> Given:
+    """Of one profile: a text may hold several ranges."""
+    if isinstance(given, str):
+        return given.split(",")
+    return given
+
+
+def _explain_refit_without_gpu(options: BuildOptions) -> str:
+    """A refittable engine was never seen to be built without a GPU: TensorRT-RTX 1.7 fails in a call of CUDA."""
+    if not (options.refit and (reason := explain_missing_gpu())):
+        return ""
+    return f". Refittable engines are built where a GPU is, and here is none ({reason}); leave --refit out"
+
+
+def _check_capabilities(given: Sequence[str], runtime: str) -> list[str]:
+    given = [given] if isinstance(given, str) else given
+    if given and runtime == "tensorrt":
+        raise InputError(
+            f"TensorRT builds for the GPU in this machine alone, not for {', '.join(given)}; use the runtime"
+            " tensorrt-rtx"
+        )
+    for capability in given:
+        if not re.fullmatch(r"\d+\.\d", capability):
+            raise InputError(
+                f"the compute capability {capability!r} can't be read; write it as NVIDIA does, such as 8.6"
+            )
+    return list(dict.fromkeys(given))
+
+
+# ------------------------------------------------------------------ what went wrong
+
+
+def _keep_log(log: IO[bytes], target: Path) -> str:
+    """Keep the log beside the engine, and say so."""
+    if target.exists():
+        before = f"; {target.name} is what it was before"
+    else:
+        before = ""
+    log.seek(0)
+    text = log.read()
+    if text:
+        write_bytes(_log_path(target), text)
+        return f". The log is in {str(_log_path(target))!r}{before}"
+    return before
+
+
+def _log_path(target: Path) -> Path:
+    return target.with_name(target.name + ".log")

@@ -1,0 +1,144 @@
+"""The options of a build that production needs: checked, and written for the process that builds."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError
+from ...runtimes.trt_runner import TITLES
+from ...storage.file_replacement import resolve_writable_path
+from ...verb_options import EngineOptions, find_option
+
+HARDWARE = {"ampere-plus": "AMPERE_PLUS", "same-compute-capability": "SAME_COMPUTE_CAPABILITY"}
+EP_CONTEXTS = ("embed", "file")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+_WHAT_TO_DO = {
+    "timing_cache": "leave --timing-cache out, or name another file",
+    "workspace": "leave --workspace out, or give another size",
+    "refit": "leave --refit out",
+    "version_compatible": "install the lean runtime (pip install tensorrt-lean) or leave --version-compatible out",
+    "hardware_compatibility": "leave --hardware-compat out",
+    "weight_streaming": "leave --weight-streaming out",
+    "optimization_level": "leave --optimization-level out, or give one that it has",
+}
+_WHAT_RTX_DOES = {
+    "timing_cache": "it times nothing when it builds; leave --timing-cache out",
+    "version_compatible": "its engines run with the version that built them; leave --version-compatible out",
+    "hardware_compatibility": "say which GPUs with --compute-capability",
+}
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What was asked for; None and False is the library's own way.
+
+    ``workspace`` is in bytes. ``hardware_compatibility`` is a key of ``HARDWARE``, ``ep_context`` one of
+    ``EP_CONTEXTS``.
+    """
+
+    timing_cache: str | None = None
+    workspace: int | None = None
+    optimization_level: int | None = None
+    hardware_compatibility: str | None = None
+    version_compatible: bool = False
+    refit: bool = False
+    weight_streaming: bool = False
+    ep_context: str | None = None
+
+    def to_request(self) -> dict[str, Any]:
+        """For `normdeploy.runtimes.build_options`; what was not asked for is left out."""
+        asked = {name: value for name, value in vars(self).items() if value not in (None, False)}
+        asked.pop("ep_context", None)
+        if self.timing_cache:
+            asked["timing_cache"] = os.path.realpath(self.timing_cache)
+        if self.hardware_compatibility:
+            asked["hardware_compatibility"] = HARDWARE[self.hardware_compatibility]
+        return asked
+
+    def notes(self, runtime: str) -> tuple[str, ...]:
+        """What an engine that is built so can do that others can't, and what has to be known of it."""
+        title = TITLES[runtime]
+        known = [
+            (self.refit, "refittable: its weights can be replaced without a build (IRefitter), at some cost in speed"),
+            (
+                self.version_compatible,
+                f"version-compatible: newer {title} of the same major version loads it, and runs the code that it"
+                " brings (engine_host_code_allowed)",
+            ),
+            (
+                self.weight_streaming,
+                "weights can be streamed: all of them stay on the GPU until a budget is set (run --weight-budget)",
+            ),
+            (
+                self.hardware_compatibility is not None,
+                f"hardware compatibility {self.hardware_compatibility}: it may be slower than one for a single GPU",
+            ),
+        ]
+        return tuple(text for asked, text in known if asked)
+
+
+def resolve_options(asked: EngineOptions, taken: dict[str, Path]) -> BuildOptions:
+    """
+    Args:
+        taken: role -> file that the timing cache must not replace.
+
+    Raises:
+        InputError: a value is none that there is, or they exclude each other.
+        NormdeployError: the timing cache can't be written.
+    """
+    if asked.hardware_compatibility is not None and asked.hardware_compatibility not in HARDWARE:
+        raise InputError(
+            f"there is no hardware compatibility {asked.hardware_compatibility!r}; it is one of {', '.join(HARDWARE)}"
+        )
+    if asked.optimization_level is not None and asked.optimization_level < 0:
+        raise InputError(f"the optimization level is {asked.optimization_level}; levels begin at 0")
+    if asked.ep_context is not None and asked.ep_context not in EP_CONTEXTS:
+        raise InputError(f"an EPContext file is written as one of {', '.join(EP_CONTEXTS)}, not {asked.ep_context!r}")
+    if asked.ep_context is not None and asked.runtime != "tensorrt-rtx":
+        raise InputError(
+            "an EPContext file is for onnxruntime's TensorRT-RTX provider, and its engine is built with the runtime"
+            f" tensorrt-rtx, not {asked.runtime}"
+        )
+    cache = None
+    if asked.timing_cache is not None:
+        cache = os.fspath(asked.timing_cache)
+        for role, path in taken.items():
+            if os.fspath(resolve_writable_path(cache)) == os.path.realpath(path):
+                raise InputError(
+                    f"the timing cache {str(asked.timing_cache)!r} would replace {role}; give another name"
+                )
+    size = None if asked.workspace is None else parse_byte_size(asked.workspace)
+    return BuildOptions(
+        cache,
+        size,
+        asked.optimization_level,
+        asked.hardware_compatibility,
+        asked.version_compatible,
+        asked.refit,
+        asked.weight_streaming,
+        asked.ep_context,
+    )
+
+
+def parse_byte_size(size: int | str) -> int:
+    """A size in bytes, from texts such as "512M" and "2GiB" too (powers of 1024).
+
+    Raises:
+        InputError: it can't be read, or is below 1.
+    """
+    match = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", str(size), re.IGNORECASE)
+    if match is None or not int(match[1]):
+        raise InputError(f"the workspace {size!r} can't be read; give bytes, or a size such as 512M or 2G")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def describe_refused_option(option: str, reason: str, runtime: str) -> str:
+    """Why the library does not take an option, and what to do."""
+    advice = _WHAT_RTX_DOES.get(option) if runtime == "tensorrt-rtx" else None
+    flag = find_option(EngineOptions, option).flag
+    return f"{TITLES[runtime]} takes no {flag}: {reason}; {advice or _WHAT_TO_DO[option]}"

@@ -1,0 +1,110 @@
+"""What ``export`` and ``optimize`` are asked, looked at before any work: the target, samples, quantization."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...compare.policy import parse_policy
+from ...errors import InputError
+from ...option_values import CUDA, ONNXRUNTIME
+from ...precision.tensor_ranges import load_samples
+from ...quantization.quantization_request import QuantizationRequest, require_half_support, require_runtime_kernels
+from ...verb_options import ConversionOptions
+
+
+def read_calibration_samples(options: ConversionOptions) -> Sequence[Mapping[str, Any]] | None:
+    """Read the user's samples for half precision before any work, so that a wrong file costs no export.
+
+    Returns:
+        None where there are none, or where they are for quantization.
+
+    Raises:
+        InputError: they can't be read, or nothing asks for them.
+    """
+    calibrate = options.calibrate if options.quantize is None else ()
+    if options.precision is None:
+        if calibrate or options.keep_io:
+            raise InputError(
+                "calibrate is for quantization and half precision, keep_io for half precision alone; ask for either"
+                " with quantize (int8, fp8, int4) or precision (fp16, bf16)"
+            )
+        return None
+    if not calibrate:
+        return None
+    samples: list[Mapping[str, Any]] = []
+    for item in calibrate:
+        samples += [item] if isinstance(item, Mapping) else load_samples([item])
+    return samples
+
+
+def select_target(options: ConversionOptions) -> str:
+    """The runtime whose forms are written.
+
+    Raises:
+        InputError: a provider is chosen of another runtime than onnxruntime.
+    """
+    if options.provider != "cuda":
+        return options.runtime
+    if options.runtime not in ONNXRUNTIME:
+        raise InputError(
+            f"provider 'cuda' is one of onnxruntime's, and the runtime is {options.runtime!r}; give runtime onnxruntime"
+            " with it"
+        )
+    return CUDA
+
+
+def parse_quantization_request(options: ConversionOptions) -> QuantizationRequest | None:
+    """What is asked for, looked at before any work; None where nothing is to be quantized.
+
+    Raises:
+        InputError: options contradict each other, or the runtime has no kernels.
+    """
+    runtime = select_target(options)
+    if options.quantize is None:
+        if options.metric or options.calibration or options.dynamic or options.rotate or options.keep_float:
+            raise InputError(
+                "metric, calibration, dynamic, rotate and keep_float are for quantization alone; ask for it with"
+                " quantize: int8, fp8 or int4"
+            )
+        return None
+    if not options.calibrate and options.quantize != "int4" and not options.dynamic:
+        raise InputError(
+            f"{options.quantize} takes ranges of samples; give some with --calibrate samples.npz (INT4 weights do"
+            " without, and --dynamic in onnxruntime)"
+        )
+    _require_metric_texts(options.metric)
+    if options.dynamic and options.calibration:
+        raise InputError(
+            f"with dynamic, ranges are taken while the model runs, and the calibration {options.calibration!r} would"
+            " take them of samples; leave one of --dynamic and --calibration out"
+        )
+    if options.metric and not options.calibrate:
+        raise InputError("a metric is judged on samples; give some with --calibrate samples.npz")
+    wish = QuantizationRequest(
+        options.quantize,
+        runtime,
+        options.calibration or "minmax",
+        parse_policy(None, options.metric),
+        options.dynamic,
+        options.precision or "",
+        options.rotate,
+        tuple(options.keep_float),
+    )
+    require_runtime_kernels(wish)
+    require_half_support(wish)
+    return wish
+
+
+def _require_metric_texts(metric: object) -> None:
+    """
+    Raises:
+        InputError: it is not what ``Thresholds`` says, which Python lets pass.
+    """
+    given = list(metric.values()) if isinstance(metric, Mapping) else [metric]
+    texts = [t for one in given for t in (one if isinstance(one, list | tuple) else [one])]
+    if metric is not None and not all(isinstance(t, str) for t in texts):
+        raise InputError(
+            f"the metric {metric!r} can't be read; give a text such as 'cosine>=0.995', several in a list, or a dict of"
+            " them by output: {'logits': 'cosine>=0.995'}"
+        )

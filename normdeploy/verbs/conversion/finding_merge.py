@@ -1,0 +1,42 @@
+"""One account of the two passes over the norms of a quantized file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...findings.records import Finding, combine_certificates
+
+
+def merge_findings(first: Sequence[Finding], second: Sequence[Finding]) -> tuple[Finding, ...]:
+    """One finding for each norm: what the second pass made of it, with the proof of the first."""
+    merged = list(first)
+    taken = set[int]()
+    for finding in second:
+        place = _find_same_norm(finding, [(i, f) for i, f in enumerate(first) if i not in taken])
+        if place is None:
+            merged.append(finding)
+            continue
+        taken.add(place)
+        before = first[place]
+        if finding.status == "fused":
+            certificate = combine_certificates(before.certificate, finding.certificate)
+            proved = (*before.proved, *finding.proved)
+            merged[place] = replace(finding, certificate=certificate, proved=tuple(dict.fromkeys(proved)))
+        else:
+            merged[place] = replace(before, notes=tuple(dict.fromkeys((*before.notes, *finding.notes))))
+    return tuple(merged)
+
+
+def _find_same_norm(finding: Finding, before: Sequence[tuple[int, Finding]]) -> int | None:
+    """Which finding is of the same norm: its result has that name, or it is the module's only one, or the name was
+    made of that name when the norm was split and quantized."""
+    alike = [(i, f) for i, f in before if (f.kind, f.place) == (finding.kind, finding.place)]
+    named = [i for i, f in alike if f.tensor == finding.tensor]
+    of_module = [i for i, f in alike if f.module and f.module == finding.module]
+    made = [(len(f.tensor), i) for i, f in alike if finding.tensor.startswith(f"{f.tensor}_")]
+    if named or len(of_module) == 1:
+        return (named or of_module)[0]
+    if made:
+        return max(made)[1]
+    return None

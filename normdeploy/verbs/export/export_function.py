@@ -1,0 +1,303 @@
+"""A PyTorch model to ONNX, every normalization fused, folded or named with the reason why not."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+
+from ...exporting.exporter import export_without_weights, write_record
+from ...graphs import simplification
+from ...loading.in_place_writes import buffer_write_notes, input_write_notes
+from ...model import LoadedModel, ModelSignature
+from ...rewriting import attention_fusion, rewrite_rollback
+from ...runtimes import ort_loadability
+from ...runtimes.torch_runners import EagerRunner
+from ...storage import record_signing
+from ...storage.export_record import raw_record, read_record, runs_code
+from ...types import PathLike, Progress
+from ...verb_options import ExportOptions, LoadingOptions
+from ..arguments.argument_validation import take_fields_as_arguments
+from ..arguments.export_result import ExportResult, ModelOrigin
+from ..arguments.model_source import load_source
+from ..conversion.conversion_stages import (
+    LOWERING,
+    Conversion,
+    ConversionStage,
+    compare_models,
+    count_nodes,
+    fuse_norms,
+    require_options,
+    run_stages,
+    unmeasured_forms_note,
+    write_file,
+)
+from ..stage_progress import StageTimer
+from ..verify import export_check
+from ..verify.random_draws import random_ops_of_program
+
+if TYPE_CHECKING:
+    from ..arguments.argument_validation import Example
+    from ..arguments.model_source import Source
+
+# Bytes of weights. To look for cycles takes up to half a second, a tenth of the export of a small model.
+_HEAVY = 2**26
+# The first with a usable GroupNormalization; from 23 on the exporter writes Attention, which TensorRT can't build.
+OPSET = 21
+
+
+@dataclass(frozen=True)
+class ExportCall(ExportOptions, LoadingOptions):
+    """What ``export`` is called with."""
+
+    source: Source
+    args: Example = ()
+    kwargs: Mapping[str, Any] | None = None
+    _: KW_ONLY
+    output: PathLike | None = None
+    custom_translation_table: Mapping[Any, Any] | None = None
+    progress: Progress | None = None
+
+    def load_source(self) -> LoadedModel:
+        """The model, whose parameters may lie in the memory of the module's."""
+        return load_source(self.source, self.args, self.kwargs, self.load_keywords, shared=True)
+
+
+@take_fields_as_arguments(ExportCall)
+def export(call: ExportCall) -> ExportResult:
+    """Turn a PyTorch model into ONNX with every normalization fused, folded or named with the reason why not.
+
+    Args:
+        source: a model file or folder, a live module or an exported program, which are left untouched.
+        args: example arguments of a live module: a tuple of them, one tensor, or a mapping of them by forward's
+        parameters.
+        kwargs: example keyword arguments.
+        output: where to write the ONNX file.
+        opset: 18 to 25; None is 21. The file is raised above it only where a norm's node needs that, which a note
+        tells.
+        runtime: which of equal standard forms to write: "any", "onnxruntime", "onnxruntime-accurate", "tensorrt" or
+        "tensorrt-rtx".
+        provider: of onnxruntime, "cpu" or "cuda": what runs best there (of cuda by its documents, not measured).
+        fuse: "standard", or "portable": this project's own ops with function bodies where no standard one says a norm.
+        strict: a failed certificate is an error; otherwise its rewrite is undone and reported.
+        strict_proof: a rewrite is an error whose certificate is not exact, or that makes NaN of a number at an infinite
+        input.
+        precision: "fp16" or "bf16": the file computes in it, but for what it can't hold
+        (``normdeploy.precision.half_conversion``).
+        calibrate: inputs to see that on: .npz files, or mappings name -> array; empty: some are generated. For
+            ``quantize`` samples, along the first axis of each array; every second batch of them calibrates, the others
+            judge.
+        keep_io: inputs and outputs of a half-precision file stay float32.
+        quantize: "int8", "fp8" or "int4": linear layers and convolutions compute in it, or hold their weights in it
+            (``normdeploy.quantization.quantizer``).
+        calibration: how ranges are taken of the samples: "minmax", "entropy" or "percentile".
+        metric: what the quantized file has to reach on samples that do not calibrate, such as "cosine>=0.995", or
+            output -> such texts; layers are left in float until it does.
+        dynamic: the ranges of activations are taken while the model runs, for int8 in onnxruntime; no samples needed.
+        rotate: with ``quantize``, the residual stream and the values of attentions are rotated by Hadamard matrices
+            first, where that is proved to change nothing (``normdeploy.quantization.stream_rotation``).
+        keep_float: with ``quantize``, layers that stay float, by their modules or results, such as "head" or
+            "layers.0.*".
+        compare_limit: bytes of weights up to which the whole model before and after the rewrites is compared
+        (`rewriting.rewrite_rollback`).
+        check: the file is run beside PyTorch at two small sizes, and an output that differs by more than rounding is an
+        error (`verbs.verify.export_check`).
+        custom_translation_table: operator of torch -> onnxscript function, as ``torch.onnx.export`` takes it
+        (`normdeploy.translations`).
+        progress: called with (stage, done, total); total is 0 where it is not known.
+        model, model_args, key, trust, imports, inputs, dims, eval, task, part, dynamic_shapes, code: how the model is
+            loaded; see ``normdeploy.loading.load`` (files) and ``from_module`` (live modules).
+
+    Raises:
+        NormdeployError: one of ``normdeploy.errors``; the message says what to do.
+    """
+    conversion = ExportConversion(call, call.source, call.output, StageTimer(call.progress))
+    run_stages(conversion, STAGES)
+    return conversion.make_result(ModelOrigin(call.source, call.args, call.kwargs, call.load_keywords))
+
+
+@dataclass
+class ExportConversion(Conversion):
+    """A PyTorch model on its way to a file."""
+
+    options: ExportCall
+    # Until its program is written.
+    model: LoadedModel | None = None
+    signature: ModelSignature = field(init=False)
+    # What PyTorch makes of the model at two small sizes.
+    expected: export_check.ExpectedOutputs = field(init=False)
+    simplified: simplification.SimplifiedModel = field(init=False)
+    # Notes of loading, and the kinds of random numbers that the model draws.
+    of_loading: list[str] = field(default_factory=list)
+    draws: Sequence[str] = ()
+    # Whether the record names code that loading the model may run.
+    brings_code: bool = False
+
+    def example_feeds(self) -> list[dict[str, np.ndarray]]:
+        """Random inputs at the usual and at the smallest sizes."""
+        signature = replace(self.signature, inputs=tuple(self.inputs))
+        smallest = {name: dim.min for name, dim in signature.named_dims.items()}
+        return [signature.samples(0), signature.samples(1, smallest)]
+
+
+# ------------------------------------------------------------------ the stages, in the order in which they are run
+
+
+def load_model(export: ExportConversion) -> None:
+    """Load and trace the model."""
+    export.model = export.options.load_source()
+
+
+def trace_model(export: ExportConversion) -> None:
+    """Write the model's program as ONNX."""
+    call = export.options
+    assert export.model is not None
+    export.proto, weights = export_without_weights(
+        export.model,
+        opset=call.opset or OPSET,
+        custom_translation_table=call.custom_translation_table,
+        progress=call.progress,
+    )
+    export.signature = export.model.as_signature
+    export.inputs = export.signature.inputs
+    opset = call.opset or attention_fusion.OPSET
+    export.set_wanted(weights, attentions=call.precision is None and opset >= attention_fusion.OPSET)
+
+
+def run_reference(export: ExportConversion) -> None:
+    """Run the model in PyTorch, for the file to be compared with."""
+    assert export.model is not None
+    if export.options.check:
+        export.expected = export_check.run_expected(export.model)
+    else:
+        export.expected = export_check.ExpectedOutputs(())
+
+
+def release_model(export: ExportConversion) -> None:
+    """Let the memory of the model go, of which nothing more is asked."""
+    model = export.model
+    assert model is not None
+    export.draws = random_ops_of_program(model.program)
+    export.of_loading = [*model.notes, *buffer_write_notes(model.written), *input_write_notes(model.program)]
+    export.model = None
+    # It is in cycles, as torch's graphs are.
+    del model
+    if rewrite_rollback.total_weight_bytes(export.proto) >= _HEAVY and isinstance(
+        export.options.source, str | os.PathLike
+    ):
+        gc.collect()
+
+
+def clean_up(export: ExportConversion) -> None:
+    """Compute constants, and remove what nothing reads."""
+    samples = export.example_feeds() if export.before is None else ()
+    export.simplified = _simplify_model(export.proto, samples, progress=export.options.progress)
+
+
+def compare_rewritten(export: ExportConversion) -> None:
+    """Compare the whole model before and after.
+
+    Raises:
+        ExportError: onnxruntime does not load or run the file.
+    """
+    export.proto = compare_models(export, lambda plain: _simplify_model(plain).proto, export.simplified.proto)
+    export.ran = export.ran or export.simplified.ran
+    export.before = None
+    if not export.ran:
+        export.notes += ort_loadability.require_runnable(
+            export.proto, export.example_feeds(), export.options.runtime, partial(_why_not_eager, export.options)
+        )
+
+
+def compare_with_reference(export: ExportConversion) -> None:
+    """Compare the file with what PyTorch made of the model.
+
+    Raises:
+        ExportError: an output differs by more than rounding.
+    """
+    call = export.options
+    export.notes += export_check.require_expected_outputs(export.expected, export.proto, call.load_source, call.runtime)
+
+
+def add_record(export: ExportConversion) -> None:
+    """Write into the file how it was made.
+
+    Raises:
+        GraphError: what is written can't be read again.
+    """
+    call = export.options
+    flags: dict[str, Any] = {name: getattr(call, name) for name in ("opset", "runtime", "fuse", "strict", "trust")}
+    flags |= {name: getattr(call, name) for name in ("precision", "quantize", "rotate") if getattr(call, name)}
+    write_record(export.proto, replace(export.signature, inputs=tuple(export.inputs)), flags)
+    # A record that can't be read again is refused before anything is written.
+    export.brings_code = runs_code(read_record(export.proto))
+
+
+def sign_file(export: ExportConversion) -> None:
+    """Sign a file whose record names code."""
+    if export.brings_code:
+        record_signing.sign_record(raw_record(export.proto), export.output)
+
+
+def note_the_rest(export: ExportConversion) -> None:
+    """Add the notes that are of no stage before, and count the nodes."""
+    call = export.options
+    notes = export.notes
+    notes += [export.simplified.note] if export.simplified.note else []
+    notes += export.of_loading
+    if export.draws:
+        notes.append(f"the file draws random numbers ({', '.join(export.draws)}), so it can't be verified")
+    notes += unmeasured_forms_note(call)
+    taken = export.signature.taken
+    if taken:
+        dims = export.signature.named_dims.items()
+        sizes = [f"{d.name}={d.min}:{d.opt}:{d.max} ({taken[name]})" for name, d in dims if name in taken]
+        notes.append(f"sizes taken where none were stated: {', '.join(sizes)}; state others with --dim")
+    if call.opset is not None and export.summary.opset > call.opset:
+        notes.append(
+            f"the file has opset {export.summary.opset}, not {call.opset}: a node that was written, or its type, needs"
+            " it"
+        )
+    count_nodes(export)
+
+
+STAGES: tuple[ConversionStage[ExportConversion], ...] = (
+    ConversionStage(require_options),
+    ConversionStage(load_model, "load"),
+    ConversionStage(trace_model, "export"),
+    ConversionStage(run_reference, "reference"),
+    ConversionStage(release_model),
+    ConversionStage(fuse_norms, "norms"),
+    ConversionStage(clean_up, "simplify"),
+    ConversionStage(compare_rewritten, "compare"),
+    ConversionStage(compare_with_reference, "check"),
+    *LOWERING,
+    ConversionStage(add_record),
+    ConversionStage(write_file, "write", Conversion.is_written),
+    ConversionStage(sign_file),
+    ConversionStage(note_the_rest),
+)
+
+
+def _simplify_model(
+    proto: onnx.ModelProto, samples: Sequence[Mapping[str, Any]] = (), progress: Progress | None = None
+) -> simplification.SimplifiedModel:
+    return simplification.simplify(proto, samples, resolves=True, progress=progress)
+
+
+def _why_not_eager(call: ExportCall, feeds: Mapping[str, Any]) -> str:
+    """Why PyTorch does not run the model on these inputs, "" where it does."""
+    model = load_source(call.source, call.args, call.kwargs, call.load_keywords)
+    try:
+        with EagerRunner(model) as runner:
+            runner.infer(feeds)
+    # Whatever torch or the model raises.
+    except Exception as error:
+        return str(error) or type(error).__name__
+    return ""

@@ -1,0 +1,155 @@
+"""The parts of a Hugging Face encoder-decoder, written into one folder.
+
+<folder>/
+  encoder_model.onnx             what the encoder makes of the whole input
+  decoder_model.onnx             the first tokens; gives the keys and values of both attentions
+  decoder_with_past_model.onnx   the tokens behind others; takes keys and values, gives those of its own attention
+  config.json, tokenizer.json, ...   copied from the model's folder (``COPIED``, as far as they are there)
+
+The names are those of the optimum library's ONNX export, whose classes look for them. A folder that optimum wrote is
+verified too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from ...errors import InputError
+from ...findings.rendering import Renderable
+from ...loading import load_parts
+from ...loading.hub import resolve_model_path
+from ...loading.huggingface_tasks import ALL_PARTS, PART_FILES
+from ...storage.folder_replacement import replace_folder_atomically, require_empty_dir
+from ...types import PathLike, Progress
+from ...verb_options import ConversionOptions, ExportOptions, LoadingOptions, as_keywords
+from ..arguments.argument_validation import take_fields_as_arguments
+from ..arguments.export_result import ExportResult, ModelOrigin
+from ..stage_progress import prefix_progress
+from .export_function import export
+
+COPIED = (
+    *("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("vocab.json", "vocab.txt", "merges.txt", "normalizer.json"),
+    *("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm", "target.spm"),
+)
+"""What says how to make inputs and to decode outputs; data alone, no weights and no code."""
+_OF_FOLDERS = frozenset({"trust", "imports", "dims", "task", "part"})
+
+
+class ExportedParts(dict[str, ExportResult], Renderable):
+    """What ``export_parts`` wrote: file name -> what ``export`` gives of that part."""
+
+
+@dataclass(frozen=True)
+class ExportPartsCall(ExportOptions, LoadingOptions):
+    """What ``export_parts`` is called with."""
+
+    source: PathLike
+    output: PathLike
+    _: KW_ONLY
+    progress: Progress | None = None
+
+
+@take_fields_as_arguments(ExportPartsCall)
+def export_parts(call: ExportPartsCall) -> ExportedParts:
+    """Turn the encoder, the decoder and the decoder with its past of a Hugging Face model into ONNX files that fit each
+    other.
+
+    The weights are read once. The folder appears when all of it is written.
+
+    Args:
+        source: a folder that ``save_pretrained`` wrote, or a model's name on the Hub.
+        output: a new or empty folder; ``normdeploy.verbs.export.parts_export`` says what is in it.
+        opset, runtime, provider, fuse, strict, strict_proof, precision, keep_io, compare_limit, check: as for
+        ``export``, for each part. Parts are neither calibrated nor quantized together.
+        progress: called with (part and stage, done, total).
+        trust, imports, dims, task: as for ``export``. Each part takes those dims that it has.
+
+    Returns:
+        File name -> what ``export`` gives of that part.
+
+    Raises:
+        InputError: the model is no encoder-decoder, or an option is for one file alone.
+        NormdeployError: as ``export``; or ``output`` is not empty or can't be written.
+    """
+    _require_one_for_all(call)
+    target = _require_new_folder(call.output)
+    read = _loading_of_all(call)
+    options = as_keywords(call, ExportOptions)
+    results: dict[str, ExportResult] = {}
+    with replace_folder_atomically(target) as folder:
+        for part, model in load_parts(os.fspath(call.source), **cast("Any", read)):
+            results[part] = export(
+                cast("Any", model),
+                output=folder / PART_FILES[part],
+                trust=call.trust,
+                progress=prefix_progress(part, call.progress),
+                **options,
+            )
+        _copy_config(call.source, folder)
+    written: dict[str, ExportResult] = {}
+    for part, result in results.items():
+        origin = ModelOrigin(call.source, loading={**read, "part": part})
+        written[PART_FILES[part]] = replace(result, path=target / PART_FILES[part], origin=origin)
+    return ExportedParts(written)
+
+
+def _require_one_for_all(options: ConversionOptions) -> None:
+    """
+    Raises:
+        InputError: an option is for one part alone.
+    """
+    if options.calibrate:
+        raise InputError(
+            "--calibrate holds the inputs of one part, and all are exported; leave it out, or export that part alone"
+        )
+    if options.quantize is not None:
+        raise InputError("parts are quantized one by one; export that part alone, with --part NAME")
+
+
+def _loading_of_all(call: ExportPartsCall) -> dict[str, Any]:
+    """The options of loading that the parts have in common, without the part.
+
+    Raises:
+        InputError: one is of one part alone.
+    """
+    stated: dict[str, Any] = {name: value for name, value in call.load_keywords.items() if value}
+    if foreign := sorted(name for name in stated if name not in _OF_FOLDERS):
+        raise InputError(
+            f"{foreign[0]} is of one part, and all are exported; leave it out, or export the parts one by one"
+        )
+    part = stated.pop("part", ALL_PARTS)
+    if part != ALL_PARTS:
+        raise InputError(
+            f"the part {part!r} alone is one file: `normdeploy export` writes it, from Python normdeploy.export"
+        )
+    return stated
+
+
+def _require_new_folder(output: PathLike) -> Path:
+    """Where the folder is to stand.
+
+    Raises:
+        InputError: ``output`` is named like a file, or is one.
+        NormdeployError: it is a folder that is not empty, or that it would stand in is not there.
+    """
+    path = Path(output)
+    if path.suffix == ".onnx" or path.is_file():
+        raise InputError(
+            f"all parts are a folder of files, and the output {os.fspath(output)!r} is"
+            f" {'a' if path.is_file() else 'named like a'} file; give a new folder, such as"
+            f" {os.fspath(path.with_suffix(''))}-onnx, or one part with --part"
+        )
+    return require_empty_dir(output)
+
+
+def _copy_config(source: PathLike, folder: Path) -> None:
+    model = resolve_model_path(os.fspath(source))
+    for name in COPIED:
+        if (model / name).is_file():
+            shutil.copyfile(model / name, folder / name)

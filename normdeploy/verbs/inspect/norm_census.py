@@ -1,0 +1,116 @@
+"""The norm census: every norm of a file, what ``optimize`` would write for it, and how each runtime takes both; and the
+linear layers of a quantized file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import onnx
+
+from ...contrib.name_clashes import rename_clashing_functions
+from ...errors import InputError
+from ...findings.records import Finding, RuntimeSupport, Summary
+from ...graphs import norm_extraction
+from ...graphs.norm_diagrams import draw_norm_diagrams
+from ...graphs.quantization_info import all_quantizations, is_quantized
+from ...recognition.explanations import explain as explained
+from ...recognition.lookalikes import find_lookalikes
+from ...rewriting import norm_optimizer
+from ...runtimes import kernel_support
+from ...storage.node_order import with_sorted_nodes
+from ...storage.weight_serialization import share_large_weights
+from ...types import Progress
+
+# place of the finding, which form of it
+Form = tuple[int, Literal["now", "optimized"], onnx.ModelProto]
+
+
+def take_census(
+    proto: onnx.ModelProto,
+    *,
+    runtime: str = "any",
+    fuse: str = "standard",
+    explain: str | None = None,
+    progress: Progress | None = None,
+    chains: bool = True,
+) -> Summary:
+    """What is to be known of the normalizations of ``proto``, which is not changed, and where it is quantized of its
+    linear layers.
+
+    Args:
+        proto: the model with its weights, or with references to them (`normdeploy.storage.shared_weights`).
+        runtime, fuse: as for ``optimize``, which is what would be done.
+        explain: a tensor, a node or a module path to explain; the runtimes are not asked then.
+        progress: called with (stage, done, total).
+        chains: whether to show norms of several nodes to the runtimes as they stand in the file, too.
+
+    Raises:
+        GraphError: the model can't be read.
+        InputError: nothing is called as ``explain`` says, or it is empty.
+    """
+    if explain is not None and not explain.strip():
+        raise InputError(
+            f"the name to explain is {explain!r}; give that of a tensor, a node or a module (`inspect` alone lists the"
+            " norms)"
+        )
+    proto, weights = share_large_weights(with_sorted_nodes(proto))
+    layers = (
+        tuple(layer for q in all_quantizations(proto) for layer in q.quantized_layers()) if is_quantized(proto) else ()
+    )
+    out, summary = norm_optimizer.optimize_norms(
+        proto, runtime=runtime, fuse=fuse, progress=progress, census=True, weights=weights
+    )
+    proto = rename_clashing_functions(proto)[0]
+    out = rename_clashing_functions(out)[0]
+    findings = [*summary.findings, *find_lookalikes(proto, summary.findings)]
+    if explain is not None:
+        return replace(summary, findings=tuple(findings), explanations=explained(proto, findings, explain))
+    if progress is not None:
+        progress("runtimes", 0, 0)
+    findings, notes = _ask_runtimes(findings, _norm_forms(findings, proto, out, chains))
+    return replace(
+        summary,
+        findings=tuple(findings),
+        notes=tuple(notes),
+        pictures=draw_norm_diagrams(findings, proto, out),
+        layers=layers,
+    )
+
+
+def _ask_runtimes(findings: Sequence[Finding], forms: Sequence[Form]) -> tuple[list[Finding], list[str]]:
+    """The findings, each with what the runtimes make of it."""
+    if not forms:
+        return list(findings), []
+    distinct = {model.SerializeToString(deterministic=True): model for _, _, model in forms}
+    asked, notes = kernel_support.query_runtimes(list(distinct.values()))
+    place = {key: i for i, key in enumerate(distinct)}
+    supports: dict[int, list[RuntimeSupport]] = {}
+    for index, form, model in forms:
+        answer_of = place[model.SerializeToString(deterministic=True)]
+        nodes = tuple(n.op_type for n in model.graph.node if n.op_type != "Constant")
+        for runtime in asked:
+            answer = runtime.answers[answer_of]
+            support = RuntimeSupport(runtime.runtime, form, nodes, answer.verdict, answer.parts, answer.reason)
+            supports.setdefault(index, []).append(support)
+    return [replace(f, runtimes=tuple(supports.get(i, ()))) for i, f in enumerate(findings)], notes
+
+
+def _norm_forms(findings: Sequence[Finding], proto: onnx.ModelProto, out: onnx.ModelProto, chains: bool) -> list[Form]:
+    """Each norm as a model of its own: as the file has it, and as ``optimize`` writes it."""
+    forms: list[Form] = []
+    nested = any(f.place for f in findings)
+    for form, source in (("now", proto), ("optimized", out)):
+        cutters = {
+            place: norm_extraction.NormExtractor(model)
+            for place, model in (norm_extraction.models_by_location(source) if nested else {"": source}).items()
+        }
+        for i, finding in enumerate(findings):
+            tensors = finding.tensors if form == "now" else finding.written
+            if finding.place not in cutters:
+                continue
+            model = cutters[finding.place].extract_model(tensors, {finding.input: finding.shape})
+            if model is not None and (chains or form == "optimized" or len(model.graph.node) == 1):
+                forms.append((i, form, model))  # type: ignore[arg-type]
+    return forms

@@ -1,0 +1,1 @@
+"""ONNX files from anywhere, their norms fused or folded and the rest cleaned up."""

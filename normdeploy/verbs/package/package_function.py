@@ -1,0 +1,287 @@
+"""Writes the evidence bundle: a model repository for Triton Inference Server, and the evidence that its models are
+right.
+
+<output>/
+  manifest.json          what is in it, versions, SHA-256 of every file, bounds and results
+  (``normdeploy.verbs.package.evidence_bundle``) README.md              how to serve it and how to check it
+  report.json            the report, with the norms and what the runtimes make of the samples; report.html: the same as
+  a page certificates/*.json    the proof of each rewrite, from the report of export or optimize
+  samples/*.npz          inputs, and the outputs that are expected of them (``normdeploy.verbs.package.samples``)
+  engines/*.engine       TensorRT-RTX engines, which Triton can't serve, and what it compiled of each for this GPU
+  (*.runtime-cache)
+  model_repository/
+    <name>_onnx/config.pbtxt, 1/model.onnx and its weights, warmup/* <name>_trt/config.pbtxt, 1/*.plan, warmup/*
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...environment import source_date_epoch
+from ...evidence.signing_keys import Signer
+from ...evidence.slsa_provenance import ProvenanceRecord
+from ...findings.rendering import Renderable
+from ...reports.report import Report
+from ...reports.report_page import render_page
+from ...storage.folder_replacement import replace_folder_atomically
+from ...storage.onnx_files import hash_file, load_onnx
+from ..arguments.argument_validation import take_fields_as_arguments
+from ..inspect.norm_census import take_census
+from . import bundle_text as words
+from . import evidence_bundle, manifest, triton_config
+from .bundle_signing import sign_bundle
+from .model_files import PackagedEngine, copy_engines, copy_onnx, parse_engines
+from .package_job import (
+    PackageJob,
+    batch_range,
+    check_target,
+    make_job,
+    make_samples,
+    make_serving,
+    read_certificates,
+    require_loadable,
+    require_serving,
+)
+from .package_options import PackageCall
+from .triton_config import ServingOptions, TritonPort, WarmupRequest
+
+# torch takes seconds to import
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .sample_judgement import Judgement
+    from .samples import Samples
+
+# samples, where Triton does not batch
+_WARMUPS = 3
+
+
+@dataclass(frozen=True)
+class Package(Renderable):
+    """What ``package`` wrote.
+
+    ``models`` are the folders in the repository, ``serving`` how Triton is told to batch, ``judgement`` what the
+    runtimes here make of the samples. True where the bundle's own files were run and pass as they are configured.
+    """
+
+    path: Path
+    models: tuple[str, ...]
+    serving: ServingOptions
+    judgement: Judgement
+    # whether onnxruntime's optimizer is left on
+    optimize: bool
+    files: int
+    bytes: int
+    notes: tuple[str, ...]
+    seconds: float
+
+    def __bool__(self) -> bool:
+        used = [r for r in self.judgement.results if self.optimize or "(optimizer on)" not in r.runtime]
+        return bool(used) and all(used)
+
+
+@take_fields_as_arguments(PackageCall, onnx="onnx_path")
+def package(call: PackageCall) -> Package:
+    """Write an evidence bundle: a repository for Triton, samples with expected outputs, report, certificates, versions
+    and hashes.
+
+    The ONNX file and engines are hard links where the file system allows it; weights outside the file are copied once.
+    The folder ``output`` appears, or is replaced, only when all of it is written.
+
+    Args:
+        onnx_path: the file, a model in memory, or what ``export`` gave.
+        source: the PyTorch model file, whose float64 answers are then the expected outputs; without it they are
+            onnxruntime's, its optimizer off.
+        engines: TensorRT engines made of the file, as "8.6=a.plan" where there are several, and TensorRT-RTX engines.
+        feeds: .npz files or mappings name -> array, the samples; without them some are generated.
+        name: of the models; the ONNX file's name without it.
+        max_batch: for Triton; None: the largest that the export recorded, 0: no batching.
+        instances: of each model (on each GPU).
+        provider: where Triton runs the ONNX file: "cpu" or "cuda".
+        report_from: the JSON report of ``export`` or ``optimize``, which holds the certificates.
+        replace: an older bundle at ``output`` may be replaced.
+        sign: a private key's PEM file: the bundle gets a bill of materials, and a signed statement of what it was made
+            of (docs/evidence.md).
+        progress: called with (stage, done, total).
+        model, model_args, key, trust, ...: how to load ``source``, as for ``export``; as ``verify`` takes it from the
+            file's record.
+
+    Raises:
+        InputError: an argument does not fit the file, or ``output`` is not empty.
+        GraphError, RuntimeUnavailable: the file is broken, or can't be run at all; or a library that signs is missing.
+        NormdeployError: the folder can't be written.
+    """
+    from .sample_judgement import explain_row_dependence, judge_samples
+
+    start = time.perf_counter()
+    started = datetime.now(UTC)
+    signer = None if call.sign is None else Signer(call.sign)
+    require_serving(call)
+    target = check_target(call)
+    job = make_job(call)
+    brought = parse_engines(call.engines)
+    certificates = read_certificates(call.report_from, job.proto)
+    samples, batch, why = make_samples(job, call)
+    commands = words.reproduction_commands(call, job.proto)
+    with replace_folder_atomically(target) as folder:
+        repository = folder / words.REPOSITORY
+        onnx_file = copy_onnx(job.path, job.proto, repository / f"{job.name}_onnx" / "1")
+        placed = copy_engines(brought, repository / f"{job.name}_trt" / "1", folder / "engines")
+        paths = [folder / e.path for e in placed]
+        judgement = judge_samples(onnx_file, paths, samples, runtime_cache=True, progress=call.progress)
+        optimize = not judgement.optimizer_is_wrong
+        require_loadable(judgement, call, optimize=optimize)
+        serving = make_serving(
+            batch, why or explain_row_dependence(onnx_file, samples), call, batch_range(job, batch, samples)
+        )
+        outputs = triton_config.runtime_outputs(onnx_file, job.outputs, optimize=optimize)
+        configs = _write_configs(
+            job, outputs, repository, placed, serving, samples, gpu=call.provider == "cuda", optimize=optimize
+        )
+        models = tuple(Path(config).parent.name for config in configs)
+        notes = words.bundle_notes(
+            job.notes,
+            serving,
+            placed,
+            judgement,
+            optimize=optimize,
+            certificates=None if call.report_from is None else len(certificates),
+        )
+        summary = take_census(load_onnx(onnx_file), progress=call.progress)
+        manifest.write_samples(folder, samples, manifest.npz_keys([*job.inputs, *job.outputs]))
+        for index, certificate in enumerate(certificates):
+            manifest.write_json(folder / "certificates" / f"{index:03}.json", certificate)
+        seconds = time.perf_counter() - start
+        files = {"source": job.path.name, "output": target.name}
+        made = words.package_command(commands)
+        _write_report(
+            folder,
+            Report(
+                "package",
+                files,
+                summary,
+                parity=judgement,
+                notes=tuple(notes),
+                command=made,
+                seconds={"package": seconds},
+            ),
+        )
+        readme = words.render_readme(job.name, models, serving, samples.reference, len(samples.cases))
+        (folder / "README.md").write_text(readme, encoding="utf-8")
+        content = manifest.manifest_head() | {
+            "name": job.name,
+            "source": {"file": job.path.name, "sha256": hash_file(job.path)},
+            "model": job.model,
+            "onnx": onnx_file.relative_to(folder).as_posix(),
+            "configs": configs,
+            "engines": manifest.engines_to_json(placed),
+            **manifest.evidence_section(folder, job.inputs, job.outputs, samples, judgement, summary),
+            "commands": commands,
+            "files": manifest.hash_files(folder, call.progress),
+        }
+        manifest.write_json(folder / evidence_bundle.MANIFEST, content)
+        if signer is not None:
+            sign_bundle(folder, signer, _bundle_origin(content, call, brought, started))
+    sizes = [told["bytes"] for told in content["files"].values()]
+    count = len(sizes) + (1 if signer is None else len(evidence_bundle.BESIDE))
+    return Package(target, models, serving, judgement, optimize, count, sum(sizes), tuple(notes), seconds)
+
+
+def _bundle_origin(
+    content: Mapping[str, Any], call: PackageCall, engines: Sequence[PackagedEngine], started: datetime
+) -> ProvenanceRecord:
+    """What the bundle was made of; times where SOURCE_DATE_EPOCH does not forbid them."""
+    files = [*(e.path for e in engines), *(i for i in call.sample_sources if isinstance(i, str | os.PathLike))]
+    files += [] if call.report_from is None else [call.report_from]
+    found = [(content["source"]["file"], content["source"]["sha256"]), *((Path(f).name, hash_file(f)) for f in files)]
+    if content["model"] is not None and call.source is not None:
+        found.append((Path(call.source).name, content["model"]["sha256"]))
+    made_of = dict[str, str]()
+    for index, (name, digest) in enumerate(found):
+        made_of[f"{index}/{name}" if made_of.get(name, digest) != digest else name] = digest
+    times = () if source_date_epoch() is not None else (f"{t:%Y-%m-%dT%H:%M:%SZ}" for t in (started, datetime.now(UTC)))
+    return ProvenanceRecord({"commands": content["commands"]}, made_of, "", {}, *times)
+
+
+# ------------------------------------------------------------------ written
+
+
+def _write_configs(
+    job: PackageJob,
+    outputs: Sequence[TritonPort],
+    repository: Path,
+    placed: Sequence[PackagedEngine],
+    serving: ServingOptions,
+    samples: Samples,
+    *,
+    gpu: bool,
+    optimize: bool,
+) -> list[str]:
+    """Write the configurations and warm-up data; their paths in the bundle. ``outputs`` are those of the ONNX file as
+    it is run."""
+    served = [e for e in placed if e.is_served]
+    plans = {e.capability: Path(e.path).name for e in served} if served and served[0].capability else None
+    models = [(f"{job.name}_onnx", "onnxruntime")] + ([(f"{job.name}_trt", "tensorrt")] if served else [])
+    paths = []
+    for name, runtime in models:
+        folder = repository / name
+        warmups = _make_warmups(folder / "warmup", job, serving, samples)
+        of_engines = runtime == "tensorrt"
+        config = triton_config.Config(
+            name=name,
+            runtime=runtime,
+            inputs=job.inputs,
+            outputs=job.outputs if of_engines else outputs,
+            serving=serving,
+            gpu=gpu or of_engines,
+            files=plans if of_engines else None,
+            optimize=optimize or of_engines,
+            warmups=warmups,
+        )
+        (folder / "config.pbtxt").write_text(config.config_text(), encoding="utf-8")
+        paths.append(f"{words.REPOSITORY}/{name}/config.pbtxt")
+    return paths
+
+
+def _make_warmups(folder: Path, job: PackageJob, serving: ServingOptions, samples: Samples) -> list[WarmupRequest]:
+    """Requests of real samples: one row at the batch sizes that count, or whole samples where Triton does not batch."""
+    whole = [s for s in samples.cases if all(a.size for a in s.inputs.values())]
+    real = [s for s in whole if s.kind in ("random", "given")] or whole
+    if serving.max_batch and real:
+        files, shapes = _write_raw_inputs(folder, 0, {n: a[0] for n, a in real[0].inputs.items()}, job)
+        sizes = sorted({1, *serving.preferred, serving.max_batch})
+        return [WarmupRequest(f"batch {size}", size, files, shapes) for size in sizes]
+    return [
+        WarmupRequest(f"sample {i}", 1, *_write_raw_inputs(folder, i, s.inputs, job))
+        for i, s in enumerate(real[:_WARMUPS])
+    ]
+
+
+def _write_raw_inputs(
+    folder: Path, number: int, arrays: Mapping[str, np.ndarray], job: PackageJob
+) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
+    files = {}
+    shapes = {}
+    for index, port in enumerate(job.inputs):
+        folder.mkdir(exist_ok=True)
+        array = arrays[port.name]
+        files[port.name], shapes[port.name] = f"{number}_{index}.bin", tuple(array.shape)
+        (folder / files[port.name]).write_bytes((array if sys.byteorder == "little" else array.byteswap()).tobytes())
+    return files, shapes
+
+
+def _write_report(folder: Path, report: Report) -> None:
+    text = report.to_json()
+    (folder / "report.json").write_bytes(text.encode(errors="replace"))
+    # jinja2 and matplotlib are an extra
+    with suppress(ImportError):
+        (folder / "report.html").write_bytes(render_page(json.loads(text)).encode(errors="replace"))

@@ -1,0 +1,314 @@
+"""Re-verifies a bundle: compares it with its manifest, runs its samples again and flags regressions.
+
+Worse is: a file that differs from its hash, is missing or does not belong there; a configuration that can't be read or
+does not fit the model; an output that passed and fails now, or whose runtime can't be run any more; a norm that is
+gone, or that a runtime had a kernel for and now runs as a function of primitives or refuses. Other versions, smaller or
+larger errors within the bounds and new runtimes are told.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...environment import describe_environment
+from ...errors import GraphError, InputError, NormdeployError
+from ...evidence.signing_keys import load_public_keys
+from ...findings.rendering import Renderable
+from ...runtimes.runtime_cache import default_cache_path
+from ...storage.onnx_files import hash_file, load_onnx
+from ...types import PathLike, Progress
+from ..inspect.norm_census import take_census
+from ..package.bundle_signing import list_signers, require_signed
+from ..package.bundle_text import REPOSITORY
+from ..package.evidence_bundle import BESIDE, EvidenceBundle, open_bundle, parse_files, require_hashes, scan_folder
+from ..package.manifest import norms_to_json, results_to_json
+from .bundle_change import BundleChange
+from .config_checks import check_configs
+
+# torch takes seconds to import
+if TYPE_CHECKING:
+    from ..package.sample_judgement import Judgement
+
+SCHEMA = "normdeploy/recheck/1"
+_RANK = {"kernel": 0, "layers": 0, "function": 1, "missing": 2}
+# an error that changed by less is the same: two evaluations differ by as much
+_TELLING = 2.0
+
+
+@dataclass(frozen=True)
+class Recheck(Renderable):
+    """What ``recheck`` found; true where nothing got worse.
+
+    ``judgement`` is what the runtimes make of the samples now, None where none could be run.
+    """
+
+    path: Path
+    name: str
+    made: str
+    files: int
+    changes: tuple[BundleChange, ...]
+    judgement: Judgement | None
+    notes: tuple[str, ...]
+    seconds: float
+
+    def __bool__(self) -> bool:
+        return not any(change.worse for change in self.changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """In the values of JSON, of schema ``normdeploy/recheck/1``: ok, name, made (when the bundle was), files
+        (compared), changes (what, name, was, now, worse), parity (as in ``normdeploy.reports.report``, or null), notes,
+        seconds."""
+        parity = None if self.judgement is None else self.judgement.to_json()
+        told = {"schema": SCHEMA, "ok": bool(self), "name": self.name, "made": self.made, "files": self.files}
+        return told | {
+            "changes": [asdict(c) for c in self.changes],
+            "parity": parity,
+            "notes": list(self.notes),
+            "seconds": self.seconds,
+        }
+
+
+def recheck(
+    folder: PathLike, *, onnx: PathLike | None = None, trust: Sequence[PathLike] = (), progress: Progress | None = None
+) -> Recheck:
+    """Compare a bundle with what its manifest says, and run its samples again in every runtime at hand.
+
+    Nothing in the bundle is believed: no path leads out of it, no link is followed, nothing is unpickled, and samples
+    and engines that differ from their hash are not used. Loading an engine runs what it holds, as it does anywhere:
+    recheck engines of people you trust.
+
+    Args:
+        onnx: a newer ONNX file of the same model, run in place of the bundle's.
+        trust: PEM files of public keys: nothing is run unless one of them has signed the bundle as it is.
+        progress: called with (stage, done, total).
+
+    Raises:
+        InputError: it is no bundle, its manifest is malformed, or names what is not in it.
+        GraphError: ``onnx`` is missing or broken.
+        EvidenceError: with ``trust``: the bundle is not signed by such a key, or not as it was signed.
+        RuntimeUnavailable: with ``trust``: a library is missing.
+    """
+    start = time.perf_counter()
+    keys = load_public_keys(trust)
+    bundle = open_bundle(folder)
+    if keys:
+        require_signed(folder, keys)
+    known = bundle.read_part("files", parse_files)
+    require_hashes(bundle, known)
+    newer = None if onnx is None else Path(os.path.realpath(onnx))
+    if newer is not None:
+        # one that is broken is no finding about the bundle
+        load_onnx(newer, external_data=False)
+    before = bundle.read_part(
+        "results", lambda value: {(str(r["output"]), str(r["runtime"])): RecordedResult.from_json(r) for r in value}
+    )
+    changes, damaged = _compare_files(bundle, known, progress)
+    changes += _compare_versions(bundle.read_part("versions", _as_string_map))
+    path = newer or _model_path(bundle, bundle.manifest["onnx"])
+    judgement = None
+    notes = list[str]()
+    if keys:
+        notes.append("every file is as a trusted key has signed it")
+    elif by := list_signers(bundle.root):
+        notes.append(f"it says that {', '.join(by)} has signed it, which was not verified; --trust PUBLIC.pem does")
+    if path is None:
+        changes += compare_outputs(before, None, "the ONNX file is not there")
+    else:
+        changes += check_configs(bundle, path)
+        judgement, more, told = _compare_results(bundle, path, before, known, damaged, progress)
+        changes += more
+        notes += told
+        changes += _compare_norms(bundle, path, progress)
+    name = str(bundle.manifest.get("name", ""))[:100]
+    made = str(bundle.manifest.get("made", ""))[:40]
+    return Recheck(
+        bundle.root, name, made, len(known), tuple(changes), judgement, tuple(notes), time.perf_counter() - start
+    )
+
+
+def _as_string_map(value: Any) -> dict[str, str]:
+    return {str(k): str(v) for k, v in value.items()}
+
+
+def _model_path(bundle: EvidenceBundle, path: Any) -> Path | None:
+    try:
+        return bundle.file_path(path)
+    except InputError:
+        return None
+
+
+def _compare_files(
+    bundle: EvidenceBundle, known: Mapping[str, tuple[str, int]], progress: Progress | None
+) -> tuple[list[BundleChange], set[str]]:
+    """What differs from its hash, and the paths that are not to be used."""
+    present, links = scan_folder(bundle.root)
+    changes = [
+        BundleChange("file", path, "", *_describe_special_file(path))
+        for path in links
+        if path not in known and not _is_emptied_folder(path, known)
+    ]
+    damaged = set[str]()
+    for done, (path, (digest, size)) in enumerate(sorted(known.items())):
+        if progress is not None:
+            progress("hash", done, len(known))
+        wrong = ""
+        if path in links:
+            wrong = "a link or special file, which is never opened"
+        elif path not in present:
+            wrong = "missing"
+        elif present[path] != size:
+            wrong = f"{present[path]} bytes"
+        elif (now := _file_digest(bundle.file_path(path))) != digest:
+            wrong = now if " " in now else f"sha256 {now[:16]}"
+        if wrong:
+            damaged.add(path)
+            changes.append(BundleChange("file", path, f"{size} bytes, sha256 {digest[:16]}", wrong, True))
+    for path in sorted(present.keys() - known.keys() - BESIDE):
+        changes.append(BundleChange("file", path, "", "new: not in the manifest", path.startswith(f"{REPOSITORY}/")))
+    return changes, damaged
+
+
+def _is_emptied_folder(path: str, known: Mapping[str, tuple[str, int]]) -> bool:
+    """Whether it is a folder of the bundle's own, whose files are told as missing."""
+    return path.endswith("/") and any(own.startswith(path) for own in known)
+
+
+def _describe_special_file(path: str) -> tuple[str, bool]:
+    """What something is that is no file, and whether the bundle is worse for it."""
+    if path.endswith("/"):
+        return "new: an empty folder", path.startswith(f"{REPOSITORY}/")
+    return "a link or special file, which is never opened", True
+
+
+def _file_digest(file: Path) -> str:
+    try:
+        return hash_file(file)
+    except OSError as error:
+        return f"it can't be read: {error.strerror}"
+
+
+def _compare_versions(before: Mapping[str, str]) -> list[BundleChange]:
+    now = describe_environment()
+    names = [*before, *(name for name in now if name not in before)]
+    return [
+        BundleChange("version", n, before.get(n, ""), now.get(n, ""), False)
+        for n in names
+        if before.get(n) != now.get(n)
+    ]
+
+
+# (output, runtime) -> what became of it
+_Results = Mapping[tuple[str, str], "RecordedResult"]
+
+
+def _compare_results(
+    bundle: EvidenceBundle,
+    path: Path,
+    before: _Results,
+    known: Mapping[str, tuple[str, int]],
+    damaged: set[str],
+    progress: Progress | None,
+) -> tuple[Judgement | None, list[BundleChange], list[str]]:
+    from ..package.sample_judgement import judge_samples
+    from ..package.sample_reader import read_samples
+
+    samples, notes = read_samples(bundle, damaged)
+    engines = []
+    for entry in bundle.read_part("engines", lambda value: [str(e["path"]) for e in value]):
+        if entry in damaged:
+            notes.append(f"{entry} is not what was packaged and was not run")
+        else:
+            engines.append(bundle.file_path(entry))
+    if not samples.cases:
+        return None, compare_outputs(before, None, "no sample is as it was packaged"), notes
+    trusted = {bundle.root / name for name in known.keys() - damaged}
+    strange = [cache for e in engines if os.path.lexists(cache := default_cache_path(e)) and cache not in trusted]
+    notes += [f"{cache.name} is not what was packaged, and no runtime cache was read" for cache in strange]
+    try:
+        judgement = judge_samples(path, engines, samples, runtime_cache=False if strange else None, progress=progress)
+    except (GraphError, InputError) as error:
+        return None, [BundleChange("result", path.name, "it ran", str(error), True)], notes
+    return judgement, compare_outputs(before, judgement, "it has no such output any more"), notes
+
+
+@dataclass(frozen=True)
+class RecordedResult:
+    passed: bool
+    error: float
+    reason: str
+
+    @classmethod
+    def from_json(cls, value: Any) -> RecordedResult:
+        return cls(value["verdict"] == "pass", float(value["max_abs_error"]), str(value["reason"]))
+
+    def __str__(self) -> str:
+        text = f"{'pass' if self.passed else 'fail'}, error {self.error:.2e}"
+        if self.reason:
+            return f"{text}: {self.reason}"
+        return text
+
+
+def compare_outputs(before: _Results, judgement: Judgement | None, otherwise: str) -> list[BundleChange]:
+    """``otherwise`` is why a result is missing where the judgement does not tell."""
+    now = (
+        {(r["output"], r["runtime"]): RecordedResult.from_json(r) for r in results_to_json(judgement)}
+        if judgement is not None
+        else {}
+    )
+    reasons = {missed.runtime: missed.reason for missed in judgement.not_run} if judgement is not None else {}
+    changes = []
+    for key in [*before, *(key for key in now if key not in before)]:
+        then = before.get(key)
+        current = now.get(key)
+        name = f"{key[0]} in {key[1]}"
+        if current is None:
+            why = reasons.get(key[1]) or reasons.get(key[1].partition(" (")[0]) or otherwise
+            changes.append(BundleChange("result", name, str(then), f"not run: {why}", then is not None and then.passed))
+        elif then is None:
+            changes.append(BundleChange("result", name, "", str(current), not current.passed))
+        elif then.passed != current.passed or not _are_alike(then.error, current.error):
+            changes.append(BundleChange("result", name, str(then), str(current), then.passed and not current.passed))
+    return changes
+
+
+def _are_alike(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other)) or max(one, other) <= _TELLING * min(one, other)
+
+
+def _compare_norms(bundle: EvidenceBundle, path: Path, progress: Progress | None) -> list[BundleChange]:
+    """Norms that came, went, or that a runtime treats otherwise."""
+
+    def read_norms(value: Any) -> dict[tuple[str, str, str], tuple[str, dict[str, str]]]:
+        return {
+            (str(n["kind"]), str(n["place"]), str(n["tensor"])): (str(n["module"]), _as_string_map(n["runtimes"]))
+            for n in value
+        }
+
+    before = bundle.read_part("norms", read_norms)
+    try:
+        now = read_norms(norms_to_json(take_census(load_onnx(path), progress=progress).findings))
+    except NormdeployError as error:
+        return [BundleChange("norm", path.name, "it was read", str(error), True)]
+    changes = []
+    for key in [*before, *(key for key in now if key not in before)]:
+        module, was = before.get(key, ("", {}))
+        status = now.get(key, ("", {}))[1]
+        name = f"{key[0]} {module or now.get(key, ('', {}))[0] or key[2]}"
+        if key not in now or key not in before:
+            changes.append(
+                BundleChange(
+                    "norm", name, "there" if key in before else "", "there" if key in now else "gone", key in before
+                )
+            )
+            continue
+        for runtime in sorted(was.keys() & status.keys()):
+            if was[runtime] != status[runtime]:
+                worse = _RANK.get(status[runtime], 0) > _RANK.get(was[runtime], 0)
+                changes.append(BundleChange("norm", f"{name} in {runtime}", was[runtime], status[runtime], worse))
+    return changes

@@ -1,0 +1,1 @@
+"""Files and engines run once, or held ready to run."""

@@ -1,0 +1,35 @@
+"""The stages of a verb: how long each takes, and what the progress bar is told of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..log import log
+from ..types import Progress
+
+
+class StageTimer:
+    """Names and times the stages of a verb, and tells the progress bar which one runs."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress = progress
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        if self.progress is not None:
+            self.progress(name, 0, 0)
+        log.info("%s ...", name)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+        log.info("%s took %.2f s", name, self.seconds[name])
+
+
+def prefix_progress(part: str, progress: Progress | None) -> Progress | None:
+    """Tell ``progress`` in front of each stage of which part of a model it is."""
+    if progress is None:
+        return None
+    return lambda stage, done, total: progress(f"{part}: {stage}", done, total)

@@ -1,0 +1,74 @@
+"""The parts of a Hugging Face encoder-decoder in one folder, compared with the model
+(`normdeploy.verbs.export.parts_export` says what is in the folder)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import InputError, NormdeployError
+from ...findings.rendering import Renderable
+from ...loading.huggingface_tasks import ALL_PARTS, PART_FILES
+from ...verb_options import as_keywords
+from ..arguments.argument_validation import LoadKeywords, take_fields_as_arguments
+from ..stage_progress import prefix_progress
+from . import verify_options
+from .comparison_result import Comparison
+from .verify_function import verify
+
+
+@dataclass(frozen=True)
+class PartsComparison(Renderable):
+    """What ``verify_parts`` found: file name -> its comparison. True where all pass."""
+
+    comparisons: Mapping[str, Comparison]
+    notes: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.comparisons) and all(self.comparisons.values())
+
+
+@take_fields_as_arguments(verify_options.VerifyPartsCall)
+def verify_parts(call: verify_options.VerifyPartsCall) -> PartsComparison:
+    """Compare each file of a folder that ``export_parts`` wrote with that part of the model (``verify``).
+
+    Args:
+        source: the model's folder, or its name on the Hub.
+        folder: holds the three files; a file's name says which part it is.
+        seeds, drift, max_elements, max_seconds, max_memory, tolerance, metric, policy, also_default: as for ``verify``,
+            for each part. Rules are for all outputs: no output is in every part.
+        progress: called with (part and stage, done, total).
+        model, model_args, key, trust, ...: how the model is loaded, as for ``verify``; what the files recorded at their
+            export need not be given again.
+
+    Raises:
+        InputError: a part's file is missing.
+        NormdeployError: as ``verify``; the message names the file.
+    """
+    place = Path(call.folder)
+    missing = [name for name in PART_FILES.values() if not (place / name).is_file()]
+    if missing:
+        raise InputError(
+            f"the folder {os.fspath(call.folder)!r} has no {', '.join(missing)}, so its parts can't be verified"
+            " together; export them anew with --part all, or give a file in the folder instead of it"
+        )
+    if call.part not in (None, ALL_PARTS):
+        raise InputError(
+            f"the part {call.part!r} was given with a folder of all parts; leave it out, or give that part's file"
+        )
+    options = as_keywords(call, verify_options.ComparisonOptions, verify_options.DriftOption)
+    comparisons: dict[str, Comparison] = {}
+    for part, name in PART_FILES.items():
+        own: LoadKeywords = {**call.load_keywords, "part": part}
+        try:
+            comparisons[name] = verify(
+                call.source, place / name, progress=prefix_progress(part, call.progress), **options, **own
+            )
+        except NormdeployError as error:
+            raise type(error)(f"{name}: {error}") from error
+    others = sorted(path.name for path in place.glob("*.onnx") if path.name not in PART_FILES.values())
+    return PartsComparison(
+        comparisons, (f"not verified, as no part has such a name: {', '.join(others)}",) if others else ()
+    )

@@ -1,0 +1,156 @@
+"""What files are compared with, loaded: a PyTorch model with what the files remember of their export, or an ONNX
+model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from ...errors import ExportError, InputError, LoadError
+from ...inputs.file_inputs import read_recorded_inputs
+from ...model import LoadedModel
+from ...runtimes.trt_runner import is_engine
+from ...storage.onnx_files import load_onnx
+from ...types import PathLike
+from ..arguments.argument_validation import LoadKeywords, has_examples
+from ..arguments.model_source import (
+    is_live_module,
+    is_onnx_file,
+    load_as_recorded,
+    load_source,
+    recall_loading,
+    refuse_examples,
+)
+from .claimed_inputs import describe_dynamic_inputs, may_narrow, merge_claims
+
+if TYPE_CHECKING:
+    from ..arguments.argument_validation import Example
+    from ..arguments.model_source import Source
+    from .reference_models import Original
+
+
+def load_original(
+    source: Any, files: Sequence[PathLike], args: Example, kwargs: Mapping[str, Any] | None, loading: LoadKeywords
+) -> tuple[Original, list[str]]:
+    """What files are compared with, and notes: the PyTorch model, or the ONNX model given in its place."""
+    from .reference_models import is_ort_session, open_original
+
+    path = source if isinstance(source, str | os.PathLike) else None
+    if (
+        isinstance(source, onnx.ModelProto)
+        or is_ort_session(source)
+        or (path is not None and _is_used_as_model(path, files))
+    ):
+        refuse_examples(args, kwargs, "an ONNX model as the reference; leave them out")
+        if given := sorted(name for name, value in loading.items() if value and name not in ("inputs", "dims")):
+            raise InputError(
+                f"{', '.join(given)}: for a PyTorch model, and the reference is an ONNX model; leave it out"
+            )
+        return open_original(source, loading.get("inputs", ()), loading.get("dims", ())), []
+    return load_judged_model(source, files, args, kwargs, loading)
+
+
+def load_judged_model(
+    source: Source, files: Sequence[PathLike], args: Example, kwargs: Mapping[str, Any] | None, given: LoadKeywords
+) -> tuple[LoadedModel, list[str]]:
+    """Load the PyTorch model on whose inputs ``files`` are judged.
+
+    The files' records complete what is given. Where they narrow the sizes or values that the model itself takes, the
+    model's own count, and the claimed ones are tried beside them (`verify.claimed_inputs`). A live module without
+    stated dims is traced with the dynamic dims of the files, where it runs so.
+
+    Returns:
+        The model, and notes.
+
+    Raises:
+        NormdeployError: as ``recall_from_any`` and ``load_source``.
+    """
+    followed, notes = recall_from_any(source, files, given)
+    if is_live_module(source) and not any(given.get(name) for name in ("inputs", "dims", "dynamic_shapes")):
+        wider = _trace_with_file_dims(source, files, args, kwargs, given)
+        if wider is not None:
+            return wider, [*notes, *wider.notes]
+    model = load_as_recorded(source, args, kwargs, followed, given)
+    notes += model.notes
+    claims: LoadKeywords = {}
+    for name in ("inputs", "dims"):
+        if followed.get(name) and not given.get(name):
+            claims[name] = followed[name]  # type: ignore[literal-required]
+    if not may_narrow(claims.get("inputs", ()), claims.get("dims", ())):
+        return model, notes
+    label = next((os.path.basename(file) for file in files if not is_engine(file)), "the file")
+    bare: LoadKeywords = {**followed}
+    for name in claims:
+        bare[name] = given.get(name, ())  # type: ignore[literal-required]
+    try:
+        own = load_source(source, args, kwargs, bare)
+    except (InputError, LoadError, ExportError):
+        # Weights and modules without a program say nothing of their inputs.
+        own = None
+    return merge_claims(model, own, label), notes
+
+
+def _trace_with_file_dims(
+    source: Source, files: Sequence[PathLike], args: Example, kwargs: Mapping[str, Any] | None, given: LoadKeywords
+) -> LoadedModel | None:
+    """Trace a live module with the dynamic dims of the first file that has some; None where it does not run so."""
+    for file in files:
+        if is_engine(file) or not has_examples(args, kwargs):
+            continue
+        proto = load_onnx(file, external_data=False)
+        texts = describe_dynamic_inputs(proto, read_recorded_inputs(proto))
+        try:
+            if texts:
+                return load_source(source, args, kwargs, {**given, "inputs": texts})
+            return None
+        except (InputError, LoadError, ExportError):
+            return None
+    return None
+
+
+def recall_from_any(source: Source, files: Sequence[PathLike], given: LoadKeywords) -> tuple[LoadKeywords, list[str]]:
+    """``recall_loading`` by the first of the ONNX files whose record may be followed; the refusal of another does not
+    matter then.
+
+    Raises:
+        GraphError, InputError: as ``recall_loading``; or the ONNX file was given first and the model behind it.
+    """
+    if isinstance(source, str | os.PathLike) and os.path.isfile(source) and is_onnx_file(source):
+        model = next(
+            (file for file in files if os.path.isfile(file) and not is_onnx_file(file) and not is_engine(file)), None
+        )
+        if model is not None:
+            order = f"give {os.fspath(model)!r} first and it second"
+        else:
+            order = "give that first, and this file behind it"
+        raise InputError(
+            f"{os.fspath(source)!r} is an ONNX file where the PyTorch model that it was made from is wanted; {order}"
+        )
+    refused = None
+    notes = []
+    for file in files:
+        if not is_engine(file):
+            try:
+                loading, remarks = recall_loading(source, file, given)
+            except InputError as error:
+                refused = refused or error
+                continue
+            notes += remarks
+            if loading != given:
+                return loading, notes
+    if refused is not None:
+        raise refused
+    return given, notes
+
+
+def _is_used_as_model(source: PathLike, files: Sequence[PathLike]) -> bool:
+    """Whether an ONNX file is given in the place of the PyTorch model on purpose: there is no model among the files
+    behind it."""
+    if not os.path.isfile(source) or not is_onnx_file(source):
+        return False
+    return all(
+        not os.path.exists(file) or (os.path.isfile(file) and (is_onnx_file(file) or is_engine(file))) for file in files
+    )
