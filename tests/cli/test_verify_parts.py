@@ -12,9 +12,9 @@ from normdeploy.cli.options import ReportingOptions
 from normdeploy.cli.verify import verify_parts
 from normdeploy.errors import RuntimeUnavailable
 from normdeploy.verb_options import LoadingOptions
-from normdeploy.verbs.export.parts_export import PartsComparison
 from normdeploy.verbs.verify.comparison_result import Comparison
 from normdeploy.verbs.verify.output_results import OutputResult
+from normdeploy.verbs.verify.parts_comparison import PartsComparison
 from normdeploy.verbs.verify.runtime_candidates import NotRun
 from normdeploy.verbs.verify.verify_options import VerifyOptions
 

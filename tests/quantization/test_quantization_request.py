@@ -9,7 +9,7 @@ import pytest
 
 from normdeploy.errors import InputError
 from normdeploy.verb_options import ConversionOptions
-from normdeploy.verbs.conversion.finding_merge import parse_quantization_request
+from normdeploy.verbs.conversion.conversion_request import parse_quantization_request
 
 SAMPLES: Any = ["samples.npz"]
 DYNAMIC = ConversionOptions(quantize="int8", runtime="onnxruntime", dynamic=True)
