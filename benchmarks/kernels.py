@@ -67,7 +67,7 @@ class Trial:
         return sum(torch.Size(t.shape).numel() * ITEMSIZE[t.dtype] for t in (*inputs, *outputs))
 
 
-def installed(name: str, function: str) -> Call | None:
+def installed(name: str, function: str) -> Any:
     import importlib
 
     try:

@@ -53,7 +53,7 @@ class TimingCache:
 
 class Config:
     DLA_core, default_device_type = -1, "GPU"
-    engine_capability = enum.Enum("EngineCapability", "STANDARD").STANDARD
+    engine_capability = enum.Enum("EngineCapability", "STANDARD")["STANDARD"]
     hardware_compatibility_level = HardwareCompatibilityLevel.NONE
 
     def __init__(self) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 CALLS: list[tuple[Any, ...]] = []
-Mode, Place = Enum("Mode", "INPUT OUTPUT"), Enum("Place", "DEVICE HOST")
+Mode = Enum("Mode", "INPUT OUTPUT")
+Place = Enum("Place", "DEVICE HOST")
 
 
 class Stream:
@@ -130,7 +131,7 @@ def library(
         get_tensor_name = staticmethod(lambda i: "xy"[i])
         get_tensor_mode = staticmethod(lambda n: Mode.INPUT if n == "x" else Mode.OUTPUT)
         get_tensor_location = staticmethod(lambda n: Place.DEVICE)
-        get_tensor_dtype = staticmethod(lambda n: Enum("DataType", "FLOAT").FLOAT)
+        get_tensor_dtype = staticmethod(lambda n: Enum("DataType", "FLOAT")["FLOAT"])
         get_tensor_shape = staticmethod(lambda n: (-1, 4))
         get_tensor_profile_shape = staticmethod(lambda n, p: [((1, 4), (2, 4), (4, 4)), ((5, 4), (6, 4), (8, 4))][p])
         create_runtime_config = staticmethod(Config)

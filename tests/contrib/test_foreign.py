@@ -571,7 +571,7 @@ def test_result_of_a_contrib_layer_norm_has_its_scale_s_type() -> None:
     out, summary = norm_optimizer.optimize_norms(proto)
     onnx.checker.check_model(out, full_check=True)
     assert the(summary.findings).status == "fused"
-    feeds = {
+    feeds: dict[str, np.ndarray] = {
         "x": np.random.default_rng(0).standard_normal((3, 8)).astype(np.float16),
         "g": VECTOR[:8].astype(np.float32),
     }

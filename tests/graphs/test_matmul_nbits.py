@@ -46,9 +46,9 @@ def test_opened_computes_what_the_kernel_computes(bits: int, symmetric: bool, bi
     x = np.random.default_rng(1).standard_normal((2, 5, K)).astype(np.float32)
     with OrtRunner(proto, optimize=False) as runner:
         ran = runner.infer({"x": x})["y"]
-    runner = QuantizedRunner(proto)
-    assert np.abs(runner.infer({"x": x})["y"] - ran).max() < 1e-4
-    assert np.abs(runner.run_with_draw({"x": x}, RoundingDraw("exact", 0))["y"] - ran).max() > 1e-3
+    quantized = QuantizedRunner(proto)
+    assert np.abs(quantized.infer({"x": x})["y"] - ran).max() < 1e-4
+    assert np.abs(quantized.run_with_draw({"x": x}, RoundingDraw("exact", 0))["y"] - ran).max() > 1e-3
     assert not unexpandable_ops(proto)
     assert quantization_parameters(proto) >= {"w_scales"}
 

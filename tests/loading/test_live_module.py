@@ -118,6 +118,7 @@ def test_names_of_outputs(tmp_path: Path) -> None:
 
 
 def test_wrappers_are_taken_off(net: Any) -> None:
+    wrapped: Any
     for wrapped in (nn.DataParallel(net), torch.compile(net), nn.DataParallel(torch.compile(net))):  # type: ignore[arg-type]
         wrapped.eval()
         _same(from_module(wrapped, (torch.randn(4, 3),), inputs=INPUTS), net)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ KINDS = {
     "RNN": (nn.RNN, {}),
     "RNN of relu": (nn.RNN, {"nonlinearity": "relu"}),
 }
-FORMS = {
+FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "batch first": {"batch_first": True},
     "two ways, two layers": {"bidirectional": True, "num_layers": 2, "batch_first": True},

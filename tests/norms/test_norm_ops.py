@@ -3,6 +3,7 @@ onnxruntime's schemas."""
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -111,7 +112,7 @@ def test_outputs_alike_have_the_inputs_shape(row: NormOp) -> None:
 
 # nodes for which onnx 1.23 infers nothing: the opset is too old, the op is not its own, an attribute is left to its
 # default
-LEFT_OPEN = {
+LEFT_OPEN: dict[str, tuple[str, int, dict[str, tuple[Any, Any]]]] = {
     "LayerNormalization": (
         "y, m, d = LayerNormalization(x, w)",
         16,

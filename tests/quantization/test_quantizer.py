@@ -188,9 +188,9 @@ def test_how_far_outputs_move_is_told_without_a_metric(block: onnx.ModelProto, h
     assert moved.error == pytest.approx(np.linalg.norm(value - right) / np.linalg.norm(right), rel=1e-3)
     assert moved.float32 < 1e-6
     assert not any("--metric" in note for note in account.notes)
-    console = Console(width=120, file=io.StringIO())
-    console.print(quantization_summary(account))
-    assert f"y: off by {moved.error:.2g} of its size, cosine {moved.cosine:.6g}" in console.file.getvalue()
+    printed = io.StringIO()
+    Console(width=120, file=printed).print(quantization_summary(account))
+    assert f"y: off by {moved.error:.2g} of its size, cosine {moved.cosine:.6g}" in printed.getvalue()
 
 
 @pytest.mark.parametrize(("value", "error", "cosine"), [(0.0, 1, 0), (0.8, 0.2, 1), (np.nan, np.nan, np.nan)])

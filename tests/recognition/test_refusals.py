@@ -35,7 +35,7 @@ def _readers(tree: ast.AST) -> Iterator[int]:
                 yield node.lineno
         sliced = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice)
         searched = isinstance(node, ast.Attribute) and node.attr in ("startswith", "endswith", "find")
-        if (sliced or searched) and _is_reason(node.value):
+        if isinstance(node, ast.Subscript | ast.Attribute) and (sliced or searched) and _is_reason(node.value):
             yield node.lineno
 
 

@@ -20,7 +20,6 @@ from normdeploy.rewriting.norm_optimizer import optimize_norms
 RNG = np.random.default_rng(0)
 OUTPUTS, INPUTS = 6, 4
 UNIT = 2.0**-24
-Node = onnx.NodeProto
 CODES = RNG.integers(-127, 128, (OUTPUTS, INPUTS, 3, 3)).astype(np.int8)
 SCALES = RNG.uniform(0.005, 0.02, OUTPUTS).astype(np.float32)
 
@@ -34,7 +33,7 @@ def constants(channels: int = OUTPUTS, negative: bool = True, **more: Any) -> di
 
 
 def net(
-    nodes: list[Node], constants: dict[str, Any], x: list[Any], outputs: str = "y", opset: int = 21
+    nodes: list[onnx.NodeProto], constants: dict[str, Any], x: list[Any], outputs: str = "y", opset: int = 21
 ) -> onnx.ModelProto:
     held = [
         v if isinstance(v, TensorProto) else numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items()
@@ -48,7 +47,7 @@ def net(
 
 def conv(
     q: str = "q", axis: int | None = 0, op: str = "Conv", zero: str = "z", bias: str = "", y: str = "y", **attrs: Any
-) -> list[Node]:
+) -> list[onnx.NodeProto]:
     """DequantizeLinear, the layer and its BatchNormalization."""
     own = {} if axis is None else {"axis": axis}
     return [

@@ -349,9 +349,8 @@ def _cache_of(source: str, code: str) -> None:
     cached = Path(importlib.util.cache_from_source(source))
     cached.parent.mkdir(exist_ok=True)
     compiled = compile(code, source, "exec")
-    cached.write_bytes(
-        _bootstrap_external._code_to_hash_pyc(compiled, importlib.util.source_hash(Path(source).read_bytes()), False)
-    )
+    encode: Any = vars(_bootstrap_external)["_code_to_hash_pyc"]
+    cached.write_bytes(encode(compiled, importlib.util.source_hash(Path(source).read_bytes()), False))
 
 
 def test_what_the_user_names_may_be_any_module(inside: Path, team: Path) -> None:

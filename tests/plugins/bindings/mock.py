@@ -215,7 +215,7 @@ class Plugin:
         if self.extra < 0:
             raise Refused("getLaunchParams or getKernel failed")
         assert name.value is not None
-        return name.value.decode(), kernel[: size.value].decode()
+        return name.value.decode(), bytes(kernel[: size.value]).decode()
 
     def values(self, sizes: Mapping[str, int]) -> tuple[dict[str, int], list[int], list[int]]:
         """Launch parameters and extra arguments of the last launch at these sizes, and the kinds of them all: 10 · type

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ INPUTS = ["x[1,6,8]", "h[1,1,16]"]
 
 
 class Stateful(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase], seed: int) -> None:
+    def __init__(self, kind: Callable[..., nn.RNNBase], seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.layer = kind(8, 16, batch_first=True)
@@ -42,7 +43,7 @@ class Cell(nn.Module):
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_right_layer_with_a_state_is_verified(kind: type[nn.RNNBase], seed: int, tmp_path: Path) -> None:
+def test_a_right_layer_with_a_state_is_verified(kind: Callable[..., nn.RNNBase], seed: int, tmp_path: Path) -> None:
     net = Stateful(kind, seed).eval()
     made = normdeploy.export(net, SAMPLE, output=tmp_path / "net.onnx")
     of_model = normdeploy.verify(net, made.path, SAMPLE, inputs=INPUTS)
@@ -59,7 +60,7 @@ def test_a_right_cell_is_verified(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
-def test_a_recurrent_weight_off_by_a_thousandth_is_found(kind: type[nn.RNNBase], tmp_path: Path) -> None:
+def test_a_recurrent_weight_off_by_a_thousandth_is_found(kind: Callable[..., nn.RNNBase], tmp_path: Path) -> None:
     net = Stateful(kind, 0).eval()
     made = normdeploy.export(net, SAMPLE, output=tmp_path / "net.onnx")
     proto = onnx.load(made.path)
