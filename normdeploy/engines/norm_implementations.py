@@ -37,7 +37,7 @@ from ..option_values import NORM_IMPLS
 from ..rewriting.rewrite_ledger import RewriteOptions
 from ..rewriting.rewriter import DecidedProposal, Rewriter
 from ..storage.onnx_domains import default_domain_opset, is_standard
-from ..storage.proto_traversal import iter_subgraphs
+from ..storage.proto_traversal import attribute_value, iter_subgraphs
 from . import native_forms
 from .plugin_nodes import PluginPlan, PluginPlanner
 from .plugin_plans import plan_plugin, plan_scale_shift, qualified_op_name
@@ -367,4 +367,4 @@ def _is_quantizing_norm(node: onnx.NodeProto) -> bool:
 
 
 def _num_groups(node: onnx.NodeProto) -> int:
-    return next((a.i for a in node.attribute if a.name == "num_groups"), 0)
+    return attribute_value(node, "num_groups", 0)

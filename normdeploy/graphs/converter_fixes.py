@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from ..storage.onnx_domains import is_standard
-from ..storage.proto_traversal import iter_subgraphs
+from ..storage.proto_traversal import attribute_value, iter_subgraphs, unique_name
 from .dims import Dims
 from .shape_inference import infer_types
 
@@ -98,7 +98,7 @@ def _clip_bounds_obstacle(node: onnx.NodeProto, known: ConverterFacts) -> str:
 
 def _axis_obstacle(node: onnx.NodeProto, known: ConverterFacts) -> str:
     shape = known.types.get(node.input[0], (None, None))[1]
-    axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
+    axis = attribute_value(node, "axis", 1)
     if shape is None:
         return f"the rank of {node.input[0]!r} is not known, on which the axis of its {node.op_type} depends"
     if not -len(shape) <= axis < len(shape):
@@ -146,7 +146,7 @@ def restore_bounds(made: onnx.ModelProto, originals: Mapping[str, onnx.NodeProto
         if before is not None and before.op_type == node.op_type and write is not None and len(before.input) == 1:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(known.types[before.input[0]][0])
             for place, value in write(before).items():
-                name = _unused_name(f"{node.output[0]}_{node.op_type.lower()}_{place}", names)
+                name = unique_name(f"{node.output[0]}_{node.op_type.lower()}_{place}", names)
                 with np.errstate(over="ignore"):
                     # Past the largest number of float16 a bound bounds nothing.
                     number = np.array(value).astype(dtype)
@@ -165,14 +165,12 @@ def restore_bounds(made: onnx.ModelProto, originals: Mapping[str, onnx.NodeProto
 
 def _default_clip_bounds(node: onnx.NodeProto) -> dict[int, float]:
     """Input -> its value: an absent bound was the largest number of float32, which cuts off infinities."""
-    stated = {a.name: a.f for a in node.attribute}
-    return {1: stated.get("min", -_LARGEST), 2: stated.get("max", _LARGEST)}
+    return {1: attribute_value(node, "min", -_LARGEST), 2: attribute_value(node, "max", _LARGEST)}
 
 
 def _default_pad_value(node: onnx.NodeProto) -> dict[int, float]:
-    mode = next((a.s for a in node.attribute if a.name == "mode"), b"constant")
-    if mode == b"constant":
-        return {2: next((a.f for a in node.attribute if a.name == "value"), 0.0)}
+    if attribute_value(node, "mode", b"constant") == b"constant":
+        return {2: attribute_value(node, "value", 0.0)}
     return {}
 
 
@@ -186,10 +184,3 @@ def _find_unread_constants(
     read = outputs | {name for node in nodes for name in node.input}
     made = {n.output[0] for n in nodes if n.op_type == "Constant" and n.output[0] not in originals}
     return made - read
-
-
-def _unused_name(name: str, names: set[str]) -> str:
-    while name in names:
-        name += "_"
-    names.add(name)
-    return name

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper, parser
 
-from ..storage.proto_traversal import iter_subgraphs
+from ..storage.proto_traversal import attribute_values, iter_subgraphs
 
 _INPUTS = ("X", "W", "R", "B", "lengths", "H", "C", "P", "W_scale", "W_zero", "R_scale", "R_zero")
 _OF_WEIGHTS = ("W", "W_scale", "W_zero", "R", "R_scale", "R_zero")
@@ -81,7 +81,7 @@ _STEPS = """
 def is_plain_form(node: onnx.NodeProto) -> bool:
     """Return whether a node has the plain form: no lengths, peepholes, clip or activations of its own."""
     given = {name for name, value in zip(_INPUTS, node.input, strict=False) if value}
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    attributes = attribute_values(node)
     activations = [name.decode().lower() for name in attributes.get("activations", ())]
     if any(name != _USUAL[place % len(_USUAL)] for place, name in enumerate(activations)):
         return False
@@ -101,7 +101,7 @@ def expand_node(
         constant: adds an initializer under such a name and returns it.
         stored: gives the value of an initializer, None of any other tensor.
     """
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    attributes = attribute_values(node)
     n = int(attributes["hidden_size"])
     sizes = {"zero": 0, "one": 1, "two": 2, "last": -1, "n": n, "n2": 2 * n, "n3": 3 * n, "n4": 4 * n, "n8": 8 * n}
     names = {name: constant(f"{node.name}_{name}", np.array([size])) for name, size in sizes.items()}

@@ -6,7 +6,7 @@ A function of such a name with another body means what its body says: it is neve
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import count
 
 import onnx
@@ -17,7 +17,7 @@ from ..norms.function_bodies import VERSION, describe_missing, norm_function_bod
 from ..norms.norm_op import DOMAIN, NormOp
 from ..norms.third_party import function_op_row, is_managed_op
 from ..storage.onnx_domains import default_domain_opset
-from ..storage.proto_traversal import copy_field, iter_subgraphs
+from ..storage.proto_traversal import copy_field, nodes_with_bodies
 
 # the first IR version in which a model may hold functions
 _IR_OF_FUNCTIONS = 8
@@ -74,7 +74,7 @@ def attach_functions(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
             proto.ir_version = max(proto.ir_version, _IR_OF_FUNCTIONS)
         else:
             proto.ir_version = proto.ir_version
-    for holder, nodes in ((proto, calls), *((f, [*_nodes_with_bodies(f.node)]) for f in proto.functions)):
+    for holder, nodes in ((proto, calls), *((f, [*nodes_with_bodies(f.node)]) for f in proto.functions)):
         needed = sorted({n.domain for n in nodes if is_managed_op(n.domain, n.op_type)})
         kept = [o for o in holder.opset_import if o.domain != DOMAIN]
         new = [domain for domain in needed if domain not in {o.domain for o in kept}]
@@ -108,18 +108,11 @@ def _function_bodies(ops: Iterable[Op], opset: int, present: Collection[Op] = ()
     return [norm_function_body(row, opset) for _, row in rows if row is not None and opset >= row.since]
 
 
-def _nodes_with_bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """``nodes``, and those of the bodies in them."""
-    for node in nodes:
-        yield node
-        yield from (inner for graph in iter_subgraphs(node) for inner in graph.node)
-
-
 def _function_op_calls(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
     """The nodes of our domain and packages' ops, outside their functions."""
     holders = [proto.graph.node, *(f.node for f in proto.functions if not is_managed_op(f.domain, f.name))]
     return [
-        node for holder in holders for node in _nodes_with_bodies(holder) if is_managed_op(node.domain, node.op_type)
+        node for holder in holders for node in nodes_with_bodies(holder) if is_managed_op(node.domain, node.op_type)
     ]
 
 
@@ -185,7 +178,7 @@ def _inline_functions(
         if is_managed_op(f.domain, f.name) and f.attribute_proto
     }
     for node in (
-        _nodes_with_bodies((*skeleton.graph.node, *(n for f in skeleton.functions for n in f.node))) if defaults else ()
+        nodes_with_bodies((*skeleton.graph.node, *(n for f in skeleton.functions for n in f.node))) if defaults else ()
     ):
         # the inliner doesn't know of defaults
         if is_managed_op(node.domain, node.op_type):
@@ -193,7 +186,7 @@ def _inline_functions(
             default = defaults.get((node.domain, node.op_type, node.overload), ())
             node.attribute.extend(a for a in default if a.name not in given)
     result = onnx.inliner.inline_selected_functions(skeleton, sorted(ops), exclude=False)
-    for node in _nodes_with_bodies(result.graph.node):
+    for node in nodes_with_bodies(result.graph.node):
         call = next((made[o] for o in node.output if o in made), None)
         if call is not None:
             node.metadata_props.extend(call.metadata_props)

@@ -13,9 +13,8 @@ import onnx
 
 from ..dtypes import is_float_dtype
 from ..storage.onnx_domains import STANDARD
-from ..storage.proto_traversal import attribute_graphs
+from ..storage.proto_traversal import attribute_graphs, nodes_with_bodies
 from .graph_thresholds import distinct_numbers, node_constant, small_constants
-from .omitted_inputs import nodes_with_bodies
 
 # Each element of the result is an element of an operand, or its negative.
 _MOVES = frozenset(

@@ -7,13 +7,11 @@ call of a model-local function, nothing is known of the type of an input that no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 import onnx
 
 from ..norms.third_party import is_managed_op
 from ..storage.onnx_domains import is_standard
-from ..storage.proto_traversal import copy_model, iter_subgraphs
+from ..storage.proto_traversal import copy_model, iter_subgraphs, nodes_with_bodies
 
 # domain, name, overload
 Key = tuple[str, str, str]
@@ -80,13 +78,6 @@ def _functions_by_key(proto: onnx.ModelProto) -> dict[Key, onnx.FunctionProto]:
 def _function_key(item: onnx.NodeProto | onnx.FunctionProto) -> Key:
     name = item.op_type if isinstance(item, onnx.NodeProto) else item.name
     return item.domain, name, item.overload
-
-
-def nodes_with_bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield each node, and those in its bodies."""
-    for node in nodes:
-        yield node
-        yield from (inner for graph in iter_subgraphs(node) for inner in graph.node)
 
 
 def _omitted_indices(node: onnx.NodeProto, functions: dict[Key, onnx.FunctionProto]) -> tuple[int, ...]:

@@ -17,7 +17,8 @@ from ..dtypes import UNIT_ROUNDOFF
 from ..errors import ExportError
 from ..ort_sessions.session import open_session
 from ..storage.node_order import iter_read_names
-from ..storage.onnx_files import iter_bodies, iter_tensors
+from ..storage.onnx_files import iter_tensors
+from ..storage.proto_traversal import iter_bodies
 from ..storage.shared_weights import SMALLEST, tensor_array
 from ..storage.weight_serialization import detach_weights, set_weight_locations
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import onnx
 
 from ..errors import GraphError
-from ..storage.proto_traversal import iter_subgraphs
+from ..storage.proto_traversal import iter_bodies, iter_subgraphs
 from .dims import Dims
 
 # Domain, name and overload.
@@ -153,14 +153,13 @@ _KNOWN = (
 
 def may_draw(proto: onnx.ModelProto) -> bool:
     """Whether it may draw random numbers: two runs of it may then differ."""
-    nodes = [*proto.graph.node, *(n for f in proto.functions for n in f.node)]
-    nodes += [inner for node in nodes for body in iter_subgraphs(node) for inner in body.node]
     functions = {(f.domain, f.name) for f in proto.functions}
     return any(
         n.op_type in RANDOM
         or (n.op_type == "Dropout" and len(n.input) > 2)
         or (n.domain not in _KNOWN and (n.domain, n.op_type) not in functions)
-        for n in nodes
+        for body in iter_bodies(proto)
+        for n in body.node
     )
 
 

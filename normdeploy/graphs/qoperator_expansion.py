@@ -17,8 +17,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ..storage.onnx_domains import default_domain_opset
-from ..storage.onnx_files import iter_bodies
-from ..storage.proto_traversal import copy_model
+from ..storage.proto_traversal import attribute_value, copy_model, iter_bodies, unique_name
 from . import dynamic_quantize_lstm, matmul_nbits
 from .quantization_info import BITS, DEQUANTIZE, DYNAMIC, INTEGER, LSTM, QUANTIZE, GraphQuantization, quantizes_inside
 
@@ -58,7 +57,7 @@ def _matmul_form(node: onnx.NodeProto) -> _QOperatorForm:
 
 def _gemm_form(node: onnx.NodeProto) -> _QOperatorForm:
     rounded = len(node.input) > 7 and bool(node.input[7])
-    axis = 0 if _int_attribute(node, "transB", 0) else 1
+    axis = 0 if attribute_value(node, "transB", 0) else 1
     return _QOperatorForm(op="Gemm", operands=(0, 3), result=7 if rounded else None, bias=6, channels={3: axis})
 
 
@@ -122,7 +121,7 @@ def can_expand(node: onnx.NodeProto, opset: int, weights: Collection[str] = ()) 
         return dynamic_quantize_lstm.is_plain_form(node)
     if node.op_type == BITS:
         return matmul_nbits.is_plain_form(node, weights)
-    if node.op_type not in _FORMS or _int_attribute(node, "channels_last", 0):
+    if node.op_type not in _FORMS or attribute_value(node, "channels_last", 0):
         return False
     form = _FORMS[node.op_type](node)
     # Without a zero point nothing in the node says which type it rounds to.
@@ -130,8 +129,8 @@ def can_expand(node: onnx.NodeProto, opset: int, weights: Collection[str] = ()) 
         return False
     if node.op_type != "QLinearSoftmax":
         return True
-    alike = (_int_attribute(node, "opset", 1) < _AXES_ARE_OWN) == (opset < _AXES_ARE_OWN)
-    return alike or _int_attribute(node, "axis", -1) == -1
+    alike = (attribute_value(node, "opset", 1) < _AXES_ARE_OWN) == (opset < _AXES_ARE_OWN)
+    return alike or attribute_value(node, "axis", -1) == -1
 
 
 def expand_qoperators(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -152,10 +151,6 @@ def expand_qoperators(proto: onnx.ModelProto) -> onnx.ModelProto:
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
     return proto
-
-
-def _int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    return next((a.i for a in node.attribute if a.name == name), default)
 
 
 class _QOperatorExpander:
@@ -214,7 +209,7 @@ class _QOperatorExpander:
         """Dequantize a bias, in steps of the product of the operands' scales."""
         assert form.bias is not None
         scales = [node.input[place + 1] for place in form.operands]
-        alpha = next((a.f for a in node.attribute if a.name == "alpha"), 1.0)
+        alpha = attribute_value(node, "alpha", 1.0)
         known = [self._constants.constant_value(name) for name in scales]
         product = self._fresh_name(f"{made}_scale")
         if all(value is not None for value in known):
@@ -257,10 +252,7 @@ class _QOperatorExpander:
     def _fresh_name(self, name: str) -> str:
         """Name a floating tensor as onnxruntime's quantizer found it: it adds the suffix."""
         fresh = name.removesuffix(_SUFFIX) or name
-        while fresh in self._used:
-            fresh += "_"
-        self._used.add(fresh)
-        return fresh
+        return unique_name(fresh, self._used)
 
 
 def _without_empty_tail(names: Sequence[str]) -> list[str]:

@@ -16,8 +16,7 @@ from ..evaluate.quantize_ops import TABLE, TYPES, finite_limits
 from ..findings.records import QuantizedLayer
 from ..norms.norm_table import DOMAIN, OURS
 from ..storage.onnx_domains import is_standard
-from ..storage.onnx_files import iter_bodies
-from ..storage.proto_traversal import attribute_graphs
+from ..storage.proto_traversal import attribute_graphs, attribute_values, iter_bodies
 from ..storage.shared_weights import tensor_array
 from .proto_queries import module_path
 
@@ -228,7 +227,7 @@ class GraphQuantization:
 
     def scheme_of(self, node: onnx.NodeProto) -> QuantizationScheme:
         """What a QuantizeLinear or DequantizeLinear says."""
-        attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        attrs = attribute_values(node)
         zero = self.constant_value(node.input[2]) if len(node.input) > 2 and node.input[2] else None
         kind: np.dtype[Any] | None = None if zero is None else zero.dtype
         if kind is None and node.op_type == QUANTIZE:

@@ -14,6 +14,7 @@ import onnx
 from onnx import numpy_helper
 
 from ..storage.onnx_domains import is_standard
+from ..storage.proto_traversal import unique_name
 from .graph import Graph
 from .shape_completion import integer_values, symbolic_shape
 from .symbolic_sizes import ONE, Size
@@ -67,10 +68,7 @@ def resolve_reshapes(proto: onnx.ModelProto) -> bool:
         numbers = resolved.get(node_proto.output[0]) if node_proto.output else None
         if numbers is None:
             continue
-        name = f"{node_proto.output[0]}.sizes"
-        while name in taken:
-            name += "_"
-        taken.add(name)
+        name = unique_name(f"{node_proto.output[0]}.sizes", taken)
         proto.graph.initializer.append(numpy_helper.from_array(np.array(numbers, dtype=np.int64), name))
         node_proto.input[1] = name
     return bool(idle or resolved)

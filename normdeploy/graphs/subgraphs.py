@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import onnx
 
 from ..storage.onnx_domains import is_standard
-from ..storage.proto_traversal import attribute_graphs
+from ..storage.proto_traversal import attribute_graphs, attribute_value
 from .dims import Dims
 from .proto_queries import FunctionKey, called_functions, captured_names, functions_by_key, value_info_type
 from .shape_inference import infer_types
@@ -59,7 +59,7 @@ def _constant_tensors(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
     constants = {t.name: t for t in proto.graph.initializer}
     for node in proto.graph.node:
         if node.op_type == "Constant" and is_standard(node):
-            value = next((a.t for a in node.attribute if a.name == "value"), None)
+            value = attribute_value(node, "value")
             if value is not None:
                 constants[node.output[0]] = value
     return constants
@@ -162,8 +162,8 @@ def _body_input_types(
         )
         carried = dict(zip(inputs[2:], (o.name for o in body.output[1:]), strict=False))
     elif node.op_type == "Scan":
-        scanned = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0)
-        axes = next((list(a.ints) for a in node.attribute if a.name == "scan_input_axes"), [0] * scanned)
+        scanned = attribute_value(node, "num_scan_inputs", 0)
+        axes = attribute_value(node, "scan_input_axes", [0] * scanned)
         states = len(inputs) - scanned
         slices = [_drop_axis(t, axis) for t, axis in zip(outer[states:], axes, strict=False)]
         known_types = dict(zip(inputs, [*outer[:states], *slices], strict=False))

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from ..storage.onnx_domains import is_standard
-from ..storage.onnx_files import iter_bodies
+from ..storage.proto_traversal import iter_bodies
 from ..storage.shared_weights import is_column_major
 
 _FUSED = "com.microsoft"

@@ -11,8 +11,7 @@ from __future__ import annotations
 import onnx
 import onnx.parser
 
-from ..storage.onnx_files import iter_bodies
-from ..storage.proto_traversal import copy_model
+from ..storage.proto_traversal import copy_model, iter_bodies
 
 ONE_PASS = "onnxruntime computes GroupNormalization in one pass, which loses digits where the mean is large"
 _DOMAIN = "normdeploy.two_pass"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -18,8 +18,8 @@ import onnx.shape_inference
 from onnx import TensorProto, numpy_helper
 
 from ..errors import escape_line
-from ..storage.onnx_domains import is_standard
-from ..storage.proto_traversal import iter_subgraphs
+from ..storage.onnx_domains import is_standard, qualified_op
+from ..storage.proto_traversal import attribute_value, iter_subgraphs, nodes_with_bodies
 
 _WIDE = frozenset({TensorProto.INT32, TensorProto.INT64})
 # Ops of other domains than ONNX's are written with the domain.
@@ -105,7 +105,7 @@ def find_crash_risks(model: onnx.ModelProto) -> list[str]:
         # onnxruntime 1.31 ends with SIGSEGV when it opens some of these files, by the number of nodes around.
         risks += [
             f"{node_label(node)} of the function {escape_line(function.name)} has a sparse value"
-            for node in _nodes_with_bodies(function)
+            for node in nodes_with_bodies(function.node)
             if any(attribute.HasField("sparse_tensor") for attribute in node.attribute)
         ]
     risks += _find_rank_risks(model)
@@ -131,8 +131,8 @@ def _find_nonempty_requirements(model: onnx.ModelProto) -> list[str]:
     return [
         f"{node_label(node)} may be given a tensor without an element"
         for body in (model.graph, *model.functions)
-        for node in _nodes_with_bodies(body)
-        if _op_name(node) in _NEED_ELEMENTS
+        for node in nodes_with_bodies(body.node)
+        if qualified_op(node) in _NEED_ELEMENTS
     ]
 
 
@@ -141,7 +141,7 @@ def _may_hold_empty_tensor(model: onnx.ModelProto) -> bool:
     graphs = [model.graph, *(graph for node in model.graph.node for graph in iter_subgraphs(node))]
     if any(0 in tensor.dims for graph in graphs for tensor in graph.initializer):
         return True
-    nodes = [node for body in (model.graph, *model.functions) for node in _nodes_with_bodies(body)]
+    nodes = [node for body in (model.graph, *model.functions) for node in nodes_with_bodies(body.node)]
     if any(
         node.op_type in _MAY_BE_EMPTY or ((constant := _constant_tensor(node)) is not None and 0 in constant.dims)
         for node in nodes
@@ -172,11 +172,11 @@ def _infer_dims(model: onnx.ModelProto) -> dict[str, list[int | None] | None]:
 
 def _find_rank_risks(model: onnx.ModelProto) -> list[str]:
     """Return each node that ends the process where a tensor that it reads has too few dims, and may have."""
-    nodes = [node for node in model.graph.node if _op_name(node) in _LEAST_RANKS]
+    nodes = [node for node in model.graph.node if qualified_op(node) in _LEAST_RANKS]
     dims = _infer_dims(model) if nodes else {}
     risks = []
     for node in nodes:
-        for place, least in _LEAST_RANKS[_op_name(node)].items():
+        for place, least in _LEAST_RANKS[qualified_op(node)].items():
             name = node.input[place] if place < len(node.input) else ""
             known = dims.get(name)
             if name and (known is None or len(known) < least):
@@ -188,7 +188,7 @@ class _RiskScope:
     """A graph with the bodies inside it, or a function: names, and the node or the type behind each."""
 
     def __init__(self, body: onnx.GraphProto | onnx.FunctionProto) -> None:
-        self._nodes = list(_nodes_with_bodies(body))
+        self._nodes = list(nodes_with_bodies(body.node))
         self._makers: dict[str, onnx.NodeProto] = {}
         # Bodies side by side may use one name twice, and such a name tells nothing.
         self._ambiguous: set[str] = set()
@@ -215,13 +215,13 @@ class _RiskScope:
         return [f"{node_label(node)} {why}" for node in self._nodes if (why := self._describe_risk(node))]
 
     def _describe_risk(self, node: onnx.NodeProto) -> str:
-        counts = _COUNTS.get(_op_name(node), ())
+        counts = _COUNTS.get(qualified_op(node), ())
         zero = [f"{a.name} = {a.i}" for a in node.attribute if a.name in counts and a.i % _CUT == 0]
         if zero:
             return f"has {zero[0]} and divides by it"
-        if _op_name(node) == "com.microsoft.Inverse":
+        if qualified_op(node) == "com.microsoft.Inverse":
             return "inverts what may be no square matrix"
-        if _op_name(node) == "ai.onnx.ml.FeatureVectorizer" and any(n < 0 for a in node.attribute for n in a.ints):
+        if qualified_op(node) == "ai.onnx.ml.FeatureVectorizer" and any(n < 0 for a in node.attribute for n in a.ints):
             return "has a negative size in inputdimensions"
         if not is_standard(node):
             return ""
@@ -292,17 +292,10 @@ class _RiskScope:
             if maker.op_type in _INTEGERS:
                 return TensorProto.INT64
             if maker.op_type == "Cast":
-                return next((a.i for a in maker.attribute if a.name == "to"), TensorProto.UNDEFINED)
+                return attribute_value(maker, "to", TensorProto.UNDEFINED)
             place = _TYPED_BY.get(maker.op_type, 0)
             name = maker.input[place] if place < len(maker.input) else ""
         return TensorProto.UNDEFINED
-
-
-def _nodes_with_bodies(body: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    for node in body.node:
-        yield node
-        for graph in iter_subgraphs(node):
-            yield from graph.node
 
 
 def _constant_tensor(node: onnx.NodeProto) -> TensorProto | None:
@@ -323,12 +316,6 @@ def _contains_number(constant: TensorProto, number: int) -> bool:
     if constant.data_location == TensorProto.EXTERNAL:
         return True
     return bool((numpy_helper.to_array(constant) == number).any())
-
-
-def _op_name(node: onnx.NodeProto) -> str:
-    if is_standard(node):
-        return node.op_type
-    return f"{node.domain}.{node.op_type}"
 
 
 def node_label(node: onnx.NodeProto) -> str:

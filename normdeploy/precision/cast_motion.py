@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import onnx
 
+from ..storage.proto_traversal import unique_name
 from .type_conversion import HalfFormat
 
 
@@ -24,10 +25,7 @@ def move_casts_behind_transposes(graph: onnx.GraphProto, form: HalfFormat) -> No
         if cast is None or cast.op_type != "Cast" or not _is_narrowing_cast(cast, form):
             continue
         made = node.output[0]
-        wide = f"{made}_float32"
-        while wide in taken:
-            wide += "_"
-        taken.add(wide)
+        wide = unique_name(f"{made}_float32", taken)
         moved.add(cast.output[0])
         node.input[0] = cast.input[0]
         node.output[0] = wide

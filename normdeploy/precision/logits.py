@@ -18,6 +18,7 @@ import onnx
 
 from ..graphs.proto_queries import captured_names
 from ..storage.onnx_domains import is_standard
+from ..storage.proto_traversal import unique_name
 from .float32_reasons import MOVES
 from .precision_view import PrecisionView
 from .type_conversion import initializer_values
@@ -38,7 +39,7 @@ def fuse_logarithms(graph: onnx.GraphProto) -> None:
             new = [onnx.helper.make_node("LogSoftmax", above.input, node.output, name=node.name)]
             new[0].attribute.extend(above.attribute)
         elif above is not None and _is_standard_op(above, "Sigmoid"):
-            inner = [_fresh_name(f"{node.output[0]}_{part}", taken) for part in ("negative", "softplus")]
+            inner = [unique_name(f"{node.output[0]}_{part}", taken) for part in ("negative", "softplus")]
             ends = [above.input[0], *inner, node.output[0]]
             steps = zip(("Neg", "Softplus", "Neg"), ends, ends[1:], strict=False)
             new = [
@@ -112,10 +113,3 @@ def _constant_number(view: PrecisionView, name: str) -> float | None:
 
 def _is_standard_op(node: onnx.NodeProto, *ops: str) -> bool:
     return node.op_type in ops and is_standard(node)
-
-
-def _fresh_name(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from ..storage.proto_traversal import attribute_value
 from .float32_reasons import MOVES
 from .precision_view import PrecisionView
 from .tensor_ranges import TensorRange
@@ -77,7 +78,7 @@ def expand_fills(graph: onnx.GraphProto, form: HalfFormat) -> None:
     for node in graph.node:
         if node.op_type != "ConstantOfShape":
             continue
-        fill = next((a.t for a in node.attribute if a.name == "value"), None)
+        fill = attribute_value(node, "value")
         if fill is None or fill.data_type != TensorProto.FLOAT:
             continue
         number = initializer_values(fill).reshape(())

@@ -26,7 +26,7 @@ from onnx import TensorProto, numpy_helper
 
 from ..dtypes import unit_roundoff
 from ..storage.onnx_domains import is_standard
-from ..storage.proto_traversal import attribute_graphs
+from ..storage.proto_traversal import attribute_graphs, unique_name
 
 # no element type of ONNX
 _HIDDEN = 4242
@@ -306,10 +306,7 @@ class CastWriter:
         self._nodes.append(node)
 
     def _fresh_name(self, name: str) -> str:
-        while name in self._taken:
-            name += "_"
-        self._taken.add(name)
-        return name
+        return unique_name(name, self._taken)
 
 
 def _type_name(wide: bool, form: HalfFormat) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 
 from ..graphs.symbolic_sizes import Size
+from ..storage.proto_traversal import attribute_values
 from .interpreter import ProofInterpreter
 from .lemmas.congruence import apply_unknown
 from .op_definitions import broadcast_to_sizes
@@ -72,7 +73,7 @@ def leaky_relu(m: ProofInterpreter, y: Value, alpha: float) -> Value:
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
     """Attributes as plain values; tensors as arrays."""
-    attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    attrs = attribute_values(node)
     return {k: onnx.numpy_helper.to_array(v) if isinstance(v, onnx.TensorProto) else v for k, v in attrs.items()}
 
 

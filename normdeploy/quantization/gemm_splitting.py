@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 
 from ..graphs.proto_queries import all_names, drop_unused_initializers
 from ..storage.onnx_domains import is_standard
-from ..storage.proto_traversal import copy_model
+from ..storage.proto_traversal import attribute_values, copy_model, unique_name
 
 
 def split_gemms(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -26,12 +26,6 @@ def split_gemms(proto: onnx.ModelProto) -> onnx.ModelProto:
     out = copy_model(proto)
     taken, turned, nodes = set(all_names(out.graph)), dict[str, str](), list[onnx.NodeProto]()
 
-    def fresh_name(name: str) -> str:
-        while name in taken:
-            name += "_"
-        taken.add(name)
-        return name
-
     for node in out.graph.node:
         if not _is_plain_gemm(node) or node.input[1] not in held:
             nodes.append(node)
@@ -39,13 +33,13 @@ def split_gemms(proto: onnx.ModelProto) -> onnx.ModelProto:
         x, weight, *c = node.input
         if any(a.name == "transB" and a.i for a in node.attribute):
             if weight not in turned:
-                turned[weight] = fresh_name(f"{weight}_transposed")
+                turned[weight] = unique_name(f"{weight}_transposed", taken)
                 values = np.ascontiguousarray(numpy_helper.to_array(held[weight]).T)
                 out.graph.initializer.append(numpy_helper.from_array(values, turned[weight]))
             weight = turned[weight]
         biased = any(c)
         if biased:
-            product = fresh_name(f"{node.output[0]}_product")
+            product = unique_name(f"{node.output[0]}_product", taken)
         else:
             product = node.output[0]
         made = [helper.make_node("MatMul", [x, weight], [product], name=product if biased else node.name)]
@@ -62,5 +56,5 @@ def split_gemms(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _is_plain_gemm(node: onnx.NodeProto) -> bool:
     if node.op_type != "Gemm" or not is_standard(node):
         return False
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    given = attribute_values(node)
     return not given.get("transA", 0) and given.get("alpha", 1.0) == 1.0 and given.get("beta", 1.0) == 1.0

@@ -21,13 +21,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
 from ..precision.tensor_ranges import Samples
+from ..storage.proto_traversal import attribute_values
 from ..types import Progress
 from .hessian import ConvolutionWindows, LayerInput, SecondMoments, collect_moments
 from .layer_groups import LayerCandidate
@@ -120,18 +120,14 @@ def _compensable_layers(
             yield LayerInput(data, plan.step, c.axis), _GptqLayer(plan, name, 0, weights[name])
 
 
-def _node_attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-
-
 def _is_plain_product(node: onnx.NodeProto) -> bool:
-    attrs = _node_attributes(node)
+    attrs = attribute_values(node)
     return all(attrs.get(k, 1) == 1 for k in ("alpha", "beta")) and not attrs.get("transA", 0)
 
 
 def _convolution_windows(node: onnx.NodeProto, shape: tuple[int, ...], groups: int) -> ConvolutionWindows | None:
     """None where the pads follow from the size of the input."""
-    attrs = _node_attributes(node)
+    attrs = attribute_values(node)
     rank = len(shape) - 2
     if attrs.get("auto_pad", b"NOTSET") != b"NOTSET":
         return None

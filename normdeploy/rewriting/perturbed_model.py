@@ -23,7 +23,7 @@ from ..graphs.transposed_weights import transpose_column_weights
 from ..norms.norm_table import STANDARD
 from ..ort_sessions.session import ort_error_message
 from ..storage.heap import trim_heap
-from ..storage.onnx_files import iter_bodies
+from ..storage.proto_traversal import iter_bodies
 from ..storage.shared_weights import tensor_array
 from ..storage.weight_serialization import detach_weights
 

@@ -20,7 +20,8 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from ..errors import RuntimeCrash
 from ..graphs.omitted_inputs import has_omitted_inputs
 from ..ort_sessions.child_process import REHEARSE_ALL
-from ..storage.onnx_files import iter_bodies, iter_tensors
+from ..storage.onnx_files import iter_tensors
+from ..storage.proto_traversal import iter_bodies
 
 # seconds; a file that takes longer is opened here, where it can be interrupted
 _PATIENCE = 120.0

@@ -29,7 +29,7 @@ from ..inputs.array_conversion import check_names
 from ..norms.norm_table import STANDARD, StatisticsKind
 from ..precision.preparation import file_opset
 from ..storage.onnx_domains import is_standard
-from ..storage.proto_traversal import iter_subgraphs
+from ..storage.proto_traversal import attribute_values, iter_subgraphs
 from . import RunResult, control_flow
 from .float64_evaluator import Array, Float64Evaluator, NotEvaluated, inline_functions
 from .resize_error import resize_error_bound
@@ -419,7 +419,7 @@ class _RoundingNoise:
         scale = inputs[1]
         if not x.size:
             return np.zeros_like(value)
-        attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        attrs = attribute_values(node)
         if node.op_type == "LayerNormalization":
             axis = int(attrs.get("axis", -1)) % x.ndim
             rows = x.reshape(*x.shape[:axis], -1)

@@ -23,7 +23,7 @@ from ..graphs.proto_queries import captured_names, module_path
 from ..graphs.shape_inference import infer_types
 from ..option_values import ANY, TENSORRT
 from ..rewriting.perturbed_model import PATIENCE, PerturbableModel, short_error_message
-from ..storage.onnx_files import iter_bodies
+from ..storage.proto_traversal import iter_bodies
 from ..storage.weight_serialization import detach_weights
 
 _OURS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "normdeploy")

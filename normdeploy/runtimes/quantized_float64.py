@@ -38,7 +38,7 @@ from ..evaluate.quantize_ops import (
 from ..graphs.function_ops import inline_calls
 from ..graphs.quantization_info import DEQUANTIZE, DYNAMIC, INTEGER, QUANTIZE, is_quantization_node
 from ..norms.third_party import function_op_row
-from ..storage.proto_traversal import copy_model
+from ..storage.proto_traversal import attribute_values, copy_model
 from . import RunResult
 from .float64_evaluator import Float64Evaluator, NotEvaluated
 from .onnx_float64 import OnnxFloat64Runner
@@ -175,7 +175,7 @@ class _QuantizedEvaluator(Float64Evaluator):
         wide = codes.astype(np.float64)
         moved = drawn * _code_spacing(wide, codes.dtype)
         if len(inputs) > 1:
-            attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+            attrs = attribute_values(node)
             axis = attrs.get("axis", 1)
             block = attrs.get("block_size", 0)
             zero = optional_input(inputs, 2)
@@ -188,7 +188,7 @@ class _QuantizedEvaluator(Float64Evaluator):
 
     def _quantize_with_draw(self, node: onnx.NodeProto, inputs: Sequence[Any], how: int | str, fixed: bool) -> Array:
         """A quantized tensor as float64, its zero point in it, rounded otherwise; one of weights is not clipped."""
-        attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        attrs = attribute_values(node)
         if node.op_type == DYNAMIC:
             kind = np.dtype(np.uint8)
         else:
@@ -210,12 +210,12 @@ class _QuantizedEvaluator(Float64Evaluator):
 
     def _quantize_unclipped(self, node: onnx.NodeProto, inputs: Sequence[Any]) -> Array:
         """A quantized tensor as float64, its zero point in it, neither rounded nor cut off."""
-        attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        attrs = attribute_values(node)
         steps, zero = scaled_quotient(inputs, attrs)
         return _mask_range_ends(steps + zero, zero, quantized_dtype(optional_input(inputs, 2), attrs))
 
     def _record_saturation(self, node: onnx.NodeProto, inputs: Sequence[Any]) -> None:
-        attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        attrs = attribute_values(node)
         kind = quantized_dtype(optional_input(inputs, 2), attrs)
         steps, zero = scaled_quotient(inputs, attrs)
         x = np.asarray(inputs[0])

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import onnx
 
 from ..errors import GraphError
-from .proto_traversal import attribute_graphs, copy_model, iter_subgraphs
+from .proto_traversal import attribute_graphs, copy_model, iter_bodies
 
 
 def with_sorted_nodes(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -21,7 +21,7 @@ def with_sorted_nodes(proto: onnx.ModelProto) -> onnx.ModelProto:
     Raises:
         GraphError: nodes form a circle.
     """
-    if all(_find_node_order(holder) is None for holder in _iter_node_holders(proto)):
+    if all(_find_node_order(holder) is None for holder in iter_bodies(proto)):
         return proto
     copy = copy_model(proto)
     sort_nodes(copy)
@@ -37,7 +37,7 @@ def sort_nodes(proto: onnx.ModelProto) -> bool:
     """
     moved = False
     # bodies before the nodes that hold them, which moving copies
-    for holder in [*_iter_node_holders(proto)][::-1]:
+    for holder in [*iter_bodies(proto)][::-1]:
         order = _find_node_order(holder)
         if order is not None:
             moved = True
@@ -45,13 +45,6 @@ def sort_nodes(proto: onnx.ModelProto) -> bool:
             del holder.node[:]
             holder.node.extend(nodes[i] for i in order)
     return moved
-
-
-def _iter_node_holders(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
-    for outer in (proto.graph, *proto.functions):
-        yield outer
-        for node in outer.node:
-            yield from iter_subgraphs(node)
 
 
 def _find_node_order(holder: onnx.GraphProto | onnx.FunctionProto) -> list[int] | None:

@@ -26,7 +26,7 @@ from .file_replacement import (
 from .node_order import sort_nodes
 from .nonstandard_norms import is_nonstandard_norm
 from .onnx_domains import is_standard
-from .proto_traversal import copy_model, is_meaningless_dim, nodes_with_opsets
+from .proto_traversal import copy_model, is_meaningless_dim, iter_bodies, nodes_with_opsets
 from .shared_weights import embed_shared_array, shared_array
 from .sparse_tensors import densify_model, has_sparse
 from .weight_serialization import detach_weights, tensor_nbytes, write_inline, write_weights
@@ -34,7 +34,6 @@ from .wellformedness import require_termination, require_wellformed
 
 __all__ = [
     "hash_file",
-    "iter_bodies",
     "iter_tensors",
     "load_onnx",
     "normalize_model",
@@ -252,17 +251,6 @@ def _copy_for_checker(proto: onnx.ModelProto, moved: bool) -> onnx.ModelProto | 
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             tensor.CopyFrom(onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0]))
     return copy
-
-
-def iter_bodies(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
-    """The graph, the functions, and every subgraph inside them."""
-    stack: list[onnx.GraphProto | onnx.FunctionProto] = [proto.graph, *proto.functions]
-    while stack:
-        body = stack.pop()
-        yield body
-        for node in body.node:
-            for attribute in node.attribute:
-                stack.extend([attribute.g] if attribute.HasField("g") else attribute.graphs)
 
 
 def normalize_model(proto: onnx.ModelProto) -> onnx.ModelProto:

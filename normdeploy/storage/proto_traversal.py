@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import onnx
@@ -28,6 +28,44 @@ def iter_subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
                 yield from iter_subgraphs(inner)
 
 
+def iter_bodies(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
+    """The main graph first, then the functions, each followed by the graphs in its nodes."""
+    for outer in (proto.graph, *proto.functions):
+        yield outer
+        for node in outer.node:
+            yield from iter_subgraphs(node)
+
+
+def nodes_with_bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield each node, and those in its bodies."""
+    for node in nodes:
+        yield node
+        for graph in iter_subgraphs(node):
+            yield from graph.node
+
+
+def attribute_values(node: onnx.NodeProto) -> dict[str, Any]:
+    """Return a node's attributes as plain values: numbers, bytes, lists, protobufs of tensors and graphs."""
+    return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def attribute_value(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
+    """Return one attribute as `attribute_values` does; ``default`` where the node does not state it, or lets the caller
+    of its function state it."""
+    for attribute in node.attribute:
+        if attribute.name == name and not attribute.ref_attr_name:
+            return onnx.helper.get_attribute_value(attribute)
+    return default
+
+
+def unique_name(name: str, taken: set[str]) -> str:
+    """Return ``name``, with underscores behind it as long as it is one of ``taken``; it is one from now on."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
 def standard_opset(proto: onnx.ModelProto | onnx.FunctionProto) -> onnx.OperatorSetIdProto | None:
     """The line that says in which opset ONNX's own ops are written; None where there is none."""
     return next((o for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
@@ -43,8 +81,7 @@ def nodes_with_opsets(proto: onnx.ModelProto) -> list[tuple[onnx.NodeProto, int]
     ):
         entry = standard_opset(holder)
         if entry is not None:
-            inside = [inner for node in nodes for body in iter_subgraphs(node) for inner in body.node]
-            listed += [(n, entry.version) for n in (*nodes, *inside)]
+            listed += [(n, entry.version) for n in nodes_with_bodies(nodes)]
     return listed
 
 

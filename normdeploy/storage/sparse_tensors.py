@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from ..errors import GraphError
-from .proto_traversal import iter_subgraphs
+from .proto_traversal import iter_bodies
 
 # Of one dense tensor: a few bytes can state any shape.
 MOST_ELEMENTS = 2**28
@@ -38,7 +38,7 @@ def densify_model(proto: onnx.ModelProto) -> None:
     Raises:
         GraphError: a sparse tensor is too large, or its indices do not fit its shape.
     """
-    for body in _iter_bodies(proto):
+    for body in iter_bodies(proto):
         if isinstance(body, onnx.GraphProto):
             _densify_initializers(body)
         for node in body.node:
@@ -68,15 +68,8 @@ def require_small_sparse_tensors(proto: onnx.ModelProto) -> None:
         )
 
 
-def _iter_bodies(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
-    for body in (proto.graph, *proto.functions):
-        yield body
-        for node in body.node:
-            yield from iter_subgraphs(node)
-
-
 def _iter_sparse_tensors(proto: onnx.ModelProto) -> Iterator[onnx.SparseTensorProto]:
-    for body in _iter_bodies(proto):
+    for body in iter_bodies(proto):
         if isinstance(body, onnx.GraphProto):
             yield from body.sparse_initializer
         for node in body.node:

@@ -13,7 +13,7 @@ from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from ..errors import GraphError
 from .attribute_checks import require_attributes
-from .proto_traversal import iter_subgraphs
+from .proto_traversal import iter_subgraphs, nodes_with_bodies
 from .sparse_tensors import require_small_sparse_tensors
 from .weight_serialization import element_bits
 
@@ -179,7 +179,7 @@ def _require_bounded_calls(proto: onnx.ModelProto) -> None:
     for body in (proto.graph, *proto.functions):
         _require_matching_arity(body, functions)
     called = {key: list(_iter_function_calls(f, functions)) for key, f in functions.items()}
-    size = {key: sum(1 for _ in _nodes_with_bodies(f)) for key, f in functions.items()}
+    size = {key: sum(1 for _ in nodes_with_bodies(f.node)) for key, f in functions.items()}
     done: dict[Function, int] = {}
     for first in functions:
         path = [(first, iter(called[first]))] if first not in done else []
@@ -210,7 +210,7 @@ def _require_bounded_calls(proto: onnx.ModelProto) -> None:
 def _require_matching_arity(
     body: onnx.GraphProto | onnx.FunctionProto, functions: dict[Function, onnx.FunctionProto]
 ) -> None:
-    for node in _nodes_with_bodies(body):
+    for node in nodes_with_bodies(body.node):
         f = functions.get((node.domain, node.op_type, node.overload))
         if f is not None and (len(node.input) > len(f.input) or len(node.output) > len(f.output)):
             given = f"{len(node.input)} inputs and {len(node.output)} outputs"
@@ -221,15 +221,8 @@ def _require_matching_arity(
 def _iter_function_calls(
     body: onnx.GraphProto | onnx.FunctionProto, functions: dict[Function, onnx.FunctionProto]
 ) -> Iterator[Function]:
-    keys = ((node.domain, node.op_type, node.overload) for node in _nodes_with_bodies(body))
+    keys = ((node.domain, node.op_type, node.overload) for node in nodes_with_bodies(body.node))
     return (key for key in keys if key in functions)
-
-
-def _nodes_with_bodies(body: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    for node in body.node:
-        yield node
-        for inner in iter_subgraphs(node):
-            yield from inner.node
 
 
 def _constant_scalars(holder: onnx.GraphProto | onnx.FunctionProto) -> dict[str, int]:

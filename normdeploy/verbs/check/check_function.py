@@ -30,8 +30,7 @@ from ...findings.rendering import Renderable
 from ...norms.third_party import is_managed_op
 from ...option_values import TENSORRT
 from ...runtimes.trt_runner import PACKAGES, TITLES, describe_missing_runtime
-from ...storage.onnx_files import iter_bodies
-from ...storage.proto_traversal import nodes_with_opsets
+from ...storage.proto_traversal import iter_bodies, nodes_with_opsets
 from ...types import PathLike
 from ...version import __version__
 from ..arguments.argument_validation import take_fields_as_arguments

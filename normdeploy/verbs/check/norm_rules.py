@@ -17,8 +17,8 @@ from ...option_values import ACCURATE, TENSORRT, USUAL
 from ...runtimes.kernel_support import query_parser
 from ...runtimes.trt_runner import TITLES
 from ...storage.onnx_domains import is_standard
-from ...storage.onnx_files import fill_shared_weights, iter_bodies, iter_tensors
-from ...storage.proto_traversal import nodes_with_opsets
+from ...storage.onnx_files import fill_shared_weights, iter_tensors
+from ...storage.proto_traversal import iter_bodies, nodes_with_opsets
 from ...storage.shared_weights import tensor_array
 from ...storage.weight_serialization import tensor_nbytes
 

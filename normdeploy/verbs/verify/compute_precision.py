@@ -17,7 +17,7 @@ from onnx import TensorProto
 from ...errors import GraphError
 from ...graphs.shape_inference import infer_types
 from ...norms.third_party import is_managed_op
-from ...storage.onnx_files import iter_bodies
+from ...storage.proto_traversal import iter_bodies
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _HALVES = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}

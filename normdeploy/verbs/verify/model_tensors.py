@@ -15,6 +15,7 @@ from ...inputs.array_conversion import to_numpy
 from ...loading.train_mode_checks import bind_node_arguments, operator_name
 from ...model import LoadedModel
 from ...precision.type_conversion import initializer_values
+from ...storage.proto_traversal import attribute_value
 from .bias_shifts import BatchNormShifts, BiasShift, FixedShift, Shifts
 from .reference_models import FileModel, Original
 
@@ -141,5 +142,5 @@ def _batch_norms_of_program(model: LoadedModel) -> Iterator[BatchNorm]:
 def _batch_norms_of_file(model: FileModel) -> Iterator[BatchNorm]:
     for node in model.proto.graph.node:
         if node.op_type == "BatchNormalization" and len(node.input) == 5:
-            epsilon = next((a.f for a in node.attribute if a.name == "epsilon"), float(np.float32(1e-5)))
+            epsilon = attribute_value(node, "epsilon", float(np.float32(1e-5)))
             yield BatchNorm(node.name or node.output[0], epsilon, *node.input[1:5])

@@ -13,11 +13,11 @@ import numpy as np
 import onnx
 
 from ...errors import NormdeployError
-from ...graphs.omitted_inputs import nodes_with_bodies
 from ...inputs.input_cases import INFINITE
 from ...runtimes import RunResult
 from ...runtimes.ort_runner import OrtRunner
 from ...storage.onnx_files import load_onnx
+from ...storage.proto_traversal import nodes_with_bodies
 from .case_answers import CaseAnswer
 from .runtime_candidates import OFF, ON, RuntimeCandidate
 
