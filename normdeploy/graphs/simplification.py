@@ -39,8 +39,8 @@ from ..storage.shared_weights import shared_array
 from ..storage.weight_serialization import detach_weights, set_weight_locations
 from .cleaning.constant_folding import ConstantFolder
 from .cleaning.hidden_nodes import find_misread_by_folding, find_misread_by_merging, hide_nodes
+from .cleaning.movement_rules import DataMovementPass
 from .cleaning.rule_table import CleaningRules
-from .data_movement import DataMovementPass
 from .ort_equivalence import require_equal_models
 from .proto_queries import RANDOM
 from .shape_inference import infer_types

@@ -2,7 +2,7 @@
 
 onnxruntime (1.31, CPU) adds the bias of a Gemm while it multiplies, but behind a MatMul of rank 3 goes through the
 product once more, and joins the two for inputs of rank 2 alone. The Reshapes copy nothing; those that meet are one, and
-vanish between two layers (`normdeploy.graphs.data_movement`). What that is worth in whole models
+vanish between two layers (`normdeploy.graphs.cleaning.movement_rules`). What that is worth in whole models
 `benchmarks.whole_models` measures.
 """
 

@@ -52,9 +52,17 @@ def is_understood(node: ir.Node | None, op: str) -> bool:
     return bool(node.inputs) and node.inputs[0] is not None and (inputs is None or len(node.inputs) <= inputs)
 
 
+def producer_of_op(value: ir.Value | None, op: str) -> ir.Node | None:
+    """Return the node that makes ``value`` where it is the standard ``op``, whatever its attributes are."""
+    node = None if value is None else value.producer()
+    if node is not None and node.op_type == op and node.domain == "":
+        return node
+    return None
+
+
 def understood_producer(value: ir.Value | None, op: str) -> ir.Node | None:
     """Return the node that makes ``value`` where it is an understood ``op``."""
-    node = None if value is None else value.producer()
+    node = producer_of_op(value, op)
     if is_understood(node, op):
         return node
     return None
@@ -115,6 +123,19 @@ def replace_node(graph: ir.Graph, old: ir.Node, *new: ir.Node) -> bool:
     return True
 
 
-def bypass_node(graph: ir.Graph, old: ir.Node, value: ir.Value) -> bool:
+def bypass_node(graph: ir.Graph, old: ir.Node, value: ir.Value | None) -> bool:
     """Let readers of ``old`` read ``value``. Returns: True."""
     return replace_node(graph, old, ir.node("Identity", [value]))
+
+
+def write_reshape(graph: ir.Graph, old: ir.Node, dims: list[int]) -> bool:
+    """Put a Reshape of the first input of ``old`` in its place. Returns: True."""
+    shape = int64_constant(dims)
+    return replace_node(graph, old, shape, ir.node("Reshape", [old.inputs[0], shape.outputs[0]]))
+
+
+def write_transpose(graph: ir.Graph, old: ir.Node, x: ir.Value | None, order: list[int]) -> bool:
+    """Put a Transpose of ``x`` in the place of ``old``, or ``x`` itself where the order stays. Returns: True."""
+    if order == sorted(order):
+        return bypass_node(graph, old, x)
+    return replace_node(graph, old, ir.node("Transpose", [x], {"perm": order}))

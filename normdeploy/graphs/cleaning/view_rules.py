@@ -15,12 +15,13 @@ from .node_matching import (
     constant_array,
     constant_integers,
     input_at,
-    int64_constant,
     is_same_size,
     is_understood,
     replace_node,
     static_dims,
     understood_producer,
+    write_reshape,
+    write_transpose,
 )
 
 # An end of a Slice beyond this is beyond every axis.
@@ -33,25 +34,24 @@ def write_static_reshape(graph: ir.Graph, node: ir.Node) -> bool:
     Premise: at most one dim of the inferred shape is unknown, and no other is 0. Then -1 stands for the unknown one:
     the elements divided by a product that is not 0.
     """
-    if (
-        not is_understood(node, "Reshape")
-        or constant_array(node.inputs[1]) is not None
-        or node.outputs[0].shape is None
-    ):
+    computed = is_understood(node, "Reshape") and constant_array(node.inputs[1]) is None
+    return computed and _write_inferred_shape(graph, node)
+
+
+def _write_inferred_shape(graph: ir.Graph, node: ir.Node) -> bool:
+    made = node.outputs[0].shape
+    if made is None:
         return False
-    dims = [dim if isinstance(dim, int) else -1 for dim in node.outputs[0].shape]
-    if dims.count(-1) > 1 or 0 in dims:
-        return False
-    shape = int64_constant(dims)
-    return replace_node(graph, node, shape, ir.node("Reshape", [node.inputs[0], shape.outputs[0]]))
+    dims = [dim if isinstance(dim, int) else -1 for dim in made]
+    return dims.count(-1) < 2 and 0 not in dims and write_reshape(graph, node, dims)
 
 
 def merge_reshapes(graph: ir.Graph, node: ir.Node) -> bool:
     """Let a Reshape of a Reshape read what the first one reads, where a single 0 of its shape copies a dim.
 
     Premise: a constant shape without -1, with 0 in one place that the inferred output leaves unknown. The other dims
-    are positive, so -1 in that place gives the same size: the elements divided by their product. (`movement` merges
-    Reshapes whose shape holds no 0.)
+    are positive, so -1 in that place gives the same size: the elements divided by their product. (`movement_rules`
+    merges Reshapes whose shape holds no 0.)
     """
     if not is_understood(node, "Reshape") or understood_producer(node.inputs[0], "Reshape") is None:
         return False
@@ -65,8 +65,7 @@ def merge_reshapes(graph: ir.Graph, node: ir.Node) -> bool:
     # A dim of size 0 stays a 0 here, and is refused unless it is the only one and no -1 is there.
     if sizes.count(0) > 1 or (0 in sizes and -1 in sizes):
         return False
-    shape = int64_constant([n or -1 for n in sizes])
-    return replace_node(graph, node, shape, ir.node("Reshape", [node.inputs[0], shape.outputs[0]]))
+    return write_reshape(graph, node, [n or -1 for n in sizes])
 
 
 def drop_reshape_of_squeeze(graph: ir.Graph, node: ir.Node) -> bool:
@@ -86,13 +85,7 @@ def write_flatten_as_reshape(graph: ir.Graph, node: ir.Node) -> bool:
     Premise: one of both dims of the output is known and positive, so that -1 is the other, also of no elements; or both
     are known.
     """
-    if not is_understood(node, "Flatten") or node.outputs[0].shape is None or len(node.outputs[0].shape) != 2:
-        return False
-    dims = [dim if isinstance(dim, int) else -1 for dim in node.outputs[0].shape]
-    if dims.count(-1) > 1 or 0 in dims:
-        return False
-    shape = int64_constant(dims)
-    return replace_node(graph, node, shape, ir.node("Reshape", [node.inputs[0], shape.outputs[0]]))
+    return is_understood(node, "Flatten") and _write_inferred_shape(graph, node)
 
 
 def drop_reshapes_of_matmul(graph: ir.Graph, node: ir.Node) -> bool:
@@ -145,10 +138,7 @@ def merge_transposes(graph: ir.Graph, node: ir.Node) -> bool:
         x = inner.inputs[0]
     elif order != sorted(order):
         return False
-    assert x is not None
-    if order == sorted(order):
-        return bypass_node(graph, node, x)
-    return replace_node(graph, node, ir.node("Transpose", [x], {"perm": order}))
+    return write_transpose(graph, node, x, order)
 
 
 def _have_same_shape(a: ir.Value, b: ir.Value) -> bool:

@@ -13,10 +13,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
+
+from .node_matching import (
+    Rule,
+    bypass_node,
+    constant_array,
+    constant_integers,
+    input_at,
+    int64_constant,
+    producer_of_op,
+    replace_node,
+    write_transpose,
+)
 
 # functions of single elements
 _EACH = frozenset(
@@ -79,15 +91,15 @@ def _drop_empty_pad(graph: ir.Graph, pad: ir.Node) -> bool:
     """Whatever the mode, the axes and the number to pad with."""
     # below opset 11
     stated = pad.attributes.get_ints("pads", ())
-    if len(pad.inputs) > 1 and pad.inputs[1] is not None:
-        pads = ir.convenience.get_const_tensor(pad.inputs[1])
-        stated = () if pads is None else [int(n) for n in pads.numpy().reshape(-1)]
-    return bool(stated) and not any(stated) and _replace_node(graph, pad, ir.node("Identity", [pad.inputs[0]]))
+    pads = input_at(pad, 1)
+    if pads is not None:
+        stated = constant_integers(pads) or ()
+    return bool(stated) and not any(stated) and bypass_node(graph, pad, pad.inputs[0])
 
 
 def _drop_unit_axes(graph: ir.Graph, squeeze: ir.Node) -> bool:
-    transpose = _producer_of_op(squeeze, "Transpose")
-    unsqueeze = _producer_of_op(transpose or squeeze, "Unsqueeze")
+    transpose = producer_of_op(squeeze.inputs[0], "Transpose")
+    unsqueeze = producer_of_op((transpose or squeeze).inputs[0], "Unsqueeze")
     if unsqueeze is None or unsqueeze.outputs[0].shape is None:
         return False
     if not all(_is_used_once(n.outputs[0]) for n in (transpose, unsqueeze) if n is not None):
@@ -99,12 +111,7 @@ def _drop_unit_axes(graph: ir.Graph, squeeze: ir.Node) -> bool:
     if perm is None or put is None or taken is None or {perm[axis] for axis in taken} != put:
         return False
     order = _permutation_without(perm, taken)
-    x = unsqueeze.inputs[0]
-    if order == sorted(order):
-        moved = ir.node("Identity", [x])
-    else:
-        moved = ir.node("Transpose", [x], {"perm": order})
-    return _replace_node(graph, squeeze, moved)
+    return write_transpose(graph, squeeze, unsqueeze.inputs[0], order)
 
 
 def _select_before_transpose(graph: ir.Graph, transpose: ir.Node) -> bool:
@@ -120,39 +127,24 @@ def _select_before_transpose(graph: ir.Graph, transpose: ir.Node) -> bool:
         return False
     for (node, _), axis in zip(uses, axes, strict=True):
         assert axis is not None
-        _replace_node(graph, node, ir.node("Gather", [transpose.inputs[0], node.inputs[1]], {"axis": perm[axis]}))
+        replace_node(graph, node, ir.node("Gather", [transpose.inputs[0], node.inputs[1]], {"axis": perm[axis]}))
     return True
 
 
 def _merge_unsqueezes(graph: ir.Graph, second: ir.Node) -> bool:
     """Two Unsqueezes are one."""
-    first = _producer_of_op(second, "Unsqueeze")
+    first = producer_of_op(second.inputs[0], "Unsqueeze")
     if first is None:
         return False
-    then, before = (_stated_axes(node) for node in (second, first))
-    if then is None or before is None:
+    then, before = (constant_integers(input_at(node, 1)) for node in (second, first))
+    # Axes that are counted from the last are left alone.
+    if not then or not before or min(*then, *before) < 0:
         return False
     # places of the axes of what the first made
     free = (place for place in itertools.count() if place not in then)
     places = list(itertools.islice(free, max(before) + 1))
-    axes = ir.node("Constant", [], {"value_ints": sorted({*then, *(places[axis] for axis in before)})})
-    made = ir.node("Unsqueeze", [first.inputs[0], axes.outputs[0]])
-    made.metadata_props.update(second.metadata_props)
-    ir.convenience.replace_nodes_and_values(graph, second, [second], [axes, made], second.outputs, made.outputs)
-    return True
-
-
-def _stated_axes(unsqueeze: ir.Node) -> set[int] | None:
-    """Counted from the first; None where they are not stated so."""
-    stated = (
-        ir.convenience.get_const_tensor(unsqueeze.inputs[1])
-        if len(unsqueeze.inputs) > 1 and unsqueeze.inputs[1] is not None
-        else None
-    )
-    axes = None if stated is None else {int(axis) for axis in stated.numpy().reshape(-1)}
-    if axes and min(axes) >= 0:
-        return axes
-    return None
+    axes = int64_constant(sorted({*then, *(places[axis] for axis in before)}))
+    return replace_node(graph, second, axes, ir.node("Unsqueeze", [first.inputs[0], axes.outputs[0]]))
 
 
 def _simplify_reshape(graph: ir.Graph, node: ir.Node) -> bool:
@@ -163,14 +155,12 @@ def _simplify_reshape(graph: ir.Graph, node: ir.Node) -> bool:
 def _merge_reshapes(outer: ir.Node) -> bool:
     """Reshape of a Reshape, worked out or stated: of its input, where no 0 of the shape wanted stands for a dim between
     them."""
-    inner = _producer_of_op(outer, "Reshape")
-    modified = False
-    sizes = None if outer.inputs[1] is None else ir.convenience.get_const_tensor(outer.inputs[1])
-    if outer.attributes.get_int("allowzero", 0) != 1 and (sizes is None or not sizes.numpy().all()):
+    sizes = constant_integers(outer.inputs[1])
+    if outer.attributes.get_int("allowzero", 0) != 1 and (sizes is None or 0 in sizes):
         return False
-    while inner is not None and inner.inputs[0] is not None:
+    modified = False
+    while (inner := producer_of_op(outer.inputs[0], "Reshape")) is not None:
         outer.replace_input_with(0, inner.inputs[0])
-        inner = _producer_of_op(outer, "Reshape")
         modified = True
     return modified
 
@@ -183,9 +173,8 @@ def _drop_reshape_pair(graph: ir.Graph, back: ir.Node) -> bool:
     if y is None or there is None:
         return False
     x = there.inputs[0]
-    sizes = ir.convenience.get_const_tensor(back.inputs[1]) if back.inputs[1] is not None else None
-    wanted = [] if sizes is None else sizes.numpy().reshape(-1).tolist()
-    if x is None or x.shape is None or sizes is None or 0 in wanted:
+    wanted = constant_integers(back.inputs[1])
+    if x is None or x.shape is None or wanted is None or 0 in wanted:
         return False
     for node in between:
         for i, value in enumerate(node.inputs):
@@ -193,8 +182,9 @@ def _drop_reshape_pair(graph: ir.Graph, back: ir.Node) -> bool:
                 node.replace_input_with(i, x)
         node.outputs[0].shape = x.shape.copy()
     result = back.outputs[0]
-    inner = back.inputs[0]
-    if inner is not None and _has_shape(x, wanted) and not result.is_graph_output():
+    if _has_shape(x, wanted) and not result.is_graph_output():
+        inner = back.inputs[0]
+        assert inner is not None
         result.replace_all_uses_with(inner)
     return True
 
@@ -224,10 +214,9 @@ def _nodes_between_reshapes(graph: ir.Graph, back: ir.Node) -> tuple[list[ir.Nod
     inside = {*between, back}
     (begin,) = begins
     values = [begin, *(node.outputs[0] for node in between)]
-    alone = all(user in inside for v in values for user, _ in v.uses())
-    if alone:
-        return (list(between), begin)
-    return ([], None)
+    if any(user not in inside for v in values for user, _ in v.uses()):
+        return [], None
+    return list(between), begin
 
 
 def _is_single_element(value: ir.Value) -> bool:
@@ -238,24 +227,15 @@ def _is_single_element(value: ir.Value) -> bool:
 def _has_shape(x: ir.Value, wanted: Sequence[int]) -> bool:
     """Whether a Reshape of ``x`` to ``wanted``, which holds no 0, leaves it as it is: the one -1 is what the others
     leave."""
-    dims = None if x.shape is None else list(x.shape)
-    return (
-        dims is not None and len(dims) == len(wanted) and all(n in (-1, d) for n, d in zip(wanted, dims, strict=True))
-    )
+    assert x.shape is not None
+    return len(x.shape) == len(wanted) and all(n in (-1, d) for n, d in zip(wanted, x.shape, strict=True))
 
 
 def _fold_gather_elements(graph: ir.Graph, node: ir.Node) -> bool:
     """GatherElements of constants: an initializer."""
-    constants = [None if v is None else ir.convenience.get_const_tensor(v) for v in node.inputs]
-    if (
-        len(constants) != 2
-        or constants[0] is None
-        or constants[1] is None
-        or constants[1].size > min(_MOST, constants[0].size)
-    ):
+    data, index = (constant_array(value) for value in node.inputs)
+    if data is None or index is None or index.size > min(_MOST, data.size):
         return False
-    data = constants[0].numpy()
-    index = constants[1].numpy()
     axis = node.attributes.get_int("axis", 0)
     if index.ndim != data.ndim or not -data.ndim <= axis < data.ndim:
         return False
@@ -266,26 +246,19 @@ def _fold_gather_elements(graph: ir.Graph, node: ir.Node) -> bool:
     if index.size and not (-data.shape[axis] <= index.min() and index.max() < data.shape[axis]):
         return False
     made = ir.node("Constant", [], {"value": ir.tensor(np.take_along_axis(rows, index, axis))})
-    return _replace_node(graph, node, made)
+    return replace_node(graph, node, made)
 
 
 def _selected_axis(node: ir.Node, rank: int) -> int | None:
     """The axis of which a Gather takes one place; None of any other node."""
     if node.op_type != "Gather" or node.domain != "":
         return None
-    index = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
-    if index is None or len(index.shape) != 0:
+    index = constant_array(node.inputs[1])
+    if index is None or index.ndim:
         return None
     axis = node.attributes.get_int("axis", 0)
     if -rank <= axis < rank:
         return axis % rank
-    return None
-
-
-def _producer_of_op(node: ir.Node, op: str) -> ir.Node | None:
-    made = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
-    if made is not None and made.op_type == op and made.domain == "":
-        return made
     return None
 
 
@@ -302,12 +275,10 @@ def _permutation_of(transpose: ir.Node) -> list[int] | None:
 
 def _constant_axes(node: ir.Node, rank: int) -> set[int] | None:
     """The axes of an Unsqueeze or Squeeze, of ``rank`` axes in all; None where they are not stated as a constant."""
-    if len(node.inputs) < 2 or node.inputs[1] is None:
-        return None
-    axes = ir.convenience.get_const_tensor(node.inputs[1])
+    axes = constant_integers(input_at(node, 1))
     if axes is None:
         return None
-    return {int(axis) % rank for axis in axes.numpy().reshape(-1)}
+    return {axis % rank for axis in axes}
 
 
 def _permutation_without(perm: Sequence[int], axes: set[int]) -> list[int]:
@@ -317,13 +288,7 @@ def _permutation_without(perm: Sequence[int], axes: set[int]) -> list[int]:
     return [order.index(axis) for axis in kept]
 
 
-def _replace_node(graph: ir.Graph, old: ir.Node, new: ir.Node) -> bool:
-    new.metadata_props.update(old.metadata_props)
-    ir.convenience.replace_nodes_and_values(graph, old, [old], [new], old.outputs, new.outputs)
-    return True
-
-
-_STEPS: dict[str, Callable[[ir.Graph, ir.Node], bool]] = {
+_STEPS: dict[str, Rule] = {
     "Pad": _drop_empty_pad,
     "Squeeze": _drop_unit_axes,
     "Transpose": _select_before_transpose,
