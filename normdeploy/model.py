@@ -8,8 +8,8 @@ module: the program is a copy, so the user's object stays untouched, and its gra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -37,6 +37,11 @@ class Dim:
     opt: int
     max: int
     terms: tuple[Dim, ...] = ()
+
+    def __str__(self) -> str:
+        if self.name:
+            return f"{self.name}={self.min}:{self.opt}:{self.max}"
+        return str(self.opt)
 
     @property
     def is_dynamic(self) -> bool:
@@ -99,6 +104,10 @@ class InputSpec:
     range: tuple[float, float] | None = None
     mask: bool = False
 
+    def with_ranges_of(self, dims: Mapping[str, Dim]) -> InputSpec:
+        """This input with the ranges of its dims as ``dims`` have them by name."""
+        return replace(self, shape=tuple(dim.with_ranges_of(dims) for dim in self.shape))
+
     def concrete_shape(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         """The concrete shape where each named dim takes its value from ``dims``, or its opt size."""
         return tuple(d.size(dims) for d in self.shape)
@@ -153,6 +162,11 @@ class InputSpec:
         return values
 
 
+def named_dims_of(inputs: Iterable[InputSpec]) -> dict[str, Dim]:
+    """Every named dynamic dim of the inputs, in their order; of a sum its terms."""
+    return {dim.name: dim for spec in inputs for size in spec.shape for dim in size.named_dims() if dim.name}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSignature:
     """What is known of a model besides what it computes.
@@ -176,7 +190,12 @@ class ModelSignature:
     @property
     def named_dims(self) -> dict[str, Dim]:
         """Every named dynamic dim of the inputs; of a sum its terms."""
-        return {d.name: d for spec in self.inputs for dim in spec.shape for d in dim.named_dims() if d.name is not None}
+        return named_dims_of(self.inputs)
+
+    @property
+    def usual_sizes(self) -> dict[str, int]:
+        """The opt size of every named dynamic dim."""
+        return {name: dim.opt for name, dim in self.named_dims.items()}
 
     def samples(self, seed: int = 0, dims: Mapping[str, int] | None = None) -> dict[str, np.ndarray]:
         """One random input for each name, at the given sizes (opt where none is given)."""

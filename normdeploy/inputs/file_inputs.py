@@ -21,7 +21,7 @@ import onnx
 
 from ..errors import GraphError, InputError
 from ..graphs.declared_inputs import STRING, DeclaredInput, declared_inputs
-from ..model import DEFAULT_SIZES, Dim, InputSpec
+from ..model import DEFAULT_SIZES, Dim, InputSpec, named_dims_of
 from ..storage.export_record import read_record
 from ..storage.npz_files import read_npy, read_npz
 
@@ -157,9 +157,7 @@ def describe_file_inputs(
     else:
         described = {spec.name: spec for spec in known}
     every = {d for item in stated for d in item.dims or () if isinstance(d, str)}
-    every |= {
-        d.name for spec in described.values() for dim in spec.shape for d in dim.named_dims() if d.name is not None
-    }
+    every |= named_dims_of(described.values()).keys()
     names = [item.name for item in stated]
     values, others = parse_input_values(inputs, names)
     # The package of this module imports torch, which the verbs on ONNX files do without.
@@ -233,7 +231,7 @@ def _build_input_specs(
             raise InputError(f"{label}: the input {name!r} {what}; only tensors of numbers can be given: make it one")
         spec = by_record.get(name)
         if (wish := by_name.pop(name, None)) is not None:
-            if wish.dtype not in (None, dtype):
+            if wish.dtype not in ("", dtype):
                 raise InputError(
                     f"{label}: the input {name!r} is {dtype}, and --input says {wish.dtype}; leave the type out"
                 )
@@ -264,8 +262,8 @@ def _build_input_specs(
             spec = InputSpec(name, dtype, shape)
         if name in valued:
             spec = replace(spec, range=_fit_to_dtype(valued[name], dtype, label), mask=False)
-        used |= {d.name for dim in spec.shape for d in dim.named_dims() if d.name is not None}
-        spec = replace(spec, shape=tuple(d.with_ranges_of(stated) for d in spec.shape))
+        used |= named_dims_of([spec]).keys()
+        spec = spec.with_ranges_of(stated)
         if spec.range is None and np.dtype(np.float32 if dtype == "bfloat16" else dtype).kind in "iu":
             values.append(name)
         specs.append(spec)

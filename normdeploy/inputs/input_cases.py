@@ -181,7 +181,7 @@ def small_value_cases(model: ModelSignature, seed: int, scale: float) -> list[In
     """Return the case of floating inputs around ``scale``; none where the model has no floating input."""
     if not any(is_floating_input(spec) for spec in model.inputs):
         return []
-    opt = {name: dim.opt for name, dim in model.named_dims.items()}
+    opt = model.usual_sizes
     return [
         InputCase(
             f"inputs around {scale:g}{describe_sizes(opt)}", "small", lambda: _scale_feeds(model.samples(seed), scale)

@@ -12,7 +12,7 @@ import onnx
 from ..errors import InputError
 from ..graphs.declared_inputs import STRING, declared_inputs
 from ..graphs.index_bounds import IndexBounds, find_index_bounds
-from ..model import Dim, InputSpec
+from ..model import Dim, InputSpec, named_dims_of
 
 _HOW = "write NAME=MIN:OPT:MAX, for example batch=1:8:64"
 _USUAL = 8
@@ -39,7 +39,7 @@ def resolve_input_ranges(
         return tuple(recorded), list(_table_hints(proto, recorded, limits))
     # each is as long as its terms together
     sums = {d.name for spec in recorded for d in spec.shape if d.terms}
-    known = {d.name: d for spec in recorded for dim in spec.shape for d in dim.named_dims() if d.name is not None}
+    known = named_dims_of(recorded)
     terms = [
         d.name for spec in recorded for dim in spec.shape if dim.terms for d in dim.named_dims() if d.name is not None
     ]
@@ -56,9 +56,7 @@ def resolve_input_ranges(
         most = limits.sizes.get(name)
         if most is not None and dim.max >= most.high:
             raise InputError(
-                f"the dim {_describe_dim(dim)} goes beyond the table {most.source!r}, which has rows for "
-                f"{most.high - 1}:"
-                " narrow it"
+                f"the dim {dim} goes beyond the table {most.source!r}, which has rows for {most.high - 1}: narrow it"
             )
     taken: dict[str, Dim] = {}
     notes: list[str] = []
@@ -67,16 +65,13 @@ def resolve_input_ranges(
         if name in stated:
             taken[name] = stated[name]
             if name in known and stated[name].max > known[name].max:
-                notes.append(
-                    f"{_describe_dim(stated[name])} goes beyond {_describe_dim(known[name])}, which the file "
-                    "recorded: verify it there"
-                )
+                notes.append(f"{stated[name]} goes beyond {known[name]}, which the file recorded: verify it there")
         elif name in known:
             taken[name] = known[name]
         elif most is not None and most.high > 1:
             taken[name] = Dim(name, 1, min(_USUAL, most.high - 1), most.high - 1)
             notes.append(
-                f"sizes taken where none were stated: {_describe_dim(taken[name])} (the rows of "
+                f"sizes taken where none were stated: {taken[name]} (the rows of "
                 f"{most.source!r}); state others"
                 " with --dim"
             )
@@ -142,11 +137,11 @@ def _iter_inputs(proto: onnx.ModelProto) -> Iterator[tuple[str, str, tuple[int |
 def _table_hints(proto: onnx.ModelProto, recorded: Sequence[InputSpec], limits: IndexBounds) -> Iterator[str]:
     """Where the file's tables go further than its record."""
     sums = {d.name for spec in recorded for d in spec.shape if d.terms}
-    known = {d.name: d for spec in recorded for dim in spec.shape for d in dim.named_dims() if d.name is not None}
+    known = named_dims_of(recorded)
     for name, most in limits.sizes.items():
         if name not in sums and most.high > 1 and (name not in known or known[name].max < most.high - 1):
             if name in known:
-                now = f"recorded as {_describe_dim(known[name])}"
+                now = f"recorded as {known[name]}"
             else:
                 now = "not recorded"
             yield (
@@ -169,12 +164,5 @@ def _parse_dims(dims: Sequence[str]) -> dict[str, Dim]:
             )
         dim = Dim(name.strip(), low, best, high)
         if parsed.setdefault(name.strip(), dim) != dim:
-            raise InputError(
-                f"the dim {name.strip()!r} is given twice: {_describe_dim(parsed[name.strip()])} and "
-                f"{_describe_dim(dim)}; give it once"
-            )
+            raise InputError(f"the dim {name.strip()!r} is given twice: {parsed[name.strip()]} and {dim}; give it once")
     return parsed
-
-
-def _describe_dim(dim: Dim) -> str:
-    return f"{dim.name}={dim.min}:{dim.opt}:{dim.max}"

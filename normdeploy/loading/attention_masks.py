@@ -7,12 +7,10 @@ reads. An embedding, a matmul or a convolution ends the way: behind it stand fea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from .shape_expressions import split_words
-from .train_mode_checks import bind_node_arguments, operator_name
+from .train_mode_checks import bind_node_arguments, plain_operator_name
 
 _KEEPING = split_words(
     "view _unsafe_view reshape unsqueeze squeeze expand expand_as broadcast_to slice select narrow transpose permute"
@@ -42,17 +40,11 @@ def _is_attention_mask(placeholder: torch.fx.Node) -> bool:
     stack = [placeholder]
     while stack:
         node = stack.pop()
-        for user, name in _iter_readers(node):
+        for user in node.users:
+            name = plain_operator_name(user)
             if name in _SOFTMAX or (name == _ATTENTION and bind_node_arguments(user).get("attn_mask") is node):
                 return True
             if name in _KEEPING and user not in seen:
                 seen.add(user)
                 stack.append(user)
     return False
-
-
-def _iter_readers(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, str]]:
-    """Who reads the node, each with its operator's name, an in-place one's without the last _."""
-    for user in node.users:
-        name = operator_name(user)
-        yield user, name.removesuffix("_") if not name.endswith("__") else name

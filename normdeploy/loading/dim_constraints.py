@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from ..errors import InputError
 from ..model import Dim
-from .input_request import InputRequest, describe_dim
+from .input_request import InputRequest
 from .size_conditions import TracedConditions
 
 _RANGE = re.compile(r"Dim\('\w+'(, min=(?P<min>\d+))?(, max=(?P<max>\d+))?\)")
@@ -42,7 +42,7 @@ def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditio
     for name, fix in fixes.items():
         if fix.isdecimal():
             if name in dims:
-                wished = f" ({describe_dim(dims[name])})"
+                wished = f" ({dims[name]})"
             else:
                 wished = ""
             raise InputError(
@@ -93,7 +93,7 @@ def _fit_dim_to_range(
             (found for size in reversed(outside) if (found := conditions.place_limiting(wished.name, size))), ""
         )
         raise InputError(
-            f"the dim {describe_dim(wished)} was asked for, but the model takes only {kind}from {low} to {high}{where}:"
+            f"the dim {wished} was asked for, but the model takes only {kind}from {low} to {high}{where}:"
             " state such a range, or change what limits it in the model"
         )
     return Dim(wished.name, sizes[0], min(sizes, key=lambda size: abs(size - wished.opt)), sizes[-1])
@@ -136,12 +136,12 @@ def describe_unsolved_dims(message: str, wishes: InputRequest, conditions: Trace
         if first <= dim.max:
             begun = Dim(dim.name, first, max(dim.opt, first), dim.max)
             return (
-                f"the dim {describe_dim(dim)} was asked for, but torch can't trace the model with sizes below"
-                f" {first}{conditions.last_place([dim.name])}: begin there, --dim {describe_dim(begun)}"
+                f"the dim {dim} was asked for, but torch can't trace the model with sizes below"
+                f" {first}{conditions.last_place([dim.name])}: begin there, --dim {begun}"
             )
     if bound is None and "Cannot create Dim with inconsistent" not in message:
         return ""
-    dims = ", ".join(map(describe_dim, wishes.dims.values()))
+    dims = ", ".join(map(str, wishes.dims.values()))
     return (
         f"torch.export can't tell which sizes of {dims} the model takes, as where it divides a size, or pads it to a"
         f" multiple{conditions.last_place(wishes.dims)}: state a range of multiples with --dim, such as NAME=4:8:64 for"
@@ -161,14 +161,14 @@ def describe_violation(message: str, wishes: InputRequest, conditions: TracedCon
         if special := _SPECIAL.fullmatch(match["guard"]):
             size = special["size"]
             dim = wishes.dims.get(match["name"])
-            wished = f" ({describe_dim(dim)})" if dim else ""
+            wished = f" ({dim})" if dim else ""
             asked = f"the dim {match['name']!r} was asked to be dynamic{wished}"
             where = conditions.place_limiting(match["name"])
             return f"{asked}, but the model was made for the size {size}{where}: write {size} in the place of its name"
     for name, size in _parse_excluded_sizes(message).items():
         if name in wishes.dims:
             return (
-                f"the dim {describe_dim(wishes.dims[name])} was asked for, but torch can't trace the model with"
+                f"the dim {wishes.dims[name]} was asked for, but torch can't trace the model with"
                 f" {size}{conditions.place_limiting(name, size)}: begin at {size + 1}"
             )
     if violated:

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
+from ..model import InputSpec
 from .example_call import ExampleCall, forward_signature
-from .input_request import InputRequest, RequestedInput
+from .input_request import InputRequest
 from .program_signature import dtype_name
 from .size_conditions import describe_location, module_paths, traceback_frames
 
@@ -74,7 +75,7 @@ def _explain_convolution_failure(module: _ConvNd, given: torch.Tensor, wishes: I
 
 def _suggest_index_input(wishes: InputRequest, embedding: nn.Embedding) -> str:
     """Write an input of indices into the table: ``'ids:int64[b,s]{0:100}'``."""
-    floats = [wish for wish in wishes.inputs if wish.as_input_spec().dtype.startswith(("float", "bfloat"))]
+    floats = [wish for wish in wishes.inputs if not wish.dtype or wish.dtype.startswith(("float", "bfloat"))]
     wish = next(iter(floats or wishes.inputs), None)
     if wish is None:
         return f"'NAME:int64[...]{{0:{embedding.num_embeddings}}}'"
@@ -107,5 +108,5 @@ def _describe_dim_sizes(call: ExampleCall, wishes: InputRequest) -> str:
     return ""
 
 
-def _sizes_by_dim(wish: RequestedInput, leaf: torch.Tensor) -> dict[str, int]:
+def _sizes_by_dim(wish: InputSpec, leaf: torch.Tensor) -> dict[str, int]:
     return {dim.name: size for dim, size in zip(wish.shape, leaf.shape, strict=True) if dim.name}

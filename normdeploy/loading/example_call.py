@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..errors import InputError
-from ..model import DEFAULT_SIZES, Dim
-from .input_request import InputRequest, RequestedInput
+from ..model import DEFAULT_SIZES, Dim, InputSpec
+from .input_request import InputRequest
 from .program_signature import dtype_name, is_renaming, match_requested_inputs
 
 # Annotations of parameters that no tensor is for; their names where annotations are texts.
@@ -35,7 +35,7 @@ class ExampleCall:
     def tensors(self) -> list[torch.Tensor]:
         return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, torch.Tensor)]
 
-    def matched_inputs(self, wishes: InputRequest) -> list[RequestedInput | None]:
+    def matched_inputs(self, wishes: InputRequest) -> list[InputSpec | None]:
         return [None if index is None else wishes.inputs[index] for index in self.matched]
 
 
@@ -180,10 +180,10 @@ def _suggest_input_options(module: nn.Module) -> str:
     return " ".join(map(_example_option, tensors or ["x"]))
 
 
-def _sample_input(wish: RequestedInput, rng: np.random.Generator, sizes: Mapping[str, int]) -> torch.Tensor:
-    spec = wish.as_input_spec()
-    values = replace(spec, dtype="float32" if spec.dtype == "bfloat16" else spec.dtype).sample(rng, sizes)
-    return torch.from_numpy(values).to(getattr(torch, spec.dtype))
+def _sample_input(wish: InputSpec, rng: np.random.Generator, sizes: Mapping[str, int]) -> torch.Tensor:
+    dtype = wish.dtype or "float32"
+    values = replace(wish, dtype="float32" if dtype == "bfloat16" else dtype).sample(rng, sizes)
+    return torch.from_numpy(values).to(getattr(torch, dtype))
 
 
 def iter_example_sizes(wishes: InputRequest) -> Iterator[dict[str, int]]:
@@ -307,8 +307,8 @@ def user_dim_names(module: nn.Module, call: ExampleCall, dynamic_shapes: Any) ->
     return [names.get(id(leaf), {}) for leaf in call.tensors()]
 
 
-def _iter_matching_dims(leaf: torch.Tensor, wish: RequestedInput) -> Iterator[tuple[Dim, int]]:
-    if wish.dtype is not None and wish.dtype != dtype_name(leaf):
+def _iter_matching_dims(leaf: torch.Tensor, wish: InputSpec) -> Iterator[tuple[Dim, int]]:
+    if wish.dtype and wish.dtype != dtype_name(leaf):
         raise InputError(
             f"the input {wish.name!r} was given as {wish.dtype}, but its example is {dtype_name(leaf)}: change one of"
             " them"
@@ -327,7 +327,7 @@ def _iter_matching_dims(leaf: torch.Tensor, wish: RequestedInput) -> Iterator[tu
         yield dim, size
 
 
-def _stretch_unit_dims(leaf: torch.Tensor, wish: RequestedInput | None, sizes: Mapping[str, int]) -> torch.Tensor:
+def _stretch_unit_dims(leaf: torch.Tensor, wish: InputSpec | None, sizes: Mapping[str, int]) -> torch.Tensor:
     for index, dim in enumerate(wish.shape if wish else ()):
         if wish and dim.name and leaf.shape[index] != sizes[dim.name]:
             raise InputError(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from ..dtypes import normalize_dtype
 from ..errors import InputError
-from ..model import DEFAULT_SIZES, Dim, InputSpec
+from ..model import DEFAULT_SIZES, Dim, InputSpec, named_dims_of
 from .shape_expressions import split_words
 
 _MAX_SIZE = 2**31 - 1
@@ -31,27 +31,15 @@ _DTYPES = {
 
 
 @dataclass(frozen=True)
-class RequestedInput:
-    """One --input: the input as the user wants it; ``dtype`` is None where it was left out."""
-
-    name: str
-    dtype: str | None
-    shape: tuple[Dim, ...]
-    range: tuple[float, float] | None
-
-    def as_input_spec(self) -> InputSpec:
-        return InputSpec(self.name, self.dtype or "float32", self.shape, self.range)
-
-
-@dataclass(frozen=True)
 class InputRequest:
     """All that the user said: the inputs in their order, the dims by name, and which of the dims have a stated range.
+    The dtype of an input is "" where it was left out.
 
     ``sources`` tells of some of the others what their largest size is taken from; ``single``: those whose range is one
     size, which are static in ``inputs``.
     """
 
-    inputs: tuple[RequestedInput, ...]
+    inputs: tuple[InputSpec, ...]
     dims: dict[str, Dim]
     stated: frozenset[str]
     sources: dict[str, str] = field(default_factory=dict)
@@ -59,8 +47,7 @@ class InputRequest:
 
     def with_dims(self, dims: dict[str, Dim]) -> InputRequest:
         """The same with other ranges of dims."""
-        inputs = tuple(replace(wish, shape=tuple(d.with_ranges_of(dims) for d in wish.shape)) for wish in self.inputs)
-        return replace(self, inputs=inputs, dims=dims)
+        return replace(self, inputs=tuple(wish.with_ranges_of(dims) for wish in self.inputs), dims=dims)
 
 
 def parse_input_request(
@@ -90,15 +77,15 @@ def parse_input_request(
     return _make_single_sizes_static(wishes)
 
 
-def dynamic_dim_names(wishes: Sequence[RequestedInput]) -> list[str]:
+def dynamic_dim_names(wishes: Sequence[InputSpec]) -> list[str]:
     """The names of the dynamic dims, of a sum those of its terms."""
-    return [d.name for wish in wishes for dim in wish.shape for d in dim.named_dims() if d.name]
+    return list(named_dims_of(wishes))
 
 
 def _make_single_sizes_static(wishes: InputRequest) -> InputRequest:
     """A dim whose range is one size is not dynamic."""
     single = {name: Dim.from_size(dim.opt) for name, dim in wishes.dims.items() if dim.min == dim.max}
-    inputs = tuple(replace(wish, shape=tuple(d.with_ranges_of(single) for d in wish.shape)) for wish in wishes.inputs)
+    inputs = tuple(wish.with_ranges_of(single) for wish in wishes.inputs)
     dims = {name: dim for name, dim in wishes.dims.items() if name not in single}
     return InputRequest(inputs, dims, wishes.stated - single.keys(), single=single)
 
@@ -107,11 +94,7 @@ def _record_stated_range(ranges: dict[str, Dim], dim: Dim, text: str) -> None:
     assert dim.name is not None
     other = ranges.setdefault(dim.name, dim)
     if other != dim:
-        raise InputError(
-            f"the dim {dim.name!r} is given twice: {describe_dim(other)}, and {describe_dim(dim)} in {text!r}; "
-            "one name is one"
-            " size"
-        )
+        raise InputError(f"the dim {dim.name!r} is given twice: {other}, and {dim} in {text!r}; one name is one size")
 
 
 def _parse_range(name: str, text: str, where: str) -> Dim:
@@ -130,28 +113,25 @@ def _parse_range(name: str, text: str, where: str) -> Dim:
     return Dim(name, low, best, high)
 
 
-def _parse_input(
-    text: str, ranges: dict[str, Dim], names: Collection[str], dim_names: Collection[str]
-) -> RequestedInput:
+def _parse_input(text: str, ranges: dict[str, Dim], names: Collection[str], dim_names: Collection[str]) -> InputSpec:
     name, match = _split_input_name(text, names)
     if match is None:
         raise InputError(
             f"the input {text!r} can't be read: write NAME:DTYPE[DIM,...], for example ids:int64[batch,seq]{{0:30522}} "
             "or x:float32[batch,3,224,224]"
         )
-    dtype = match["dtype"] and (normalize_dtype(match["dtype"]) or _DTYPES.get(match["dtype"].lower(), ""))
-    if dtype == "":
+    stated = match["dtype"] or ""
+    dtype = normalize_dtype(stated) or _DTYPES.get(stated.lower(), "")
+    if stated and not dtype:
         known = f"; the inputs are {[*names]}" if names else ""
-        raise InputError(
-            f"the input {text!r} has the unknown dtype {match['dtype']!r}: one of {', '.join(_DTYPES)}{known}"
-        )
+        raise InputError(f"the input {text!r} has the unknown dtype {stated!r}: one of {', '.join(_DTYPES)}{known}")
     shape = (
         tuple(_parse_dim(part.strip(), text, ranges, dim_names) for part in match["shape"].split(","))
         if match["shape"].strip()
         else ()
     )
     values = _parse_value_range(match["range"], text) if match["range"] is not None else None
-    return RequestedInput(name, dtype, shape, values)
+    return InputSpec(name, dtype, shape, values)
 
 
 def _split_input_name(text: str, names: Collection[str]) -> tuple[str, re.Match[str] | None]:
@@ -198,9 +178,3 @@ def _parse_value_range(body: str, text: str) -> tuple[float, float]:
             f"the range {{{body}}} of {text!r} holds no value: it runs from {low} up to but not including {high}"
         )
     return low, high
-
-
-def describe_dim(dim: Dim) -> str:
-    if dim.name:
-        return f"{dim.name}={dim.min}:{dim.opt}:{dim.max}"
-    return str(dim.opt)

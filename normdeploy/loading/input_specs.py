@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from ..errors import InputError
+from ..graphs.index_bounds import IndexLimit
 from ..model import DEFAULT_SIZES, Dim, InputSpec
 from .attention_masks import find_attention_masks
 from .config_limits import OPEN
-from .input_request import InputRequest, RequestedInput, describe_dim
-from .program_bounds import ValueBound, find_program_bounds
+from .input_request import InputRequest
+from .program_bounds import find_program_bounds
 from .program_signature import InputPlaceholder, dtype_name, find_placeholders
 from .shape_expressions import SizeGuard, split_words
 
@@ -27,7 +28,7 @@ _SEARCH = 4096
 def build_input_specs(
     program: torch.export.ExportedProgram,
     guards: Sequence[SizeGuard],
-    matched: Sequence[RequestedInput | None],
+    matched: Sequence[InputSpec | None],
     wishes: InputRequest,
     *,
     fresh: bool,
@@ -82,14 +83,14 @@ def build_input_specs(
 Shape = list[str | int]
 
 
-def _name_shape(tensor: InputPlaceholder, wish: RequestedInput | None, hints: Mapping[int, str]) -> Shape:
+def _name_shape(tensor: InputPlaceholder, wish: InputSpec | None, hints: Mapping[int, str]) -> Shape:
     """The input's shape with the wished names; dims without one get theirs from their symbol later, written as its
     expression."""
     shape = [tensor.dim_size(index) for index in range(tensor.value.dim())]
     sizes: Shape = [size if isinstance(size, int) else str(size) for size in shape]
     if wish is None:
         return [hints.get(index, f"?{size}") if isinstance(size, str) else size for index, size in enumerate(sizes)]
-    if wish.dtype is not None and wish.dtype != dtype_name(tensor.value):
+    if wish.dtype and wish.dtype != dtype_name(tensor.value):
         raise InputError(
             f"the input {wish.name!r} was given as {wish.dtype}, but the program takes {dtype_name(tensor.value)}:"
             " change one of them"
@@ -105,11 +106,11 @@ def _name_shape(tensor: InputPlaceholder, wish: RequestedInput | None, hints: Ma
     ]
 
 
-def _match_dim(tensor: InputPlaceholder, wish: RequestedInput, index: int, dim: Dim, size: str | int) -> str | int:
+def _match_dim(tensor: InputPlaceholder, wish: InputSpec, index: int, dim: Dim, size: str | int) -> str | int:
     where = f"dim {index} of the input {wish.name!r}"
     if dim.name is not None and isinstance(size, int):
         raise InputError(
-            f"the dim {dim.name!r} ({where}) was asked to be dynamic ({describe_dim(dim)}), but the program has "
+            f"the dim {dim.name!r} ({where}) was asked to be dynamic ({dim}), but the program has "
             "the fixed"
             f" size {size} there: write {size} in its place, or export the program again with a dynamic dim there"
         )
@@ -171,7 +172,7 @@ def _derive_range(
     program: torch.export.ExportedProgram,
     wishes: InputRequest,
     fresh: bool,
-    limits: Mapping[Any, ValueBound],
+    limits: Mapping[Any, IndexLimit],
 ) -> tuple[Dim, str]:
     """The dim's range: as stated, which must fit the program and the tables that it indexes, or as wide as those allow.
 
@@ -213,7 +214,7 @@ def _derive_range(
         source = source if high is not None else "nothing says more"
     if name in wishes.stated and (wished.min < low or (high is not None and wished.max > high)):
         raise InputError(
-            f"the dim {describe_dim(wished)} goes beyond the model's {low} to "
+            f"the dim {wished} goes beyond the model's {low} to "
             f"{high or 'any size'}{f' ({limit})' if high is not None and wished.max > high else ''}: narrow it"
         )
     top = max(low, wished.max if high is None else min(high, wished.max))
@@ -256,7 +257,7 @@ def _fit_ranges_to_guards(
             for size in (dim.opt, dim.min, dim.max):
                 if guard := guard_broken_at(size):
                     raise InputError(
-                        f"the dim {describe_dim(dim)} holds the size {size}, at which the program's condition "
+                        f"the dim {dim} holds the size {size}, at which the program's condition "
                         f"{guard.text} "
                         "fails: choose another"
                     )
@@ -268,9 +269,7 @@ def _fit_ranges_to_guards(
             guard = guard_broken_at(dim.opt)
             condition = guard.text if guard else "of its other dims"
             raise InputError(
-                f"no size of the dim {describe_dim(dim)} meets the program's condition {condition}: state its "
-                "range with"
-                " --dim"
+                f"no size of the dim {dim} meets the program's condition {condition}: state its range with --dim"
             )
         best[name] = opt
         low = _first_valid_size(range(dim.min, opt + 1), guard_broken_at) or opt
@@ -285,9 +284,9 @@ def _first_valid_size(sizes: range, fails: Callable[[int], SizeGuard | None]) ->
 
 def _build_input_spec(
     tensor: InputPlaceholder,
-    wish: RequestedInput | None,
+    wish: InputSpec | None,
     shape: tuple[Dim, ...],
-    bound: ValueBound | None,
+    bound: IndexLimit | None,
     mask: bool,
     hides: bool,
 ) -> InputSpec:

@@ -30,7 +30,7 @@ from .example_call import (
 from .export_errors import make_export_error, refuse_integer_modules, require_tensor_outputs
 from .fake_quantizers import fix_fake_quantizers, register_fake_quantizer_shapes
 from .in_place_writes import find_written_buffers, record_buffer_assignments
-from .input_request import InputRequest, describe_dim, dynamic_dim_names, parse_input_request
+from .input_request import InputRequest, dynamic_dim_names, parse_input_request
 from .input_specs import build_input_specs
 from .program_file import find_live_guards
 from .program_signature import name_outputs
@@ -223,14 +223,14 @@ def _export_widest(
     except (ExportError, InputError) as error:
         if _restore_range_names(str(first), wider, wishes) == str(error):
             raise
-        tried = ", ".join(describe_dim(dim) for name, dim in wider.dims.items() if dim != wishes.dims.get(name))
+        tried = ", ".join(str(dim) for name, dim in wider.dims.items() if dim != wishes.dims.get(name))
         raise type(error)(f"{error}. Before, with {tried}: {first}") from first
 
 
 def _restore_range_names(message: str, wider: InputRequest, wishes: InputRequest) -> str:
     """Return the message with the ranges of ``wishes`` where it names those of ``wider``."""
     for name, dim in wider.dims.items():
-        message = message.replace(describe_dim(dim), describe_dim(wishes.dims.get(name, dim)))
+        message = message.replace(str(dim), str(wishes.dims.get(name, dim)))
     return message
 
 
@@ -261,7 +261,7 @@ def export_narrowing(
         wishes = narrower
         in_steps = in_steps or asked_steps
     raise InputError(
-        f"{type(module).__name__} can't be exported with {', '.join(map(describe_dim, wishes.dims.values()))}: state"
+        f"{type(module).__name__} can't be exported with {', '.join(map(str, wishes.dims.values()))}: state"
         " narrower ranges with --dim"
     )
 

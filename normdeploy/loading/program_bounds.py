@@ -15,8 +15,9 @@ from typing import Any, Literal
 import sympy  # type: ignore[import-untyped]
 import torch
 
+from ..graphs.index_bounds import IndexLimit
 from .shape_expressions import split_words
-from .train_mode_checks import bind_node_arguments, operator_name
+from .train_mode_checks import bind_node_arguments, operator_name, plain_operator_name
 
 _SAME_VALUES = split_words(
     "view _unsafe_view reshape unsqueeze squeeze expand expand_as broadcast_to slice select narrow transpose permute "
@@ -58,25 +59,12 @@ class _ValueOrigin:
         return replace(self, low=self.low + low, high=self.high + high)
 
 
-@dataclass(frozen=True)
-class ValueBound:
-    """A half-open range [low, high) and the tensor that sets it, for messages."""
-
-    low: int
-    high: int
-    source: str
-
-    def __and__(self, other: ValueBound) -> ValueBound:
-        source = self.source if self.high <= other.high else other.source
-        return ValueBound(max(self.low, other.low), min(self.high, other.high), source)
-
-
 @dataclass
 class ProgramBounds:
     """``values`` by the name of the input's placeholder; ``sizes`` by size symbol: the largest size is ``high - 1``."""
 
-    values: dict[str, ValueBound] = field(default_factory=dict)
-    sizes: dict[sympy.Symbol, ValueBound] = field(default_factory=dict)
+    values: dict[str, IndexLimit] = field(default_factory=dict)
+    sizes: dict[sympy.Symbol, IndexLimit] = field(default_factory=dict)
     # floating inputs that are used as 0/1 masks
     masks: set[str] = field(default_factory=set)
 
@@ -118,7 +106,7 @@ class _ProgramBoundsAnalysis:
     def _trace_origins(self, node: torch.fx.Node) -> Iterable[_ValueOrigin]:
         if node.target is operator.getitem:
             return self._origins_of(node.args[0])
-        name = _plain_operator_name(node)
+        name = plain_operator_name(node)
         given = bind_node_arguments(node)
         if not given:
             return ()
@@ -181,7 +169,7 @@ class _ProgramBoundsAnalysis:
         while (
             isinstance(value, torch.fx.Node)
             and value.op == "call_function"
-            and _plain_operator_name(value) in _SAME_VALUES
+            and plain_operator_name(value) in _SAME_VALUES
         ):
             value = value.args[0]
         name = self.stored.get(getattr(value, "name", ""), "")
@@ -196,7 +184,7 @@ class _ProgramBoundsAnalysis:
         return None
 
     def _record_consumer(self, node: torch.fx.Node) -> None:
-        name = _plain_operator_name(node)
+        name = plain_operator_name(node)
         given = bind_node_arguments(node)
         if name in _INDEXING:
             table, index = (given.get(argument) for argument in _INDEXING[name])
@@ -232,23 +220,15 @@ class _ProgramBoundsAnalysis:
     def _record_bound(self, origins: Iterable[_ValueOrigin], rows: int, source: str) -> None:
         for origin in origins:
             if origin.kind == "input":
-                bound = ValueBound(-origin.low, rows - origin.high, source)
+                bound = IndexLimit(-origin.low, rows - origin.high, source)
                 self.found.values[origin.what] = self.found.values.get(origin.what, bound) & bound
             elif origin.kind == "size" and len(symbols := sympy.sympify(origin.what).free_symbols) == 1:
                 (symbol,) = symbols
                 slope = origin.what.coeff(symbol)
                 offset = origin.what.subs(symbol, 0)
                 if slope.is_Integer and slope > 0 and offset.is_Integer and origin.what == slope * symbol + offset:
-                    bound = ValueBound(0, int((rows - 1 - origin.high - offset) // slope) + 1, source)
+                    bound = IndexLimit(0, int((rows - 1 - origin.high - offset) // slope) + 1, source)
                     self.found.sizes[symbol] = self.found.sizes.get(symbol, bound) & bound
-
-
-def _plain_operator_name(node: torch.fx.Node) -> str:
-    # in-place operators end in _
-    name = operator_name(node)
-    if name.endswith("_") and not name.endswith("__"):
-        return name.removesuffix("_")
-    return name
 
 
 def _is_integer_tensor(value: Any) -> bool:
@@ -292,7 +272,7 @@ def _is_float_mask(placeholder: torch.fx.Node) -> bool:
         node = stack.pop()
         for user in node.users:
             result = user.meta.get("val")
-            name = _plain_operator_name(user)
+            name = plain_operator_name(user)
             if name in ("to", "_to_copy") and isinstance(result, torch.Tensor) and result.dtype == torch.bool:
                 return True
             if name in ("rsub", "sub") and _is_scaled_up(user):
@@ -308,6 +288,6 @@ def _is_scaled_up(node: torch.fx.Node) -> bool:
             isinstance(factor, int | float) and abs(factor) >= _MASK_FACTOR for factor in user.args
         ):
             return True
-        if _plain_operator_name(user) in _SAME_VALUES and _is_scaled_up(user):
+        if plain_operator_name(user) in _SAME_VALUES and _is_scaled_up(user):
             return True
     return False

@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import InputError
-from .input_request import RequestedInput
+from ..model import InputSpec
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,7 @@ def find_used_parameters(program: torch.export.ExportedProgram) -> frozenset[str
     return frozenset(target for name, target in stored.items() if name in read)
 
 
-def match_requested_inputs(
-    names: Sequence[str], wishes: Sequence[RequestedInput], what: str
-) -> list[RequestedInput | None]:
+def match_requested_inputs(names: Sequence[str], wishes: Sequence[InputSpec], what: str) -> list[InputSpec | None]:
     """The wishes in the order of the inputs ``names``: by name where all are known, else by position, where a name may
     stay as it is.
 

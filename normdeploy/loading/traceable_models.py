@@ -30,6 +30,7 @@ from .key_value_cache import (
     make_encoder_decoder_cache,
     pair_keys_values,
 )
+from .program_signature import dtype_name
 
 # where neither config nor table says how many there are
 _POSITIONS = 512
@@ -64,15 +65,9 @@ def prepare_model(model: nn.Module, folder: Path, task: HuggingfaceTask | None, 
     if task is None:
         return TraceableModel(model, inputs, ranges)
     if task.name == "text-generation" and "position_ids" in inspect.signature(model.forward).parameters:
-        inputs = _insert_after_input(
-            inputs, "attention_mask", f"position_ids:int64[batch,seq]{{0:{_position_limit(model)}}}"
-        )
+        mask = next((i for i, text in enumerate(inputs) if text.startswith("attention_mask:")), len(inputs) - 1)
+        inputs.insert(mask + 1, f"position_ids:int64[batch,seq]{{0:{_position_limit(model)}}}")
     return TraceableModel(_select_outputs(model, inputs, task.outputs), inputs, ranges)
-
-
-def _insert_after_input(inputs: list[str], name: str, new: str) -> list[str]:
-    place = next((index for index, text in enumerate(inputs) if text.startswith(f"{name}:")), len(inputs) - 1)
-    return [*inputs[: place + 1], new, *inputs[place + 1 :]]
 
 
 def _input_names(inputs: Sequence[str]) -> list[str]:
@@ -142,14 +137,10 @@ def _make_example_tokens() -> torch.Tensor:
     return torch.ones(1, 3, dtype=torch.int64)
 
 
-def _dtype_of(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _describe_cache_inputs(prefix: str, tensors: Sequence[torch.Tensor], length: str, side: str = "") -> list[str]:
-    titles = cache_tensor_names(prefix, len(tensors) // 2, side)
+def _describe_cache_inputs(tensors: Sequence[torch.Tensor], length: str, side: str = "") -> list[str]:
+    titles = cache_tensor_names("past_key_values", len(tensors) // 2, side)
     return [
-        f"{title}:{_dtype_of(t)}[batch,{t.shape[1]},{length},{t.shape[3]}]{{-3.0:3.0}}"
+        f"{title}:{dtype_name(t)}[batch,{t.shape[1]},{length},{t.shape[3]}]{{-3.0:3.0}}"
         for title, t in zip(titles, tensors, strict=True)
     ]
 
@@ -162,7 +153,7 @@ def _prepare_decoder_only(model: nn.Module) -> TraceableModel:
     inputs += ["attention_mask:int64[batch,past+seq]"] if "attention_mask" in known else []
     inputs += [f"position_ids:int64[batch,seq]{{0:{_position_limit(model)}}}"] if "position_ids" in known else []
     keys = _input_names(inputs)
-    inputs += _describe_cache_inputs("past_key_values", past, "past")
+    inputs += _describe_cache_inputs(past, "past")
     presents = cache_tensor_names("present", len(past) // 2)
 
     def forward_with_past(*tensors: torch.Tensor) -> Outputs:
@@ -225,9 +216,8 @@ def _prepare_decoder_with_past(model: nn.Module, folder: Path) -> TraceableModel
     width, length = int(hidden.rpartition(",")[2].rstrip("]")), hidden.split(",")[1]
     inputs = ["input_ids:int64[batch,decoder_seq]", *(["encoder_attention_mask:int64[batch,seq]"] if masked else [])]
     first = len(inputs)
-    inputs += _describe_cache_inputs("past_key_values", own, "past", "decoder") + _describe_cache_inputs(
-        "past_key_values", cross, length, "encoder"
-    )
+    inputs += _describe_cache_inputs(own, "past", "decoder")
+    inputs += _describe_cache_inputs(cross, length, "encoder")
     middle = first + len(own)
 
     def forward_with_past(ids: torch.Tensor, *tensors: torch.Tensor) -> Outputs:
@@ -305,7 +295,7 @@ def _run_encoder(model: nn.Module, folder: Path) -> tuple[dict[str, Any], str, b
         states = encoder(**{name: value for name, value in example.items() if name in known})[0]
     text = "input_ids" in example
     length = "seq" if text else states.shape[1]
-    hidden = f"encoder_hidden_states:{_dtype_of(states)}[batch,{length},{states.shape[2]}]"
+    hidden = f"encoder_hidden_states:{dtype_name(states)}[batch,{length},{states.shape[2]}]"
     return {**example, "decoder_input_ids": _make_example_tokens()}, hidden, text and "attention_mask" in example
 
 

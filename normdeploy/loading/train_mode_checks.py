@@ -258,6 +258,14 @@ def operator_name(node: torch.fx.Node) -> str:
     return ""
 
 
+def plain_operator_name(node: torch.fx.Node) -> str:
+    """`operator_name`, an in-place operator's without the _ at its end."""
+    name = operator_name(node)
+    if name.endswith("__"):
+        return name
+    return name.removesuffix("_")
+
+
 def operator_schema(node: torch.fx.Node) -> Any:
     return node.target._schema  # type: ignore[union-attr]
 

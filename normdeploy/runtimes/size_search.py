@@ -27,7 +27,7 @@ def find_runnable_sizes(
         guessed: names of dims.
         runs: whether the model runs at some sizes.
     """
-    usual = {name: dim.opt for name, dim in model.named_dims.items()}
+    usual = model.usual_sizes
     if runs(usual):
         return {}
     for others in _iter_other_sizes(model, guessed):

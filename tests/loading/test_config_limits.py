@@ -24,7 +24,7 @@ from normdeploy.exporting.exporter import export_to_proto
 from normdeploy.graphs.index_bounds import find_index_bounds
 from normdeploy.loading import from_module, live_module
 from normdeploy.loading.config_limits import widen_unstated_dims
-from normdeploy.loading.input_request import describe_dim, parse_input_request
+from normdeploy.loading.input_request import parse_input_request
 from normdeploy.model import Dim, InputSpec, LoadedModel
 from normdeploy.runtimes.optimization_profiles import resolve_profile
 from normdeploy.storage.export_record import read_record
@@ -73,7 +73,7 @@ def told(result: normdeploy.ExportResult) -> list[str]:
 
 
 def seq(model: LoadedModel) -> tuple[str, str]:
-    return describe_dim(model.named_dims["seq"]), model.taken.get("seq", "")
+    return str(model.named_dims["seq"]), model.taken.get("seq", "")
 
 
 # ------------------------------------------------------------------ of a PyTorch model
@@ -93,7 +93,7 @@ def seq(model: LoadedModel) -> tuple[str, str]:
 def test_a_dim_without_a_range_is_as_long_as_the_model_allows(way: str, most: int, source: str) -> None:
     model = traced(way)
     assert seq(model) == (f"seq=1:8:{most}", source)
-    assert (describe_dim(model.named_dims["batch"]), model.taken["batch"]) == ("batch=1:8:64", "nothing says more")
+    assert (str(model.named_dims["batch"]), model.taken["batch"]) == ("batch=1:8:64", "nothing says more")
 
 
 def test_the_config_says_it_where_the_code_does_not() -> None:
@@ -147,7 +147,7 @@ def test_a_model_that_takes_no_open_dim_is_traced_up_to_the_usual_maximum() -> N
             return x * 2
 
     model = from_module(Bounded().eval(), inputs=["x[batch,3]"])
-    assert describe_dim(model.named_dims["batch"]) == "batch=1:8:64"
+    assert str(model.named_dims["batch"]) == "batch=1:8:64"
 
 
 def test_where_the_usual_maximum_fails_too_both_errors_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

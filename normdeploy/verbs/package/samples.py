@@ -286,7 +286,7 @@ def _at_sizes_that_run(model: ModelSignature, unsaid: Sequence[str], runner: Run
     """
     found = find_runnable_sizes(model, unsaid, lambda sizes: can_run(runner.infer, model.samples(0, sizes)))
     dims = {n: Dim(n, found[n], found[n], found[n]) for n in found}
-    inputs = tuple(replace(spec, shape=tuple(d.with_ranges_of(dims) for d in spec.shape)) for spec in model.inputs)
+    inputs = tuple(spec.with_ranges_of(dims) for spec in model.inputs)
     at_them = replace(model, inputs=inputs)
     # The error of the file itself says what it lacks.
     runner.infer(at_them.samples(0))

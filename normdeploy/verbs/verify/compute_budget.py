@@ -298,7 +298,7 @@ def shrink_usual_sizes(signature: Original, insides: Sequence[InnerSizes], budge
         dims = smaller
     if dims == signature.named_dims:
         return signature
-    inputs = tuple(replace(spec, shape=tuple(d.with_ranges_of(dims) for d in spec.shape)) for spec in signature.inputs)
+    inputs = tuple(spec.with_ranges_of(dims) for spec in signature.inputs)
     return replace(signature, inputs=inputs)
 
 

@@ -88,7 +88,7 @@ def make_edge_cases(
         integers: what is tried of integer inputs beside the random ones.
     """
     cases, left_out = generate_cases(model, seeds, most)
-    opt = {name: dim.opt for name, dim in model.named_dims.items()}
+    opt = model.usual_sizes
     cases += _extreme_cases(model, opt, seeds)
     cases += _non_finite_cases(model, opt, seeds)
     cases += _table_row_cases(model, seeds, most)
@@ -126,7 +126,7 @@ def _claimed_cases(model: ModelSignature, seeds: int) -> Iterator[InputCase]:
     if not model.claimed:
         return
     claim = ModelSignature(inputs=model.claimed, outputs=model.outputs, kind=model.kind)
-    sizes = {name: dim.opt for name, dim in claim.named_dims.items()}
+    sizes = claim.usual_sizes
     for seed in range(seeds):
         name = f"seed {seed}{describe_sizes(sizes)}, as the file claims its inputs"
         yield InputCase(name, "random", _sample_maker(claim, seed, sizes), promised=False)
@@ -243,7 +243,7 @@ def make_affordable_cases(
     work = count_flops(model)
     if quantized and most is None and work:
         most = find_largest_sizes(model, None).limit
-        opt = count_elements(model, {name: dim.opt for name, dim in model.named_dims.items()})
+        opt = count_elements(model, model.usual_sizes)
         most = min(most, max(opt, int(opt * _QUANTIZED_WORK / work)))
     return make_edge_cases(model, seeds, most=most, work=work, integers=integers)
 
@@ -336,7 +336,7 @@ def _changed_feeds(
 def _table_row_cases(model: ModelSignature, seed: int, most: int | None) -> Iterator[InputCase]:
     """Every value that each integer input may take, where a few inputs of an affordable size hold them all; flags are
     random already."""
-    plans = [{name: dim.opt for name, dim in model.named_dims.items()}, *find_largest_sizes(model, most).kept]
+    plans = [model.usual_sizes, *find_largest_sizes(model, most).kept]
     tables = {spec.name: spec for spec in model.inputs if _is_index_input(spec)}
     for name, spec in tables.items():
         assert spec.range is not None

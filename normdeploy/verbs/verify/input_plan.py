@@ -80,7 +80,7 @@ def plan_inputs(
     if isinstance(model, FileModel):
         insides.append(InnerSizes(model.proto, {}, model.inputs))
     usual = shrink_usual_sizes(model, insides, budget)
-    opt = {name: dim.opt for name, dim in usual.named_dims.items()}
+    opt = usual.usual_sizes
     if own is None:
         plan = make_affordable_cases(
             usual, seeds, most, quantized=are_quantized(compared), integers=_integer_hints(model, compared)

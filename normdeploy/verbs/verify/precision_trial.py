@@ -134,7 +134,7 @@ class PrecisionTrial:
         return not self._clock.is_half_over() and self._clock.has_time(self._pace * self._count_elements(case))
 
     def _count_elements(self, case: InputCase) -> int:
-        sizes = {name: dim.opt for name, dim in self.model.named_dims.items()} | dict(case.sizes)
+        sizes = self.model.usual_sizes | dict(case.sizes)
         return max(count_elements(self.model, sizes), 1)
 
     def _answer_case(self, case: InputCase) -> None:

@@ -377,7 +377,7 @@ def _at_sizes_that_run(model: FileModel, guessed: Sequence[str]) -> FileModel:
         for name, dim in model.named_dims.items()
         if name in sizes
     }
-    inputs = tuple(replace(spec, shape=tuple(d.with_ranges_of(dims) for d in spec.shape)) for spec in model.inputs)
+    inputs = tuple(spec.with_ranges_of(dims) for spec in model.inputs)
     return replace(model, inputs=inputs)
 
 
