@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
 
-
-def _int64_constant(values: Sequence[int]) -> Any:
-    return op.Constant(value=ir.tensor(np.array(values, np.int64)))
+from ..loading.recurrent_ops import int64_constant
 
 
 def repeat_interleave(self: Any, repeats: Any, dim: int | None = None, output_size: Any = None) -> Any:
@@ -21,22 +17,22 @@ def repeat_interleave(self: Any, repeats: Any, dim: int | None = None, output_si
     onnxscript 0.7.2 expands the axis in front of the new one where ``repeats`` is a size of an input.
     """
     if dim is None:
-        self = op.Reshape(self, _int64_constant([-1]))
+        self = op.Reshape(self, int64_constant([-1]))
         dim = 0
         rank = 1
     else:
         rank = len(self.shape)
     place = dim % rank
     if isinstance(repeats, int):
-        count = _int64_constant([repeats])
+        count = int64_constant([repeats])
     else:
-        count = op.Reshape(repeats, _int64_constant([1]))
+        count = op.Reshape(repeats, int64_constant([1]))
     before = op.Shape(self, start=0, end=place)
     behind = op.Shape(self, start=place + 1)
-    tiles = op.Concat(_int64_constant([1] * (place + 1)), count, _int64_constant([1] * (rank - place - 1)), axis=0)
+    tiles = op.Concat(int64_constant([1] * (place + 1)), count, int64_constant([1] * (rank - place - 1)), axis=0)
     longer = op.Mul(op.Shape(self, start=place, end=place + 1), count)
     return op.Reshape(
-        op.Expand(op.Unsqueeze(self, _int64_constant([place + 1])), tiles),
+        op.Expand(op.Unsqueeze(self, int64_constant([place + 1])), tiles),
         op.Concat(before, longer, behind, axis=0),
         allowzero=1,
     )

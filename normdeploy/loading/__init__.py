@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from .model_factories import make_model
 from .operator_allowlist import import_operators
 from .program_file import find_live_guards, load_program
 from .program_signature import find_placeholders, find_used_parameters, match_requested_inputs, name_outputs
-from .python_file import make_from_file, parse_python_source
+from .python_file import import_from_folder, make_from_file, parse_python_source
 from .shape_expressions import SizeGuard
 from .signed_code import import_only_signed
 from .state_dicts import State, fill_module, find_state_dict, read_safetensors
@@ -173,17 +172,10 @@ def load_parts(
         yield part, replace(model, sha256=digest, recorded={name: value for name, value in flags.items() if value})
 
 
-@contextlib.contextmanager
-def _import_from_cwd(wanted: bool) -> Iterator[None]:
+def _import_from_cwd(wanted: bool) -> contextlib.AbstractContextManager[None]:
     """The user's own modules lie in the working directory; with nothing to import, nothing there may shadow a
     library."""
-    saved = list(sys.path)
-    if wanted:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        yield
-    finally:
-        sys.path[:] = saved
+    return import_from_folder(Path.cwd() if wanted else None)
 
 
 def _require_fitting_flags(

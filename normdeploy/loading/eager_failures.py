@@ -13,6 +13,7 @@ from .example_call import ExampleCall, forward_signature
 from .input_request import InputRequest
 from .program_signature import dtype_name
 from .size_conditions import describe_location, module_paths, traceback_frames
+from .torch_pickles import first_line
 
 _ADVICE = "say what it takes with --input, and write the size of a dim that the model fixes in the place of its name"
 
@@ -38,7 +39,7 @@ def describe_failure(module: nn.Module, call: ExampleCall, wishes: InputRequest,
     layer = _find_failed_layer(module, error)
     if layer is not None and (reason := _explain_layer_failure(layer, wishes)):
         return f"{head}: the {type(layer.module).__name__} {reason}"
-    detail = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    detail = first_line(error, "")
     return f"{head}: {type(error).__name__}: {detail}; {_ADVICE}"
 
 

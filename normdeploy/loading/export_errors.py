@@ -13,7 +13,7 @@ from torch import nn
 from ..errors import ExportError
 from .program_signature import dtype_name
 from .size_conditions import LONGEST, TORCH, describe_location, module_paths, traceback_frames
-from .torch_pickles import join_names
+from .torch_pickles import first_line, join_names
 
 _DISTRIBUTIONS = os.path.join(TORCH, "distributions") + os.sep
 _PACKING = os.path.join(TORCH, "nn", "utils", "rnn.py")
@@ -61,11 +61,11 @@ def make_export_error(module: nn.Module, error: Exception) -> ExportError:
             " and a file holds no Python: use torch.where or torch.cond instead"
         )
     if kind == "UnsupportedOperatorException":
-        operator = re.sub(r"^torch\.ops\.", "", _first_line(text))
+        operator = re.sub(r"^torch\.ops\.", "", first_line(error, "no reason is given"))
         return ExportError(f"{head}: it has no form of the operator {operator}{where}; use other operators there")
     if ".numpy()" in text:
         return ExportError(f"{head}: it leaves torch for numpy{where}, and a file holds torch's operators alone")
-    return ExportError(f"{head}{where}: {kind}: {_first_line(text)}")
+    return ExportError(f"{head}{where}: {kind}: {first_line(error, 'no reason is given')}")
 
 
 def refuse_integer_modules(module: nn.Module) -> None:
@@ -114,7 +114,3 @@ def require_tensor_outputs(program: torch.export.ExportedProgram) -> None:
 def _is_packed_recurrence(frame: FrameType) -> bool:
     """Return whether the frame is one of a recurrent layer that was given a packed sequence."""
     return frame.f_code.co_filename == _RECURRENT and frame.f_locals.get("batch_sizes") is not None
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason is given")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..errors import LoadError
 from .python_file import parse_python_source
+from .torch_pickles import first_line
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = re.compile(r"\.(pt|pt2|pth|bin|ckpt|onnx|safetensors|npz|zip|json|engine|plan|ts|pkl|h5|tflite)$")
@@ -53,7 +54,7 @@ def resolve_model_path(source: str | Path) -> Path:
         folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=_WANTED, etag_timeout=_SECONDS))
     except Exception as error:
         # offline, unknown, gated, no network: errors of several libraries
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        first = first_line(error, "")
         raise LoadError(
             f"{name} is no file or folder here and no model in the cache of huggingface_hub, and it can't be fetched"
             f" from the Hub: {type(error).__name__}: {first}; check the name, or give a folder"

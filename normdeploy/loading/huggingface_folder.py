@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import logging
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ from torch import nn
 from ..errors import InputError, LoadError, RuntimeUnavailable, TrustError
 from .folder_containment import read_json, require_contained_files, require_plausible_config
 from .huggingface_tasks import HuggingfaceTask, find_task, require_part_name
+from .torch_pickles import first_line
+from .torch_state import silence_logger
 from .traceable_models import TraceableModel, prepare_model
 
 
@@ -155,7 +156,7 @@ def _load_pretrained(
             # OSError, ValueError, SafetensorError, ...: transformers names no common class
             error = error or failure
     names = " or ".join(loader.__name__ for loader in loaders)
-    if not loaders:
+    if error is None:
         wanted = "" if task is None else f" for the task {task.name}"
         raise LoadError(f"{path} can't be loaded: this transformers has no class{wanted} that can be imported")
     if task is not None and isinstance(error, ValueError) and "Unrecognized configuration class" in str(error):
@@ -163,24 +164,21 @@ def _load_pretrained(
             f"{path} is no model for the task {task.name}: {names} does not know its kind; leave --task out or give"
             " another"
         )
-    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    first = first_line(error, "")
     raise LoadError(f"{path} can't be loaded by transformers' {names}: {type(error).__name__}: {first}") from error
 
 
 @contextlib.contextmanager
 def _silence_transformers() -> Iterator[None]:
     """Keep transformers' bar and its table of weights off the terminal: a stranger gave the names in it."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
     bars: Any = sys.modules.get("transformers.utils.logging")
     shown = bars is not None and bars.is_progress_bar_enabled()
-    logger.setLevel(logging.CRITICAL)
     if shown:
         bars.disable_progress_bar()
     try:
-        yield
+        with silence_logger("transformers"):
+            yield
     finally:
-        logger.setLevel(level)
         if shown:
             bars.enable_progress_bar()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -37,7 +36,8 @@ from .program_signature import name_outputs
 from .recurrent_ops import keep_recurrent_ops
 from .size_conditions import TracedConditions, record_conditions
 from .torch_func import inline_vmap, is_derivative_failure, make_derivative_error
-from .torch_state import preserve_torch_state
+from .torch_pickles import first_line
+from .torch_state import preserve_torch_state, silence_logger
 from .trace_asserts import drop_guessed_asserts
 from .train_mode_checks import iter_reachable, require_eval, require_eval_graph
 
@@ -294,7 +294,9 @@ def _export_silently(module: nn.Module, call: ExampleCall, shapes: Any, steps: b
     recurrent = keep_recurrent_ops() if shapes is not None else contextlib.nullcontext()
     with (
         warnings.catch_warnings(),
-        _silence_torch_export(),
+        # torch.export logs and prints the whole graph with some failures.
+        silence_logger("torch"),
+        contextlib.redirect_stderr(io.StringIO()),
         _disable_distribution_checks(),
         recurrent,
         preserve_torch_state(),
@@ -311,19 +313,6 @@ def _export_silently(module: nn.Module, call: ExampleCall, shapes: Any, steps: b
             prefer_deferred_runtime_asserts_over_guards=steps,
         )
         return inline_vmap(program, type(module).__name__)
-
-
-@contextlib.contextmanager
-def _silence_torch_export() -> Iterator[None]:
-    """torch.export logs and prints the whole graph with some failures; what matters of it is in the exception."""
-    logger = logging.getLogger("torch")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 @contextlib.contextmanager
@@ -345,7 +334,7 @@ def _translate_export_failure(
     text = str(error)
     if solved := describe_unsolved_dims(text, wishes, conditions):
         return InputError(solved)
-    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    first = first_line(error)
     if "tree_name" in text:
         return InputError(
             f"{name} takes inputs by **kwargs, for which torch.export has no dynamic dims: give forward named"

@@ -62,7 +62,7 @@ def make_from_file(source: PythonFile, arguments: Mapping[str, Any]) -> nn.Modul
     state = torch.get_rng_state()
     torch.manual_seed(0)
     try:
-        with _import_from_folder_of(source.path):
+        with import_from_folder(source.path.resolve().parent):
             made = _make_named_model(source, _execute_file(source.path), arguments)
     finally:
         torch.set_rng_state(state)
@@ -73,9 +73,11 @@ def make_from_file(source: PythonFile, arguments: Mapping[str, Any]) -> nn.Modul
 
 
 @contextlib.contextmanager
-def _import_from_folder_of(path: Path) -> Iterator[None]:
+def import_from_folder(folder: Path | None) -> Iterator[None]:
+    """Let the modules in ``folder`` be imported within it; None: no others than before."""
     saved = list(sys.path)
-    sys.path.insert(0, str(path.resolve().parent))
+    if folder is not None:
+        sys.path.insert(0, str(folder))
     try:
         yield
     finally:

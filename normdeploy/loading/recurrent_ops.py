@@ -32,99 +32,50 @@ PROJECTION = (
 )
 
 
-@torch.library.custom_op("normdeploy::lstm", mutates_args=())
-def _run_lstm(
-    x: Tensor,
-    hidden: Tensor,
-    cell: Tensor,
-    weights: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    states = (hidden, cell)
-    y, last_hidden, last_cell = torch.lstm(
-        x, states, weights, has_biases, num_layers, 0.0, False, bidirectional, batch_first
-    )
-    return y, last_hidden, last_cell
+def _define_operator(name: str, states: int, run: Callable[..., Any], activation: str = "") -> Any:
+    """Register an operator ``normdeploy::name`` that takes x, the first states, weights and options.
+
+    Returns: the operator, which gives y, (time, batch, directions · hidden) or batch first, and the last states.
+    """
+    first = ", ".join(f"Tensor state{place}" for place in range(states))
+    schema = f"(Tensor x, {first}, {_OPTIONS}{activation}) -> ({', '.join(['Tensor'] * (states + 1))})"
+    operator = torch.library.custom_op(f"normdeploy::{name}", run, mutates_args=(), schema=schema)
+
+    def make_outputs(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        hidden = rest[0]
+        bidirectional = rest[states + 3]
+        width = hidden.shape[-1] * (2 if bidirectional else 1)
+        return hidden.new_empty((*x.shape[:-1], width)), *map(torch.empty_like, rest[:states])
+
+    operator.register_fake(make_outputs)
+    return operator
 
 
-@_run_lstm.register_fake
-def _(
-    x: Tensor,
-    hidden: Tensor,
-    cell: Tensor,
-    weights: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty_outputs(x, hidden, bidirectional), torch.empty_like(hidden), torch.empty_like(cell)
+_OPTIONS = "Tensor[] weights, bool has_biases, int num_layers, bool bidirectional, bool batch_first"
 
 
-@torch.library.custom_op("normdeploy::gru", mutates_args=())
-def _run_gru(
-    x: Tensor,
-    hidden: Tensor,
-    weights: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, Tensor]:
-    y, last = torch.gru(x, hidden, weights, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
-    return y, last
+def _call_options(has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool) -> tuple[Any, ...]:
+    """Return the options as torch's own operators take them: no dropout, not in training."""
+    return has_biases, num_layers, 0.0, False, bidirectional, batch_first
 
 
-@_run_gru.register_fake
-def _(
-    x: Tensor,
-    hidden: Tensor,
-    weights: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, Tensor]:
-    return _empty_outputs(x, hidden, bidirectional), torch.empty_like(hidden)
+def _run_lstm(x: Tensor, hidden: Tensor, cell: Tensor, weights: list[Tensor], *options: Any) -> tuple[Tensor, ...]:
+    return torch.lstm(x, (hidden, cell), weights, *_call_options(*options))
 
 
-@torch.library.custom_op("normdeploy::rnn", mutates_args=())
-def _run_rnn(
-    x: Tensor,
-    hidden: Tensor,
-    weights: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    bidirectional: bool,
-    batch_first: bool,
-    activation: str,
-) -> tuple[Tensor, Tensor]:
+def _run_gru(x: Tensor, hidden: Tensor, weights: list[Tensor], *options: Any) -> tuple[Tensor, ...]:
+    return torch.gru(x, hidden, weights, *_call_options(*options))
+
+
+def _run_rnn(x: Tensor, hidden: Tensor, weights: list[Tensor], *options: Any) -> tuple[Tensor, ...]:
+    *options_of_all, activation = options
     run = torch.rnn_tanh if activation == "Tanh" else torch.rnn_relu
-    y, last = run(x, hidden, weights, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
-    return y, last
+    return run(x, hidden, weights, *_call_options(*options_of_all))
 
 
-@_run_rnn.register_fake
-def _(
-    x: Tensor,
-    hidden: Tensor,
-    weights: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    bidirectional: bool,
-    batch_first: bool,
-    activation: str,
-) -> tuple[Tensor, Tensor]:
-    return _empty_outputs(x, hidden, bidirectional), torch.empty_like(hidden)
-
-
-def _empty_outputs(x: Tensor, hidden: Tensor, bidirectional: bool) -> Tensor:
-    """Return an empty result of the length of ``x``: (time, batch, directions · hidden), or batch first."""
-    width = hidden.shape[-1] * (2 if bidirectional else 1)
-    return hidden.new_empty((*x.shape[:-1], width))
+_LSTM = _define_operator("lstm", 2, _run_lstm)
+_GRU = _define_operator("gru", 1, _run_gru)
+_RNN = _define_operator("rnn", 1, _run_rnn, ", str activation")
 
 
 # ------------------------------------------------------------------ tracing
@@ -155,28 +106,23 @@ def _recurrent_functions(torchs: Any) -> Any:
             return True
         raise InputError(f"the model has {PROJECTION}")
 
-    def lstm(*args: Any) -> Any:
-        if not is_ours(args, 2):
-            return torchs.lstm(*args)
-        x, (hidden, cell), weights, has_biases, num_layers, _, _, bidirectional, batch_first = args
-        return _run_lstm(x, hidden, cell, list(weights), has_biases, num_layers, bidirectional, batch_first)
+    def make_function(name: str, operator: Any, states: int, *more: str) -> Callable[..., Any]:
+        def run_recurrent(*args: Any) -> Any:
+            if not is_ours(args, states):
+                return getattr(torchs, name)(*args)
+            x, first, weights, has_biases, num_layers, _, _, bidirectional, batch_first = args
+            # An LSTM has a pair of states, the others have one tensor.
+            given = first if states == 2 else (first,)
+            return operator(x, *given, list(weights), has_biases, num_layers, bidirectional, batch_first, *more)
 
-    def gru(*args: Any) -> Any:
-        if not is_ours(args, 1):
-            return torchs.gru(*args)
-        x, hidden, weights, has_biases, num_layers, _, _, bidirectional, batch_first = args
-        return _run_gru(x, hidden, list(weights), has_biases, num_layers, bidirectional, batch_first)
+        return run_recurrent
 
-    def make_simple_rnn(activation: str) -> Callable[..., Any]:
-        def run_simple_rnn(*args: Any) -> Any:
-            if not is_ours(args, 1):
-                return (torchs.rnn_tanh if activation == "Tanh" else torchs.rnn_relu)(*args)
-            x, hidden, weights, has_biases, num_layers, _, _, bidirectional, batch_first = args
-            return _run_rnn(x, hidden, list(weights), has_biases, num_layers, bidirectional, batch_first, activation)
-
-        return run_simple_rnn
-
-    ours = {"lstm": lstm, "gru": gru, "rnn_tanh": make_simple_rnn("Tanh"), "rnn_relu": make_simple_rnn("Relu")}
+    ours = {
+        "lstm": make_function("lstm", _LSTM, 2),
+        "gru": make_function("gru", _GRU, 1),
+        "rnn_tanh": make_function("rnn_tanh", _RNN, 1, "Tanh"),
+        "rnn_relu": make_function("rnn_relu", _RNN, 1, "Relu"),
+    }
     others = {name: getattr(torchs, name) for name in ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")}
     return SimpleNamespace(**others, **ours)
 
@@ -233,27 +179,28 @@ def _translate_rnn(
             weights[(layer * directions + d) * step : (layer * directions + d + 1) * step] for d in range(directions)
         ]
         row = layer * directions
-        both = [op.Unsqueeze(op.Concat(w[2], w[3], axis=0), _int64_constant([0])) for w in own] if has_biases else []
+        both = [op.Unsqueeze(op.Concat(w[2], w[3], axis=0), int64_constant([0])) for w in own] if has_biases else []
         y, last_of_layer = op.RNN(
             x,
-            op.Concat(*(op.Unsqueeze(w[0], _int64_constant([0])) for w in own), axis=0),
-            op.Concat(*(op.Unsqueeze(w[1], _int64_constant([0])) for w in own), axis=0),
+            op.Concat(*(op.Unsqueeze(w[0], int64_constant([0])) for w in own), axis=0),
+            op.Concat(*(op.Unsqueeze(w[1], int64_constant([0])) for w in own), axis=0),
             op.Concat(*both, axis=0) if has_biases else None,
             None,
-            op.Slice(hidden, _int64_constant([row]), _int64_constant([row + directions]), _int64_constant([0])),
+            op.Slice(hidden, int64_constant([row]), int64_constant([row + directions]), int64_constant([0])),
             direction="bidirectional" if bidirectional else "forward",
             hidden_size=hidden.shape[2],
             activations=[activation] * directions,
         )
         last.append(last_of_layer)
         # (time, directions, batch, hidden) becomes (time, batch, directions · hidden).
-        x = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), _int64_constant([0, 0, -1]))
+        x = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), int64_constant([0, 0, -1]))
     if batch_first:
         x = op.Transpose(x, perm=[1, 0, 2])
     return x, op.Concat(*last, axis=0)
 
 
-def _int64_constant(values: Sequence[int]) -> Any:
+def int64_constant(values: Sequence[int]) -> Any:
+    """Return a Constant of int64."""
     return op.Constant(value=ir.tensor(np.array(values, np.int64)))
 
 

@@ -43,7 +43,7 @@ def unpickle_data(path: Path, kind: FileKind) -> Any:
         # nothing foreign is asked for: the pickle itself is broken
         if not named:
             raise LoadError(
-                f"{path} can't be read as weights: {_first_line(error)}; it is broken: copy or save it again"
+                f"{path} can't be read as weights: {first_line(error)}; it is broken: copy or save it again"
             ) from error
         lost = [name.removeprefix(_OF_A_SCRIPT) for name in named if name.startswith(_OF_A_SCRIPT)]
         if lost and not all(hasattr(sys.modules["__main__"], name.partition(".")[0]) for name in lost):
@@ -57,7 +57,7 @@ def unpickle_data(path: Path, kind: FileKind) -> Any:
     except Exception as error:
         # RuntimeError, EOFError, ValueError, ...: torch names no common class for a broken file
         raise LoadError(
-            f"{path} can't be read: {_first_line(error)}; it is truncated or broken: copy or save it again"
+            f"{path} can't be read: {first_line(error)}; it is truncated or broken: copy or save it again"
         ) from error
 
 
@@ -91,15 +91,11 @@ def unpickle_fully(path: Path) -> Any:
         else:
             what = "a class that its module"
         raise LoadError(
-            f"{path} holds {what} does not define here{'' if lost else f' ({_first_line(error)})'}: run with the code"
+            f"{path} holds {what} does not define here{'' if lost else f' ({first_line(error)})'}: run with the code"
             " that saved it, or save the state_dict there and give it with --model"
         ) from error
     except Exception as error:
-        raise LoadError(f"{path} can't be unpickled: {type(error).__name__}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise LoadError(f"{path} can't be unpickled: {type(error).__name__}: {first_line(error)}") from error
 
 
 def _find_file_globals(path: Path, kind: FileKind) -> list[str]:
@@ -108,6 +104,12 @@ def _find_file_globals(path: Path, kind: FileKind) -> list[str]:
             return find_foreign_globals(stream)
     with open_torch_archive(path) as archive:
         return find_foreign_globals(io.BytesIO(read_entry(archive, f"{archive_root(archive)}/data.pkl", path)))
+
+
+def first_line(error: BaseException, otherwise: str | None = None) -> str:
+    """Return the first line of an error that is not empty; ``otherwise``, or the name of its type, where none is."""
+    lines = (line.strip() for line in str(error).splitlines() if line.strip())
+    return next(lines, type(error).__name__ if otherwise is None else otherwise)
 
 
 def find_foreign_globals(stream: IO[bytes]) -> list[str]:

@@ -3,6 +3,7 @@ reach the models that run after it."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,3 +36,15 @@ def preserve_torch_state() -> Iterator[None]:
         for name, (enabled, kind) in casts.items():
             torch.set_autocast_enabled(name, enabled)
             torch.set_autocast_dtype(name, kind)
+
+
+@contextmanager
+def silence_logger(name: str) -> Iterator[None]:
+    """Keep a library's log off the terminal; what matters of it is in its exceptions."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
