@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total); total is 0 where it is not known."""
 
 PathLike = str | os.PathLike[str]
+
+Arrays = Mapping[str, "np.ndarray"]
+"""Values by the names of tensors: what a model is fed, its weights, its outputs."""
+
+Tensors = dict[str, "torch.Tensor"]
+"""The same as tensors of torch."""

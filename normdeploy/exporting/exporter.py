@@ -13,7 +13,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 
@@ -30,6 +30,7 @@ from ..option_values import OPSETS
 from ..storage.export_record import read_record, write_record
 from ..storage.onnx_files import fill_shared_weights
 from ..storage.shared_weights import Weights, is_shareable_weight, share_array
+from ..types import Progress
 from .custom_translations import Table, translation_table
 from .exporter_fixes import apply_fixes
 from .masked_attention_fix import fix_hidden_rows
@@ -49,7 +50,7 @@ def export_to_proto(
     *,
     opset: int = 21,
     custom_translation_table: Table | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> onnx.ModelProto:
     """Export ``model``; ``model.program`` is not changed. As `export_without_weights`, with the weights in the
     proto."""
@@ -67,7 +68,7 @@ def export_without_weights(
     *,
     opset: int = 21,
     custom_translation_table: Table | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[onnx.ModelProto, Weights]:
     """Export ``model``, its large weights apart: the proto refers to them (`normdeploy.storage.shared_weights`), and
     they lie in the memory of ``model.program``, which must not be changed as long as they are used.

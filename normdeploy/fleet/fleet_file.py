@@ -17,6 +17,7 @@ from typing import Any
 from ..errors import InputError
 from ..storage.regular_file import read_regular
 from ..storage.toml_parsing import parse_toml
+from ..types import PathLike
 from .fleet_schema import ANY_TARGET, VERBS, Values, is_file_option
 from .fleet_validation import FleetModel, ValidatedFile
 from .toml_lines import line_of_key
@@ -119,7 +120,7 @@ class Fleet:
                 )
 
 
-def read_fleet(path: str | os.PathLike[str]) -> Fleet:
+def read_fleet(path: PathLike) -> Fleet:
     """The file, checked.
 
     Raises:

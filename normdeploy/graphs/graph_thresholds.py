@@ -16,6 +16,7 @@ import onnx
 from ..storage.onnx_domains import STANDARD
 from ..storage.proto_traversal import attribute_graphs
 from ..storage.shared_weights import tensor_array
+from ..types import Arrays
 from .index_bounds import IndexLimit, find_index_bounds
 
 # elements of a constant that is read as thresholds
@@ -240,7 +241,7 @@ def _add_thresholds(thresholds: _Thresholds, name: str, values: Iterable[float])
         del known[_MOST:]
 
 
-def small_constants(graph: onnx.GraphProto | onnx.FunctionProto, outer: Mapping[str, np.ndarray]) -> _Constants:
+def small_constants(graph: onnx.GraphProto | onnx.FunctionProto, outer: Arrays) -> _Constants:
     """Return the small initializers of a graph, by name, and those of the graphs around it."""
     constants = dict(outer)
     if isinstance(graph, onnx.GraphProto):
@@ -250,7 +251,7 @@ def small_constants(graph: onnx.GraphProto | onnx.FunctionProto, outer: Mapping[
     return constants
 
 
-def node_constant(node: onnx.NodeProto, constants: Mapping[str, np.ndarray]) -> np.ndarray | None:
+def node_constant(node: onnx.NodeProto, constants: Arrays) -> np.ndarray | None:
     """The value of a node that is a small constant, or only lays one out anew."""
     if node.op_type == "Constant" and node.domain in STANDARD:
         for attribute in node.attribute:

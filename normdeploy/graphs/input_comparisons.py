@@ -14,6 +14,7 @@ import onnx
 from ..dtypes import is_float_dtype
 from ..storage.onnx_domains import STANDARD
 from ..storage.proto_traversal import attribute_graphs, nodes_with_bodies
+from ..types import Arrays
 from .graph_thresholds import distinct_numbers, node_constant, small_constants
 
 # Each element of the result is an element of an operand, or its negative.
@@ -73,7 +74,7 @@ def _numpy_dtype(kind: int) -> np.dtype:
 def _collect_thresholds(
     graph: onnx.GraphProto,
     outer: Mapping[str, frozenset[str]],
-    outer_constants: Mapping[str, np.ndarray],
+    outer_constants: Arrays,
     found: dict[str, dict[float, None]],
 ) -> None:
     origins: _Origins = dict(outer)
@@ -92,9 +93,7 @@ def _collect_thresholds(
             origins.update(dict.fromkeys(node.output, moved))
 
 
-def _node_thresholds(
-    node: onnx.NodeProto, constants: Mapping[str, np.ndarray]
-) -> Iterator[tuple[str, Iterable[float]]]:
+def _node_thresholds(node: onnx.NodeProto, constants: Arrays) -> Iterator[tuple[str, Iterable[float]]]:
     """Pairs of an input of a node and the finite numbers at which the node decides by it."""
     attributes = {a.name: a for a in node.attribute}
     if node.op_type.startswith("TreeEnsemble") and "nodes_modes" in attributes and "nodes_values" in attributes:

@@ -21,6 +21,7 @@ from ..storage.onnx_files import iter_tensors
 from ..storage.proto_traversal import iter_bodies
 from ..storage.shared_weights import SMALLEST, tensor_array
 from ..storage.weight_serialization import detach_weights, set_weight_locations
+from ..types import Arrays
 
 # bytes of a weight that is not copied where that can be avoided
 _LARGE = SMALLEST
@@ -39,7 +40,7 @@ _TYPE_ATTRIBUTES = {"to", "dtype"}
 def require_equal_models(
     before: onnx.ModelProto,
     after: onnx.ModelProto,
-    samples: Sequence[Mapping[str, np.ndarray]],
+    samples: Sequence[Arrays],
     shared: Mapping[str, str] | None = None,
 ) -> None:
     """Run both on each sample in onnxruntime, its own optimizer off, and compare every output.
@@ -86,9 +87,7 @@ def _make_ort_values(weights: Mapping[str, onnx.TensorProto]) -> _Values:
     return {name: make_ort_value(tensor_array(t)) for name, t in weights.items()}
 
 
-def _run_outputs(
-    light: onnx.ModelProto, values: _Values, samples: Sequence[Mapping[str, np.ndarray]]
-) -> list[tuple[str, np.ndarray]]:
+def _run_outputs(light: onnx.ModelProto, values: _Values, samples: Sequence[Arrays]) -> list[tuple[str, np.ndarray]]:
     """(name, value) of every output for every sample."""
     given = [v.name for v in light.graph.input if v.name not in {t.name for t in light.graph.initializer}]
     made, fed = open_session_without_weights(light, values)

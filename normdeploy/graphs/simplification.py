@@ -24,10 +24,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common
@@ -37,6 +36,7 @@ from ..evaluate import evaluator
 from ..norms.norm_table import STANDARD, StatisticsKind
 from ..storage.shared_weights import shared_array
 from ..storage.weight_serialization import detach_weights, set_weight_locations
+from ..types import Arrays, Progress
 from .cleaning.constant_folding import ConstantFolder
 from .cleaning.hidden_nodes import find_misread_by_folding, find_misread_by_merging, hide_nodes
 from .cleaning.movement_rules import DataMovementPass
@@ -141,10 +141,10 @@ class SimplifiedModel:
 
 def simplify(
     proto: onnx.ModelProto,
-    samples: Sequence[Mapping[str, np.ndarray]] = (),
+    samples: Sequence[Arrays] = (),
     *,
     resolves: bool = False,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> SimplifiedModel:
     """Clean up ``proto`` (external data loaded) and check the result on ``samples``.
 
@@ -235,7 +235,7 @@ def restore_weights(proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorPro
 
 def _clean_model(
     proto: onnx.ModelProto,
-    progress: Callable[[str, int, int], None] | None,
+    progress: Progress | None,
     *,
     resolves: bool,
 ) -> ir.Model | None:

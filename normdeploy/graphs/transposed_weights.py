@@ -6,19 +6,18 @@ rows is the sum that MatMul makes of the matrix Wᵀ, in the same order, and no 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import onnx
 
 from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import iter_bodies
 from ..storage.shared_weights import is_column_major
+from ..types import Arrays
 
 _FUSED = "com.microsoft"
 
 
-def transpose_column_weights(light: onnx.ModelProto, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def transpose_column_weights(light: onnx.ModelProto, arrays: Arrays) -> dict[str, np.ndarray]:
     """``arrays``, the initializers to which ``light`` refers, with those by columns transposed where all who read them
     can take them so; ``light`` is changed to that."""
     readers = _second_factor_readers(

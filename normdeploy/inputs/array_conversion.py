@@ -3,7 +3,7 @@ is fed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import ml_dtypes
@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..model import InputSpec
+from ..types import Arrays
 
 # onnxruntime's runner needs ``check_names`` alone
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def to_numpy(value: torch.Tensor | float) -> np.ndarray:
     return value.numpy().copy()
 
 
-def check_names(runner: str, feeds: Mapping[str, np.ndarray], wanted: Sequence[str]) -> None:
+def check_names(runner: str, feeds: Arrays, wanted: Sequence[str]) -> None:
     """
     Raises:
         InputError: an input is missing, or one is given that the model does not have.
@@ -87,7 +88,7 @@ def advise_on_shape(name: str, wanted: Sequence[int | str | None], given: Sequen
     return "reshape it"
 
 
-def check_feeds(runner: str, feeds: Mapping[str, np.ndarray], inputs: Sequence[InputSpec]) -> None:
+def check_feeds(runner: str, feeds: Arrays, inputs: Sequence[InputSpec]) -> None:
     """
     Raises:
         InputError: the names, dtypes, ranks or static sizes differ from those of ``inputs``.

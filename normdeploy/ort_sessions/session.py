@@ -22,6 +22,7 @@ import onnx
 import onnxruntime as ort
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from ..types import Arrays, PathLike
 from .child_process import REHEARSE_ALL
 from .crash_risks import MENTIONS, find_crash_risks, find_empty_input_risks
 from .trial_process import TrialProcess
@@ -97,7 +98,7 @@ def _feeds_to_numpy(feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {name: ort_value_to_numpy(v) if isinstance(v, ort.OrtValue) else np.asarray(v) for name, v in feeds.items()}
 
 
-def run_in_trial_process(session: ort.InferenceSession, feeds: Mapping[str, np.ndarray]) -> None:
+def run_in_trial_process(session: ort.InferenceSession, feeds: Arrays) -> None:
     """Run the feeds in the session's child process, if it has one: for feeds that are bound to memory.
 
     Raises:
@@ -108,7 +109,7 @@ def run_in_trial_process(session: ort.InferenceSession, feeds: Mapping[str, np.n
 
 
 def open_session(
-    model: str | os.PathLike[str] | bytes,
+    model: PathLike | bytes,
     *,
     optimize: bool = False,
     provider: str = "cpu",
@@ -185,7 +186,7 @@ def open_session(
     return create_session({})
 
 
-def _unshare_quantizer_inputs(model: str | os.PathLike[str] | bytes) -> bytes:
+def _unshare_quantizer_inputs(model: PathLike | bytes) -> bytes:
     """Return a model in which each quantizer reads int8 tensors of its own.
 
     Empty if all of them do already, or weights lie outside of the file.
@@ -220,7 +221,7 @@ def _unshare_quantizer_inputs(model: str | os.PathLike[str] | bytes) -> bytes:
     return b""
 
 
-def rounds_float_operands(path: str | os.PathLike[str]) -> bool:
+def rounds_float_operands(path: PathLike) -> bool:
     """Return whether a MatMul of a file reads floats and a constant that a DequantizeLinear makes, so that
     `FLOAT_OPERANDS` may change its result."""
     content = Path(path).read_bytes()
@@ -278,7 +279,7 @@ class _CrashRisks:
     unknown: bool = False
 
 
-def _read_crash_risks(model: str | os.PathLike[str] | bytes) -> _CrashRisks:
+def _read_crash_risks(model: PathLike | bytes) -> _CrashRisks:
     """Return the risks of a file or of bytes; none if they hold no model."""
     if isinstance(model, bytes):
         content = model
@@ -296,7 +297,7 @@ def _read_crash_risks(model: str | os.PathLike[str] | bytes) -> _CrashRisks:
     return _CrashRisks(find_crash_risks(proto), find_empty_input_risks(proto))
 
 
-def _lacks_zero_points(model: str | os.PathLike[str] | bytes) -> bool:
+def _lacks_zero_points(model: PathLike | bytes) -> bool:
     """Whether a DequantizeLinear has a scale for each channel and no zero points.
 
     onnxruntime 1.31 with `EXACT_INTEGERS` gives its int8 weight a zero point that is one number, and then refuses to

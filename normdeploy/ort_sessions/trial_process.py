@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 
 from ..errors import RuntimeCrash
+from ..types import Arrays
 from . import child_process
 from .crash_risks import node_label
 
@@ -39,7 +40,7 @@ class TrialProcess:
         self,
         request: Mapping[str, Any],
         model: bytes,
-        initializers: Mapping[str, np.ndarray],
+        initializers: Arrays,
         risks: Sequence[str],
     ) -> None:
         self._risks = risks
@@ -62,7 +63,7 @@ class TrialProcess:
             feeds={},
         )
 
-    def run(self, feeds: Mapping[str, np.ndarray]) -> None:
+    def run(self, feeds: Arrays) -> None:
         """Run the model on the feeds in the child. Refusals are not looked at: the run here meets them, too.
 
         Raises:
@@ -84,9 +85,7 @@ class TrialProcess:
     def __del__(self) -> None:
         self.close()
 
-    def _send_request(
-        self, request: Mapping[str, Any], *parts: bytes | np.ndarray, feeds: Mapping[str, np.ndarray]
-    ) -> None:
+    def _send_request(self, request: Mapping[str, Any], *parts: bytes | np.ndarray, feeds: Arrays) -> None:
         """Send a request, and wait for the line that answers it.
 
         Args:
@@ -124,7 +123,7 @@ class TrialProcess:
             )
             raise RuntimeCrash(self._crash)
 
-    def _find_crashing_node(self, feeds: Mapping[str, np.ndarray]) -> str:
+    def _find_crashing_node(self, feeds: Arrays) -> str:
         """Return the label of the node that ends the process: the last of the shortest graph that does."""
         path = self._request["path"]
         if path:

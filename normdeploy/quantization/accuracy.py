@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import onnx
@@ -15,8 +15,8 @@ from ..findings.quantization_report import MetricReport, OutputDrift
 from ..ort_sessions.session import open_session
 from ..precision.tensor_ranges import serialize_for_session
 from ..runtimes.crash_check import require_no_crash
+from ..types import Arrays
 
-Feeds = Mapping[str, np.ndarray]
 # of the normal distribution's 95 % quantile
 _SQUARED = 1.6449**2
 # of each batch: output -> value
@@ -32,7 +32,7 @@ class AccuracyJudge:
     output has one row for each sample, each row is an input of its own, so that ``cosine`` is that of the worst sample.
     """
 
-    def __init__(self, samples: Sequence[Feeds], reference: Outputs, policy: Policy, optimize: bool) -> None:
+    def __init__(self, samples: Sequence[Arrays], reference: Outputs, policy: Policy, optimize: bool) -> None:
         self.samples = samples
         self.reference = reference
         self.optimize = optimize
@@ -160,7 +160,7 @@ def few_sample_notes(judged: Iterable[MetricReport]) -> list[str]:
     return notes
 
 
-def run_in_onnxruntime(proto: onnx.ModelProto, samples: Sequence[Feeds], optimize: bool) -> Outputs:
+def run_in_onnxruntime(proto: onnx.ModelProto, samples: Sequence[Arrays], optimize: bool) -> Outputs:
     """``proto`` in onnxruntime on each of ``samples``."""
     names = [v.name for v in proto.graph.output]
     with serialize_for_session(proto) as source:

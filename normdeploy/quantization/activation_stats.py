@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from ..precision.tensor_ranges import Samples, chunk_tensors, name_failing_sample, open_session_with_outputs
-from ..types import Progress
+from ..types import Arrays, Progress
 
 # Hugging Face's name of the input that says which tokens count
 MASK = "attention_mask"
@@ -76,7 +76,7 @@ def observe_activations(
     }
 
 
-def unmasked_rows(value: np.ndarray, axis: int, sample: Mapping[str, np.ndarray]) -> np.ndarray:
+def unmasked_rows(value: np.ndarray, axis: int, sample: Arrays) -> np.ndarray:
     """``value`` as [rows, channels], its channels on ``axis``; without the rows of tokens that `MASK` is 0 for: nothing
     depends on them, and padding would outweigh the text."""
     moved = np.moveaxis(value, axis, -1)

@@ -8,7 +8,6 @@ they read and write (ONNX operator schemas QuantizeLinear-21, DequantizeLinear-2
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +17,7 @@ from ..errors import InputError
 from ..findings.quantization_report import QuantizationReport
 from ..precision.emulated_half import emulate_half
 from ..precision.type_conversion import FORMATS
-from ..types import Progress
+from ..types import Arrays, Progress
 from .accuracy import drift_notes, few_sample_notes
 from .quantization_request import QuantizationRequest
 from .quantizer import make_judge, model_bytes
@@ -63,9 +62,7 @@ def judge_half_file(
     return replace(account, judged=judged, moved=moved, notes=tuple(dict.fromkeys(notes)))
 
 
-def _round_inputs(
-    sample: Mapping[str, np.ndarray], proto: onnx.ModelProto, wish: QuantizationRequest
-) -> dict[str, np.ndarray]:
+def _round_inputs(sample: Arrays, proto: onnx.ModelProto, wish: QuantizationRequest) -> dict[str, np.ndarray]:
     """The inputs as ``proto`` gets them: those that are half are rounded to it, in float32."""
     form = FORMATS[wish.half]
     half = {v.name for v in proto.graph.input if v.type.tensor_type.elem_type == form.onnx}

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 
 from ..precision.tensor_ranges import Samples, chunk_tensors, name_failing_sample, open_session_with_outputs
+from ..types import Arrays
 from .activation_stats import unmasked_rows
 from .number_formats import ScaleZeroPoint, quantize_dequantize
 
@@ -64,7 +65,7 @@ class LayerInput:
     axis: int
     windows: ConvolutionWindows | None = None
 
-    def input_rows(self, value: np.ndarray, sample: Mapping[str, np.ndarray], number: int, count: int) -> np.ndarray:
+    def input_rows(self, value: np.ndarray, sample: Arrays, number: int, count: int) -> np.ndarray:
         """float32 [groups, rows, channels] of one sample, not yet rounded. Padding is 0, which every step has."""
         if self.windows is None:
             return unmasked_rows(value, self.axis, sample)[None]

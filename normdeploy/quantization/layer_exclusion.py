@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-import numpy as np
 import onnx
 
 from ..errors import InputError
 from ..findings.quantization_report import LayerExclusion, MetricReport
-from ..types import Progress
+from ..types import Arrays, Progress
 from . import accuracy
 from .qdq_writer import LayerPlan
 
@@ -43,7 +42,7 @@ def exclude_layers(
     work: QuantizedSelection,
     judging: accuracy.AccuracyJudge,
     float32: accuracy.Outputs,
-    samples: Sequence[Mapping[str, np.ndarray]],
+    samples: Sequence[Arrays],
     names: Mapping[str, str],
     progress: Progress | None = None,
 ) -> QuantizedSelection:
@@ -110,7 +109,7 @@ def exclude_layers(
 
 
 def _error_per_layer(
-    work: QuantizedSelection, samples: Sequence[Mapping[str, np.ndarray]], progress: Progress | None
+    work: QuantizedSelection, samples: Sequence[Arrays], progress: Progress | None
 ) -> dict[str, float]:
     """How far the outputs are off with one layer quantized, for each."""
     few = samples[:_FEW]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from onnxruntime.quantization.calibrate import CalibrationDataReader, EntropyCal
 
 from ..precision.tensor_ranges import Samples, name_failing_sample
 from ..storage.onnx_files import save_onnx
-from ..types import Progress
+from ..types import Arrays, Progress
 
 # bytes of weights, from which on they are kept beside the model
 _LARGE = 2**30
@@ -70,7 +70,7 @@ def _silence_stdout() -> redirect_stdout[io.StringIO]:
 class _SampleReader(CalibrationDataReader):  # type: ignore[misc]
     """One sample."""
 
-    def __init__(self, sample: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, sample: Arrays) -> None:
         self._left: Iterator[dict[str, Any]] = iter([dict(sample)])
 
     def get_next(self) -> dict[str, Any] | None:

@@ -27,7 +27,7 @@ from ..model import InputSpec
 from ..option_values import ONNXRUNTIME
 from ..precision.tensor_ranges import calibration_input_specs
 from ..storage.proto_traversal import copy_model, standard_opset
-from ..types import Progress
+from ..types import Arrays, Progress
 from . import accuracy
 from .activation_stats import ActivationStats, observe_activations
 from .bias_corrections import find_input_shifts
@@ -211,7 +211,7 @@ def _choose_conditions(
     layers: list[LayerCandidate],
     proto: onnx.ModelProto,
     wish: QuantizationRequest,
-    samples: Sequence[Mapping[str, np.ndarray]],
+    samples: Sequence[Arrays],
     progress: Progress | None,
 ) -> dict[str, InputCondition]:
     """What serves each tensor that linear layers read."""
@@ -241,7 +241,7 @@ def _plan_layers(
     proto: onnx.ModelProto,
     layers: list[LayerCandidate],
     wish: QuantizationRequest,
-    samples: Sequence[Mapping[str, np.ndarray]],
+    samples: Sequence[Arrays],
     migrations: Sequence[Migration],
     conditions: Mapping[str, InputCondition],
     progress: Progress | None,

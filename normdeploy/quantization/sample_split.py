@@ -14,6 +14,7 @@ from ..inputs.dataset import batch_cases, open_dataset
 from ..inputs.input_cases import InputCase
 from ..model import InputSpec, ModelSignature
 from ..storage.npz_files import read_npz
+from ..types import Arrays, PathLike
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,7 @@ class SampleSplit:
         return a, b
 
 
-def split_samples(
-    given: Sequence[str | os.PathLike[str] | Mapping[str, Any]], inputs: Sequence[InputSpec]
-) -> SampleSplit:
+def split_samples(given: Sequence[PathLike | Mapping[str, Any]], inputs: Sequence[InputSpec]) -> SampleSplit:
     """Every second batch of the samples calibrates; the others judge.
 
     Args:
@@ -86,17 +85,17 @@ def _load_cases(given: Sequence[Any], inputs: Sequence[InputSpec]) -> list[Input
     return cases
 
 
-def _row_count(feeds: Mapping[str, np.ndarray]) -> int:
+def _row_count(feeds: Arrays) -> int:
     return len(next(iter(feeds.values())))
 
 
-def _require_finite(feeds: Mapping[str, np.ndarray], name: str) -> None:
+def _require_finite(feeds: Arrays, name: str) -> None:
     for key, value in feeds.items():
         if value.dtype.kind not in "iub" and not np.isfinite(value.astype(np.float64)).all():
             raise InputError(f"{name}: {key!r} holds a NaN or an infinity; no range can be taken of it, leave it out")
 
 
-def _require_different_samples(feeds: Sequence[Mapping[str, np.ndarray]]) -> None:
+def _require_different_samples(feeds: Sequence[Arrays]) -> None:
     for key in feeds[0]:
         values = [f[key] for f in feeds]
         first = values[0].reshape(-1)[:1]

@@ -3,11 +3,12 @@ behind one protocol."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
+
+from ..types import Arrays
 
 RunResult = dict[str, np.ndarray]
 """Output name -> value; bfloat16 as ``ml_dtypes.bfloat16``."""
@@ -25,7 +26,7 @@ class Runner(Protocol):
     def name(self) -> str:
         """The runtime in the reader's words: "onnxruntime (optimizer off)"."""
 
-    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult: ...
+    def infer(self, feeds: Arrays) -> RunResult: ...
 
     def __enter__(self) -> Self: ...
 

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..errors import InputError, RuntimeUnavailable
 from ..model import LoadedModel
+from ..types import Arrays
 from . import RunResult
 from .torch_runners import EagerRunner, _without_amx
 
@@ -30,7 +30,7 @@ class CodeRunner(EagerRunner):
         self._compiled = compiled
         self._code: Callable[..., Sequence[Any]] = torch.compile(self._graph) if compiled else self._graph
 
-    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+    def infer(self, feeds: Arrays) -> RunResult:
         """
         Raises:
             InputError: the feeds do not fit the model's inputs, or the model does not run on them.
@@ -48,7 +48,7 @@ class CodeRunner(EagerRunner):
                 f"the model does not run on these inputs: {message}; give sizes and values that it takes"
             ) from error
 
-    def prepare(self, feeds: Mapping[str, np.ndarray]) -> Callable[[], Sequence[Any]]:
+    def prepare(self, feeds: Arrays) -> Callable[[], Sequence[Any]]:
         """The run alone, inputs and parameters at hand. Where the graph writes to its parameters, every call copies
         them first.
 

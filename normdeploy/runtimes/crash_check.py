@@ -22,6 +22,7 @@ from ..graphs.omitted_inputs import has_omitted_inputs
 from ..ort_sessions.child_process import REHEARSE_ALL
 from ..storage.onnx_files import iter_tensors
 from ..storage.proto_traversal import iter_bodies
+from ..types import PathLike
 
 # seconds; a file that takes longer is opened here, where it can be interrupted
 _PATIENCE = 120.0
@@ -42,7 +43,7 @@ _VERBOSE = "0"
 _BEGUN = re.compile(r"Applying graph transformer (\w+) on step")
 
 
-def require_no_crash(model: str | os.PathLike[str] | bytes) -> None:
+def require_no_crash(model: PathLike | bytes) -> None:
     """Open an ONNX file, or a model's bytes, in a child process, onnxruntime's optimizer on, where it is risky.
 
     Refusals are not looked at: whoever opens the file next meets them, too.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import InputError, NormdeployError, RuntimeUnavailable
+from ..types import PathLike, Tensors
 from .aligned_memory import allocate_tensor, make_bindable, make_output_allocator
 from .cuda_stream import CudaStream
 from .engine_loading import load_engine, make_engine_loader, make_error_log, set_weight_budget
@@ -52,7 +53,7 @@ class EngineRunner(LiveRunner):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: PathLike,
         device: int,
         stream: Any,
         profile: int | None,
@@ -120,7 +121,7 @@ class EngineRunner(LiveRunner):
             self.notes = (*self.notes, warning)
         return self._engine.create_execution_context(config)
 
-    def _run_tensors(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _run_tensors(self, tensors: Tensors) -> Tensors:
         device = self._cuda.device
         profile = select_profile(self.name, tensors, self.inputs, self._engine.num_optimization_profiles, self._named)
         for name, tensor in tensors.items():
@@ -146,7 +147,7 @@ class EngineRunner(LiveRunner):
             self._cuda.synchronize()
             return results
 
-    def _bind_run(self, tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
+    def _bind_run(self, tensors: Tensors) -> Callable[[], None]:
         profile = select_profile(self.name, tensors, self.inputs, self._engine.num_optimization_profiles, self._named)
         with self._cuda.use_stream():
             bindable = self._make_bindable(tensors)
@@ -159,14 +160,14 @@ class EngineRunner(LiveRunner):
         run_once.held = bindable, outputs  # type: ignore[attr-defined]  # the context holds addresses alone
         return run_once
 
-    def _run_directly(self, profile: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _run_directly(self, profile: int, tensors: Tensors) -> Tensors:
         held = self._make_bindable(tensors)
         outputs = self._bind_tensors(profile, held)
         self._enqueue_run()
         self._cuda.record_use(held.values())
         return outputs()
 
-    def _make_bindable(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _make_bindable(self, tensors: Tensors) -> Tensors:
         return {n: make_bindable(t, self._device_of(n)) for n, t in tensors.items()}
 
     def _device_of(self, name: str) -> torch.device:
@@ -174,14 +175,14 @@ class EngineRunner(LiveRunner):
             return torch.device("cpu")
         return self._cuda.device
 
-    def _run_graph(self, profile: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _run_graph(self, profile: int, tensors: Tensors) -> Tensors:
         key = (profile, tuple(tensor.shape for tensor in tensors.values()))
         if self._graph is None or self._graph[0] != key:
             self._graph = None
             self._graph = key, _EngineGraph(self, profile, tensors)
         return self._graph[1](tensors)
 
-    def _bind_tensors(self, profile: int, tensors: dict[str, torch.Tensor]) -> Callable[[], dict[str, torch.Tensor]]:
+    def _bind_tensors(self, profile: int, tensors: Tensors) -> Callable[[], Tensors]:
         """Profile, shapes and addresses, in the order in which each needs the one before; what comes out is known after
         the run."""
         context = self._context
@@ -204,7 +205,7 @@ class EngineRunner(LiveRunner):
             raise InputError(
                 f"{self.name} can't tell the shapes of {unknown} from its inputs: {self._log.take_errors()}"
             )
-        fixed: dict[str, torch.Tensor] = {}
+        fixed: Tensors = {}
         allocators: dict[str, Any] = {}
         for spec in self.outputs:
             shape = tuple(context.get_tensor_shape(spec.name))
@@ -244,7 +245,7 @@ class EngineRunner(LiveRunner):
 class _EngineGraph:
     """TensorRT's run of one profile and combination of shapes, recorded in buffers of its own."""
 
-    def __init__(self, runner: EngineRunner, profile: int, tensors: dict[str, torch.Tensor]) -> None:
+    def __init__(self, runner: EngineRunner, profile: int, tensors: Tensors) -> None:
         device = runner._cuda.device
         if runner._host:
             raise InputError(
@@ -264,7 +265,7 @@ class _EngineGraph:
             )
         self._replay = runner._cuda.capture_graph(runner._enqueue_run)
 
-    def __call__(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def __call__(self, tensors: Tensors) -> Tensors:
         for name, tensor in tensors.items():
             self._inputs[name].copy_(tensor, non_blocking=True)
         self._replay()

@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import NormdeployError
+from ..types import Tensors
 from .tensor_spec import TensorSpec, are_numpy_arrays, check_array_feeds, check_tensor_feeds, match_input_types
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
 
 class LiveRunner:
@@ -70,10 +70,10 @@ class LiveRunner:
             self._require_open()
             return self._bind_run(check_tensor_feeds(self.name, feeds, self.inputs))
 
-    def _bind_run(self, tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
+    def _bind_run(self, tensors: Tensors) -> Callable[[], None]:
         raise NotImplementedError
 
-    def _run_tensors(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _run_tensors(self, tensors: Tensors) -> Tensors:
         raise NotImplementedError
 
     def _run_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

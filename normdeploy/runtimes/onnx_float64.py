@@ -30,6 +30,7 @@ from ..norms.norm_table import STANDARD, StatisticsKind
 from ..precision.preparation import file_opset
 from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import attribute_values, iter_subgraphs
+from ..types import Arrays
 from . import RunResult, control_flow
 from .float64_evaluator import Array, Float64Evaluator, NotEvaluated, inline_functions
 from .resize_error import resize_error_bound
@@ -107,7 +108,7 @@ class OnnxFloat64Runner:
         ]
         self.unit = max((unit_roundoff(t) for t in floats), default=0.0)
         # How a body of control flow is run: as the run around it.
-        self._inside: Callable[[OnnxFloat64Runner, Mapping[str, np.ndarray]], RunResult] = _run_body_plainly
+        self._inside: Callable[[OnnxFloat64Runner, Arrays], RunResult] = _run_body_plainly
         self._bodies: dict[tuple[str, str], OnnxFloat64Runner] = {}
 
     def describe_narrow_nodes(self, within: str = "") -> list[str]:
@@ -123,7 +124,7 @@ class OnnxFloat64Runner:
             yield from names
         yield from self._outputs
 
-    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+    def infer(self, feeds: Arrays) -> RunResult:
         """
         Raises:
             InputError: inputs are missing or unknown.
@@ -134,7 +135,7 @@ class OnnxFloat64Runner:
             feeds, lambda name, value: value, lambda node, inputs: inputs, lambda node, inputs, name, value: value
         )
 
-    def run_and_find_overflow(self, feeds: Mapping[str, np.ndarray]) -> tuple[RunResult, dict[str, float]]:
+    def run_and_find_overflow(self, feeds: Arrays) -> tuple[RunResult, dict[str, float]]:
         """The same, with the tensors whose numbers the file's float16 does not hold, and the largest of each.
 
         Raises:
@@ -154,7 +155,7 @@ class OnnxFloat64Runner:
         outputs = self._run_nodes(feeds, lambda name, value: value, lambda node, inputs: inputs, record_overflow)
         return outputs, beyond
 
-    def run_perturbed(self, feeds: Mapping[str, np.ndarray], unit: float, seed: int) -> RunResult:
+    def run_perturbed(self, feeds: Arrays, unit: float, seed: int) -> RunResult:
         """The same with every input and weight off by up to ``unit``, relative: what changes is ill-conditioned. Single
         numbers stay: an epsilon or exponent is what it is."""
         rng = np.random.default_rng(seed)
@@ -183,7 +184,7 @@ class OnnxFloat64Runner:
             return False
         return node.input[place] not in self._exact.constants or 1 < np.size(value) <= most
 
-    def run_rounded(self, feeds: Mapping[str, np.ndarray], seed: int, half: torch.dtype | None = None) -> RunResult:
+    def run_rounded(self, feeds: Arrays, seed: int, half: torch.dtype | None = None) -> RunResult:
         """One run with random roundings, other ones for each ``seed``; ``half``: of that type where the file has a
         wider one."""
         kind = _HALVES.get(half) if half is not None else None
@@ -206,7 +207,7 @@ class OnnxFloat64Runner:
             feeds, lambda name, value: value, add_input_noise, noise.add_output_noise, settled=kind is None
         )
 
-    def run_in_half(self, feeds: Mapping[str, np.ndarray], half: torch.dtype | None) -> RunResult:
+    def run_in_half(self, feeds: Arrays, half: torch.dtype | None) -> RunResult:
         """Each result rounded to its own type, or to ``half`` where that is wider: what a correct runtime makes of it
         node by node.
 
@@ -247,7 +248,7 @@ class OnnxFloat64Runner:
 
     def _run_nodes(
         self,
-        feeds: Mapping[str, np.ndarray],
+        feeds: Arrays,
         feed: Change,
         read: Callable[[onnx.NodeProto, list[Any]], list[Any]],
         write: Callable[[onnx.NodeProto, list[Any], str, Array], Array],
@@ -334,7 +335,7 @@ class OnnxFloat64Runner:
         pass
 
 
-def _run_body_plainly(body: OnnxFloat64Runner, feeds: Mapping[str, np.ndarray]) -> RunResult:
+def _run_body_plainly(body: OnnxFloat64Runner, feeds: Arrays) -> RunResult:
     return body.infer(feeds)
 
 

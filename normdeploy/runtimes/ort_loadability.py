@@ -25,11 +25,11 @@ from ..option_values import ANY, TENSORRT
 from ..rewriting.perturbed_model import PATIENCE, PerturbableModel, short_error_message
 from ..storage.proto_traversal import iter_bodies
 from ..storage.weight_serialization import detach_weights
+from ..types import Arrays
 
 _OURS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "normdeploy")
 _NO_KERNEL = ("NOT_IMPLEMENTED", "is not a registered function/op", "No Op registered for")
 _NO_MEMORY = ("bad_alloc", "Failed to allocate", "allocate memory")
-Feeds = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class LoadFailure:
     foreign: bool = False
 
 
-def find_load_failure(proto: onnx.ModelProto, samples: Sequence[Feeds] = ()) -> LoadFailure | None:
+def find_load_failure(proto: onnx.ModelProto, samples: Sequence[Arrays] = ()) -> LoadFailure | None:
     """Why onnxruntime does not load ``proto``, or runs it on none of ``samples``; None where it does."""
     try:
         model = PerturbableModel(proto)
@@ -81,7 +81,7 @@ def find_load_failure(proto: onnx.ModelProto, samples: Sequence[Feeds] = ()) -> 
 
 
 def require_runnable(
-    proto: onnx.ModelProto, samples: Sequence[Feeds], runtime: str, eager: Callable[[Feeds], str]
+    proto: onnx.ModelProto, samples: Sequence[Arrays], runtime: str, eager: Callable[[Arrays], str]
 ) -> list[str]:
     """The notes on a file that ``export`` made, where that may be written.
 
@@ -145,7 +145,7 @@ def require_runnable_optimized(
         )
 
 
-def require_runnable_half(proto: onnx.ModelProto, samples: Sequence[Feeds], to: str) -> None:
+def require_runnable_half(proto: onnx.ModelProto, samples: Sequence[Arrays], to: str) -> None:
     """
     Raises:
         GraphError: a half-precision file does not run, where the float32 model does.
@@ -179,7 +179,7 @@ _DECIDING = frozenset(
 _MOST_ELEMENTS = 2**24
 
 
-def _make_deciding_samples(proto: onnx.ModelProto) -> list[Feeds]:
+def _make_deciding_samples(proto: onnx.ModelProto) -> list[Arrays]:
     """Return an input of a model that runs on all values of its inputs or on none; [] if the values may matter.
 
     The inputs of such a model are floats of stated sizes, and nothing makes an index, a size or a condition of them.

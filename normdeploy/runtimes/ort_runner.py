@@ -8,7 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import numpy as np
 import onnx
 import onnxruntime as ort
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
@@ -17,6 +16,7 @@ from ..errors import GraphError, InputError, RuntimeUnavailable
 from ..graphs.classifier_maps import map_values_to_array
 from ..inputs.array_conversion import check_names
 from ..ort_sessions.session import PROVIDERS, open_session, ort_error_message, ort_value_to_numpy, to_ort
+from ..types import Arrays, PathLike
 from . import RunResult
 from .crash_check import require_no_crash
 from .trt_runner import explain_missing_gpu
@@ -55,7 +55,7 @@ class OrtRunner:
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | onnx.ModelProto | bytes,
+        source: PathLike | onnx.ModelProto | bytes,
         *,
         name: str | None = None,
         optimize: bool = True,
@@ -98,7 +98,7 @@ class OrtRunner:
             kind = RuntimeUnavailable if NOT_IMPLEMENTED in str(error) else GraphError
             raise kind(f"{self.name} can't load the model: {shorten_ort_error(error)}") from error
 
-    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+    def infer(self, feeds: Arrays) -> RunResult:
         """
         Raises:
             InputError: the feeds do not fit the model's inputs, or it does not run on them.
@@ -119,7 +119,7 @@ class OrtRunner:
         del self.session
 
 
-def run_session(session: ort.InferenceSession, feeds: Mapping[str, np.ndarray], name: str) -> RunResult:
+def run_session(session: ort.InferenceSession, feeds: Arrays, name: str) -> RunResult:
     """
     Args:
         name: what the session is called in errors.
@@ -131,7 +131,7 @@ def run_session(session: ort.InferenceSession, feeds: Mapping[str, np.ndarray], 
     return run_named_feeds(session, feeds, name)
 
 
-def run_named_feeds(session: ort.InferenceSession, feeds: Mapping[str, np.ndarray], name: str) -> RunResult:
+def run_named_feeds(session: ort.InferenceSession, feeds: Arrays, name: str) -> RunResult:
     """Run feeds whose names are those of the inputs, as `run_session`."""
     outputs = session.get_outputs()
     try:
@@ -184,7 +184,7 @@ def explain_missing_cuda() -> str | None:
     return None
 
 
-def _session_model(source: str | os.PathLike[str] | onnx.ModelProto | bytes) -> str | bytes:
+def _session_model(source: PathLike | onnx.ModelProto | bytes) -> str | bytes:
     if isinstance(source, bytes):
         return source
     if not isinstance(source, onnx.ModelProto):

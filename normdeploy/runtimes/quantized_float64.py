@@ -39,6 +39,7 @@ from ..graphs.function_ops import inline_calls
 from ..graphs.quantization_info import DEQUANTIZE, DYNAMIC, INTEGER, QUANTIZE, is_quantization_node
 from ..norms.third_party import function_op_row
 from ..storage.proto_traversal import attribute_values, copy_model
+from ..types import Arrays
 from . import RunResult
 from .float64_evaluator import Float64Evaluator, NotEvaluated
 from .onnx_float64 import OnnxFloat64Runner
@@ -306,7 +307,7 @@ class QuantizedRunner(OnnxFloat64Runner):
         """Leave control flow to `_QuantizedEvaluator`, which draws the roundings in bodies too."""
         return False
 
-    def run_with_draw(self, feeds: Mapping[str, np.ndarray], draw: RoundingDraw) -> RunResult:
+    def run_with_draw(self, feeds: Arrays, draw: RoundingDraw) -> RunResult:
         """
         Raises:
             InputError: inputs are missing or unknown.
@@ -345,7 +346,7 @@ class QuantizedRunner(OnnxFloat64Runner):
         """Count anew."""
         self._evaluator.seen.clear()
 
-    def run_all_tensors(self, feeds: Mapping[str, np.ndarray], draw: RoundingDraw) -> dict[str, Array]:
+    def run_all_tensors(self, feeds: Arrays, draw: RoundingDraw) -> dict[str, Array]:
         """Every tensor of a run, as `drawn` would round it.
 
         Raises:

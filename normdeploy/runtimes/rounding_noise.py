@@ -19,7 +19,7 @@ that cancels as in any other of the frame.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ..dtypes import UNIT_ROUNDOFF
+from ..types import Arrays
 from . import RunResult
 from .data_independent import DataIndependent
 from .dtype_widening import widen_tensor
@@ -90,7 +91,7 @@ LANES = 8
 class RoundingRunner(Float64Runner):
     """``Float64Runner`` that can also be run with roundings."""
 
-    def run_rounded(self, feeds: Mapping[str, np.ndarray], seed: int, half: torch.dtype | None = None) -> RunResult:
+    def run_rounded(self, feeds: Arrays, seed: int, half: torch.dtype | None = None) -> RunResult:
         """One run with random roundings, other ones for each ``seed``.
 
         Args:

@@ -17,7 +17,7 @@ from ..storage.file_replacement import resolve_writable_path, write_bytes
 from ..types import PathLike
 
 SUFFIX = ".runtime-cache"
-Wanted = bool | str | os.PathLike[str] | None
+Wanted = bool | PathLike | None
 
 
 def default_cache_path(engine: PathLike) -> Path:

@@ -14,6 +14,7 @@ import onnxruntime as ort
 from ..errors import InputError, RuntimeCrash
 from ..ort_sessions.session import FLOAT_OPERANDS, rounds_float_operands, run_in_trial_process
 from ..storage.proto_traversal import is_meaningless_dim
+from ..types import PathLike, Tensors
 from .live_runner import LiveRunner
 from .ort_runner import OrtRunner, require_cuda, run_named_feeds, shorten_ort_error
 from .tensor_spec import DTYPES, TensorSpec
@@ -58,7 +59,7 @@ class SessionRunner(LiveRunner):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], provider: str, device: int, stream: Any, cuda_graph: bool, threads: int = 0
+        self, path: PathLike, provider: str, device: int, stream: Any, cuda_graph: bool, threads: int = 0
     ) -> None:
         super().__init__()
         self.name = f"onnxruntime{' CUDA' if provider == 'cuda' else ''} ({os.path.basename(path)})"
@@ -97,7 +98,7 @@ class SessionRunner(LiveRunner):
             )
         return TensorSpec(value.name, dtype, tuple(map(_parse_dim, value.shape)))
 
-    def _run_tensors(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _run_tensors(self, tensors: Tensors) -> Tensors:
         for name, tensor in tensors.items():
             if tensor.device.type != "cpu" and (self._cuda is None or tensor.device != self._cuda.device):
                 if self._cuda is None:
@@ -125,7 +126,7 @@ class SessionRunner(LiveRunner):
     def _run_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return run_named_feeds(self._session, arrays, self.name)
 
-    def _bind_run(self, tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
+    def _bind_run(self, tensors: Tensors) -> Callable[[], None]:
         cuda = self._cuda
         where = "cpu" if cuda is None else "cuda"
         held = {name: tensor.to(cuda.device if cuda else "cpu").contiguous() for name, tensor in tensors.items()}
@@ -143,7 +144,7 @@ class SessionRunner(LiveRunner):
         run_once.held = held  # type: ignore[attr-defined]  # the binding holds addresses alone
         return run_once
 
-    def _run_bound(self, tensors: dict[str, torch.Tensor], where: str) -> dict[str, torch.Tensor]:
+    def _run_bound(self, tensors: Tensors, where: str) -> Tensors:
         """One run; onnxruntime allocates the outputs and they are handed on as they are."""
         held = {name: tensor.contiguous() for name, tensor in tensors.items()}
         binding = self._make_binding(held, where)
@@ -151,7 +152,7 @@ class SessionRunner(LiveRunner):
         values = zip(self.outputs, binding.get_outputs(), strict=True)
         return {spec.name: _tensor_from_ort(value, spec) for spec, value in values}
 
-    def _make_binding(self, tensors: dict[str, torch.Tensor], where: str) -> ort.IOBinding:
+    def _make_binding(self, tensors: Tensors, where: str) -> ort.IOBinding:
         if where == "cpu":
             self._check_capture(tensors)
         binding = self._session.io_binding()
@@ -163,15 +164,13 @@ class SessionRunner(LiveRunner):
             )
         return binding
 
-    def _check_capture(self, tensors: dict[str, torch.Tensor]) -> None:
+    def _check_capture(self, tensors: Tensors) -> None:
         try:
             run_in_trial_process(self._session, {name: _tensor_as_array(tensor) for name, tensor in tensors.items()})
         except RuntimeCrash as error:
             raise InputError(f"{self.name} does not run the model on these inputs: {error}") from error
 
-    def _replay_graph(
-        self, tensors: dict[str, torch.Tensor], graphs: dict[tuple[torch.Size, ...], _SessionGraph]
-    ) -> dict[str, torch.Tensor]:
+    def _replay_graph(self, tensors: Tensors, graphs: dict[tuple[torch.Size, ...], _SessionGraph]) -> Tensors:
         """A run in the fixed buffers that a graph needs; the outputs are copied out of them on the GPU."""
         assert self._cuda is not None
         key = tuple(tensor.shape for tensor in tensors.values())
@@ -215,9 +214,7 @@ class SessionRunner(LiveRunner):
 class _SessionGraph:
     """One recorded combination of shapes: its buffers, and the binding of them."""
 
-    def __init__(
-        self, runner: SessionRunner, number: int, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]
-    ) -> None:
+    def __init__(self, runner: SessionRunner, number: int, inputs: Tensors, outputs: Tensors) -> None:
         import torch
 
         self._runner, self._number = runner, str(number + 1)
@@ -228,7 +225,7 @@ class _SessionGraph:
         for spec in runner.outputs:
             runner._bind_tensor(self._binding.bind_output, spec, self._outputs[spec.name])
 
-    def __call__(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def __call__(self, tensors: Tensors) -> Tensors:
         for name, tensor in tensors.items():
             self._inputs[name].copy_(tensor, non_blocking=True)
         self._runner._run_binding(self._binding, self._number)

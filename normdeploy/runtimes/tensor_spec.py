@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..inputs.array_conversion import advise_on_shape, check_names
+from ..types import Tensors
 from .optimization_profiles import Shapes
 
 # torch takes seconds to import, and numpy arrays on the CPU need none of it
@@ -108,7 +109,7 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
-def check_tensor_feeds(runner: str, feeds: Mapping[str, Any], specs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
+def check_tensor_feeds(runner: str, feeds: Mapping[str, Any], specs: Sequence[TensorSpec]) -> Tensors:
     """The feeds as tensors over the same memory, in the order of ``specs``.
 
     Raises:

@@ -24,13 +24,14 @@ from .. import extensions
 from ..errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
 from ..extensions import Extension
 from ..storage.onnx_files import load_onnx
+from ..types import PathLike, Tensors
 from . import Runner
 from .live_runner import LiveRunner
 from .tensor_spec import TensorSpec, as_numpy, as_tensor
 
 # torch takes seconds to import
 if TYPE_CHECKING:
-    import torch
+    pass
 
 _ITS_OWN = (GraphError, InputError, RuntimeUnavailable)
 
@@ -67,7 +68,7 @@ class ThirdPartyRunner(LiveRunner):
 
     _takes_arrays = True
 
-    def __init__(self, name: str, path: str | os.PathLike[str]) -> None:
+    def __init__(self, name: str, path: PathLike) -> None:
         super().__init__()
         self._extension = require_runtime(name)
         self.name = f"{third_party_title(self._extension)} ({os.path.basename(path)})"
@@ -109,11 +110,11 @@ class ThirdPartyRunner(LiveRunner):
             raise self._extension.make_error(f"gives {told!r:.160} where the outputs are {names}, each a numpy array")
         return {name: outputs[name] for name in names}
 
-    def _run_tensors(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _run_tensors(self, tensors: Tensors) -> Tensors:
         outputs = self._run_arrays({name: as_numpy(tensor.cpu().contiguous()) for name, tensor in tensors.items()})
         return {name: as_tensor(name, array) for name, array in outputs.items()}
 
-    def _bind_run(self, tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
+    def _bind_run(self, tensors: Tensors) -> Callable[[], None]:
         arrays = {name: as_numpy(tensor.cpu().contiguous()) for name, tensor in tensors.items()}
 
         def run_once() -> None:

@@ -16,7 +16,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx.node import map_arg
@@ -29,6 +28,7 @@ from ..inputs.array_conversion import check_feeds, to_numpy, to_torch
 from ..loading.live_module import copy_module
 from ..loading.torch_state import preserve_torch_state
 from ..model import LoadedModel
+from ..types import Arrays
 from . import RunResult
 from .data_independent import DataIndependent
 from .data_independent_trace import find_data_independent_nodes
@@ -51,7 +51,7 @@ class _TorchRunner:
         self._lifted = lifted
         self._mutates = any(_is_mutating(node) for inner in _iter_graphs(graph) for node in inner.nodes)
 
-    def _input_tensors(self, feeds: Mapping[str, np.ndarray]) -> list[torch.Tensor]:
+    def _input_tensors(self, feeds: Arrays) -> list[torch.Tensor]:
         check_feeds(self.name, feeds, self._model.inputs)
         return [to_torch(feeds[spec.name]) for spec in self._model.inputs]
 
@@ -99,7 +99,7 @@ class EagerRunner(_TorchRunner):
             _is_bfloat16(node.meta.get("val")) for graph in _iter_graphs(self._graph) for node in graph.nodes
         )
 
-    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+    def infer(self, feeds: Arrays) -> RunResult:
         """
         Raises:
             InputError: the feeds do not fit the model's inputs, or the model does not run on them.
@@ -126,7 +126,7 @@ class ModuleRunner(_TorchRunner):
         super().__init__(model, model.program.graph_module, {})
         self._module = module
 
-    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+    def infer(self, feeds: Arrays) -> RunResult:
         """
         Returns:
             Output name -> array, by the names of the model's outputs.
@@ -136,12 +136,12 @@ class ModuleRunner(_TorchRunner):
         """
         return self._run_module(copy_module(self._module).eval(), feeds)
 
-    def infer_twice(self, feeds: Mapping[str, np.ndarray]) -> tuple[RunResult, RunResult]:
+    def infer_twice(self, feeds: Arrays) -> tuple[RunResult, RunResult]:
         """Run one copy twice on the same inputs, as ``infer``: what it keeps from call to call shows in the second."""
         module = copy_module(self._module).eval()
         return self._run_module(module, feeds), self._run_module(module, feeds)
 
-    def _run_module(self, module: torch.nn.Module, feeds: Mapping[str, np.ndarray]) -> RunResult:
+    def _run_module(self, module: torch.nn.Module, feeds: Arrays) -> RunResult:
         tensors = iter(self._input_tensors(feeds))
         flat = [
             spec.arg.value if isinstance(spec.arg, ConstantArgument) else next(tensors)
@@ -189,7 +189,7 @@ class HalfRunner(_TorchRunner):
         super().__init__(model, widen_graph(graph, kind), lifted)
         self._half = half
 
-    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+    def infer(self, feeds: Arrays) -> RunResult:
         """
         Raises:
             InputError: the feeds do not fit the model's inputs, or the model does not run on them.
@@ -223,7 +223,7 @@ class Float64Runner(_TorchRunner):
         if self._mutates:
             self._lifted = {name: widen_tensor(value) for name, value in self._lifted.items()}
 
-    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+    def infer(self, feeds: Arrays) -> RunResult:
         """
         Raises:
             InputError: the feeds do not fit the model's inputs.
@@ -235,7 +235,7 @@ class Float64Runner(_TorchRunner):
         }
         return self._run_widened([widen_tensor(tensor) for tensor in self._input_tensors(feeds)], lifted)
 
-    def run_perturbed(self, feeds: Mapping[str, np.ndarray], unit: float, seed: int) -> RunResult:
+    def run_perturbed(self, feeds: Arrays, unit: float, seed: int) -> RunResult:
         """The same with every parameter, buffer, constant and input off by up to ``unit``, relative: what changes is
         ill-conditioned."""
         rng = torch.Generator().manual_seed(seed)

@@ -12,7 +12,6 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,7 +21,7 @@ import numpy as np
 
 from ..errors import InputError, NormdeployError, RuntimeUnavailable
 from ..inputs.array_conversion import check_names, to_numpy, to_torch
-from ..types import PathLike
+from ..types import Arrays, PathLike
 from . import RunResult
 from .engine_loading import check_engine_validity, make_engine_loader
 from .network_types import FLOATS
@@ -47,7 +46,7 @@ class TrtRunner:
         NormdeployError: the file is no engine, or not one for this GPU and this version.
     """
 
-    def __init__(self, engine: str | os.PathLike[str], runtime_cache: Wanted = None) -> None:
+    def __init__(self, engine: PathLike, runtime_cache: Wanted = None) -> None:
         self._path = Path(engine)
         self.runtime = read_runtime(self._path)
         self.name = f"{TITLES[self.runtime]} ({self._path.name})"
@@ -86,11 +85,11 @@ class TrtRunner:
         self._cache.attach(config)
         return engine.create_execution_context(config)
 
-    def accepts_shapes(self, feeds: Mapping[str, np.ndarray]) -> bool:
+    def accepts_shapes(self, feeds: Arrays) -> bool:
         """Whether every input's shape lies within one of the profiles that the engine was built with."""
         return self._find_profile(feeds) is not None
 
-    def _find_profile(self, feeds: Mapping[str, np.ndarray]) -> int | None:
+    def _find_profile(self, feeds: Arrays) -> int | None:
         """The first profile that holds every input's shape."""
 
         def accepts_all_shapes(index: int) -> bool:
@@ -116,7 +115,7 @@ class TrtRunner:
         kinds = {engine.get_tensor_dtype(engine.get_tensor_name(i)).name for i in range(engine.num_io_tensors)}
         return {FLOATS[kind] for kind in kinds if kind in FLOATS}
 
-    def infer(self, feeds: Mapping[str, np.ndarray]) -> RunResult:
+    def infer(self, feeds: Arrays) -> RunResult:
         """
         Raises:
             InputError: the feeds do not fit the engine's inputs and profile.

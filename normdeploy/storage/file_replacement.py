@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from ..errors import NormdeployError
+from ..types import PathLike
 
 if sys.platform != "win32":
     import fcntl
@@ -32,7 +33,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextmanager
-def replace_atomically(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replace_atomically(path: PathLike) -> Iterator[Path]:
     """A temporary path beside ``path``; what the block writes there replaces ``path`` if the block ends without an
     exception.
 
@@ -48,13 +49,13 @@ def replace_atomically(path: str | os.PathLike[str]) -> Iterator[Path]:
         commit_temporary(written, target)
 
 
-def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+def write_bytes(path: PathLike, data: bytes) -> None:
     """``data`` under ``path``, whole or not at all (see ``replace_atomically``)."""
     with replace_atomically(path) as written:
         written.write_bytes(data)
 
 
-def resolve_writable_path(path: str | os.PathLike[str]) -> Path:
+def resolve_writable_path(path: PathLike) -> Path:
     """Where the output is to stand, links followed; refused where it can't be replaced by a rename."""
     target = Path(os.path.realpath(path))
     try:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import NormdeployError
+from ..types import PathLike
 from .file_replacement import _FULL, _unfinished, _unwind_on_sigterm, lock_folder, lock_handle, matching_siblings
 
 # renameat2's RENAME_EXCHANGE
@@ -69,7 +70,7 @@ def replace_folder_atomically(target: Path) -> Iterator[Path]:
             os.close(handle)
 
 
-def require_empty_dir(folder: str | os.PathLike[str]) -> Path:
+def require_empty_dir(folder: PathLike) -> Path:
     """Where the folder is to stand.
 
     Raises:

@@ -8,11 +8,11 @@ import tokenize
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Mapping
 
 import numpy as np
 
 from ..errors import InputError
+from ..types import Arrays, PathLike
 from .file_replacement import replace_atomically
 
 # What numpy, zipfile and Python's parser, which reads the headers of arrays, raise for bytes that are not theirs.
@@ -28,7 +28,7 @@ _SHOWN = 4
 _LONGEST = 200
 
 
-def read_npz(path: str | os.PathLike[str], *, limit: int = LIMIT) -> dict[str, np.ndarray]:
+def read_npz(path: PathLike, *, limit: int = LIMIT) -> dict[str, np.ndarray]:
     """The arrays of an .npz file. Nothing in it is executed; what all claim to hold is compared with ``limit`` before
     any is read.
 
@@ -102,7 +102,7 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarra
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
-def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
+def write_npz(path: PathLike, arrays: Arrays) -> None:
     """``arrays`` as an uncompressed .npz; what stands at ``path`` is replaced only when the new file is whole.
 
     Raises:
@@ -114,7 +114,7 @@ def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) ->
                 np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
 
 
-def read_npy(path: str | os.PathLike[str], *, limit: int = LIMIT) -> np.ndarray:
+def read_npy(path: PathLike, *, limit: int = LIMIT) -> np.ndarray:
     """Read the array of an .npy file. Nothing in it is executed.
 
     Raises:

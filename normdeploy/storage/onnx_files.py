@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 
 from ..errors import LFS_POINTER, GraphError
 from ..log import log
+from ..types import PathLike
 from .compiled_models import require_model
 from .file_replacement import (
     commit_temporary,
@@ -54,13 +55,13 @@ _SHARED = 64 << 20
 _APART = "normdeploy.contrib"
 
 
-def hash_file(path: str | os.PathLike[str]) -> str:
+def hash_file(path: PathLike) -> str:
     """The file's SHA-256 in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def save_onnx(proto: onnx.ModelProto, path: str | os.PathLike[str], *, external: bool = False) -> None:
+def save_onnx(proto: onnx.ModelProto, path: PathLike, *, external: bool = False) -> None:
     """Write ``proto``, which is not changed, to ``path``.
 
     Where it is too long for protobuf (2 GB), or with ``external``, its weights go to ``<name>.<hash>.data`` in the same
@@ -113,7 +114,7 @@ def save_onnx(proto: onnx.ModelProto, path: str | os.PathLike[str], *, external:
                     old.unlink(missing_ok=True)
 
 
-def require_terminating_file(path: str | os.PathLike[str]) -> None:
+def require_terminating_file(path: PathLike) -> None:
     """Refuse an ONNX file that keeps its runtime busy without end, or holds no model but a compiled one; what else is
     wrong with it, the runtime itself says.
 
@@ -137,7 +138,7 @@ def _flatten_checker_message(message: str) -> str:
     return f"{text[:_TOLD]} …"
 
 
-def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.ModelProto:
+def load_onnx(path: PathLike, external_data: bool = True) -> onnx.ModelProto:
     """Read and check an ONNX file; with ``external_data`` the weights outside it too. Nodes that stand in no valid
     order are put into one, a size of -1 is an open one (`open_unknown_sizes`), and sparse tensors are written out.
 
@@ -148,7 +149,7 @@ def load_onnx(path: str | os.PathLike[str], external_data: bool = True) -> onnx.
     return _read_and_check(Path(path), largest=None if external_data else 0)
 
 
-def load_small_weights(path: str | os.PathLike[str]) -> onnx.ModelProto:
+def load_small_weights(path: PathLike) -> onnx.ModelProto:
     """Read and check an ONNX file as `load_onnx` does, with the small ones alone of the weights outside it: among these
     are the sizes, thresholds and scales of its nodes.
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, NormdeployError
+from ..types import PathLike
 from .file_replacement import lock_folder, resolve_writable_path, write_bytes
 
 TEAM_KEY = "NORMDEPLOY_KEY"
@@ -41,7 +42,7 @@ _SIGNATURE = 1
 
 
 def sign_record(
-    content: Mapping[str, Any], path: str | os.PathLike[str] | None = None, code: Mapping[str, str] | None = None
+    content: Mapping[str, Any], path: PathLike | None = None, code: Mapping[str, str] | None = None
 ) -> None:
     """Vouch for a record: in this user's store and, with a team's key, beside the file at ``path``.
 
@@ -65,9 +66,7 @@ def sign_record(
         write_bytes(signature_path(path), signature_document(key, content, code))
 
 
-def find_signed_modules(
-    content: Mapping[str, Any], path: str | os.PathLike[str] | None
-) -> tuple[dict[str, str] | None, str]:
+def find_signed_modules(content: Mapping[str, Any], path: PathLike | None) -> tuple[dict[str, str] | None, str]:
     """The modules that the record's code consists of, path within the working directory -> SHA-256; or None, and why
     nobody vouches for it.
 
@@ -108,12 +107,12 @@ def find_changed_module(code: Mapping[str, str]) -> str:
     return ""
 
 
-def signature_path(path: str | os.PathLike[str]) -> Path:
+def signature_path(path: PathLike) -> Path:
     """Where a team's signature of the file at ``path`` lies."""
     return Path(f"{os.fspath(path)}.sig")
 
 
-def require_usable_team_key(path: str | os.PathLike[str] | None) -> None:
+def require_usable_team_key(path: PathLike | None) -> None:
     """Before any work: if there is a team's key, it can be used, and its signature can be written.
 
     Raises:

@@ -8,12 +8,13 @@ import stat
 import time
 
 from ..errors import InputError
+from ..types import PathLike
 
 # seconds for which a pipe may say nothing and yet be read
 PATIENCE = 10.0
 
 
-def read_regular(path: str | os.PathLike[str], *, most: int) -> bytes:
+def read_regular(path: PathLike, *, most: int) -> bytes:
     """Read a whole file, or a pipe that a shell made (``<(...)``). A device without end is refused before a byte is
     read.
 
@@ -34,7 +35,7 @@ def read_regular(path: str | os.PathLike[str], *, most: int) -> bytes:
         return file.read(most)
 
 
-def _read_pipe(path: str | os.PathLike[str], handle: int, most: int) -> bytes:
+def _read_pipe(path: PathLike, handle: int, most: int) -> bytes:
     """Read until all who write into a pipe have closed it."""
     parts = list[bytes]()
     size = 0
@@ -57,5 +58,5 @@ def _read_pipe(path: str | os.PathLike[str], handle: int, most: int) -> bytes:
     raise InputError(f"{os.fspath(path)!r} is a pipe that did not end in {PATIENCE:g} seconds; give a file")
 
 
-def _make_length_error(path: str | os.PathLike[str], size: int, most: int) -> InputError:
+def _make_length_error(path: PathLike, size: int, most: int) -> InputError:
     return InputError(f"{os.fspath(path)!r} has {size} bytes or more; at most {most} are read")
