@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -57,6 +57,20 @@ class Refusal:
 
 class RefusedError(Exception):
     """Raised where a step can't be taken. Its text is the reason that the report gives, as `Refusal.reason` is."""
+
+
+_Result = TypeVar("_Result")
+
+
+def require_success(result: _Result | Refusal) -> _Result:
+    """Return ``result``.
+
+    Raises:
+        RefusedError: it is a refusal.
+    """
+    if isinstance(result, Refusal):
+        raise RefusedError(result.reason)
+    return result
 
 
 class EvaluationFailed(Exception):

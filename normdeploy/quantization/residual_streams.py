@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 
 from ..forms.constant_linear import ConstantLinear, absorb_added_bias, constant_linear_of
 from ..graphs.graph import Graph
-from ..graphs.region import Refusal
+from ..graphs.region import Refusal, RefusedError
 from ..norms.norm_table import DEFAULT
 from ..storage.onnx_domains import is_standard
 from .linear_layers import find_linear_layers
@@ -73,25 +73,17 @@ class LinearLayers:
                 self.made[id(linear.out)] = self.by_node[id(node)] = linear
 
 
-class _OpenStream(Exception):
-    def __init__(self, culprit: str, reason: str) -> None:
-        super().__init__(reason)
-        self.culprit = culprit
-
-
-def trace_stream(layers: LinearLayers, seed: gs.Tensor, through: bool) -> tuple[ResidualStream, Refusal | None]:
-    """Everything that a map of the last axis of ``seed`` reaches; as far as it came where something refuses.
+def trace_stream(layers: LinearLayers, stream: ResidualStream, seed: gs.Tensor, through: bool) -> None:
+    """Add to ``stream`` everything that a map of the last axis of ``seed`` reaches.
 
     Args:
         through: norms hand the map on, as an RMS norm without gamma does with an isometry, and linear layers may read
             the stream; else norms alone may read it, and their results are none of it.
+
+    Raises:
+        RefusedError: something does not take the map; ``stream`` holds what was reached so far.
     """
-    walk = _StreamTraversal(layers, ResidualStream(), through)
-    try:
-        walk.traverse(seed)
-    except _OpenStream as e:
-        return walk.stream, Refusal(str(e), e.culprit)
-    return walk.stream, None
+    _StreamTraversal(layers, stream, through).traverse(seed)
 
 
 @dataclass
@@ -111,10 +103,10 @@ class _StreamTraversal:
             self.stream.tensors[id(t)] = t
             width = self._last_dim(t)
             if graph.dtype(t) != np.float32:
-                raise _OpenStream(t.name, f"{t.name!r} is {graph.dtype(t)}, not float32")
+                raise RefusedError(f"{t.name!r} is {graph.dtype(t)}, not float32")
             self.stream.widths.add(width)
             if graph.is_output(t):
-                raise _OpenStream(t.name, f"{t.name!r} is an output of the graph")
+                raise RefusedError(f"{t.name!r} is an output of the graph")
             self._visit_producer(t)
             for node in graph.all_consumers_of(t):
                 if node.op not in ("Shape", "Size"):
@@ -123,7 +115,7 @@ class _StreamTraversal:
     def _last_dim(self, t: gs.Tensor) -> int:
         shape = self.layers.graph.shape(t)
         if not shape or not isinstance(shape[-1], int):
-            raise _OpenStream(t.name, f"the file does not state how wide {t.name!r} is")
+            raise RefusedError(f"the file does not state how wide {t.name!r} is")
         return shape[-1]
 
     def _visit_producer(self, t: gs.Tensor) -> None:
@@ -131,20 +123,18 @@ class _StreamTraversal:
         node = self.layers.graph.producer(t)
         linear = self.layers.made.get(id(t))
         if node is None:
-            raise _OpenStream(t.name, f"{t.name!r} is an input of the graph")
+            raise RefusedError(f"{t.name!r} is an input of the graph")
         if (refused := self.layers.refused.get(t.name)) is not None:
-            raise _OpenStream(t.name, refused.reason)
+            raise RefusedError(refused.reason)
         if linear is not None:
             if linear.w.ndim != 2 or linear.node.op not in ("MatMul", "Gemm") or linear.weight != 1:
-                raise _OpenStream(
-                    t.name, f"{describe_node(node)} writes it, whose channels do not lie along its last axis"
-                )
+                raise RefusedError(f"{describe_node(node)} writes it, whose channels do not lie along its last axis")
             self.stream.writers[id(linear.node)] = linear
         elif node.op == "Gather" and is_standard(node) and graph.is_constant(node.inputs[0]):
             self._visit_table(node)
         elif node.op in NORMS and is_standard(node):
             if not self.through:
-                raise _OpenStream(t.name, f"{describe_node(node)} writes it, with a gamma or beta of its own")
+                raise RefusedError(f"{describe_node(node)} writes it, with a gamma or beta of its own")
             self._visit_norm(node)
         else:
             self._visit_carrier(node)
@@ -153,16 +143,16 @@ class _StreamTraversal:
         linear = self.layers.by_node.get(id(node))
         if linear is not None:
             if linear.data_input is not t:
-                raise _OpenStream(t.name, f"{describe_node(node)} reads it as its weight")
+                raise RefusedError(f"{describe_node(node)} reads it as its weight")
             if not self.through:
-                raise _OpenStream(t.name, f"{describe_node(node)} reads it, to which the mean of a row matters")
+                raise RefusedError(f"{describe_node(node)} reads it, to which the mean of a row matters")
             rank = len(self.layers.graph.shape(t) or ())
             square = linear.w.ndim == 2 and linear.node.op in ("MatMul", "Gemm") and linear.weight == 1
             if not square or linear.input_channel_axis(rank) != rank - 1:
-                raise _OpenStream(t.name, f"{describe_node(node)} reads it along another axis than the last")
+                raise RefusedError(f"{describe_node(node)} reads it along another axis than the last")
             self.stream.readers[id(node)] = linear
         elif (refused := self.layers.refused.get(node.outputs[0].name)) is not None:
-            raise _OpenStream(t.name, refused.reason)
+            raise RefusedError(refused.reason)
         elif node.op in NORMS and is_standard(node) and node.inputs[0] is t:
             self._visit_norm(node)
         else:
@@ -172,12 +162,12 @@ class _StreamTraversal:
         graph = self.layers.graph
         table = node.inputs[0]
         if int(node.attrs.get("axis", 0)) or len(graph.shape(table) or ()) != 2:
-            raise _OpenStream(node.outputs[0].name, f"{describe_node(node)} does not pick rows of a matrix")
+            raise RefusedError(f"{describe_node(node)} does not pick rows of a matrix")
         if not isinstance(table, gs.Constant):
-            raise _OpenStream(table.name, f"the table of {describe_node(node)} is computed")
+            raise RefusedError(f"the table of {describe_node(node)} is computed")
         for reader in graph.all_consumers_of(table):
             if reader.op not in ("Gather", "MatMul", "Gemm", "Transpose"):
-                raise _OpenStream(table.name, f"the table {table.name!r} is read by {describe_node(reader)} as well")
+                raise RefusedError(f"the table {table.name!r} is read by {describe_node(reader)} as well")
         self.stream.tables[id(node)] = node
 
     def _visit_norm(self, node: gs.Node) -> None:
@@ -185,13 +175,11 @@ class _StreamTraversal:
         x = node.inputs[0]
         rank = len(graph.shape(x) or ())
         if not rank or int(graph.attrs(node).get("axis", -1)) % rank != rank - 1:
-            raise _OpenStream(node.outputs[0].name, f"{describe_node(node)} normalizes over several axes")
+            raise RefusedError(f"{describe_node(node)} normalizes over several axes")
         if any(o.name and graph.all_consumers_of(o) for o in node.outputs[1:]):
-            raise _OpenStream(node.outputs[0].name, f"the statistics of {describe_node(node)} are read as well")
+            raise RefusedError(f"the statistics of {describe_node(node)} are read as well")
         if not self.through and node.op in RMS:
-            raise _OpenStream(
-                node.outputs[0].name, f"{describe_node(node)} reads it, to which the mean of a row matters"
-            )
+            raise RefusedError(f"{describe_node(node)} reads it, to which the mean of a row matters")
         self.stream.norms[id(node)] = node
         self.left.append(x)
         if self.through:
@@ -210,14 +198,14 @@ class _StreamTraversal:
             self.left += [node.inputs[i] for i in inputs if i not in constant]
             self.left += [o for o in node.outputs[: None if node.op == "Split" else 1] if o.name]
         if t is not None and not all(i in inputs for i, x in enumerate(node.inputs) if x is t):
-            raise _OpenStream(t.name, f"{describe_node(node)} reads it otherwise than row by row")
+            raise RefusedError(f"{describe_node(node)} reads it otherwise than row by row")
 
     def _carried_inputs(self, node: gs.Node) -> Sequence[int]:
         """Which inputs of a node the map would be handed on from; _Open where it is not."""
         graph = self.layers.graph
         op = node.op
         out = graph.shape(node.outputs[0]) or ()
-        refused = _OpenStream(node.outputs[0].name, f"{describe_node(node)} does not commute with it")
+        refused = RefusedError(f"{describe_node(node)} does not commute with it")
         known = [graph.shape(t) for t in node.inputs]
         # A factor or summand of unknown rank may vary along the channels, so it is not taken for one number. Of the
         # other ops only the first input is data.
@@ -227,9 +215,7 @@ class _StreamTraversal:
             read = node.inputs[:1]
         unknown = next((t for t, shape in zip(read, known, strict=False) if shape is None), None)
         if unknown is not None:
-            raise _OpenStream(
-                unknown.name, f"{describe_node(node)} reads {unknown.name!r}, whose rank the file does not state"
-            )
+            raise RefusedError(f"{describe_node(node)} reads {unknown.name!r}, whose rank the file does not state")
         shapes = [shape or () for shape in known]
         if not is_standard(node) or not out or not isinstance(out[-1], int):
             raise refused
@@ -237,9 +223,7 @@ class _StreamTraversal:
         if op in _SUMS:
             if all(s and s[-1] == out[-1] for s in shapes):
                 return range(len(node.inputs))
-            raise _OpenStream(
-                node.outputs[0].name, f"{describe_node(node)} adds what does not have the stream's channels"
-            )
+            raise RefusedError(f"{describe_node(node)} adds what does not have the stream's channels")
         if op in ("Mul", "Div"):
             wide = [i for i, s in enumerate(shapes) if s and s[-1] == out[-1] != 1]
             if (
@@ -247,9 +231,7 @@ class _StreamTraversal:
                 or (op == "Div" and wide != [0])
                 or any(s and s[-1] != 1 for s in [s for i, s in enumerate(shapes) if i not in wide])
             ):
-                raise _OpenStream(
-                    node.outputs[0].name, f"{describe_node(node)} multiplies it by what varies along its channels"
-                )
+                raise RefusedError(f"{describe_node(node)} multiplies it by what varies along its channels")
             return wide
         # a product from the left mixes rows, not channels
         if op == "MatMul" and len(out) > 1 and len(shapes[1]) > 1:
@@ -291,27 +273,23 @@ class _StreamTraversal:
         if any(o.name and graph.all_consumers_of(o) for o in node.outputs[1:]) or any(
             not t.is_empty() for t in node.inputs[4:6]
         ):
-            raise _OpenStream(node.outputs[0].name, f"{describe_node(node)} keeps a past of its values")
+            raise RefusedError(f"{describe_node(node)} keeps a past of its values")
         if any(graph.is_output(o) for o in node.outputs[1:]):
-            raise _OpenStream(node.outputs[0].name, f"{describe_node(node)} gives its values as an output")
+            raise RefusedError(f"{describe_node(node)} gives its values as an output")
         shape = graph.shape(node.inputs[2])
         if shape is None:
-            raise _OpenStream(
-                node.outputs[0].name, f"the file does not state the rank of the values of {describe_node(node)}"
-            )
+            raise RefusedError(f"the file does not state the rank of the values of {describe_node(node)}")
         heads = int(node.attrs.get("kv_num_heads", 0))
         if len(shape) == 3 and isinstance(shape[-1], int):
             if not heads or shape[-1] % heads:
-                raise _OpenStream(
-                    node.outputs[0].name, f"{describe_node(node)} does not say how many heads its values have"
-                )
+                raise RefusedError(f"{describe_node(node)} does not say how many heads its values have")
             self.stream.widths.add(shape[-1] // heads)
         return (2,)
 
     def _add_constant_width(self, node: gs.Node, t: gs.Tensor) -> None:
         width = (self.layers.graph.shape(t) or (0,))[-1]
         if not isinstance(width, int) or width < 2 or self.layers.graph.known_value(t) is None:
-            raise _OpenStream(t.name, f"the constant {t.name!r} of {describe_node(node)} has no channels")
+            raise RefusedError(f"the constant {t.name!r} of {describe_node(node)} has no channels")
         self.stream.widths.add(width)
 
 

@@ -16,6 +16,7 @@ Behind no norm the same is written as two ops in front of the layer, (y − shif
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -29,14 +30,13 @@ from ..forms.channel_views import input_channel_vector
 from ..forms.constant_linear import ConstantLinear, absorb_added_bias, constant_linear_of
 from ..forms.fold_expressions import FoldExpressions, FoldShare
 from ..graphs.graph import Graph
-from ..graphs.region import Refusal, compile_region
+from ..graphs.region import RefusedError, compile_region, require_success
 from ..recognition.affine_chains import AffineChain, measure_affine
-from ..rewriting import certification
 from ..rewriting.certification import ResultPair, pair_of
 from ..rewriting.rewrite_ledger import RewriteOptions
 from ..rewriting.rewriter import DecidedProposal, Rewriter
 from .linear_layers import SPLIT, LayerSource, find_linear_layers, layer_source
-from .stream_edits import STAGE, layer_bias, propose_nodes
+from .stream_edits import STAGE, layer_bias, prove_nodes
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,13 @@ class _MigrationPass:
         nodes: Sequence[gs.Node],
         pairs: tuple[ResultPair, ...] = (),
         made_of: FoldExpressions | None = None,
-    ) -> DecidedProposal | str:
-        """Let ``nodes`` make ``old`` where that is proved; else say why not."""
-        decided = self.rewriter.prove_proposal(propose_nodes(self.graph, old, nodes, pairs, made_of))
-        if not isinstance(decided, DecidedProposal):
-            return certification.failure_reason(decided)
+    ) -> DecidedProposal:
+        """Let ``nodes`` make ``old``.
+
+        Raises:
+            RefusedError: that is not proved.
+        """
+        decided = prove_nodes(self.rewriter, old, nodes, pairs, made_of)
         self.rewriter.apply_decided(STAGE, decided)
         return decided
 
@@ -135,10 +137,11 @@ def _migrate_into_layers(work: _MigrationPass, y: gs.Tensor, nodes: Sequence[gs.
     whole = source.norm if source.affine is None else None
     inputs = [] if whole is None else [_as_initializer(graph, t) for t in whole.inputs]
     if source.affine is None and source.norm is not None:
-        split = _split_norm_parameters(work, source, condition)
-        if isinstance(split, str):
+        try:
+            split = _split_norm_parameters(work, source, condition)
+        except RefusedError as error:
             names = tuple(_layer_result_name(graph, node) for node in nodes)
-            work.migrations.append(Migration("gamma and beta", y.name, names, "refused", split))
+            work.migrations.append(Migration("gamma and beta", y.name, names, "refused", str(error)))
             return
         if split:
             source = layer_source(graph, y)
@@ -153,7 +156,8 @@ def _migrate_into_layers(work: _MigrationPass, y: gs.Tensor, nodes: Sequence[gs.
     if whole is not None and all(m.status == "refused" for m in work.migrations[-len(nodes) :]):
         # no layer took anything: one node again, as it stood in the file
         same = graph.make_node(whole.op, inputs, y, dict(whole.attrs), domain=whole.domain or "")
-        work.replace_output(y, [same])
+        with contextlib.suppress(RefusedError):
+            work.replace_output(y, [same])
         return
     _redirect_shape_readers(work, affine.z, y)
 
@@ -173,7 +177,8 @@ def _redirect_shape_readers(work: _MigrationPass, z: gs.Tensor, y: gs.Tensor) ->
     for node in graph.consumers(y):
         if node.op in ("Shape", "Size"):
             asked = graph.make_node(node.op, [z], node.outputs[0], dict(node.attrs))
-            work.replace_output(node.outputs[0], [asked])
+            with contextlib.suppress(RefusedError):
+                work.replace_output(node.outputs[0], [asked])
 
 
 def _layer_result_name(graph: Graph, node: gs.Node) -> str:
@@ -189,26 +194,27 @@ def _move_into_each(
     y: gs.Tensor,
     nodes: Sequence[gs.Node],
     condition: InputCondition | None,
-    move: Callable[[ConstantLinear], Certificate | str],
+    move: Callable[[ConstantLinear], Certificate],
 ) -> None:
     """``move`` each layer, and tell of it."""
     kind = "gamma and beta" if condition is None else condition.kind
     alpha = None if condition is None else condition.alpha
     for node in nodes:
         name = _layer_result_name(work.graph, node)
-        linear = constant_linear_of(work.graph, node)
-        if isinstance(linear, ConstantLinear):
+        try:
+            linear = require_success(constant_linear_of(work.graph, node))
             done = move(absorb_added_bias(work.graph, linear))
-        else:
-            done = linear.reason
-        if isinstance(done, str):
-            work.migrations.append(Migration(kind, y.name, (name,), "refused", done, alpha))
-        else:
             work.migrations.append(Migration(kind, y.name, (name,), "made", "", alpha, done))
+        except RefusedError as error:
+            work.migrations.append(Migration(kind, y.name, (name,), "refused", str(error), alpha))
 
 
-def _split_norm_parameters(work: _MigrationPass, source: LayerSource, condition: InputCondition | None) -> bool | str:
-    """Write a norm's gamma and beta as a Mul and an Add behind it; True where that was done, else why not."""
+def _split_norm_parameters(work: _MigrationPass, source: LayerSource, condition: InputCondition | None) -> bool:
+    """Write a norm's gamma and beta as a Mul and an Add behind it. Returns: whether there was something to write.
+
+    Raises:
+        RefusedError: they can't be split off.
+    """
     graph = work.graph
     node = source.norm
     y = source.y
@@ -219,7 +225,7 @@ def _split_norm_parameters(work: _MigrationPass, source: LayerSource, condition:
     gamma = known[0]
     beta = known[1] if len(known) > 1 else None
     if gamma is None or (len(node.inputs) > 2 and beta is None):
-        return f"gamma or beta of {node.op} {node.name!r} is no constant"
+        raise RefusedError(f"gamma or beta of {node.op} {node.name!r} is no constant")
     rank = len(graph.shape(y) or ())
     axis = int(graph.attrs(node).get("axis", -1))
     if (
@@ -228,10 +234,10 @@ def _split_norm_parameters(work: _MigrationPass, source: LayerSource, condition:
         or axis % rank != rank - 1
         or sum(o.name != "" and bool(graph.consumers(o)) for o in node.outputs[1:])
     ):
-        return f"{node.op} {node.name!r} normalizes over several axes, or its statistics are read as well"
+        raise RefusedError(f"{node.op} {node.name!r} normalizes over several axes, or its statistics are read as well")
     scale = np.ones_like(gamma) if condition is None else condition.scale
     if scale.shape != gamma.shape:
-        return f"{len(scale)} factors are given for the {len(gamma)} channels of {node.op} {node.name!r}"
+        raise RefusedError(f"{len(scale)} factors are given for the {len(gamma)} channels of {node.op} {node.name!r}")
     dtype = np.dtype(np.float32)
     inverse = graph.add_constant(f"{y.name}_inverse", (1.0 / scale).astype(dtype).astype(np.float64), dtype)
     norm = graph.make_node(node.op, [node.inputs[0], inverse], y, dict(node.attrs), domain=node.domain or "")
@@ -247,28 +253,19 @@ def _split_norm_parameters(work: _MigrationPass, source: LayerSource, condition:
         )
     if len(nodes) == 1:
         return False
-    if isinstance(expressions, Refusal):
-        return expressions.reason
     pair = pair_of(graph, y, [node.inputs[0]], nodes[-1].outputs[0])
-    done = work.replace_output(y, nodes, (pair,), expressions)
-    if isinstance(done, str):
-        return done
+    work.replace_output(y, nodes, (pair,), expressions)
     return True
 
 
-def _quotient_expression(
-    graph: Graph, scaled: gs.Node, gamma: np.ndarray, inverse: gs.Constant
-) -> FoldExpressions | Refusal:
+def _quotient_expression(graph: Graph, scaled: gs.Node, gamma: np.ndarray, inverse: gs.Constant) -> FoldExpressions:
     """What the factor of ``scaled`` is before it is rounded: gamma over what the norm is written with."""
     z, factor = scaled.inputs
     divided = graph.make_node("Div", [z, inverse], z)
     end = graph.make_node(
         "Mul", [divided.outputs[0], graph.add_constant(f"{z.name}_whole", gamma, gamma.dtype)], z
     ).outputs[0]
-    chain = compile_region(graph, end, [z])
-    if isinstance(chain, Refusal):
-        return chain
-    return FoldExpressions(chain, scale=(factor,))
+    return FoldExpressions(require_success(compile_region(graph, end, [z])), scale=(factor,))
 
 
 def _is_scaling(graph: Graph, node: gs.Node) -> bool:
@@ -276,19 +273,19 @@ def _is_scaling(graph: Graph, node: gs.Node) -> bool:
     return any(v is None or bool((v != neutral).any()) for v, neutral in zip(known, (1.0, 0.0), strict=False))
 
 
-def _fold_affine(work: _MigrationPass, affine: AffineChain, linear: ConstantLinear) -> Certificate | str:
+def _fold_affine(work: _MigrationPass, affine: AffineChain, linear: ConstantLinear) -> Certificate:
     """Let ``linear`` read z in the place of y = a·z + b."""
     graph = work.graph
     if linear.w.ndim != 2 and linear.node.op == "MatMul":
-        return f"{linear.title} holds a stack of weights"
+        raise RefusedError(f"{linear.title} holds a stack of weights")
     t = linear.data_input
     views = layer_source(graph, linear.data_input).views
     nodes = list[gs.Node]()
     a, b = (input_channel_vector(graph, values, affine.y, t, linear) for values in (affine.scale, affine.shift))
     if a is None or b is None:
-        return f"its scale or shift varies along more than the input channels of {linear.title}"
+        raise RefusedError(f"its scale or shift varies along more than the input channels of {linear.title}")
     if linear.has_padding() and b.any():
-        return f"{linear.title} pads its input with zeros, which the shift would have to reach"
+        raise RefusedError(f"{linear.title} pads its input with zeros, which the shift would have to reach")
     data = affine.z
     made: dict[tuple[int, int], gs.Node] = {}
     for view in views:
@@ -301,27 +298,26 @@ def _fold_affine(work: _MigrationPass, affine: AffineChain, linear: ConstantLine
                 graph.record_type(node.outputs[0], None, shape)
         data = node.outputs[0]
     done = _write_layer(work, affine, linear, (a, b), nodes, data, affine.z)
-    if not isinstance(done, str):
-        work.views |= made
+    work.views |= made
     return done
 
 
 def _apply_condition(
     work: _MigrationPass, y: gs.Tensor, linear: ConstantLinear, condition: InputCondition
-) -> Certificate | str:
+) -> Certificate:
     """Let ``linear`` read (y − shift)/s."""
     graph = work.graph
     rank = len(graph_shape) if (graph_shape := work.graph.shape(y)) else 0
     if linear.w.ndim != 2 and linear.node.op == "MatMul":
-        return f"{linear.title} holds a stack of weights"
+        raise RefusedError(f"{linear.title} holds a stack of weights")
     if len(condition.scale) != linear.input_channels:
-        return (
+        raise RefusedError(
             f"{len(condition.scale)} factors are given for the {linear.input_channels} input channels of {linear.title}"
         )
     if linear.data_input is not y or not rank:
-        return "views stand between, or its rank is not known"
+        raise RefusedError("views stand between, or its rank is not known")
     if condition.shift is not None and linear.has_padding():
-        return f"{linear.title} pads its input with zeros, which the shift would have to reach"
+        raise RefusedError(f"{linear.title} pads its input with zeros, which the shift would have to reach")
     laid = [-1 if i == linear.input_channel_axis(rank) else 1 for i in range(rank)]
     dtype = np.dtype(np.float32)
     nodes = list[gs.Node]()
@@ -340,12 +336,10 @@ def _apply_condition(
     z = end = data
     for op, constant in back:
         end = graph.make_node(op, [end, constant], y).outputs[0]
-    affine = measure_affine(graph, z, end)
-    if isinstance(affine, Refusal):
-        return affine.reason
+    affine = require_success(measure_affine(graph, z, end))
     a, b = (input_channel_vector(graph, values, end, end, linear) for values in (affine.scale, affine.shift))
     if a is None or b is None:
-        return f"its factors vary along more than the input channels of {linear.title}"
+        raise RefusedError(f"its factors vary along more than the input channels of {linear.title}")
     return _write_layer(work, affine, linear, (a, b), nodes, z, y)
 
 
@@ -357,17 +351,13 @@ def _write_layer(
     nodes: list[gs.Node],
     data: gs.Tensor,
     leaf: gs.Tensor,
-) -> Certificate | str:
+) -> Certificate:
     graph = work.graph
-    made = linear.write_nodes(graph, data, *linear.scale_input(*vectors), linear.out, affine.dtype)
-    if isinstance(made, Refusal):
-        return made.reason
+    made = require_success(linear.write_nodes(graph, data, *linear.scale_input(*vectors), linear.out, affine.dtype))
     weight = made[0].inputs[linear.weight]
     bias = layer_bias(made)
     share = FoldShare(linear, "input" if vectors[1].any() else "scale", *vectors, weight, bias, bool(nodes))
     pair = pair_of(graph, linear.out, [leaf], made[-1].outputs[0])
     done = work.replace_output(linear.out, [*nodes, *made], (pair,), FoldExpressions(affine.region, shares=(share,)))
-    if isinstance(done, str):
-        return done
     assert done.certificate is not None
     return done.certificate

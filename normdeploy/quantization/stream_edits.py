@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 from ..findings.records import Certificate, Finding
 from ..forms.constant_linear import ConstantLinear
 from ..graphs.graph import Graph
-from ..graphs.region import Refusal
+from ..graphs.region import RefusedError, require_success
 from ..proof.computed_constants import ComputedConstants
 from ..proof.lemmas.isometry import inverse_pair_factor
 from ..rewriting import certification
@@ -78,6 +78,24 @@ def propose_nodes(
     )
 
 
+def prove_nodes(
+    rewriter: Rewriter,
+    out: gs.Tensor,
+    nodes: Sequence[gs.Node],
+    pairs: tuple[ResultPair, ...] = (),
+    expressions: ComputedConstants | None = None,
+) -> DecidedProposal:
+    """Prove that ``nodes`` may take the place of what makes ``out``.
+
+    Raises:
+        RefusedError: that is not proved.
+    """
+    decided = rewriter.prove_proposal(propose_nodes(rewriter.graph, out, nodes, pairs, expressions))
+    if not isinstance(decided, DecidedProposal):
+        raise RefusedError(certification.failure_reason(decided))
+    return decided
+
+
 def layer_bias(made: Sequence[gs.Node]) -> gs.Tensor | None:
     """Return the bias of a layer as `ConstantLinear.write_nodes` writes it: a MatMul's in an Add behind it."""
     if len(made) > 1:
@@ -98,7 +116,7 @@ class StreamEdits:
     edits: list[DecidedProposal] = field(default_factory=list)
     _matrices: dict[tuple[int, str], gs.Node] = field(default_factory=dict)
     _weights: dict[tuple[int, str, bool], gs.Constant] = field(default_factory=dict)
-    _tables: dict[int, tuple[np.ndarray, gs.Constant] | str] = field(default_factory=dict)
+    _tables: dict[int, gs.Constant] = field(default_factory=dict)
     _turned: list[RotationConstants] = field(default_factory=list)
     _certificates: list[Certificate] = field(default_factory=list)
 
@@ -106,15 +124,15 @@ class StreamEdits:
     def graph(self) -> Graph:
         return self.rewriter.graph
 
-    def prove_edits(self) -> str:
-        """Prove what becomes of each writer and reader; why not, where that fails."""
-        for edit in self._iter_edits():
-            if isinstance(edit, str):
-                return edit
-            self.edits.append(edit)
-        if self._is_inverse():
-            return ""
-        return "the matrices of its writers and readers are no inverses of each other"
+    def prove_edits(self) -> None:
+        """Prove what becomes of each writer and reader.
+
+        Raises:
+            RefusedError: one can't be proved.
+        """
+        self.edits += self._iter_edits()
+        if not self._is_inverse():
+            raise RefusedError("the matrices of its writers and readers are no inverses of each other")
 
     @property
     def _mapped_side(self) -> Literal["output"] | None:
@@ -122,7 +140,7 @@ class StreamEdits:
             return None
         return "output"
 
-    def _iter_edits(self) -> Iterator[DecidedProposal | str]:
+    def _iter_edits(self) -> Iterator[DecidedProposal]:
         for layer in self.stream.writers.values():
             yield self._edit_layer(layer, self._mapped_side)
         for layer in self.stream.readers.values():
@@ -148,20 +166,16 @@ class StreamEdits:
             == self.map.k
         )
 
-    def apply_edits(self, more: Sequence[DecidedProposal | str]) -> Certificate | str:
+    def apply_edits(self, more: Sequence[DecidedProposal] = ()) -> Certificate:
         """Write what was prepared, and ``more``; the certificate of all together."""
-        for edit in more:
-            if isinstance(edit, str):
-                return edit
-            self.edits.append(edit)
-        for edit in self.edits:
+        for edit in (*self.edits, *more):
             self.rewriter.apply_decided(STAGE, edit)
             self.layers.update_layers(edit.proposal.nodes)
-        return _combine_all_certificates(
-            [*self._certificates, *(e.certificate for e in self.edits if e.certificate is not None)]
-        )
+            if edit.certificate is not None:
+                self._certificates.append(edit.certificate)
+        return _combine_all_certificates(self._certificates)
 
-    def _edit_layer(self, linear: ConstantLinear, side: Literal["output", "input"] | None) -> DecidedProposal | str:
+    def _edit_layer(self, linear: ConstantLinear, side: Literal["output", "input"] | None) -> DecidedProposal:
         # of the weight are the input channels
         rows = not linear.is_transposed
         w = linear.w
@@ -172,11 +186,7 @@ class StreamEdits:
             w = self.map.map_rows(w) if rows else self.map.map_rows(w.T).T
             if c.any():
                 c = self.map.map_rows(np.broadcast_to(c, linear.output_channels))
-            else:
-                c = c
-        made = linear.write_nodes(self.graph, linear.data_input, w, c, linear.out, FLOAT)
-        if isinstance(made, Refusal):
-            return made.reason
+        made = require_success(linear.write_nodes(self.graph, linear.data_input, w, c, linear.out, FLOAT))
         stored = made[0].inputs[linear.weight]
         held = (id(linear.node.inputs[linear.weight]), side or "", rows)
         # one that is shared stays one
@@ -189,9 +199,10 @@ class StreamEdits:
         )
         turned = RotationConstants(linear, weight, bias, side, turn, self.map.k)
         pair = pair_of(self.graph, linear.out, [linear.data_input], made[-1].outputs[0])
-        decided = self.rewriter.prove_proposal(propose_nodes(self.graph, linear.out, made, (pair,), turned))
-        if not isinstance(decided, DecidedProposal):
-            return f"{certification.failure_reason(decided)} ({linear.title})"
+        try:
+            decided = prove_nodes(self.rewriter, linear.out, made, (pair,), turned)
+        except RefusedError as error:
+            raise RefusedError(f"{error} ({linear.title})") from error
         self._turned.append(turned)
         return decided
 
@@ -204,31 +215,26 @@ class StreamEdits:
             self._matrices[width, side] = self.graph.make_node("MatMul", [like, stored], like)
         return self._matrices[width, side]
 
-    def _edit_gather(self, node: gs.Node) -> DecidedProposal | str:
-        table = self._map_table(node.inputs[0])
-        if isinstance(table, str):
-            return table
-        new = self.graph.make_node("Gather", [table[1], node.inputs[1]], node.outputs[0], dict(node.attrs))
+    def _edit_gather(self, node: gs.Node) -> DecidedProposal:
+        inputs = [self._map_table(node.inputs[0]), node.inputs[1]]
+        new = self.graph.make_node("Gather", inputs, node.outputs[0], dict(node.attrs))
         return DecidedProposal(propose_nodes(self.graph, node.outputs[0], [new]))
 
-    def _edit_carrier(self, node: gs.Node, constants: Sequence[int]) -> DecidedProposal | str:
+    def _edit_carrier(self, node: gs.Node, constants: Sequence[int]) -> DecidedProposal:
         inputs = list(node.inputs)
         for i in constants:
-            table = self._map_table(node.inputs[i])
-            if isinstance(table, str):
-                return table
-            inputs[i] = table[1]
+            inputs[i] = self._map_table(node.inputs[i])
         new = self.graph.make_node(node.op, inputs, node.outputs[0], dict(node.attrs), outputs=len(node.outputs))
         return DecidedProposal(propose_nodes(self.graph, node.outputs[0], [new]))
 
-    def _map_table(self, t: gs.Tensor) -> tuple[np.ndarray, gs.Constant] | str:
+    def _map_table(self, t: gs.Tensor) -> gs.Constant:
         """A constant as the stream's rows, mapped: proved as a MatMul of any rows by it, of which a Gather's are rows
         of the unit matrix."""
         if id(t) not in self._tables:
             self._tables[id(t)] = self._map_constant(t)
         return self._tables[id(t)]
 
-    def _map_constant(self, t: gs.Tensor) -> tuple[np.ndarray, gs.Constant] | str:
+    def _map_constant(self, t: gs.Tensor) -> gs.Constant:
         graph = self.graph
         values = graph.known_value(t)
         assert values is not None
@@ -243,14 +249,12 @@ class StreamEdits:
         node = graph.make_node("MatMul", [picks, table], like)
         linear = ConstantLinear(node, 1, flat, np.zeros(1), False, 1, node.outputs[0], (node,))
         edit = self._edit_layer(linear, self._mapped_side)
-        if isinstance(edit, str):
-            return edit
         assert edit.certificate is not None
         self._certificates.append(edit.certificate)
         made = edit.proposal.nodes[0].inputs[1]
         if values.ndim == 2:
-            return values, made
-        return values, graph.add_constant(t.name, graph.value(made).reshape(values.shape), FLOAT)
+            return made
+        return graph.add_constant(t.name, graph.value(made).reshape(values.shape), FLOAT)
 
 
 def _combine_all_certificates(certificates: Sequence[Certificate]) -> Certificate:

@@ -24,8 +24,8 @@ from ..findings.quantization_report import Migration
 from ..findings.records import Certificate
 from ..graphs.graph import Graph
 from ..graphs.opset_conversion import ops_needing_conversion, raise_opset_number
+from ..graphs.region import RefusedError
 from ..recognition.anchors import VIEWS
-from ..rewriting import certification
 from ..rewriting.certification import pair_of
 from ..rewriting.rewrite_ledger import RewriteOptions
 from ..rewriting.rewriter import DecidedProposal, Rewriter
@@ -33,7 +33,7 @@ from ..storage.proto_traversal import copy_model, standard_opset
 from . import scale_migration
 from .hadamard import largest_order, signed_hadamard
 from .residual_streams import NORMS, RMS, LinearLayers, ResidualStream, describe_node, trace_stream
-from .stream_edits import FLOAT, StreamEdits, StreamMap, propose_nodes
+from .stream_edits import FLOAT, StreamEdits, StreamMap, prove_nodes
 
 # the first with RMSNormalization
 OPSET = 23
@@ -57,14 +57,14 @@ class _RotationPass:
     def graph(self) -> Graph:
         return self.rewriter.graph
 
-    def record_outcome(self, kind: str, stream: ResidualStream, done: Certificate | str) -> None:
+    def record_outcome(self, kind: str, stream: ResidualStream, done: Certificate | RefusedError) -> None:
         """Each refusal once, however many norms come to it."""
         names = tuple(one.out.name for one in (stream.writers | stream.readers).values())
         first = next(iter(stream.tensors.values())).name
-        if not isinstance(done, str):
+        if isinstance(done, Certificate):
             self.migrations.append(Migration(kind, first, names, "made", certificate=done))
-        elif not any(m.kind == kind and m.reason == done for m in self.migrations):
-            self.migrations.append(Migration(kind, first, names, "refused", done))
+        elif not any(m.kind == kind and m.reason == str(done) for m in self.migrations):
+            self.migrations.append(Migration(kind, first, names, "refused", str(done)))
 
 
 def rotate_streams(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[Migration, ...]]:
@@ -115,15 +115,16 @@ def _rotate_residual_stream(work: _RotationPass, norm: gs.Node) -> None:
     """Rotate the stream that ``norm`` reads."""
     graph = work.graph
     seed = norm.inputs[0]
-    stream, refusal = trace_stream(work.layers, seed, through=True)
-    work.looked_at |= {id(norm), *stream.norms}
-    if refusal is not None:
-        reason = refusal.reason
-    else:
-        reason = _explain_unfit_stream(stream) or _find_immovable_norm(graph, stream)
-    if reason:
-        work.record_outcome("rotate", stream, reason)
+    stream = ResidualStream()
+    try:
+        trace_stream(work.layers, stream, seed, through=True)
+        _require_matrix(stream)
+        _require_movable_norms(graph, stream)
+    except RefusedError as error:
+        work.record_outcome("rotate", stream, error)
         return
+    finally:
+        work.looked_at |= {id(norm), *stream.norms}
     for one in stream.norms.values():
         if one.op not in RMS and graph.is_alive(one) and not _center_stream(work, one):
             return
@@ -133,21 +134,26 @@ def _rotate_residual_stream(work: _RotationPass, norm: gs.Node) -> None:
     _rotate_stream(work, seed)
 
 
-def _explain_unfit_stream(stream: ResidualStream) -> str:
-    """Why no matrix suits a stream that is closed."""
+def _require_matrix(stream: ResidualStream) -> None:
+    """
+    Raises:
+        RefusedError: no matrix suits a stream that is closed.
+    """
     common = gcd(*stream.widths)
     if largest_order(common) == 1:
-        return f"no Hadamard matrix divides its {common} channels"
+        raise RefusedError(f"no Hadamard matrix divides its {common} channels")
     both = stream.writers.keys() & stream.readers.keys()
     if both:
-        return f"{stream.writers[both.pop()].title} reads it and writes it"
+        raise RefusedError(f"{stream.writers[both.pop()].title} reads it and writes it")
     if not stream.readers:
-        return "no linear layer reads it, which could rotate it back"
-    return ""
+        raise RefusedError("no linear layer reads it, which could rotate it back")
 
 
-def _find_immovable_norm(graph: Graph, stream: ResidualStream) -> str:
-    """Names a norm whose gamma or beta has not only linear layers behind it, which could take them."""
+def _require_movable_norms(graph: Graph, stream: ResidualStream) -> None:
+    """
+    Raises:
+        RefusedError: not only linear layers, which could take them, read what a norm with a gamma or beta makes.
+    """
     for norm in stream.norms.values():
         known = [graph.known_value(t) for t in norm.inputs[1:3] if not t.is_empty()]
         if all(v is not None and bool((v == one).all()) for v, one in zip(known, (1.0, 0.0), strict=False)):
@@ -158,41 +164,40 @@ def _find_immovable_norm(graph: Graph, stream: ResidualStream) -> str:
                 if node.op in VIEWS:
                     left.append(node.outputs[0])
                 elif id(node) not in stream.readers and node.op not in ("Shape", "Size"):
-                    return (
+                    raise RefusedError(
                         f"{describe_node(node)} reads {describe_node(norm)}, whose gamma linear layers alone could take"
                     )
-    return ""
 
 
 def _center_stream(work: _RotationPass, norm: gs.Node) -> bool:
     """Take the mean off the stream that ``norm`` reads, and let all norms that read it be RMS norms."""
-    graph = work.graph
-    stream, refusal = trace_stream(work.layers, norm.inputs[0], through=False)
-    work.looked_at |= {id(norm), *stream.norms}
-    done: Certificate | str
-    if refusal is not None:
-        done = refusal.reason
-    elif graph.opset < OPSET:
-        done = f"RMSNormalization needs opset {OPSET}, at which an op of the file means something else"
-    elif len(stream.widths) > 1:
-        done = f"views cut its channels: {', '.join(map(str, sorted(stream.widths)))}"
-    else:
+    stream = ResidualStream()
+    try:
+        trace_stream(work.layers, stream, norm.inputs[0], through=False)
+        if work.graph.opset < OPSET:
+            raise RefusedError(f"RMSNormalization needs opset {OPSET}, at which an op of the file means something else")
+        if len(stream.widths) > 1:
+            raise RefusedError(f"views cut its channels: {', '.join(map(str, sorted(stream.widths)))}")
         edits = StreamEdits(work.rewriter, work.layers, stream, StreamMap(None))
-        done = edits.prove_edits() or edits.apply_edits(
-            [_layer_norm_to_rms_norm(work, one) for one in stream.norms.values()]
-        )
+        edits.prove_edits()
+        done = edits.apply_edits([_layer_norm_to_rms_norm(work, one) for one in stream.norms.values()])
+    except RefusedError as error:
+        work.record_outcome("center", stream, error)
+        return False
+    finally:
+        work.looked_at |= {id(norm), *stream.norms}
     work.record_outcome("center", stream, done)
-    return not isinstance(done, str)
+    return True
 
 
-def _layer_norm_to_rms_norm(work: _RotationPass, norm: gs.Node) -> DecidedProposal | str:
+def _layer_norm_to_rms_norm(work: _RotationPass, norm: gs.Node) -> DecidedProposal:
     """A layer norm as an RMS norm of what has no mean, its gamma and beta as a Mul and an Add."""
     graph = work.graph
     x = norm.inputs[0]
     y = norm.outputs[0]
     known = [graph.known_value(t) if not t.is_empty() else None for t in (*norm.inputs[1:3], gs.Variable.empty())][:2]
     if known[0] is None or (known[1] is None and len(norm.inputs) > 2 and not norm.inputs[2].is_empty()):
-        return f"gamma or beta of {norm.op} {norm.name!r} is no constant"
+        raise RefusedError(f"gamma or beta of {norm.op} {norm.name!r} is no constant")
     ones = graph.add_constant(f"{y.name}_ones", np.ones(known[0].shape), FLOAT)
     attrs = {name: value for name, value in graph.attrs(norm).items() if name in ("axis", "epsilon", "stash_type")}
     constants = [
@@ -211,39 +216,38 @@ def _layer_norm_to_rms_norm(work: _RotationPass, norm: gs.Node) -> DecidedPropos
     mean = graph.make_node("ReduceMean", [x, axes], x, {"keepdims": 1})
     less = graph.make_node("Sub", [x, mean.outputs[0]], x)
     pair = pair_of(graph, y, [x], scale_and_shift_nodes(less.outputs[0])[-1].outputs[0])
-    decided = work.rewriter.prove_proposal(propose_nodes(graph, y, scale_and_shift_nodes(x), (pair,)))
-    if isinstance(decided, DecidedProposal):
-        return decided
-    return certification.failure_reason(decided)
+    return prove_nodes(work.rewriter, y, scale_and_shift_nodes(x), (pair,))
 
 
 def _rotate_stream(work: _RotationPass, seed: gs.Tensor) -> None:
     """The stream of ``seed``, its norms without gammas."""
     if id(seed) in work.turned:
         return
-    stream, refusal = trace_stream(work.layers, seed, through=True)
-    if refusal is not None:
-        reason = refusal.reason
-    else:
-        reason = _find_scaled_norm(work.graph, stream) or _explain_unfit_stream(stream)
-    if reason:
-        work.record_outcome("rotate", stream, reason)
+    stream = ResidualStream()
+    try:
+        trace_stream(work.layers, stream, seed, through=True)
+        _require_no_gammas(work.graph, stream)
+        _require_matrix(stream)
+        run = signed_hadamard(largest_order(gcd(*stream.widths)))
+        edits = StreamEdits(work.rewriter, work.layers, stream, StreamMap(run, len(run)))
+        edits.prove_edits()
+        done = edits.apply_edits()
+    except RefusedError as error:
+        work.record_outcome("rotate", stream, error)
         return
-    run = signed_hadamard(largest_order(gcd(*stream.widths)))
-    edits = StreamEdits(work.rewriter, work.layers, stream, StreamMap(run, len(run)))
-    done = edits.prove_edits() or edits.apply_edits([])
-    if not isinstance(done, str):
-        work.turned |= stream.tensors.keys()
+    work.turned |= stream.tensors.keys()
     work.record_outcome("rotate", stream, done)
 
 
-def _find_scaled_norm(graph: Graph, stream: ResidualStream) -> str:
-    """Names a norm that has a gamma still."""
+def _require_no_gammas(graph: Graph, stream: ResidualStream) -> None:
+    """
+    Raises:
+        RefusedError: a norm has a gamma still.
+    """
     for norm in stream.norms.values():
         gamma = graph.known_value(norm.inputs[1])
         if norm.op not in RMS or gamma is None or not bool((gamma == 1).all()):
-            return f"the gamma of {describe_node(norm)} could not be moved out of it"
-    return ""
+            raise RefusedError(f"the gamma of {describe_node(norm)} could not be moved out of it")
 
 
 def _attention_values(graph: Graph) -> Iterator[gs.Tensor]:
