@@ -84,6 +84,33 @@ class Dim:
         return ()
 
 
+# min, opt, max of a whole input
+Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output: its name, dtype (numpy's name, or "bfloat16") and shape.
+
+    A dim of ``shape`` is its size, its name, or None where it is dynamic and the file keeps no name (engines keep
+    none). ``profiles`` holds the (min, opt, max) shapes of each optimization profile of an engine's input; it is empty
+    otherwise.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...]
+    profiles: tuple[Shapes, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.dtype}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
+
+    def accepts_shape(self, shape: Sequence[int], profile: int) -> bool:
+        """Whether ``shape`` lies within the profile."""
+        low, _, high = self.profiles[profile]
+        return all(a <= n <= b for a, n, b in zip(low, shape, high, strict=True))
+
+
 # random values of one input: 8 GiB while they are drawn
 MOST = 2**30
 

@@ -32,6 +32,7 @@ from ..storage import onnx_files
 from ..storage.compiled_models import DOMAIN, OP, PROVIDER
 from ..storage.file_replacement import lock_folder, matching_siblings
 from ..storage.onnx_files import write_bytes
+from ..storage.proto_traversal import required_inputs
 
 COMPATIBILITY = f"ep_compatibility_info.{PROVIDER}"
 # bytes of an engine that the provider compares (kTensorRTEngineHeaderSize)
@@ -92,8 +93,7 @@ def remove_stale_engines(target: Path, keep: str) -> None:
 
 
 def _make_ep_context_model(proto: onnx.ModelProto, context: EpContext, engine: bytes, source: str) -> onnx.ModelProto:
-    initializers = {t.name for t in proto.graph.initializer}
-    inputs = [v for v in proto.graph.input if v.name not in initializers]
+    inputs = required_inputs(proto.graph)
     node = helper.make_node(
         OP,
         [v.name for v in inputs],

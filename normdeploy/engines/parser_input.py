@@ -10,13 +10,14 @@ from pathlib import Path
 import onnx
 
 from ..errors import GraphError
-from ..model import InputSpec
+from ..graphs.declared_inputs import tensor_spec
+from ..model import InputSpec, Shapes, TensorSpec
 from ..norms.function_bodies import calls_by_function, functions_to_rename, rename_colliding_inputs
 from ..option_values import TENSORRT
 from ..rewriting import norm_optimizer
-from ..runtimes.optimization_profiles import GraphInput, Shapes
 from ..storage.export_record import read_record
 from ..storage.onnx_files import load_onnx, save_onnx
+from ..storage.proto_traversal import required_inputs
 from ..types import Progress
 from . import norm_implementations
 from .norm_implementations import Implementation
@@ -47,7 +48,7 @@ def implement_requested_norms(
         d: n
         for i in graph_inputs(proto)
         if i.name in shapes
-        for d, n in zip(i.dims, shapes[i.name][1], strict=True)
+        for d, n in zip(i.shape, shapes[i.name][1], strict=True)
         if isinstance(d, str)
     }
     whole = load_onnx(source)
@@ -98,13 +99,5 @@ def recorded_input_specs(proto: onnx.ModelProto) -> Sequence[InputSpec]:
         return ()
 
 
-def graph_inputs(proto: onnx.ModelProto) -> list[GraphInput]:
-    initializers = {t.name for t in proto.graph.initializer}
-
-    def read_dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
-        if dim.HasField("dim_value"):
-            return dim.dim_value
-        return dim.dim_param or None
-
-    inputs = [value for value in proto.graph.input if value.name not in initializers]
-    return [GraphInput(value.name, tuple(read_dim(d) for d in value.type.tensor_type.shape.dim)) for value in inputs]
+def graph_inputs(proto: onnx.ModelProto) -> list[TensorSpec]:
+    return [tensor_spec(v) for v in required_inputs(proto.graph)]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import onnx
 
+from ..model import TensorSpec
+from ..storage.proto_traversal import required_inputs
 from .proto_queries import value_info_type
 
 STRING = "string"
@@ -27,21 +29,24 @@ class DeclaredInput:
 
 def declared_inputs(graph: onnx.GraphProto) -> list[DeclaredInput]:
     """The inputs of a graph without those that have a default."""
-    initializers = {t.name for t in graph.initializer}
-    return [_declared_input(v) for v in graph.input if v.name not in initializers]
+    return [_declared_input(v) for v in required_inputs(graph)]
 
 
 def _declared_input(v: onnx.ValueInfoProto) -> DeclaredInput:
+    spec = tensor_spec(v)
+    if not v.type.tensor_type.HasField("shape"):
+        return DeclaredInput(v.name, spec.dtype, None)
+    dims = (f"{v.name}_{i}" if d is None or (isinstance(d, int) and d < 0) else d for i, d in enumerate(spec.shape))
+    return DeclaredInput(v.name, spec.dtype, tuple(dims))
+
+
+def tensor_spec(v: onnx.ValueInfoProto) -> TensorSpec:
+    """What a file says of an input or output; of rank 0 where it states no shape."""
     kind, dims = value_info_type(v)
-    if not kind:
+    if kind is None:
         dtype = ""
     elif kind == onnx.TensorProto.STRING:
         dtype = STRING
     else:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind).name
-    if dims is None:
-        return DeclaredInput(v.name, dtype, None)
-    named = (d if isinstance(d, str) and d else f"{v.name}_{i}" for i, d in enumerate(dims))
-    return DeclaredInput(
-        v.name, dtype, tuple(d if isinstance(d, int) and d >= 0 else name for d, name in zip(dims, named, strict=True))
-    )
+    return TensorSpec(v.name, dtype, dims or ())

@@ -18,7 +18,7 @@ from ..errors import ExportError
 from ..ort_sessions.session import open_session
 from ..storage.node_order import iter_read_names
 from ..storage.onnx_files import iter_tensors
-from ..storage.proto_traversal import iter_bodies
+from ..storage.proto_traversal import iter_bodies, required_inputs
 from ..storage.shared_weights import SMALLEST, tensor_array
 from ..storage.weight_serialization import detach_weights, set_weight_locations
 from ..types import Arrays
@@ -89,7 +89,7 @@ def _make_ort_values(weights: Mapping[str, onnx.TensorProto]) -> _Values:
 
 def _run_outputs(light: onnx.ModelProto, values: _Values, samples: Sequence[Arrays]) -> list[tuple[str, np.ndarray]]:
     """(name, value) of every output for every sample."""
-    given = [v.name for v in light.graph.input if v.name not in {t.name for t in light.graph.initializer}]
+    given = [v.name for v in required_inputs(light.graph)]
     made, fed = open_session_without_weights(light, values)
     names = [o.name for o in made.get_outputs()]
     results: list[tuple[str, np.ndarray]] = []

@@ -23,7 +23,7 @@ from ..graphs.transposed_weights import transpose_column_weights
 from ..norms.norm_table import STANDARD
 from ..ort_sessions.session import ort_error_message
 from ..storage.heap import trim_heap
-from ..storage.proto_traversal import iter_bodies
+from ..storage.proto_traversal import iter_bodies, required_inputs
 from ..storage.shared_weights import tensor_array
 from ..storage.weight_serialization import detach_weights
 
@@ -56,7 +56,7 @@ class PerturbableModel:
         floating: Mapping[str, int] | None = None,
     ) -> None:
         light, weights = detach_weights(proto, fed=True)
-        self._inputs = [v.name for v in light.graph.input if v.name not in {t.name for t in light.graph.initializer}]
+        self._inputs = [v.name for v in required_inputs(light.graph)]
         own = {} if floating is None else _parameters_to_inputs(light)
         if floating is None:
             self._parameters = own

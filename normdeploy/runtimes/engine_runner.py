@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from ..errors import InputError, NormdeployError, RuntimeUnavailable
+from ..model import TensorSpec
 from ..types import PathLike, Tensors
 from .aligned_memory import allocate_tensor, make_bindable, make_output_allocator
 from .cuda_stream import CudaStream
 from .engine_loading import load_engine, make_engine_loader, make_error_log, set_weight_budget
 from .live_runner import LiveRunner
 from .runtime_cache import RuntimeCache, Wanted
-from .tensor_spec import TensorSpec, select_profile
+from .tensor_spec import select_profile
 from .trt_runner import PACKAGES, TITLES, describe_missing_runtime, read_runtime
 
 _TYPES = {

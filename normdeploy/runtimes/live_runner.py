@@ -8,8 +8,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import NormdeployError
+from ..model import TensorSpec
 from ..types import Tensors
-from .tensor_spec import TensorSpec, are_numpy_arrays, check_array_feeds, check_tensor_feeds, match_input_types
+from .tensor_spec import are_numpy_arrays, check_array_feeds, check_tensor_feeds, match_input_types
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InputError
-from ..model import InputSpec
+from ..model import InputSpec, Shapes, TensorSpec
 
-# min, opt, max of a whole input
-Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 # min, opt, max of one dim
 Range = tuple[int, int, int]
 Given = Mapping[str, Any] | Sequence[str]
 _HOW = "write name=min:opt:max, for a dim batch=1:8:64, for an input ids=1x8:8x128:64x512"
 
 
-@dataclass(frozen=True)
-class GraphInput:
-    """An input of an ONNX file; each dim is its size, its name, or None where the file says neither."""
-
-    name: str
-    dims: tuple[int | str | None, ...]
-
-    def __str__(self) -> str:
-        return f"{self.name}[{', '.join('?' if d is None else str(d) for d in self.dims)}]"
-
-
 def resolve_profile(
-    inputs: Sequence[GraphInput], recorded: Sequence[InputSpec], given: Given = ()
+    inputs: Sequence[TensorSpec], recorded: Sequence[InputSpec], given: Given = ()
 ) -> dict[str, Shapes]:
     """The shapes of every dynamic input, {} where all inputs are static.
 
@@ -48,14 +34,14 @@ def resolve_profile(
     for item in inputs:
         if item.name in shapes:
             _check_shapes(item, shapes[item.name])
-            for axis, dim in enumerate(item.dims):
+            for axis, dim in enumerate(item.shape):
                 if isinstance(dim, str):
                     _set_dim_range(ranges, dim, tuple(s[axis] for s in shapes[item.name]), item)  # type: ignore[arg-type]
     specs = {spec.name: spec for spec in recorded}
     return {
         item.name: _input_shapes(item, shapes, ranges, specs)
         for item in inputs
-        if any(not isinstance(d, int) for d in item.dims)
+        if any(not isinstance(d, int) for d in item.shape)
     }
 
 
@@ -104,16 +90,16 @@ def _format_range(values: Sequence[Sequence[int]]) -> str:
 
 
 def _split_inputs_and_dims(
-    inputs: Sequence[GraphInput], given: Mapping[str, tuple[tuple[int, ...], ...]]
+    inputs: Sequence[TensorSpec], given: Mapping[str, tuple[tuple[int, ...], ...]]
 ) -> tuple[dict[str, Shapes], dict[str, tuple[Range, str]]]:
     """What was given for whole inputs, and for dims by their names."""
     by_name = {item.name: item for item in inputs}
-    dims = {d for item in inputs for d in item.dims if isinstance(d, str)}
+    dims = {d for item in inputs for d in item.shape if isinstance(d, str)}
     shapes: dict[str, Shapes] = {}
     ranges: dict[str, tuple[Range, str]] = {}
     for name, values in given.items():
         scalar = len(values[0]) == 1
-        if name in by_name and not (scalar and name in dims and len(by_name[name].dims) != 1):
+        if name in by_name and not (scalar and name in dims and len(by_name[name].shape) != 1):
             shapes[name] = values  # type: ignore[assignment]
         elif name in dims and scalar:
             ranges[name] = (values[0][0], values[1][0], values[2][0]), "its own profile"
@@ -127,13 +113,13 @@ def _split_inputs_and_dims(
     return shapes, ranges
 
 
-def _check_shapes(item: GraphInput, shapes: Shapes) -> None:
-    if len(shapes[0]) != len(item.dims):
+def _check_shapes(item: TensorSpec, shapes: Shapes) -> None:
+    if len(shapes[0]) != len(item.shape):
         raise InputError(
             f"the profile of {item.name!r} is {_format_range(shapes)}, of rank {len(shapes[0])}, but {item} has rank"
-            f" {len(item.dims)}"
+            f" {len(item.shape)}"
         )
-    for axis, dim in enumerate(item.dims):
+    for axis, dim in enumerate(item.shape):
         sizes = tuple(shape[axis] for shape in shapes)
         if isinstance(dim, int) and set(sizes) != {dim}:
             raise InputError(
@@ -143,7 +129,7 @@ def _check_shapes(item: GraphInput, shapes: Shapes) -> None:
             )
 
 
-def _set_dim_range(ranges: dict[str, tuple[Range, str]], dim: str, sizes: Range, item: GraphInput) -> None:
+def _set_dim_range(ranges: dict[str, tuple[Range, str]], dim: str, sizes: Range, item: TensorSpec) -> None:
     known, source = ranges.setdefault(dim, (sizes, f"the profile of input {item.name!r}"))
     if known != sizes:
         one = ":".join(map(str, known))
@@ -155,7 +141,7 @@ def _set_dim_range(ranges: dict[str, tuple[Range, str]], dim: str, sizes: Range,
 
 
 def _input_shapes(
-    item: GraphInput,
+    item: TensorSpec,
     shapes: Mapping[str, Shapes],
     ranges: Mapping[str, tuple[Range, str]],
     recorded: Mapping[str, InputSpec],
@@ -164,12 +150,12 @@ def _input_shapes(
         return shapes[item.name]
     spec = recorded.get(item.name)
     of_input: list[Range] = []
-    for axis, dim in enumerate(item.dims):
+    for axis, dim in enumerate(item.shape):
         if isinstance(dim, int):
             of_input.append((dim, dim, dim))
         elif dim is not None and dim in ranges:
             of_input.append(ranges[dim][0])
-        elif spec is not None and len(spec.shape) == len(item.dims) and spec.shape[axis].name == dim:
+        elif spec is not None and len(spec.shape) == len(item.shape) and spec.shape[axis].name == dim:
             of_input.append((spec.shape[axis].min, spec.shape[axis].opt, spec.shape[axis].max))
         else:
             known = f"dim {dim!r}" if dim is not None else f"dim {axis}"

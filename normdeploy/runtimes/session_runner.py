@@ -6,18 +6,18 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
 
 from ..errors import InputError, RuntimeCrash
+from ..model import TensorSpec
 from ..ort_sessions.session import FLOAT_OPERANDS, rounds_float_operands, run_in_trial_process
 from ..storage.proto_traversal import is_meaningless_dim
 from ..types import PathLike, Tensors
 from .live_runner import LiveRunner
 from .ort_runner import OrtRunner, require_cuda, run_named_feeds, shorten_ort_error
-from .tensor_spec import DTYPES, TensorSpec
+from .tensor_spec import DTYPES, as_numpy
 
 # torch takes seconds to import, and numpy arrays on the CPU need none of it
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class SessionRunner(LiveRunner):
 
     def _check_capture(self, tensors: Tensors) -> None:
         try:
-            run_in_trial_process(self._session, {name: _tensor_as_array(tensor) for name, tensor in tensors.items()})
+            run_in_trial_process(self._session, {name: as_numpy(tensor.detach()) for name, tensor in tensors.items()})
         except RuntimeCrash as error:
             raise InputError(f"{self.name} does not run the model on these inputs: {error}") from error
 
@@ -245,15 +245,6 @@ def _open_cuda(device: int, stream: Any) -> CudaStream:
     from .cuda_stream import CudaStream
 
     return CudaStream(device, stream)
-
-
-def _tensor_as_array(tensor: torch.Tensor) -> np.ndarray:
-    """Return a tensor of the CPU as an array over its memory."""
-    import torch
-
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.detach().numpy()
 
 
 def _tensor_from_ort(value: ort.OrtValue, spec: TensorSpec) -> torch.Tensor:

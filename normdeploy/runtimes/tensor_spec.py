@@ -1,10 +1,9 @@
-"""What a runner takes and gives: the account of its inputs and outputs, and any array as a torch tensor over the same
+"""What a runner takes and gives: arrays as their `TensorSpec` says, and any array as a torch tensor over the same
 memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -12,8 +11,8 @@ import numpy as np
 
 from ..errors import InputError
 from ..inputs.array_conversion import advise_on_shape, check_names
+from ..model import TensorSpec
 from ..types import Tensors
-from .optimization_profiles import Shapes
 
 # torch takes seconds to import, and numpy arrays on the CPU need none of it
 if TYPE_CHECKING:
@@ -24,29 +23,6 @@ DTYPES = (
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"),
 )
 """What can be given or returned; torch has a type of each name."""
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """An input or output: its name, dtype (numpy's name, or "bfloat16") and shape.
-
-    A dim of ``shape`` is its size, its name, or None where it is dynamic and the file keeps no name (engines keep
-    none). ``profiles`` holds the (min, opt, max) shapes of each optimization profile of an engine's input; it is empty
-    otherwise.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int | str | None, ...]
-    profiles: tuple[Shapes, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.dtype}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
-
-    def accepts_shape(self, shape: Sequence[int], profile: int) -> bool:
-        """Whether ``shape`` lies within the profile."""
-        low, _, high = self.profiles[profile]
-        return all(a <= n <= b for a, n, b in zip(low, shape, high, strict=True))
 
 
 def as_tensor(name: str, value: Any) -> torch.Tensor:

@@ -18,16 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 
 from .. import extensions
 from ..errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
 from ..extensions import Extension
+from ..graphs.declared_inputs import tensor_spec
 from ..storage.onnx_files import load_onnx
+from ..storage.proto_traversal import required_inputs
 from ..types import PathLike, Tensors
 from . import Runner
 from .live_runner import LiveRunner
-from .tensor_spec import TensorSpec, as_numpy, as_tensor
+from .tensor_spec import as_numpy, as_tensor
 
 # torch takes seconds to import
 if TYPE_CHECKING:
@@ -73,9 +74,8 @@ class ThirdPartyRunner(LiveRunner):
         self._extension = require_runtime(name)
         self.name = f"{third_party_title(self._extension)} ({os.path.basename(path)})"
         graph = load_onnx(path, external_data=False).graph
-        given = {t.name for t in graph.initializer}
-        self.inputs = tuple(_tensor_spec(v) for v in graph.input if v.name not in given)
-        self.outputs = tuple(_tensor_spec(v) for v in graph.output)
+        self.inputs = tuple(map(tensor_spec, required_inputs(graph)))
+        self.outputs = tuple(map(tensor_spec, graph.output))
         make = self._extension.load()
         if not callable(make):
             raise self._extension.make_error(f"is a {type(make).__name__}, not what makes a Runner of a path")
@@ -124,13 +124,3 @@ class ThirdPartyRunner(LiveRunner):
 
     def _free_model(self) -> None:
         self._call_package("can't be closed", self._runner.__exit__, None, None, None)
-
-
-def _tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
-    tensor = value.type.tensor_type
-    if tensor.elem_type:
-        kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
-    else:
-        kind = ""
-    dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim]
-    return TensorSpec(value.name, kind, tuple(dims))

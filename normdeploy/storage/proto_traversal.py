@@ -108,3 +108,9 @@ def copy_model(proto: onnx.ModelProto) -> onnx.ModelProto:
 def is_meaningless_dim(dim_param: str) -> bool:
     """Whether a dim's name holds no letter, such as "?", "-1" or "*", or is Python's None as text."""
     return bool(dim_param) and (dim_param == "None" or not any(c.isalpha() for c in dim_param))
+
+
+def required_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """The inputs without a default."""
+    initializers = {t.name for t in graph.initializer}
+    return [v for v in graph.input if v.name not in initializers]

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from normdeploy.errors import InputError
-from normdeploy.model import Dim, InputSpec
-from normdeploy.runtimes.optimization_profiles import GraphInput, parse_ranges, resolve_profile
+from normdeploy.model import Dim, InputSpec, TensorSpec
+from normdeploy.runtimes.optimization_profiles import parse_ranges, resolve_profile
 
 IDS, MASK, LONE = (
-    GraphInput("ids", ("batch", "seq")),
-    GraphInput("mask", ("batch", "seq", 4)),
-    GraphInput("batch", ("batch",)),
+    TensorSpec("ids", "int64", ("batch", "seq")),
+    TensorSpec("mask", "int64", ("batch", "seq", 4)),
+    TensorSpec("batch", "int64", ("batch",)),
 )
 
 
-OPEN = GraphInput("open", (None, 4))
+OPEN = TensorSpec("open", "int64", (None, 4))
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def test_profiles_by_input_and_by_dim(given: Any, wanted: dict[str, Any]) -> Non
 
 def test_an_input_and_a_dim_of_one_name() -> None:
     assert resolve_profile([LONE], (), ["batch=1:2:3"]) == {"batch": ((1,), (2,), (3,))}
-    assert resolve_profile([GraphInput("batch", ("batch", 2))], (), ["batch=1:2:3"]) == {
+    assert resolve_profile([TensorSpec("batch", "int64", ("batch", 2))], (), ["batch=1:2:3"]) == {
         "batch": ((1, 2), (2, 2), (3, 2))
     }
     assert resolve_profile([OPEN], (), ["open=1x4:2x4:3x4"]) == {"open": ((1, 4), (2, 4), (3, 4))}
-    assert resolve_profile([GraphInput("x", (2, 3))], ()) == {}
+    assert resolve_profile([TensorSpec("x", "int64", (2, 3))], ()) == {}
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import InputError
-from ...model import Dim, LoadedModel
-from ...runtimes.tensor_spec import TensorSpec
+from ...model import Dim, LoadedModel, TensorSpec
 from ...types import PathLike
 from ..run.run_function import generate_feeds, recorded_specs
 

@@ -32,13 +32,12 @@ from ...compare.runtime_agreement import find_disagreement
 from ...dtypes import UNIT_ROUNDOFF
 from ...errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
 from ...findings.rendering import Renderable
-from ...model import LoadedModel
+from ...model import LoadedModel, TensorSpec
 from ...precision.half_conversion import recorded_precision
 from ...runtimes import RunResult
 from ...runtimes.code_runner import CodeRunner
 from ...runtimes.live_runner import LiveRunner
 from ...runtimes.ort_runner import explain_missing_cuda
-from ...runtimes.tensor_spec import TensorSpec
 from ...runtimes.third_party_runner import require_runtime, third_party_title
 from ...runtimes.torch_runners import Float64Runner
 from ...runtimes.trt_runner import TITLES, describe_missing_runtime, is_engine, read_runtime

@@ -19,8 +19,9 @@ from ...engines.norm_implementations import Implementation
 from ...engines.parser_input import file_for_parser, graph_inputs, implement_requested_norms, recorded_input_specs
 from ...errors import BuildError, ExtensionError, InputError, RuntimeUnavailable
 from ...findings.rendering import Renderable
+from ...model import Shapes
 from ...precision import half_conversion
-from ...runtimes.optimization_profiles import Given, Shapes, resolve_profile
+from ...runtimes.optimization_profiles import Given, resolve_profile
 from ...runtimes.trt_runner import PACKAGES, TITLES, describe_missing_runtime, explain_missing_gpu, installed_version
 from ...storage.file_replacement import resolve_writable_path
 from ...storage.onnx_files import load_onnx, replace_atomically, write_bytes
@@ -143,7 +144,7 @@ def build(call: BuildCall) -> Engine:
     changed, norms = implement_requested_norms(
         source, proto, call.norm_impl, runtime, installed_version(runtime), shapes, call.progress
     )
-    if changed is None and any(None in i.dims for i in graph_inputs(proto)):
+    if changed is None and any(None in i.shape for i in graph_inputs(proto)):
         # The file may call several dims "?", which TensorRT takes for one size; as loaded, they have no name.
         changed = load_onnx(source)
     proto = changed or proto

@@ -16,6 +16,7 @@ from ...inputs.input_ranges import name_dynamic_dims
 from ...reports.report import SCHEMA
 from ...storage.export_record import read_record
 from ...storage.onnx_files import load_onnx
+from ...storage.proto_traversal import required_inputs
 from ...types import PathLike
 from ..run.run_function import PROVIDERS
 from ..verify.reference_loading import load_judged_model
@@ -71,8 +72,7 @@ def make_job(call: PackageCall) -> PackageJob:
     proto = load_onnx(path, external_data=False)
     # Inference carries the names of the inputs' dims to the outputs.
     name_dynamic_dims(proto)
-    initializers = {t.name for t in proto.graph.initializer}
-    inputs = triton_config.make_ports([v for v in proto.graph.input if v.name not in initializers])
+    inputs = triton_config.make_ports(required_inputs(proto.graph))
     job = PackageJob(
         path, proto, choose_name(Path(call.model_path).stem, call.name), inputs, triton_config.output_ports(proto)
     )

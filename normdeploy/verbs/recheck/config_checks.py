@@ -11,6 +11,7 @@ import numpy as np
 
 from ...errors import NormdeployError
 from ...storage.onnx_files import load_onnx
+from ...storage.proto_traversal import required_inputs
 from ..package import triton_config
 from ..package.evidence_bundle import EvidenceBundle
 from .bundle_change import BundleChange
@@ -41,9 +42,8 @@ def _describe_config_error(bundle: EvidenceBundle, path: str, onnx_file: Path) -
     except UnicodeDecodeError as error:
         return f"it is no text: {error}"
     graph = load_onnx(onnx_file, external_data=False).graph
-    initializers = {t.name for t in graph.initializer}
     batched = config.max_batch_size > 0
-    inputs = triton_config.make_ports([v for v in graph.input if v.name not in initializers])
+    inputs = triton_config.make_ports(required_inputs(graph))
     outputs = triton_config.make_ports(graph.output)
     if exact := config.backend == triton_config.BACKENDS["onnxruntime"][0]:
         outputs = triton_config.runtime_outputs(

@@ -35,8 +35,8 @@ from ..arguments.argument_validation import Onnx, take_fields_as_arguments
 if TYPE_CHECKING:
     import numpy as np
 
+    from ...model import TensorSpec
     from ...runtimes.live_runner import LiveRunner
-    from ...runtimes.tensor_spec import TensorSpec
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import onnx
 from ...errors import InputError
 from ...graphs.proto_queries import value_info_type
 from ...model import ModelSignature
-from ...storage.proto_traversal import attribute_graphs
+from ...storage.proto_traversal import attribute_graphs, required_inputs
 
 Shape = tuple[int | None, ...]
 _LAYOUTS = {"last": (0, 2, 3, 1), "first": (0, 3, 1, 2)}
@@ -197,8 +197,7 @@ def _omitted_inputs(
 
 def graph_ends(graph: onnx.GraphProto) -> tuple[list[TensorEnd], list[TensorEnd]]:
     """Inputs that have to be given, and outputs."""
-    initializers = {t.name for t in graph.initializer}
-    return [_make_end(v) for v in graph.input if v.name not in initializers], [_make_end(v) for v in graph.output]
+    return [_make_end(v) for v in required_inputs(graph)], [_make_end(v) for v in graph.output]
 
 
 def _make_end(v: onnx.ValueInfoProto) -> TensorEnd:
