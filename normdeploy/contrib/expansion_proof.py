@@ -6,7 +6,7 @@ Nodes that agree in their op, attributes, inputs' sizes and in all that was writ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -21,7 +21,7 @@ from ..proof.identity_check import Identity
 from ..proof.interpreter import ProofInterpreter
 from ..proof.proof_errors import NotProved, ProofFailure
 from ..proof.proto_evaluation import IndexTensor, LookupTable, attributes_of, evaluate_protos
-from ..proof.prover import prove_identity
+from ..proof.prover import ProofMemo, prove_identity, prove_once
 from ..proof.value import Value
 from .expansion_writer import ExpansionWriter, ForeignOp, Types
 from .shape_assumptions import RANKS, Shape, assume_shapes
@@ -37,10 +37,8 @@ MALFORMED = (
     AttributeError,
 )
 
-Memo = MutableMapping[object, Identity | NotProved]
 
-
-def prove_expansion(memo: Memo, op: ForeignOp, writer: ExpansionWriter, types: Types) -> Certificate:
+def prove_expansion(memo: ProofMemo, op: ForeignOp, writer: ExpansionWriter, types: Types) -> Certificate:
     """Every output that the node names, at every input and size that its definition takes. ``memo``: what was proved of
     others.
 
@@ -66,15 +64,12 @@ def prove_expansion(memo: Memo, op: ForeignOp, writer: ExpansionWriter, types: T
 
 
 def _prove_at_sizes(
-    memo: Memo, op: ForeignOp, writer: ExpansionWriter, attrs: Mapping[str, Any], sizes: Mapping[str, Shape]
+    memo: ProofMemo, op: ForeignOp, writer: ExpansionWriter, attrs: Mapping[str, Any], sizes: Mapping[str, Shape]
 ) -> Identity | NotProved:
-    key = _proof_key(op, writer, sizes)
-    if key not in memo:
-        try:
-            memo[key] = _prove_exactly(_expansion_equivalence(op, writer, attrs, sizes))
-        except NotProved as e:
-            memo[key] = e
-    return memo[key]
+    def prove_sides() -> Identity:
+        return _prove_exactly(_expansion_equivalence(op, writer, attrs, sizes))
+
+    return prove_once(memo, _proof_key(op, writer, sizes), prove_sides)
 
 
 def _prove_exactly(sides: Equivalence) -> Identity:

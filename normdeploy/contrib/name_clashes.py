@@ -48,22 +48,21 @@ class RenamedFunctions:
                 node.op_type = self.names.get(function_key(node), node.op_type)
         return proto
 
-    def written_clash(self, proto: onnx.ModelProto) -> str:
-        """The function whose name a node bears that was written since `rename_clashing_functions`, "" where none:
-        `restore_names` would make it
-        a call.
+    def written_clash(self, proto: onnx.ModelProto) -> str | None:
+        """Return the function whose name a node bears that was written since `rename_clashing_functions`; None where
+        there is none. `restore_names` would make that node a call.
 
         A file that came to another opset may have it without a new node: the standard names of that opset are others.
         """
         taken = {(domain, name, overload) for (domain, _, overload), name in self.names.items()}
-        if taken:
-            return next((node.op_type for node in _all_nodes(proto) if function_key(node) in taken), "")
-        return ""
+        if not taken:
+            return None
+        return next((node.op_type for node in _all_nodes(proto) if function_key(node) in taken), None)
 
     @property
-    def standard_clash(self) -> str:
-        """The name of a function that is in ONNX's own domain, "" where none is."""
-        return next((name for (domain, _, _), name in self.names.items() if domain == ""), "")
+    def standard_clash(self) -> str | None:
+        """The name of a function that is in ONNX's own domain; None where there is none."""
+        return next((name for (domain, _, _), name in self.names.items() if domain == ""), None)
 
 
 def function_key(named: onnx.NodeProto | onnx.FunctionProto) -> Key:

@@ -20,10 +20,11 @@ from ..graphs.region import RefusedError
 from ..graphs.subgraphs import Subgraph, body_subgraphs
 from ..proof.certificate import NOT_KNOWN
 from ..proof.proto_evaluation import attributes_of
+from ..proof.prover import ProofMemo
 from ..storage.onnx_domains import default_domain_opset, is_standard
 from ..storage.proto_traversal import copy_field, nodes_with_opsets
 from .contrib_ops import foreign_op_of
-from .expansion_proof import MALFORMED, Memo, prove_expansion
+from .expansion_proof import MALFORMED, prove_expansion
 from .expansion_types import stated_value_infos, tensor_types
 from .expansion_writer import OLDEST, ExpansionWriter, ForeignOp, Types
 from .foreign_findings import ForeignNode, ForeignNorms
@@ -43,7 +44,7 @@ class _ForeignExpander:
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     initializers: list[onnx.TensorProto] = field(default_factory=list)
     value_info: list[onnx.ValueInfoProto] = field(default_factory=list)
-    memo: Memo = field(default_factory=dict)
+    memo: ProofMemo = field(default_factory=dict)
 
     def take_node(self, node: onnx.NodeProto) -> None:
         # the file says itself what it means

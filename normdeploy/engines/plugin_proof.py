@@ -8,8 +8,7 @@ the body of its op says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_graphsurgeon as gs
@@ -24,7 +23,7 @@ from ..proof.equivalence import Equivalence, Side
 from ..proof.interpreter import ProofInterpreter
 from ..proof.plugin_definitions import NONE, TABLE, apply_activation
 from ..proof.proto_evaluation import leaky_relu
-from ..proof.region_evaluation import apply_op_of_domain, evaluate_nodes, shape_of
+from ..proof.region_evaluation import NodeDefinition, apply_op_of_domain, evaluate_nodes, shape_of
 from ..proof.value import Value
 from ..rewriting.proposals import NodeReplacement, Proposal, ignore_failure
 from .plugin_nodes import PluginPlan
@@ -99,9 +98,12 @@ def _make_side(
     outputs: Sequence[gs.Tensor],
     other: Mapping[str, Any],
 ) -> Side:
+    found = {id(node): _plugin_definition(node, other) for node in nodes}
+    definitions = {key: definition for key, definition in found.items() if definition is not None}
+
     def evaluate_side(m: ProofInterpreter, values: Sequence[Value]) -> list[Value]:
         env: dict[int, Any] = dict(zip(map(id, leaves), values, strict=True))
-        evaluate_nodes(m, graph, nodes, env, partial(_plugin_evaluator, other))
+        evaluate_nodes(m, graph, nodes, env, definitions)
         return [env[id(t)] for t in outputs]
 
     return evaluate_side
@@ -111,9 +113,8 @@ def is_plugin_node(node: gs.Node) -> bool:
     return node.domain == DOMAIN and "plugin_namespace" in node.attrs
 
 
-def _plugin_evaluator(
-    other: Mapping[str, Any], node: gs.Node
-) -> Callable[[ProofInterpreter, list[Any], Mapping[str, Any]], tuple[Any, ...]] | None:
+def _plugin_definition(node: gs.Node, other: Mapping[str, Any]) -> NodeDefinition | None:
+    """Return what a plugin node, or the activation behind it, computes; None of other nodes."""
     if is_plugin_node(node):
         definition = TABLE[node.op]
         return lambda m, inputs, attrs: definition(m, inputs, {**attrs, **other})

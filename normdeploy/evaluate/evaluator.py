@@ -12,7 +12,6 @@ import contextlib
 from typing import Any
 
 import numpy as np
-import onnx
 
 from ..norms import function_bodies
 from ..norms.norm_op import NormOp
@@ -82,14 +81,11 @@ def _evaluate_body(row: NormOp, inputs: Inputs, attrs: Attrs, opset: int, output
     function = function_bodies.norm_function_body(row, opset)
     known: dict[str, Any] = {"": None, **dict(zip(function.input, inputs, strict=False))}
     for node in function.node:
-        given = {
-            a.name: attrs[a.ref_attr_name] if a.ref_attr_name else onnx.helper.get_attribute_value(a)
-            for a in node.attribute
-        }
         # rounding is an identity here
         if node.op_type == "CastLike":
             known[node.output[0]] = known[node.input[0]]
             continue
+        given = function_bodies.call_attributes(node, attrs)
         results = evaluate_node(
             node.op_type, [known[i] for i in node.input], given, opset=opset, outputs=len(node.output)
         )

@@ -31,43 +31,51 @@ FORMS = (instance_norm.write_instance_norm, group_norm.write_group_norm, layer_n
 
 
 def write_norm(graph: Graph, norm: Norm, runtime: str, fuse: str = "standard") -> NormForm | Refusal:
-    """The first form that can hold the norm, or why the last one could not. ``fuse``: "portable" allows the ops of
-    installed packages, which are asked first, and this project's own.
+    """Write a norm in the first form that can hold it.
+
+    Args:
+        fuse: "portable" allows the ops of installed packages, which are asked first, and this project's own.
+
+    Returns:
+        The form, or why the last one could not hold the norm.
 
     Raises:
         ExtensionError: a package's form breaks its contract.
     """
+    name = norm.y.name
     if abs(float(np.float32(norm.epsilon)) - norm.epsilon) > _HALF_ULP * norm.epsilon:
-        return Refusal(
-            f"its epsilon ({norm.epsilon:.3g}) can't be written: an attribute is a float32 number", norm.y.name
-        )
-    own = portable_norms.portable_op_of(graph, norm)
+        return Refusal(f"its epsilon ({norm.epsilon:.3g}) can't be written: an attribute is a float32 number", name)
     if norm.fit.clamped:
         exact = stored_epsilon(graph, norm.region, norm.epsilon)
         if exact is not None and exact != float(np.float32(exact)):
             return Refusal(
-                f"the number {exact!r} that clamps it can't be written: an attribute is a float32 number", norm.y.name
+                f"the number {exact!r} that clamps it can't be written: an attribute is a float32 number", name
             )
+    portable_op = portable_norms.portable_op_of(graph, norm)
     if fuse == "portable":
         third_party_form = third_party_forms.write_third_party_norm(graph, norm)
         if third_party_form is not None:
             return third_party_form
-        if own in _OURS_FIRST:
-            return portable_norms.write_portable_norm(graph, norm, own)
+        if portable_op in _OURS_FIRST:
+            return portable_norms.write_portable_norm(graph, norm, portable_op)
+    if portable_op is not None:
+        hint = f"; --fuse portable writes it as {DOMAIN}.{portable_op}"
+    else:
+        hint = ""
     if norm.fit.clamped:
-        return Refusal(f"{CLAMPED}{f'; --fuse portable writes it as {DOMAIN}.{own}' if own else ''}", norm.y.name)
+        return Refusal(CLAMPED + hint, name)
     if norm.ddof or norm.fit.outside:
         if norm.fit.outside:
             made = mean_variance_norm.write_mean_variance_norm(graph, norm, runtime)
         else:
-            made = Refusal(_UNBIASED, norm.y.name)
-        if isinstance(made, NormForm) or not own:
+            made = Refusal(_UNBIASED, name)
+        if isinstance(made, NormForm) or portable_op is None:
             return made
-        portable_form = portable_norms.write_portable_norm(graph, norm, own)
+        portable_form = portable_norms.write_portable_norm(graph, norm, portable_op)
         if fuse == "portable" or isinstance(portable_form, Refusal):
             return portable_form
-        return replace(made, reason=f"{made.reason}; --fuse portable writes it as {DOMAIN}.{own}")
-    refusal = Refusal("", norm.y.name)
+        return replace(made, reason=made.reason + hint)
+    refusal = Refusal("", name)
     for form in FORMS:
         made = form(graph, norm, runtime)
         if isinstance(made, NormForm):

@@ -60,15 +60,15 @@ def write_group_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refus
     )
     if chosen == "standard" and rank == 2:
         chosen = "layer"
-    core = {"standard": "", "instance": "InstanceNormalization", "layer": "LayerNormalization"}[chosen]
-    if not all(_fits_channel_parameter(graph, p, channel, bool(core)) for p in (norm.gamma, norm.beta)):
+    op = {"standard": "", "instance": "InstanceNormalization", "layer": "LayerNormalization"}[chosen]
+    if not all(_fits_channel_parameter(graph, p, channel, bool(op)) for p in (norm.gamma, norm.beta)):
         return Refusal("its scale or shift is not one value for each channel", norm.y.name)
     groups = size // norm.fit.block
     perm = [outside[0], channel, *(a for a in norm.axes if a != channel)]
     writer = NodeWriter(graph, norm)
     writer.transpose(perm)
-    if core:
-        result = _write_regrouped(graph, norm, writer, groups, perm, core)
+    if op:
+        result = _write_regrouped(graph, norm, writer, groups, perm, op)
     else:
         scale = writer.parameter(norm.gamma, (size,), 1.0, "scale")
         bias = writer.parameter(norm.beta, (size,), 0.0, "bias")
@@ -93,7 +93,7 @@ def _fits_channel_parameter(graph: Graph, param: MeasuredParameter | None, chann
 
 
 def _write_regrouped(
-    graph: Graph, norm: Norm, writer: NodeWriter, groups: int, perm: list[int], core: str
+    graph: Graph, norm: Norm, writer: NodeWriter, groups: int, perm: list[int], op: str
 ) -> NormForm | Refusal:
     dynamic = [a for a in perm[1:] if not isinstance(norm.shape[a], int)]
     if perm != sorted(perm) and dynamic:
@@ -104,16 +104,16 @@ def _write_regrouped(
 
     start = writer.t
     writer.add_node("Reshape", integer_constant([0, groups, -1], "groups"))
-    if core == "LayerNormalization":
+    if op == "LayerNormalization":
         writer.add_node(
-            core, graph.add_constant(f"{norm.y.name}_one", np.ones(1), norm.dtype), axis=-1, epsilon=norm.epsilon
+            op, graph.add_constant(f"{norm.y.name}_one", np.ones(1), norm.dtype), axis=-1, epsilon=norm.epsilon
         )
     else:
         unit, zero = (
             graph.add_constant(f"{norm.y.name}_{n}", np.full(groups, v), norm.dtype)
             for n, v in (("unit", 1.0), ("zero", 0.0))
         )
-        writer.add_node(core, unit, zero, epsilon=norm.epsilon)
+        writer.add_node(op, unit, zero, epsilon=norm.epsilon)
     if len(dynamic) <= 1:
         back = [0, *(-1 if a in dynamic else int(norm.shape[a]) for a in perm[1:])]  # type: ignore[arg-type]
         writer.add_node("Reshape", integer_constant(back, "shape"))
@@ -123,11 +123,11 @@ def _write_regrouped(
         writer.nodes.append(shape)
         writer.add_node("Reshape", shape.outputs[0])
     vectors = [p.value.reshape(-1) for p in (norm.gamma, norm.beta) if p is not None and p.value is not None]
-    if core == "InstanceNormalization" and norm.dtype.name in _SCALED and len(vectors) == 2 and len(perm) > 2:
+    if op == "InstanceNormalization" and norm.dtype.name in _SCALED and len(vectors) == 2 and len(perm) > 2:
         writer.scale_channels(*(np.broadcast_to(v, int(norm.shape[perm[1]])) for v in vectors))  # type: ignore[arg-type]
         writer.transpose(inverse_permutation(perm))
     else:
         writer.transpose(inverse_permutation(perm))
         writer.affine(norm.gamma, norm.beta)
-    over = "axis=-1, " if core == "LayerNormalization" else ""
-    return writer.make_form(core, f"Reshape to {groups} groups, {core}({over}epsilon={format_epsilon(norm.epsilon)})")
+    over = "axis=-1, " if op == "LayerNormalization" else ""
+    return writer.make_form(op, f"Reshape to {groups} groups, {op}({over}epsilon={format_epsilon(norm.epsilon)})")

@@ -40,7 +40,7 @@ def write_layer_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refus
     if norm.fit.split is not None:
         return Refusal("groups along the channel axis are no layer norm", norm.y.name)
     centered = norm.fit.centered
-    core = "LayerNormalization" if centered else "RMSNormalization"
+    op = "LayerNormalization" if centered else "RMSNormalization"
     writer = NodeWriter(graph, norm)
     axis = trailing_axis(norm)
     perm = list(range(len(norm.shape)))
@@ -73,14 +73,14 @@ def write_layer_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refus
     if beta is not None and centered:
         inputs.append(writer.parameter(beta, shape, 0.0, "bias"))
     writer.add_node(
-        core,
+        op,
         *inputs,
         axis=axis - len(perm) if perm == sorted(perm) and len(behind) == 1 else axis,
         epsilon=norm.epsilon,
     )
     writer.transpose(inverse_permutation(perm))
     writer.affine(None if fits else norm.gamma, None if fits and centered else norm.beta)
-    return writer.make_form(core, f"{core}(axis={axis - len(perm)}, epsilon={format_epsilon(norm.epsilon)})")
+    return writer.make_form(op, f"{op}(axis={axis - len(perm)}, epsilon={format_epsilon(norm.epsilon)})")
 
 
 def _measured_form_name(norm: Norm) -> str:

@@ -32,7 +32,7 @@ class NormForm:
     # the lowest opset that has these nodes
     opset: int = 1
     # the norm's own op
-    core: str = ""
+    op: str = ""
     # that brought the form
     package: str = ""
     # as reports call the norm, where that is not what recognition calls it
@@ -117,14 +117,12 @@ class NodeWriter:
             return 11
         return 1
 
-    def make_form(self, core: str, became: str, opset: int = 0) -> NormForm:
-        """``opset``: the lowest that has the nodes, where it is another than that of the standard op ``core``."""
-        extra = [n.op for n in self.nodes if n.op != core]
+    def make_form(self, op: str, became: str, opset: int = 0) -> NormForm:
+        """``opset``: the lowest that has the nodes, where it is another than that of the standard op ``op``."""
+        extra = [n.op for n in self.nodes if n.op != op]
         words = became + (f" with {' '.join(extra)} around it" if extra else "")
         notes = ("the output depends on the batch",) if 0 in self.norm.axes and len(self.norm.shape) > 1 else ()
-        return NormForm(
-            tuple(self.nodes), words, notes, opset or STANDARD[core].first_opset(self.norm.dtype.name), core
-        )
+        return NormForm(tuple(self.nodes), words, notes, opset or STANDARD[op].first_opset(self.norm.dtype.name), op)
 
 
 class OpWriter(NodeWriter):

@@ -20,27 +20,27 @@ from .norm_writer import (
 RMS = STANDARD["RMSNormalization"].since
 
 
-def portable_op_of(graph: Graph, norm: Norm) -> str:
-    """Return the op of ours that `write_portable_norm` writes for this norm; "" where a standard node says it, or
-    none."""
+def portable_op_of(graph: Graph, norm: Norm) -> str | None:
+    """Return the op of ours that `write_portable_norm` writes for this norm; None where a standard node says it, or
+    nothing does."""
     if norm.fit.split is not None:
-        return ""
+        return None
     if norm.fit.clamped:
         # The number that clamps is part of the norm: a measured one would be another function.
         if stored_epsilon(graph, norm.region, norm.epsilon) is None:
-            return ""
+            return None
         return "L2Norm"
     if norm.fit.outside:
         if norm.fit.centered:
             return "StdNorm"
-        return ""
+        return None
     if norm.ddof:
         return "LayerNorm"
     if _is_over_channels(norm):
         return "ChannelLayerNorm"
     if not norm.fit.centered and graph.opset < RMS:
         return "RMSNorm"
-    return ""
+    return None
 
 
 def write_portable_norm(graph: Graph, norm: Norm, op: str) -> NormForm | Refusal:

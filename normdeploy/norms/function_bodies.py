@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import onnx
 import onnx.parser
@@ -50,6 +51,15 @@ def norm_function_body(row: NormOp, opset: int) -> onnx.FunctionProto:
             # the parser writes the default one, other tools leave it out
             node.ClearField("domain")
     return function
+
+
+def call_attributes(node: onnx.NodeProto, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a node of a function's body, where the function is called with the attributes
+    ``given``."""
+    return {
+        a.name: given[a.ref_attr_name] if a.ref_attr_name else onnx.helper.get_attribute_value(a)
+        for a in node.attribute
+    }
 
 
 def _write_reductions(text: str, opset: int) -> str:

@@ -224,8 +224,8 @@ def build_row(extension: Extension, norm: GuestNorm) -> NormOp:
     return made
 
 
-def _describe_contract_error(norm: GuestNorm) -> str:
-    """What breaks the contract, "" where nothing does."""
+def _describe_contract_error(norm: GuestNorm) -> str | None:
+    """Say what breaks the contract; None where nothing does."""
     words = [norm.op, norm.kind, *_as_word_list(norm.inputs), *_as_word_list(norm.attributes)]
     if not all(isinstance(word, str) and _NAME.fullmatch(word) for word in words):
         return f": its names are {words!r:.160}; each is a word of letters, digits and _"
@@ -243,7 +243,7 @@ def _describe_contract_error(norm: GuestNorm) -> str:
         return f": its opset is {norm.since!r}; it is 17 to {onnx.defs.onnx_opset_version()}"
     if norm.plugin is not None and not isinstance(norm.plugin, GuestPlugin):
         return f": its plugin is a {type(norm.plugin).__name__}; it is a GuestPlugin"
-    return ""
+    return None
 
 
 def _as_word_list(names: object) -> list[Any]:
@@ -252,11 +252,11 @@ def _as_word_list(names: object) -> list[Any]:
     return []
 
 
-def _owner_of_name(op: str) -> str:
-    """Whose the name of an op is, "" where nobody's."""
+def _owner_of_name(op: str) -> str | None:
+    """Return whose op bears a name; None where nobody's does."""
     if any(schema.name == op for schema in _all_schemas()):
         return "ONNX"
-    return next((str(r.owner) for r in ROWS if r.op == op), "")
+    return next((str(r.owner) for r in ROWS if r.op == op), None)
 
 
 @lru_cache
@@ -264,8 +264,8 @@ def _all_schemas() -> tuple[onnx.defs.OpSchema, ...]:
     return tuple(onnx.defs.get_all_schemas())
 
 
-def _describe_body_error(row: NormOp, function: onnx.FunctionProto) -> str:
-    """What is wrong with a body, "" where nothing is."""
+def _describe_body_error(row: NormOp, function: onnx.FunctionProto) -> str | None:
+    """Say what is wrong with a body; None where nothing is."""
     wanted = (row.op, row.domains[0], row.inputs, row.outputs, {*row.attributes})
     held = (function.name, function.domain, tuple(function.input), tuple(function.output), {*function.attribute})
     for what, mine, its in zip(("name", "domain", "inputs", "outputs", "attributes"), wanted, held, strict=True):
@@ -288,4 +288,4 @@ def _describe_body_error(row: NormOp, function: onnx.FunctionProto) -> str:
         made |= {*node.output}
     if strange := [o for o in function.output if o not in made]:
         return f"does not make {strange[0]!r}"
-    return ""
+    return None

@@ -199,11 +199,11 @@ def _reason_by_range(view: PrecisionView, node: onnx.NodeProto, carried: Collect
     return None
 
 
-def describe_overflow(view: PrecisionView, name: str, carried: Collection[str] = ()) -> str:
-    """Why calibration forbids to make a tensor half, "" where it does not."""
+def describe_overflow(view: PrecisionView, name: str, carried: Collection[str] = ()) -> str | None:
+    """Say why calibration forbids to make a tensor half; None where it does not."""
     seen = view.ranges.get(name)
     if seen is None:
-        return ""
+        return None
     magnitude = seen.high if name in carried else seen.magnitude
     kind = view.form.dtype.name
     largest = view.form.largest
@@ -211,7 +211,7 @@ def describe_overflow(view: PrecisionView, name: str, carried: Collection[str] =
         return f"near the end of {kind}, {largest:.5g}: inputs that were not seen need a margin of {HEADROOM:.0f}"
     if 0 < seen.magnitude < view.form.smallest:
         return f"below the normal numbers of {kind}, which begin at {view.form.smallest:.3g}"
-    return ""
+    return None
 
 
 def explicit_float32_nodes(view: PrecisionView) -> set[int]:

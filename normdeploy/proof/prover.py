@@ -7,7 +7,7 @@ what is stored.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 
 from ..graphs.symbolic_sizes import ONE, Size
@@ -22,6 +22,9 @@ _ALIKE = 8
 # Axes of one size along a leaf that are worth it however long they are: k of them take (d + k + 1)^k points, d the
 # degree, and so do as many roots.
 _MANY = 3
+
+ProofMemo = MutableMapping[object, Identity | NotProved]
+"""What was proved, or why it was not, by a key that is equal where the same proof holds."""
 
 
 def prove_identity(sides: Equivalence) -> Identity:
@@ -162,6 +165,23 @@ def check_stored_constants(sides: Equivalence, proof: Identity) -> None:
     if sides.expressions is not None and sides.graph is not None:
         stored_constants.check_fold_constants(sides.graph, sides.expressions, plan, sides.held)
     stored_constants.check_stored_bytes(sides)
+
+
+def prove_once(memo: ProofMemo, key: object, prove_sides: Callable[[], Identity]) -> Identity | NotProved:
+    """Return what ``prove_sides`` proves, or why it proves nothing; it is called once for each key.
+
+    Args:
+        memo: what was proved of others, by their keys.
+        key: equal where the same proof holds.
+    """
+    if key not in memo:
+        try:
+            memo[key] = prove_sides()
+        except NotProved as error:
+            # The frames of the attempts would hold all that was evaluated.
+            error.__traceback__ = error.__context__ = error.__cause__ = None
+            memo[key] = error
+    return memo[key]
 
 
 def prove(sides: Equivalence) -> Identity:

@@ -4,10 +4,10 @@ initializers."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_graphsurgeon as gs
 
 from ..dtypes import is_float_dtype, is_integer_dtype
@@ -41,7 +41,8 @@ FAILURES = (
     ArithmeticError,
 )
 
-Own = Callable[[gs.Node], Callable[[ProofInterpreter, list[Any], Mapping[str, Any]], tuple[Any, ...]] | None]
+NodeDefinition = Callable[[ProofInterpreter, list[Any], Mapping[str, Any]], tuple[Any, ...]]
+"""Computes a node's outputs of its inputs and attributes."""
 # they mean what the standard's do
 _NAMED = {(CONTRIB, op) for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "" in row.domains}
 
@@ -73,11 +74,17 @@ def evaluate_region(m: ProofInterpreter, region: Region, leaves: Mapping[int, Va
 
 
 def evaluate_nodes(
-    m: ProofInterpreter, graph: Graph, nodes: Sequence[gs.Node], env: MutableMapping[int, Any], own: Own | None = None
+    m: ProofInterpreter,
+    graph: Graph,
+    nodes: Sequence[gs.Node],
+    env: MutableMapping[int, Any],
+    definitions: Mapping[int, NodeDefinition] = MappingProxyType({}),
 ) -> None:
-    """Evaluate nodes in topological order; ``env`` gets their outputs, by the ids of the tensors.
+    """Evaluate nodes in topological order.
 
-    ``own``: the meaning of a node that is none of the standard's, None where it is.
+    Args:
+        env: gets their outputs, by the ids of the tensors.
+        definitions: what nodes compute that are not the standard's, by the ids of the nodes.
     """
     for node in nodes:
         m.node = id(node)
@@ -87,9 +94,9 @@ def evaluate_nodes(
         else:
             opset = graph.opset
         try:
-            meaning = own(node) if own is not None else None
-            if meaning is not None:
-                results = meaning(m, inputs, graph.attrs(node))
+            definition = definitions.get(id(node))
+            if definition is not None:
+                results = definition(m, inputs, graph.attrs(node))
             else:
                 results = _evaluate_node(m, graph, node, inputs, opset)
         except NotProved as e:
@@ -257,10 +264,6 @@ def _evaluate_function(
                 raise NotProved(ProofFailure.OP, "its zero point is not 0")
             known["Y"], known["y_scale"] = quantize_rows(m, known["result"], kind.name, least, largest)
             break
-        given = {
-            a.name: attrs[a.ref_attr_name] if a.ref_attr_name else onnx.helper.get_attribute_value(a)
-            for a in node.attribute
-        }
         m.node = at
         if node.op_type == "CastLike":
             known[node.output[0]] = known[node.input[0]]
@@ -268,6 +271,7 @@ def _evaluate_function(
         if any(a.ref_attr_name == "epsilon" for a in node.attribute) and node.op_type == "Constant":
             known[node.output[0]] = m.exact_epsilon(attrs["epsilon"])
             continue
+        given = function_bodies.call_attributes(node, attrs)
         results = apply_op_of_domain(
             m, node.op_type, "", [known[n] if n else None for n in node.input], given, opset, len(node.output)
         )

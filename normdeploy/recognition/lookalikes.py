@@ -40,13 +40,13 @@ def _read_division(graph: Graph, node: gs.Node) -> Finding | None:
         below = _walk_upwards(graph, denominator)
         if below.root or not below.reductions:
             continue
-        x, center = _uncentered_input(graph, numerator)
+        x, is_centered = _uncentered_input(graph, numerator)
         above = [_walk_upwards(graph, r.inputs[0], stop=(x, numerator)) for r in below.reductions]
-        reason = _describe_denominator(graph, below.reductions, above, center)
+        reason = _describe_denominator(graph, below.reductions, above, is_centered)
         if reason and all(a.met for a in above):
             nodes = sorted({id(n): n for w in (below, *above) for n in w.nodes}.values(), key=graph.position_of)
             nodes = [
-                *(n for n in [graph.producer(numerator)] if center and n is not None and n not in nodes),
+                *(n for n in [graph.producer(numerator)] if is_centered and n is not None and n not in nodes),
                 *nodes,
                 node,
             ]
@@ -115,20 +115,20 @@ def _walk_upwards(graph: Graph, t: gs.Tensor, stop: Sequence[gs.Tensor] = ()) ->
     return walk
 
 
-def _uncentered_input(graph: Graph, numerator: gs.Tensor) -> tuple[gs.Tensor, str]:
-    """x, and the op of the reduction of x that the numerator is x minus ("" where it is x itself)."""
+def _uncentered_input(graph: Graph, numerator: gs.Tensor) -> tuple[gs.Tensor, bool]:
+    """Return x, and whether the numerator is x minus a reduction of x, not x itself."""
     node = graph.producer(numerator)
     if node is not None and node.op == "Sub":
         for reduction in _walk_upwards(graph, node.inputs[1]).reductions:
             if _walk_upwards(graph, reduction.inputs[0], stop=node.inputs[:1]).met:
-                return node.inputs[0], reduction.op
-    return numerator, ""
+                return node.inputs[0], True
+    return numerator, False
 
 
 def _describe_denominator(
-    graph: Graph, reductions: Sequence[gs.Node], above: Sequence[_UpwardWalk], center: str
-) -> str:
-    """What the denominator is, "" where it is nothing that a norm is mistaken for."""
+    graph: Graph, reductions: Sequence[gs.Node], above: Sequence[_UpwardWalk], is_centered: bool
+) -> str | None:
+    """Say what the denominator is; None where it is nothing that a norm is mistaken for."""
     ops = {r.op for r in reductions}
     if {"ReduceMax", "ReduceMin"} <= ops:
         return "it divides by a range (largest minus smallest), no standard deviation"
@@ -139,8 +139,8 @@ def _describe_denominator(
             " standard deviation"
         )
     if "ReduceSumSquare" in ops or any(_is_square(graph, n) for a in above for n in a.nodes):
-        return f"it divides by {'a variance' if center else 'a mean or sum of squares'} whose root is not taken"
-    return ""
+        return f"it divides by {'a variance' if is_centered else 'a mean or sum of squares'} whose root is not taken"
+    return None
 
 
 def _is_square(graph: Graph, node: gs.Node) -> bool:

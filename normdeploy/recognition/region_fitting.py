@@ -57,11 +57,9 @@ def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
     else:
         unbiased = _fit_with_stored_epsilon(graph, region, fits[0])
     if len(fits) == 2 and unbiased is None:
-        wrong = _describe_size_difference(*fits)
-    else:
-        wrong = ""
-    if wrong:
-        return RejectedReading(wrong, region.y.name, region=region, fit=fits[0])
+        difference = _describe_size_difference(*fits)
+        if difference is not None:
+            return RejectedReading(difference, region.y.name, region=region, fit=fits[0])
     norm = _build_norm(graph, region, unbiased or fits[0], given[0], shape, dtype, ddof=0 if unbiased is None else 1)
     if isinstance(norm, Refusal):
         return RejectedReading(norm.reason, norm.tensor, region=region, fit=fits[0])
@@ -129,7 +127,8 @@ def _fit_with_stored_epsilon(graph: Graph, region: Region, fitted: NormFit) -> N
     return replace(fitted, gamma=fitted.gamma * factor, epsilon=exact)
 
 
-def _describe_size_difference(a: NormFit, b: NormFit) -> str:
+def _describe_size_difference(a: NormFit, b: NormFit) -> str | None:
+    """Say how two fits of one region at two sizes differ; None where they are one norm."""
     if (a.axes, a.split, a.centered, a.clamped) != (b.axes, b.split, b.centered, b.clamped):
         return "what it normalizes over changes with the dynamic sizes"
     same = abs(a.epsilon - b.epsilon) <= 1e-9 * max(a.epsilon, b.epsilon)
@@ -139,7 +138,7 @@ def _describe_size_difference(a: NormFit, b: NormFit) -> str:
     else:
         alike = abs(factor - 1) < 1e-9 or _has_varying_gamma(a) or _has_varying_gamma(b)
     if same and alike:
-        return ""
+        return None
     return "its epsilon or gamma depends on a dynamic size"
 
 

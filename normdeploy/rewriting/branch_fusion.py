@@ -60,7 +60,7 @@ def propose_branch_merge(graph: Graph, node: gs.Node, target: RewriteTarget) -> 
         unproved=lambda failure: _unmerged_remark(norms, failure),
         expressions=form.expressions,
         trial=fold_trial_maker((form.window,), graph.dtype(form.old)),
-        upon=tuple(norms),
+        revised_entries=tuple(norms),
         revise=lambda finding, certificate: _merged_finding(finding, certificate, form.became),
         then=lambda: _propose_fold_behind(graph, form.old, target),
     )

@@ -21,7 +21,7 @@ from ..forms.batch_norm import smallest_window
 from ..forms.channel_views import is_read_once
 from ..forms.constant_linear import ConstantLinear, channel_vector, constant_linear_of
 from ..graphs.graph import Graph, value_inputs
-from ..graphs.region import Refusal
+from ..graphs.region import Refusal, RefusedError
 from ..recognition.affine_chains import AffineChain, measure_affine
 from ..storage.onnx_domains import is_standard
 from .branch_expressions import BranchExpression, MergedBranchExpressions
@@ -123,9 +123,10 @@ def merge_branches(graph: Graph, node: gs.Node, parts: tuple[ParallelBranch, Par
     for frame, other in (parts, parts[::-1]):
         if frame.linear is None:
             continue
-        at = kernel_offset(frame.linear, other)
-        if isinstance(at, str):
-            reason = at
+        try:
+            at = kernel_offset(frame.linear, other)
+        except RefusedError as error:
+            reason = str(error)
             continue
         if dtype is None:
             return Refusal(f"the type of {y.name!r} is not known", y.name)
@@ -166,23 +167,26 @@ def branch_weight(frame: ConstantLinear, part: ParallelBranch) -> tuple[np.ndarr
     return w.reshape(*w.shape, *[1] * (frame.w.ndim - 2)), part.shift
 
 
-def kernel_offset(frame: ConstantLinear, part: ParallelBranch) -> tuple[int, ...] | str:
-    """Where the kernel of a branch lies in that of ``frame``, or why it does not."""
+def kernel_offset(frame: ConstantLinear, part: ParallelBranch) -> tuple[int, ...]:
+    """Return where the kernel of a branch begins in that of ``frame``, along each axis of places.
+
+    Raises:
+        RefusedError: it does not lie in it.
+    """
     other = part.linear
     if frame.w.ndim < 3:
-        return "it has no axes of places"
+        raise RefusedError("it has no axes of places")
     if other is None and frame.output_channels != frame.input_channels:
-        return (
-            f"{frame.title} has {frame.input_channels} channels before and {frame.output_channels} behind it, "
-            "its parallel branch as"
-            " many as its input"
+        raise RefusedError(
+            f"{frame.title} has {frame.input_channels} channels before and {frame.output_channels} behind it, its"
+            " parallel branch as many as its input"
         )
     if any(
         str(v.attrs.get("auto_pad", "NOTSET")) not in ("NOTSET", "b'NOTSET'") for v in (frame, other) if v is not None
     ):
-        return f"{frame.title} and its parallel branch pad by a rule (auto_pad)"
+        raise RefusedError(f"{frame.title} and its parallel branch pad by a rule (auto_pad)")
     if other is not None and (other.groups != frame.groups or other.w.shape[:2] != frame.w.shape[:2]):
-        return f"{frame.title} and {other.title} beside it differ in groups or channels"
+        raise RefusedError(f"{frame.title} and {other.title} beside it differ in groups or channels")
     axes = frame.w.ndim - 2
     places = []
     for i in range(axes):
@@ -193,12 +197,12 @@ def kernel_offset(frame: ConstantLinear, part: ParallelBranch) -> tuple[int, ...
         else:
             beside = f"{other.title} beside it"
         if own[0] != stride:
-            return f"{frame.title} has the stride {stride}, {beside} {own[0]}"
+            raise RefusedError(f"{frame.title} has the stride {stride}, {beside} {own[0]}")
         if own[1] != dilation and own[4] > 1:
-            return f"{frame.title} has the dilation {dilation}, {beside} {own[1]}"
+            raise RefusedError(f"{frame.title} has the dilation {dilation}, {beside} {own[1]}")
         at, rest = divmod(begin - own[2], dilation)
         if rest or at < 0 or at + own[4] > kernel or end - own[3] != (kernel - own[4] - at) * dilation:
-            return f"the paddings of {frame.title} and of {beside} do not line up"
+            raise RefusedError(f"the paddings of {frame.title} and of {beside} do not line up")
         places.append(at)
     return tuple(places)
 

@@ -7,8 +7,9 @@ at by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import onnx_graphsurgeon as gs
 
@@ -22,7 +23,7 @@ from ..proof.computed_constants import ComputedConstants
 from ..proof.equivalence import Equivalence, equivalence_of_regions
 from ..proof.identity_check import Identity
 from ..proof.proof_errors import NotProved, ProofFailure
-from ..proof.prover import check_stored_constants, prove, prove_for_any_length, prove_identity
+from ..proof.prover import ProofMemo, check_stored_constants, prove, prove_for_any_length, prove_identity, prove_once
 from ..proof.region_evaluation import is_stored_as_half
 from ..proof.sampler import StoredConstant, compare_contents
 from .initializer_check import require_same_as_file
@@ -35,8 +36,6 @@ _FEW = 4
 _NAMED = 16
 # whose taps are told apart: their number is no length
 _KERNELS = ("Conv", "ConvTranspose")
-
-Memo = MutableMapping[object, Identity | NotProved]
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def rewrite_of(graph: Graph, pair: ResultPair) -> Rewrite | Refusal:
 
 def prove_pairs(
     graph: Graph,
-    memo: Memo,
+    memo: ProofMemo,
     pairs: Sequence[ResultPair],
     *,
     expressions: ComputedConstants | None = None,
@@ -111,7 +110,7 @@ def failure_reason(failure: Failure) -> str:
 
 
 def certify_rewrites(
-    memo: Memo,
+    memo: ProofMemo,
     rewrites: Sequence[Rewrite],
     expressions: ComputedConstants | None = None,
     partly_hidden: Collection[gs.Tensor] = (),
@@ -143,12 +142,7 @@ def certify_rewrites(
                 bool(names),
                 numbers,
             )
-            if key not in memo:
-                try:
-                    memo[key] = show(sides)
-                except NotProved as e:
-                    memo[key] = _without_traceback(e)
-            proof = memo[key]
+            proof = prove_once(memo, key, partial(show, sides))
             if isinstance(proof, Identity):
                 # which may be made of the elements of constants: of this rewrite alone
                 if proof.epsilons:
@@ -180,12 +174,6 @@ def certify_sides(sides: Callable[[], Iterable[Equivalence]]) -> Certificate:
         whole = combine_certificates(whole, certificate_of(proved))
     assert whole is not None
     return whole
-
-
-def _without_traceback(error: NotProved) -> NotProved:
-    """Without the frames of the attempts before it, too, which would hold all that was evaluated."""
-    error.__traceback__ = error.__context__ = error.__cause__ = None
-    return error
 
 
 def unproved_finding(finding: Finding, failure: Failure) -> Finding:

@@ -24,7 +24,7 @@ from ..recognition.constant_subgraphs import (
     find_constant_norms,
     find_constant_subgraphs,
 )
-from .proposals import COMPUTED, RewriteTarget, StoredTensor, Sweep, Told, propose_stored
+from .proposals import COMPUTED, ProposeResult, RewriteTarget, StoredTensor, Sweep, propose_stored
 
 STAGE = "constants"
 # bytes by which a file may grow in all
@@ -43,7 +43,7 @@ def note_constant_norms(graph: Graph) -> Sweep:
 
 def _iter_proposals(
     graph: Graph, norms: Sequence[ConstantNorm], target: RewriteTarget
-) -> Iterator[tuple[gs.Node, Told]]:
+) -> Iterator[tuple[gs.Node, ProposeResult]]:
     """Propose to store what constants alone feed, then tell of ``norms``."""
     left = _SLACK
     # Of nodes that have to stay, by id.

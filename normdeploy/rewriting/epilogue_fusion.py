@@ -46,7 +46,7 @@ class EpilogueFusion:
     attrs: dict[str, float | int]
     grouping: NormGrouping
     # the norm's own op, and those before and behind it
-    core: str
+    norm_op: str
     before: str = ""
     behind: str = ""
     # new nodes in front, which bring an input into shape
@@ -291,7 +291,7 @@ def _epilogue_proposal(graph: Graph, found: EpilogueFusion, target: RewriteTarge
         trial=None
         if told.certificate is not None
         else make_epilogue_trial(found.grouping, scale, oldest_opset(found.op)),
-        upon=() if norm is None else (norm,),
+        revised_entries=() if norm is None else (norm,),
         revise=lambda finding, certificate: _epilogue_finding(finding, found, node, certificate, target.wanted.census),
     )
 
@@ -312,7 +312,9 @@ def _epilogue_finding(
         norm,
         status="fused",
         tensor=proposal.old[0].name,
-        spelling=" ".join(filter(None, (proposal.before, norm.spelling if again else proposal.core, proposal.behind))),
+        spelling=" ".join(
+            filter(None, (proposal.before, norm.spelling if again else proposal.norm_op, proposal.behind))
+        ),
         became=f"{DOMAIN}.{proposal.op}({_format_attributes(proposal.attrs)})",
         reason="",
         certificate=combine_certificates(norm.certificate, certificate),

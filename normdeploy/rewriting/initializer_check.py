@@ -30,7 +30,7 @@ def require_same_as_file(graph: Graph, constants: Iterable[gs.Tensor]) -> None:
         key = ("as in the file", id(t))
         if key not in graph.memo:
             graph.memo[key] = _describe_difference(graph, t)
-        if graph.memo[key]:
+        if graph.memo[key] is not None:
             raise NotProved(ProofFailure.STORED, str(graph.memo[key]), t.name)
 
 
@@ -49,23 +49,23 @@ def _initializers_behind(graph: Graph, constants: Iterable[gs.Tensor]) -> Iterat
             stack += value_inputs(node)
 
 
-def _describe_difference(graph: Graph, t: gs.Constant) -> str:
-    """What was read otherwise than the file has it, "" where nothing was."""
+def _describe_difference(graph: Graph, t: gs.Constant) -> str | None:
+    """Say what was read otherwise than the file has it; None where nothing was."""
     try:
         tensor = graph.file_initializer(t)
     except GraphError as e:
         return str(e)
     if tensor is None:
-        return ""
+        return None
     read = stored_array(t)
     held = tensor_array(tensor)
     if read is held:
-        return ""
+        return None
     if read.shape != held.shape:
         return f"{t.name!r} was read in the shape {list(read.shape)}, and the file has {list(held.shape)}"
     if not _have_same_bits(read, held):
         return f"{t.name!r} was read as other numbers than the file has"
-    return ""
+    return None
 
 
 def _have_same_bits(read: np.ndarray, held: np.ndarray) -> bool:

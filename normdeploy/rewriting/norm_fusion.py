@@ -24,7 +24,7 @@ from ..recognition.norm_facts import Norm, RootCandidate
 from ..recognition.norm_fit import Clarity, RejectedReading
 from ..recognition.numerators import explain_numerator
 from .certification import Failure, ResultPair, unproved_finding
-from .proposals import NodeReplacement, Proposal, RewriteTarget, Told
+from .proposals import NodeReplacement, Proposal, ProposeResult, RewriteTarget
 from .rewrite_ledger import RewriteOptions
 from .rounding_verdicts import norm_trial_maker
 
@@ -35,7 +35,7 @@ _TRIES = 4
 _Rejection = tuple[RejectedReading, Norm | None]
 
 
-def propose_norm(graph: Graph, root: gs.Node, target: RewriteTarget) -> Told:
+def propose_norm(graph: Graph, root: gs.Node, target: RewriteTarget) -> ProposeResult:
     """Propose the norm around one root in its best form."""
     around = candidate_at(graph, root) if is_anchor(graph, root) else None
     if around is None:
@@ -59,7 +59,7 @@ class _NormSearch:
     tries: int = _TRIES
 
 
-def _propose_at_candidate(search: _NormSearch, around: RootCandidate) -> Told:
+def _propose_at_candidate(search: _NormSearch, around: RootCandidate) -> ProposeResult:
     graph = search.graph
     root = search.root
     best, refusals = _best_reading(graph, around, search.target.wanted)
@@ -74,7 +74,7 @@ def _propose_at_candidate(search: _NormSearch, around: RootCandidate) -> Told:
     if search.within is not None and norm.kind != search.within.kind:
         return None
     portable = search.target.wanted.fuse == "portable" and third_party.third_party_row(root.domain, root.op) is not None
-    if is_norm_node(root) and (form.core == root.op or portable) and len(_data_nodes(graph, norm)) <= len(form.nodes):
+    if is_norm_node(root) and (form.op == root.op or portable) and len(_data_nodes(graph, norm)) <= len(form.nodes):
         if function_op_row(root.domain, root.op) is None:
             standard = "standard "
         else:
@@ -89,12 +89,12 @@ def _norm_proposal(search: _NormSearch, around: RootCandidate, norm: Norm, form:
     finding = _norm_finding(search, norm, "fused", form)
     finding = replace(finding, proved=("identity",), notes=(*form.notes, *norm.notes))
 
-    def retry_without_guesses() -> Told:
+    def retry_without_guesses() -> ProposeResult:
         """The same, read without what was guessed."""
         graph.memo.pop(norm.region.template, None)
         return _propose_at_candidate(search, around)
 
-    def try_smaller(failure: Failure) -> Iterator[Told]:
+    def try_smaller(failure: Failure) -> Iterator[ProposeResult]:
         certificate = failure if isinstance(failure, Certificate) else None
         inner = replace(search, within=norm, tries=search.tries - 1)
         for candidate_inside in (
@@ -163,10 +163,10 @@ def _smaller_candidates(
     return ([replace(around, xs=xs)] if xs else []) + ([replace(around, ys=ys)] if ys else [])
 
 
-def _fuse_with_preceding(search: _NormSearch, form: NormForm) -> Told:
+def _fuse_with_preceding(search: _NormSearch, form: NormForm) -> ProposeResult:
     """The norm just written together with what lies before it, where that is one node too: in two steps it may be
     proved."""
-    node = next(n for n in form.nodes if n.op == form.core)
+    node = next(n for n in form.nodes if n.op == form.op)
     around = candidate_at(search.graph, node)
     if around is None:
         return None
@@ -177,7 +177,7 @@ def _join_findings(first: Finding, then: Finding, form: NormForm) -> Finding:
     """One finding of a norm and what was fused with it in a second step."""
     return replace(
         then,
-        spelling=then.spelling.replace(form.core, first.spelling),
+        spelling=then.spelling.replace(form.op, first.spelling),
         notes=(*first.notes, *then.notes),
         certificate=combine_certificates(first.certificate, then.certificate),
     )

@@ -216,10 +216,10 @@ def _rewrite_once(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[Rewri
     out = raise_opset_number(out, work.opset)
     if wanted.fuse == "portable" or may_use_function_ops(out):
         attach_functions(out, default_domain_opset(out))
-    name = shadows.written_clash(out) or (
-        shadows.standard_clash if default_domain_opset(out) != default_domain_opset(source) else ""
-    )
-    if not name:
+    name = shadows.written_clash(out)
+    if name is None and default_domain_opset(out) != default_domain_opset(source):
+        name = shadows.standard_clash
+    if name is None:
         return work, shadows.restore_names(out)
     reason = (
         f"the file has a function {name!r}, and a file with the rewrite would take it for ONNX's op, or ONNX's op for"

@@ -76,7 +76,7 @@ class StoredTensor:
 class Remark:
     """What is told besides of norms that have a finding."""
 
-    upon: Sequence[LedgerEntry]
+    entries: Sequence[LedgerEntry]
     revise: Callable[[Finding], Finding]
 
 
@@ -96,7 +96,7 @@ class Proposal:
         trial: makes what onnxruntime shall run of both sides, of (rewrites, a number that no other trial has).
         kind: equal for proposals that differ in gamma and beta alone, of which a few are run.
         only_for_speed: whether it is taken back where it costs accuracy, and no norm is rewritten by it.
-        upon: norms that it says something of, in the place of a finding of its own.
+        revised_entries: norms that it says something of, in the place of a finding of its own.
         revise: makes their findings, of (finding, certificate).
         stored: gives the proposal as the file shall hold it, once it is proved.
         shared: what others that read the same may read from now on.
@@ -119,13 +119,13 @@ class Proposal:
     trial: Callable[[Sequence[Rewrite], int], RoundingTrial | None] | None = None
     kind: object = None
     only_for_speed: bool = False
-    upon: tuple[LedgerEntry, ...] = ()
+    revised_entries: tuple[LedgerEntry, ...] = ()
     revise: Callable[[Finding, Certificate | None], Finding] | None = None
     stored: Callable[[Proposal], Proposal] | None = None
     shared: Mapping[tuple[object, ...], gs.Tensor] = field(default_factory=dict)
-    otherwise: Callable[[Failure], Iterable[Told]] | None = None
-    instead: Callable[[], Told] | None = None
-    then: Callable[[], Told] | None = None
+    otherwise: Callable[[Failure], Iterable[ProposeResult]] | None = None
+    instead: Callable[[], ProposeResult] | None = None
+    then: Callable[[], ProposeResult] | None = None
     joined: Callable[[Finding, Finding], Finding] | None = None
 
     @property
@@ -159,9 +159,9 @@ def propose_stored(old: gs.Tensor, module: str, values: Sequence[StoredTensor], 
     return Proposal(told, (), (), unproved=ignore_failure, values=tuple(values), only_for_speed=True, **more)
 
 
-Told = Proposal | Finding | Remark | None
-Propose = Callable[[Graph, gs.Node, RewriteTarget], Told]
-Sweep = Callable[[RewriteTarget], Iterator[tuple[gs.Node, Told]]]
+ProposeResult = Proposal | Finding | Remark | None
+Propose = Callable[[Graph, gs.Node, RewriteTarget], ProposeResult]
+Sweep = Callable[[RewriteTarget], Iterator[tuple[gs.Node, ProposeResult]]]
 """Proposes for a whole graph: each time the node at which it begins. It goes on once that is decided."""
 
 

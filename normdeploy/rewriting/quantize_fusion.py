@@ -74,7 +74,7 @@ def propose_quantize_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) 
         (_quantized_replacement(row, norm, node, made, tail),),
         unproved=lambda failure: _kept_remark(told, _unproved_reason(failure)),
         opset=oldest_opset(row.op),
-        upon=(told,),
+        revised_entries=(told,),
         revise=lambda finding, certificate: _fused_finding(graph, finding, norm, made, tail, certificate, target),
     )
 

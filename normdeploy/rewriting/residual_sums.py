@@ -51,7 +51,7 @@ def propose_residual_sum(graph: Graph, node: gs.Node, target: RewriteTarget) -> 
         graph.module(add),
         (pair_of(graph, total, summands, made.outputs[0]),),
         trial=fold_trial_maker((), dtype),
-        upon=() if norm is None else (norm,),
+        revised_entries=() if norm is None else (norm,),
         revise=None if norm is None else _with_sum_note,
     )
 

@@ -107,7 +107,7 @@ class RewriteLedger:
     def __init__(self) -> None:
         self.entries: list[LedgerEntry] = []
         # What was computed once, activations, attentions, linear layers: rewrites that are no norm's.
-        self.aside: list[LedgerEntry] = []
+        self.non_norm_entries: list[LedgerEntry] = []
         # Steps whose result onnxruntime can't run, or not well enough, and what is told of them.
         self.gross: dict[RewriteStep, Finding] = {}
         self._kinds: dict[object, list[LedgerEntry]] = {}
@@ -151,7 +151,7 @@ class RewriteLedger:
     def steps_taken(self) -> list[tuple[RewriteStep, Finding]]:
         """Every step that changed the graph, with what is told of it."""
         made = [entry for entry in self.entries if entry.finding.status in MADE]
-        return [(step, entry.finding) for entry in (*made, *self.aside) for step in entry.steps]
+        return [(step, entry.finding) for entry in (*made, *self.non_norm_entries) for step in entry.steps]
 
     # ------------------------------------------------------------------ what onnxruntime makes of both sides
 

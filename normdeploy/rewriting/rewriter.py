@@ -22,7 +22,7 @@ from ..proof.identity_check import Identity
 from ..proof.proof_errors import NotProved
 from . import certification, rounding_verdicts
 from .certification import Failure, Rewrite
-from .proposals import NodeReplacement, Proposal, Propose, Remark, RewriteTarget, StoredTensor, Sweep, Told
+from .proposals import NodeReplacement, Proposal, Propose, ProposeResult, Remark, RewriteTarget, StoredTensor, Sweep
 from .proved_nodes import NodeSeal, require_sealed, seal_nodes
 from .rewrite_ledger import LedgerEntry, RewriteLedger, RewriteOptions, RewriteStep
 
@@ -139,7 +139,7 @@ class Rewriter:
 
     # ------------------------------------------------------------------ deciding
 
-    def _take_proposal(self, told: Told, step: RewriteStep, entry: LedgerEntry | None = None) -> Outcome:
+    def _take_proposal(self, told: ProposeResult, step: RewriteStep, entry: LedgerEntry | None = None) -> Outcome:
         """Make a proposal, or what it names to be tried in its place.
 
         Args:
@@ -198,14 +198,16 @@ class Rewriter:
         self._shared.update(stored.shared)
         self.opset = max(self.opset, stored.opset)
         revise = stored.revise or _with_certificate
-        if stored.upon:
+        if stored.revised_entries:
             last = stored.changes[-1].old.name
-            self.ledger.revise_findings(last, stored.upon, step, lambda finding: revise(finding, decided.certificate))
+            self.ledger.revise_findings(
+                last, stored.revised_entries, step, lambda finding: revise(finding, decided.certificate)
+            )
             return self._follow_up(stored, own, step)
         own.finding = revise(stored.finding, decided.certificate)
         if entry is None:
             own.steps.append(step)
-            (self.ledger.aside if stored.only_for_speed else self.ledger.entries).append(own)
+            (self.ledger.non_norm_entries if stored.only_for_speed else self.ledger.entries).append(own)
         return self._follow_up(stored, own, step)
 
     def _plan_trial(self, proposal: Proposal, rewrites: Sequence[Rewrite], own: LedgerEntry, step: RewriteStep) -> None:
@@ -214,7 +216,7 @@ class Rewriter:
             return
         trial = None if proposal.trial is None else proposal.trial(rewrites, self.ledger.pending_trial_count)
         if trial is not None:
-            entry = proposal.upon[0] if proposal.upon else own
+            entry = proposal.revised_entries[0] if proposal.revised_entries else own
             self.ledger.plan_trial(entry, step, trial, proposal.finding if proposal.only_for_speed else None)
 
     def _replace_nodes(self, change: NodeReplacement) -> None:
@@ -249,7 +251,7 @@ class Rewriter:
 
     def _record_outcome(self, outcome: Outcome) -> None:
         if isinstance(outcome, Remark):
-            for entry in outcome.upon:
+            for entry in outcome.entries:
                 entry.finding = outcome.revise(entry.finding)
         if isinstance(outcome, Finding) and not self.ledger.has_same_finding(outcome):
             self.ledger.entries.append(LedgerEntry(outcome))

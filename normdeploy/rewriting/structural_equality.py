@@ -13,15 +13,15 @@ import onnx_graphsurgeon as gs
 
 from ..graphs.graph import Graph
 from ..graphs.own_op_functions import DOMAIN
-from ..norms.function_bodies import norm_function_body
+from ..norms.function_bodies import call_attributes, norm_function_body
 from ..norms.norm_table import OURS, NormOp
 
 # attributes of QuantizeLinear that change nothing: along which axis one scale varies, and the default of saturate
 _NEUTRAL: Mapping[str, Any] = {"saturate": 1, "block_size": 0, "precision": 0}
 
 
-def describe_difference(graph: Graph, row: NormOp, made: gs.Node, old: Sequence[gs.Node]) -> str:
-    """Where the body of ``made`` is not the ``old`` nodes, in their order; "" where it is.
+def describe_difference(graph: Graph, row: NormOp, made: gs.Node, old: Sequence[gs.Node]) -> str | None:
+    """Say where the body of ``made`` is not the ``old`` nodes, in their order; None where it is.
 
     A tensor is known by itself, whatever it is called, and a constant of one element by that.
     """
@@ -43,7 +43,7 @@ def describe_difference(graph: Graph, row: NormOp, made: gs.Node, old: Sequence[
     kept = [same.get(id(t)) for n in old for t in n.outputs]
     ends = [id(t) for t in made.outputs]
     if all(end in kept for end in ends):
-        return ""
+        return None
     return f"{row.op} makes other results"
 
 
@@ -74,16 +74,11 @@ def _flatten_nodes(graph: Graph, nodes: Sequence[gs.Node], opset: int) -> Iterat
         names: dict[str, object] = dict(zip(function.input, inputs, strict=True))
         names |= {name: id(t) for name, t in zip(function.output, node.outputs, strict=False)}
         for inner in function.node:
-            if inner.op_type == "Constant" and not inner.attribute[0].ref_attr_name:
-                names[inner.output[0]] = _constant_key(np.asarray(onnx.helper.get_attribute_value(inner.attribute[0])))
-                continue
+            attrs = call_attributes(inner, own)
             if inner.op_type == "Constant":
-                names[inner.output[0]] = _constant_key(np.asarray(own[inner.attribute[0].ref_attr_name]))
+                (value,) = attrs.values()
+                names[inner.output[0]] = _constant_key(np.asarray(value))
                 continue
-            attrs = {
-                a.name: own[a.ref_attr_name] if a.ref_attr_name else onnx.helper.get_attribute_value(a)
-                for a in inner.attribute
-            }
             read, made = (tuple(names.get(n, (id(node), n)) for n in ns) for ns in (inner.input, inner.output))
             yield _FlatNode(inner.op_type, full_attributes(inner.op_type, attrs, opset), read, made)
 

@@ -12,8 +12,9 @@ from normdeploy.graphs.region import Region, compile_region
 from normdeploy.graphs.symbolic_sizes import Size
 from normdeploy.proof.axis_plan import AxisPlan
 from normdeploy.proof.proof_errors import ProofFailure
+from normdeploy.proof.prover import ProofMemo
 from normdeploy.proof.sample_points import equivalence_classes, representative_places
-from normdeploy.rewriting.certification import Memo, Rewrite, certify_rewrites
+from normdeploy.rewriting.certification import Rewrite, certify_rewrites
 from normdeploy.rewriting.norm_optimizer import optimize_norms
 from tests.support import run_onnxruntime
 
@@ -126,7 +127,7 @@ def test_what_was_proved_of_one_constant_is_not_taken_over_for_one_of_another_si
     named = "before = Add(before1, before2) after = Add(after1, after2)"
     graph = graph_of(both + named, shape="N, 8", g1=first, g2=second)
     tensors = {t.name: t for n in graph.nodes for t in (*n.inputs, *n.outputs)}
-    memo: Memo = {}
+    memo: ProofMemo = {}
     found = []
     for i in "12":
         sides = regions_between(graph, tensors[f"before{i}"], tensors[f"after{i}"])
@@ -270,7 +271,7 @@ def test_what_was_proved_of_large_constants_that_are_equal_is_not_taken_over_for
     named = "before = Add(before1, before2) after = Add(after1, after2)"
     graph = graph_of(body + named, shape="N, 260", a1=w, b1=w, a2=w, b2=v)
     tensors = {t.name: t for n in graph.nodes for t in (*n.inputs, *n.outputs)}
-    memo: Memo = {}
+    memo: ProofMemo = {}
     found = [
         bool(certify_rewrites(memo, [regions_between(graph, tensors[f"before{i}"], tensors[f"after{i}"])]))
         for i in "12"

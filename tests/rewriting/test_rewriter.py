@@ -13,7 +13,14 @@ from normdeploy.errors import ExportError
 from normdeploy.findings.records import Certificate, Finding
 from normdeploy.graphs.graph import Graph
 from normdeploy.rewriting.certification import Failure, pair_of
-from normdeploy.rewriting.proposals import NodeReplacement, Proposal, Remark, RewriteTarget, Told, ignore_failure
+from normdeploy.rewriting.proposals import (
+    NodeReplacement,
+    Proposal,
+    ProposeResult,
+    Remark,
+    RewriteTarget,
+    ignore_failure,
+)
 from normdeploy.rewriting.proved_nodes import require_sealed
 from normdeploy.rewriting.rewrite_ledger import LedgerEntry, RewriteOptions, RewriteStep
 from normdeploy.rewriting.rewriter import Rewriter
@@ -40,8 +47,8 @@ def proposal_of(graph: Graph, node: gs.Node, op: str) -> Proposal | None:
     )
 
 
-def propose(op: str, **more: object) -> Callable[[Graph, gs.Node, RewriteTarget], Told]:
-    def at(graph: Graph, node: gs.Node, target: RewriteTarget) -> Told:
+def propose(op: str, **more: object) -> Callable[[Graph, gs.Node, RewriteTarget], ProposeResult]:
+    def at(graph: Graph, node: gs.Node, target: RewriteTarget) -> ProposeResult:
         proposal = proposal_of(graph, node, op)
         return None if proposal is None else replace(proposal, **more)
 
@@ -88,7 +95,7 @@ def test_the_failure_is_told_as_the_transform_says() -> None:
 
 
 def test_the_first_alternative_that_is_proved_is_made() -> None:
-    def attempt(graph: Graph, node: gs.Node, target: RewriteTarget) -> Told:
+    def attempt(graph: Graph, node: gs.Node, target: RewriteTarget) -> ProposeResult:
         wrong = proposal_of(graph, node, "Mul")
         if wrong is None:
             return None
@@ -133,7 +140,7 @@ def test_a_rewrite_of_a_norm_changes_its_finding_and_adds_a_step() -> None:
     def note(finding: Finding, certificate: Certificate | None) -> Finding:
         return replace(finding, notes=("a sum",))
 
-    rewriter.apply("sums", propose("Add", upon=(norm,), revise=note))
+    rewriter.apply("sums", propose("Add", revised_entries=(norm,), revise=note))
     assert rewriter.ledger.entries == [norm]
     assert norm.finding.notes == ("a sum",)
     assert [step.stage for step in norm.steps] == ["norms", "sums"]
@@ -153,7 +160,7 @@ def test_a_remark_changes_findings_alone() -> None:
 def test_what_follows_is_tried_once_a_proposal_is_made() -> None:
     """-(-a) - (-b): first the sum, then what reads its result."""
 
-    def at(graph: Graph, node: gs.Node, target: RewriteTarget) -> Told:
+    def at(graph: Graph, node: gs.Node, target: RewriteTarget) -> ProposeResult:
         proposal = proposal_of(graph, node, "Add") if node.outputs[0].name == "s" else None
         if proposal is None:
             return None
