@@ -1,6 +1,6 @@
 """Float64 references of norm ops that are not standard ONNX, each written from its owner's documentation in numpy.
 
-They know nothing of `normdeploy.norms.definitions`, which are judged by them.
+They know nothing of the definitions in `normdeploy.norms`, which are judged by them.
 
 - onnxruntime's contrib ops: docs/ContribOperators.md (GroupNorm, SkipGroupNorm, EmbedLayerNormalization). Its layer
   norms are in `normdeploy.evaluate.evaluator` already, because a float64 evaluation may meet them anywhere.

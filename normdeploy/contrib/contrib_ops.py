@@ -1,7 +1,7 @@
-"""Foreign norm nodes written as standard nodes, by their definitions (`normdeploy.norms.definitions`): onnxruntime's
+"""Foreign norm nodes written as standard nodes, by their definitions (`normdeploy.norms`): onnxruntime's
 contrib ops, and GroupNormalization as it was before opset 21.
 
-An op's function gets the `ExpansionWriter` and the node's attributes; it raises Refused where the node can't be
+An op's function gets the `ExpansionWriter` and the node's attributes; it raises RefusedError where the node can't be
 written.
 """
 
@@ -12,12 +12,12 @@ from collections.abc import Callable
 import onnx
 
 from ..graphs.region import RefusedError
-from ..norms import definitions
-from ..norms.definitions import Definition
+from ..norms import onnx_norms
+from ..norms.interpreter import EPSILON
 from ..norms.norm_table import CONTRIB, OpOwner, rows_of_owner
 from ..storage.nonstandard_norms import is_nonstandard_norm
 from ..storage.onnx_domains import is_standard
-from .expansion_writer import Attrs, ExpansionWriter, ForeignOp, make_foreign_op
+from .expansion_writer import Attrs, ExpansionWriter, ForeignOp
 from .tensorrt_plugins import PLUGINS
 
 
@@ -34,38 +34,25 @@ def foreign_op_of(node: onnx.NodeProto, opset: int) -> ForeignOp | None:
     return PLUGINS.get(node.op_type)
 
 
-def _skip_layer_norm(w: ExpansionWriter, attrs: Attrs) -> None:
-    _skip_norm(w, attrs, definitions.skip_layer_norm)
+def _check_skip_layer_norm(w: ExpansionWriter, attrs: Attrs) -> None:
+    w.learn_elem_type(w.input_name(0), w.input_name(1), w.input_name(2))
 
 
-def _skip_simplified_layer_norm(w: ExpansionWriter, attrs: Attrs) -> None:
+def _check_skip_rms_norm(w: ExpansionWriter, attrs: Attrs) -> None:
     if w.wants_output(1):
         raise RefusedError("its mean is wanted, and it takes none")
-    _skip_norm(w, attrs, definitions.skip_rms_norm)
+    _check_skip_layer_norm(w, attrs)
 
 
-def _skip_norm(w: ExpansionWriter, attrs: Attrs, definition: Definition) -> None:
-    w.learn_elem_type(w.input_name(0), w.input_name(1), w.input_name(2))
-    *_, total = w.expand_definition(definition, attrs)
-    w.alike.append(str(total))
-
-
-def _embed_layer_norm(w: ExpansionWriter, attrs: Attrs) -> None:
+def _check_embed_layer_norm(w: ExpansionWriter, attrs: Attrs) -> None:
     if w.opset < 10:
         raise RefusedError(f"opset {w.opset} has no Slice with inputs (10)")
-    w.expand_definition(definitions.embed_layer_norm, attrs)
 
 
-def _ort_group_norm(w: ExpansionWriter, attrs: Attrs) -> None:
-    _check_ort_groups(w, attrs)
-    w.expand_definition(definitions.ort_group_norm, attrs)
-
-
-def _skip_group_norm(w: ExpansionWriter, attrs: Attrs) -> None:
+def _check_skip_group_norm(w: ExpansionWriter, attrs: Attrs) -> None:
     if not attrs.get("channels_last", 1):
         raise RefusedError("it is not defined for channels_last = 0")
     _check_ort_groups(w, attrs)
-    w.expand_definition(definitions.skip_group_norm, attrs)
 
 
 def _check_ort_groups(w: ExpansionWriter, attrs: Attrs) -> None:
@@ -76,8 +63,8 @@ def _check_ort_groups(w: ExpansionWriter, attrs: Attrs) -> None:
     w.require_divisible_groups(w.input_name(0), -1 if attrs.get("channels_last", 1) else 1, attrs["groups"])
 
 
-def _group_norm_18(w: ExpansionWriter, attrs: Attrs) -> None:
-    """With one scale and bias a channel where the number of channels is static: later opsets have such a node."""
+def _write_group_norm_18(w: ExpansionWriter, attrs: Attrs) -> None:
+    """Write one scale and bias a channel where the number of channels is static: later opsets have such a node."""
     x = w.input_name(0)
     groups = attrs["num_groups"]
     w.require_divisible_groups(x, 1, groups)
@@ -87,11 +74,11 @@ def _group_norm_18(w: ExpansionWriter, attrs: Attrs) -> None:
             raise RefusedError(f"{t!r} has {length} values; at opset {w.opset} it has one for each group: {groups}")
     channels = w.shape_of(x)[1]
     if not isinstance(channels, int):
-        w.expand_definition(definitions.group_norm, attrs)
+        w.expand_definition(onnx_norms.group_norm, attrs)
         return
     scale, bias = (_repeat_values(w, t, channels // groups) for t in w.node.input[1:3])
-    epsilon = attrs.get("epsilon", definitions.EPSILON)
-    w.expand_definition(definitions.group_norm_21, {"groups": groups, "epsilon": epsilon}, (x, scale, bias))
+    epsilon = attrs.get("epsilon", EPSILON)
+    w.expand_definition(onnx_norms.group_norm_21, {"groups": groups, "epsilon": epsilon}, (x, scale, bias))
 
 
 def _repeat_values(w: ExpansionWriter, t: str, times: int) -> str:
@@ -100,19 +87,19 @@ def _repeat_values(w: ExpansionWriter, t: str, times: int) -> str:
     return w.reshape(column, [-1])
 
 
-_WRITERS: dict[str, Callable[[ExpansionWriter, Attrs], None]] = {
-    "SkipLayerNormalization": _skip_layer_norm,
-    "SkipSimplifiedLayerNormalization": _skip_simplified_layer_norm,
-    "EmbedLayerNormalization": _embed_layer_norm,
-    "GroupNorm": _ort_group_norm,
-    "SkipGroupNorm": _skip_group_norm,
+_CHECKS: dict[str, Callable[[ExpansionWriter, Attrs], None]] = {
+    "SkipLayerNormalization": _check_skip_layer_norm,
+    "SkipSimplifiedLayerNormalization": _check_skip_rms_norm,
+    "EmbedLayerNormalization": _check_embed_layer_norm,
+    "GroupNorm": _check_ort_groups,
+    "SkipGroupNorm": _check_skip_group_norm,
 }
 """Of ops that are refused in some forms, or of which more is known than their definition says."""
 
-ONNXRUNTIME_OPS = {op: make_foreign_op(row, _WRITERS.get(op)) for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items()}
+ONNXRUNTIME_OPS = {op: ForeignOp(row, _CHECKS.get(op)) for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items()}
 # those in ONNX's own domain
 _STRAYS = {
     **PLUGINS,
     **{op: ONNXRUNTIME_OPS[op] for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "" in row.domains},
-    **{op: make_foreign_op(row, _group_norm_18) for op, row in rows_of_owner(OpOwner.ONNX_18).items()},
+    **{op: ForeignOp(row, write=_write_group_norm_18) for op, row in rows_of_owner(OpOwner.ONNX_18).items()},
 }

@@ -86,7 +86,7 @@ def _expansion_equivalence(
     node = writer.node
     opset = writer.opset
     wanted = [i for i, name in enumerate(node.output) if name]
-    definition = TABLE[op.owner, node.op_type]
+    definition = TABLE[op.row.owner, node.op_type]
     leaves, inputs_of = (
         _embedding_leaves(node, sizes) if node.op_type == "EmbedLayerNormalization" else _plain_leaves(sizes)
     )
@@ -157,6 +157,6 @@ def _proof_key(op: ForeignOp, writer: ExpansionWriter, sizes: Mapping[str, Shape
             tuple(sorted(a.SerializeToString(deterministic=True) for a in n.attribute)),
         )
 
-    own = (op.owner, writer.opset, node_key(node), *(node_key(n) for n in writer.nodes))
+    own = (op.row.owner, writer.opset, node_key(node), *(node_key(n) for n in writer.nodes))
     stored = tuple((input_indices([t.name]), t.data_type, tuple(t.dims), t.raw_data) for t in writer.initializers)
     return (*own, stored, tuple((input_indices([name]), tuple(map(size_key, shape))) for name, shape in sizes.items()))

@@ -15,9 +15,8 @@ from ..norms.norm_table import OpOwner, rows_of_owner
 from ..recognition.anchors import is_norm_node
 from ..storage.onnx_domains import STANDARD
 from .contrib_ops import foreign_op_of
-from .expansion_writer import ExpansionWriter, Types
+from .expansion_writer import SKIP_NORMS, ExpansionWriter, Types
 
-_SKIPS = frozenset(op for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if row.inputs[1] == "residual")
 # places of outputs
 _SUMS = {op: row.outputs.index("sum") for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if "sum" in row.outputs}
 # of onnxruntime's own
@@ -54,13 +53,13 @@ def _stand_in_nodes(node: onnx.NodeProto, opset: int, stream: set[str], lost: se
     op = foreign_op_of(node, opset)
     if op is None and not (node.domain == "com.microsoft" and node.op_type in _ELEMENTWISE):
         return None
-    if len(node.input) < (1 if op is None else op.inputs[0]):
+    if len(node.input) < (1 if op is None else op.row.min_inputs):
         return []
     ends = [o for i, o in enumerate(node.output) if o and i in (0, _SUMS.get(node.op_type, 0))]
     if node.op_type == "EmbedLayerNormalization":
         return [onnx.helper.make_node("Gather", [node.input[2], node.input[0]], [o]) for o in ends]
     alike = node.input[0]
-    if node.op_type in _SKIPS and alike not in stream and node.input[1] in stream:
+    if node.op_type in SKIP_NORMS and alike not in stream and node.input[1] in stream:
         # any other second summand may be broadcast
         alike = node.input[1]
     if alike not in lost:

@@ -6,7 +6,7 @@ its type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -15,8 +15,8 @@ import onnx
 
 from ..graphs.dims import Dims
 from ..graphs.region import RefusedError
-from ..norms.definitions import Definition, Interpreter
-from ..norms.norm_table import NormOp, OpOwner
+from ..norms.interpreter import Definition, Interpreter
+from ..norms.norm_table import NormOp, OpOwner, rows_of_owner
 
 Attrs = Mapping[str, Any]
 # of each tensor its element type and shape, None where unknown
@@ -30,6 +30,8 @@ _KINDS = {"Shape": onnx.TensorProto.INT64, "Equal": onnx.TensorProto.BOOL}
 _RANK_KEPT = ("Add", "Transpose")
 # since these opsets
 _AXES_AS_INPUT = {"ReduceMean": 18, "ReduceSum": 13}
+# that normalize the sum of their first two inputs
+SKIP_NORMS = frozenset(op for op, row in rows_of_owner(OpOwner.ONNXRUNTIME).items() if row.inputs[1] == "residual")
 # the first opset in which Add and Mul broadcast by themselves
 OLDEST = 7
 
@@ -236,34 +238,32 @@ class ExpansionWriter(Interpreter):
 
 @dataclass(frozen=True)
 class ForeignOp:
-    """A foreign op. ``attributes``: those whose meaning is known."""
+    """A norm op of another tool, whose nodes are written as standard ones.
 
-    owner: OpOwner
-    kind: str
-    write: Callable[[ExpansionWriter, Attrs], None]
-    attributes: frozenset[str]
-    # the fewest and the most
-    inputs: tuple[int, int]
-    # of the fewest, those that may be left out by an empty name
-    optional: tuple[int, ...] = ()
+    Attributes:
+        row: of the table of norm ops.
+        check: raises RefusedError where a node's meaning is not certain; it may note what is to be told of it.
+        write: writes a node where its definition alone does not.
+        ignored: attributes that a node may have and that mean nothing.
+    """
 
+    row: NormOp
+    check: Callable[[ExpansionWriter, Attrs], None] | None = None
+    write: Callable[[ExpansionWriter, Attrs], None] | None = None
+    ignored: frozenset[str] = frozenset()
 
-def make_foreign_op(
-    row: NormOp, write: Callable[[ExpansionWriter, Attrs], None] | None = None, ignored: Collection[str] = ()
-) -> ForeignOp:
-    """The op of a row. ``write``: what writes it, where its definition alone does not. ``ignored``: attributes that a
-    node may have and that mean nothing."""
-    definition = row.definition
-    assert definition is not None
+    def expand(self, writer: ExpansionWriter, attrs: Attrs) -> None:
+        """Write the writer's node as standard nodes.
 
-    def write_definition(writer: ExpansionWriter, attrs: Attrs) -> None:
-        writer.expand_definition(definition, attrs)
-
-    return ForeignOp(
-        row.owner,
-        row.kind,
-        write or write_definition,
-        frozenset((*row.attributes, *ignored)),
-        (row.min_inputs, len(row.inputs)),
-        row.skippable_inputs,
-    )
+        Raises:
+            RefusedError: it can't be written, or its meaning is not certain.
+        """
+        if self.check is not None:
+            self.check(writer, attrs)
+        if self.write is not None:
+            self.write(writer, attrs)
+            return
+        assert self.row.definition is not None
+        results = writer.expand_definition(self.row.definition, attrs)
+        if self.row.op in SKIP_NORMS:
+            writer.alike.append(str(results[-1]))

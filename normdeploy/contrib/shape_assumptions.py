@@ -16,8 +16,8 @@ import onnx
 
 from ..graphs.dims import Dims, dim_size
 from ..graphs.symbolic_sizes import ONE, Size
-from ..norms.definitions import PLUGIN_GROUPS
 from ..norms.norm_table import ROWS, OpOwner
+from ..norms.tensorrt_norms import PLUGIN_GROUPS
 from ..proof.axis_plan import product_of_atoms
 from .expansion_writer import ForeignOp, Types
 
@@ -55,12 +55,12 @@ def assume_shapes(
     summand = SKIPS.get(node.op_type)
     along = _vector_axes(op, attrs, len(x))
     vectors = [t for i, t in enumerate(given) if i and i != summand and t.name]
-    if op.owner is not OpOwner.ONNX_18:
+    if op.row.owner is not OpOwner.ONNX_18:
         _infer_sizes(op, x, along, vectors, attrs)
     if summand is not None and given[summand].dims is not None:
         for axis, d in _align_summand_dims(given[summand].dims or (), len(x)):
             _set_dim(x, axis, d)
-    if op.kind == "GroupNorm":
+    if op.row.kind == "GroupNorm":
         groups = attrs.get("groups", attrs.get("num_groups", PLUGIN_GROUPS if node.op_type == "GroupNorm" else 1))
     else:
         groups = 1
@@ -69,7 +69,9 @@ def assume_shapes(
     known = {first.name: tuple(x)}
     for i, t in enumerate(given):
         if t.name and t.name not in known:
-            broadcast = op.owner is OpOwner.ONNXRUNTIME and op.kind in _TRAILING and len(t.dims or ()) > len(along)
+            broadcast = (
+                op.row.owner is OpOwner.ONNXRUNTIME and op.row.kind in _TRAILING and len(t.dims or ()) > len(along)
+            )
             known[t.name] = (
                 _summand_shape(t, x)
                 if i == summand or broadcast
@@ -80,9 +82,9 @@ def assume_shapes(
 
 def _vector_axes(op: ForeignOp, attrs: Mapping[str, Any], rank: int) -> list[int]:
     """The axes of the first input that vectors lie along."""
-    if op.kind not in _TRAILING:
-        return [rank - 1 if op.owner is OpOwner.ONNXRUNTIME and attrs.get("channels_last", 1) else 1]
-    if op.owner is OpOwner.TENSORRT and "gamma" in attrs:
+    if op.row.kind not in _TRAILING:
+        return [rank - 1 if op.row.owner is OpOwner.ONNXRUNTIME and attrs.get("channels_last", 1) else 1]
+    if op.row.owner is OpOwner.TENSORRT and "gamma" in attrs:
         return [2 if rank == 5 else rank - 1]
     axis = int(attrs.get("axis", -1))
     if not -rank <= axis < rank:
@@ -95,11 +97,11 @@ def _infer_sizes(
 ) -> None:
     """The sizes that lengths of vectors tell, in inputs and in attributes."""
     for name in ("gamma", "scales"):
-        if op.owner is OpOwner.TENSORRT and name in attrs:
+        if op.row.owner is OpOwner.TENSORRT and name in attrs:
             _set_dim(x, along[0], int(np.size(attrs[name])))
     for t in vectors:
         dims = t.dims or ()
-        if len(dims) <= len(along) and (op.owner is not OpOwner.TENSORRT or len(along) == 1):
+        if len(dims) <= len(along) and (op.row.owner is not OpOwner.TENSORRT or len(along) == 1):
             for axis, d in zip(reversed(along), reversed(dims), strict=False):
                 _set_dim(x, axis, d)
 
@@ -129,9 +131,9 @@ def _summand_shape(t: _ForeignInput, x: Sequence[Size]) -> Shape:
 
 def _vector_shape(op: ForeignOp, t: _ForeignInput, row: Sequence[Size], groups: int) -> Shape:
     """``row``: the sizes of the axes that it lies along."""
-    if op.owner is OpOwner.ONNX_18:
+    if op.row.owner is OpOwner.ONNX_18:
         row = [Size.from_int(groups)]
-    if op.owner is OpOwner.TENSORRT and (t.dims is None or len(t.dims) == 1):
+    if op.row.owner is OpOwner.TENSORRT and (t.dims is None or len(t.dims) == 1):
         row = [product_of_atoms(tuple(row))]
     dims = (None,) * len(row) if t.dims is None else t.dims
     if len(dims) != len(row):

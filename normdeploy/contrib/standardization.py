@@ -61,18 +61,18 @@ class _ForeignExpander:
         writer = ExpansionWriter(node, self.opset, self.types, self.taken)
         try:
             _require_expandable(op, node, self.opset)
-            op.write(writer, attributes_of(node))
+            op.expand(writer, attributes_of(node))
             strange = set(node.output) - {"", *(o for n in writer.nodes for o in n.output)}
             if strange:
                 raise RefusedError(f"it has no output {min(strange)!r}")
             certificate = prove_expansion(self.memo, op, writer, self.types)
         except RefusedError as e:
-            self._leave_node(node, _make_finding(node, op.kind, "refused", f"{_op_text(node)}: {e}"))
+            self._leave_node(node, _make_finding(node, op.row.kind, "refused", f"{_op_text(node)}: {e}"))
             return
         except MALFORMED as e:
             self._leave_node(
                 node,
-                _make_finding(node, op.kind, "refused", f"{_op_text(node)} can't be read: {type(e).__name__}: {e}"),
+                _make_finding(node, op.row.kind, "refused", f"{_op_text(node)} can't be read: {type(e).__name__}: {e}"),
             )
             return
         if not certificate:
@@ -81,7 +81,7 @@ class _ForeignExpander:
                 why = f"the certificate of its standard form failed: {certificate.note}"
             else:
                 why = f"it can't be proved: {certificate.note}"
-            finding = _make_finding(node, op.kind, "undone" if known else "refused", f"{_op_text(node)}: {why}")
+            finding = _make_finding(node, op.row.kind, "undone" if known else "refused", f"{_op_text(node)}: {why}")
             self._leave_node(node, replace(finding, certificate=certificate))
             return
         for made in writer.nodes:
@@ -91,7 +91,7 @@ class _ForeignExpander:
         self.value_info += stated_value_infos(writer, self.types, self.known)
         reason = f"no norm was recognised in it; it is {len(writer.nodes)} standard nodes now"
         finding = replace(
-            _make_finding(node, op.kind, "refused", reason),
+            _make_finding(node, op.row.kind, "refused", reason),
             certificate=certificate,
             proved=("identity",),
             notes=writer.notes,
@@ -170,7 +170,7 @@ def _leave_function(function: Subgraph, reason: str, read: ForeignNorms) -> None
         if _looks_foreign(node, opset) and (node.domain, node.op_type) not in own:
             op = foreign_op_of(node, opset)
             message = f"{_op_text(node)}: the function that it is in can't be opened: {reason}"
-            finding = _make_finding(node, op.kind if op is not None else "unknown", "refused", message)
+            finding = _make_finding(node, op.row.kind if op is not None else "unknown", "refused", message)
             read.left.append(ForeignNode(_with_location(finding, function), frozenset(node.input)))
 
 
@@ -181,17 +181,18 @@ def _with_location(finding: Finding, nested: Subgraph) -> Finding:
 def _require_expandable(op: ForeignOp, node: onnx.NodeProto, opset: int) -> None:
     if opset < OLDEST:
         raise RefusedError(f"Add and Mul do not broadcast at opset {opset} ({OLDEST} is the first in which they do)")
-    unknown = sorted({a.name for a in node.attribute} - op.attributes)
+    unknown = sorted({a.name for a in node.attribute} - {*op.row.attributes} - op.ignored)
     if unknown:
         raise RefusedError(f"its attribute {unknown[0]!r} is of unknown meaning")
     if not any(node.output):
         raise RefusedError("nobody reads it")
-    fewest, most = op.inputs
+    fewest = op.row.min_inputs
+    most = len(op.row.inputs)
     if not fewest <= len(node.input) <= most:
         raise RefusedError(
             f"it has {len(node.input)} inputs, and should have {fewest}{f' to {most}' if most > fewest else ''}"
         )
-    missing = [i for i, name in enumerate(node.input[:fewest]) if not name and i not in op.optional]
+    missing = [i for i, name in enumerate(node.input[:fewest]) if not name and i not in op.row.skippable_inputs]
     if missing:
         raise RefusedError(f"its input {missing[0]} is left out")
 

@@ -1,5 +1,5 @@
 """The norm nodes of TensorRT's plugins written as standard nodes, by their definitions
-(`normdeploy.norms.definitions`).
+(`normdeploy.norms.tensorrt_norms`).
 
 Most of these plugins have been removed, and others borrow their names: a node whose epsilon is not written, or that has
 an attribute of unknown meaning, is refused.
@@ -10,51 +10,47 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..graphs.region import RefusedError
-from ..norms import definitions
 from ..norms.norm_table import OpOwner, rows_of_owner
-from .expansion_writer import Attrs, ExpansionWriter, make_foreign_op
+from ..norms.tensorrt_norms import PLUGIN_GROUPS, PLUGIN_SKIP_EPSILONS
+from .expansion_writer import Attrs, ExpansionWriter, ForeignOp
 
 # for TensorRT's parser, no part of the op
-_PARSED = {"plugin_version", "plugin_namespace", "aot", "name", "info"}
+_PARSED = frozenset({"plugin_version", "plugin_namespace", "aot", "name", "info"})
 _TWO_EPSILONS = "it has two epsilons"
 
 
-def _group_norm(w: ExpansionWriter, attrs: Attrs) -> None:
-    w.require_divisible_groups(w.input_name(0), 1, attrs.get("num_groups", definitions.PLUGIN_GROUPS))
-    w.expand_definition(definitions.plugin_group_norm, attrs)
+def _check_group_norm(w: ExpansionWriter, attrs: Attrs) -> None:
+    w.require_divisible_groups(w.input_name(0), 1, attrs.get("num_groups", PLUGIN_GROUPS))
     if "num_groups" not in attrs:
-        w.notes = (f"the plugin's own number of groups: {definitions.PLUGIN_GROUPS}",)
+        w.notes = (f"the plugin's own number of groups: {PLUGIN_GROUPS}",)
 
 
-def _group_normalization(w: ExpansionWriter, attrs: Attrs) -> None:
+def _check_group_normalization(w: ExpansionWriter, attrs: Attrs) -> None:
     w.require_divisible_groups(w.input_name(0), 1, attrs.get("num_groups", 1))
     if "eps" in attrs and "epsilon" in attrs:
         raise RefusedError(_TWO_EPSILONS)
-    w.expand_definition(definitions.plugin_group_normalization, attrs)
 
 
-def _layer_norm(w: ExpansionWriter, attrs: Attrs) -> None:
+def _check_layer_norm(w: ExpansionWriter, attrs: Attrs) -> None:
     """Several plugins are called LayerNorm: only TensorRT's own has an axis, and a default for epsilon; others have one
     compiled in."""
     if "eps" in attrs and "epsilon" in attrs:
         raise RefusedError(_TWO_EPSILONS)
     if not {"eps", "epsilon", "axis"} & attrs.keys():
         raise RefusedError("its epsilon is not written, and plugins of this name differ in it")
-    w.expand_definition(definitions.plugin_layer_norm, attrs)
 
 
-def _instance_norm(w: ExpansionWriter, attrs: Attrs) -> None:
+def _check_instance_norm(w: ExpansionWriter, attrs: Attrs) -> None:
     if "epsilon" not in attrs:
         raise RefusedError("its epsilon is not written")
     if not w.input_name(1):
         _require_vectors(attrs, "scales", "bias")
-    w.expand_definition(definitions.plugin_instance_norm, attrs)
 
 
-def _skip_layer_norm(w: ExpansionWriter, attrs: Attrs) -> None:
+def _check_skip_layer_norm(w: ExpansionWriter, attrs: Attrs) -> None:
     version = _decode_text(attrs.get("plugin_version", "1"))
     type_id = attrs.get("type_id", 0)
-    if version not in ("1", "2") or type_id not in definitions.PLUGIN_SKIP_EPSILONS:
+    if version not in ("1", "2") or type_id not in PLUGIN_SKIP_EPSILONS:
         raise RefusedError(
             f"version {version}, type_id {type_id} computes in int8, with scales that the file does not hold"
         )
@@ -62,8 +58,7 @@ def _skip_layer_norm(w: ExpansionWriter, attrs: Attrs) -> None:
     if len(shape) == 5 and tuple(shape[3:]) != (1, 1):
         raise RefusedError(f"its input has the shape {shape}, not (S, B, E, 1, 1)")
     _require_vectors(attrs, "gamma", "beta")
-    w.expand_definition(definitions.plugin_skip_layer_norm, attrs)
-    epsilon = definitions.PLUGIN_SKIP_EPSILONS[type_id]
+    epsilon = PLUGIN_SKIP_EPSILONS[type_id]
     w.notes = (f"epsilon {epsilon:.3g} is compiled into the plugin; before February 2024 it had none",)
 
 
@@ -79,12 +74,12 @@ def _decode_text(value: str | bytes | int) -> str:
     return str(value)
 
 
-_WRITERS: dict[str, Callable[[ExpansionWriter, Attrs], None]] = {
-    "GroupNorm": _group_norm,
-    "GroupNormalizationPlugin": _group_normalization,
-    "LayerNorm": _layer_norm,
-    "LayerNormPlugin": _layer_norm,
-    "InstanceNormalization_TRT": _instance_norm,
-    "CustomSkipLayerNormPluginDynamic": _skip_layer_norm,
+_CHECKS: dict[str, Callable[[ExpansionWriter, Attrs], None]] = {
+    "GroupNorm": _check_group_norm,
+    "GroupNormalizationPlugin": _check_group_normalization,
+    "LayerNorm": _check_layer_norm,
+    "LayerNormPlugin": _check_layer_norm,
+    "InstanceNormalization_TRT": _check_instance_norm,
+    "CustomSkipLayerNormPluginDynamic": _check_skip_layer_norm,
 }
-PLUGINS = {op: make_foreign_op(row, _WRITERS[op], _PARSED) for op, row in rows_of_owner(OpOwner.TENSORRT).items()}
+PLUGINS = {op: ForeignOp(row, _CHECKS[op], ignored=_PARSED) for op, row in rows_of_owner(OpOwner.TENSORRT).items()}

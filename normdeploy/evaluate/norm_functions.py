@@ -1,4 +1,4 @@
-"""Norm ops on float64 arrays, by their definitions (`normdeploy.norms.definitions`)."""
+"""Norm ops on float64 arrays, by their definitions (`normdeploy.norms.interpreter`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..norms.definitions import Definition, Interpreter, NormalizedTensor
+from ..norms.interpreter import Definition, Interpreter, NormalizedTensor
 from ..norms.norm_table import ROWS, NormOp, OpOwner
 from .elementwise_ops import FUNCTIONS
 from .evaluator_core import Array, Attrs, Function, Inputs, Result, Table, UnsupportedOp

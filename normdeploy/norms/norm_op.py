@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any
 
-from .definitions import Definition
+from .interpreter import Definition
 
 # of our own ops
 DOMAIN = "normdeploy"
@@ -82,7 +82,7 @@ class NormOp:
     # what it computes, where the file brings it along: nodes in ONNX's textual syntax, or a whole function in bytes
     # (`normdeploy.norms.function_bodies`)
     body: str | bytes = field(default="", repr=False)
-    # what it computes, of all others (`normdeploy.norms.definitions`); None of those that have no definition
+    # what it computes, of all others (`normdeploy.norms.interpreter`); None of those that have no definition
     definition: Definition | None = field(default=None, repr=False, compare=False)
     # that brings it; "" of all in the table
     package: str = ""

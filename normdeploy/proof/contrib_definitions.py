@@ -1,4 +1,4 @@
-"""Norm ops that are not standard ONNX, on `Value`s, by their definitions (`normdeploy.norms.definitions`): what an
+"""Norm ops that are not standard ONNX, on `Value`s, by their definitions (`normdeploy.norms.interpreter`): what an
 expansion of one is proved against.
 
 A definition gets (machine, inputs, attributes, opset, how many outputs), inputs as `Value`, `Indices` or `Table`, None
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..norms.definitions import Definition
+from ..norms.interpreter import Definition
 from ..norms.norm_table import ROWS, OpOwner
 from .interpreter import ProofInterpreter
 from .norm_definitions import ValueInterpreter

@@ -1,4 +1,4 @@
-"""Norm ops on `Value`s, by their definitions (`normdeploy.norms.definitions`)."""
+"""Norm ops on `Value`s, by their definitions (`normdeploy.norms.interpreter`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..graphs.symbolic_sizes import Size
-from ..norms.definitions import Definition, Interpreter
+from ..norms.interpreter import Definition, Interpreter
 from ..norms.norm_table import DEFAULT
 from .interpreter import ProofInterpreter
 from .lemmas import congruence

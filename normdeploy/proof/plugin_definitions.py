@@ -2,7 +2,7 @@
 takes their place.
 
 The meaning of a kernel is its float64 reference in `normdeploy_plugins`, which its tests judge it by. It is made of the
-definitions of the norms (`normdeploy.norms.definitions`), and tests/proof/test_plugin_definitions.py compares the two.
+definitions of the norms (`normdeploy.norms`), and tests/proof/test_plugin_definitions.py compares the two.
 A definition gets (machine, inputs, attributes) and gives its outputs. Gamma and beta hold one value for each element of
 a row, or of a channel, in any shape.
 """
@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..norms import definitions
+from ..norms.interpreter import axes_from, scale_and_shift
+from ..norms.onnx_norms import group_norm_21, instance_norm
+from ..norms.tensorrt_norms import plugin_layer_norm
 from .interpreter import ProofInterpreter
 from .lemmas import congruence
 from .norm_definitions import ValueInterpreter
@@ -63,28 +65,28 @@ def _channel_parameter(v: Value, x: Value, axis: int = 1) -> Value:
 def _layer_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
     """LayerNorm(x, gamma, beta) = d/√(variance + ε)·gamma + beta."""
     o = _KernelInterpreter(m, attrs.get("ddof", 0))
-    return (definitions.plugin_layer_norm(o, *inputs, axis=attrs["axis"], epsilon=attrs["epsilon"]),)
+    return (plugin_layer_norm(o, *inputs, axis=attrs["axis"], epsilon=attrs["epsilon"]),)
 
 
 def _std_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
     """StdNorm(x, gamma, beta) = d/(√variance + ε)·gamma + beta."""
     x, gamma, beta = inputs
     o = _KernelInterpreter(m, attrs["ddof"])
-    axes = definitions.axes_from(o, x, attrs["axis"])
+    axes = axes_from(o, x, attrs["axis"])
     d = o("Sub", x, o.reduce("ReduceMean", x, axes))
     below = o("Sqrt", o.mean_square(d, axes))
     if attrs["epsilon"]:
         below = m.add(below, m.exact_epsilon(attrs["epsilon"]))
     else:
         below = below
-    return (definitions.scale_and_shift(o, m.div(d, below), gamma, beta, lambda v: o.reshape_per_element(v, x, axes)),)
+    return (scale_and_shift(o, m.div(d, below), gamma, beta, lambda v: o.reshape_per_element(v, x, axes)),)
 
 
 def _rms_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
     """RMSNorm(x, gamma) = x/√(mean x² + ε)·(offset + gamma)."""
     x, gamma = inputs
     o = _KernelInterpreter(m)
-    axes = definitions.axes_from(o, x, attrs["axis"])
+    axes = axes_from(o, x, attrs["axis"])
     normal = o.standardize(x, axes, attrs["epsilon"], centered=False)
     return (m.mul(normal.value, m.add(m.number(attrs["offset"]), o.reshape_per_element(gamma, x, axes))),)
 
@@ -142,7 +144,7 @@ def _modulated_layer_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Att
 
 
 def _instance_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
-    return (definitions.instance_norm(_KernelInterpreter(m), *inputs, epsilon=attrs["epsilon"]),)
+    return (instance_norm(_KernelInterpreter(m), *inputs, epsilon=attrs["epsilon"]),)
 
 
 def _channel_layer_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
@@ -150,7 +152,7 @@ def _channel_layer_norm(m: ProofInterpreter, inputs: Sequence[Any], attrs: Attrs
     x, gamma, beta = inputs
     o = _KernelInterpreter(m)
     normal = o.standardize(x, [1], attrs["epsilon"])
-    return (definitions.scale_and_shift(o, normal.value, gamma, beta, lambda v: o.reshape_per_channel(v, x)),)
+    return (scale_and_shift(o, normal.value, gamma, beta, lambda v: o.reshape_per_channel(v, x)),)
 
 
 # an activation as plugin nodes hold it
@@ -178,7 +180,7 @@ def _grouped_norm(activation: int = NONE) -> Definition:
         o = _KernelInterpreter(m)
         if last:
             x = o("Transpose", x, perm=[0, rank - 1, *range(1, rank - 1)])
-        y = definitions.group_norm_21(o, x, gamma, beta, attrs["num_groups"], attrs["epsilon"])
+        y = group_norm_21(o, x, gamma, beta, attrs["num_groups"], attrs["epsilon"])
         y = apply_activation(m, y, activation or attrs.get("activation", NONE))
         return (o("Transpose", y, perm=[0, *range(2, rank), 1]) if last else y,)
 

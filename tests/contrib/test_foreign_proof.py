@@ -4,6 +4,7 @@ refused."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from normdeploy.contrib import expansion_proof as foreign_proof
 from normdeploy.contrib import standardization as foreign
 from normdeploy.contrib.contrib_ops import foreign_op_of
 from normdeploy.contrib.expansion_types import tensor_types
-from normdeploy.contrib.expansion_writer import ExpansionWriter, ForeignOp
+from normdeploy.contrib.expansion_writer import ExpansionWriter
 from normdeploy.contrib.shape_assumptions import assume_shapes
 from normdeploy.contrib.standardization import standardize_foreign_norms
 from normdeploy.evaluate import evaluator
@@ -240,7 +241,7 @@ def planted(
     assert real is not None
 
     def wrong(w: ExpansionWriter, attrs: Any) -> None:
-        real.write(w, attrs)
+        real.expand(w, attrs)
         before = (
             [n.SerializeToString() for n in w.nodes],
             [t.SerializeToString() for t in w.initializers],
@@ -254,7 +255,7 @@ def planted(
         )
         assert before != after
 
-    op = ForeignOp(real.owner, real.kind, wrong, real.attributes, real.inputs, real.optional)
+    op = replace(real, check=None, write=wrong)
     monkeypatch.setattr(
         foreign, "foreign_op_of", lambda node, opset: op if node.op_type == proto.graph.node[0].op_type else None
     )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from normdeploy.evaluate.norm_functions import ArrayInterpreter
-from normdeploy.norms.definitions import Interpreter
+from normdeploy.norms.interpreter import Interpreter
 
 
 @pytest.mark.parametrize("centered", [False, True])

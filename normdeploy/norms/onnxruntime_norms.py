@@ -1,0 +1,221 @@
+"""onnxruntime's norm ops: what each computes, by its docs/ContribOperators.md, and its row; the schemas that the
+installed package gives say the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnx import TensorProto
+
+from .interpreter import (
+    EPSILON,
+    Interpreter,
+    Tensor,
+    inverse_deviation,
+    round_to_float32,
+    scale_and_shift,
+    silu,
+)
+from .norm_op import CONTRIB, NormOp, OpOwner, make_row
+from .onnx_norms import group_norm_21, layer_norm, rms_norm
+
+# of the Skip… ops and EmbedLayerNormalization
+SKIP_EPSILON = round_to_float32(1e-12)
+
+
+def _residual_sum(o: Interpreter, x: Tensor, residual: Tensor, added: Tensor) -> Tensor:
+    total = o("Add", x, residual)
+    if added is None:
+        return total
+    return o("Add", total, added)
+
+
+def skip_layer_norm(
+    o: Interpreter,
+    x: Tensor,
+    residual: Tensor,
+    scale: Tensor,
+    bias: Tensor = None,
+    added: Tensor = None,
+    *,
+    epsilon: float = SKIP_EPSILON,
+    **_: Any,
+) -> Any:
+    """SkipLayerNormalization → Y, mean, 1 / deviation, sum: the layer norm over H of sum = x + residual + added.
+
+    x of (B, S, H) or (T, H), residual of its shape or broadcast to it, the others of (H,).
+    """
+    total = _residual_sum(o, x, residual, added)
+    normal = o.standardize(total, [-1], epsilon)
+    return scale_and_shift(o, normal.value, scale, bias), normal.mean, inverse_deviation(o, 2, normal.deviation), total
+
+
+def skip_rms_norm(
+    o: Interpreter,
+    x: Tensor,
+    residual: Tensor,
+    scale: Tensor,
+    added: Tensor = None,
+    *,
+    epsilon: float = SKIP_EPSILON,
+    **_: Any,
+) -> Any:
+    """SkipSimplifiedLayerNormalization → Y, none, 1 / rms, sum: as `skip_layer_norm`, without a mean."""
+    total = _residual_sum(o, x, residual, added)
+    normal = o.standardize(total, [-1], epsilon, centered=False)
+    return scale_and_shift(o, normal.value, scale, None), None, inverse_deviation(o, 2, normal.deviation), total
+
+
+def embed_layer_norm(
+    o: Interpreter,
+    ids: Tensor,
+    segments: Tensor,
+    words: Tensor,
+    positions: Tensor,
+    segment_words: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mask: Tensor = None,
+    position_ids: Tensor = None,
+    *,
+    epsilon: float = SKIP_EPSILON,
+    **_: Any,
+) -> Any:
+    """EmbedLayerNormalization → Y, mask_index, sum: the layer norm over H of the sum of the rows that the ids pick.
+
+    ids, segments, mask and position_ids of (B, S), the three tables of (rows, H). Without position_ids the first S rows
+    of ``positions`` are taken. mask_index is the number of ones in each row of the mask, 0 without one.
+    """
+    if position_ids is None:
+        length = o("Slice", o("Shape", ids), o.make_int64_vector([1], "start"), o.make_int64_vector([2], "end"))
+        place = o("Slice", positions, o.make_int64_vector([0], "start"), length, o.make_int64_vector([0], "axes"))
+    else:
+        place = o("Gather", positions, position_ids, axis=0)
+    total = o("Add", o("Gather", words, ids, axis=0), place)
+    if segments is not None:
+        total = o("Add", total, o("Gather", segment_words, segments, axis=0))
+    normal = o.standardize(total, [-1], epsilon)
+    y = scale_and_shift(o, normal.value, scale, bias)
+    return y, _count_mask_ones(o, ids, mask) if o.wants_output(1) else None, total
+
+
+def _count_mask_ones(o: Interpreter, ids: Tensor, mask: Tensor) -> Tensor:
+    """The number of ones in each row of an int32 mask; zeros without one."""
+    if mask is None:
+        return o.reduce("ReduceSum", o("Sub", ids, ids), [1], keepdims=0)
+    ones = o("Cast", o("Equal", mask, o.make_int32_scalar(1, "one")), to=TensorProto.INT32)
+    return o.reduce("ReduceSum", ones, [1], keepdims=0)
+
+
+def ort_group_norm(
+    o: Interpreter,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    *,
+    groups: int,
+    activation: int,
+    channels_last: int = 1,
+    epsilon: float = EPSILON,
+    **_: Any,
+) -> Tensor:
+    """GroupNorm of (N, …, C), of (N, C, …) where channels_last is 0; activation 1 is SiLU."""
+    rank = o.rank_of(x)
+    if channels_last:
+        first = o("Transpose", x, perm=[0, rank - 1, *range(1, rank - 1)])
+    else:
+        first = x
+    y = o.cast_like(group_norm_21(o, first, scale, bias, groups, epsilon), x)
+    if channels_last:
+        y = o("Transpose", y, perm=[0, *range(2, rank), 1])
+    if activation == 1:
+        return silu(o, y)
+    return y
+
+
+def skip_group_norm(
+    o: Interpreter, x: Tensor, scale: Tensor, bias: Tensor, residual: Tensor, added: Tensor = None, **attributes: Any
+) -> Any:
+    """SkipGroupNorm → Y, sum: `ort_group_norm` of sum = x + residual + added.
+
+    residual of the shape of x, (N, 1, 1, C) or (N, C); added of (C,).
+    """
+    if o.rank_of(residual) == 2:
+        residual = o("Reshape", residual, o.make_int64_vector([0, 1, 1, -1], "shape"))
+    total = _residual_sum(o, x, residual, added)
+    return ort_group_norm(o, total, scale, bias, **attributes), total
+
+
+def _contrib_row(*words: str, domains: tuple[str, ...] = (CONTRIB,), **more: Any) -> NormOp:
+    return make_row(OpOwner.ONNXRUNTIME, *words, domains=domains, **more)
+
+
+_SUMMED = "Y mean inverse_deviation sum"
+_EMBEDDED = "ids segments? words positions segment_words? scale bias mask? position_ids?"
+# in the default domain where the standard has no op of that name
+_OPEN: dict[str, Any] = {
+    "domains": (CONTRIB, ""),
+    "typed_by": "scale",
+}
+
+ROWS: tuple[NormOp, ...] = (
+    _contrib_row(
+        "LayerNormalization",
+        "LayerNorm",
+        "X scale bias?",
+        "axis epsilon stash_type",
+        "Y mean inverse_deviation",
+        definition=layer_norm,
+        **_OPEN,
+    ),
+    _contrib_row(
+        "SimplifiedLayerNormalization",
+        "RMSNorm",
+        "X scale",
+        "axis epsilon stash_type",
+        "Y inverse_deviation",
+        centered=False,
+        definition=rms_norm,
+        **_OPEN,
+    ),
+    _contrib_row(
+        "SkipLayerNormalization",
+        "LayerNorm",
+        "X residual scale bias? added?",
+        "epsilon",
+        _SUMMED,
+        definition=skip_layer_norm,
+    ),
+    _contrib_row(
+        "SkipSimplifiedLayerNormalization",
+        "RMSNorm",
+        "X residual scale added?",
+        "epsilon",
+        _SUMMED,
+        centered=False,
+        definition=skip_rms_norm,
+    ),
+    _contrib_row(
+        "EmbedLayerNormalization",
+        "LayerNorm",
+        _EMBEDDED,
+        "mask_index_type epsilon",
+        "Y mask_index sum",
+        definition=embed_layer_norm,
+    ),
+    _contrib_row(
+        "GroupNorm",
+        "GroupNorm",
+        "X scale bias",
+        "groups activation channels_last epsilon",
+        definition=ort_group_norm,
+    ),
+    _contrib_row(
+        "SkipGroupNorm",
+        "GroupNorm",
+        "X scale bias residual added?",
+        "groups activation channels_last epsilon",
+        "Y sum",
+        definition=skip_group_norm,
+    ),
+)

@@ -1,0 +1,155 @@
+"""The norm ops of TensorRT's plugins: what each computes, and its row.
+
+The definitions follow README and plugin creator, which holds the defaults, in each folder of TensorRT's plugin/:
+groupNormPlugin, groupNormalizationPlugin, layerNormPlugin, instanceNormalizationPlugin, skipLayerNormPlugin.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .interpreter import EPSILON, Definition, Interpreter, Tensor, axes_from, scale_and_shift, silu
+from .norm_op import NormOp, OpOwner, make_row
+from .onnx_norms import group_norm_21
+
+# fixed in groupNormPlugin.cpp
+PLUGIN_GROUPS = 32
+# type_id -> std::numeric_limits<float or half>::epsilon(), compiled into skipLayerNormPlugin
+PLUGIN_SKIP_EPSILONS = {0: 2.0**-23, 1: 2.0**-10}
+
+
+def plugin_group_norm(
+    o: Interpreter,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    *,
+    num_groups: int = PLUGIN_GROUPS,
+    epsilon: float = EPSILON,
+    bSwish: int = 0,
+    **_: Any,
+) -> Tensor:
+    """GroupNorm of (N, C, H, W), followed by SiLU where bSwish."""
+    y = o.cast_like(group_norm_21(o, x, scale, bias, num_groups, epsilon), x)
+    if bSwish:
+        return silu(o, y)
+    return y
+
+
+def plugin_group_normalization(
+    o: Interpreter,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    *,
+    num_groups: int = 1,
+    eps: float | None = None,
+    epsilon: float = EPSILON,
+    **_: Any,
+) -> Tensor:
+    """GroupNormalizationPlugin of (N, C, …); its creator calls epsilon "eps"."""
+    epsilon = epsilon if eps is None else eps
+    return o.cast_like(group_norm_21(o, x, scale, bias, num_groups, epsilon), x)
+
+
+def plugin_layer_norm(
+    o: Interpreter,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    *,
+    axis: int = -1,
+    eps: float = EPSILON,
+    epsilon: float | None = None,
+    **_: Any,
+) -> Tensor:
+    """LayerNorm over ``axis`` and all behind it, scale and bias with one value for each of these elements."""
+    axes = axes_from(o, x, axis)
+    normal = o.standardize(x, axes, eps if epsilon is None else epsilon)
+    return o.cast_like(scale_and_shift(o, normal.value, scale, bias, lambda v: o.reshape_per_element(v, x, axes)), x)
+
+
+def plugin_instance_norm(
+    o: Interpreter,
+    x: Tensor,
+    scale: Tensor = None,
+    shift: Tensor = None,
+    /,
+    *,
+    epsilon: float,
+    scales: Any = None,
+    bias: Any = None,
+    relu: int = 0,
+    alpha: float = 0.0,
+    **_: Any,
+) -> Tensor:
+    """InstanceNormalization_TRT of (N, C, …), scale and shift of (C,) as inputs or as the attributes scales and bias;
+    where relu, followed by a leaky Relu of slope alpha."""
+    normal = o.standardize(x, range(2 - o.rank_of(x), 0), epsilon)
+    if scale is None:
+        scale = o.make_vector(scales, x, "scales")
+        shift = o.make_vector(bias, x, "bias")
+    y = o.cast_like(scale_and_shift(o, normal.value, scale, shift, lambda v: o.reshape_per_channel(v, x)), x)
+    if not relu:
+        return y
+    if alpha:
+        return o("LeakyRelu", y, alpha=float(alpha))
+    return o("Relu", y)
+
+
+def plugin_skip_layer_norm(
+    o: Interpreter,
+    x: Tensor,
+    residual: Tensor,
+    *,
+    gamma: Any,
+    beta: Any,
+    bias: Any = None,
+    type_id: int = 0,
+    **_: Any,
+) -> Tensor:
+    """CustomSkipLayerNormPluginDynamic: the layer norm over H of x + residual + bias.
+
+    x and residual of (S, B, H, 1, 1), or with H last. The plugin holds its vectors in float32, whatever the type of
+    its data.
+    """
+    trailing = 2 if o.rank_of(x) == 5 else 0
+    total = o("Add", x, residual)
+    if bias is not None:
+        total = o.widen_for_statistics(total)
+        total = o("Add", total, o.make_vector(bias, total, "bias", trailing))
+    normal = o.standardize(total, range(-1 - trailing, 0), PLUGIN_SKIP_EPSILONS[type_id])
+    scale, shift = (o.make_vector(v, x, name, trailing) for v, name in ((gamma, "gamma"), (beta, "beta")))
+    return o.cast_like(scale_and_shift(o, normal.value, scale, shift), x)
+
+
+def _plugin_creator_row(op: str, kind: str, inputs: str, attributes: str, definition: Definition) -> NormOp:
+    return make_row(OpOwner.TENSORRT, op, kind, inputs, attributes, domains=(), definition=definition)
+
+
+ROWS: tuple[NormOp, ...] = (
+    _plugin_creator_row("GroupNorm", "GroupNorm", "X scale bias", "epsilon bSwish num_groups", plugin_group_norm),
+    _plugin_creator_row(
+        "GroupNormalizationPlugin",
+        "GroupNorm",
+        "X scale bias",
+        "eps epsilon num_groups",
+        plugin_group_normalization,
+    ),
+    _plugin_creator_row("LayerNorm", "LayerNorm", "X scale bias", "epsilon eps axis", plugin_layer_norm),
+    _plugin_creator_row("LayerNormPlugin", "LayerNorm", "X scale bias", "epsilon eps axis", plugin_layer_norm),
+    _plugin_creator_row(
+        "InstanceNormalization_TRT",
+        "InstanceNorm",
+        "X scale? bias?",
+        "epsilon scales bias relu alpha",
+        plugin_instance_norm,
+    ),
+    _plugin_creator_row(
+        "CustomSkipLayerNormPluginDynamic",
+        "LayerNorm",
+        "X residual",
+        "type_id ld beta gamma bias has_bias",
+        plugin_skip_layer_norm,
+    ),
+)
