@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import normdeploy
+from normdeploy.findings.precision_report import PrecisionReport
 from normdeploy.findings.quantization_report import QuantizationReport
 from normdeploy.findings.records import Certificate, Explanation, Finding, NormDiagram, QuantizedLayer
-from normdeploy.precision.half_conversion import PrecisionReport
 from normdeploy.verbs.bench.model_benchmark import Race
 from normdeploy.verbs.bisect.fault_tracing import Fault
 from normdeploy.verbs.build.build_function import Engine

@@ -10,8 +10,8 @@ import onnx
 import onnx.parser
 from onnx import numpy_helper
 
+from normdeploy.findings.precision_report import PrecisionReport
 from normdeploy.precision.emulated_half import emulate_half
-from normdeploy.precision.half_conversion import PrecisionReport
 from tests.support import run_onnxruntime
 
 

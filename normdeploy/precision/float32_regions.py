@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ..findings.precision_report import Float32Region
 from .exact_arguments import find_exact_arguments
 from .float32_reasons import MOVES, REDUCTIONS, STEPS, describe_overflow, explicit_float32_nodes, float32_reason
 from .logits import find_inexact_logits, find_logarithms
@@ -18,24 +19,6 @@ from .precision_view import PrecisionView, module_path
 
 _SQUARES = frozenset({"Mul", "Pow", "Abs", "Sub"})
 _HEAVY = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "LSTM", "GRU", "RNN", "Softmax"})
-
-
-@dataclass(frozen=True)
-class Float32Region:
-    """One reason to keep a node, and what is kept with it, in float32.
-
-    ``kind``: "norm", "statistics", "constant", "range", "positions", "angles", "scales", "logarithm", "logits", "no
-    half form", "control flow" or "as written"; ``tensor``: what the reason speaks of; ``value``: the largest magnitude
-    seen of it, None where none was looked for; ``nodes``: outputs of the nodes kept.
-    """
-
-    kind: str
-    op: str
-    module: str
-    tensor: str
-    reason: str
-    value: float | None = None
-    nodes: tuple[str, ...] = ()
 
 
 def find_float32_regions(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from ..errors import GraphError, InputError, NormdeployError
+from ..findings.precision_report import PrecisionReport
 from ..graphs.proto_queries import captured_names
 from ..graphs.shape_inference import infer_types
 from ..model import InputSpec
@@ -29,7 +30,7 @@ from ..types import Progress
 from .cast_motion import move_casts_behind_transposes
 from .exact_arguments import find_exact_arguments
 from .float32_reasons import HEADROOM, describe_overflow, float32_inputs
-from .float32_regions import Float32Region, find_float32_regions
+from .float32_regions import find_float32_regions
 from .logits import fuse_logarithms
 from .mask_constants import expand_fills, find_mask_constants, mask_ranges
 from .precision_view import PrecisionView
@@ -47,29 +48,6 @@ from .tensor_ranges import (
 from .type_conversion import FORMATS, CastWriter, HalfFormat, initializer_values, narrow_types
 
 PROPERTY = "normdeploy.precision"
-
-
-@dataclass(frozen=True)
-class PrecisionReport:
-    """What became of a model's precision.
-
-    ``islands``: what stayed float32, in the graph's order; ``nodes``: how many nodes of the main graph compute floating
-    numbers, ``kept`` how many of them in float32; ``casts`` were inserted; ``bytes``: of the weights, before and after.
-    ``samples``: inputs that calibration ran on, ``calibrated``: whose they were ("given", "generated" or "");
-    ``inputs`` and ``outputs`` of the file: name -> type.
-    """
-
-    to: str
-    islands: tuple[Float32Region, ...]
-    nodes: int
-    kept: int
-    casts: int
-    bytes: tuple[int, int]
-    calibrated: str
-    samples: int
-    inputs: dict[str, str]
-    outputs: dict[str, str]
-    notes: tuple[str, ...] = ()
 
 
 def convert_to_half(

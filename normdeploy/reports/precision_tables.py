@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..findings.precision_report import PrecisionReport
 from ..findings.records import Finding
 from .finding_groups import FindingGroup, describe_reason, group_findings, kind_text, location_text
-
-if TYPE_CHECKING:
-    from ..precision.half_conversion import PrecisionReport
 
 
 def show_precision(console: Console, account: PrecisionReport) -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..findings.quantization_report import LayerExclusion, LayerReport, MetricReport, Migration, QuantizationReport
 from ..findings.records import QuantizedLayer
-
-if TYPE_CHECKING:
-    from ..findings.quantization_report import LayerExclusion, LayerReport, MetricReport, Migration, QuantizationReport
 
 _OF = {"center": "stream", "rotate": "stream"}
 _COLOURS = {"quantized": "green", "weight": "green", "activation": "yellow", "float": "yellow"}

@@ -118,6 +118,8 @@ from rich.text import Text
 
 from ..environment import describe_environment, source_date_epoch
 from ..errors import escape_line
+from ..findings.precision_report import PrecisionReport
+from ..findings.quantization_report import QuantizationReport
 from ..findings.records import Explanation, Finding, Summary
 from ..storage.file_replacement import matching_siblings
 from ..version import __version__
@@ -129,8 +131,6 @@ from .quantization_tables import show_quantization
 from .verb_tables import show_engine, show_inference, show_norms, show_parity
 
 if TYPE_CHECKING:
-    from ..findings.quantization_report import QuantizationReport
-    from ..precision.half_conversion import PrecisionReport
     from ..verbs.bench.model_benchmark import Race
     from ..verbs.bisect.file_bisection import Bisection
     from ..verbs.build.build_function import Engine

@@ -20,9 +20,8 @@ import pytest
 
 from normdeploy.cli.console import require_writable_report
 from normdeploy.errors import NormdeployError
+from normdeploy.findings.precision_report import Float32Region, PrecisionReport
 from normdeploy.findings.records import Certificate, Finding, Summary
-from normdeploy.precision.float32_regions import Float32Region
-from normdeploy.precision.half_conversion import PrecisionReport
 from normdeploy.reports import plots
 from normdeploy.reports.report import Report
 from normdeploy.reports.report_page import render_page

@@ -12,10 +12,10 @@ from typing import Any
 import onnx
 
 from ...errors import GraphError
+from ...findings.precision_report import PrecisionReport
 from ...findings.quantization_report import QuantizationReport
 from ...findings.records import Summary
 from ...findings.rendering import Renderable
-from ...precision.half_conversion import PrecisionReport
 from ...storage.onnx_files import load_onnx
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from ...errors import GraphError
+from ...findings.precision_report import PrecisionReport
 from ...findings.quantization_report import QuantizationReport
 from ...findings.records import Finding, Summary
 from ...log import log_norms
@@ -70,7 +71,7 @@ class Conversion:
     plain: onnx.ModelProto | None = None
     split: SampleSplit | None = None
     quantization: QuantizationReport | None = None
-    account: half.PrecisionReport | None = None
+    account: PrecisionReport | None = None
 
     def is_quantized(self) -> bool:
         return self.wish is not None
