@@ -176,9 +176,9 @@ def _merge_loss(graph: Graph, parts: tuple[ParallelBranch, ParallelBranch], form
                 at = np.flatnonzero(laid.reshape(len(laid), -1, taps).any(axis=(0, 1)))
                 tap = int(at[0]) if at.size else 0
                 one = z[:, int(o) % inputs if frame.groups == 1 else int(o - o // per * per), tap]
-                run = most_accurate_chain(part.chain, part.scale[[o]], part.shift[[o]], True)
-                y = run(one[:, None], True)[:, 0]
-                true = run(one[:, None], False)[:, 0]
+                run = most_accurate_chain(part.chain, part.scale[[o]], part.shift[[o]], shifted=True)
+                y = run(one[:, None], rounding=True)[:, 0]
+                true = run(one[:, None], rounding=False)[:, 0]
             total = round_to_dtype(total + part.sign * y, dtype)
             told = told + part.sign * true
         exact.append(told)

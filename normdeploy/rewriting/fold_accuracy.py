@@ -24,9 +24,8 @@ dilations, of at most `_ROWS` output channels (those in which most cancels, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -50,8 +49,12 @@ _ROWS = 24
 _WINDOW = 9
 _POOL = 2**17
 
-# (z as (draws, channels), whether to round) -> y
-Chain = Callable[[np.ndarray, bool], np.ndarray]
+
+class RunChain(Protocol):
+    """A scale and shift of z."""
+
+    def __call__(self, z: np.ndarray, *, rounding: bool) -> np.ndarray:
+        """Compute y of z, both of shape (draws, channels); if ``rounding``, rounded as the runtime does."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ class _StatedAffine:
     """A scale and shift over the channels that a fold deals with: how it is computed, and what z it says that it
     gets."""
 
-    run: Chain
+    run: RunChain
     mean: np.ndarray
     spread: np.ndarray
 
@@ -119,12 +122,14 @@ def stated_affine(
         known = [graph.known_value(t) for t in batched.inputs[3:5]]
         if all(v is not None and v.size == channels for v in known):
             mean, variance = (np.asarray(v).reshape(-1) for v in known)
-            return _StatedAffine(run or most_accurate_chain(chain, a, b, True), mean, np.sqrt(np.maximum(variance, 0)))
+            return _StatedAffine(
+                run or most_accurate_chain(chain, a, b, shifted=True), mean, np.sqrt(np.maximum(variance, 0))
+            )
     mean, spread = (np.where(a != 0, v / np.where(a != 0, a, 1), neutral) for v, neutral in ((-b, 0.0), (1.0, 1.0)))
-    return _StatedAffine(run or most_accurate_chain(chain, a, b, batched is not None), mean, np.abs(spread))
+    return _StatedAffine(run or most_accurate_chain(chain, a, b, shifted=batched is not None), mean, np.abs(spread))
 
 
-def most_accurate_chain(chain: AffineChain, a: np.ndarray, b: np.ndarray, shifted: bool) -> Chain:
+def most_accurate_chain(chain: AffineChain, a: np.ndarray, b: np.ndarray, *, shifted: bool) -> RunChain:
     """What is taken for a chain that can't be evaluated alone: a·z + b if ``shifted``, else (z + b/a)·a, its most
     accurate form."""
     stored = (
@@ -133,7 +138,7 @@ def most_accurate_chain(chain: AffineChain, a: np.ndarray, b: np.ndarray, shifte
         round_to_dtype(np.where(a != 0, b / np.where(a != 0, a, 1), 0), chain.dtype),
     )
 
-    def run_chain(z: np.ndarray, rounding: bool) -> np.ndarray:
+    def run_chain(z: np.ndarray, *, rounding: bool) -> np.ndarray:
         if not rounding:
             return z * a + b
         if shifted:
@@ -145,21 +150,21 @@ def most_accurate_chain(chain: AffineChain, a: np.ndarray, b: np.ndarray, shifte
     return run_chain
 
 
-def _chain_by_nodes(graph: Graph, chain: AffineChain, axis: int, channels: int) -> Chain | None:
+def _chain_by_nodes(graph: Graph, chain: AffineChain, axis: int, channels: int) -> RunChain | None:
     """The chain node by node, at one place for each draw; None where it needs the sizes that the file states."""
     rank = max(chain.scale.ndim, 1)
     along = next((i for i in range(rank) if i != axis), None)
     if along is None:
         return None
 
-    def run_chain(z: np.ndarray, rounding: bool) -> np.ndarray:
+    def run_chain(z: np.ndarray, *, rounding: bool) -> np.ndarray:
         laid = np.moveaxis(z.reshape(*z.shape, *[1] * (rank - 2)), (0, 1), (along, axis))
-        y = _evaluate_chain(graph, chain, laid, rounding)
+        y = _evaluate_chain(graph, chain, laid, rounding=rounding)
         return np.moveaxis(y, (along, axis), (0, 1)).reshape(z.shape)
 
     probe = np.random.default_rng(3).standard_normal((2, channels))
     try:
-        y = run_chain(probe, False)
+        y = run_chain(probe, rounding=False)
         a, b = (np.broadcast_to(_channel_vector(v, channels), (channels,)) for v in (chain.scale, chain.shift))
     except Exception:
         # whatever numpy says of sizes that do not fit
@@ -175,16 +180,20 @@ def _channel_vector(values: np.ndarray, channels: int) -> np.ndarray:
     return values.reshape(-1)
 
 
-def _evaluate_chain(graph: Graph, chain: AffineChain, z: np.ndarray, rounding: bool) -> np.ndarray:
+def _evaluate_chain(graph: Graph, chain: AffineChain, z: np.ndarray, *, rounding: bool) -> np.ndarray:
     """The chain's result for z, each node's rounded to its type if ``rounding``."""
     values: dict[int, Any] = {id(chain.z): z}
     for node in chain.region.nodes:
         inputs = [
-            None if t.is_empty() else values[id(t)] if id(t) in values else _constant_value(graph, chain, t, rounding)
+            None
+            if t.is_empty()
+            else values[id(t)]
+            if id(t) in values
+            else _constant_value(graph, chain, t, rounding=rounding)
             for t in node.inputs
         ]
         if node.op == "BatchNormalization":
-            made: tuple[Any, ...] = (_evaluate_batch_norm(graph, chain, node, inputs, rounding),)
+            made: tuple[Any, ...] = (_evaluate_batch_norm(graph, chain, node, inputs, rounding=rounding),)
         else:
             made = graph.node_evaluator(node)(inputs)
         for t, value in zip(node.outputs, made, strict=False):
@@ -194,7 +203,7 @@ def _evaluate_chain(graph: Graph, chain: AffineChain, z: np.ndarray, rounding: b
 
 
 def _evaluate_batch_norm(
-    graph: Graph, chain: AffineChain, node: gs.Node, inputs: list[Any], rounding: bool
+    graph: Graph, chain: AffineChain, node: gs.Node, inputs: list[Any], *, rounding: bool
 ) -> np.ndarray:
     z, gamma, beta, mean, variance = inputs[:5]
     shape = (-1, *[1] * (z.ndim - 2))
@@ -206,7 +215,7 @@ def _evaluate_batch_norm(
     return np.asarray(round_to_dtype(z * scale.reshape(shape), chain.dtype) + shift.reshape(shape))
 
 
-def _constant_value(graph: Graph, chain: AffineChain, t: gs.Tensor, rounding: bool) -> np.ndarray:
+def _constant_value(graph: Graph, chain: AffineChain, t: gs.Tensor, *, rounding: bool) -> np.ndarray:
     """A constant's value; one that the file computes, or that an earlier rewrite did, is rounded as it will be."""
     value = graph.value(t)
     computed = not isinstance(t, gs.Constant) or id(t) in graph.exact
@@ -241,8 +250,10 @@ def _loss_of_lone_chain(graph: Graph, chain: AffineChain) -> AccuracyLoss | None
     z = round_to_dtype(
         stated.mean + stated.spread * normal_numbers(_DRAWS * a.size).reshape(_DRAWS, a.size), chain.dtype
     )
-    after = most_accurate_chain(chain, a, b, True)(z, True)
-    return worst_channel(stated.run(z, False), stated.run(z, True), after, chain.dtype, np.arange(a.size), "")
+    after = most_accurate_chain(chain, a, b, shifted=True)(z, rounding=True)
+    exact = stated.run(z, rounding=False)
+    before = stated.run(z, rounding=True)
+    return worst_channel(exact, before, after, chain.dtype, np.arange(a.size), "")
 
 
 def _loss_of_share(graph: Graph, chain: AffineChain, share: FoldShare) -> AccuracyLoss | None:
@@ -313,7 +324,7 @@ def _worst_loss(
     channels: np.ndarray,
 ) -> AccuracyLoss | None:
     cut = share.start + channels
-    y = [stated.run(exact, False), stated.run(before, True), after]
+    y = [stated.run(exact, rounding=False), stated.run(before, rounding=True), after]
     return worst_channel(y[0][:, cut], y[1][:, cut], y[2][:, cut], dtype, channels, share.linear.title)
 
 
@@ -328,7 +339,8 @@ def _loss_of_fold_into_next(chain: AffineChain, share: FoldShare, stated: _State
     z = round_to_dtype(
         stated.mean + stated.spread * normal_numbers(draws * taps * inputs).reshape(draws * taps, inputs), dtype
     )
-    y, computed = (stated.run(z, rounding).reshape(draws, taps, inputs) for rounding in (False, True))
+    y = stated.run(z, rounding=False).reshape(draws, taps, inputs)
+    computed = stated.run(z, rounding=True).reshape(draws, taps, inputs)
     z = z.reshape(draws, taps, inputs)
     if share.side == "scale":
         z = round_to_dtype(z + round_to_dtype(share.shift / share.scale, dtype), dtype)
