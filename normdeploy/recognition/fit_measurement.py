@@ -24,7 +24,7 @@ import numpy as np
 from ..evaluate import evaluator
 from ..graphs.region import BoundRegion, EvaluationFailed, RefusalKind
 from ..storage.heap import trim_heap
-from .norm_fit import Clarity, NormFit, RejectedReading
+from .norm_fit import Clarity, Denominator, NormFit, RejectedReading
 
 # Float64 arithmetic over a few thousand elements loses 1e-13; lookalikes differ by far more than 1e-9 at one of the
 # scales.
@@ -133,7 +133,7 @@ def _remeasure_fit(ask: _RegionProbe, like: NormFit) -> NormFit | None:
     z = ask.draw_input()
     up = ask(_LARGE * z)
     down = ask(-_LARGE * z)
-    unit = replace(like, epsilon=0.0, outside=False, gamma=np.ones(()), beta=np.zeros(()))(_LARGE * z)
+    unit = replace(like, epsilon=0.0, gamma=np.ones(()), beta=np.zeros(()))(_LARGE * z)
     if not (np.isfinite(up).all() and np.isfinite(down).all()) or np.abs(unit).min() < 0.05:
         return None
     refitted = replace(like, gamma=(up - down) / 2 / unit, beta=(up + down) / 2)
@@ -225,13 +225,8 @@ def _measure_epsilon(
 
 def _matches_fresh_input(ask: _RegionProbe, fitted: NormFit) -> bool:
     """True where a fresh input, its groups at several scales, tells the region from the fit."""
-    if fitted.outside:
-        root = fitted.epsilon
-    elif fitted.clamped:
-        root = fitted.epsilon / np.sqrt(fitted.group_size)
-    else:
-        root = np.sqrt(fitted.epsilon)
-    scales = [s for s in (0.6 * root, 1.0, 10 * root, _LARGE, 0.05 * root) if s]
+    small = fitted.epsilon_scale
+    scales = [s for s in (0.6 * small, 1.0, 10 * small, _LARGE, 0.05 * small) if s]
     rows = fitted.rows_of(ask.draw_input())
     for start in range(0, len(scales), len(rows)):
         order = (start + np.arange(len(rows))) % len(scales)
@@ -283,7 +278,7 @@ def _explain_mismatch(ask: _RegionProbe, fitted: NormFit) -> NormFit | RejectedR
         added = scale * deviation * (1.0 / ratio - 1.0)
         epsilon = float(np.median(added))
         if epsilon > 1e-3 * scale and np.ptp(added) <= 1e-6 * np.abs(added).max():
-            outside = replace(fitted, epsilon=epsilon, outside=True)
+            outside = replace(fitted, epsilon=epsilon, denominator=Denominator.EPSILON_OUTSIDE_ROOT)
             if not _matches_fresh_input(ask, outside):
                 return outside
             break
@@ -311,6 +306,6 @@ def _clamped_fit(ask: _RegionProbe, fitted: NormFit, x: np.ndarray, sure: np.nda
         ):
             if fitted.centered:
                 return None
-            return replace(fitted, gamma=gamma, epsilon=epsilon, clamped=True)
+            return replace(fitted, gamma=gamma, epsilon=epsilon, denominator=Denominator.CLAMPED_LENGTH)
         scale *= 1e-2
     return None

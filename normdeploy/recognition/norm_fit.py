@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from enum import IntEnum
+from enum import Enum, IntEnum, auto
 
 import numpy as np
 
 from ..graphs.region import Refusal, Region
 
 
+class Denominator(Enum):
+    """What a norm divides by, of v, the mean square of what it divides."""
+
+    # sqrt(v + epsilon)
+    EPSILON_INSIDE_ROOT = auto()
+    # sqrt(v) + epsilon
+    EPSILON_OUTSIDE_ROOT = auto()
+    # max(‖x‖₂, epsilon), no mean square: so gamma and epsilon of F.normalize are the same at every size
+    CLAMPED_LENGTH = auto()
+
+
 @dataclass(frozen=True)
 class NormFit:
-    """A norm at concrete sizes: x̂ = (x − mean)/sqrt(var + epsilon) over ``axes`` (and over blocks of ``block`` along
+    """A norm at concrete sizes: x̂ = (x − mean)/denominator over ``axes`` (and over blocks of ``block`` along
     ``split``)."""
 
     shape: tuple[int, ...]
@@ -29,10 +40,17 @@ class NormFit:
     # the shape of y
     gamma: np.ndarray
     beta: np.ndarray
-    # x̂ = (x − mean)/(sqrt(var) + epsilon)
-    outside: bool = False
-    # x̂ = x/max(‖x‖₂, epsilon), not of the mean: so gamma and epsilon of F.normalize are the same at every size
-    clamped: bool = False
+    denominator: Denominator = Denominator.EPSILON_INSIDE_ROOT
+
+    @property
+    def outside(self) -> bool:
+        """Whether epsilon is added to the root, not under it."""
+        return self.denominator is Denominator.EPSILON_OUTSIDE_ROOT
+
+    @property
+    def clamped(self) -> bool:
+        """Whether it divides by a length that is clamped from below."""
+        return self.denominator is Denominator.CLAMPED_LENGTH
 
     @property
     def group_size(self) -> int:
@@ -77,16 +95,30 @@ class NormFit:
         d, v = self.center_and_square(x)
         y = np.asarray(self.gamma * d)
         del d
-        y = np.asarray(y / self.denominator(v))
+        y = np.asarray(y / self.divisor(v))
         del v
         return np.asarray(y + self.beta)
 
-    def denominator(self, v: np.ndarray) -> np.ndarray:
-        if self.clamped:
-            return np.maximum(np.sqrt(self.group_size * v), self.epsilon)
-        if self.outside:
-            return np.sqrt(v) + self.epsilon
-        return np.sqrt(v + self.epsilon)
+    def divisor(self, v: np.ndarray) -> np.ndarray:
+        """Compute the denominator of mean squares ``v`` (of any shape)."""
+        match self.denominator:
+            case Denominator.CLAMPED_LENGTH:
+                return np.maximum(np.sqrt(self.group_size * v), self.epsilon)
+            case Denominator.EPSILON_OUTSIDE_ROOT:
+                return np.sqrt(v) + self.epsilon
+            case Denominator.EPSILON_INSIDE_ROOT:
+                return np.sqrt(v + self.epsilon)
+
+    @property
+    def epsilon_scale(self) -> float:
+        """The magnitude of x at which epsilon counts as much as x does."""
+        match self.denominator:
+            case Denominator.CLAMPED_LENGTH:
+                return self.epsilon / math.sqrt(self.group_size)
+            case Denominator.EPSILON_OUTSIDE_ROOT:
+                return self.epsilon
+            case Denominator.EPSILON_INSIDE_ROOT:
+                return math.sqrt(self.epsilon)
 
     def arrange_rows(self, rows: np.ndarray) -> np.ndarray:
         """An x whose groups are the given rows (number of groups, n)."""
