@@ -27,11 +27,10 @@ from .norm_writer import (
     SLOWER,
     NodeWriter,
     NormForm,
-    axes_last_permutation,
+    axes_last,
     format_epsilon,
     inverse_permutation,
     needs_full_parameters,
-    trailing_axis,
     varies_only_along,
 )
 
@@ -42,28 +41,22 @@ def write_layer_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refus
     centered = norm.fit.centered
     op = "LayerNormalization" if centered else "RMSNormalization"
     writer = NodeWriter(graph, norm)
-    axis = trailing_axis(norm)
-    perm = list(range(len(norm.shape)))
-    if axis is None:
-        perm = axes_last_permutation(norm)
-        axis = len(perm) - len(norm.axes)
+    last = axes_last(norm)
     if (
-        perm != sorted(perm)
+        last.is_moved
         and best_form(_measured_form_name(norm), runtime, norm.dtype.name, ("standard", "decomposed")) == "decomposed"
     ):
         return Refusal(SLOWER, norm.y.name)
-    behind = perm[axis:]
+    behind = last.normalized
     fits = all(varies_only_along(p, behind) or _is_modulation(norm, p) for p in (norm.gamma, norm.beta))
     gamma, beta = (norm.gamma, norm.beta) if fits else (None, None)
-    if perm != sorted(perm) and any(p is not None and p.data for p in (norm.gamma, norm.beta)):
-        return Refusal("its scale or shift is data along an axis that has to be transposed", norm.y.name)
+    refusal = last.check_data(norm)
+    if refusal is not None:
+        return refusal
     if not all(_is_broadcastable(graph, norm, p) for p in (norm.gamma, norm.beta)):
         return Refusal("its scale or shift is data that does not broadcast to its input", norm.y.name)
-    writer.transpose(perm)
-    shape = [1] * len(behind)
-    for p in (gamma, beta):
-        if p is not None and p.value is not None:
-            shape = [max(n, p.value.shape[a]) for n, a in zip(shape, behind, strict=True)]
+    writer.transpose(last.perm)
+    shape = last.parameter_shape(gamma, beta)
     if shape == [1]:
         row = norm.shape[behind[0]]
         shape = [row] if isinstance(row, int) else [1, 1]
@@ -72,15 +65,16 @@ def write_layer_norm(graph: Graph, norm: Norm, runtime: str) -> NormForm | Refus
     inputs = [writer.parameter(gamma, shape, 1.0, "scale")]
     if beta is not None and centered:
         inputs.append(writer.parameter(beta, shape, 0.0, "bias"))
+    from_end = last.axis - len(last.perm)
     writer.add_node(
         op,
         *inputs,
-        axis=axis - len(perm) if perm == sorted(perm) and len(behind) == 1 else axis,
+        axis=from_end if len(behind) == 1 and not last.is_moved else last.axis,
         epsilon=norm.epsilon,
     )
-    writer.transpose(inverse_permutation(perm))
+    writer.transpose(inverse_permutation(last.perm))
     writer.affine(None if fits else norm.gamma, None if fits and centered else norm.beta)
-    return writer.make_form(op, f"{op}(axis={axis - len(perm)}, epsilon={format_epsilon(norm.epsilon)})")
+    return writer.make_form(op, f"{op}(axis={from_end}, epsilon={format_epsilon(norm.epsilon)})")
 
 
 def _measured_form_name(norm: Norm) -> str:

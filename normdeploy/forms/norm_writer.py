@@ -218,9 +218,51 @@ def varies_only_along(param: MeasuredParameter | None, axes: Sequence[int]) -> b
     return param is None or set(param.varies) <= set(axes)
 
 
-def axes_last_permutation(norm: Norm) -> list[int]:
-    """The permutation that moves the normalized axes to the end."""
-    return [a for a in range(len(norm.shape)) if a not in norm.axes] + list(norm.axes)
+@dataclass(frozen=True)
+class TrailingAxes:
+    """The normalized axes as the last ones of x.
+
+    Attributes:
+        perm: the axes of x in the order in which the normalized ones are last.
+        axis: where in it these begin.
+    """
+
+    perm: list[int]
+    axis: int
+
+    @property
+    def normalized(self) -> list[int]:
+        """The axes of x that are last, in their order."""
+        return self.perm[self.axis :]
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether a Transpose is needed."""
+        return self.perm != sorted(self.perm)
+
+    def parameter_shape(self, *parameters: MeasuredParameter | None) -> list[int]:
+        """Return the shape over the normalized axes that all constant ``parameters`` broadcast to."""
+        shape = [1] * len(self.normalized)
+        for p in parameters:
+            if p is not None and p.value is not None:
+                shape = [max(n, p.value.shape[a]) for n, a in zip(shape, self.normalized, strict=True)]
+        return shape
+
+    def check_data(self, norm: Norm) -> Refusal | None:
+        """Refuse a scale or shift that is data where x has to be transposed."""
+        if self.is_moved and any(p is not None and p.data for p in (norm.gamma, norm.beta)):
+            return Refusal("its scale or shift is data along an axis that has to be transposed", norm.y.name)
+        return None
+
+
+def axes_last(norm: Norm) -> TrailingAxes:
+    """Return the normalized axes as the last ones: as they are, or moved there."""
+    rank = len(norm.shape)
+    axis = trailing_axis(norm)
+    if axis is not None:
+        return TrailingAxes(list(range(rank)), axis)
+    perm = [a for a in range(rank) if a not in norm.axes] + list(norm.axes)
+    return TrailingAxes(perm, rank - len(norm.axes))
 
 
 def inverse_permutation(perm: Sequence[int]) -> list[int]:

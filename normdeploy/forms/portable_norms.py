@@ -11,7 +11,7 @@ from ..recognition.norm_parameters import stored_epsilon
 from .norm_writer import (
     NormForm,
     OpWriter,
-    axes_last_permutation,
+    axes_last,
     inverse_permutation,
     trailing_axis,
     varies_only_along,
@@ -90,28 +90,21 @@ def _write_l2_norm(norm: Norm, writer: OpWriter) -> NormForm:
 def _write_norm_over_axes(norm: Norm, writer: OpWriter) -> NormForm | Refusal:
     """Write a norm over its trailing axes, other axes brought there by Transpose; scale and bias of the normalized
     shape."""
-    axis = trailing_axis(norm)
-    perm = list(range(len(norm.shape)))
-    if axis is None:
-        perm = axes_last_permutation(norm)
-        axis = len(perm) - len(norm.axes)
-    behind = perm[axis:]
-    fits = varies_only_along(norm.gamma, behind) and varies_only_along(norm.beta, behind)
+    last = axes_last(norm)
+    fits = varies_only_along(norm.gamma, last.normalized) and varies_only_along(norm.beta, last.normalized)
     gamma, beta = (norm.gamma, norm.beta) if fits else (None, None)
-    if perm != sorted(perm) and any(p is not None and p.data for p in (norm.gamma, norm.beta)):
-        return Refusal("its scale or shift is data along an axis that has to be transposed", norm.y.name)
-    writer.transpose(perm)
-    shape = [1] * len(behind)
-    for p in (gamma, beta):
-        if p is not None and p.value is not None:
-            shape = [max(n, p.value.shape[a]) for n, a in zip(shape, behind, strict=True)]
+    refusal = last.check_data(norm)
+    if refusal is not None:
+        return refusal
+    writer.transpose(last.perm)
+    shape = last.parameter_shape(gamma, beta)
     inputs = [writer.parameter(gamma, shape, 1.0, "scale")]
-    axes = [i - len(perm) for i in range(axis, len(perm))]
+    axes = list(range(last.axis - len(last.perm), 0))
     attrs = {"axes": axes, "epsilon": norm.epsilon, "stash_type": writer.stash_type}
     if norm.fit.centered:
         inputs.append(writer.parameter(beta, shape, 0.0, "bias"))
         attrs["ddof"] = norm.ddof
     writer.op(*inputs, **attrs)
-    writer.transpose(inverse_permutation(perm))
+    writer.transpose(inverse_permutation(last.perm))
     writer.affine(None if fits else norm.gamma, None if fits and norm.fit.centered else norm.beta)
     return writer.done()
