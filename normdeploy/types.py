@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,3 +20,7 @@ Arrays = Mapping[str, "np.ndarray"]
 
 Tensors = dict[str, "torch.Tensor"]
 """The same as tensors of torch."""
+
+ProfileRanges = Mapping[str, Any] | Sequence[str]
+"""Ranges of dims or of inputs, as one optimization profile takes them; `normdeploy.runtimes.optimization_profiles`
+reads them."""

@@ -12,20 +12,36 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 from .dtypes import half_precision_of
 from .errors import InputError
 from .option_values import Calibrator, EngineRuntime, Fuse, NormImpl, Quantize, Runtime, RuntimeCache
-from .types import PathLike
+from .types import PathLike, ProfileRanges
 
 if TYPE_CHECKING:
     from .compare.policy import Thresholds
-    from .runtimes.optimization_profiles import Given
-    from .verbs.arguments.argument_validation import LoadKeywords
 
 Calibration = Sequence[PathLike | Mapping[str, Any]]
 T = TypeVar("T")
+
+
+class LoadKeywords(TypedDict, total=False):
+    """How to load a model: fields of `LoadingOptions` by name. ``normdeploy.loading.load`` says what each means,
+    ``from_module`` which of them a live module takes."""
+
+    model: str | None
+    model_args: Mapping[str, Any] | None
+    key: str | None
+    trust: bool
+    imports: Sequence[str]
+    inputs: Sequence[str]
+    dims: Sequence[str]
+    eval: bool
+    task: str | None
+    part: str | None
+    dynamic_shapes: Any
+    code: Mapping[str, str] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +222,7 @@ class LoadingOptions:
     def load_keywords(self) -> LoadKeywords:
         """Those that say something, by name."""
         stated = {each.name: getattr(self, each.name) for each in fields(LoadingOptions)}
-        return cast("LoadKeywords", {name: value for name, value in stated.items() if value != _DEFAULTS[name]})
+        return cast(LoadKeywords, {name: value for name, value in stated.items() if value != _DEFAULTS[name]})
 
 
 _DEFAULTS = {each.name: each.default for each in fields(LoadingOptions)}
@@ -436,7 +452,7 @@ class EngineOptions:
         metavar="X.Y ...",
         type=list[str] | None,
     )
-    profiles: Given = option_field(
+    profiles: ProfileRanges = option_field(
         (),
         "--profile",
         "Sizes of a dynamic dim (batch=1:8:64) or input (ids=1x8:4x64:64x512). Repeatable.",
@@ -450,7 +466,7 @@ class EngineOptions:
         metavar="FORM",
         type=NormImpl,
     )
-    more_profiles: Sequence[Given] = option_field(
+    more_profiles: Sequence[ProfileRanges] = option_field(
         (),
         "--add-profile",
         "A further optimization profile, as --profile; several ranges joined by commas. Repeatable.",

@@ -187,6 +187,12 @@ def test_only_the_command_line_imports_the_package_itself() -> None:
     assert importers <= {"normdeploy.cli.app", *(name for name in modules() if name.startswith("normdeploy.cli."))}
 
 
+def test_reports_import_no_layer_above_them_but_for_types() -> None:
+    above = ("normdeploy.engines", "normdeploy.fleet", "normdeploy.verbs")
+    reports = [i for i in imports() if i.importer.startswith("normdeploy.reports")]
+    assert [f"{i.importer} imports {i.imported}" for i in reports if i.imported.startswith(above)] == []
+
+
 def test_one_module_makes_the_sessions_of_onnxruntime() -> None:
     makers = {
         name

@@ -8,15 +8,15 @@ from typing import Any
 
 from ..errors import InputError
 from ..model import InputSpec, Shapes, TensorSpec
+from ..types import ProfileRanges
 
 # min, opt, max of one dim
 Range = tuple[int, int, int]
-Given = Mapping[str, Any] | Sequence[str]
 _HOW = "write name=min:opt:max, for a dim batch=1:8:64, for an input ids=1x8:8x128:64x512"
 
 
 def resolve_profile(
-    inputs: Sequence[TensorSpec], recorded: Sequence[InputSpec], given: Given = ()
+    inputs: Sequence[TensorSpec], recorded: Sequence[InputSpec], given: ProfileRanges = ()
 ) -> dict[str, Shapes]:
     """The shapes of every dynamic input, {} where all inputs are static.
 
@@ -45,7 +45,7 @@ def resolve_profile(
     }
 
 
-def parse_ranges(given: Given) -> dict[str, tuple[tuple[int, ...], ...]]:
+def parse_ranges(given: ProfileRanges) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Each range as three tuples of sizes, of length 1 for a dim."""
     if isinstance(given, Mapping):
         return {

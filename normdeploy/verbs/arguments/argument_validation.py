@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, cast
 
 from onnx import ModelProto
 
@@ -25,6 +25,7 @@ from ...option_values import CALIBRATORS, FUSES, OPSETS, PROVIDERS, QUANTIZE, RU
 from ...storage.file_replacement import resolve_writable_path
 from ...storage.onnx_files import save_onnx
 from ...types import PathLike
+from ...verb_options import LoadKeywords
 from .export_result import ExportResult, as_sequence, resolve_onnx
 
 # torch takes seconds to import
@@ -35,24 +36,6 @@ if TYPE_CHECKING:
 
 Onnx: TypeAlias = PathLike | ModelProto | ExportResult
 """An ONNX file, a model in memory with its weights, or what made one."""
-
-
-class LoadKeywords(TypedDict, total=False):
-    """How to load a model; ``normdeploy.loading.load`` says what each means, ``from_module`` which of them a live
-    module takes."""
-
-    model: str | None
-    model_args: Mapping[str, Any] | None
-    key: str | None
-    trust: bool
-    imports: Sequence[str]
-    inputs: Sequence[str]
-    dims: Sequence[str]
-    eval: bool
-    task: str | None
-    part: str | None
-    dynamic_shapes: Any
-    code: Mapping[str, str] | None
 
 
 _LEAST = {

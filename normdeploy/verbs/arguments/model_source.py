@@ -18,7 +18,8 @@ from ...storage.onnx_files import load_onnx, normalize_model
 from ...storage.shared_weights import Weights
 from ...storage.weight_serialization import share_large_weights
 from ...types import PathLike, Progress
-from .argument_validation import LoadKeywords, has_examples
+from ...verb_options import LoadKeywords
+from .argument_validation import has_examples
 
 # torch takes seconds to import
 if TYPE_CHECKING:

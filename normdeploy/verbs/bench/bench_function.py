@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, cast
 from ...errors import InputError
 from ...runtimes.trt_runner import is_engine
 from ...types import PathLike
-from ..arguments.argument_validation import LoadKeywords, take_fields_as_arguments
+from ...verb_options import LoadKeywords
+from ..arguments.argument_validation import take_fields_as_arguments
 from ..arguments.export_result import as_sequence
 from ..arguments.model_source import is_onnx_file, load_as_recorded, recall_loading
 from ..stage_progress import StageTimer

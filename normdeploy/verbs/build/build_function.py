@@ -21,7 +21,7 @@ from ...errors import BuildError, ExtensionError, InputError, RuntimeUnavailable
 from ...findings.rendering import Renderable
 from ...model import Shapes
 from ...precision import half_conversion
-from ...runtimes.optimization_profiles import Given, resolve_profile
+from ...runtimes.optimization_profiles import ProfileRanges, resolve_profile
 from ...runtimes.trt_runner import PACKAGES, TITLES, describe_missing_runtime, explain_missing_gpu, installed_version
 from ...storage.file_replacement import resolve_writable_path
 from ...storage.onnx_files import load_onnx, replace_atomically, write_bytes
@@ -210,7 +210,7 @@ def build(call: BuildCall) -> Engine:
     )
 
 
-def _split_ranges(given: Given) -> Given:
+def _split_ranges(given: ProfileRanges) -> ProfileRanges:
     """Of one profile: a text may hold several ranges."""
     if isinstance(given, str):
         return given.split(",")

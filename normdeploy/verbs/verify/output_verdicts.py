@@ -4,20 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ...compare.error_tally import ErrorTally
 from ...inputs.input_cases import DATASET, EXTREME
+from .case_answers import CaseAnswer
 from .failure_inputs import find_failing_integers
 from .output_results import NOT_JUDGED, OutputResult, apply_rules, failed_result, judge_output
 from .quantization_budget import AGAINST, UNROUNDED, VOID
+from .reference_models import Original
 from .runtime_candidates import FLOATS, RuntimeCandidate
-
-if TYPE_CHECKING:
-    from .precision_trial import PrecisionTrial
+from .runtime_tallies import RuntimeTallies
 
 
-def candidate_results(trial: PrecisionTrial, candidate: RuntimeCandidate) -> list[OutputResult]:
+class TrialRecord(Protocol):
+    """What a verdict asks of a trial.
+
+    Attributes:
+        precision: of the trial; "" is the model's own.
+        answers: what float64 says of each case.
+        eager: eager PyTorch, which the runtimes are judged by.
+    """
+
+    precision: str
+    answers: list[CaseAnswer]
+    eager: RuntimeCandidate
+    model: Original
+    tallying: RuntimeTallies
+
+
+def candidate_results(trial: TrialRecord, candidate: RuntimeCandidate) -> list[OutputResult]:
     """Return one result for each output, none where it was not run."""
     tallies: dict[str, dict[str, ErrorTally]] = {}
     for (output, kind), tally in candidate.tallies.items():
@@ -30,7 +46,7 @@ def candidate_results(trial: PrecisionTrial, candidate: RuntimeCandidate) -> lis
 
 
 def _output_results(
-    trial: PrecisionTrial, candidate: RuntimeCandidate, output: str, mine: Mapping[str, ErrorTally]
+    trial: TrialRecord, candidate: RuntimeCandidate, output: str, mine: Mapping[str, ErrorTally]
 ) -> Iterator[OutputResult]:
     eager = {kind: trial.tallying.eager_tally(output, kind) for kind in mine}
     if candidate.failure:
@@ -52,7 +68,7 @@ def _output_results(
     yield replace(result, file=candidate.file_label, precision=trial.precision)
 
 
-def _describe_failing_integers(trial: PrecisionTrial, tallies: Iterable[ErrorTally]) -> str | None:
+def _describe_failing_integers(trial: TrialRecord, tallies: Iterable[ErrorTally]) -> str | None:
     """Say which integers of an input every case has that fails, and no other."""
     names = {case.removesuffix(AGAINST) for tally in tallies for case in tally.failed}
     # Samples of a dataset have rules of their own, and integers drawn from far around surround all others.

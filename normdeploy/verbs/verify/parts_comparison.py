@@ -11,8 +11,8 @@ from pathlib import Path
 from ...errors import InputError, NormdeployError
 from ...findings.rendering import Renderable
 from ...loading.huggingface_tasks import ALL_PARTS, PART_FILES
-from ...verb_options import as_keywords
-from ..arguments.argument_validation import LoadKeywords, take_fields_as_arguments
+from ...verb_options import LoadKeywords, as_keywords
+from ..arguments.argument_validation import take_fields_as_arguments
 from ..stage_progress import prefix_progress
 from . import verify_options
 from .comparison_result import Comparison

@@ -15,7 +15,8 @@ from ...model import LoadedModel
 from ...runtimes.trt_runner import is_engine
 from ...storage.onnx_files import load_onnx
 from ...types import PathLike
-from ..arguments.argument_validation import LoadKeywords, has_examples
+from ...verb_options import LoadKeywords
+from ..arguments.argument_validation import has_examples
 from ..arguments.model_source import (
     is_live_module,
     is_onnx_file,
