@@ -242,13 +242,14 @@ def try_num_groups(at: TrialNode) -> Iterator[Trial]:
     scale = at.fixed_input(1, "f")
     bias = at.fixed_input(2, "f")
     epsilon = at.attributes.get("epsilon")
-    is_grouped = at.op in ("InstanceNormalization", "GroupNormalization")
-    if not is_grouped or x is None or x.ndim < 3 or not x.size or scale is None or bias is None:
+    if x is None or x.ndim < 3 or not x.size or scale is None or bias is None:
         return
     if at.op == "InstanceNormalization":
         groups = x.shape[1]
-    else:
+    elif at.op == "GroupNormalization":
         groups = at.attributes.get("num_groups")
+    else:
+        return
     # A form that reshapes to groups has a scale of ones there, and says nothing of channels.
     elements = x.shape[1]
     column = [1, -1, *[1] * (x.ndim - 2)]
