@@ -11,7 +11,6 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .findings.rendering import set_renderers
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -58,21 +57,6 @@ _HOMES = {
     "open_runner": "verbs.run.run_function",
     "verify_parts": "verbs.verify.parts_comparison",
 }
-
-
-def _render_text(result: Any) -> str:
-    from .reports.result_display import render_text
-
-    return render_text(result)
-
-
-def _render_html(result: Any) -> str:
-    from .reports.result_display import render_html
-
-    return render_html(result)
-
-
-set_renderers(_render_text, _render_html)
 
 
 def __dir__() -> list[str]:

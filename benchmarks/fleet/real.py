@@ -141,7 +141,7 @@ def _word(cell: CellOutcome, engines: dict[str, str]) -> str:
 
 
 def _table(run: FleetRun, wrong: list[str], repeated: list[str], seconds: tuple[float, float, float]) -> str:
-    from normdeploy.reports.fleet_tables import run_to_markdown
+    from normdeploy.fleet.fleet_tables import run_to_markdown
 
     first, again, hand = seconds
     lines = [

@@ -28,7 +28,7 @@ BESIDE = (  # what the way is held up by, and what is done with the file
     ("runtimes/ engines/", "runs it, builds engines"),
     ("verbs/", "verify, bisect, bench, ..."),
     ("cli/ api/", "the verbs as called"),
-    ("reports/", "tables, JSON, the page"),
+    ("reports/", "JSON, the page, charts"),
 )
 STYLE = """
     svg { --ground: #ffffff; --line: #57606a; --text: #1f2328; --box: #f6f8fa; --way: #ddf4ff; --edge: #0969da }

@@ -40,7 +40,7 @@ def bench(
     files = {f"source {i}" if i > 1 else "source": str(path) for i, path in enumerate(sources or (), 1)}
     if options.feeds is not None:
         files["inputs"] = str(options.feeds)
-    print_report(Report("bench", files, race=race), reporting)
+    print_report(race, Report("bench", files, sections={"race": vars(race)}), reporting)
     if not race:
         raise typer.Exit(1)
     require_all_run(race.unrun)

@@ -37,10 +37,9 @@ def bisect(
         files["engines"] = ", ".join(map(str, options.engines))
     if bisection.reproduction is not None and output is not None:
         files["reproduction"] = str(output)
-    account = Report(
-        "bisect", files, parity=bisection.parity, bisection=bisection, seconds={"bisect": bisection.seconds}
-    )
-    print_report(account, reporting)
+    told = {"parity": bisection.parity.to_json(), "bisection": bisection.to_json()}
+    account = Report("bisect", files, sections=told, seconds={"bisect": bisection.seconds})
+    print_report(bisection, account, reporting)
     if bisection.parity.outcome == "failed":
         raise typer.Exit(1)
     require_all_run(bisection.parity.unrun)

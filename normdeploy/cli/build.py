@@ -36,4 +36,5 @@ def build(source: OnnxFile, output: Output, options: EngineOptions, reporting: R
     with show_progress(reporting.quiet) as progress:
         engine = normdeploy.build(source, output, progress=progress, **as_keywords(options))
     files = {"source": str(source), "output": str(output)}
-    print_report(Report("build", files, engine=engine, seconds={"build": engine.seconds}), reporting)
+    account = Report("build", files, sections={"engine": engine.to_json()}, seconds={"build": engine.seconds})
+    print_report(engine, account, reporting)

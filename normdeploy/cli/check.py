@@ -12,10 +12,10 @@ import typer
 import normdeploy
 
 from ..errors import escape_lines
-from ..reports.check_text import render_check as told
 from ..storage.file_replacement import write_bytes
 from ..verb_options import LoadingOptions, as_keywords, option_field
 from ..verbs.check.check_options import FailOption, JudgingOptions
+from ..verbs.check.check_text import render_check as told
 from .console import require_all_run, require_writable_report, show_progress
 from .options import QuietOption
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from ..findings.rendering import Renderable
     from ..reports.report import Report
     from ..types import Progress
     from .options import ReportingOptions
@@ -66,11 +67,11 @@ def require_all_run(missed: Iterable[object]) -> None:
 
 def print_line(text: Text | str = "") -> None:
     """Print a line beside the tables."""
-    _make_console().print(text)
+    make_console().print(text)
 
 
-def print_report(account: Report, reporting: ReportingOptions) -> None:
-    """Print the report and write its files."""
+def print_report(result: Renderable, account: Report, reporting: ReportingOptions) -> None:
+    """Print the tables of a result, and write the files of its report."""
     if reporting.report is not None or reporting.html is not None:
         text = replace(account, command=shlex.join(["normdeploy", *sys.argv[1:]])).to_json()
         if reporting.report is not None:
@@ -81,10 +82,10 @@ def print_report(account: Report, reporting: ReportingOptions) -> None:
 
             write_bytes(reporting.html, render_page(json.loads(text)).encode(errors="replace"))
     if not reporting.quiet:
-        account.show(_make_console())
+        result.show(make_console())
 
 
-def _make_console() -> Console:
+def make_console() -> Console:
     """Standard output; wide enough for the tables where it is a file or a pipe."""
     from rich.console import Console
 

@@ -28,15 +28,15 @@ def export(
         result = normdeploy.export(
             source, output=output, progress=progress, **as_keywords(options), **load.load_keywords
         )
-    print_report(_build_report(source, output, result), reporting)
+    print_report(result, _build_report(source, output, result), reporting)
 
 
 def _export_parts(
     source: Path, output: Path, load: EveryPartOptions, options: ExportOptions, reporting: ReportingOptions
 ) -> None:
     """A folder of all parts; tables, report and page of each by itself."""
+    from ..findings.console_tables import file_title
     from ..loading.huggingface_tasks import PART_FILES
-    from ..reports.result_display import file_title
 
     for file in PART_FILES.values():
         require_reports(reporting.for_file(file), (source, output))
@@ -47,7 +47,7 @@ def _export_parts(
     for file, result in results.items():
         if not reporting.quiet:
             print_line(file_title(file))
-        print_report(_build_report(source, output / file, result), reporting.for_file(file))
+        print_report(result, _build_report(source, output / file, result), reporting.for_file(file))
         if not reporting.quiet:
             print_line()
 
@@ -56,12 +56,5 @@ def _build_report(source: Path, output: Path, result: ExportResult) -> Report:
     from ..reports.report import Report
 
     files = {"source": str(source), "output": str(output)}
-    return Report(
-        "export",
-        files,
-        result.summary,
-        precision=result.precision,
-        quantization=result.quantization,
-        notes=result.notes,
-        seconds=result.seconds,
-    )
+    told = {"precision": result.precision, "quantization": result.quantization}
+    return Report("export", files, result.summary, told, result.notes, seconds=result.seconds)

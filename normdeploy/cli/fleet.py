@@ -14,7 +14,7 @@ from ..errors import InputError, escape_line
 from ..fleet.fleet_options import FleetOptions, FleetRunOptions, PublishOptions, RecheckOptions
 from ..storage.file_replacement import write_bytes
 from ..verb_options import as_keywords, option_field, repeat_option_field
-from .console import _make_console, print_line, require_all_run, require_writable_report, silence_output
+from .console import make_console, print_line, require_all_run, require_writable_report, silence_output
 from .options import QuietOption
 
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ def recheck(file: FleetFile, options: RecheckOptions, shown: QuietOption) -> Non
     """Run the last run's bundles again with what is installed now; exit code 1 where something got worse, 3
     where a bundle was not run."""
     from ..fleet.fleet_recheck import recheck_fleet as rechecked
-    from ..reports.fleet_tables import group_names_by_reason, show_rechecks
+    from ..fleet.fleet_tables import group_names_by_reason, show_rechecks
 
     with _show_step_progress(shown.quiet) as progress:
         ends = rechecked(file, progress=progress, **as_keywords(options))
     if not shown.quiet:
-        show_rechecks(_make_console(), ends)
+        show_rechecks(make_console(), ends)
     if any(end.outcome in ("wrong", "failed") for end in ends):
         raise typer.Exit(1)
     unrun = {end.step.removesuffix("/recheck"): end.reason for end in ends if end.outcome == "not run"}
@@ -115,10 +115,10 @@ def show(
 ) -> None:
     """Show the steps of a cell in the last run: commands, what they depended on and made, logs."""
     from ..fleet import step_details
-    from ..reports.fleet_tables import show_steps
+    from ..fleet.fleet_tables import show_steps
 
     found = step_details.find_steps(file, name, **as_keywords(options))
-    show_steps(_make_console(), found, None if not log else step_details.read_log)
+    show_steps(make_console(), found, None if not log else step_details.read_log)
     if output is not None:
         step_details.copy_outputs(found, output)
 
@@ -136,12 +136,12 @@ def publish(
 ) -> None:
     """Publish the bundles of verified cells; exit code 1 where one is refused."""
     from ..fleet import publishing
-    from ..reports.fleet_tables import show_published
+    from ..fleet.fleet_tables import show_published
 
     with _show_step_progress(shown.quiet) as progress:
         done = publishing.publish_bundles(file, to, progress=progress, **as_keywords(options))
     if not shown.quiet:
-        show_published(_make_console(), done)
+        show_published(make_console(), done)
     if not done:
         raise typer.Exit(1)
 
@@ -170,21 +170,21 @@ def _require_writable_reports(tables: TablesOptions, file: Path) -> None:
 
 
 def _report_run(done: FleetRun, tables: TablesOptions) -> None:
-    from ..reports import fleet_tables as reports
+    from ..fleet import fleet_tables as reports
 
     if tables.report is not None:
         write_bytes(tables.report, reports.run_to_json(done).encode(errors="backslashreplace"))
     if tables.markdown is not None:
         write_bytes(tables.markdown, reports.run_to_markdown(done).encode())
     if tables.html is not None:
+        from ..fleet.fleet_page import render_fleet_page
         from ..fleet.step_details import log_readers
-        from ..reports.fleet_page import render_fleet_page
 
         write_bytes(
             tables.html, render_fleet_page(done, *log_readers(done.store, tables.html)).encode(errors="replace")
         )
     if not tables.quiet:
-        reports.show_fleet_run(_make_console(), done)
+        reports.show_fleet_run(make_console(), done)
     if not done:
         raise typer.Exit(1)
     require_all_run(reports.group_names_by_reason({cell.name: cell.reason for cell in done.cells_not_run}))

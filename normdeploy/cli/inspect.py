@@ -27,4 +27,4 @@ def inspect(
     require_reports(reporting, [source])
     with show_progress(reporting.quiet) as progress:
         summary = normdeploy.inspect(source, progress=progress, **as_keywords(options), **load.load_keywords)
-    print_report(Report("inspect", {"source": str(source)}, summary, seconds=summary.seconds), reporting)
+    print_report(summary, Report("inspect", {"source": str(source)}, summary, seconds=summary.seconds), reporting)

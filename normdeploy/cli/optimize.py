@@ -17,13 +17,6 @@ def optimize(source: OnnxFile, output: Output, options: OptimizeOptions, reporti
     with show_progress(reporting.quiet) as progress:
         result = normdeploy.optimize(source, output, progress=progress, **as_keywords(options))
     files = {"source": str(source), "output": str(output)}
-    account = Report(
-        "optimize",
-        files,
-        result.summary,
-        precision=result.precision,
-        quantization=result.quantization,
-        notes=result.notes,
-        seconds=result.seconds,
-    )
-    print_report(account, reporting)
+    told = {"precision": result.precision, "quantization": result.quantization}
+    account = Report("optimize", files, result.summary, told, result.notes, seconds=result.seconds)
+    print_report(result, account, reporting)

@@ -11,7 +11,7 @@ import normdeploy
 
 from ..verb_options import LoadingOptions, as_keywords
 from ..verbs.package.package_options import PackageOptions
-from .console import _make_console, require_all_run, show_progress
+from .console import make_console, require_all_run, show_progress
 from .options import OnnxFile, QuietOption
 
 
@@ -30,12 +30,10 @@ def package(
     Exit code 1 where a runtime is wrong on the samples, as the models are configured, 3 where none is and an engine was
     not run; the bundle is written then too.
     """
-    from ..reports.package_tables import show_package
-
     with show_progress(shown.quiet) as progress:
         made = normdeploy.package(onnx, output, progress=progress, **as_keywords(options), **load.load_keywords)
     if not shown.quiet:
-        show_package(_make_console(), made)
+        made.show(make_console())
     if not made:
         raise typer.Exit(1)
     require_all_run(made.judgement.unrun)

@@ -11,7 +11,7 @@ import typer
 import normdeploy
 
 from ..storage.file_replacement import write_bytes
-from .console import _make_console, require_all_run, require_writable_report, show_progress
+from .console import make_console, require_all_run, require_writable_report, show_progress
 from .options import QuietOption, ReportOption, TrustedKeys
 
 
@@ -30,7 +30,6 @@ def recheck(
 ) -> None:
     """Compare a bundle with its hashes, run its samples again, and say what changed; exit code 1 where something got
     worse, 3 where nothing did and an engine was not run."""
-    from ..reports.package_tables import show_recheck
     from ..reports.report import to_plain
 
     require_writable_report(written.report, used=[bundle, *([onnx] if onnx else ()), *(trust or ())])
@@ -41,7 +40,7 @@ def recheck(
             written.report, (json.dumps(to_plain(outcome.to_json()), indent=2, allow_nan=False) + "\n").encode()
         )
     if not shown.quiet:
-        show_recheck(_make_console(), outcome)
+        outcome.show(make_console())
     if not outcome:
         raise typer.Exit(1)
     require_all_run(outcome.judgement.unrun if outcome.judgement is not None else ())

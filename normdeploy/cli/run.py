@@ -35,4 +35,5 @@ def run(
     with silence_output(quiet=shown.quiet):
         done = normdeploy.run(source, inputs, output, **as_keywords(options))
     files = {"source": str(source), "output": str(output)}
-    print_report(Report("run", files, inference=done, notes=done.notes, seconds=done.seconds), reporting)
+    account = Report("run", files, sections={"inference": done.to_json()}, notes=done.notes, seconds=done.seconds)
+    print_report(done, account, reporting)

@@ -17,6 +17,7 @@ from .console import print_line, print_report, require_all_run, require_reports,
 from .options import Original, ReportingOptions
 
 if TYPE_CHECKING:
+    from ..reports.report import Report
     from ..verbs.verify.comparison_result import Comparison
 
 
@@ -38,8 +39,6 @@ def verify(
     Options that were given to export need not be given again; those that run code only where you or your team signed
     them (docs/teams.md).
     """
-    from ..reports.report import Report
-
     if any(file.is_dir() for file in files):
         verify_parts(source, _require_only_folder(files, options), options, load, reporting)
         return
@@ -48,10 +47,7 @@ def verify(
     require_reports(reporting, (source, *files, *given, *used))
     with show_progress(reporting.quiet) as progress:
         parity = normdeploy.verify(source, files, progress=progress, **as_keywords(options), **load.load_keywords)
-    print_report(
-        Report("verify", _number_files_by_role(source, files), parity=parity, seconds={"verify": parity.seconds}),
-        reporting,
-    )
+    print_report(parity, _build_report(source, files, parity), reporting)
     if parity.outcome == "failed":
         if reporting.quiet:
             _print_failures(parity)
@@ -64,13 +60,13 @@ def verify(
 
 
 def _print_verdict(parity: Comparison) -> None:
-    from ..reports.verb_tables import describe_verdict
+    from ..verbs.verify.verify_tables import describe_verdict
 
     print(escape_line(describe_verdict(parity)), file=sys.stderr)
 
 
 def _print_failures(parity: Comparison) -> None:
-    from ..reports.verb_tables import failure_lines
+    from ..verbs.verify.verify_tables import failure_lines
 
     for line in failure_lines(parity):
         print(escape_line(line), file=sys.stderr)
@@ -101,9 +97,9 @@ def verify_parts(
     source: Path, folder: Path, options: VerifyOptions, load: LoadingOptions, reporting: ReportingOptions
 ) -> None:
     """Every part by itself, and one verdict."""
+    from ..findings.console_tables import file_title
     from ..loading.huggingface_tasks import PART_FILES
-    from ..reports.report import Report
-    from ..reports.result_display import file_title, parts_verdict
+    from ..verbs.verify.verify_tables import parts_verdict
 
     used = [path for path in (options.policy,) if path is not None]
     for file in PART_FILES.values():
@@ -114,10 +110,7 @@ def verify_parts(
     for file, parity in verdict.comparisons.items():
         if not reporting.quiet:
             print_line(file_title(file))
-        account = Report(
-            "verify", _number_files_by_role(source, [folder / file]), parity=parity, seconds={"verify": parity.seconds}
-        )
-        print_report(account, reporting.for_file(file))
+        print_report(parity, _build_report(source, [folder / file], parity), reporting.for_file(file))
         if not reporting.quiet:
             print_line()
         elif not parity:
@@ -128,6 +121,13 @@ def verify_parts(
     if not parts or any(parity.outcome == "failed" for parity in parts):
         raise typer.Exit(1)
     require_all_run([missed for parity in parts for missed in parity.unrun])
+
+
+def _build_report(source: Path, files: list[Path], parity: Comparison) -> Report:
+    from ..reports.report import Report
+
+    roles = _number_files_by_role(source, files)
+    return Report("verify", roles, sections={"parity": parity.to_json()}, seconds={"verify": parity.seconds})
 
 
 def _number_files_by_role(source: Path, files: list[Path]) -> dict[str, str]:

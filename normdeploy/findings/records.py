@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from .rendering import Renderable
+from .rendering import Renderable, make_printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Status = Literal["fused", "folded", "kept", "refused", "undone"]
 Verdict = Literal["kernel", "function", "layers", "missing", "unknown"]
@@ -325,3 +328,8 @@ class Summary(Renderable):
     # op type -> nodes of the main graph
     ops_before: dict[str, int] = field(default_factory=dict)
     ops_after: dict[str, int] = field(default_factory=dict)
+
+    def show(self, console: Console) -> None:
+        from .norm_tables import show_summary
+
+        show_summary(console, make_printable(self))

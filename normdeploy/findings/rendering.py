@@ -1,31 +1,67 @@
-"""Results as a person sees them: ``print`` and a notebook show the tables that the command line shows.
-
-The tables are made in `normdeploy.reports`, which knows the results of every verb: a result that imported it would
-close a circle. ``normdeploy/__init__.py``, which is run before any other module of the package, names the two functions
-that render.
-"""
+"""Results as a person sees them: ``print`` and a notebook show the tables that the command line shows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import io
+from collections.abc import Mapping
+from dataclasses import is_dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
-Renderer = Callable[[Any], str]
+from ..errors import escape_line
 
-_renderers: dict[str, Renderer] = {}
+if TYPE_CHECKING:
+    from rich.console import Console
 
-
-def set_renderers(text: Renderer, html: Renderer) -> None:
-    """From now on results are shown by these two."""
-    _renderers.update(text=text, html=html)
+# columns, as the command line takes for a file or a pipe
+_WIDTH = 120
+_PRE = '<pre style="white-space:pre;overflow-x:auto;line-height:1.3">{code}</pre>'
 
 
 class Renderable:
-    """A result of a verb. ``str(result)`` is its table in 120 columns, and a notebook shows the same with its
-    colours."""
+    """A result of a verb. ``str(result)`` is its table in 120 columns, without colors and without a newline at the end;
+    a notebook shows the same with its colors."""
+
+    def show(self, console: Console) -> None:
+        """Print the tables that the command line prints."""
+        raise NotImplementedError
 
     def __str__(self) -> str:
-        return _renderers["text"](self)
+        from rich.console import Console
+
+        text = io.StringIO()
+        self.show(Console(file=text, width=_WIDTH, highlight=False, color_system=None))
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip("\n")
 
     def _repr_html_(self) -> str:
-        return _renderers["html"](self)
+        from rich.console import Console
+
+        console = Console(
+            file=io.StringIO(), width=_WIDTH, highlight=False, record=True, color_system="standard", force_terminal=True
+        )
+        self.show(console)
+        return console.export_html(inline_styles=True, code_format=_PRE)
+
+
+def make_printable(value: Any) -> Any:
+    """``value`` with its texts made safe for a terminal."""
+    if isinstance(value, Enum):
+        # One of our own words, and not equal to the text that it stands for.
+        return value
+    if isinstance(value, str):
+        return escape_line(value)
+    if isinstance(value, tuple):
+        items = tuple(map(make_printable, value))
+        if any(a is not b for a, b in zip(items, value, strict=True)):
+            return items
+        return value
+    if isinstance(value, list):
+        return [make_printable(item) for item in value]
+    if isinstance(value, Mapping):
+        return {make_printable(name): make_printable(item) for name, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        safe = {name: make_printable(item) for name, item in vars(value).items()}
+        if any(safe[name] is not item for name, item in vars(value).items()):
+            return replace(value, **safe)
+        return value
+    return value

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..findings.rendering import Renderable
 from .fleet_file import FleetJob, FleetTarget
 from .step_store import StoredFile
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 StepOutcome = Literal["ok", "wrong", "failed", "blocked", "not run", "stale", "waits"]
 Status = Literal["verified", "built", "wrong", "failed", "not run", "stale"]
@@ -164,3 +167,8 @@ class FleetRun(Renderable):
         """Status -> number of cells, of those that there are."""
         found = {status: sum(c.status == status for c in self.cells) for status in STATUSES}
         return {status: count for status, count in found.items() if count}
+
+    def show(self, console: Console) -> None:
+        from .fleet_tables import show_fleet_run
+
+        show_fleet_run(console, self)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ..findings.finding_groups import FindingGroup, describe_outcome, describe_proof, describe_reason, group_findings
 from ..findings.records import Certificate, Finding, HalfConstants, NormParameter, RuntimeSupport
-from .finding_groups import FindingGroup, describe_outcome, describe_proof, describe_reason, group_findings
 
 # of one table
 _ROWS = 120

@@ -1,6 +1,6 @@
-"""What a verb did: tables for the terminal and the same as JSON.
+"""What a verb did, as JSON.
 
-The JSON's schema is ``normdeploy/report/1``. A later version may add keys; one that changes or removes a key gets the
+Its schema is ``normdeploy/report/1``. A later version may add keys; one that changes or removes a key gets the
 next number. A number that is not finite is written as the string "nan", "inf" or "-inf"; what is not known or does not
 apply is null.
 
@@ -108,52 +108,28 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
-from enum import Enum
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.text import Text
+from typing import Any
 
 from ..environment import describe_environment, source_date_epoch
-from ..errors import escape_line
-from ..findings.precision_report import PrecisionReport
-from ..findings.quantization_report import QuantizationReport
 from ..findings.records import Explanation, Finding, Summary
 from ..storage.file_replacement import matching_siblings
 from ..version import __version__
-from .benchmark_tables import show_race
-from .bisection_tables import show_bisection
-from .census_tables import show_explanations
-from .precision_tables import show_precision
-from .quantization_tables import show_quantization
-from .verb_tables import show_engine, show_inference, show_norms, show_parity
-
-if TYPE_CHECKING:
-    from ..verbs.bench.model_benchmark import Race
-    from ..verbs.bisect.file_bisection import Bisection
-    from ..verbs.build.build_function import Engine
-    from ..verbs.run.run_function import Inference
-    from ..verbs.verify.comparison_result import Comparison
 
 SCHEMA = "normdeploy/report/1"
+SECTIONS = ("engine", "precision", "quantization", "parity", "bisection", "race", "inference")
+"""What the results of verbs say, in the order of the document; null where they say nothing."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """The account of one run of one verb; ``json`` and ``show`` say the same."""
+    """The account of one run of one verb; ``sections`` holds some of ``SECTIONS``, in values that `to_plain` takes."""
 
     verb: str
     files: Mapping[str, str]
     summary: Summary | None = None
-    engine: Engine | None = None
-    parity: Comparison | None = None
-    precision: PrecisionReport | None = None
-    quantization: QuantizationReport | None = None
-    inference: Inference | None = None
-    bisection: Bisection | None = None
-    race: Race | None = None
+    sections: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     command: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -176,47 +152,12 @@ class Report:
             "explanations": [_explanation_to_json(e) for e in summary.explanations] if summary else [],
             "pictures": summary.pictures if summary else (),
             "layers": summary.layers if summary else (),
-            "engine": None if self.engine is None else {**vars(self.engine), "proved": "built only"},
-            "precision": self.precision,
-            "quantization": self.quantization,
-            # a failed comparison is false
-            "parity": None if self.parity is None else self.parity.to_json(),
-            "bisection": None if self.bisection is None else self.bisection.to_json(),
-            # a race with a wrong answer is false
-            "race": None if self.race is None else vars(self.race),
-            "inference": (
-                self.inference and {name: getattr(self.inference, name) for name in ("runner", "inputs", "outputs")}
-            ),
+            **{name: self.sections.get(name) for name in SECTIONS},
             "environment": describe_environment(),
             "notes": [*self.notes, *(summary.notes if summary else ())],
             "seconds": self.seconds,
         }
         return json.dumps(to_plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-    def show(self, console: Console) -> None:
-        """Print the tables."""
-        summary = _make_printable(self.summary)
-        if summary is not None:
-            if summary.explanations:
-                show_explanations(console, summary.explanations)
-            else:
-                show_norms(console, summary, planned=self.verb == "inspect")
-        if self.precision is not None:
-            show_precision(console, _make_printable(self.precision))
-        if self.quantization is not None:
-            show_quantization(console, _make_printable(self.quantization))
-        if self.engine is not None:
-            show_engine(console, _make_printable(self.engine))
-        if self.parity is not None:
-            show_parity(console, _make_printable(self.parity))
-        if self.bisection is not None:
-            show_bisection(console, self.bisection)
-        if self.race is not None:
-            show_race(console, _make_printable(self.race))
-        if self.inference is not None:
-            show_inference(console, self.inference)
-        for note in (*self.notes, *(summary.notes if summary is not None and not summary.explanations else ())):
-            console.print(Text(f"note: {escape_line(note)}", style="yellow"))
 
 
 def _finding_to_json(finding: Finding) -> dict[str, Any]:
@@ -244,30 +185,6 @@ def _file_size(path: str) -> int:
         else ()
     )
     return sum(f.stat().st_size for f in (file, *weights) if f.is_file())
-
-
-def _make_printable(value: Any) -> Any:
-    """``value`` with its texts made safe for a terminal."""
-    if isinstance(value, Enum):
-        # One of our own words, and not equal to the text that it stands for.
-        return value
-    if isinstance(value, str):
-        return escape_line(value)
-    if isinstance(value, tuple):
-        items = tuple(map(_make_printable, value))
-        if any(a is not b for a, b in zip(items, value, strict=True)):
-            return items
-        return value
-    if isinstance(value, list):
-        return [_make_printable(item) for item in value]
-    if isinstance(value, Mapping):
-        return {_make_printable(name): _make_printable(item) for name, item in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        safe = {name: _make_printable(item) for name, item in vars(value).items()}
-        if any(safe[name] is not item for name, item in vars(value).items()):
-            return replace(value, **safe)
-        return value
-    return value
 
 
 def to_plain(value: Any) -> Any:

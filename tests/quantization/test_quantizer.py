@@ -15,6 +15,7 @@ from normdeploy.compare.metrics import cosine
 from normdeploy.compare.policy import parse_policy
 from normdeploy.errors import InputError
 from normdeploy.findings.quantization_report import QuantizationReport
+from normdeploy.findings.quantization_tables import quantization_summary
 from normdeploy.graphs.graph import Graph
 from normdeploy.model import Dim, InputSpec
 from normdeploy.quantization import accuracy
@@ -26,7 +27,6 @@ from normdeploy.quantization.qdq_writer import write_quantized
 from normdeploy.quantization.quantization_request import QuantizationRequest
 from normdeploy.quantization.quantizer import quantize_model, recorded_quantization
 from normdeploy.quantization.sample_split import SampleSplit, split_samples
-from normdeploy.reports.quantization_tables import quantization_summary
 from normdeploy.runtimes.onnx_float64 import OnnxFloat64Runner
 from normdeploy.verbs.verify.reference_models import FileModel
 from normdeploy.verbs.verify.weight_audit import audit_weights

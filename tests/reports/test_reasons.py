@@ -9,7 +9,7 @@ from rich.console import Console
 from torch import nn
 
 import normdeploy
-from normdeploy.reports.verb_tables import show_norms
+from normdeploy.findings.norm_tables import show_norms
 from normdeploy.verbs.arguments.export_result import ExportResult
 from tests.recognition.test_affine_chains import norm
 

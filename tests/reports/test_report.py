@@ -12,9 +12,10 @@ from typing import Literal
 import pytest
 from rich.console import Console
 
+from normdeploy.findings.finding_groups import describe_proof, group_findings
 from normdeploy.findings.records import Certificate, Finding, HalfConstants, NormParameter, RuntimeSupport, Summary
-from normdeploy.reports.finding_groups import describe_proof, group_findings
 from normdeploy.reports.report import SCHEMA, Report
+from normdeploy.verbs.arguments.export_result import ExportResult
 from normdeploy.verbs.build.build_function import Engine
 from normdeploy.verbs.verify.comparison_result import Comparison
 from normdeploy.verbs.verify.output_results import OutputResult
@@ -46,7 +47,7 @@ def refused(module: str, reason: str) -> Finding:
 
 def shown(*findings: Finding, width: int = 160, notes: tuple[str, ...] = ()) -> str:
     out = io.StringIO()
-    Report("export", {}, Summary(findings, 598, 130, 21), notes=notes).show(Console(file=out, width=width))
+    ExportResult(None, None, Summary(findings, 598, 130, 21), notes).show(Console(file=out, width=width))
     return out.getvalue()
 
 
@@ -182,7 +183,7 @@ ENGINE = Engine(
 
 def test_engine_is_called_built_only() -> None:
     out = io.StringIO()
-    Report("build", {}, engine=ENGINE).show(Console(file=out, width=120))
+    ENGINE.show(Console(file=out, width=120))
     text = out.getvalue()
     for part in (
         "m.engine",
@@ -197,7 +198,7 @@ def test_engine_is_called_built_only() -> None:
 
 
 def test_engine_in_json() -> None:
-    document = json.loads(Report("build", {}, engine=ENGINE).to_json())
+    document = json.loads(Report("build", {}, sections={"engine": ENGINE.to_json()}).to_json())
     assert document["engine"]["path"] == "[b]m.engine"
     assert document["engine"]["profile"] == {"ids": [[1, 1], [6, 16], [32, 256]]}
     assert document["engine"]["proved"] == "built only"
@@ -224,7 +225,7 @@ def parity(verdict: Literal["pass", "fail"]) -> Comparison:
 
 def test_parity_shows_errors_verdicts_and_what_was_not_run() -> None:
     out = io.StringIO()
-    Report("verify", {}, parity=parity("fail")).show(Console(file=out, width=200))
+    parity("fail").show(Console(file=out, width=200))
     text = out.getvalue()
     for part in (
         "logits",
@@ -239,7 +240,7 @@ def test_parity_shows_errors_verdicts_and_what_was_not_run() -> None:
         assert part in text
     for part in ("not run: TensorRT: no GPU", "note: one size left out", "NOT verified on 2 inputs"):
         assert part in text
-    Report("verify", {}, parity=parity("pass")).show(Console(file=out, width=200))
+    parity("pass").show(Console(file=out, width=200))
     assert "\nverified on 2 inputs" in out.getvalue()
 
 
@@ -251,7 +252,7 @@ def test_parity_in_80_columns_breaks_no_word_and_no_number(files: tuple[str, str
         dataclasses.replace(r, case="inputs around 0.0001, d0=2", runtime=f"{r.runtime}\x1b[31m", file=file)
         for r, file in zip(told.results, files, strict=True)
     ]
-    Report("verify", {}, parity=dataclasses.replace(told, results=tuple(far))).show(console)
+    dataclasses.replace(told, results=tuple(far)).show(console)
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= 80
     assert "\x1b" not in text
@@ -260,7 +261,7 @@ def test_parity_in_80_columns_breaks_no_word_and_no_number(files: tuple[str, str
 
 
 def test_parity_in_json() -> None:
-    document = json.loads(Report("verify", {}, parity=parity("fail")).to_json())["parity"]
+    document = json.loads(Report("verify", {}, sections={"parity": parity("fail").to_json()}).to_json())["parity"]
     assert document["ok"] is False
     assert [(r["runtime"], r["verdict"]) for r in document["results"]] == [
         ("eager", "pass"),
@@ -276,7 +277,7 @@ def test_parity_in_json() -> None:
 
 def inspected(*findings: Finding, width: int = 160, notes: tuple[str, ...] = ()) -> str:
     out = io.StringIO()
-    Report("inspect", {}, Summary(findings, 598, 130, 21, notes=notes)).show(Console(file=out, width=width))
+    Summary(findings, 598, 130, 21, notes=notes).show(Console(file=out, width=width))
     return out.getvalue()
 
 

@@ -64,7 +64,7 @@ def document(*findings: Finding, **changes: Any) -> dict[str, Any]:
     )
     made = json.loads(
         Report(
-            "export", {"source": "model.pt"}, summary, precision=half, notes=("take note",), command="normdeploy x"
+            "export", {"source": "model.pt"}, summary, {"precision": half}, notes=("take note",), command="normdeploy x"
         ).to_json()
     )
     points = [

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 from torch.nn import functional
 
+from normdeploy.findings.norm_tables import show_norms
 from normdeploy.graphs.graph import Graph
 from normdeploy.proof.pointwise_forms import pointwise_form
-from normdeploy.reports.verb_tables import show_norms
 from normdeploy.rewriting import activation_fusion
 from normdeploy.rewriting.norm_optimizer import optimize_norms
 

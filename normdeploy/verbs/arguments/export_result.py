@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
@@ -15,8 +15,11 @@ from ...errors import GraphError
 from ...findings.precision_report import PrecisionReport
 from ...findings.quantization_report import QuantizationReport
 from ...findings.records import Summary
-from ...findings.rendering import Renderable
+from ...findings.rendering import Renderable, make_printable
 from ...storage.onnx_files import load_onnx
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,19 @@ class ExportResult(Renderable):
                 f"{str(self.path)!r} is not the file any more that was written; export or optimize the model again"
             )
         return load_onnx(self.path)
+
+    def show(self, console: Console) -> None:
+        from ...findings.console_tables import print_notes
+        from ...findings.norm_tables import show_norms
+        from ...findings.quantization_tables import show_quantization
+        from ...precision.precision_tables import show_precision
+
+        show_norms(console, make_printable(self.summary))
+        if self.precision is not None:
+            show_precision(console, make_printable(self.precision))
+        if self.quantization is not None:
+            show_quantization(console, make_printable(self.quantization))
+        print_notes(console, (*self.notes, *self.summary.notes))
 
 
 def _file_state(path: Path | None) -> tuple[int, int] | None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -31,7 +31,7 @@ import torch
 from ...compare.runtime_agreement import find_disagreement
 from ...dtypes import UNIT_ROUNDOFF
 from ...errors import GraphError, InputError, NormdeployError, RuntimeUnavailable
-from ...findings.rendering import Renderable
+from ...findings.rendering import Renderable, make_printable
 from ...model import LoadedModel, TensorSpec
 from ...precision.half_conversion import recorded_precision
 from ...runtimes import RunResult
@@ -51,6 +51,9 @@ from .bench_options import BenchOptions
 from .benchmark_inputs import check_counts, make_benchmark_inputs
 from .machine_info import MachineInfo, describe_machine
 from .timing import Timing, race_calls
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 UNSTEADY = "{}: the times still moved after {} rounds of warm-up; something else keeps the machine busy"
 
@@ -106,6 +109,11 @@ class Race(Renderable):
 
     def __bool__(self) -> bool:
         return bool(self.entries) and not any(entry.reason for entry in self.entries)
+
+    def show(self, console: Console) -> None:
+        from .bench_tables import show_race
+
+        show_race(console, make_printable(self))
 
 
 @dataclass

@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -53,6 +53,9 @@ from .preprocessing import find_preprocessing
 from .quantized_search import QuantizedSearch
 from .reproduction import Reproduction
 from .runtime_faults import Float32Trial
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _UNNAMED = (
     "the file is quantized, and no weight or range in it explains all of the error: what it was quantized from may"
@@ -94,6 +97,12 @@ class Bisection(Renderable):
         if self.reproduction is None:
             return None
         return self.reproduction.write(folder)
+
+    def show(self, console: Console) -> None:
+        from .bisect_tables import show_bisection
+
+        self.parity.show(console)
+        show_bisection(console, self)
 
 
 def search_faults(

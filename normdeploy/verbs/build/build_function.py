@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from ...engines import build_failures, builder_client, norm_implementations
 from ...engines import ep_context as contexts
@@ -18,7 +18,7 @@ from ...engines.ep_context import EpContext
 from ...engines.norm_implementations import Implementation
 from ...engines.parser_input import file_for_parser, graph_inputs, implement_requested_norms, recorded_input_specs
 from ...errors import BuildError, ExtensionError, InputError, RuntimeUnavailable
-from ...findings.rendering import Renderable
+from ...findings.rendering import Renderable, make_printable
 from ...model import Shapes
 from ...precision import half_conversion
 from ...runtimes.optimization_profiles import ProfileRanges, resolve_profile
@@ -30,6 +30,9 @@ from ...verb_options import EngineOptions
 from ..arguments.argument_validation import Onnx, take_fields_as_arguments
 from . import build_request as wanted_options
 from .build_request import BuildOptions
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,15 @@ class Engine(Renderable):
     capability: str = ""
     notes: tuple[str, ...] = ()
     ep_context: EpContext | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields, and what is proved of an engine: nothing was run."""
+        return {**vars(self), "proved": "built only"}
+
+    def show(self, console: Console) -> None:
+        from .build_tables import show_engine
+
+        show_engine(console, make_printable(self))
 
 
 @dataclass(frozen=True)

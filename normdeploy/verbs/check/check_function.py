@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ...errors import ExtensionError, InputError, NormdeployError
 from ...findings.rendering import Renderable
@@ -37,6 +37,7 @@ from ..arguments.argument_validation import take_fields_as_arguments
 from ..arguments.model_source import open_onnx_source
 from ..inspect.norm_census import take_census
 from .check_options import CheckCall
+from .check_text import render_check
 from .norm_rules import (
     REFUSED_BY_TENSORRT,
     RULES,
@@ -50,6 +51,9 @@ from .norm_rules import (
 )
 from .quantization_rules import find_quantization_problems
 from .third_party_rules import ThirdPartyRule, load_rules
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SCHEMA = "normdeploy/check/1"
 # its key in SARIF; another recipe is another key
@@ -87,6 +91,11 @@ class Check(Renderable):
         """The document described at the top of this module."""
         document = {"schema": SCHEMA, "normdeploy": __version__, "ok": bool(self), "fail_on": self.fail_on}
         return json.dumps(document | {"files": [asdict(f) for f in self.files]}, indent=2, ensure_ascii=False) + "\n"
+
+    def show(self, console: Console) -> None:
+        from rich.text import Text
+
+        console.print(Text(render_check(self).rstrip("\n")), soft_wrap=True)
 
 
 @take_fields_as_arguments(CheckCall, onnx="sources")

@@ -16,7 +16,7 @@ import os
 import shutil
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ...errors import InputError
 from ...findings.rendering import Renderable
@@ -31,6 +31,9 @@ from ..arguments.export_result import ExportResult, ModelOrigin
 from ..stage_progress import prefix_progress
 from .export_function import export
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 COPIED = (
     *("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
@@ -43,6 +46,14 @@ _OF_FOLDERS = frozenset({"trust", "imports", "dims", "task", "part"})
 
 class ExportedParts(dict[str, ExportResult], Renderable):
     """What ``export_parts`` wrote: file name -> what ``export`` gives of that part."""
+
+    def show(self, console: Console) -> None:
+        from ...findings.console_tables import file_title
+
+        for file, exported in self.items():
+            console.print(file_title(file))
+            exported.show(console)
+            console.print()
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ from .triton_config import ServingOptions, TritonPort, WarmupRequest
 # torch takes seconds to import
 if TYPE_CHECKING:
     import numpy as np
+    from rich.console import Console
 
     from .sample_judgement import Judgement
     from .samples import Samples
@@ -87,6 +88,11 @@ class Package(Renderable):
     def __bool__(self) -> bool:
         used = [r for r in self.judgement.results if self.optimize or "(optimizer on)" not in r.runtime]
         return bool(used) and all(used)
+
+    def show(self, console: Console) -> None:
+        from .package_tables import show_package
+
+        show_package(console, self)
 
 
 @take_fields_as_arguments(PackageCall, onnx="onnx_path")
@@ -169,7 +175,7 @@ def package(call: PackageCall) -> Package:
                 "package",
                 files,
                 summary,
-                parity=judgement,
+                {"parity": judgement.to_json()},
                 notes=tuple(notes),
                 command=made,
                 seconds={"package": seconds},

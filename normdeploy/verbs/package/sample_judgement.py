@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from ..verify.runtime_candidates import OFF, ON, NotRun, RuntimeCandidate, inspe
 from .onnx_reference import is_floating, reference_runner
 from .samples import Sample, Samples
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 @dataclass(frozen=True)
 class Judgement(Comparison):
@@ -43,6 +46,11 @@ class Judgement(Comparison):
         return super().to_json() | {
             "rule": {"eager_multiple": EAGER_MULTIPLE, "ulps": ULPS, "reference": self.reference}
         }
+
+    def show(self, console: Console) -> None:
+        from .package_tables import show_judgement
+
+        show_judgement(console, self)
 
 
 @dataclass

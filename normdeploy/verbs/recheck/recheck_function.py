@@ -33,6 +33,8 @@ from .config_checks import check_configs
 
 # torch takes seconds to import
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ..package.sample_judgement import Judgement
 
 SCHEMA = "normdeploy/recheck/1"
@@ -72,6 +74,11 @@ class Recheck(Renderable):
             "notes": list(self.notes),
             "seconds": self.seconds,
         }
+
+    def show(self, console: Console) -> None:
+        from .recheck_tables import show_recheck
+
+        show_recheck(console, self)
 
 
 def recheck(

@@ -34,6 +34,7 @@ from ..arguments.argument_validation import Onnx, take_fields_as_arguments
 # torch takes seconds to import
 if TYPE_CHECKING:
     import numpy as np
+    from rich.console import Console
 
     from ...model import TensorSpec
     from ...runtimes.live_runner import LiveRunner
@@ -50,6 +51,15 @@ class Inference(Renderable):
     arrays: dict[str, np.ndarray]
     notes: tuple[str, ...]
     seconds: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what was run, without the arrays themselves."""
+        return {"runner": self.runner, "inputs": self.inputs, "outputs": self.outputs}
+
+    def show(self, console: Console) -> None:
+        from .run_tables import show_inference
+
+        show_inference(console, self)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...compare.error_bounds import MOST_RATIO, MOST_RUNS
 from ...compare.ulp_spacing import EAGER_MULTIPLE
-from ...findings.rendering import Renderable
+from ...findings.rendering import Renderable, make_printable
 from ...runtimes.ort_runner import NAMES
 from ...runtimes.torch_runners import Float64Runner
 from .output_results import COLUMNS, OutputResult
@@ -16,6 +16,9 @@ from .reference_models import OWN
 from .runtime_candidates import FLOATS, STEPWISE, NotRun
 from .tensor_drift import DriftPoint
 from .weight_origin import AuditedWeight
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # outputs that the verdict names
 _NAMED = 3
@@ -153,3 +156,8 @@ class Comparison(Renderable):
         }
         results = [asdict(r) | {"decided_by": r.decided_by, "account": r.rules_summary} for r in self.results]
         return {"ok": self.ok, "rule": rule, "standard": self.standard, **asdict(self), "results": results}
+
+    def show(self, console: Console) -> None:
+        from .verify_tables import show_parity
+
+        show_parity(console, make_printable(self))

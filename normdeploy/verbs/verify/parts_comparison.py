@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import InputError, NormdeployError
 from ...findings.rendering import Renderable
@@ -18,6 +19,9 @@ from . import verify_options
 from .comparison_result import Comparison
 from .verify_function import verify
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 @dataclass(frozen=True)
 class PartsComparison(Renderable):
@@ -28,6 +32,11 @@ class PartsComparison(Renderable):
 
     def __bool__(self) -> bool:
         return bool(self.comparisons) and all(self.comparisons.values())
+
+    def show(self, console: Console) -> None:
+        from .verify_tables import show_parts
+
+        show_parts(console, self)
 
 
 @take_fields_as_arguments(verify_options.VerifyPartsCall)

@@ -22,13 +22,12 @@ from normdeploy.compare.runtime_agreement import find_disagreement
 from normdeploy.dtypes import UNIT_ROUNDOFF
 from normdeploy.errors import InputError, NormdeployError, RuntimeUnavailable
 from normdeploy.model import Dim
-from normdeploy.reports.benchmark_tables import show_race
-from normdeploy.reports.report import Report
 from normdeploy.reports.report_page import render_page
 from normdeploy.verbs.bench import benchmark_inputs as bench_given
 from normdeploy.verbs.bench import norm_benchmark as bench_norms
 from normdeploy.verbs.bench import timing as bench_timing
 from normdeploy.verbs.bench.bench_options import RaceOptions
+from normdeploy.verbs.bench.bench_tables import show_race
 from normdeploy.verbs.bench.machine_info import describe_machine
 from normdeploy.verbs.bench.model_benchmark import Race, RaceEntry
 from normdeploy.verbs.bench.norm_benchmark import find_norm_cases
@@ -421,7 +420,7 @@ def test_names_from_files_are_no_commands_to_the_terminal() -> None:
         None,
     )
     console = Console(width=80, record=True, file=io.StringIO())
-    Report("bench", {}, race=race).show(console)
+    race.show(console)
     text = console.export_text()
     assert "\x1b" not in text
     assert "\u202e" not in text

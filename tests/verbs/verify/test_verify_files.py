@@ -25,12 +25,12 @@ from normdeploy.errors import InputError
 from normdeploy.exporting.exporter import export_to_proto
 from normdeploy.loading import from_module
 from normdeploy.model import LoadedModel
-from normdeploy.reports.drift_outline import outline_drift
 from normdeploy.runtimes import trt_runner
 from normdeploy.runtimes.torch_runners import Float64Runner
 from normdeploy.storage.export_record import write_record
 from normdeploy.storage.onnx_files import save_onnx
 from normdeploy.verbs.verify.comparison_result import Comparison
+from normdeploy.verbs.verify.drift_outline import outline_drift
 from normdeploy.verbs.verify.file_comparison import compare_files
 from normdeploy.verbs.verify.optimizer_bisect import RULES, list_applied_optimizers, minimize_disabled
 from normdeploy.verbs.verify.output_results import OutputResult

@@ -20,7 +20,6 @@ from normdeploy.errors import InputError, NormdeployError
 from normdeploy.inputs.dataset import open_dataset
 from normdeploy.model import Dim, InputSpec, ModelSignature
 from normdeploy.reports.report_page import render_page
-from normdeploy.reports.result_display import render_html as shown
 from normdeploy.verbs.verify.comparison_result import Comparison
 
 RNG = np.random.default_rng(1)
@@ -76,7 +75,9 @@ def test_a_rule_decides_in_the_place_of_the_default_rule_which_is_told(folder: P
     )
     assert comparison.standard == "by the rules given, NOT by the default rule (y in off.onnx)"
     assert {r.output for r in comparison.beyond_default} == {"y"}
-    assert "color: #808000" in shown(comparison).partition(">verified by the rules")[0].rpartition("<span")[2]  # yellow
+    assert (
+        "color: #808000" in comparison._repr_html_().partition(">verified by the rules")[0].rpartition("<span")[2]
+    )  # yellow
     assert made(comparison, "best").decided_by == "default rule"
 
 
@@ -88,7 +89,7 @@ def test_with_the_default_rule_besides_both_must_hold(folder: Path) -> None:
     assert right
     assert right.standard == "by the rules given, and by the default rule"
     assert right.beyond_default == ()
-    assert "color: #008000" in shown(right).partition(">verified by the rules")[0].rpartition("<span")[2]
+    assert "color: #008000" in right._repr_html_().partition(">verified by the rules")[0].rpartition("<span")[2]
     assert verified(folder, "right").standard == ""
 
 

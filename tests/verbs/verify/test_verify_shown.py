@@ -77,7 +77,7 @@ def test_no_word_of_eager_where_the_reference_is_a_file(tmp_path: Path) -> None:
     half = normdeploy.verify(tmp_path / "right.onnx", tmp_path / "half.onnx")
     assert any("the reference as it is was run in float16 too" in note for note in half.notes)
     for found in (comparison, half):
-        document = json.loads(Report("verify", {}, parity=found).to_json())
+        document = json.loads(Report("verify", {}, sections={"parity": found.to_json()}).to_json())
         assert "eager" not in "".join((*found.notes, str(found), *(r.reason for r in found.results)))
         assert "the reference&#39;s own error there" in render_page(document)
 

@@ -17,8 +17,8 @@ from ..errors import escape_line
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..fleet.outcomes import CellOutcome, FleetRun, StepEnd
-    from ..fleet.publishing import PublishResult
+    from .outcomes import CellOutcome, FleetRun, StepEnd
+    from .publishing import PublishResult
 
 SCHEMA = "normdeploy/fleet/1"
 _COLOURS = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import escape_line
+from ...errors import escape_line
 
 if TYPE_CHECKING:
-    from ..verbs.check.check_function import Check, CheckedFile
+    from .check_function import Check, CheckedFile
 
 
 def render_check(result: Check) -> str:

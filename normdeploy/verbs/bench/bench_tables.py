@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from ..verbs.bench.model_benchmark import Race, RaceEntry
+    from .model_benchmark import Race, RaceEntry
 
 
 def show_race(console: Console, race: Race) -> None:

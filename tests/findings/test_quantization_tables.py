@@ -18,8 +18,8 @@ from normdeploy.findings.quantization_report import (
     Migration,
     QuantizationReport,
 )
+from normdeploy.findings.quantization_tables import show_quantization
 from normdeploy.reports import quantization_plots
-from normdeploy.reports.quantization_tables import show_quantization
 from normdeploy.reports.report import Report, to_plain
 from normdeploy.reports.report_page import render_page
 from tests import quantized_files as files

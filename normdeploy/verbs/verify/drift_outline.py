@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..verbs.verify.tensor_drift import DriftPoint
+    from .tensor_drift import DriftPoint
 
 DRIFT = ("runtime", "tensors", "the error grows most in", "relative to the largest value", "first outside the bound")
 

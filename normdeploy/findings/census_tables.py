@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ..findings.records import Explanation, Finding, HalfConstants, NormParameter, RuntimeSupport, Summary
 from .finding_groups import (
     COLOURS,
     FindingGroup,
@@ -19,6 +19,9 @@ from .finding_groups import (
     group_findings,
     location_text,
 )
+
+if TYPE_CHECKING:
+    from .records import Explanation, Finding, HalfConstants, NormParameter, RuntimeSupport, Summary
 
 _WOULD = {
     "fused": "would fuse it",

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from ..findings.console_tables import make_table
+from ..findings.finding_groups import FindingGroup, describe_reason, group_findings, kind_text, location_text
 from ..findings.precision_report import PrecisionReport
 from ..findings.records import Finding
-from .finding_groups import FindingGroup, describe_reason, group_findings, kind_text, location_text
 
 
 def show_precision(console: Console, account: PrecisionReport) -> None:
     """One line for each reason, the layers of a network in one; then the totals."""
     values = {island.tensor: island.value for island in account.islands if island.kind == "range"}
     if account.islands:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for column in ("module", "kept in float32", "because", "nodes"):
-            table.add_column(column, overflow="fold")
+        table = make_table("module", "kept in float32", "because", "nodes")
         findings = [
             Finding(
                 i.op,

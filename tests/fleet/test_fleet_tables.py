@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from normdeploy.fleet import fleet_tables
 from normdeploy.fleet.outcomes import CellOutcome, FleetRun, StepEnd
 from normdeploy.fleet.publishing import PublishedCell, PublishResult
-from normdeploy.reports import fleet_tables
 
 FORGED = "m\n::error::forged\r\x1b[31m[red]verified[/]\u2028verified"
 

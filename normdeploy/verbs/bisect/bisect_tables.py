@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from ..errors import escape_line
+from ...errors import escape_line
 
 if TYPE_CHECKING:
-    from ..verbs.bisect.fault_tracing import Fault
-    from ..verbs.bisect.file_bisection import Bisection
+    from .fault_tracing import Fault
+    from .file_bisection import Bisection
 
 _WRONG = {
     "file": "the file computes something else than the model",

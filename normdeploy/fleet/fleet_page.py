@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..reports.page_templates import sanitize_texts, template_environment
 from .fleet_tables import cells_by_target, describe_change, summarize_counts
-from .page_templates import sanitize_texts, template_environment
 
 if TYPE_CHECKING:
-    from ..fleet.outcomes import CellOutcome, FleetRun
+    from .outcomes import CellOutcome, FleetRun
 
 _TONES = {
     **{"verified": "good", "built": "partly", "wrong": "bad", "failed": "bad", "not run": "muted", "stale": "warn"},
@@ -90,7 +90,7 @@ def _failure_context(cell: CellOutcome, log: Callable[[str], str]) -> dict[str, 
 
 def _plot_trend(run: FleetRun) -> Mapping[str, str]:
     """Cells by status over the last runs."""
-    from .svg_drawing import BAD, FIRST, MUTED, SECOND, MaxNLocator, draw_legend, figure_to_svg, open_figure
+    from ..reports.svg_drawing import BAD, FIRST, MUTED, SECOND, MaxNLocator, draw_legend, figure_to_svg, open_figure
 
     runs = list(run.trend)
     groups = (("verified", FIRST), ("built", SECOND), ("wrong", BAD), ("failed", BAD), ("not run", MUTED))

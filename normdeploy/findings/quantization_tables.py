@@ -6,13 +6,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..findings.quantization_report import LayerExclusion, LayerReport, MetricReport, Migration, QuantizationReport
-from ..findings.records import QuantizedLayer
+from .console_tables import make_table
+from .quantization_report import LayerExclusion, LayerReport, MetricReport, Migration, QuantizationReport
+from .records import QuantizedLayer
 
 _OF = {"center": "stream", "rotate": "stream"}
 _COLOURS = {"quantized": "green", "weight": "green", "activation": "yellow", "float": "yellow"}
@@ -41,7 +41,7 @@ def show_quantization(console: Console, account: QuantizationReport) -> None:
 
 def _layer_table(layers: Sequence[LayerReport]) -> Table:
     """Layers of one lot in one line: what each costs, its range and its scale are in the report and on the page."""
-    told = _make_table("layer", "status", "weight", "activation", "migrated", "alone costs", "because")
+    told = make_table("layer", "status", "weight", "activation", "migrated", "alone costs", "because")
     for alike in _group_alike_layers(layers):
         first = alike[0]
         many = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
@@ -69,7 +69,7 @@ def _group_alike_layers(layers: Sequence[LayerReport]) -> list[list[LayerReport]
 
 
 def _metric_table(judged: Sequence[MetricReport]) -> Table:
-    told = _make_table("output", "metric", "quantized", "float32", "wanted", "")
+    told = make_table("output", "metric", "quantized", "float32", "wanted", "")
     for j in judged:
         if j.met:
             verdict = Text("met", style="green")
@@ -80,7 +80,7 @@ def _metric_table(judged: Sequence[MetricReport]) -> Table:
 
 
 def _exclusion_table(exclusions: Sequence[LayerExclusion]) -> Table:
-    told = _make_table("left in float", "metric", "before", "after")
+    told = make_table("left in float", "metric", "before", "after")
     for e in exclusions:
         told.add_row(Text(", ".join(e.tensors)), Text(e.metric), f"{e.before:.6g}", f"{e.after:.6g}")
     return told
@@ -125,7 +125,7 @@ def _iter_totals(account: QuantizationReport) -> Iterator[Text]:
 
 def show_layers(console: Console, layers: Sequence[QuantizedLayer]) -> None:
     """The census of a quantized file: one line for each linear layer or convolution, then the totals."""
-    told = _make_table("layer", "status", "weight", "input", "input's range")
+    told = make_table("layer", "status", "weight", "input", "input's range")
     for layer in layers:
         told.add_row(
             _layer_name(layer.module, layer.tensor, layer.op).append(
@@ -168,10 +168,3 @@ def _format_range(low: float | None, high: float | None) -> str:
 
 def _layer_name(module: str, tensor: str, op: str) -> Text:
     return Text(module or f"({tensor})").append(f"  {op}", style="dim")
-
-
-def _make_table(*columns: str) -> Table:
-    told = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        told.add_column(column, overflow="fold")
-    return told

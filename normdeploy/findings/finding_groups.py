@@ -6,11 +6,12 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from ..findings.records import Certificate, Finding
+if TYPE_CHECKING:
+    from .records import Certificate, Finding
 
 COLOURS = {"fused": "green", "folded": "green", "kept": "cyan", "refused": "yellow", "undone": "red"}
 # ends the proof of a norm that was not run itself

@@ -1,0 +1,70 @@
+"""What ``build`` made, on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from ...findings.console_tables import make_table
+from ...findings.finding_groups import group_findings, kind_text, location_text
+from ...findings.records import Finding
+
+if TYPE_CHECKING:
+    from ...engines.ep_context import EpContext
+    from ...engines.norm_implementations import Implementation
+    from .build_function import Engine
+
+
+def show_engine(console: Console, engine: Engine) -> None:
+    """What was built, and that it was only built."""
+    gpus = ", ".join(engine.compute_capabilities) or "every GPU that it knows"
+    size = f"{engine.bytes / 1e6:.1f} MB, {engine.layers} layers"
+    console.print(Text(f"{engine.path}: {engine.runtime} {engine.version}, {size}, for {gpus}"))
+    if engine.norms:
+        show_forms(console, engine.norms)
+    if engine.ep_context is not None:
+        console.print(
+            Text(f"  EPContext for onnxruntime's TensorRT-RTX provider, engine {_context_location(engine.ep_context)}")
+        )
+    for index, profile in enumerate((engine.profile, *engine.more_profiles)):
+        of = f"profile {index}, " if engine.more_profiles else ""
+        for name, (low, best, high) in profile.items():
+            console.print(
+                Text(f"  {of}{name}: {_format_shape(low)} to {_format_shape(high)}, best at {_format_shape(best)}")
+            )
+    for note in engine.notes:
+        console.print(Text(f"note: {note}"))
+    if engine.types:
+        console.print(
+            Text(
+                "layers by type, as the file says: "
+                + ", ".join(f"{count} {kind}" for kind, count in engine.types.items())
+            )
+        )
+    console.print("proved: built only, not run")
+
+
+def _context_location(context: EpContext) -> str:
+    if context.file:
+        return f"in {context.file}"
+    return "in the file"
+
+
+def show_forms(console: Console, norms: Sequence[Implementation]) -> None:
+    """In which form each norm is in the engine's network, those of all layers in one line."""
+    table = make_table("module", "norm", "built as", "because")
+    for group in group_findings(Finding(n.op, "kept", n.node, n.module, became=n.form, reason=n.reason) for n in norms):
+        table.add_row(
+            location_text(group),
+            kind_text(group),
+            Text(group.first_finding.became),
+            Text(group.first_finding.reason, style="dim"),
+        )
+    console.print(table)
+
+
+def _format_shape(sizes: Sequence[int]) -> str:
+    return "×".join(map(str, sizes))

@@ -1,0 +1,47 @@
+"""What ``package`` wrote, on the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from ...errors import escape_line
+from ...findings.console_tables import make_table
+
+if TYPE_CHECKING:
+    from .package_function import Package
+    from .sample_judgement import Judgement
+
+
+def show_package(console: Console, made: Package) -> None:
+    """What was written, how Triton is to serve it, and what the runtimes make of the samples."""
+    batch = made.serving.max_batch
+    served = f"batches of up to {batch}" if batch else "no batching"
+    line = f"{made.path}: {', '.join(made.models)}; {served}; {made.files} files, {made.bytes / 1e6:.1f} MB"
+    console.print(Text(escape_line(line)))
+    show_judgement(console, made.judgement)
+    for note in made.notes:
+        console.print(Text(escape_line(f"note: {note}"), style="yellow"))
+    print_verdict(console, bool(made), "every sample is as expected, as the models are configured", "NOT as expected")
+
+
+def show_judgement(console: Console, judgement: Judgement) -> None:
+    """One line for each output and runtime, and what was not run."""
+    table = make_table("output", "runtime", "max abs error", "allowed", "verdict", "worst sample")
+    for r in judgement.results:
+        cells = (r.output, r.runtime, f"{r.max_abs_error:.2e}", f"{r.allowed:.2e}", r.verdict, r.case)
+        table.add_row(*(Text(escape_line(cell)) for cell in cells), style="" if r else "red")
+    console.print(table)
+    # A reason is a sentence, which a column would fold into pieces; a runtime's often holds for all of its outputs.
+    for line in dict.fromkeys(f"{r.verdict}: {r.runtime}: {r.reason}" for r in judgement.results if r.reason):
+        console.print(Text(escape_line(line), style="red"))
+    console.print(Text(escape_line(f"{len(judgement.cases)} samples; expected: {judgement.reference}")))
+    for missed in judgement.not_run:
+        console.print(Text(escape_line(f"not run: {missed.runtime}: {missed.reason}"), style="dim"))
+
+
+def print_verdict(console: Console, good: bool, well: str, badly: str) -> None:
+    """Print ``well`` in green where all is good, else ``badly`` in red."""
+    console.print(Text(well, style="green") if good else Text(badly, style="red"))

@@ -1,0 +1,144 @@
+"""What ``verify`` found, on the terminal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ...errors import NEITHER, escape_line
+from ...findings.console_tables import file_title, make_table
+from .drift_outline import DRIFT, outline_drift
+
+if TYPE_CHECKING:
+    from .comparison_result import Comparison
+    from .parts_comparison import PartsComparison
+
+# columns of a terminal, from which on the comparison's table fits as it is
+_WIDE = 100
+
+
+def show_parity(console: Console, parity: Comparison) -> None:
+    """One line for each output and runtime, why some fail, where the error grows, what was not run with the reason, and
+    the verdict."""
+    console.print(_result_table(parity, narrow=console.width < _WIDE))
+    for result in parity.results:
+        if result.reason or result.rules_summary:
+            where = ", ".join(filter(None, (result.output, result.runtime, result.file)))
+            if not result:
+                style = "red"
+            elif result.rules_summary and result.by_default == "fail":
+                style = "yellow"
+            else:
+                style = ""
+            console.print(Text(f"{result.verdict}: {where}: {result.rules_summary or result.reason}", style=style))
+    for line in _altered_weight_lines(parity):
+        console.print(Text(line, style="red"))
+    if parity.drift:
+        table = make_table("file", *DRIFT)
+        for row in outline_drift(parity.drift):
+            table.add_row(*map(Text, row))
+        console.print(table)
+    for missed in parity.not_run:
+        console.print(Text(f"not run: {missed.runtime}: {missed.reason}", style="dim"))
+    for note in parity.notes:
+        console.print(Text(f"note: {note}", style="yellow"))
+    sentence = Text(
+        describe_verdict(parity), style="red" if not parity else "yellow" if parity.beyond_default else "green"
+    )
+    console.print(sentence.append(_describe_inputs(parity), style="default"))
+
+
+def failure_lines(parity: Comparison) -> list[str]:
+    """What is wrong, a line each, and the verdict: all that a quiet run says of a comparison that fails."""
+    lines = [
+        f"fail: {', '.join(filter(None, (r.output, r.runtime, r.file)))}: "
+        + (r.reason or f"error {r.max_abs_error:.2e}, allowed {r.allowed:.2e}")
+        + (f", at {r.case}" if r.case and not r.rules else "")
+        for r in parity.results
+        if not r and r.file
+    ]
+    missed = [f"not run: {', '.join(filter(None, (m.runtime, m.file)))}: {m.reason}" for m in parity.not_run]
+    return [
+        *lines,
+        *_altered_weight_lines(parity),
+        *(missed if not lines else ()),
+        describe_verdict(parity) + _describe_inputs(parity),
+    ]
+
+
+def _altered_weight_lines(parity: Comparison) -> list[str]:
+    wrong = [w for w in parity.weights if not w]
+    traced = [f"fail: {parity.trace}"] if parity.trace else []
+    return traced + [
+        f"fail: {w.file}: weight {w.name}{f' in {w.module}' if w.module else ''}: {w.reason}" for w in wrong
+    ]
+
+
+def describe_verdict(parity: Comparison) -> str:
+    """By which rules, too, where some were given."""
+    if not parity:
+        if parity.outcome == "failed":
+            return "NOT verified"
+        return NEITHER
+    if parity.unrun:
+        left_out = f", but for {', '.join(m.file for m in parity.unrun)}, which was not run,"
+    else:
+        left_out = ""
+    if parity.up_to is not None:
+        far = f" up to {parity.up_to} input elements"
+    else:
+        far = ""
+    limits = f" {'; '.join(parity.limits)};" if parity.limits else ""
+    return f"verified{left_out}{limits}{far}{f' {parity.standard}' if parity.standard else ''}"
+
+
+def _describe_inputs(parity: Comparison) -> str:
+    count = len(parity.cases)
+    word = f", sizes and values by {parity.word}" if parity.word else ""
+    narrow = f" but for {parity.narrow}" if parity.narrow else ""
+    return f" on {count} input{'' if count == 1 else 's'} against {parity.reference} in float64{narrow}{word}"
+
+
+def _result_table(parity: Comparison, narrow: bool) -> Table:
+    """``narrow``: no word and no number is broken in 80 columns."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1))
+    told = [
+        i
+        for i, column in enumerate(parity.columns)
+        if not (narrow and "file" in parity.columns and column == "max rel error")
+    ]
+    for column in (parity.columns[i] for i in told):
+        fixed = column.endswith("error") or column in ("allowed", "verdict")
+        table.add_column(
+            column.replace(" error", "\nerror") if narrow else column, overflow="fold", no_wrap=narrow and fixed
+        )
+    bare = replace(parity, results=tuple(replace(result, reason="") for result in parity.results))
+    for result, row in zip(parity.results, bare.rows(), strict=True):
+        table.add_row(*(Text(row[i]) for i in told), style="" if result else "red")
+    return table
+
+
+def parts_verdict(result: PartsComparison) -> Text:
+    """One line on all files of a ``PartsComparison``."""
+    notes = "".join(f"note: {escape_line(note)}\n" for note in result.notes)
+    failing = [file for file, comparison in result.comparisons.items() if not comparison]
+    count = len(result.comparisons)
+    if failing:
+        verdict = f"{len(failing)} of {count} parts fail: {escape_line(', '.join(failing))}"
+    else:
+        verdict = f"all {count} parts are verified"
+    return Text(notes, style="yellow").append(verdict, style="red" if failing else "green")
+
+
+def show_parts(console: Console, result: PartsComparison) -> None:
+    """The tables of each part under the name of its file, and one verdict."""
+    for file, comparison in result.comparisons.items():
+        console.print(file_title(file))
+        comparison.show(console)
+        console.print()
+    console.print(parts_verdict(result))
