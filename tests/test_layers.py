@@ -46,7 +46,6 @@ LATE = {
     "normdeploy.fleet.fleet_page": "rich",
     "normdeploy.fleet.fleet_tables": "rich",
     "normdeploy.precision.precision_tables": "rich",
-    "normdeploy.reports.report": "rich",
     "normdeploy.reports.report_page": "rich",
     "normdeploy.verbs.bench.bench_tables": "rich",
     "normdeploy.verbs.bisect.bisect_tables": "rich",

@@ -9,6 +9,7 @@ import typer
 
 import normdeploy
 
+from ..reports.report import Report
 from ..verb_options import LoadingOptions, as_keywords
 from ..verbs.bench.bench_options import BenchOptions
 from .console import print_report, require_all_run, require_reports, show_progress
@@ -31,8 +32,6 @@ def bench(
     Options that were given to export need not be given again; those that run code only where you or your team signed
     them (docs/teams.md).
     """
-    from ..reports.report import Report
-
     given = () if options.feeds is None else (options.feeds,)
     require_reports(reporting, (*(sources or ()), *given))
     with show_progress(reporting.quiet) as progress:

@@ -9,6 +9,7 @@ import typer
 
 import normdeploy
 
+from ..reports.report import Report
 from ..verb_options import LoadingOptions, as_keywords
 from ..verbs.bisect.bisect_options import BisectOptions
 from .console import print_report, require_all_run, require_reports, show_progress
@@ -24,8 +25,6 @@ def bisect(
     Options that were given to export need not be given again; those that run code only where you or your team signed
     them (docs/teams.md).
     """
-    from ..reports.report import Report
-
     output = options.output
     used = [path for path in (options.policy, options.dataset, output) if path is not None]
     given = cast("list[Path]", options.feeds or [])

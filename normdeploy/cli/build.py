@@ -9,6 +9,7 @@ from typer.core import TyperCommand
 
 import normdeploy
 
+from ..reports.report import Report
 from ..verb_options import EngineOptions, as_keywords
 from .console import print_report, require_reports, show_progress
 from .options import OnnxFile, Output, ReportingOptions
@@ -30,8 +31,6 @@ class RepeatedValuesCommand(TyperCommand):
 
 def build(source: OnnxFile, output: Output, options: EngineOptions, reporting: ReportingOptions) -> None:
     """Build a TensorRT-RTX or TensorRT engine; TensorRT-RTX needs no GPU for it."""
-    from ..reports.report import Report
-
     require_reports(reporting, (source, output))
     with show_progress(reporting.quiet) as progress:
         engine = normdeploy.build(source, output, progress=progress, **as_keywords(options))

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import normdeploy
 
+from ..reports.report import Report
 from ..verb_options import EveryPartOptions, ExportOptions, as_keywords
 from .console import print_line, print_report, require_reports, show_progress
 from .options import ModelFile, Output, ReportingOptions
 
 if TYPE_CHECKING:
-    from ..reports.report import Report
     from ..verbs.arguments.export_result import ExportResult
 
 
@@ -53,8 +53,6 @@ def _export_parts(
 
 
 def _build_report(source: Path, output: Path, result: ExportResult) -> Report:
-    from ..reports.report import Report
-
     files = {"source": str(source), "output": str(output)}
     told = {"precision": result.precision, "quantization": result.quantization}
     return Report("export", files, result.summary, told, result.notes, seconds=result.seconds)

@@ -9,6 +9,7 @@ import typer
 
 import normdeploy
 
+from ..reports.report import Report
 from ..verb_options import InspectOptions, LoadingOptions, as_keywords
 from .console import print_report, require_reports, show_progress
 from .options import ReportingOptions
@@ -22,8 +23,6 @@ def inspect(
 ) -> None:
     """List the normalizations of an ONNX file or a model, what would become of each, and what runtimes make of it;
     changes nothing."""
-    from ..reports.report import Report
-
     require_reports(reporting, [source])
     with show_progress(reporting.quiet) as progress:
         summary = normdeploy.inspect(source, progress=progress, **as_keywords(options), **load.load_keywords)

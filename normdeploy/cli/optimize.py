@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import normdeploy
 
+from ..reports.report import Report
 from ..verb_options import OptimizeOptions, as_keywords
 from .console import print_report, require_reports, show_progress
 from .options import OnnxFile, Output, ReportingOptions
@@ -11,8 +12,6 @@ from .options import OnnxFile, Output, ReportingOptions
 
 def optimize(source: OnnxFile, output: Output, options: OptimizeOptions, reporting: ReportingOptions) -> None:
     """Fuse and fold the normalizations of an ONNX file from anywhere, and clean up the rest."""
-    from ..reports.report import Report
-
     require_reports(reporting, (source, output, *options.calibrate))
     with show_progress(reporting.quiet) as progress:
         result = normdeploy.optimize(source, output, progress=progress, **as_keywords(options))

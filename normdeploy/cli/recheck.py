@@ -10,6 +10,7 @@ import typer
 
 import normdeploy
 
+from ..reports.report import to_plain
 from ..storage.file_replacement import write_bytes
 from .console import make_console, require_all_run, require_writable_report, show_progress
 from .options import QuietOption, ReportOption, TrustedKeys
@@ -30,8 +31,6 @@ def recheck(
 ) -> None:
     """Compare a bundle with its hashes, run its samples again, and say what changed; exit code 1 where something got
     worse, 3 where nothing did and an engine was not run."""
-    from ..reports.report import to_plain
-
     require_writable_report(written.report, used=[bundle, *([onnx] if onnx else ()), *(trust or ())])
     with show_progress(shown.quiet) as progress:
         outcome = normdeploy.recheck(bundle, onnx=onnx, trust=trust or (), progress=progress)

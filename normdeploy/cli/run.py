@@ -9,6 +9,7 @@ import typer
 
 import normdeploy
 
+from ..reports.report import Report
 from ..verb_options import RunOptions, as_keywords
 from .console import print_report, require_reports, silence_output
 from .options import Output, QuietOption, ReportingOptions, ReportOption
@@ -28,8 +29,6 @@ def run(
     shown: QuietOption,
 ) -> None:
     """Run an ONNX file or an engine once; outputs, and inputs that were generated, go to .npz files."""
-    from ..reports.report import Report
-
     reporting = ReportingOptions(report=written.report, quiet=shown.quiet)
     require_reports(reporting, [source, output, *([inputs] if inputs else ())])
     with silence_output(quiet=shown.quiet):

@@ -11,13 +11,13 @@ import typer
 import normdeploy
 
 from ..errors import InputError, escape_line
+from ..reports.report import Report
 from ..verb_options import LoadingOptions, as_keywords
 from ..verbs.verify.verify_options import ComparisonOptions, DriftOption, StrictOption, VerifyOptions
 from .console import print_line, print_report, require_all_run, require_reports, show_progress
 from .options import Original, ReportingOptions
 
 if TYPE_CHECKING:
-    from ..reports.report import Report
     from ..verbs.verify.comparison_result import Comparison
 
 
@@ -124,8 +124,6 @@ def verify_parts(
 
 
 def _build_report(source: Path, files: list[Path], parity: Comparison) -> Report:
-    from ..reports.report import Report
-
     roles = _number_files_by_role(source, files)
     return Report("verify", roles, sections={"parity": parity.to_json()}, seconds={"verify": parity.seconds})
 

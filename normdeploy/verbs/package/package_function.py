@@ -52,6 +52,7 @@ from .package_job import (
     require_serving,
 )
 from .package_options import PackageCall
+from .package_tables import show_package
 from .triton_config import ServingOptions, TritonPort, WarmupRequest
 
 # torch takes seconds to import
@@ -90,8 +91,6 @@ class Package(Renderable):
         return bool(used) and all(used)
 
     def show(self, console: Console) -> None:
-        from .package_tables import show_package
-
         show_package(console, self)
 
 
