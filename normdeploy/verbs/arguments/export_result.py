@@ -74,8 +74,8 @@ class ExportResult(Renderable):
     def show(self, console: Console) -> None:
         from ...findings.console_tables import print_notes
         from ...findings.norm_tables import show_norms
+        from ...findings.precision_tables import show_precision
         from ...findings.quantization_tables import show_quantization
-        from ...precision.precision_tables import show_precision
 
         show_norms(console, make_printable(self.summary))
         if self.precision is not None:

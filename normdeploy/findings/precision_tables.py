@@ -5,10 +5,10 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from ..findings.console_tables import make_table
-from ..findings.finding_groups import FindingGroup, describe_reason, group_findings, kind_text, location_text
-from ..findings.precision_report import PrecisionReport
-from ..findings.records import Finding
+from .console_tables import make_table
+from .finding_groups import FindingGroup, describe_reason, group_findings, kind_text, location_text
+from .precision_report import PrecisionReport
+from .records import Finding
 
 
 def show_precision(console: Console, account: PrecisionReport) -> None:
