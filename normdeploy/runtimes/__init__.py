@@ -33,3 +33,16 @@ class Runner(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class HeldRunner:
+    """A runner that has nothing to do when its context is entered; what it holds is freed when that is left."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._free_model()
+
+    def _free_model(self) -> None:
+        """Nothing, where the garbage collector frees it soon enough."""

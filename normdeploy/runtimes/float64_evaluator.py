@@ -14,7 +14,7 @@ import onnx.inliner
 from ..errors import GraphError, InputError, RuntimeUnavailable
 from ..evaluate import evaluator
 from ..graphs.file_graph import widen_to_float64
-from ..graphs.proto_queries import captured_names
+from ..graphs.proto_queries import called_functions, captured_names, functions_by_key
 from ..graphs.shape_inference import infer_types
 from ..norms.third_party import is_managed_op
 from ..precision.emulated_half import widen_node
@@ -377,27 +377,12 @@ def extract_nodes(
             if dtype is None
             else onnx.helper.make_tensor_value_info(name, _elem_type(dtype), None)
         )
-    model.functions.extend(_called_functions(exact.proto, nodes))
+    model.functions.extend(called_functions(functions_by_key(exact.proto), graph))
     return model
 
 
 def _elem_type(dtype: np.dtype) -> int:
     return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
-
-
-def _called_functions(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> list[onnx.FunctionProto]:
-    """The functions that ``nodes`` and their bodies call, and those that these call."""
-    functions = {(f.domain, f.name): f for f in proto.functions}
-    called: dict[tuple[str, str], onnx.FunctionProto] = {}
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        key = (node.domain, node.op_type)
-        if key in functions and key not in called:
-            called[key] = functions[key]
-            stack += functions[key].node
-        stack += [inner for a in node.attribute for body in (a.g, *a.graphs) for inner in body.node]
-    return list(called.values())
 
 
 def with_float32_island(

@@ -9,9 +9,8 @@ element is drawn off by the roundings of two runs of its k nodes, √(2k)·u of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -24,15 +23,14 @@ from ..evaluate import evaluator
 from ..evaluate.evaluator_core import UnsupportedOp
 from ..graphs.file_graph import widen_to_float64
 from ..graphs.qoperator_expansion import expand_qoperators
-from ..graphs.shape_inference import infer_types
 from ..inputs.array_conversion import check_names
 from ..norms.norm_table import STANDARD, StatisticsKind
 from ..precision.preparation import file_opset
 from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import attribute_values, iter_subgraphs
 from ..types import Arrays
-from . import RunResult, control_flow
-from .float64_evaluator import Array, Float64Evaluator, NotEvaluated, inline_functions
+from . import HeldRunner, RunResult, control_flow
+from .float64_evaluator import Array, Float64Evaluator, NotEvaluated, inferred_dtypes, inline_functions
 from .resize_error import resize_error_bound
 from .rounding_noise import FLOAT16, FLOAT32, float32_sum_error_along, split_op_names, statistics_error, sum_roundings
 from .torch_runners import Float64Runner
@@ -75,10 +73,12 @@ _SHORT = {FLOAT32: np.dtype(np.float16), FLOAT16: np.dtype(ml_dtypes.bfloat16)}
 # of equal values, which any order may take; any other number absorbs it
 _APART = 1e-300
 
-Change = Callable[[str, Array], Array]
+_Read = Callable[[onnx.NodeProto, list[Any]], list[Any]]
+_Write = Callable[[onnx.NodeProto, list[Any], str, Array], Array]
+_RunBody = Callable[["OnnxFloat64Runner", Arrays], RunResult]
 
 
-class OnnxFloat64Runner:
+class OnnxFloat64Runner(HeldRunner):
     """The main graph of ``proto``, its weights loaded, in float64; floating outputs come so.
 
     Raises:
@@ -90,8 +90,7 @@ class OnnxFloat64Runner:
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         proto = expand_qoperators(inline_functions(proto))
-        kinds = {name: kind for name, (kind, _) in infer_types(proto).items() if kind}
-        types = {name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind)) for name, kind in kinds.items()}
+        types = inferred_dtypes(proto)
         self._exact = self.exact(proto, types)
         self._outputs = [v.name for v in proto.graph.output]
         self._places = [
@@ -101,14 +100,11 @@ class OnnxFloat64Runner:
         ]
         reads = {p: self._exact.read_names(self._exact.nodes[p]) for p in self._places}
         self._last = {name: p for p, names in reads.items() for name in names}
-        floats = [
-            t
-            for t in (types.get(n) for n in self._iter_narrow_titles(reads.values()))
-            if t is not None and _is_floating(t)
-        ]
-        self.unit = max((unit_roundoff(t) for t in floats), default=0.0)
+        named = set(self._outputs).union(*reads.values())
+        floats = [dtype for name, dtype in types.items() if name in named and _is_floating(dtype)]
+        self.unit = max(map(unit_roundoff, floats), default=0.0)
         # How a body of control flow is run: as the run around it.
-        self._inside: Callable[[OnnxFloat64Runner, Arrays], RunResult] = _run_body_plainly
+        self._inside: _RunBody = OnnxFloat64Runner.infer
         self._bodies: dict[tuple[str, str], OnnxFloat64Runner] = {}
 
     def describe_narrow_nodes(self, within: str = "") -> list[str]:
@@ -119,21 +115,13 @@ class OnnxFloat64Runner:
             named += runner.describe_narrow_nodes(f" in {body} of {_describe_node(node)}{within}")
         return named
 
-    def _iter_narrow_titles(self, reads: Any) -> Iterator[str]:
-        for names in reads:
-            yield from names
-        yield from self._outputs
-
     def infer(self, feeds: Arrays) -> RunResult:
         """
         Raises:
             InputError: inputs are missing or unknown.
             NormdeployError: a node can't be computed.
         """
-        self._inside = _run_body_plainly
-        return self._run_nodes(
-            feeds, lambda name, value: value, lambda node, inputs: inputs, lambda node, inputs, name, value: value
-        )
+        return self._run_nodes(feeds, OnnxFloat64Runner.infer)
 
     def run_and_find_overflow(self, feeds: Arrays) -> tuple[RunResult, dict[str, float]]:
         """The same, with the tensors whose numbers the file's float16 does not hold, and the largest of each.
@@ -151,9 +139,7 @@ class OnnxFloat64Runner:
                     beyond[name] = largest
             return value
 
-        self._inside = _run_body_plainly
-        outputs = self._run_nodes(feeds, lambda name, value: value, lambda node, inputs: inputs, record_overflow)
-        return outputs, beyond
+        return self._run_nodes(feeds, OnnxFloat64Runner.infer, write=record_overflow), beyond
 
     def run_perturbed(self, feeds: Arrays, unit: float, seed: int) -> RunResult:
         """The same with every input and weight off by up to ``unit``, relative: what changes is ill-conditioned. Single
@@ -172,9 +158,10 @@ class OnnxFloat64Runner:
                 for i, (v, c) in enumerate(zip(inputs, constant, strict=True))
             ]
 
-        self._inside = lambda body, given: body.run_perturbed(given, unit, seed)
         return self._run_nodes(
-            feeds, lambda name, value: perturb_value(value), perturb_inputs, lambda node, inputs, name, value: value
+            {name: perturb_value(widen_to_float64(np.asarray(value))) for name, value in feeds.items()},
+            lambda body, given: body.run_perturbed(given, unit, seed),
+            read=perturb_inputs,
         )
 
     def _is_perturbable(self, node: onnx.NodeProto, place: int, value: Any, most: float = float("inf")) -> bool:
@@ -200,11 +187,14 @@ class OnnxFloat64Runner:
                 for i, v in enumerate(inputs)
             ]
 
-        # Each round of a loop rounds otherwise.
-        self._inside = lambda body, given: body.run_rounded(given, int(noise.random.integers(2**31)), half)
-        # Kernels for half precision differ in which results they round at all.
         return self._run_nodes(
-            feeds, lambda name, value: value, add_input_noise, noise.add_output_noise, settled=kind is None
+            feeds,
+            # Each round of a loop rounds otherwise.
+            lambda body, given: body.run_rounded(given, int(noise.random.integers(2**31)), half),
+            read=add_input_noise,
+            write=noise.add_output_noise,
+            # Kernels for half precision differ in which results they round at all.
+            settled=kind is None,
         )
 
     def run_in_half(self, feeds: Arrays, half: torch.dtype | None) -> RunResult:
@@ -231,13 +221,12 @@ class OnnxFloat64Runner:
                 round_value(n, v) if n in self._exact.constants else v for n, v in zip(node.input, inputs, strict=True)
             ]
 
-        self._inside = lambda body, given: body.run_in_half(given, half)
-        # All are as they are stated there.
         values = self._run_nodes(
-            feeds,
-            round_value,
-            round_constants,
-            lambda node, inputs, name, value: round_value(name, value),
+            {name: round_value(name, widen_to_float64(np.asarray(value))) for name, value in feeds.items()},
+            lambda body, given: body.run_in_half(given, half),
+            read=round_constants,
+            write=lambda node, inputs, name, value: round_value(name, value),
+            # All are as they are stated there.
             settled=False,
         )
         with np.errstate(all="ignore"):
@@ -249,21 +238,23 @@ class OnnxFloat64Runner:
     def _run_nodes(
         self,
         feeds: Arrays,
-        feed: Change,
-        read: Callable[[onnx.NodeProto, list[Any]], list[Any]],
-        write: Callable[[onnx.NodeProto, list[Any], str, Array], Array],
+        inside: _RunBody,
         *,
+        read: _Read = lambda node, inputs: inputs,
+        write: _Write = lambda node, inputs, name, value: value,
         settled: bool = True,
     ) -> RunResult:
         """
         Args:
+            inside: runs a body of control flow.
+            read: changes what a node reads.
+            write: changes a floating result of a node, given what it read.
             settled: whether integers that no data reaches are those of the file's own types.
         """
         check_names(self.name, feeds, sorted(self._exact.inputs))
+        self._inside = inside
         stated: dict[str, Array] | None = {} if settled else None
-        values: dict[str, Array] = {
-            name: feed(name, widen_to_float64(np.asarray(value))) for name, value in feeds.items()
-        }
+        values: dict[str, Array] = {name: widen_to_float64(np.asarray(value)) for name, value in feeds.items()}
         try:
             with evaluator.silence_numpy():
                 for place in self._places:
@@ -273,7 +264,7 @@ class OnnxFloat64Runner:
             raise NormdeployError(f"the float64 reference can't be run: {error}") from error
 
     def _run_node(
-        self, place: int, values: dict[str, Array], stated: dict[str, Array] | None, read: Any, write: Any
+        self, place: int, values: dict[str, Array], stated: dict[str, Array] | None, read: _Read, write: _Write
     ) -> None:
         node = self._exact.nodes[place]
         if node.op_type in control_flow.OPS and is_standard(node) and self._run_bodies(node, values):
@@ -325,18 +316,6 @@ class OnnxFloat64Runner:
             model = control_flow.body_model(node, name, self._exact.proto, self._exact.types)
             self._bodies[key] = OnnxFloat64Runner(model)
         return self._bodies[key]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-
-def _run_body_plainly(body: OnnxFloat64Runner, feeds: Arrays) -> RunResult:
-    return body.infer(feeds)
 
 
 class _RoundingNoise:

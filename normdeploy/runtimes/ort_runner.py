@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import onnx
 import onnxruntime as ort
@@ -17,7 +15,7 @@ from ..graphs.classifier_maps import map_values_to_array
 from ..inputs.array_conversion import check_names
 from ..ort_sessions.session import PROVIDERS, open_session, ort_error_message, ort_value_to_numpy, to_ort
 from ..types import Arrays, PathLike
-from . import RunResult
+from . import HeldRunner, RunResult
 from .crash_check import require_no_crash
 from .trt_runner import explain_missing_gpu
 
@@ -30,7 +28,7 @@ _ALL_WEIGHTS = "0"
 NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
 
 
-class OrtRunner:
+class OrtRunner(HeldRunner):
     """An ONNX file or model in onnxruntime: what verify, bench and run judge, time and serve alike.
 
     Args:
@@ -110,12 +108,7 @@ class OrtRunner:
         """The outputs' dims as onnxruntime infers them: sizes, names, None where it knows neither."""
         return {out.name: tuple(out.shape) for out in self.session.get_outputs()}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _free_model(self) -> None:
         del self.session
 
 

@@ -18,7 +18,8 @@ and nothing allows what the range itself cuts off. That is seen in the plain run
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import ml_dtypes
@@ -313,12 +314,18 @@ class QuantizedRunner(OnnxFloat64Runner):
             InputError: inputs are missing or unknown.
             NormdeployError: a node can't be computed.
         """
+        with self._drawing(draw):
+            return self.infer(feeds)
+
+    @contextmanager
+    def _drawing(self, draw: RoundingDraw) -> Iterator[None]:
+        """Round so within the context."""
         stepped = self._evaluator
         stepped.draw = draw
         if draw.rounds_as_stored:
             stepped.clipped = set()
         try:
-            return self.infer(feeds)
+            yield
         finally:
             stepped.draw = RoundingDraw()
 
@@ -352,15 +359,9 @@ class QuantizedRunner(OnnxFloat64Runner):
         Raises:
             NormdeployError: a node can't be computed.
         """
-        stepped = self._evaluator
-        stepped.draw = draw
-        if draw.rounds_as_stored:
-            stepped.clipped = set()
+        known = {n: np.asarray(v, np.float64) if v.dtype.kind == "f" else v for n, v in feeds.items()}
         try:
-            with silence_numpy():
-                known = {n: np.asarray(v, np.float64) if v.dtype.kind == "f" else v for n, v in feeds.items()}
-                return stepped.evaluate_nodes(self._places, known)
+            with self._drawing(draw), silence_numpy():
+                return self._evaluator.evaluate_nodes(self._places, known)
         except NotEvaluated as error:
             raise NormdeployError(f"the file can't be run in float64: {error}") from error
-        finally:
-            stepped.draw = RoundingDraw()

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
@@ -29,7 +28,7 @@ from ..loading.live_module import copy_module
 from ..loading.torch_state import preserve_torch_state
 from ..model import LoadedModel
 from ..types import Arrays
-from . import RunResult
+from . import HeldRunner, RunResult
 from .data_independent import DataIndependent
 from .data_independent_trace import find_data_independent_nodes
 from .depthwise_conv import convolve_channels
@@ -41,7 +40,7 @@ from .fourier_error import spread_nan
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-class _TorchRunner:
+class _TorchRunner(HeldRunner):
     name: str
     _interpreter: type[_LocatingInterpreter]
 
@@ -79,12 +78,7 @@ class _TorchRunner:
         ]
         return {name: to_numpy(value) for name, value in zip(self._model.outputs, kept, strict=True)}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _free_model(self) -> None:
         self._lifted = {}
 
 

@@ -13,8 +13,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -22,7 +21,7 @@ import numpy as np
 from ..errors import InputError, NormdeployError, RuntimeUnavailable
 from ..inputs.array_conversion import check_names, to_numpy, to_torch
 from ..types import Arrays, PathLike
-from . import RunResult
+from . import HeldRunner, RunResult
 from .engine_loading import check_engine_validity, make_engine_loader
 from .network_types import FLOATS
 from .runtime_cache import RuntimeCache, Wanted
@@ -34,7 +33,7 @@ TITLES = {"tensorrt-rtx": "TensorRT-RTX", "tensorrt": "TensorRT"}
 _RTX_MAGIC = b"vtrt"
 
 
-class TrtRunner:
+class TrtRunner(HeldRunner):
     """An engine file on the GPU of this machine.
 
     Args:
@@ -129,12 +128,7 @@ class TrtRunner:
             raise InputError(f"{self.name} does not run on these inputs: {self._log.take_errors()}") from error
         return {name: to_numpy(value) for name, value in outputs.items()}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _free_model(self) -> None:
         try:
             self._cache.save()
         finally:

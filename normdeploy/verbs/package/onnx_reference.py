@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import ml_dtypes
 import numpy as np
@@ -19,7 +17,7 @@ from ...errors import InputError, RuntimeUnavailable
 from ...precision.emulated_half import emulate_half
 from ...precision.half_conversion import recorded_precision
 from ...precision.type_conversion import initializer_values
-from ...runtimes import Runner, RunResult
+from ...runtimes import HeldRunner, Runner, RunResult
 from ...runtimes.ort_runner import OrtRunner
 from ...storage.onnx_files import load_onnx
 from ...storage.proto_traversal import copy_model
@@ -29,7 +27,7 @@ _WEIGHTS = 2**30
 _DISTURBANCES = 3
 
 
-class _StepwiseRunner:
+class _StepwiseRunner(HeldRunner):
     """A file in half precision where the CPU lacks kernels (``normdeploy.precision.emulated_half``), with the file's
     own types outside."""
 
@@ -47,13 +45,8 @@ class _StepwiseRunner:
         }
         return {name: value.astype(self._types[name]) for name, value in self._runner.infer(wide).items()}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._runner.__exit__(kind, error, trace)
+    def _free_model(self) -> None:
+        self._runner.__exit__(None, None, None)
 
 
 def reference_runner(path: Path, proto: onnx.ModelProto) -> Runner:

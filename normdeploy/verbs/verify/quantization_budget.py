@@ -38,8 +38,7 @@ import statistics
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -48,7 +47,7 @@ from ...compare.element_errors import absolute_difference
 from ...compare.ulp_spacing import EAGER_MULTIPLE
 from ...errors import NormdeployError, RuntimeUnavailable
 from ...graphs.decomposed_dequantize import rewrite_as_dequantize
-from ...runtimes import RunResult
+from ...runtimes import HeldRunner, RunResult
 from ...runtimes.rounding_draws import RoundingDraw, Saturation
 from ...storage.onnx_files import load_onnx
 
@@ -388,7 +387,7 @@ class UnroundedReference:
         return self._answers[case, clips]
 
 
-class FileReplica:
+class FileReplica(HeldRunner):
     """The file in float64 as a runtime of its own; ``types``: of the model's outputs."""
 
     def __init__(self, budget: StepBudget, draw: RoundingDraw, name: str) -> None:
@@ -405,11 +404,3 @@ class FileReplica:
             return self._budget.cached_answer(feeds, self._draw)
         except NormdeployError as error:
             raise RuntimeUnavailable(str(error)) from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass

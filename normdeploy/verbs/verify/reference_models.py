@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -22,7 +21,7 @@ from ...graphs.classifier_maps import replace_map_outputs
 from ...graphs.decomposed_dequantize import MANY, has_code_casts
 from ...inputs.file_inputs import FileInputs, describe_file_inputs
 from ...model import InputSpec, LoadedModel, ModelSignature
-from ...runtimes import Runner, RunResult
+from ...runtimes import HeldRunner, Runner, RunResult
 from ...runtimes.fake_quantize import rounds_to_grid
 from ...runtimes.float64_evaluator import inline_functions
 from ...runtimes.onnx_float64 import OnnxFloat64Runner
@@ -234,7 +233,7 @@ def model_outputs(model: Original) -> list[TensorEnd]:
     return outputs
 
 
-class _OwnPrecisionRunner:
+class _OwnPrecisionRunner(HeldRunner):
     """An ONNX model in onnxruntime as it is; node by node, rounded, in half precision and where onnxruntime has no
     kernel."""
 
@@ -275,12 +274,7 @@ class _OwnPrecisionRunner:
             # the sizes or values do not fit, as onnxruntime would say
             raise InputError(str(error)) from error
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _free_model(self) -> None:
         self._runner = None
 
 
