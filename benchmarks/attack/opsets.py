@@ -25,6 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from normdeploy.graphs import opset_conversion
+from normdeploy.graphs.region import RefusedError
 
 from .nodes import OPS, draw_node
 
@@ -179,8 +180,8 @@ def run_reference(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[
 ORACLES = {"onnxruntime": run, "reference": run_reference}
 
 
-def raised(proto: onnx.ModelProto, target: int) -> onnx.ModelProto | str:
-    """Raise a copy as `normdeploy.rewriting` raises a file; or return why it can't be."""
+def raised(proto: onnx.ModelProto, target: int) -> onnx.ModelProto:
+    """Raise a copy as `normdeploy.rewriting` raises a file; RefusedError where it can't be."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     if opset_conversion.ops_needing_conversion(copy, target):
@@ -204,10 +205,10 @@ def judge(case: Case) -> Verdict:
         return Verdict("not run")
     try:
         made = raised(case.proto, case.target)
-    except Exception as e:  # whatever is raised is a fault
+    except RefusedError as refusal:
+        return Verdict("refused", str(refusal))
+    except Exception as e:  # whatever else is raised is a fault
         return Verdict("failed", f"{type(e).__name__}: {e}"[:200])
-    if isinstance(made, str):
-        return Verdict("refused", made)
     (name, wanted), failure = next(iter(before.items())), ""
     try:
         after = ORACLES[name](made, case.feeds)

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ import onnx
 from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import attribute_value, iter_subgraphs, unique_name
 from .dims import Dims
+from .region import RefusedError
 from .shape_inference import infer_types
 
 Types = Mapping[str, tuple[int | None, Dims | None]]
@@ -39,7 +40,7 @@ class ConverterFacts:
 
 
 def collect_facts(proto: onnx.ModelProto) -> ConverterFacts:
-    """Return what `find_conversion_obstacle`, `prepare_for_converter` and `restore_bounds` have to know of a file."""
+    """Return what `require_convertible`, `prepare_for_converter` and `restore_bounds` have to know of a file."""
     bodies = [proto.graph, *(body for node in proto.graph.node for body in iter_subgraphs(node))]
     read = {name for body in bodies for node in body.node for name in node.input}
     read |= {output.name for body in bodies for output in body.output}
@@ -63,65 +64,52 @@ def has_scales_and_sizes(node: onnx.NodeProto) -> bool:
     return node.op_type == "Resize" and len(node.input) > _SIZES and all(node.input[_SCALES : _SIZES + 1])
 
 
-def find_conversion_obstacle(proto: onnx.ModelProto, old: int, new: int, known: ConverterFacts) -> str:
-    """Return why a node has no form at opset ``new`` that computes the same, "" where each has."""
+def require_convertible(proto: onnx.ModelProto, old: int, new: int, known: ConverterFacts) -> None:
+    """
+    Raises:
+        RefusedError: a node has no form at opset ``new`` that computes the same.
+    """
     for node in proto.graph.node:
-        changes, ask = _OBSTACLES.get(node.op_type, ((), _no_obstacle))
-        if is_standard(node) and any(old < change <= new for change in changes) and (reason := ask(node, known)):
-            return reason
-    return ""
+        if is_standard(node) and any(old < change <= new for change in _CHANGES.get(node.op_type, ())):
+            _require_convertible_node(node, known)
 
 
-def _no_obstacle(node: onnx.NodeProto, known: ConverterFacts) -> str:
-    return ""
+# Op -> the opsets at which it changes.
+_CHANGES = {
+    "BatchNormalization": (9, 14),
+    "Clip": (11,),
+    "Dropout": (10, 12),
+    "LogSoftmax": (13,),
+    "Pad": (11,),
+    "Resize": (18,),
+    "Softmax": (13,),
+}
 
 
-def _mask_obstacle(node: onnx.NodeProto, known: ConverterFacts) -> str:
+def _require_convertible_node(node: onnx.NodeProto, known: ConverterFacts) -> None:
+    dtype, shape = known.types.get(node.input[0], (None, None))
     if has_mask(node) and node.output[1] in known.read:
-        return f"the mask {node.output[1]!r} of a Dropout has another type or other values there"
-    return ""
-
-
-def _training_obstacle(node: onnx.NodeProto, known: ConverterFacts) -> str:
-    if any(node.output[1:]):
-        return (
+        raise RefusedError(f"the mask {node.output[1]!r} of a Dropout has another type or other values there")
+    if node.op_type == "BatchNormalization" and any(node.output[1:]):
+        raise RefusedError(
             f"the BatchNormalization of {node.output[0]!r} computes statistics as in training, which are others there"
         )
-    return ""
-
-
-def _clip_bounds_obstacle(node: onnx.NodeProto, known: ConverterFacts) -> str:
-    if known.types.get(node.input[0], (None, None))[0] is None:
-        return f"the type of {node.input[0]!r} is not known, which the constants of its {node.op_type} must have there"
-    return ""
-
-
-def _axis_obstacle(node: onnx.NodeProto, known: ConverterFacts) -> str:
-    shape = known.types.get(node.input[0], (None, None))[1]
-    axis = attribute_value(node, "axis", 1)
-    if shape is None:
-        return f"the rank of {node.input[0]!r} is not known, on which the axis of its {node.op_type} depends"
-    if not -len(shape) <= axis < len(shape):
-        return f"{node.input[0]!r} has {len(shape)} dims, and its {node.op_type} axis {axis}"
-    return ""
-
-
-def _scales_obstacle(node: onnx.NodeProto, known: ConverterFacts) -> str:
+    if node.op_type in ("Clip", "Pad") and dtype is None:
+        raise RefusedError(
+            f"the type of {node.input[0]!r} is not known, which the constants of its {node.op_type} must have there"
+        )
+    if node.op_type in ("Softmax", "LogSoftmax"):
+        axis = attribute_value(node, "axis", 1)
+        if shape is None:
+            raise RefusedError(
+                f"the rank of {node.input[0]!r} is not known, on which the axis of its {node.op_type} depends"
+            )
+        if not -len(shape) <= axis < len(shape):
+            raise RefusedError(f"{node.input[0]!r} has {len(shape)} dims, and its {node.op_type} axis {axis}")
     if has_scales_and_sizes(node) and node.input[_SCALES] not in known.empty:
-        return f"the Resize of {node.output[0]!r} has both scales and sizes, and must have one of them there"
-    return ""
-
-
-# Op -> the opsets at which it changes, and what is asked of a node that is raised across one of them.
-_OBSTACLES: dict[str, tuple[tuple[int, ...], Callable[[onnx.NodeProto, ConverterFacts], str]]] = {
-    "BatchNormalization": ((9, 14), _training_obstacle),
-    "Clip": ((11,), _clip_bounds_obstacle),
-    "Dropout": ((10, 12), _mask_obstacle),
-    "LogSoftmax": ((13,), _axis_obstacle),
-    "Pad": ((11,), _clip_bounds_obstacle),
-    "Resize": ((18,), _scales_obstacle),
-    "Softmax": ((13,), _axis_obstacle),
-}
+        raise RefusedError(
+            f"the Resize of {node.output[0]!r} has both scales and sizes, and must have one of them there"
+        )
 
 
 def prepare_for_converter(proto: onnx.ModelProto, known: ConverterFacts) -> None:

@@ -17,7 +17,7 @@ from ..norms.function_bodies import VERSION, describe_missing, norm_function_bod
 from ..norms.norm_op import DOMAIN, NormOp
 from ..norms.third_party import function_op_row, is_managed_op
 from ..storage.onnx_domains import default_domain_opset
-from ..storage.proto_traversal import copy_field, nodes_with_bodies
+from ..storage.proto_traversal import copy_field, function_key, nodes_with_bodies
 
 # the first IR version in which a model may hold functions
 _IR_OF_FUNCTIONS = 8
@@ -72,8 +72,6 @@ def attach_functions(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         proto.functions.extend([*others, *written])
         if written:
             proto.ir_version = max(proto.ir_version, _IR_OF_FUNCTIONS)
-        else:
-            proto.ir_version = proto.ir_version
     for holder, nodes in ((proto, calls), *((f, [*nodes_with_bodies(f.node)]) for f in proto.functions)):
         needed = sorted({n.domain for n in nodes if is_managed_op(n.domain, n.op_type)})
         kept = [o for o in holder.opset_import if o.domain != DOMAIN]
@@ -173,7 +171,7 @@ def _inline_functions(
     skeleton = _copy_without_weights(proto)
     skeleton.functions.extend(bodies)
     defaults = {
-        (f.domain, f.name, f.overload): f.attribute_proto
+        function_key(f): f.attribute_proto
         for f in skeleton.functions
         if is_managed_op(f.domain, f.name) and f.attribute_proto
     }
@@ -183,7 +181,7 @@ def _inline_functions(
         # the inliner doesn't know of defaults
         if is_managed_op(node.domain, node.op_type):
             given = {a.name for a in node.attribute}
-            default = defaults.get((node.domain, node.op_type, node.overload), ())
+            default = defaults.get(function_key(node), ())
             node.attribute.extend(a for a in default if a.name not in given)
     result = onnx.inliner.inline_selected_functions(skeleton, sorted(ops), exclude=False)
     for node in nodes_with_bodies(result.graph.node):

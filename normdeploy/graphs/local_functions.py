@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from ..norms.third_party import is_managed_op
-from ..storage.proto_traversal import attribute_graphs, iter_subgraphs
-from .proto_queries import FunctionKey, called_functions, functions_by_key
+from ..storage.proto_traversal import FunctionKey, attribute_graphs, function_key, functions_by_key, iter_subgraphs
+from .proto_queries import called_functions, own_functions
+from .region import RefusedError
 from .shape_inference import infer_types
 from .subgraphs import Subgraph, Type, Types, make_value_info
 
@@ -29,27 +29,25 @@ class _CallSites:
 
 def open_functions(proto: onnx.ModelProto) -> Iterator[Subgraph]:
     """The functions of ``proto`` whose callers agree on what they give; put back into ``proto`` itself."""
-    yield from (
-        _function_subgraph(function, model)
-        for function, model in _called_functions(proto)
-        if not isinstance(model, str)
-    )
+    for function, model in _called_functions(proto):
+        if isinstance(model, onnx.ModelProto):
+            yield _function_subgraph(function, model)
 
 
 def closed_functions(proto: onnx.ModelProto) -> Iterator[tuple[Subgraph, str]]:
     """The other functions that are called, without types and shapes, and why they are not opened."""
     defined = functions_by_key(proto)
     for function, reason in _called_functions(proto):
-        if isinstance(reason, str):
+        if isinstance(reason, RefusedError):
             model = _model_without_graph(proto, defined, function)
             model.graph.input.extend(make_value_info(name, None, None) for name in function.input)
             model.graph.node.extend(function.node)
-            yield _function_subgraph(function, model), reason
+            yield _function_subgraph(function, model), str(reason)
 
 
-def _called_functions(proto: onnx.ModelProto) -> Iterator[tuple[onnx.FunctionProto, onnx.ModelProto | str]]:
+def _called_functions(proto: onnx.ModelProto) -> Iterator[tuple[onnx.FunctionProto, onnx.ModelProto | RefusedError]]:
     """Each function that is called, as a model or with the reason why it can't be one."""
-    by_key = {(f.domain, f.name, f.overload): f for f in proto.functions if not is_managed_op(f.domain, f.name)}
+    by_key = own_functions(proto)
     if not by_key:
         return
     defined = functions_by_key(proto)
@@ -58,13 +56,15 @@ def _called_functions(proto: onnx.ModelProto) -> Iterator[tuple[onnx.FunctionPro
     for key in _order_callers_first(by_key):
         if key not in sites:
             continue
-        model = _function_model(proto, defined, by_key[key], sites[key])
-        if isinstance(model, str):
+        try:
+            model = _function_model(proto, defined, by_key[key], sites[key])
+        except RefusedError as refusal:
             # what it gives to others is not known
             _collect_call_sites(by_key[key].node, {}, by_key, sites)
+            yield by_key[key], refusal
         else:
             _collect_call_sites(model.graph.node, infer_types(model), by_key, sites)
-        yield by_key[key], model
+            yield by_key[key], model
 
 
 def _collect_call_sites(
@@ -74,7 +74,7 @@ def _collect_call_sites(
     sites: dict[FunctionKey, _CallSites],
 ) -> None:
     for node in nodes:
-        key = (node.domain, node.op_type, node.overload)
+        key = function_key(node)
         if key in by_key:
             site = sites.setdefault(key, _CallSites())
             site.inputs.append(tuple(types.get(name, (None, None)) for name in node.input))
@@ -97,7 +97,7 @@ def _order_callers_first(by_key: dict[FunctionKey, onnx.FunctionProto]) -> list[
         elif key not in seen:
             seen.add(key)
             stack.append((key, True))
-            inner = ((n.domain, n.op_type, n.overload) for n in by_key[key].node)
+            inner = map(function_key, by_key[key].node)
             stack.extend((k, False) for k in inner if k in by_key)
     return order[::-1]
 
@@ -107,12 +107,13 @@ def _function_model(
     defined: Mapping[FunctionKey, onnx.FunctionProto],
     function: onnx.FunctionProto,
     sites: _CallSites,
-) -> onnx.ModelProto | str:
-    """The reason where callers give another number of inputs, other types or ranks, or where a type or an attribute is
-    not known."""
+) -> onnx.ModelProto:
+    """
+    Raises:
+        RefusedError: callers give another number of inputs, other types or ranks, or a type or an attribute is not
+            known.
+    """
     inputs = _agreed_types(sites.inputs, function.input)
-    if isinstance(inputs, str):
-        return inputs
     model = _model_without_graph(proto, defined, function)
     graph = model.graph
     graph.input.extend(make_value_info(name, *kind) for name, kind in zip(function.input, inputs, strict=True))
@@ -121,13 +122,15 @@ def _function_model(
     defaults = {a.name: a for a in function.attribute_proto}
     for node in function.node:
         if any(a.ref_attr_name for body in iter_subgraphs(node) for inner in body.node for a in inner.attribute):
-            return f"a body in its node {node.name or node.output[0]!r} takes an attribute from the caller"
+            raise RefusedError(f"a body in its node {node.name or node.output[0]!r} takes an attribute from the caller")
         graph.node.append(node)
         for attribute in graph.node[-1].attribute:
             if attribute.ref_attr_name:
                 given = {_attribute_value(attribute, s, defaults) for s in sites.attributes}
                 if len(given) != 1 or None in given:
-                    return f"its attribute {attribute.ref_attr_name!r} is not the same at all its calls, or not given"
+                    raise RefusedError(
+                        f"its attribute {attribute.ref_attr_name!r} is not the same at all its calls, or not given"
+                    )
                 attribute.ParseFromString(given.pop() or b"")
     types = infer_types(model)
     for out in graph.output:
@@ -157,19 +160,19 @@ def _attribute_value(
     return filled.SerializeToString(deterministic=True)
 
 
-def _agreed_types(sites: Sequence[tuple[Type, ...]], inputs: Sequence[str]) -> list[Type] | str:
+def _agreed_types(sites: Sequence[tuple[Type, ...]], inputs: Sequence[str]) -> list[Type]:
     other = next((len(site) for site in sites if len(site) != len(inputs)), None)
     if other is not None:
-        return f"it has {len(inputs)} inputs, and a call gives it {other}"
+        raise RefusedError(f"it has {len(inputs)} inputs, and a call gives it {other}")
     agreed: list[Type] = []
     names: dict[tuple[int | str | None, ...], str] = {}
     for name, position in zip(inputs, zip(*sites, strict=True), strict=True):
         kinds = {kind for kind, _ in position}
         ranks = {None if dims is None else len(dims) for _, dims in position}
         if None in kinds or None in ranks:
-            return f"the type or rank of its input {name!r} is not known at all its calls"
+            raise RefusedError(f"the type or rank of its input {name!r} is not known at all its calls")
         if len(kinds) != 1 or len(ranks) != 1:
-            return f"its calls give its input {name!r} tensors of several types or ranks"
+            raise RefusedError(f"its calls give its input {name!r} tensors of several types or ranks")
         dims = [
             sizes[0] if len(set(sizes)) == 1 and sizes[0] is not None else names.setdefault(sizes, f"n{len(names)}")
             for sizes in zip(*(d for _, d in position if d is not None), strict=True)

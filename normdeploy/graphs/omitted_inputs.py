@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import onnx
 
-from ..norms.third_party import is_managed_op
 from ..storage.onnx_domains import is_standard
-from ..storage.proto_traversal import copy_model, iter_subgraphs, nodes_with_bodies
-
-# domain, name, overload
-Key = tuple[str, str, str]
+from ..storage.proto_traversal import FunctionKey, copy_model, function_key, iter_subgraphs, nodes_with_bodies
+from .proto_queries import own_functions
 
 # Functions that may be made of those of one file; each of n inputs has up to 2^n.
 _MOST = 256
@@ -22,7 +19,7 @@ _MOST = 256
 
 def has_omitted_inputs(proto: onnx.ModelProto) -> bool:
     """Return whether a call gives a function fewer inputs than it has, or a LayerNormalization has an empty bias."""
-    functions = _functions_by_key(proto)
+    functions = own_functions(proto)
     holders = (proto.graph.node, *(f.node for f in functions.values()))
     return any(
         _omitted_indices(n, functions) or _has_empty_bias(n) for nodes in holders for n in nodes_with_bodies(nodes)
@@ -38,23 +35,23 @@ def remove_omitted_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
     if not has_omitted_inputs(proto):
         return proto
     made = copy_model(proto)
-    functions = _functions_by_key(made)
-    variants: dict[tuple[Key, tuple[int, ...]], onnx.FunctionProto] = {}
+    functions = own_functions(made)
+    variants: dict[tuple[FunctionKey, tuple[int, ...]], onnx.FunctionProto] = {}
     waiting = [*nodes_with_bodies(made.graph.node)]
     waiting += [node for f in functions.values() for node in nodes_with_bodies(f.node)]
     while waiting:
         node = waiting.pop()
         omitted = _omitted_indices(node, functions)
-        function = functions.get(_function_key(node))
+        function = functions.get(function_key(node))
         if function is None or not omitted or _passes_omitted_on(function, omitted):
             continue
-        variant = variants.get((_function_key(node), omitted))
+        variant = variants.get((function_key(node), omitted))
         if variant is None:
             if len(variants) == _MOST:
                 return proto
             variant = _function_variant(function, omitted, taken=functions)
-            variants[_function_key(node), omitted] = variant
-            functions[_function_key(variant)] = variant
+            variants[function_key(node), omitted] = variant
+            functions[function_key(variant)] = variant
             waiting += nodes_with_bodies(variant.node)
         node.op_type = variant.name
         node.input[:] = [name for name in node.input if name]
@@ -71,18 +68,9 @@ def _has_empty_bias(node: onnx.NodeProto) -> bool:
     return node.op_type == "LayerNormalization" and is_standard(node) and len(node.input) == 3 and not node.input[2]
 
 
-def _functions_by_key(proto: onnx.ModelProto) -> dict[Key, onnx.FunctionProto]:
-    return {_function_key(f): f for f in proto.functions if not is_managed_op(f.domain, f.name)}
-
-
-def _function_key(item: onnx.NodeProto | onnx.FunctionProto) -> Key:
-    name = item.op_type if isinstance(item, onnx.NodeProto) else item.name
-    return item.domain, name, item.overload
-
-
-def _omitted_indices(node: onnx.NodeProto, functions: dict[Key, onnx.FunctionProto]) -> tuple[int, ...]:
+def _omitted_indices(node: onnx.NodeProto, functions: dict[FunctionKey, onnx.FunctionProto]) -> tuple[int, ...]:
     """Return the places of the inputs that a call leaves out."""
-    function = functions.get(_function_key(node))
+    function = functions.get(function_key(node))
     if function is None:
         return ()
     return tuple(place for place in range(len(function.input)) if place >= len(node.input) or not node.input[place])
@@ -96,7 +84,7 @@ def _passes_omitted_on(function: onnx.FunctionProto, omitted: tuple[int, ...]) -
 
 
 def _function_variant(
-    function: onnx.FunctionProto, omitted: tuple[int, ...], *, taken: dict[Key, onnx.FunctionProto]
+    function: onnx.FunctionProto, omitted: tuple[int, ...], *, taken: dict[FunctionKey, onnx.FunctionProto]
 ) -> onnx.FunctionProto:
     """Return the function without the omitted inputs; its nodes leave them out in turn."""
     variant = onnx.FunctionProto()
@@ -106,17 +94,17 @@ def _function_variant(
     for node in nodes_with_bodies(variant.node):
         node.input[:] = ["" if name in absent else name for name in node.input]
     variant.name = "_without_".join([function.name, *(function.input[place] for place in omitted)])
-    while _function_key(variant) in taken:
+    while function_key(variant) in taken:
         variant.name += "_"
     return variant
 
 
-def _drop_uncalled_functions(proto: onnx.ModelProto, replaced: set[Key]) -> None:
+def _drop_uncalled_functions(proto: onnx.ModelProto, replaced: set[FunctionKey]) -> None:
     """Remove those of the ``replaced`` functions that nothing calls any more."""
     while True:
         holders = (proto.graph.node, *(f.node for f in proto.functions))
-        calls = {_function_key(node) for nodes in holders for node in nodes_with_bodies(nodes)}
-        kept = [f for f in proto.functions if _function_key(f) not in replaced or _function_key(f) in calls]
+        calls = {function_key(node) for nodes in holders for node in nodes_with_bodies(nodes)}
+        kept = [f for f in proto.functions if function_key(f) not in replaced or function_key(f) in calls]
         if len(kept) == len(proto.functions):
             return
         del proto.functions[:]

@@ -18,12 +18,13 @@ from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import copy_model, iter_subgraphs, nodes_with_opsets, standard_opset
 from .converter_fixes import (
     collect_facts,
-    find_conversion_obstacle,
     has_mask,
     has_scales_and_sizes,
     prepare_for_converter,
+    require_convertible,
     restore_bounds,
 )
+from .region import RefusedError
 
 # Ops whose meaning changed although the schemas look alike: the default axis, or how it is read.
 _CHANGED = {
@@ -85,30 +86,34 @@ def raise_opset_number(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     return proto
 
 
-def convert_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto | str:
-    """A copy of ``proto`` at ``opset``, its ops rewritten by onnx's converter; or why that can't be done."""
+def convert_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """A copy of ``proto`` at ``opset``, its ops rewritten by onnx's converter.
+
+    Raises:
+        RefusedError: that can't be done.
+    """
     if proto.functions:
-        return "onnx's converter would lose the file's functions"
+        raise RefusedError("onnx's converter would lose the file's functions")
     entry = standard_opset(proto)
     nested = [n for node in proto.graph.node for body in iter_subgraphs(node) for n in body.node]
     stuck = next((n for n in nested if entry is not None and not _is_same_across_opsets(n, entry.version, opset)), None)
     if stuck is not None:
-        return f"onnx's converter does not reach the {stuck.op_type} in a body of If, Loop or Scan"
+        raise RefusedError(f"onnx's converter does not reach the {stuck.op_type} in a body of If, Loop or Scan")
     untried = [
         op for op in ops_needing_conversion(proto, opset) if entry is None or entry.version < CONVERTED.get(op, opset)
     ]
     if untried:
-        return f"{untried[0]} means something else there, and onnx's converter can't be trusted with it"
+        raise RefusedError(f"{untried[0]} means something else there, and onnx's converter can't be trusted with it")
     known = collect_facts(proto)
-    if entry is not None and (reason := find_conversion_obstacle(proto, entry.version, opset, known)):
-        return reason
+    if entry is not None:
+        require_convertible(proto, entry.version, opset, known)
     kept = {n.output[0]: n for n in proto.graph.node if n.output}
     proto = copy_model(proto)
     prepare_for_converter(proto, known)
     try:
         result = onnx.version_converter.convert_version(proto, opset)
-    except Exception as e:
-        return f"onnx's converter failed: {' '.join(str(e).split())[:120]}"
+    except Exception as error:
+        raise RefusedError(f"onnx's converter failed: {' '.join(str(error).split())[:120]}") from error
     for node in result.graph.node:
         original = kept.get(node.output[0]) if node.output else None
         if original is not None:

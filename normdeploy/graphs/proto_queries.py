@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping
 import onnx
 
 from ..errors import GraphError
-from ..storage.proto_traversal import iter_bodies, iter_subgraphs
+from ..norms.third_party import is_managed_op
+from ..storage.proto_traversal import FunctionKey, function_key, functions_by_key, iter_bodies, iter_subgraphs
 from .dims import Dims
 
-# Domain, name and overload.
-FunctionKey = tuple[str, str, str]
 # the first IR version in which an initializer need not be a graph input
 IR_OF_CONSTANTS = 4
 
@@ -97,9 +96,9 @@ def module_from_scope(value: str) -> str:
     return ""
 
 
-def functions_by_key(proto: onnx.ModelProto) -> dict[FunctionKey, onnx.FunctionProto]:
-    """Return the functions that a model defines."""
-    return {(f.domain, f.name, f.overload): f for f in proto.functions}
+def own_functions(proto: onnx.ModelProto) -> dict[FunctionKey, onnx.FunctionProto]:
+    """The functions of the file itself: none of an op of ours or a package's."""
+    return {key: f for key, f in functions_by_key(proto).items() if not is_managed_op(f.domain, f.name)}
 
 
 def called_functions(
@@ -120,7 +119,7 @@ def called_functions(
         for node in stack.pop().node:
             stack.extend(a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
             stack.extend(g for a in node.attribute for g in a.graphs)
-            key = (node.domain, node.op_type, node.overload)
+            key = function_key(node)
             if key in defined and key not in functions:
                 functions[key] = defined[key]
                 stack.append(defined[key])

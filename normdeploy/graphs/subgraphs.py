@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import onnx
 
 from ..storage.onnx_domains import is_standard
-from ..storage.proto_traversal import attribute_graphs, attribute_value
+from ..storage.proto_traversal import FunctionKey, attribute_graphs, attribute_value, functions_by_key
 from .dims import Dims
-from .proto_queries import FunctionKey, called_functions, captured_names, functions_by_key, value_info_type
+from .proto_queries import called_functions, captured_names, value_info_type
 from .shape_inference import infer_types
 
 # element type and shape, None where unknown

@@ -15,6 +15,7 @@ from onnx import TensorProto
 
 from ..storage.onnx_domains import default_domain_opset, is_standard
 from .opset_conversion import convert_opset, ops_needing_conversion, raise_opset_number
+from .region import RefusedError
 from .shape_inference import infer_types
 
 # The newest opset that torch's exporter writes and every release of onnxruntime since 1.25 loads.
@@ -34,10 +35,10 @@ def raise_opset_for_types(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     if not ops_needing_conversion(proto, needed):
         return raise_opset_number(proto, needed)
-    made = convert_opset(proto, needed)
-    if isinstance(made, str):
+    try:
+        return convert_opset(proto, needed)
+    except RefusedError:
         return proto
-    return made
 
 
 def oldest_opset_for_types(proto: onnx.ModelProto) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from .program_signature import user_inputs
 from .shape_expressions import split_words
 from .train_mode_checks import bind_node_arguments, plain_operator_name
 
@@ -24,7 +25,7 @@ _SOFTMAX = split_words("softmax _softmax _safe_softmax special_softmax log_softm
 
 def find_attention_masks(program: torch.export.ExportedProgram) -> set[str]:
     """The names of the placeholders that hide keys of an attention."""
-    inputs = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
+    inputs = {item.name for item in user_inputs(program)}
     return {
         node.name
         for node in program.graph.nodes

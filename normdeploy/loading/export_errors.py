@@ -11,7 +11,7 @@ import torch.ao.nn.quantized
 from torch import nn
 
 from ..errors import ExportError
-from .program_signature import dtype_name
+from .program_signature import dtype_name, user_outputs
 from .size_conditions import LONGEST, TORCH, describe_location, module_paths, traceback_frames
 from .torch_pickles import first_line, join_names
 
@@ -91,7 +91,7 @@ def require_tensor_outputs(program: torch.export.ExportedProgram) -> None:
     Raises:
         ExportError: it names the output.
     """
-    specs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
+    specs = user_outputs(program)
     constants = [spec.value for spec in specs if getattr(spec, "value", None) is not None]
     if constants:
         shown = f"{constants[0]!r}"[:LONGEST]

@@ -13,6 +13,8 @@ from torch import nn
 from torch.export.graph_signature import InputKind
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
+from .program_signature import user_inputs
+
 __all__ = ["buffer_write_notes", "find_written_buffers", "input_write_notes", "record_buffer_assignments"]
 
 
@@ -31,8 +33,7 @@ def buffer_write_notes(buffers: tuple[str, ...]) -> list[str]:
 
 def input_write_notes(program: torch.export.ExportedProgram) -> list[str]:
     """Return a note for each input that forward changes in place."""
-    specs = program.graph_signature.input_specs
-    inputs = [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
+    inputs = [item.name for item in user_inputs(program)]
     found = dict.fromkeys(
         [*program.graph_signature.user_inputs_to_mutate.values(), *_iter_written_placeholders(program, inputs)]
     )

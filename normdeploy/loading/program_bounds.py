@@ -16,6 +16,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from ..graphs.index_bounds import IndexLimit
+from .program_signature import user_inputs
 from .shape_expressions import split_words
 from .train_mode_checks import bind_node_arguments, operator_name, plain_operator_name
 
@@ -85,7 +86,7 @@ class _ProgramBoundsAnalysis:
             **signature.inputs_to_buffers,
             **signature.inputs_to_lifted_tensor_constants,
         }
-        self.inputs = {spec.arg.name for spec in signature.input_specs if spec.kind.name == "USER_INPUT"}
+        self.inputs = {item.name for item in user_inputs(program)}
 
     def run(self) -> ProgramBounds:
         for node in self.program.graph.nodes:

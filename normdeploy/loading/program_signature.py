@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from ..errors import InputError
@@ -43,6 +44,22 @@ class InputPlaceholder:
         return size
 
 
+def user_inputs(program: torch.export.ExportedProgram) -> list[Any]:
+    """What the caller gives, in order: neither parameters nor buffers."""
+    return [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+
+
+def user_outputs(program: torch.export.ExportedProgram) -> list[Any]:
+    """What the caller gets, in order: no buffer that was written."""
+    return [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+
+
+def with_constant_inputs(program: torch.export.ExportedProgram, tensors: Iterable[Any]) -> list[Any]:
+    """All that the caller gives, of the tensors alone."""
+    given = iter(tensors)
+    return [item.value if isinstance(item, ConstantArgument) else next(given) for item in user_inputs(program)]
+
+
 def find_placeholders(
     program: torch.export.ExportedProgram,
 ) -> tuple[list[InputPlaceholder], dict[tuple[str, int], Any]]:
@@ -52,7 +69,7 @@ def find_placeholders(
         InputError: an input is a number of unknown value.
     """
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    user = [spec.arg for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
+    user = user_inputs(program)
     examples = pytree.tree_leaves(program.example_inputs) if program.example_inputs else []
     tensors: list[InputPlaceholder] = []
     constants: dict[tuple[str, int], Any] = {}
@@ -168,7 +185,7 @@ def name_outputs(program: torch.export.ExportedProgram, inputs: Collection[str])
     A path that is also the name of one of ``inputs`` (diffusers' models take and return a "sample") begins with
     "output_".
     """
-    outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
+    outputs = user_outputs(program)
     signature = program.module_call_graph[0].signature
     paths = [str(index) for index in range(len(outputs))]
     if signature is not None and signature.out_spec.num_leaves == len(outputs):

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.export.graph_signature import ConstantArgument
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from ..errors import InputError
 from ..model import Dim, InputSpec, LoadedModel
+from .program_signature import user_inputs, with_constant_inputs
 
 _ASSERT = torch.ops.aten._assert_scalar.default
 # sizes that an assert excludes
@@ -68,11 +69,7 @@ def _dim_names_of_symbols(model: LoadedModel) -> dict[Any, str]:
     """The symbol of the trace -> the dim of the inputs that it stands for."""
     found: dict[Any, str] = {}
     nodes = {node.name: node for node in model.program.graph.nodes if node.op == "placeholder"}
-    tensors = [
-        nodes[spec.arg.name]
-        for spec in model.program.graph_signature.input_specs
-        if spec.kind == InputKind.USER_INPUT and not isinstance(spec.arg, ConstantArgument)
-    ]
+    tensors = [nodes[item.name] for item in user_inputs(model.program) if not isinstance(item, ConstantArgument)]
     for node, given in zip(tensors, model.inputs, strict=True):
         for size, dim in zip(node.meta["val"].shape, given.shape, strict=True):
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol and dim.name and not dim.terms:
@@ -115,15 +112,11 @@ def _outputs_agree(model: LoadedModel, fresh: Callable[[], nn.Module], sizes: Ma
     """Whether the module gives what the graph gives without its asserts; None where it does not run at these sizes."""
     try:
         samples = zip(model.inputs, model.samples(0, sizes).values(), strict=True)
-        tensors = iter([_sample_to_tensor(given, value) for given, value in samples])
+        tensors = [_sample_to_tensor(given, value) for given, value in samples]
     except InputError:
         # too many values
         return None
-    flat = [
-        spec.arg.value if isinstance(spec.arg, ConstantArgument) else next(tensors)
-        for spec in model.program.graph_signature.input_specs
-        if spec.kind == InputKind.USER_INPUT
-    ]
+    flat = with_constant_inputs(model.program, tensors)
     args, kwargs = tree_unflatten(flat, model.program.call_spec.in_spec)
     try:
         with torch.no_grad():

@@ -27,6 +27,7 @@ from ..graphs.local_functions import open_functions
 from ..graphs.omitted_inputs import remove_omitted_inputs
 from ..graphs.opset_conversion import convert_opset, ops_needing_conversion, raise_opset_number
 from ..graphs.proto_queries import all_names, drop_unused_initializers
+from ..graphs.region import RefusedError
 from ..graphs.shape_completion import ShapedGraph
 from ..graphs.subgraphs import Subgraph, body_subgraphs
 from ..graphs.type_opsets import oldest_opset_for_types
@@ -207,9 +208,11 @@ def _rewrite_once(proto: onnx.ModelProto, wanted: RewriteOptions) -> tuple[Rewri
     work.opset = max(work.opset, oldest_opset_for_types(out))
     if ops_needing_conversion(out, work.opset):
         # an old file: its own ops have to be converted first, and the norms are looked for again
-        newer = convert_opset(proto, work.opset)
-        if isinstance(newer, str):
-            work, out = _rewrite_file(proto, replace(wanted, limit=default_domain_opset(proto), unraised=newer))
+        try:
+            newer = convert_opset(proto, work.opset)
+        except RefusedError as refusal:
+            wanted = replace(wanted, limit=default_domain_opset(proto), unraised=str(refusal))
+            work, out = _rewrite_file(proto, wanted)
         else:
             work, out = _rewrite_file(newer, wanted)
     work.findings = merge_foreign_findings(work.findings, foreign, proto)

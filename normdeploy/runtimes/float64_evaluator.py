@@ -14,14 +14,14 @@ import onnx.inliner
 from ..errors import GraphError, InputError, RuntimeUnavailable
 from ..evaluate import evaluator
 from ..graphs.file_graph import widen_to_float64
-from ..graphs.proto_queries import called_functions, captured_names, functions_by_key
+from ..graphs.proto_queries import called_functions, captured_names
 from ..graphs.shape_inference import infer_types
 from ..norms.third_party import is_managed_op
 from ..precision.emulated_half import widen_node
 from ..precision.preparation import file_opset
 from ..precision.type_conversion import FORMATS, initializer_values
 from ..storage.onnx_domains import is_standard
-from ..storage.proto_traversal import copy_model
+from ..storage.proto_traversal import copy_model, functions_by_key
 from . import RunResult, control_flow, sequence_ops
 from .data_independent import DataIndependent, find_data_independent, is_index_or_scalar, is_integer_type
 from .ort_runner import OrtRunner

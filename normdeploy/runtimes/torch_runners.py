@@ -25,6 +25,7 @@ from ..errors import InputError, NormdeployError
 from ..graphs.proto_queries import strip_invented_module
 from ..inputs.array_conversion import check_feeds, to_numpy, to_torch
 from ..loading.live_module import copy_module
+from ..loading.program_signature import user_outputs, with_constant_inputs
 from ..loading.torch_state import preserve_torch_state
 from ..model import LoadedModel
 from ..types import Arrays
@@ -59,11 +60,11 @@ class _TorchRunner(HeldRunner):
             return self._name_outputs(self._interpreter(self._graph).run(*self._graph_arguments(inputs, lifted)))
 
     def _graph_arguments(self, inputs: Sequence[torch.Tensor], lifted: Mapping[str, Any]) -> list[Any]:
-        tensors = iter(inputs)
+        given = iter(with_constant_inputs(self._model.program, inputs))
         arguments = []
         for spec in self._model.program.graph_signature.input_specs:
             if spec.kind == InputKind.USER_INPUT:
-                arguments.append(spec.arg.value if isinstance(spec.arg, ConstantArgument) else next(tensors))
+                arguments.append(next(given))
             else:
                 # as it was loaded, whatever the graph does to it: every call begins from the same state
                 value = lifted[spec.arg.name]
@@ -71,11 +72,14 @@ class _TorchRunner(HeldRunner):
         return arguments
 
     def _name_outputs(self, returned: Sequence[Any]) -> RunResult:
-        kept = [
-            value
-            for value, spec in zip(returned, self._model.program.graph_signature.output_specs, strict=True)
-            if spec.kind == OutputKind.USER_OUTPUT and not isinstance(spec.arg, ConstantArgument)
-        ]
+        specs = self._model.program.graph_signature.output_specs
+        return self._name_user_outputs(
+            [value for value, spec in zip(returned, specs, strict=True) if spec.kind == OutputKind.USER_OUTPUT]
+        )
+
+    def _name_user_outputs(self, returned: Sequence[Any]) -> RunResult:
+        outputs = user_outputs(self._model.program)
+        kept = [v for v, item in zip(returned, outputs, strict=True) if not isinstance(item, ConstantArgument)]
         return {name: to_numpy(value) for name, value in zip(self._model.outputs, kept, strict=True)}
 
     def _free_model(self) -> None:
@@ -136,12 +140,7 @@ class ModuleRunner(_TorchRunner):
         return self._run_module(module, feeds), self._run_module(module, feeds)
 
     def _run_module(self, module: torch.nn.Module, feeds: Arrays) -> RunResult:
-        tensors = iter(self._input_tensors(feeds))
-        flat = [
-            spec.arg.value if isinstance(spec.arg, ConstantArgument) else next(tensors)
-            for spec in self._model.program.graph_signature.input_specs
-            if spec.kind == InputKind.USER_INPUT
-        ]
+        flat = with_constant_inputs(self._model.program, self._input_tensors(feeds))
         args, kwargs = tree_unflatten(flat, self._model.program.call_spec.in_spec)
         # Without gradients torch's encoder layers take one fused kernel, which no trace holds. It gives NaN where a
         # mask hides a whole row.
@@ -155,11 +154,10 @@ class ModuleRunner(_TorchRunner):
             raise InputError(f"the module does not run on these inputs: {type(error).__name__}: {error}") from error
         finally:
             torch.backends.mha.set_fastpath_enabled(fused)
-        outputs = [s for s in self._model.program.graph_signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
+        outputs = user_outputs(self._model.program)
         if len(returned) != len(outputs):
             raise InputError(f"the module returns {len(returned)} values, and its trace {len(outputs)}")
-        kept = [v for v, s in zip(returned, outputs, strict=True) if not isinstance(s.arg, ConstantArgument)]
-        return {name: to_numpy(value) for name, value in zip(self._model.outputs, kept, strict=True)}
+        return self._name_user_outputs(returned)
 
 
 class HalfRunner(_TorchRunner):

@@ -114,3 +114,17 @@ def required_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     """The inputs without a default."""
     initializers = {t.name for t in graph.initializer}
     return [v for v in graph.input if v.name not in initializers]
+
+
+# domain, name, overload
+FunctionKey = tuple[str, str, str]
+
+
+def function_key(item: onnx.NodeProto | onnx.FunctionProto) -> FunctionKey:
+    """Of a function, and of the one that a node calls, if it calls one."""
+    return item.domain, item.op_type if isinstance(item, onnx.NodeProto) else item.name, item.overload
+
+
+def functions_by_key(proto: onnx.ModelProto) -> dict[FunctionKey, onnx.FunctionProto]:
+    """The functions that a model defines."""
+    return {function_key(f): f for f in proto.functions}

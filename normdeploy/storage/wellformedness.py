@@ -13,7 +13,7 @@ from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from ..errors import GraphError
 from .attribute_checks import require_attributes
-from .proto_traversal import iter_subgraphs, nodes_with_bodies
+from .proto_traversal import function_key, functions_by_key, iter_subgraphs, nodes_with_bodies
 from .sparse_tensors import require_small_sparse_tensors
 from .weight_serialization import element_bits
 
@@ -173,7 +173,7 @@ def _require_known_types(body: onnx.GraphProto | onnx.FunctionProto) -> None:
 
 
 def _require_bounded_calls(proto: onnx.ModelProto) -> None:
-    functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
+    functions = functions_by_key(proto)
     if not functions:
         return
     for body in (proto.graph, *proto.functions):
@@ -211,7 +211,7 @@ def _require_matching_arity(
     body: onnx.GraphProto | onnx.FunctionProto, functions: dict[Function, onnx.FunctionProto]
 ) -> None:
     for node in nodes_with_bodies(body.node):
-        f = functions.get((node.domain, node.op_type, node.overload))
+        f = functions.get(function_key(node))
         if f is not None and (len(node.input) > len(f.input) or len(node.output) > len(f.output)):
             given = f"{len(node.input)} inputs and {len(node.output)} outputs"
             wanted = f"{len(f.input)} and {len(f.output)}"
@@ -221,7 +221,7 @@ def _require_matching_arity(
 def _iter_function_calls(
     body: onnx.GraphProto | onnx.FunctionProto, functions: dict[Function, onnx.FunctionProto]
 ) -> Iterator[Function]:
-    keys = ((node.domain, node.op_type, node.overload) for node in nodes_with_bodies(body.node))
+    keys = map(function_key, nodes_with_bodies(body.node))
     return (key for key in keys if key in functions)
 
 

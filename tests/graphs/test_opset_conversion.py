@@ -11,6 +11,7 @@ from onnx import TensorProto, numpy_helper
 from benchmarks.attack import opsets as opset_attack
 from normdeploy.evaluate import evaluator
 from normdeploy.graphs import opset_conversion
+from normdeploy.graphs.region import RefusedError
 from normdeploy.proof.proto_evaluation import attributes_of
 from normdeploy.rewriting import norm_optimizer
 from tests.support import run_onnxruntime
@@ -196,7 +197,6 @@ def test_converted_op_computes_the_same(op: str, opset: int, given: str, form: s
         if opset_conversion.ops_needing_conversion(proto, target)
         else opset_conversion.raise_opset_number(copy, target)
     )
-    assert isinstance(out, onnx.ModelProto), out
     assert {e.version for e in out.opset_import} == {target}
     assert not opset_conversion.ops_needing_conversion(out, target)
     onnx.checker.check_model(out, full_check=True)
@@ -227,9 +227,8 @@ def test_op_that_the_converter_gets_wrong_is_refused(op: str) -> None:
     opset, given, form = REFUSED[op]
     proto = onnx.parser.parse_model(f'<ir_version: 7, opset_import: ["": {opset}]> f {given} {{ {form} }}')
     assert opset_conversion.ops_needing_conversion(proto, NEWEST) == [op]
-    said = opset_conversion.convert_opset(proto, NEWEST)
-    assert isinstance(said, str)
-    assert op in said
+    with pytest.raises(RefusedError, match=op):
+        opset_conversion.convert_opset(proto, NEWEST)
 
 
 NORM = """u = ReduceMean <axes = [-1]> (x) d = Sub (x, u) q = Mul (d, d) w = ReduceMean <axes = [-1]> (q)
@@ -268,7 +267,6 @@ def test_converter_keeps_metadata_and_stated_shapes() -> None:
     proto = onnx.parser.parse_model(text)
     proto.graph.node[1].metadata_props.add(key="normdeploy.module", value="head")
     out = opset_conversion.convert_opset(proto, 17)
-    assert isinstance(out, onnx.ModelProto)
     assert [p.value for n in out.graph.node for p in n.metadata_props if n.output[0] == "y"] == ["head"]
     assert [v.name for v in out.graph.value_info if v.name == "b"] == ["b"]
 
@@ -284,16 +282,14 @@ def test_drawn_nodes_of_all_ops_compute_the_same_or_are_refused() -> None:
 def test_dropout_whose_mask_is_read_is_refused(opset: int) -> None:
     proto = _parsed(opset, "(float[2,3] x) => (float[2,3] y, bool[2,3] m) { y, m = Dropout (x) }")
     assert opset_conversion.ops_needing_conversion(proto, 17) == ["Dropout"]
-    refusal = opset_conversion.convert_opset(proto, 17)
-    assert isinstance(refusal, str)
-    assert "mask 'm'" in refusal
+    with pytest.raises(RefusedError, match="mask 'm'"):
+        opset_conversion.convert_opset(proto, 17)
 
 
 @pytest.mark.parametrize("opset", [7, 10, 11])
 def test_dropout_mask_that_nothing_reads_is_left_out(opset: int) -> None:
     proto = _parsed(opset, "(float[2,3] x) => (float[2,3] y) { y, m = Dropout (x) }")
     out = opset_conversion.convert_opset(proto, 17)
-    assert isinstance(out, onnx.ModelProto)
     assert [list(n.output) for n in out.graph.node if n.op_type == "Dropout"] == [["y"]]
 
 
@@ -313,7 +309,6 @@ def test_constants_of_converted_nodes_have_the_type_and_the_range_of_their_data(
     opset, kind, node = CONVERTED_TYPES[case]
     proto = _parsed(opset, f"({kind}[2,4] x) => ({kind}[N,M] y) {{ {node} }}")
     out = opset_conversion.convert_opset(proto, 17)
-    assert isinstance(out, onnx.ModelProto)
     onnx.checker.check_model(out, full_check=True)
     dtype = {"float": np.float32, "double": np.float64, "float16": np.float16}[kind]
     x = np.array([[0.25, np.inf, -np.inf, 2], [-1, 1e4, 0, 0.75]], dtype)
@@ -333,15 +328,15 @@ def test_constants_of_converted_nodes_have_the_type_and_the_range_of_their_data(
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
 def test_softmax_of_a_vector_along_an_axis_that_it_lacks_is_refused(op: str) -> None:
     proto = _parsed(11, f"(float[4] x) => (float[4] y) {{ y = {op} (x) }}")
-    refusal = opset_conversion.convert_opset(proto, 17)
-    assert isinstance(refusal, str)
-    assert op in refusal
+    with pytest.raises(RefusedError, match=op):
+        opset_conversion.convert_opset(proto, 17)
 
 
 def test_batch_norm_that_computes_statistics_is_refused() -> None:
     text = """(float[2,3] x, float[3] s) => (float[2,3] y, float[3] m)
         { y, m, v, a, b = BatchNormalization (x, s, s, s, s) }"""
-    assert isinstance(opset_conversion.convert_opset(_parsed(9, text), 17), str)
+    with pytest.raises(RefusedError, match="statistics"):
+        opset_conversion.convert_opset(_parsed(9, text), 17)
 
 
 @pytest.mark.parametrize("opset", [11, 13])
@@ -351,7 +346,6 @@ def test_resize_to_sizes_loses_its_empty_scales(opset: int) -> None:
     proto = _parsed(opset, text)
     assert opset_conversion.ops_needing_conversion(proto, 18) == ["Resize"]
     out = opset_conversion.convert_opset(proto, 18)
-    assert isinstance(out, onnx.ModelProto)
     x = np.arange(4, dtype=np.float32).reshape(1, 1, 2, 2)
     np.testing.assert_array_equal(run_onnxruntime(out, {"x": x})[0], run_onnxruntime(proto, {"x": x})[0])
 
