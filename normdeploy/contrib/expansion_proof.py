@@ -49,7 +49,7 @@ def prove_expansion(memo: ProofMemo, op: ForeignOp, writer: ExpansionWriter, typ
     name = writer.node.input[0]
     ranks = [0]
     more = ""
-    if types.get(name, (None, None))[1] is None and writer.node.op_type != "EmbedLayerNormalization":
+    if types[name][1] is None and writer.node.op_type != "EmbedLayerNormalization":
         least = max(-int(attrs.get("axis", -1)), 1)
         ranks = list(range(least, least + RANKS))
         # an axis more in front of all data is named by no node: a slice of the larger rank is a case of the smaller one

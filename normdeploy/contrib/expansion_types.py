@@ -69,7 +69,7 @@ def _stand_in_nodes(node: onnx.NodeProto, opset: int, stream: set[str], lost: se
 
 def stated_value_infos(writer: ExpansionWriter, types: Types, known: set[str]) -> list[onnx.ValueInfoProto]:
     """What the file has to state about the tensors of an expansion, because inference may not find it."""
-    kind, shape = types.get(writer.node.output[0], (None, None))
+    kind, shape = types[writer.node.output[0]]
     if kind is None or shape is None:
         return []
     dims = tuple(None if is_invented_name(d) else d for d in shape)

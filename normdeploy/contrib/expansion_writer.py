@@ -13,14 +13,13 @@ from typing import Any, NoReturn
 import numpy as np
 import onnx
 
-from ..graphs.dims import Dims
+from ..graphs.dims import Dims, Types
 from ..graphs.region import RefusedError
 from ..norms.interpreter import Definition, Interpreter
 from ..norms.norm_table import NormOp, OpOwner, rows_of_owner
 
 Attrs = Mapping[str, Any]
 # of each tensor its element type and shape, None where unknown
-Types = Mapping[str, tuple[int | None, Dims | None]]
 
 _NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _FLOATING = (*_NARROW, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
@@ -80,7 +79,7 @@ class ExpansionWriter(Interpreter):
         Raises:
             Refused: it is not known, or not floating.
         """
-        kind = next((k for n in (t, *alike) if (k := self._kinds.get(n) or self._types.get(n, (None, None))[0])), None)
+        kind = next((k for n in (t, *alike) if (k := self._kinds.get(n) or self._types[n][0])), None)
         if kind is None or kind not in _FLOATING:
             raise RefusedError(
                 f"the type of {t!r} is {'not known' if not kind else onnx.TensorProto.DataType.Name(kind)}: it must be"
@@ -104,7 +103,7 @@ class ExpansionWriter(Interpreter):
         Raises:
             Refused: not even the rank is known.
         """
-        shape = self._types.get(t, (None, None))[1]
+        shape = self._types[t][1]
         if shape is None:
             raise RefusedError(f"the rank of {t!r} is not known")
         return shape
@@ -117,7 +116,7 @@ class ExpansionWriter(Interpreter):
 
     def vector_length(self, t: str) -> int | None:
         """How many elements a vector has, None where the file does not say."""
-        shape = self._types.get(t, (None, None))[1]
+        shape = self._types[t][1]
         if shape is not None and len(shape) == 1 and isinstance(shape[0], int):
             return shape[0]
         return None
@@ -126,7 +125,7 @@ class ExpansionWriter(Interpreter):
         """Write one node; its result has the type of its first input, unless the op says another one."""
         name = self._fresh_name(op)
         self.nodes.append(onnx.helper.make_node(op, list(inputs), [name], name=name, **attributes))
-        kind, shape = self._types.get(inputs[0], (None, None))
+        kind, shape = self._types[inputs[0]]
         kind = attributes.get("to") or _KINDS.get(op) or self._kinds.get(inputs[0], kind)
         if kind:
             self._kinds[name] = kind
@@ -171,7 +170,7 @@ class ExpansionWriter(Interpreter):
         return self._cast_to(x, self.elem_type_of(like))
 
     def _cast_to(self, t: str, kind: int) -> str:
-        own = self._kinds.get(t, self._types.get(t, (None, None))[0])
+        own = self._kinds.get(t, self._types[t][0])
         if own == kind:
             return t
         return self("Cast", t, to=kind)

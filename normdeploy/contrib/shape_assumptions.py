@@ -47,7 +47,7 @@ def assume_shapes(
     Raises:
         IndexError, TypeError, ValueError: the node does not fit its op.
     """
-    given = [_ForeignInput(name, types.get(name, (None, None))[1]) for name in node.input]
+    given = [_ForeignInput(name, types[name][1]) for name in node.input]
     if node.op_type == "EmbedLayerNormalization":
         return _embedding_shapes(given)
     first = given[0]

@@ -18,11 +18,9 @@ import onnx
 
 from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import attribute_value, iter_subgraphs, unique_name
-from .dims import Dims
+from .dims import Types
 from .region import RefusedError
 from .shape_inference import infer_types
-
-Types = Mapping[str, tuple[int | None, Dims | None]]
 
 _LARGEST = float(np.finfo(np.float32).max)
 # Input of Resize -> its place, from opset 11 on.
@@ -48,9 +46,7 @@ def collect_facts(proto: onnx.ModelProto) -> ConverterFacts:
     fed = {value.name for value in proto.graph.input}
     empty = {tensor.name for tensor in proto.graph.initializer if 0 in tensor.dims and tensor.name not in fed}
     empty |= {
-        node.output[0]
-        for node in proto.graph.node
-        if node.op_type == "Constant" and types.get(node.output[0], (None, None))[1] == (0,)
+        node.output[0] for node in proto.graph.node if node.op_type == "Constant" and types[node.output[0]][1] == (0,)
     }
     return ConverterFacts(types, frozenset(read), frozenset(empty))
 
@@ -87,7 +83,7 @@ _CHANGES = {
 
 
 def _require_convertible_node(node: onnx.NodeProto, known: ConverterFacts) -> None:
-    dtype, shape = known.types.get(node.input[0], (None, None))
+    dtype, shape = known.types[node.input[0]]
     if has_mask(node) and node.output[1] in known.read:
         raise RefusedError(f"the mask {node.output[1]!r} of a Dropout has another type or other values there")
     if node.op_type == "BatchNormalization" and any(node.output[1:]):

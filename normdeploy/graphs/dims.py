@@ -14,6 +14,17 @@ from typing import Any
 from .symbolic_sizes import UNKNOWN, Size
 
 Dims = tuple["int | str | None", ...]
+# element type and shape, None where not known
+Type = tuple[int | None, Dims | None]
+
+
+class Types(dict[str, Type]):
+    """What is known of each tensor; of one that is missing nothing is."""
+
+    def __missing__(self, name: str) -> Type:
+        return None, None
+
+
 Operators = Mapping[type[ast.operator | ast.unaryop], Callable[..., Any]]
 
 # Exact on integers and on polynomials alike.

@@ -17,7 +17,7 @@ from ..norms import third_party
 from ..norms.norm_op import NormOp
 from ..norms.norm_table import DEFAULT, DOMAIN, OURS, STANDARD
 from ..storage.onnx_domains import default_domain_opset
-from .dims import Dims, is_invented_name
+from .dims import Dims, Types, is_invented_name
 from .exact_constants import ExactConstants
 from .linked_graph import LinkedGraph
 from .proto_queries import single_use_symbols
@@ -346,7 +346,7 @@ class FileGraph(LinkedGraph):
             return None
 
     @cached_property
-    def _inferred_types(self) -> dict[str, tuple[int | None, Dims | None]]:
+    def _inferred_types(self) -> Types:
         """onnx's own shape inference over a copy without the weights."""
         return infer_types(self.proto)
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import onnx
 
 from ..storage.proto_traversal import FunctionKey, attribute_graphs, function_key, functions_by_key, iter_subgraphs
+from .dims import Type, Types
 from .proto_queries import called_functions, own_functions
 from .region import RefusedError
 from .shape_inference import infer_types
-from .subgraphs import Subgraph, Type, Types, make_value_info
+from .subgraphs import Subgraph, make_value_info
 
 
 @dataclass
@@ -60,7 +61,7 @@ def _called_functions(proto: onnx.ModelProto) -> Iterator[tuple[onnx.FunctionPro
             model = _function_model(proto, defined, by_key[key], sites[key])
         except RefusedError as refusal:
             # what it gives to others is not known
-            _collect_call_sites(by_key[key].node, {}, by_key, sites)
+            _collect_call_sites(by_key[key].node, Types(), by_key, sites)
             yield by_key[key], refusal
         else:
             _collect_call_sites(model.graph.node, infer_types(model), by_key, sites)
@@ -77,11 +78,11 @@ def _collect_call_sites(
         key = function_key(node)
         if key in by_key:
             site = sites.setdefault(key, _CallSites())
-            site.inputs.append(tuple(types.get(name, (None, None)) for name in node.input))
+            site.inputs.append(tuple(types[name] for name in node.input))
             site.attributes.append({a.name: a for a in node.attribute})
         # what is given there is not known here
         for body in (g for a in node.attribute for g in attribute_graphs(a)):
-            _collect_call_sites(body.node, {}, by_key, sites)
+            _collect_call_sites(body.node, Types(), by_key, sites)
 
 
 def _order_callers_first(by_key: dict[FunctionKey, onnx.FunctionProto]) -> list[FunctionKey]:
@@ -134,7 +135,7 @@ def _function_model(
                 attribute.ParseFromString(given.pop() or b"")
     types = infer_types(model)
     for out in graph.output:
-        out.CopyFrom(make_value_info(out.name, *types.get(out.name, (None, None))))
+        out.CopyFrom(make_value_info(out.name, *types[out.name]))
     return model
 
 

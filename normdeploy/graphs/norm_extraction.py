@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from ..dtypes import is_float_dtype
-from .dims import Dims
+from .dims import Dims, Types
 from .local_functions import open_functions
 from .shape_inference import infer_types
 from .subgraphs import Subgraph, body_subgraphs, make_value_info
@@ -46,7 +46,7 @@ class NormExtractor:
         self.held = {t.name: t for t in model.graph.initializer}
 
     @cached_property
-    def tensor_types(self) -> dict[str, tuple[int | None, Dims | None]]:
+    def tensor_types(self) -> Types:
         return infer_types(self.model)
 
     @cached_property
@@ -93,7 +93,7 @@ class NormExtractor:
         for i, node in enumerate(nodes):
             graph.node.append(_rename_tensors(node, f"n{i}", names))
         ends = [o for n in nodes for o in n.output if o and o not in read and o not in self.constant_names]
-        graph.output.extend(make_value_info(names[o], *self.tensor_types.get(o, (None, None))) for o in ends)
+        graph.output.extend(make_value_info(names[o], *self.tensor_types[o]) for o in ends)
         if {n.domain for n in nodes} - {"", "ai.onnx"}:
             cut.functions.extend(self.model.functions)
         if graph.output:

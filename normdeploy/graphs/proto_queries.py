@@ -10,7 +10,7 @@ import onnx
 from ..errors import GraphError
 from ..norms.third_party import is_managed_op
 from ..storage.proto_traversal import FunctionKey, function_key, functions_by_key, iter_bodies, iter_subgraphs
-from .dims import Dims
+from .dims import Dims, Type
 
 # the first IR version in which an initializer need not be a graph input
 IR_OF_CONSTANTS = 4
@@ -57,7 +57,7 @@ def forget_dim_names(graph: onnx.GraphProto) -> None:
             dim.ClearField("dim_param")
 
 
-def value_info_type(v: onnx.ValueInfoProto) -> tuple[int | None, Dims | None]:
+def value_info_type(v: onnx.ValueInfoProto) -> Type:
     """Element type and shape that a value_info states, None for what it does not."""
     kind = v.type.tensor_type
     if not v.type.HasField("tensor_type"):

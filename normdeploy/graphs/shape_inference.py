@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from .dims import Dims
+from .dims import Dims, Types
 from .proto_queries import single_use_symbols, value_info_type
 
 # Inference of shapes and types reads the values of small integer constants only.
@@ -17,15 +17,14 @@ _INFERENCE_SIZE = 512
 _LONGEST = 2**20
 
 
-def infer_types(
-    proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = None
-) -> dict[str, tuple[int | None, Dims | None]]:
+def infer_types(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = None) -> Types:
     """Element type and shape of each tensor by onnx's own inference, over a copy without the weights.
 
     ``nodes``: those to look at in the place of the graph's, where it holds some that inference does not know.
     """
-    initializers = {t.name: (t.data_type, tuple(t.dims)) for t in proto.graph.initializer}
-    return initializers | stated_types(infer_graph(proto, nodes))
+    types = Types({t.name: (t.data_type, tuple(t.dims)) for t in proto.graph.initializer})
+    types.update(stated_types(infer_graph(proto, nodes)))
+    return types
 
 
 def infer_graph(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = None) -> onnx.GraphProto:
@@ -34,9 +33,9 @@ def infer_graph(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None =
     return _run_inference(skeleton, data_prop=_has_short_vectors(skeleton)).graph
 
 
-def stated_types(graph: onnx.GraphProto) -> dict[str, tuple[int | None, Dims | None]]:
+def stated_types(graph: onnx.GraphProto) -> Types:
     """Read element type and shape of what a graph, not its bodies, says of its tensors."""
-    return {v.name: value_info_type(v) for v in [*graph.value_info, *graph.output, *graph.input]}
+    return Types({v.name: value_info_type(v) for v in (*graph.value_info, *graph.output, *graph.input)})
 
 
 def _copy_skeleton(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto] | None = None) -> onnx.ModelProto:
@@ -142,11 +141,11 @@ def _find_contradictions(skeleton: onnx.ModelProto, *, data_prop: bool) -> list[
     except Exception:
         # Without inference nothing contradicts what is stated.
         return []
-    computed = {v.name: value_info_type(v) for v in (*result.value_info, *result.output)}
+    computed = Types({v.name: value_info_type(v) for v in (*result.value_info, *result.output)})
     found = []
     for value in (*skeleton.graph.value_info, *skeleton.graph.output):
         stated_type, stated = value_info_type(value)
-        inferred_type, inferred_dims = computed.get(value.name, (None, None))
+        inferred_type, inferred_dims = computed[value.name]
         if stated_type and inferred_type and stated_type != inferred_type:
             found.append(ShapeContradiction(value.name, stated, inferred_dims, stated_type, inferred_type))
         elif stated is not None and inferred_dims is not None and not _shapes_agree(stated, inferred_dims):

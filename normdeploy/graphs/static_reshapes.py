@@ -16,6 +16,7 @@ from onnx import numpy_helper
 from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import unique_name
 from .graph import Graph
+from .proto_queries import all_names
 from .shape_completion import integer_values, symbolic_shape
 from .symbolic_sizes import ONE, Size
 
@@ -41,26 +42,19 @@ def resolve_reshapes(proto: onnx.ModelProto) -> bool:
         data = symbolic_shape(graph, node.inputs[0])
         if operand is None and graph.is_constant(node.inputs[1]):
             operand = np.asarray(graph.value(node.inputs[1]))
-        if (
-            data is not None
-            and operand is not None
-            and operand.ndim == 1
-            and _keeps_shape(node.op, data, [Size.from_int(n) for n in operand.tolist()])
-        ):
-            idle.add(node.outputs[0].name)
-            continue
-        if operand is None or data is None or operand.ndim != 1 or graph.is_constant(node.inputs[1]):
+        if data is None or operand is None or operand.ndim != 1:
             continue
         asked = [Size.from_int(n) for n in operand.tolist()]
-        if node.op == "Reshape":
-            numbers = _reshape_operand(data, asked, graph.attrs(node).get("allowzero", 0))
-        else:
-            numbers = _expand_operand(data, asked)
-        if numbers is not None:
-            resolved[node.outputs[0].name] = numbers
-    taken = {t.name for t in proto.graph.initializer} | {
-        name for node in proto.graph.node for name in (*node.input, *node.output)
-    }
+        if _keeps_shape(node.op, data, asked):
+            idle.add(node.outputs[0].name)
+        elif not graph.is_constant(node.inputs[1]):
+            if node.op == "Reshape":
+                numbers = _reshape_operand(data, asked, graph.attrs(node).get("allowzero", 0))
+            else:
+                numbers = _expand_operand(data, asked)
+            if numbers is not None:
+                resolved[node.outputs[0].name] = numbers
+    taken = set(all_names(proto.graph))
     for node_proto in proto.graph.node:
         if node_proto.output and node_proto.output[0] in idle:
             node_proto.op_type = "Identity"

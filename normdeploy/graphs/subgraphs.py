@@ -18,13 +18,11 @@ import onnx
 
 from ..storage.onnx_domains import is_standard
 from ..storage.proto_traversal import FunctionKey, attribute_graphs, attribute_value, functions_by_key
-from .dims import Dims
+from .dims import Dims, Type, Types
 from .proto_queries import called_functions, captured_names, value_info_type
 from .shape_inference import infer_types
 
 # element type and shape, None where unknown
-Type = tuple[int | None, Dims | None]
-Types = Mapping[str, Type]
 
 
 @dataclass(frozen=True)
@@ -36,22 +34,30 @@ class Subgraph:
     put_back: Callable[[onnx.ModelProto], None]
 
 
+@dataclass(frozen=True)
+class _Surroundings:
+    """A graph as its bodies see it: the types of its tensors, its constants and the functions of its file."""
+
+    proto: onnx.ModelProto
+    types: Types
+    constants: Mapping[str, onnx.TensorProto]
+    functions: Mapping[FunctionKey, onnx.FunctionProto]
+
+
 def body_subgraphs(proto: onnx.ModelProto) -> Iterator[Subgraph]:
     """The bodies directly inside ``proto``'s graph (theirs are found when they are opened in turn); put back into
     ``proto`` itself."""
     holders = [n for n in proto.graph.node if any(attribute_graphs(a) for a in n.attribute)]
     if not holders:
         return
-    types = infer_types(proto)
-    constants = _constant_tensors(proto)
-    defined = functions_by_key(proto)
+    around = _Surroundings(proto, infer_types(proto), _constant_tensors(proto), functions_by_key(proto))
     for node in holders:
         for attribute in node.attribute:
             for i, body in enumerate(attribute_graphs(attribute)):
                 which = attribute.name + (f"[{i}]" if len(attribute.graphs) else "")
-                given = _body_input_types(proto, node, body, types, constants)
+                given = _body_input_types(around, node, body)
                 place = f"{which} of {node.op_type} {node.name or node.output[0]!r}"
-                yield _make_body_subgraph(proto, defined, body, place, types, constants, given)
+                yield _make_body_subgraph(around, body, place, given)
 
 
 def _constant_tensors(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
@@ -65,26 +71,23 @@ def _constant_tensors(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
     return constants
 
 
-def _make_body_subgraph(
-    proto: onnx.ModelProto,
-    defined: Mapping[FunctionKey, onnx.FunctionProto],
-    body: onnx.GraphProto,
-    place: str,
-    types: Types,
-    constants: Mapping[str, onnx.TensorProto],
-    given: Types,
-) -> Subgraph:
-    model = _body_model(proto, defined, body)
+def _make_body_subgraph(around: _Surroundings, body: onnx.GraphProto, place: str, given: Types) -> Subgraph:
+    model = onnx.ModelProto(
+        ir_version=around.proto.ir_version,
+        opset_import=around.proto.opset_import,
+        functions=called_functions(around.functions, body),
+    )
+    model.graph.CopyFrom(body)
     for i, stated in enumerate(body.input):
-        model.graph.input[i].CopyFrom(make_value_info(stated.name, *given.get(stated.name, (None, None))))
+        model.graph.input[i].CopyFrom(make_value_info(stated.name, *given[stated.name]))
     outside = _outer_names(body)
-    replaceable = {i.name for i in proto.graph.input}
+    replaceable = {i.name for i in around.proto.graph.input}
     for name in outside:
-        if name in constants:
-            model.graph.initializer.append(constants[name])
+        if name in around.constants:
+            model.graph.initializer.append(around.constants[name])
             model.graph.initializer[-1].name = name
-        if name not in constants or name in replaceable:
-            model.graph.input.append(make_value_info(name, *types.get(name, (None, None))))
+        if name not in around.constants or name in replaceable:
+            model.graph.input.append(make_value_info(name, *around.types[name]))
 
     def put_back(result: onnx.ModelProto) -> None:
         graph = result.graph
@@ -100,16 +103,6 @@ def _make_body_subgraph(
             getattr(body, field).extend(items)
 
     return Subgraph(place, model, put_back)
-
-
-def _body_model(
-    proto: onnx.ModelProto, defined: Mapping[FunctionKey, onnx.FunctionProto], body: onnx.GraphProto
-) -> onnx.ModelProto:
-    model = onnx.ModelProto(
-        ir_version=proto.ir_version, opset_import=proto.opset_import, functions=called_functions(defined, body)
-    )
-    model.graph.CopyFrom(body)
-    return model
 
 
 def _outer_names(body: onnx.GraphProto) -> list[str]:
@@ -144,16 +137,10 @@ def make_value_info(name: str, kind: int | None, dims: Dims | None) -> onnx.Valu
 # ------------------------------------------------------------------ inputs of a body
 
 
-def _body_input_types(
-    proto: onnx.ModelProto,
-    node: onnx.NodeProto,
-    body: onnx.GraphProto,
-    types: Types,
-    constants: Mapping[str, onnx.TensorProto],
-) -> Types:
+def _body_input_types(around: _Surroundings, node: onnx.NodeProto, body: onnx.GraphProto) -> Types:
     """What the inputs of a body are: as stated there, else as the node's own inputs tell."""
-    stated = {i.name: value_info_type(i) for i in body.input}
-    outer = [types.get(name, (None, None)) for name in node.input]
+    stated = Types({i.name: value_info_type(i) for i in body.input})
+    outer = [around.types[name] for name in node.input]
     inputs = [i.name for i in body.input]
     known_types: dict[str, Type] = {}
     if node.op_type == "Loop":
@@ -174,7 +161,7 @@ def _body_input_types(
         known, shape = stated[name]
         known_types[name] = (known or kind, dims if shape is None else shape)
     free = {n: out for n, out in carried.items() if stated[n][1] is None}
-    return _drop_variant_shapes(proto, body, {**stated, **known_types}, free, types, constants)
+    return _drop_variant_shapes(around, body, Types({**stated, **known_types}), free)
 
 
 def _drop_axis(scanned: Type, axis: int) -> Type:
@@ -183,22 +170,12 @@ def _drop_axis(scanned: Type, axis: int) -> Type:
 
 
 def _drop_variant_shapes(
-    proto: onnx.ModelProto,
-    body: onnx.GraphProto,
-    given: dict[str, Type],
-    carried: Mapping[str, str],
-    types: Types,
-    constants: Mapping[str, onnx.TensorProto],
+    around: _Surroundings, body: onnx.GraphProto, given: Types, carried: Mapping[str, str]
 ) -> Types:
     """``given`` without the shapes of carried tensors that an iteration may change."""
-    defined = functions_by_key(proto)
     while any(given[name][1] is not None for name in carried):
-        after = infer_types(_make_body_subgraph(proto, defined, body, "", types, constants, given).model)
-        changed = [
-            n
-            for n, out in carried.items()
-            if given[n][1] is not None and after.get(out, (None, None))[1] != given[n][1]
-        ]
+        after = infer_types(_make_body_subgraph(around, body, "", given).model)
+        changed = [n for n, out in carried.items() if given[n][1] is not None and after[out][1] != given[n][1]]
         if not changed:
             break
         for name in changed:

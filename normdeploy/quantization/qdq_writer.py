@@ -118,7 +118,7 @@ def write_quantized(
     out = copy_model(proto)
     graph = out.graph
     work = _QdqWriter(graph, {t.name: t for t in graph.initializer}, all_names(graph))
-    nodes: list[onnx.NodeProto] = []
+    nodes = work.nodes
     shared = {t: step for t, (layer, step) in (results or {}).items() if layer in plans}
     renamed: dict[str, str] = {}
     for node in graph.node:
@@ -126,18 +126,18 @@ def write_quantized(
             node.input[i] = renamed.get(name, name)
         plan = plans.get(node.output[0]) if node.output else None
         if plan is not None and plan.dynamic:
-            nodes += work.write_dynamic(node, plan)
+            work.write_dynamic(node, plan)
             continue
         if plan is not None:
             if plan.shift is not None:
                 renamed[plan.shift.bias] = work.write_corrected_bias(node, plan, plan.shift)
                 for i, name in enumerate(node.input):
                     node.input[i] = renamed.get(name, name)
-            work.write_layer(node, plan, nodes, bias)
+            work.write_layer(node, plan, bias)
         nodes.append(node)
         for name in node.output:
             if name in shared:
-                renamed[name] = work.write_quantize_dequantize(name, shared[name], nodes)
+                renamed[name] = work.write_quantize_dequantize(name, shared[name])
                 work.done.add(renamed[name])
     del graph.node[:]
     graph.node.extend(nodes)
@@ -151,12 +151,15 @@ def write_quantized(
 
 
 class _QdqWriter:
-    """Makes names, constants and pairs; each once."""
+    """Makes names, constants and pairs, each once; ``nodes`` grows."""
 
     def __init__(self, graph: onnx.GraphProto, weights: dict[str, TensorProto], taken: Iterable[str]) -> None:
         self.weights, self.taken = weights, set(taken)
+        self.nodes: list[onnx.NodeProto] = []
         self.made: list[TensorProto] = []
         self._pairs: dict[object, str] = {}
+        # of an input quantized each time, and of a weight without its DequantizeLinear
+        self._parts: dict[tuple[str, str], list[str]] = {}
         # what comes out of pairs for all readers
         self.done: set[str] = set()
         # the channels that each leaves out
@@ -176,19 +179,19 @@ class _QdqWriter:
         self.made.append(_make_initializer(made, values, kind))
         return made
 
-    def write_layer(self, node: onnx.NodeProto, plan: LayerPlan, nodes: list[onnx.NodeProto], bias: bool) -> None:
+    def write_layer(self, node: onnx.NodeProto, plan: LayerPlan, bias: bool) -> None:
         weight = node.input[plan.weight]
         key = ("weight", weight, plan.form.name, plan.axis, plan.block)
         q, scales = self.quantize_weight(weight, plan)
         if key not in self._pairs:
-            self._pairs[key] = self.write_dequantize(weight, q, scales, plan, nodes)
+            self._pairs[key] = self.write_dequantize(weight, q, scales, plan)
         node.input[plan.weight] = self._pairs[key]
         if plan.step is None:
             return
         if node.input[plan.data] not in self.done:
-            node.input[plan.data] = self.write_quantize_dequantize(node.input[plan.data], plan.step, nodes)
+            node.input[plan.data] = self.write_quantize_dequantize(node.input[plan.data], plan.step)
         if bias and len(node.input) > 2 and node.input[2] in self.weights and plan.form.is_integer:
-            self.write_quantized_bias(node, plan, scales, nodes)
+            self.write_quantized_bias(node, plan, scales)
 
     def quantize_weight(self, weight: str, plan: LayerPlan) -> tuple[np.ndarray, np.ndarray]:
         """Its codes and its scales."""
@@ -213,9 +216,7 @@ class _QdqWriter:
         self.recentred_biases[made] = np.flatnonzero(shift.offset == 0).tolist()
         return made
 
-    def write_dequantize(
-        self, name: str, q: np.ndarray, scales: np.ndarray, plan: LayerPlan, nodes: list[onnx.NodeProto]
-    ) -> str:
+    def write_dequantize(self, name: str, q: np.ndarray, scales: np.ndarray, plan: LayerPlan) -> str:
         form = plan.form
         inputs = [
             self.add_constant(f"{name}_{form.name}", q, form.onnx),
@@ -226,10 +227,10 @@ class _QdqWriter:
         if plan.block:
             attributes["block_size"] = plan.block
         out = self.fresh_name(f"{name}_dequantized")
-        nodes.append(helper.make_node("DequantizeLinear", inputs, [out], name=out, **attributes))
+        self.nodes.append(helper.make_node("DequantizeLinear", inputs, [out], name=out, **attributes))
         return out
 
-    def write_quantize_dequantize(self, name: str, step: ScaleZeroPoint, nodes: list[onnx.NodeProto]) -> str:
+    def write_quantize_dequantize(self, name: str, step: ScaleZeroPoint) -> str:
         key = ("input", name, step)
         if key not in self._pairs:
             ends = [
@@ -238,41 +239,37 @@ class _QdqWriter:
             ]
             q = self.fresh_name(f"{name}_{step.format.name}")
             out = self.fresh_name(f"{name}_dequantized")
-            nodes.append(helper.make_node("QuantizeLinear", [name, *ends], [q], name=q))
-            nodes.append(helper.make_node("DequantizeLinear", [q, *ends], [out], name=out))
+            self.nodes.append(helper.make_node("QuantizeLinear", [name, *ends], [q], name=q))
+            self.nodes.append(helper.make_node("DequantizeLinear", [q, *ends], [out], name=out))
             self._pairs[key] = out
         return self._pairs[key]
 
-    def write_dynamic(self, node: onnx.NodeProto, plan: LayerPlan) -> list[onnx.NodeProto]:
+    def write_dynamic(self, node: onnx.NodeProto, plan: LayerPlan) -> None:
         """A MatMul as DynamicQuantizeLinear and MatMulInteger, whose sums are scaled: the nodes that onnxruntime joins
         (ONNX operator schemas DynamicQuantizeLinear-11, MatMulInteger-10)."""
-        nodes: list[onnx.NodeProto] = []
         name = node.input[plan.data]
         weight = node.input[plan.weight]
-        if ("dynamic", name) not in self._pairs:
+        if ("dynamic", name) not in self._parts:
             made = [self.fresh_name(f"{name}_{part}") for part in ("uint8", "scale", "zero_point")]
-            nodes.append(helper.make_node("DynamicQuantizeLinear", [name], made, name=made[0]))
-            self._pairs["dynamic", name] = "\n".join(made)
-        x, scale, zero_point = self._pairs["dynamic", name].split("\n")
-        if ("integers", weight) not in self._pairs:
+            self.nodes.append(helper.make_node("DynamicQuantizeLinear", [name], made, name=made[0]))
+            self._parts["dynamic", name] = made
+        x, scale, zero_point = self._parts["dynamic", name]
+        if ("integers", weight) not in self._parts:
             q, scales = self.quantize_weight(weight, plan)
-            parts = [
+            self._parts["integers", weight] = [
                 self.add_constant(f"{weight}_{plan.form.name}", q, plan.form.onnx),
                 self.add_constant(f"{weight}_scale", scales, TensorProto.FLOAT),
             ]
-            self._pairs["integers", weight] = "\n".join(parts)
-        q_name, w_scale = self._pairs["integers", weight].split("\n")
+        q_name, w_scale = self._parts["integers", weight]
         sums, cast, both = (self.fresh_name(f"{node.output[0]}_{part}") for part in ("sums", "float", "scale"))
-        nodes.append(helper.make_node("MatMulInteger", [x, q_name, zero_point], [sums], name=sums))
-        nodes.append(helper.make_node("Cast", [sums], [cast], name=cast, to=TensorProto.FLOAT))
-        nodes.append(helper.make_node("Mul", [scale, w_scale], [both], name=both))
+        self.nodes.append(helper.make_node("MatMulInteger", [x, q_name, zero_point], [sums], name=sums))
+        self.nodes.append(helper.make_node("Cast", [sums], [cast], name=cast, to=TensorProto.FLOAT))
+        self.nodes.append(helper.make_node("Mul", [scale, w_scale], [both], name=both))
         last = helper.make_node("Mul", [cast, both], [node.output[0]], name=node.name)
         last.metadata_props.extend(node.metadata_props)
-        return [*nodes, last]
+        self.nodes.append(last)
 
-    def write_quantized_bias(
-        self, node: onnx.NodeProto, plan: LayerPlan, scales: np.ndarray, nodes: list[onnx.NodeProto]
-    ) -> None:
+    def write_quantized_bias(self, node: onnx.NodeProto, plan: LayerPlan, scales: np.ndarray) -> None:
         """The bias in steps of input times weight, which is what the integer product counts in."""
         assert plan.step is not None
         b = numpy_helper.to_array(self.weights[node.input[2]])
@@ -291,7 +288,7 @@ class _QdqWriter:
             self.add_constant(f"{node.input[2]}_zero_point", np.zeros(step.shape, np.int32), TensorProto.INT32),
         ]
         out = self.fresh_name(f"{node.input[2]}_dequantized")
-        nodes.append(helper.make_node("DequantizeLinear", inputs, [out], name=out, axis=0))
+        self.nodes.append(helper.make_node("DequantizeLinear", inputs, [out], name=out, axis=0))
         node.input[2] = out
 
 

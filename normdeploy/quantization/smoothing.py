@@ -65,6 +65,41 @@ class LayerGroup:
     free: bool = False
 
 
+@dataclass(frozen=True)
+class LayerFormats:
+    """What a layer's input, None where it stays, and weight are quantized to; ``block``: input channels that share a
+    scale of the weight, 0: each output channel has its own."""
+
+    activation: CodeFormat | None
+    weight: CodeFormat
+    block: int = 0
+
+
+@dataclass(frozen=True)
+class SeenRows:
+    """Rows of a layer's input, what its channels reach, and the length of each row's product as it is, by which its
+    error counts: the norm behind brings all rows to one, and of some tokens a channel is a hundred times as large as of
+    the others (Sun et al., Massive Activations, arXiv 2402.17762)."""
+
+    rows: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    lengths: np.ndarray
+
+    def divided(self, s: np.ndarray, c: np.ndarray) -> SeenRows:
+        """(x − c)/s."""
+        return SeenRows((self.rows - c) / s, (self.low - c) / s, (self.high - c) / s, self.lengths)
+
+    def crossed(self, first: slice, second: slice) -> list[SeenRows]:
+        """All, and each half with what the channels of the other reach: values that calibration did not see must not
+        be cut off."""
+        parts = [self]
+        for seen, judged in ((first, second), (second, first)):
+            x = self.rows[seen]
+            parts.append(SeenRows(self.rows[judged], x.min(0), x.max(0), self.lengths[judged]))
+        return parts
+
+
 def choose_condition(
     group: LayerGroup, seen: ActivationStats, activation: CodeFormat | None, weight: CodeFormat, block: int = 0
 ) -> InputCondition | None:
@@ -85,21 +120,23 @@ def choose_condition(
         return None
     if len(rows) < _FEWEST:
         return None
+    formats = LayerFormats(activation, weight, block)
     counted = activation is not None and activation.is_integer and not block
-    if activation is not None and counted and activation.low < 0 and not group.free:
-        return _condition_by_ranges(rows, low, high, w, activation, weight)
-    tried = expected_error if counted else _rounding_error
-    rows = rows if counted else rows[:: max(1, len(rows) // _SIMULATED)]
-    lengths = row_lengths(rows @ w)
-    form = (activation, weight, block)
-    shifts = ("", "middle") if activation is not None and activation.low < 0 and not group.free else ("",)
-    halves = [(rows[i::2], rows[1 - i :: 2], lengths[1 - i :: 2]) for i in (0, 1)]
+    shiftable = activation is not None and activation.low < 0 and not group.free
+    if not counted:
+        rows = rows[:: max(1, len(rows) // _SIMULATED)]
+    known = SeenRows(rows, low, high, row_lengths(rows @ w))
+    if counted and shiftable:
+        return _condition_by_ranges(known, w, formats)
+    shifts = ("", "middle") if shiftable else ("",)
+    parts = known.crossed(slice(0, None, 2), slice(1, None, 2))
 
     def candidate_error(shift: str, alpha: float | None) -> float:
-        """Of all rows with the range of all, and of each half with the range of the other: values that calibration did
-        not see must not be cut off."""
-        errors = [tried(rows, lengths, (low, high), w, shift, alpha, form, group.free)]
-        errors += [tried(y, n, (x.min(0), x.max(0)), w, shift, alpha, form, group.free) for x, y, n in halves]
+        errors = []
+        for part in parts:
+            s, c = _smoothing_factors_and_shift(part.low, part.high, w, shift, alpha, group.free)
+            measure = expected_error if counted else relative_error
+            errors.append(measure(part.divided(s, c), w * s[:, None], formats))
         return float(np.sqrt(np.mean(np.square(errors))))
 
     choices = [(shift, alpha) for shift in shifts for alpha in (None, *ALPHAS)]
@@ -125,20 +162,16 @@ def undo_affine(
     return np.where(shown, rows, 0.0), np.where(shown, low, -bound), np.where(shown, high, bound)
 
 
-def _condition_by_ranges(
-    rows: np.ndarray, low: np.ndarray, high: np.ndarray, w: np.ndarray, activation: CodeFormat, weight: CodeFormat
-) -> InputCondition | None:
+def _condition_by_ranges(known: SeenRows, w: np.ndarray, formats: LayerFormats) -> InputCondition | None:
     """A range of its own for each channel, where that takes away a quarter of the error.
 
     Each half of the samples is rounded and multiplied with the ranges that the other half gives.
     """
-    lengths = row_lengths(rows @ w)
-    middle = len(rows) // 2
-    halves = ((rows[:middle], rows[middle:], lengths[middle:]), (rows[middle:], rows[:middle], lengths[:middle]))
-    parts = [(rows, low, high, lengths)] + [(y, x.min(0), x.max(0), n) for x, y, n in halves]
+    middle = len(known.rows) // 2
+    parts = known.crossed(slice(middle), slice(middle, None))
 
     def choice_error(choice: Choice) -> float:
-        return float(np.mean([_range_error(x, a, b, n, w, choice, (activation, weight)) for x, a, b, n in parts]))
+        return float(np.mean([_range_error(part, w, choice, formats) for part in parts]))
 
     wide: list[Choice] = [None, *((least, room) for least in _LEAST for room in _ROOMS)]
     errors = {choice: choice_error(choice) for choice in (*wide, *_FEW_ALPHAS)}
@@ -149,9 +182,9 @@ def _condition_by_ranges(
         best = narrow
     if best is None or np.sqrt(errors[best]) >= _WORTH[False] * np.sqrt(errors[None]):
         return None
-    s, c, reach = _factors_and_shifts(low, high, w, best, activation)
+    s, c, reach = _factors_and_shifts(known, w, best, formats)
     alpha = best if isinstance(best, float) else None
-    return InputCondition(s, c if c.any() else None, "smooth", alpha, reach, _is_nearer_to_zero(rows, c))
+    return InputCondition(s, c if c.any() else None, "smooth", alpha, reach, _is_nearer_to_zero(known.rows, c))
 
 
 def _is_nearer_to_zero(rows: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -159,29 +192,25 @@ def _is_nearer_to_zero(rows: np.ndarray, c: np.ndarray) -> np.ndarray:
     return np.asarray((rows**2).mean(0) <= ((rows - c) ** 2).mean(0))
 
 
-def _range_error(
-    rows: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    lengths: np.ndarray,
-    w: np.ndarray,
-    choice: Choice,
-    form: tuple[CodeFormat, CodeFormat],
-) -> float:
+def _range_error(part: SeenRows, w: np.ndarray, choice: Choice, formats: LayerFormats) -> float:
     """The mean square of the products' error, that of the rounded inputs as it is and that of the weights expected."""
-    activation, weight = form
-    s, c, reach = _factors_and_shifts(low, high, w, choice, activation)
-    z = ((rows - c) / s).astype(np.float32)
-    off = quantize_dequantize(z, step_for_range(-reach, reach, activation)) - z
+    assert formats.activation is not None
+    s, c, reach = _factors_and_shifts(part, w, choice, formats)
+    z = ((part.rows - c) / s).astype(np.float32)
+    off = quantize_dequantize(z, step_for_range(-reach, reach, formats.activation)) - z
     wide = (w * s[:, None]).astype(np.float32)
-    return float(np.mean(((off @ wide) ** 2).sum(1) / lengths**2)) + _weight_error(z, wide, 1 / lengths**2, weight)
+    share = 1 / part.lengths**2
+    rounded = float(np.mean(((off @ wide) ** 2).sum(1) / part.lengths**2))
+    return rounded + _weight_error(z, wide, share, formats.weight)
 
 
 def _factors_and_shifts(
-    low: np.ndarray, high: np.ndarray, w: np.ndarray, choice: Choice, activation: CodeFormat
+    known: SeenRows, w: np.ndarray, choice: Choice, formats: LayerFormats
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Factors, shifts and reach: those of `factors_from_ranges`, of an alpha (a channel that is never on, with large
     weights, needs one), or none."""
+    activation, low, high = formats.activation, known.low, known.high
+    assert activation is not None
     if isinstance(choice, tuple):
         return factors_from_ranges(low, high, *choice, activation)
     s, c = _smoothing_factors_and_shift(low, high, w, "" if choice is None else "middle", choice, False)
@@ -218,49 +247,22 @@ def factors_from_ranges(
     return s, _align_shifts_to_codes(middle, s, reach, activation), reach
 
 
-def _rounding_error(
-    rows: np.ndarray,
-    lengths: np.ndarray,
-    ends: tuple[np.ndarray, np.ndarray],
-    w: np.ndarray,
-    shift: str,
-    alpha: float | None,
-    form: tuple[CodeFormat | None, CodeFormat, int],
-    coarse: bool,
-) -> float:
-    """The error of ``rows`` with the factors and the range that the ``ends`` of the channels give."""
-    low, high = ends
-    s, c = _smoothing_factors_and_shift(low, high, w, shift, alpha, coarse)
-    return relative_error((rows - c) / s, w * s[:, None], (low - c) / s, (high - c) / s, form, lengths)
-
-
-def expected_error(
-    rows: np.ndarray,
-    lengths: np.ndarray,
-    ends: tuple[np.ndarray, np.ndarray],
-    w: np.ndarray,
-    shift: str,
-    alpha: float | None,
-    form: tuple[CodeFormat | None, CodeFormat, int],
-    coarse: bool,
-) -> float:
-    """As `_rounding_error` for integers, of which no product has to be rounded: rounding is a noise of step²/12 that
+def expected_error(part: SeenRows, w: np.ndarray, formats: LayerFormats) -> float:
+    """As `relative_error` for integers, of which no product has to be rounded: rounding is a noise of step²/12 that
     the other numbers know nothing of (Widrow, Kollar, Quantization Noise, 2008), and what lies beyond the range is cut
     off. The mean of the weights' errors is left out: GPTQ takes it away first, as all inputs have it in common."""
-    activation, weight, _ = form
+    activation = formats.activation
     assert activation is not None
-    s, c = _smoothing_factors_and_shift(*ends, w, shift, alpha, coarse)
-    low, high = ((end - c) / s for end in ends)
-    step = step_for_range(float(low.min()), float(high.max()), activation)
+    step = step_for_range(float(part.low.min()), float(part.high.max()), activation)
     first, last = ((code - step.zero_point) * step.scale for code in (activation.low, activation.high))
-    wide = (w * s[:, None]).astype(np.float32)
-    share = 1 / lengths**2
-    z = ((rows - c) / s).astype(np.float32)
+    wide = w.astype(np.float32)
+    share = 1 / part.lengths**2
+    z = part.rows.astype(np.float32)
     excess = z - np.clip(z, first - step.scale / 2, last + step.scale / 2)
     cut = excess.any(1)
-    clipped = float((share[cut] * ((excess[cut] @ wide) ** 2).sum(1)).sum()) / len(rows)
+    clipped = float((share[cut] * ((excess[cut] @ wide) ** 2).sum(1)).sum()) / len(z)
     noise = step.scale**2 / 12 * float((wide**2).sum(dtype=np.float64)) * float(share.mean())
-    return float(np.sqrt(clipped + noise + _weight_error(z, wide, share, weight)))
+    return float(np.sqrt(clipped + noise + _weight_error(z, wide, share, formats.weight)))
 
 
 def _weight_error(z: np.ndarray, w: np.ndarray, share: np.ndarray, weight: CodeFormat) -> float:
@@ -315,24 +317,13 @@ def row_lengths(products: np.ndarray) -> np.ndarray:
     return np.maximum(lengths, max(float(np.sqrt(np.mean(lengths**2))) * 2.0**-10, 1e-300))
 
 
-def relative_error(
-    rows: np.ndarray,
-    w: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    form: tuple[CodeFormat | None, CodeFormat, int],
-    lengths: np.ndarray,
-) -> float:
-    """The root of the mean over the rows of ‖x'·W' − x·W‖² / length², the range of x that of all channels.
-
-    ``form``: of activations, of weights, and the block. ``lengths``: of the products before any factor and shift. Each
-    row by its own length: the norm behind brings all rows to one, and of some tokens a channel is a hundred times as
-    large as of the others (Sun et al., Massive Activations, arXiv 2402.17762).
-    """
-    activation, weight, block = form
-    x = rows
-    if activation is not None:
-        step = step_for_range(float(low.min()), float(high.max()), activation)
-        x = quantize_dequantize(rows.astype(np.float32), step).astype(np.float64)
-    off = x @ quantize_dequantize_weight(w.astype(np.float32), 0 if block else 1, weight, block) - rows @ w
-    return float(np.sqrt(np.mean((np.linalg.norm(off, axis=1) / lengths) ** 2)))
+def relative_error(part: SeenRows, w: np.ndarray, formats: LayerFormats) -> float:
+    """The root of the mean over the rows of ‖x'·W' − x·W‖² / length², the range of x that of all channels."""
+    x = part.rows
+    block = formats.block
+    if formats.activation is not None:
+        step = step_for_range(float(part.low.min()), float(part.high.max()), formats.activation)
+        x = quantize_dequantize(x.astype(np.float32), step).astype(np.float64)
+    rounded = quantize_dequantize_weight(w.astype(np.float32), 0 if block else 1, formats.weight, block)
+    off = x @ rounded - part.rows @ w
+    return float(np.sqrt(np.mean((np.linalg.norm(off, axis=1) / part.lengths) ** 2)))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from normdeploy.quantization.number_formats import INT8, quantize_dequantize, quantize_dequantize_weight, step_for_range
-from normdeploy.quantization.smoothing import expected_error, row_lengths
+from normdeploy.quantization.smoothing import LayerFormats, SeenRows, expected_error, row_lengths
 from tests.quantization.test_gptq import inputs, weight
 
 
@@ -17,7 +17,7 @@ def test_the_formula_is_what_rounding_gives(share: float) -> None:
     x, w = inputs(5).astype(np.float64), weight().astype(np.float64)
     lengths = row_lengths(x @ w)
     low, high = x.min(0) * share, x.max(0) * share
-    told = expected_error(x, lengths, (low, high), w, "", None, (INT8, INT8, 0), False)
+    told = expected_error(SeenRows(x, low, high, lengths), w, LayerFormats(INT8, INT8))
     step = step_for_range(float(low.min()), float(high.max()), INT8)
     of_inputs = (quantize_dequantize(x.astype(np.float32), step) - x) @ w
     of_weights = (x - x.mean(0)) @ (quantize_dequantize_weight(w.astype(np.float32), 1, INT8) - w)
