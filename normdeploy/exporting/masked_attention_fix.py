@@ -20,6 +20,8 @@ product is guarded in the same way.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
@@ -55,13 +57,17 @@ def fix_hidden_rows(graph: ir.Graph) -> int:
             # else IsNaN would be one more that reads the weights
             test.producer().graph.remove(test.producer(), safe=True)  # type: ignore[union-attr, arg-type]
         count += 1
+    clamped: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
     for node in list(ir.traversal.RecursiveGraphIterator(graph)):
-        count += _fix_infinite_mask(node, factors)
+        count += _fix_infinite_mask(node, clamped)
     return count
 
 
-def _fix_infinite_mask(softmax: ir.Node, factors: dict[ir.Value, ir.Value]) -> int:
-    """Guard the product behind a softmax of scores plus a float mask that the graph writes −Inf into; 1 if it did."""
+def _fix_infinite_mask(softmax: ir.Node, clamped: dict[ir.Value, tuple[ir.Value, ir.Value]]) -> int:
+    """Guard the product behind a softmax of scores plus a float mask that the graph writes −Inf into; 1 if it did.
+
+    ``clamped``: mask -> what `_clamp_mask` made of it.
+    """
     if _op_type_of(softmax) != "Softmax" or not _is_from_attention(softmax):
         return 0
     scores = softmax.inputs[0].producer()  # type: ignore[union-attr]
@@ -72,10 +78,9 @@ def _fix_infinite_mask(softmax: ir.Node, factors: dict[ir.Value, ir.Value]) -> i
     if place is None or product is None or softmax.graph is not product.graph:
         return 0
     mask = scores.inputs[place]  # type: ignore[union-attr]
-    if mask not in factors:
-        factors[mask] = _clamp_mask(scores, mask)  # type: ignore[index, arg-type]
-    shown = factors[mask]  # type: ignore[index]
-    finite = shown.producer().inputs[0].producer().inputs[0].producer().inputs[0]  # type: ignore[union-attr]
+    if mask not in clamped:
+        clamped[mask] = _clamp_mask(scores, mask)  # type: ignore[index, arg-type]
+    finite, shown = clamped[mask]  # type: ignore[index]
     scores.replace_input_with(place, finite)  # type: ignore[union-attr]
     _multiply_visible_rows(product, softmax.outputs[0], shown)
     return 1
@@ -89,29 +94,42 @@ def _is_minus_infinity(value: ir.Value | None) -> bool:
     return _constant_number(value) == -np.inf
 
 
-def _clamp_mask(scores: ir.Node, mask: ir.Value) -> ir.Value:
-    """Write max(mask, lowest) in front of ``scores``, and whether each of its rows shows anything, as 1 or 0.
-
-    Returns:
-        the factor, made by Cast of Greater of ReduceMax of the finite mask.
-    """
+def _clamp_mask(scores: ir.Node, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Write max(mask, lowest) in front of ``scores``, and whether each of its rows shows anything, as 1 or 0."""
     assert scores.graph is not None
     low = np.asarray(np.finfo(np.float32).min, np.float32)
-    named = scores.name
-    lowest = ir.node("Constant", [], {"value": ir.tensor(low)}, name=f"{named}_lowest")
-    finite = ir.node("Max", [mask, lowest.outputs[0]], name=f"{named}_finite")
-    axes = ir.node("Constant", [], {"value": ir.tensor(np.array([-1]))}, name=f"{named}_axes")
-    half = ir.node("Constant", [], {"value": ir.tensor(np.asarray(low / 2, np.float32))}, name=f"{named}_half")
-    most = ir.node("ReduceMax", [finite.outputs[0], axes.outputs[0]], {"keepdims": 1}, name=f"{named}_most")
-    shown = ir.node("Greater", [most.outputs[0], half.outputs[0]], name=f"{named}_shown")
-    factor = ir.node("Cast", [shown.outputs[0]], {"to": ir.DataType.FLOAT}, name=f"{named}_factor")
-    finite.outputs[0].type = mask.type
-    finite.outputs[0].shape = mask.shape
-    nodes = [lowest, finite, axes, half, most, shown, factor]
-    for node in nodes:
-        node.metadata_props.update(scores.metadata_props)
+    lowest = _constant_node(low, f"{scores.name}_lowest")
+    finite = ir.node("Max", [mask, lowest.outputs[0]], name=f"{scores.name}_finite")
+    _copy_type(mask, finite.outputs[0])
+    tests = _row_tests(finite.outputs[0], low, scores.name)
+    factor = ir.node("Cast", tests[-1].outputs, {"to": ir.DataType.FLOAT}, name=f"{scores.name}_factor")
+    nodes = [lowest, finite, *tests, factor]
+    _copy_metadata(scores, nodes)
     scores.graph.insert_before(scores, nodes)
-    return factor.outputs[0]
+    return finite.outputs[0], factor.outputs[0]
+
+
+def _row_tests(mask: ir.Value, low: np.ndarray, name: str | None) -> list[ir.Node]:
+    """Nodes, the last of which says whether each row of ``mask``, [..., 1], shows anything: has more than the lowest
+    number ``low``."""
+    axes = _constant_node(np.array([-1]), f"{name}_axes")
+    half = _constant_node((low / 2).astype(low.dtype).reshape(()), f"{name}_half")
+    most = ir.node("ReduceMax", [mask, axes.outputs[0]], {"keepdims": 1}, name=f"{name}_most")
+    return [axes, half, most, ir.node("Greater", [most.outputs[0], half.outputs[0]], name=f"{name}_shown")]
+
+
+def _constant_node(value: np.ndarray, name: str) -> ir.Node:
+    return ir.node("Constant", [], {"value": ir.tensor(value)}, name=name)
+
+
+def _copy_metadata(source: ir.Node, nodes: Iterable[ir.Node]) -> None:
+    for node in nodes:
+        node.metadata_props.update(source.metadata_props)
+
+
+def _copy_type(source: ir.Value, value: ir.Value) -> None:
+    value.type = source.type
+    value.shape = source.shape
 
 
 def _is_hiding_mask(mask: ir.Value) -> bool:
@@ -168,16 +186,10 @@ def _any_row_visible(mask: ir.Value) -> ir.Value:
     assert made is not None
     assert made.graph is not None
     assert low is not None
-    axes = ir.node("Constant", [], {"value": ir.tensor(np.array([-1]))}, name=f"{made.name}_axes")
-    half = ir.node(
-        "Constant", [], {"value": ir.tensor((low / 2).astype(low.dtype).reshape(()))}, name=f"{made.name}_half"
-    )
-    most = ir.node("ReduceMax", [mask, axes.outputs[0]], {"keepdims": 1}, name=f"{made.name}_most")
-    shown = ir.node("Greater", [most.outputs[0], half.outputs[0]], name=f"{made.name}_shown")
-    for node in (axes, half, most, shown):
-        node.metadata_props.update(made.metadata_props)
-    made.graph.insert_after(made, [axes, half, most, shown])
-    return shown.outputs[0]
+    tests = _row_tests(mask, low, made.name)
+    _copy_metadata(made, tests)
+    made.graph.insert_after(made, tests)
+    return tests[-1].outputs[0]
 
 
 def _only_reading_product(guard: ir.Node) -> ir.Node | None:
@@ -200,7 +212,7 @@ def _cast_condition(shown: ir.Value, mask: ir.Value) -> ir.Value:
     assert made.graph is not None
     assert low is not None
     cast = ir.node("Cast", [shown], {"to": ir.DataType.from_numpy(low.dtype)}, name=f"{made.name}_factor")
-    cast.metadata_props.update(made.metadata_props)
+    _copy_metadata(made, [cast])
     made.graph.insert_after(made, [cast])
     return cast.outputs[0]
 
@@ -212,13 +224,10 @@ def _multiply_visible_rows(product: ir.Node, weights: ir.Value, factor: ir.Value
     every = ir.node("MatMul", [weights, product.inputs[1]], name=f"{product.name}_every_row")
     made = ir.node("Mul", [every.outputs[0], factor], name=product.name)
     every.outputs[0].name = f"{out.name}_every_row"
-    every.outputs[0].type = out.type
-    every.outputs[0].shape = out.shape
     made.outputs[0].name = out.name
-    made.outputs[0].type = out.type
-    made.outputs[0].shape = out.shape
     for node in (every, made):
-        node.metadata_props.update(product.metadata_props)
+        _copy_type(out, node.outputs[0])
+    _copy_metadata(product, (every, made))
     ir.convenience.replace_nodes_and_values(product.graph, product, [product], [every, made], [out], made.outputs)
 
 
