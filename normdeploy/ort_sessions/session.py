@@ -37,6 +37,7 @@ _NO_UNSIGNED = {"optimization.disable_specified_optimizers": "QDQS8ToU8Transform
 # onnxruntime 1.31 makes MatMulNBits of a DequantizeLinear of 2, 4 or 8 bits and the MatMul behind it. Its kernel rounds
 # the other operand to 8 bits by default, which no file asks for. With this entry it does not.
 FLOAT_OPERANDS = {"session.qdq_matmulnbits_accuracy_level": "1"}
+_QUANTIZERS = re.compile(rb"[Qq]uantizeLinear")
 # onnxruntime's severity: an exception says everything else better than its log
 _FATAL = 4
 # A file of onnxruntime's source, a line, and a function of C++ with the types that it takes.
@@ -191,15 +192,7 @@ def _unshare_quantizer_inputs(model: PathLike | bytes) -> bytes:
 
     Empty if all of them do already, or weights lie outside of the file.
     """
-    if isinstance(model, bytes):
-        content = model
-    else:
-        content = Path(model).read_bytes()
-    try:
-        proto = onnx.ModelProto.FromString(content)
-    except DecodeError:
-        # onnxruntime says what is wrong with it.
-        return b""
+    proto = _parse_model(model, _QUANTIZERS)
     tensors = {t.name: t for t in proto.graph.initializer if t.data_type == onnx.TensorProto.INT8}
     if any(t.data_location == onnx.TensorProto.EXTERNAL for t in proto.graph.initializer):
         return b""
@@ -224,14 +217,7 @@ def _unshare_quantizer_inputs(model: PathLike | bytes) -> bytes:
 def rounds_float_operands(path: PathLike) -> bool:
     """Return whether a MatMul of a file reads floats and a constant that a DequantizeLinear makes, so that
     `FLOAT_OPERANDS` may change its result."""
-    content = Path(path).read_bytes()
-    if b"DequantizeLinear" not in content or b"MatMul" not in content:
-        return False
-    try:
-        graph = onnx.ModelProto.FromString(content).graph
-    except DecodeError:
-        # onnxruntime says what is wrong with it.
-        return False
+    graph = _parse_model(path, _QUANTIZERS).graph
     constants = {tensor.name for tensor in graph.initializer}
     dequantized = [node for node in graph.node if node.op_type == "DequantizeLinear"]
     weights = {node.output[0] for node in dequantized if node.input[0] in constants}
@@ -281,18 +267,10 @@ class _CrashRisks:
 
 def _read_crash_risks(model: PathLike | bytes) -> _CrashRisks:
     """Return the risks of a file or of bytes; none if they hold no model."""
-    if isinstance(model, bytes):
-        content = model
-    else:
-        content = Path(model).read_bytes()
     if REHEARSE_ALL in os.environ:
         return _CrashRisks(unknown=True)
-    if not MENTIONS.search(content):
-        return _CrashRisks()
-    try:
-        proto = onnx.ModelProto.FromString(content)
-    except DecodeError:
-        # onnxruntime says what is wrong with it.
+    proto = _parse_model(model, MENTIONS)
+    if not proto.graph.node:
         return _CrashRisks()
     return _CrashRisks(find_crash_risks(proto), find_empty_input_risks(proto))
 
@@ -303,19 +281,20 @@ def _lacks_zero_points(model: PathLike | bytes) -> bool:
     onnxruntime 1.31 with `EXACT_INTEGERS` gives its int8 weight a zero point that is one number, and then refuses to
     run the node, which asks for one for each scale.
     """
-    if isinstance(model, bytes):
-        content = model
-    else:
-        content = Path(model).read_bytes()
-    if b"DequantizeLinear" not in content:
-        return False
-    try:
-        graph = onnx.ModelProto.FromString(content).graph
-    except DecodeError:
-        # onnxruntime says what is wrong with it.
-        return False
+    graph = _parse_model(model, _QUANTIZERS).graph
     scalars = {tensor.name for tensor in graph.initializer if not tensor.dims}
     return any(
         node.op_type == "DequantizeLinear" and not any(node.input[2:]) and node.input[1] not in scalars
         for node in graph.node
     )
+
+
+def _parse_model(model: PathLike | bytes, mentions: re.Pattern[bytes]) -> onnx.ModelProto:
+    """The model; an empty one where none of ``mentions`` is in it, or it is none, of which onnxruntime says what is
+    wrong."""
+    content = model if isinstance(model, bytes) else Path(model).read_bytes()
+    proto = onnx.ModelProto()
+    if mentions.search(content):
+        with contextlib.suppress(DecodeError):
+            proto = onnx.ModelProto.FromString(content)
+    return proto

@@ -14,17 +14,16 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx
 import onnxruntime as ort
 
-from .session import open_session
+from .session import open_session, to_ort
 
 
 def main() -> None:
     """Answer requests until standard input ends."""
     opening = _read_request()
     model = sys.stdin.buffer.read(opening["model"]) or opening["path"]
-    held = {name: _make_ort_value(_read_array()) for name in opening["initializers"]}
+    held = {name: to_ort(_read_array()) for name in opening["initializers"]}
     session = None
     # A refusal is met by the parent, too.
     with contextlib.suppress(Exception):
@@ -50,7 +49,7 @@ def _run_session(session: ort.InferenceSession, feeds: dict[str, np.ndarray]) ->
     if any(array.dtype.kind == "U" for array in feeds.values()):
         session.run(None, feeds)
     else:
-        session.run_with_ort_values(None, {name: _make_ort_value(array) for name, array in feeds.items()})
+        session.run_with_ort_values(None, {name: to_ort(array) for name, array in feeds.items()})
 
 
 def _read_request() -> dict[str, Any]:
@@ -70,12 +69,6 @@ def _read_array() -> np.ndarray:
     own = getattr(ml_dtypes, told["dtype"], None)
     flat = np.frombuffer(sys.stdin.buffer.read(told["bytes"]), np.dtype(own or told["dtype"]))
     return flat.reshape(told["shape"])
-
-
-def _make_ort_value(array: np.ndarray) -> ort.OrtValue:
-    if array.dtype == ml_dtypes.bfloat16:
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
-    return ort.OrtValue.ortvalue_from_numpy(array)
 
 
 if __name__ == "__main__":

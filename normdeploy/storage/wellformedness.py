@@ -13,7 +13,7 @@ from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from ..errors import GraphError
 from .attribute_checks import require_attributes
-from .proto_traversal import function_key, functions_by_key, iter_subgraphs, nodes_with_bodies
+from .proto_traversal import FunctionKey, function_key, functions_by_key, iter_subgraphs, nodes_with_bodies
 from .sparse_tensors import require_small_sparse_tensors
 from .weight_serialization import element_bits
 
@@ -36,9 +36,6 @@ _ENDLESS = 2**63 - 1
 _MOST_ROUNDS = 2**32
 # as far as nodes are counted: the sum may be as long as the file
 _COUNTED = 2**62
-
-# domain, name, overload
-Function = tuple[str, str, str]
 
 
 def require_wellformed(
@@ -180,7 +177,7 @@ def _require_bounded_calls(proto: onnx.ModelProto) -> None:
         _require_matching_arity(body, functions)
     called = {key: list(_iter_function_calls(f, functions)) for key, f in functions.items()}
     size = {key: sum(1 for _ in nodes_with_bodies(f.node)) for key, f in functions.items()}
-    done: dict[Function, int] = {}
+    done: dict[FunctionKey, int] = {}
     for first in functions:
         path = [(first, iter(called[first]))] if first not in done else []
         open_ = {first}
@@ -208,7 +205,7 @@ def _require_bounded_calls(proto: onnx.ModelProto) -> None:
 
 
 def _require_matching_arity(
-    body: onnx.GraphProto | onnx.FunctionProto, functions: dict[Function, onnx.FunctionProto]
+    body: onnx.GraphProto | onnx.FunctionProto, functions: dict[FunctionKey, onnx.FunctionProto]
 ) -> None:
     for node in nodes_with_bodies(body.node):
         f = functions.get(function_key(node))
@@ -219,8 +216,8 @@ def _require_matching_arity(
 
 
 def _iter_function_calls(
-    body: onnx.GraphProto | onnx.FunctionProto, functions: dict[Function, onnx.FunctionProto]
-) -> Iterator[Function]:
+    body: onnx.GraphProto | onnx.FunctionProto, functions: dict[FunctionKey, onnx.FunctionProto]
+) -> Iterator[FunctionKey]:
     keys = map(function_key, nodes_with_bodies(body.node))
     return (key for key in keys if key in functions)
 
