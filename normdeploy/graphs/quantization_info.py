@@ -16,7 +16,7 @@ from ..evaluate.quantize_ops import TABLE, TYPES, finite_limits
 from ..findings.records import QuantizedLayer
 from ..norms.norm_table import DOMAIN, OURS
 from ..storage.onnx_domains import is_standard
-from ..storage.proto_traversal import attribute_graphs, attribute_values, iter_bodies
+from ..storage.proto_traversal import attribute_graphs, attribute_values, iter_bodies, metadata_text
 from ..storage.shared_weights import tensor_array
 from .proto_queries import module_path
 
@@ -105,7 +105,7 @@ def read_recorded_biases(proto: onnx.ModelProto) -> dict[str, list[int]]:
     each with the input channels of which it does not, where the file records them; {} of any other file: nothing in it
     tells them from those that take it back by the weight as it was."""
     try:
-        told = json.loads(next((p.value for p in proto.metadata_props if p.key == RECENTRED), "{}"))
+        told = json.loads(metadata_text(proto, RECENTRED) or "{}")
     except ValueError:
         return {}
     told = told if isinstance(told, dict) else {}
@@ -113,7 +113,7 @@ def read_recorded_biases(proto: onnx.ModelProto) -> dict[str, list[int]]:
 
 
 def _read_record(proto: onnx.ModelProto) -> Any:
-    return json.loads(next((p.value for p in proto.metadata_props if p.key == RECORD), ""))
+    return json.loads(metadata_text(proto, RECORD))
 
 
 def quantization_parameters(proto: onnx.ModelProto) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from ..errors import InputError
 from ..model import Dim
@@ -57,15 +58,25 @@ def narrow_ranges(message: str, wishes: InputRequest, conditions: TracedConditio
                 "give them one"
                 " name"
             )
-        low, high, step, offset = _parse_range_fix(fix, fixes)
-        if name in dims and low is not None:
-            steps |= step > 1
-            dims[name] = _fit_dim_to_range(dims[name], low, high, step, offset, name in wishes.stated, conditions)
+        taken = _parse_range_fix(fix, fixes)
+        if name in dims and taken is not None:
+            steps |= taken.step > 1
+            dims[name] = _fit_dim_to_range(dims[name], taken, name in wishes.stated, conditions)
     return wishes.with_dims(dims), steps
 
 
-def _parse_range_fix(fix: str, fixes: Mapping[str, str]) -> tuple[int | None, int | None, int, int]:
-    """(min, max, step, offset) of one suggested fix; the min is None where it can't be read."""
+@dataclass(frozen=True)
+class _TakenSizes:
+    """Those that torch says the model takes: step·n + offset from ``low`` to ``high``, None is any."""
+
+    low: int
+    high: int | None
+    step: int
+    offset: int
+
+
+def _parse_range_fix(fix: str, fixes: Mapping[str, str]) -> _TakenSizes | None:
+    """The sizes of one suggested fix; None where it can't be read."""
     step = 1
     offset = 0
     if match := _STEPS.fullmatch(fix):
@@ -73,20 +84,18 @@ def _parse_range_fix(fix: str, fixes: Mapping[str, str]) -> tuple[int | None, in
         offset = int(match["offset"] or 0)
         fix = fixes.get(match["root"], "")
     if not (match := _RANGE.fullmatch(fix)):
-        return None, None, 1, 0
+        return None
     high = int(match["max"]) * step + offset if match["max"] else None
-    return int(match["min"] or 1) * step + offset, high, step, offset
+    return _TakenSizes(int(match["min"] or 1) * step + offset, high, step, offset)
 
 
-def _fit_dim_to_range(
-    wished: Dim, low: int, high: int | None, step: int, offset: int, stated: bool, conditions: TracedConditions
-) -> Dim:
-    high = wished.max if high is None else min(high, wished.max)
-    sizes = range(low + max(0, -(-(wished.min - low) // step)) * step, high + 1, step)
-    if step > 1:
-        kind = f"multiples of {step}{f' plus {offset}' if offset else ''} "
-    else:
-        kind = ""
+def _fit_dim_to_range(wished: Dim, taken: _TakenSizes, stated: bool, conditions: TracedConditions) -> Dim:
+    low = taken.low
+    high = wished.max if taken.high is None else min(taken.high, wished.max)
+    sizes = range(low + max(0, -(-(wished.min - low) // taken.step)) * taken.step, high + 1, taken.step)
+    kind = ""
+    if taken.step > 1:
+        kind = f"multiples of {taken.step}{f' plus {taken.offset}' if taken.offset else ''} "
     outside = sorted({wished.min, wished.opt, wished.max} - set(sizes))
     if not sizes or (stated and outside):
         where = next(

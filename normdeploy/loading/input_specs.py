@@ -3,7 +3,7 @@ take."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ def build_input_specs(
         name: _derive_range(name, symbols, program, wishes, fresh, limits.sizes) for name, symbols in singles.items()
     }
     dims = {name: dim for name, (dim, _) in ranged.items()}
-    dims = _fit_ranges_to_guards(dims, sums, guards, tensors, shapes, constants, wishes)
+    dims = _fit_ranges_to_guards(dims, _guard_finder(guards, tensors, shapes, constants, sums), wishes.stated)
     dims |= {name: dim.with_ranges_of(dims) for name, dim in sums.items()}
     specs = tuple(
         _build_input_spec(
@@ -221,16 +221,14 @@ def _derive_range(
     return Dim(name, max(low, wished.min), min(max(low, wished.opt), top), top), source
 
 
-def _fit_ranges_to_guards(
-    dims: dict[str, Dim],
-    sums: Mapping[str, Dim],
+def _guard_finder(
     guards: Sequence[SizeGuard],
     tensors: list[InputPlaceholder],
     shapes: list[Shape],
     constants: dict[tuple[str, int], Any],
-    wishes: InputRequest,
-) -> dict[str, Dim]:
-    """Move the ends of unstated ranges to sizes at which the program's conditions hold; a stated one must hold.
+    sums: Mapping[str, Dim],
+) -> Callable[[dict[str, int]], SizeGuard | None]:
+    """What finds the first condition that does not hold at the sizes of the dims.
 
     A condition that two sizes differ is left out: torch notes those for sizes that happened to differ while tracing.
     """
@@ -247,13 +245,20 @@ def _fit_ranges_to_guards(
         known = constants | {key: every[owner] if isinstance(owner, str) else owner for key, owner in owners.items()}
         return next((guard for guard in sound if guard.holds(known) is False), None)
 
+    return find_broken_guard
+
+
+def _fit_ranges_to_guards(
+    dims: dict[str, Dim], find_broken_guard: Callable[[dict[str, int]], SizeGuard | None], stated: Container[str]
+) -> dict[str, Dim]:
+    """Move the ends of unstated ranges to sizes at which the program's conditions hold; a stated one must hold."""
     best = {name: dim.opt for name, dim in dims.items()}
     for name, dim in dims.items():
 
         def guard_broken_at(size: int, name: str = name) -> SizeGuard | None:
             return find_broken_guard(best | {name: size})
 
-        if name in wishes.stated:
+        if name in stated:
             for size in (dim.opt, dim.min, dim.max):
                 if guard := guard_broken_at(size):
                     raise InputError(

@@ -25,7 +25,7 @@ from ..findings.precision_report import PrecisionReport
 from ..graphs.proto_queries import captured_names
 from ..graphs.shape_inference import infer_types
 from ..model import InputSpec
-from ..storage.proto_traversal import copy_model
+from ..storage.proto_traversal import copy_model, metadata_text, set_metadata
 from ..types import Progress
 from .cast_motion import move_casts_behind_transposes
 from .exact_arguments import find_exact_arguments
@@ -134,7 +134,7 @@ def convert_to_half(
 
 def recorded_precision(proto: onnx.ModelProto) -> str:
     """The precision that ``convert_to_half`` gave a file, "" for any other file."""
-    text = next((p.value for p in proto.metadata_props if p.key == PROPERTY), "")
+    text = metadata_text(proto, PROPERTY)
     try:
         to = json.loads(text)["to"] if text else ""
     except (ValueError, TypeError, KeyError):
@@ -278,11 +278,8 @@ def _record_conversion(
     proto: onnx.ModelProto, to: str, keep_io: bool, ends: tuple[dict[str, str], dict[str, str]]
 ) -> None:
     """Say in the file what was asked, for ``build`` and ``verify``."""
-    kept = [p for p in proto.metadata_props if p.key != PROPERTY]
-    del proto.metadata_props[:]
-    proto.metadata_props.extend(kept)
     value = {"to": to, "keep_io": keep_io, "headroom": HEADROOM, "inputs": ends[0], "outputs": ends[1]}
-    proto.metadata_props.add(key=PROPERTY, value=json.dumps(value, sort_keys=True))
+    set_metadata(proto, PROPERTY, value)
 
 
 def _validate_types(proto: onnx.ModelProto) -> None:

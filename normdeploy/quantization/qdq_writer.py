@@ -7,7 +7,6 @@ convolution in integers only where its result is quantized too: there a pair sta
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -17,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ..graphs.proto_queries import all_names, captured_names
 from ..graphs.quantization_info import RECENTRED
-from ..storage.proto_traversal import copy_model
+from ..storage.proto_traversal import copy_model, set_metadata
 from .number_formats import (
     INT4,
     CodeFormat,
@@ -146,7 +145,7 @@ def write_quantized(
     del graph.initializer[:]
     graph.initializer.extend(kept)
     if work.recentred_biases:
-        out.metadata_props.add(key=RECENTRED, value=json.dumps(work.recentred_biases, sort_keys=True))
+        set_metadata(out, RECENTRED, work.recentred_biases)
     return out
 
 

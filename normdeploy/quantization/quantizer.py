@@ -8,7 +8,6 @@ float, those first that cost most.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from ..graphs.quantization_info import RECORD, quantized_ranges
 from ..model import InputSpec
 from ..option_values import ONNXRUNTIME
 from ..precision.tensor_ranges import calibration_input_specs
-from ..storage.proto_traversal import copy_model, standard_opset
+from ..storage.proto_traversal import copy_model, set_metadata, standard_opset
 from ..types import Arrays, Progress
 from . import accuracy
 from .activation_stats import ActivationStats, observe_activations
@@ -51,7 +50,6 @@ from .scale_migration import InputCondition, migrate_scales
 from .smoothing import choose_condition
 from .stream_rotation import rotate_streams
 
-PROPERTY = RECORD
 # seconds that the float64 reference may take, where a metric is asked for or not
 _LONG = {True: 60.0, False: 10.0}
 
@@ -109,7 +107,9 @@ def quantize_model(
     chosen = {c.result: work.plans[c.plan.tensor] for c in left if c.plan.tensor in work.plans}
     out = work.build_file
     if split is not None and work.exclusions:
-        lean, made = _drop_idle_migrations(before, moved, conditions, wish, chosen, left, results)
+        idle = {c.result for c in left if c.result not in chosen}
+        unmoved, made = migrate_scales(before, conditions, idle)
+        lean = _carry_over_layers(moved, unmoved, wish, chosen, results)
         judged = judging.measure_metrics(judging.run_samples(lean), float32)
         if all(j.met for j in judged):
             out = lean
@@ -156,42 +156,27 @@ def _with_rounding_method(layer: LayerReport, chosen: Mapping[str, LayerPlan]) -
     return replace(layer, rounding=rounding)
 
 
-def _drop_idle_migrations(
-    before: onnx.ModelProto,
+def _carry_over_layers(
     whole: onnx.ModelProto,
-    conditions: Mapping[str, InputCondition],
+    moved: onnx.ModelProto,
     wish: QuantizationRequest,
     chosen: Mapping[str, LayerPlan],
-    layers: Sequence[LayerCandidate],
     results: Mapping[str, tuple[str, ScaleZeroPoint]],
-) -> tuple[onnx.ModelProto, tuple[Migration, ...]]:
-    """The file of the same layers with nothing moved for those that stay float, and the migrations.
+) -> onnx.ModelProto:
+    """The file of the same layers in ``moved``, in which nothing is moved for those that stay float.
 
-    ``whole``: the model with everything moved. ``chosen``: the layers by their results. ``layers``, ``results``:
-    as they were there.
+    ``whole``: the model with everything moved. ``chosen``: the layers by their results. ``results``: as they were
+    there.
     """
-    idle = {c.result for c in layers if c.result not in chosen}
-    moved, migrations = migrate_scales(before, conditions, idle)
     now = {
         c.result: c.plan
         for c in find_candidates(Graph(moved), wish.weight_format, wish.block_size)
         if c.result in chosen
     }
     plans = {p.tensor: carry_over_codes(whole, chosen[r], moved, p) for r, p in now.items()}
-    named = {c.plan.tensor: now[c.result].tensor for c in layers if c.result in now}
+    named = {chosen[r].tensor: p.tensor for r, p in now.items()}
     behind = {t: (named[layer], step) for t, (layer, step) in results.items() if layer in named}
-    return write_quantized(moved, plans, wish.runtime in ONNXRUNTIME, behind), migrations
-
-
-def recorded_quantization(proto: onnx.ModelProto) -> str:
-    """What ``quantize_model`` made of a file: "int8", "fp8" or "int4"; "" for any other file."""
-    text = next((p.value for p in proto.metadata_props if p.key == PROPERTY), "")
-    try:
-        if text:
-            return str(json.loads(text)["to"])
-        return ""
-    except (ValueError, TypeError, KeyError):
-        return ""
+    return write_quantized(moved, plans, wish.runtime in ONNXRUNTIME, behind)
 
 
 def _raise_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
@@ -357,12 +342,8 @@ def make_judge(
 
 def _record_request(proto: onnx.ModelProto, wish: QuantizationRequest) -> None:
     """Say in the file what was asked."""
-    kept = [p for p in proto.metadata_props if p.key != PROPERTY]
-    del proto.metadata_props[:]
-    proto.metadata_props.extend(kept)
     value: dict[str, Any] = {"to": wish.to, "runtime": wish.runtime, "calibration": wish.calibration}
-    value["ranges"] = quantized_ranges(proto)
-    proto.metadata_props.add(key=PROPERTY, value=json.dumps(value, sort_keys=True))
+    set_metadata(proto, RECORD, value | {"ranges": quantized_ranges(proto)})
 
 
 def model_bytes(proto: onnx.ModelProto) -> int:

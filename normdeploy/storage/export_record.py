@@ -21,6 +21,7 @@ import onnx
 
 from ..errors import GraphError
 from ..model import Dim, InputSpec, ModelSignature
+from .proto_traversal import set_metadata
 
 SCHEMA = 2
 # {"record": ..., "hmac": ...}: the same content, signed in its own bytes with a user's key
@@ -59,10 +60,7 @@ def write_record(proto: onnx.ModelProto, model: ModelSignature, flags: Mapping[s
         "export": _to_portable_json(dict(flags)),
         "versions": {name: version(name) for name in ("torch", "onnx", "normdeploy")},
     }
-    kept = [p for p in proto.metadata_props if p.key != _PROPERTY]
-    del proto.metadata_props[:]
-    proto.metadata_props.extend(kept)
-    proto.metadata_props.add(key=_PROPERTY, value=json.dumps(content, sort_keys=True))
+    set_metadata(proto, _PROPERTY, content)
 
 
 def update_record(proto: onnx.ModelProto, inputs: Sequence[InputSpec], flags: Mapping[str, Any] | None = None) -> None:

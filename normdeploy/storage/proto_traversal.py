@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -128,3 +129,16 @@ def function_key(item: onnx.NodeProto | onnx.FunctionProto) -> FunctionKey:
 def functions_by_key(proto: onnx.ModelProto) -> dict[FunctionKey, onnx.FunctionProto]:
     """The functions that a model defines."""
     return {function_key(f): f for f in proto.functions}
+
+
+def metadata_text(proto: onnx.ModelProto, key: str) -> str:
+    """What a file says of itself under that name; "" where it says nothing."""
+    return next((p.value for p in proto.metadata_props if p.key == key), "")
+
+
+def set_metadata(proto: onnx.ModelProto, key: str, value: object) -> None:
+    """Let a file say ``value`` of itself, as JSON, in the place of what it said under that name."""
+    kept = [p for p in proto.metadata_props if p.key != key]
+    del proto.metadata_props[:]
+    proto.metadata_props.extend(kept)
+    proto.metadata_props.add(key=key, value=json.dumps(value, sort_keys=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from normdeploy.errors import InputError
 from normdeploy.findings.quantization_report import QuantizationReport
 from normdeploy.findings.quantization_tables import quantization_summary
 from normdeploy.graphs.graph import Graph
+from normdeploy.graphs.quantization_info import RECORD
 from normdeploy.model import Dim, InputSpec
 from normdeploy.quantization import accuracy
 from normdeploy.quantization.accuracy import lower_share_bound
@@ -25,9 +27,10 @@ from normdeploy.quantization.layer_groups import find_candidates
 from normdeploy.quantization.number_formats import INT8, step_for_range
 from normdeploy.quantization.qdq_writer import write_quantized
 from normdeploy.quantization.quantization_request import QuantizationRequest
-from normdeploy.quantization.quantizer import quantize_model, recorded_quantization
+from normdeploy.quantization.quantizer import quantize_model
 from normdeploy.quantization.sample_split import SampleSplit, split_samples
 from normdeploy.runtimes.onnx_float64 import OnnxFloat64Runner
+from normdeploy.storage.proto_traversal import metadata_text
 from normdeploy.verbs.verify.reference_models import FileModel
 from normdeploy.verbs.verify.weight_audit import audit_weights
 from normdeploy.verbs.verify.weight_origin import WeightOrigin, are_smoothing_factors
@@ -91,7 +94,7 @@ def test_each_kind_is_near_the_model(
 ) -> None:
     made, account = quantize_model(block, wish(to, runtime, "cosine>=0.9"), halves, SPECS)
     assert quantized_layers(account) == ["a", "q"]
-    assert recorded_quantization(made) == to
+    assert json.loads(metadata_text(made, RECORD))["to"] == to
     assert worst(block, made) >= least
     assert account.judged[0].met
     assert account.calibrated == account.judging == 32
