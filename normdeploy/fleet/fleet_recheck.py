@@ -18,13 +18,13 @@ from .fleet_commands import open_fleet_store, pool_factory, read_fleet_file
 from .fleet_file import filter_jobs as chosen
 from .fleet_options import RecheckOptions
 from .fork_client import ProcessVanished
+from .job_state import end_from_record
 from .job_steps import JobStep, job_steps_of
 from .outcomes import StepEnd
 from .scheduler import StepPool
 from .signed_store import require_signer, resolve_keys
 from .step_execution import StepFailed, StepNotRun
 from .step_inputs import StepInput, StepTask, lookup_record
-from .step_keys import FleetMachine
 from .step_store import StepRecord, StepStore
 
 
@@ -91,27 +91,15 @@ def _recheck_ends(
             )
             continue
         task = StepTask(step, {f"package/{p}": StepInput(f) for p, f in package.outputs.items() if p != "report.json"})
-        yield from _find_or_submit(step, task, machines[0], store, pool, running)
+        record, _ = lookup_record(store, task.key_on(machines[0])[0], void=True)
+        if record is not None:
+            yield end_from_record(step, record, cached=True)
+        else:
+            running[pool.submit(task, machines[0])] = step
         while len(running) >= 2 * pool.size:
             yield from _completed_ends(running)
     while running:
         yield from _completed_ends(running)
-
-
-def _find_or_submit(
-    step: JobStep,
-    task: StepTask,
-    machine: FleetMachine,
-    store: StepStore,
-    pool: StepPool,
-    running: dict[Future[StepRecord], JobStep],
-) -> Iterator[StepEnd]:
-    """From the store, or given to the pool."""
-    record, _ = lookup_record(store, task.key_on(machine)[0], void=True)
-    if record is not None:
-        yield StepEnd(step.name, step.verb, record.outcome, record.key, record.reason, True)
-    else:
-        running[pool.submit(task, machine)] = step
 
 
 def _completed_ends(running: dict[Future[StepRecord], JobStep]) -> Iterator[StepEnd]:
@@ -125,4 +113,4 @@ def _completed_ends(running: dict[Future[StepRecord], JobStep]) -> Iterator[Step
         except (StepFailed, ProcessVanished) as error:
             yield StepEnd(step.name, step.verb, "failed", reason=str(error))
         else:
-            yield StepEnd(step.name, step.verb, record.outcome, record.key, record.reason, False, record.seconds)
+            yield end_from_record(step, record, cached=False)

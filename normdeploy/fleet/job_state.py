@@ -78,9 +78,9 @@ class JobState:
             )  # type: ignore[assignment]
             if before.outcome in ("blocked", "not run", "waits"):
                 said = before.reason
+            elif before.outcome == "stale":
+                said = f"{name} is stale"
             else:
-                said = f"{name} is {before.outcome}"
-            if before.outcome in ("wrong", "failed"):
                 said = f"{name} {'is wrong' if before.outcome == 'wrong' else 'failed'}: {before.reason}"
             return StepEnd(step.name, step.verb, outcome, reason=said)
         return None
