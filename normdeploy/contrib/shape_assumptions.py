@@ -15,10 +15,9 @@ import numpy as np
 import onnx
 
 from ..graphs.dims import Dims, dim_size
-from ..graphs.symbolic_sizes import ONE, Size
+from ..graphs.symbolic_sizes import ONE, Size, product_of_sizes
 from ..norms.norm_table import ROWS, OpOwner
 from ..norms.tensorrt_norms import PLUGIN_GROUPS
-from ..proof.axis_plan import product_of_atoms
 from .expansion_writer import ForeignOp, Types
 
 Shape = tuple[Size, ...]
@@ -134,7 +133,7 @@ def _vector_shape(op: ForeignOp, t: _ForeignInput, row: Sequence[Size], groups: 
     if op.row.owner is OpOwner.ONNX_18:
         row = [Size.from_int(groups)]
     if op.row.owner is OpOwner.TENSORRT and (t.dims is None or len(t.dims) == 1):
-        row = [product_of_atoms(tuple(row))]
+        row = [product_of_sizes(tuple(row))]
     dims = (None,) * len(row) if t.dims is None else t.dims
     if len(dims) != len(row):
         raise ValueError(f"{t.name!r} is of rank {len(dims)}, and lies along {len(row)} axes")

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..errors import ExportError
+from ..loading.program_signature import traced_tensor
 from ..loading.recurrent_ops import PROJECTION
 
 
@@ -95,10 +96,10 @@ def _has_dynamic_size(value: Any) -> bool:
 
 
 def _shape_of_value(value: Any) -> tuple[Any, ...]:
-    tensor = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
-    if isinstance(tensor, torch.Tensor):
-        return tuple(tensor.shape)
-    return ()
+    tensor = traced_tensor(value)
+    if tensor is None:
+        return ()
+    return tuple(tensor.shape)
 
 
 def _module_clause(node: torch.fx.Node) -> str:

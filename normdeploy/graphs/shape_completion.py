@@ -9,7 +9,7 @@ of a division decides stays unknown, and so does one that a Slice may cut short.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from ..storage.onnx_domains import is_standard
 from . import integer_ops
 from .dims import Dims, dim_size, is_invented_name
 from .graph import Graph
-from .symbolic_sizes import ONE, UNKNOWN, NoPolynomial, Size
+from .symbolic_sizes import ONE, UNKNOWN, NoPolynomial, Size, product_of_sizes
 
 # elements of whole numbers that may say something of a shape
 _OPERAND = 64
@@ -137,9 +137,7 @@ def _compute_integers(graph: Graph, node: gs.Node, known: dict[int, np.ndarray])
             return
         attrs = graph.attrs(node)
         try:
-            sizes = (
-                shape[attrs.get("start", 0) : attrs.get("end")] if node.op == "Shape" else [_product_of_sizes(shape)]
-            )
+            sizes = shape[attrs.get("start", 0) : attrs.get("end")] if node.op == "Shape" else [product_of_sizes(shape)]
         except OverflowError:
             return
         made = np.empty(len(sizes), dtype=object)
@@ -195,13 +193,6 @@ def symbolic_shape(graph: Graph, t: gs.Tensor) -> list[Size] | None:
     if dims is None:
         return None
     return [dim_size(d, f"{t.name}:{i}") for i, d in enumerate(dims)]
-
-
-def _product_of_sizes(sizes: Sequence[Size]) -> Size:
-    total = ONE
-    for n in sizes:
-        total = total * n
-    return total
 
 
 def _output_dims(graph: Graph, node: gs.Node, output: gs.Tensor, known: Mapping[int, np.ndarray]) -> Dims | None:
@@ -269,7 +260,7 @@ def _reshape_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], a
         if n in over:
             over.remove(n)
             rest.remove(n)
-    return [*copied[:gap], _product_of_sizes(over).divide_exactly(_product_of_sizes(rest)), *copied[gap + 1 :]]
+    return [*copied[:gap], product_of_sizes(over).divide_exactly(product_of_sizes(rest)), *copied[gap + 1 :]]
 
 
 def _expand_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: int) -> Shape | None:
@@ -384,7 +375,7 @@ def _is_last_place(size: Size, start: Size) -> bool:
 def _flatten_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: int) -> Shape | None:
     axis = attrs.get("axis", 1)
     axis = axis + len(shapes[0]) if axis < 0 else axis
-    return [_product_of_sizes(shapes[0][:axis]), _product_of_sizes(shapes[0][axis:])]
+    return [product_of_sizes(shapes[0][:axis]), product_of_sizes(shapes[0][axis:])]
 
 
 def _split_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: int) -> Shape | None:

@@ -7,7 +7,9 @@ with strides: no name that a file may write is the symbol of one. Every symbol s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterable, Mapping
+from functools import reduce
 from typing import Any
 
 # symbols in order, repeated for powers
@@ -213,3 +215,7 @@ class NoPolynomial(Exception):
     def __init__(self, reason: str, op: str) -> None:
         super().__init__(reason)
         self.op = op
+
+
+def product_of_sizes(sizes: Iterable[Size]) -> Size:
+    return reduce(operator.mul, sizes, ONE)

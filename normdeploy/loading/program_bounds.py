@@ -16,7 +16,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from ..graphs.index_bounds import IndexLimit
-from .program_signature import user_inputs
+from .program_signature import traced_dtype, traced_tensor, user_inputs
 from .shape_expressions import split_words
 from .train_mode_checks import bind_node_arguments, operator_name, plain_operator_name
 
@@ -197,9 +197,9 @@ class _ProgramBoundsAnalysis:
             self._record_bound(self._origins_of(given["self"]), given["num_classes"], "one_hot")
 
     def _record_index(self, index: Any, table: Any, dim: Any) -> None:
-        value = table.meta.get("val") if isinstance(table, torch.fx.Node) else None
+        value = traced_tensor(table)
         if (
-            not isinstance(value, torch.Tensor)
+            value is None
             or not isinstance(dim, int)
             or not value.dim()
             or not self._origins_of(index)
@@ -265,16 +265,15 @@ def _origins_of_cumsum(origins: Iterable[_ValueOrigin], source: Any, given: dict
 
 def _is_float_mask(placeholder: torch.fx.Node) -> bool:
     """A floating input that becomes a bool, or enters as (1 - mask) * large."""
-    value = placeholder.meta.get("val")
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+    dtype = traced_dtype(placeholder)
+    if dtype is None or not dtype.is_floating_point:
         return False
     stack = [placeholder]
     while stack:
         node = stack.pop()
         for user in node.users:
-            result = user.meta.get("val")
             name = plain_operator_name(user)
-            if name in ("to", "_to_copy") and isinstance(result, torch.Tensor) and result.dtype == torch.bool:
+            if name in ("to", "_to_copy") and traced_dtype(user) == torch.bool:
                 return True
             if name in ("rsub", "sub") and _is_scaled_up(user):
                 return True

@@ -44,6 +44,22 @@ class InputPlaceholder:
         return size
 
 
+def traced_tensor(value: Any) -> torch.Tensor | None:
+    """The shape and type that torch traced for an argument or result; None of what is no tensor."""
+    tensor = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
+    if isinstance(tensor, torch.Tensor):
+        return tensor
+    return None
+
+
+def traced_dtype(value: Any) -> torch.dtype | None:
+    """The dtype of such a tensor."""
+    tensor = traced_tensor(value)
+    if tensor is None:
+        return None
+    return tensor.dtype
+
+
 def user_inputs(program: torch.export.ExportedProgram) -> list[Any]:
     """What the caller gives, in order: neither parameters nor buffers."""
     return [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]

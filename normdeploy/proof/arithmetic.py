@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..graphs.symbolic_sizes import ONE, Size
-from .axis_plan import Atoms, Axes, AxisPlan, product_of_atoms
+from ..graphs.symbolic_sizes import ONE, Size, product_of_sizes
+from .axis_plan import Atoms, Axes, AxisPlan
 from .degree import Degree, add_counts
 from .modular_products import contract
 from .prime_field import PrimeField
@@ -72,7 +72,7 @@ class Arithmetic(Sampler):
         atoms: Atoms = ()
         # those that vary say how it is cut
         for i in sorted(range(len(column)), key=lambda i: not varying[i]):
-            if varying[i] or not atoms or not column[i] or product_of_atoms(atoms) != product_of_atoms(column[i]):
+            if varying[i] or not atoms or not column[i] or product_of_sizes(atoms) != product_of_sizes(column[i]):
                 atoms = self.plan.unify_atoms(atoms, column[i])
         return atoms
 

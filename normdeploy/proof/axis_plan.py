@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..graphs.symbolic_sizes import ONE, AxisSize, Size
+from ..graphs.symbolic_sizes import ONE, AxisSize, Size, product_of_sizes
 from .degree import ALL, Key, places_named
 from .proof_errors import NotProved, ProofFailure, RestartEvaluation
 
@@ -208,10 +208,10 @@ class AxisPlan:
             return one
         if not one or one == other:
             return other
-        if product_of_atoms(one) != product_of_atoms(other):
+        if product_of_sizes(one) != product_of_sizes(other):
             raise NotProved(
                 ProofFailure.SIZE,
-                f"an axis of {product_of_atoms(one)} meets one of {product_of_atoms(other)}, and nothing says "
+                f"an axis of {product_of_sizes(one)} meets one of {product_of_sizes(other)}, and nothing says "
                 "that they are equal",
             )
         for a, b in zip(reversed(one), reversed(other), strict=False):
@@ -233,7 +233,7 @@ class AxisPlan:
         if None not in sizes:
             axes = [self._take_atoms(rest, s, 0) for s in sizes]  # type: ignore[arg-type]
             if rest:
-                raise NotProved(ProofFailure.SIZE, f"a Reshape leaves {product_of_atoms(tuple(rest))} out")
+                raise NotProved(ProofFailure.SIZE, f"a Reshape leaves {product_of_sizes(tuple(rest))} out")
             return tuple(axes)
         gap = sizes.index(None)
         head = [self._take_atoms(rest, s, 0) for s in sizes[:gap]]  # type: ignore[arg-type]
@@ -261,10 +261,3 @@ class AxisPlan:
         if end == 0:
             return tuple(taken)
         return tuple(reversed(taken))
-
-
-def product_of_atoms(atoms: Atoms) -> Size:
-    total = ONE
-    for a in atoms:
-        total = total * a
-    return total

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from ..evaluate.evaluator_core import decode_text, optional_input
-from ..graphs.symbolic_sizes import AxisSize, Size
-from .axis_plan import Atoms, Axes, product_of_atoms
+from ..graphs.symbolic_sizes import AxisSize, Size, product_of_sizes
+from .axis_plan import Atoms, Axes
 from .degree import Degree
 from .interpreter import ProofInterpreter
 from .modular_products import modular_matmul
@@ -123,7 +123,7 @@ def _gather_windows(m: ProofInterpreter, x: Value, kernel: tuple[Size, ...], att
         label = (_PLACES, m.node, i)
         places = tuple(
             AxisSize(a, label)
-            for a in m.plan.atoms_of(_output_length(attrs, i, rank, product_of_atoms(source), kernel[i], transposed))
+            for a in m.plan.atoms_of(_output_length(attrs, i, rank, product_of_sizes(source), kernel[i], transposed))
         )
         tap = m.plan.atoms_of(kernel[i])
         for atom in tap:
@@ -246,8 +246,8 @@ def _displacement_map(
     real = []
     for tap in range(taps):
         e = tap * dilation - begin
-        same = stride == 1 and e == 0 and product_of_atoms(source) == product_of_atoms(places)
-        inside = e >= 0 and (product_of_atoms(source) - 1 - (product_of_atoms(places) - 1) * stride - e).is_nonnegative
+        same = stride == 1 and e == 0 and product_of_sizes(source) == product_of_sizes(places)
+        inside = e >= 0 and (product_of_sizes(source) - 1 - (product_of_sizes(places) - 1) * stride - e).is_nonnegative
         index.append(
             np.arange(points) if same else np.random.default_rng([53, e + 2**20, stride]).integers(0, points, outputs)
         )

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..graphs.symbolic_sizes import AxisSize, Size
-from .axis_plan import Atoms, Axes, product_of_atoms
+from ..graphs.symbolic_sizes import AxisSize, Size, product_of_sizes
+from .axis_plan import Atoms, Axes
 from .degree import ZERO, Degree
 
 Array = np.ndarray[Any, Any]
@@ -64,7 +64,7 @@ class Value:
 
     @property
     def shape(self) -> tuple[Size, ...]:
-        return tuple(product_of_atoms(axis) for axis in self.axes)
+        return tuple(product_of_sizes(axis) for axis in self.axes)
 
     def array_axes(self, axis: int) -> range:
         """The axes of the arrays that hold axis ``axis``."""

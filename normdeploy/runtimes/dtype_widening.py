@@ -17,6 +17,7 @@ import torch
 from torch.fx.node import map_aggregate
 
 from ..errors import NormdeployError
+from ..loading.program_signature import traced_dtype
 
 _aten = torch.ops.aten
 # return their input itself where the dtype is right
@@ -118,13 +119,13 @@ def _widen_node(module: torch.fx.GraphModule, node: torch.fx.Node, kind: Kind) -
     if node.target is _aten._assert_tensor_metadata.default:
         module.graph.erase_node(node)
         return
-    if node.target is _aten.view.dtype and _node_dtype(node) != _node_dtype(node.args[0]):
+    if node.target is _aten.view.dtype and traced_dtype(node) != traced_dtype(node.args[0]):
         raise NormdeployError(
             f"it can't be run in {kind(torch.float32)}: node {node.name!r} reads the bits of a "
-            f"{_node_dtype(node.args[0])}"
-            f" tensor as {_node_dtype(node)}, and they are others there; compute it without .view(dtype)"
+            f"{traced_dtype(node.args[0])}"
+            f" tensor as {traced_dtype(node)}, and they are others there; compute it without .view(dtype)"
         )
-    narrow = _node_dtype(node)
+    narrow = traced_dtype(node)
     if _op_name(node) in _RMS_NORMS:
         _write_out_epsilon(node)
     if _op_name(node) in _COMPARISONS:
@@ -134,7 +135,7 @@ def _widen_node(module: torch.fx.GraphModule, node: torch.fx.Node, kind: Kind) -
     # which knows no float64, leaves it alone, and warns
     if node.target is torch.ops.higher_order.wrap_with_autocast:
         node.args = (*node.args[:2], False, *node.args[3:])
-    if _op_name(node) in _ALIASING_CASTS and _node_dtype(node.args[0]) != narrow:
+    if _op_name(node) in _ALIASING_CASTS and traced_dtype(node.args[0]) != narrow:
         _copy_cast_result(module.graph, node)
 
 
@@ -148,7 +149,7 @@ def _write_out_epsilon(node: torch.fx.Node) -> None:
         stated = node.args[_EPSILON]
     else:
         stated = node.kwargs.get("eps")
-    dtype = _node_dtype(node.args[0])
+    dtype = traced_dtype(node.args[0])
     if stated is not None or dtype is None:
         return
     epsilon = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
@@ -159,7 +160,7 @@ def _write_out_epsilon(node: torch.fx.Node) -> None:
 def _round_compared_constant(node: torch.fx.Node) -> None:
     """Round the number with which a floating tensor is compared to the tensor's type."""
     tensor, number = node.args
-    dtype = _node_dtype(tensor)
+    dtype = traced_dtype(tensor)
     if isinstance(number, float) and dtype is not None and dtype.is_floating_point:
         node.args = (tensor, float(torch.tensor(number, dtype=dtype)))
 
@@ -196,10 +197,3 @@ def _op_name(node: torch.fx.Node) -> str:
     if schema is not None:
         return schema.name
     return ""
-
-
-def _node_dtype(node: Any) -> torch.dtype | None:
-    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    if isinstance(value, torch.Tensor):
-        return value.dtype
-    return None

@@ -101,7 +101,7 @@ class OnnxFloat64Runner(HeldRunner):
         reads = {p: self._exact.read_names(self._exact.nodes[p]) for p in self._places}
         self._last = {name: p for p, names in reads.items() for name in names}
         named = set(self._outputs).union(*reads.values())
-        floats = [dtype for name, dtype in types.items() if name in named and _is_floating(dtype)]
+        floats = [dtype for name, dtype in types.items() if name in named and is_floating(dtype)]
         self.unit = max(map(unit_roundoff, floats), default=0.0)
         # How a body of control flow is run: as the run around it.
         self._inside: _RunBody = OnnxFloat64Runner.infer
@@ -338,7 +338,7 @@ class _RoundingNoise:
         """The unit roundoff of a tensor, 0 where its node rounds nothing or it is not floating."""
         own = self._types.get(name, np.dtype(np.float32))
         chooses = node.op_type in ("Resize", "Upsample") and not _is_interpolating(node)
-        if node.op_type in _EXACT or chooses or not _is_floating(own):
+        if node.op_type in _EXACT or chooses or not is_floating(own):
             return 0.0
         return unit_roundoff(self._half if self._half is not None and own in (np.float32, np.float64) else own)
 
@@ -485,5 +485,5 @@ def _is_float64(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic) and value.dtype == np.float64
 
 
-def _is_floating(kind: np.dtype) -> bool:
+def is_floating(kind: np.dtype) -> bool:
     return kind.kind == "f" or kind == ml_dtypes.bfloat16

@@ -7,8 +7,8 @@ an audio net a window of samples. Some files name a batch and run with a batch o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from math import prod
 
+from ..inputs.input_cases import count_elements
 from ..model import ModelSignature
 
 # Small steps first, then the sizes of images (224), of audio windows (400, 512) and of a second of audio (16,000).
@@ -31,13 +31,9 @@ def find_runnable_sizes(
     if runs(usual):
         return {}
     for others in _iter_other_sizes(model, guessed):
-        if _count_input_elements(model, usual | others) <= _MOST and runs(usual | others):
+        if count_elements(model, usual | others) <= _MOST and runs(usual | others):
             return others
     return {}
-
-
-def _count_input_elements(model: ModelSignature, sizes: Mapping[str, int]) -> int:
-    return sum(prod(spec.concrete_shape(sizes)) for spec in model.inputs)
 
 
 def _iter_other_sizes(model: ModelSignature, guessed: Collection[str]) -> Iterator[dict[str, int]]:

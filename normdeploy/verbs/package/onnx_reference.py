@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import onnx
 
@@ -18,6 +17,7 @@ from ...precision.emulated_half import emulate_half
 from ...precision.half_conversion import recorded_precision
 from ...precision.type_conversion import initializer_values
 from ...runtimes import HeldRunner, Runner, RunResult
+from ...runtimes.onnx_float64 import is_floating
 from ...runtimes.ort_runner import OrtRunner
 from ...storage.onnx_files import load_onnx
 from ...storage.proto_traversal import copy_model
@@ -92,7 +92,3 @@ def perturb_feeds(feeds: Mapping[str, np.ndarray], unit: float, seed: int) -> di
     return {
         name: perturb_array(value, unit, rng) if is_floating(value.dtype) else value for name, value in feeds.items()
     }
-
-
-def is_floating(dtype: np.dtype) -> bool:
-    return dtype.kind == "f" or dtype == ml_dtypes.bfloat16

@@ -16,6 +16,7 @@ from ...compare.error_tally import ErrorTally
 from ...compare.ulp_spacing import EAGER_MULTIPLE, ULPS
 from ...errors import InputError
 from ...inputs.input_cases import InputCase
+from ...runtimes.onnx_float64 import is_floating
 from ...runtimes.torch_runners import Float64Runner
 from ...runtimes.trt_runner import TrtRunner
 from ...storage.onnx_files import load_onnx
@@ -23,7 +24,7 @@ from ...types import Progress
 from ..verify.comparison_result import Comparison
 from ..verify.output_results import OutputResult, failed_result, judge_output
 from ..verify.runtime_candidates import OFF, ON, NotRun, RuntimeCandidate, inspect_file, make_candidates
-from .onnx_reference import is_floating, reference_runner
+from .onnx_reference import reference_runner
 from .samples import Sample, Samples
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ from ...model import DEFAULT_SIZES, Dim, InputSpec, LoadedModel, ModelSignature
 from ...precision.half_conversion import recorded_precision
 from ...precision.type_conversion import FORMATS
 from ...runtimes import Runner, RunResult
+from ...runtimes.onnx_float64 import is_floating
 from ...runtimes.size_search import find_runnable_sizes
 from ...storage.export_record import read_record
 from ...types import Progress
@@ -42,7 +43,7 @@ from ..verify.precision_trial import PrecisionTrial
 from ..verify.quantized_reference import evaluate_quantized as expected_of
 from ..verify.reference_models import FloatReference, model_unit_roundoff
 from ..verify.runtime_candidates import HALF_TYPES, input_types
-from .onnx_reference import is_floating, open_perturbed_runners, perturb_feeds, reference_runner
+from .onnx_reference import open_perturbed_runners, perturb_feeds, reference_runner
 from .triton_config import TritonPort
 
 # bytes of samples and expected outputs; the first are kept whatever their size

@@ -13,6 +13,7 @@ import torch
 
 from ...graphs.input_comparisons import JUMPS, compares_values, comparison_thresholds
 from ...inputs.input_cases import EXTREME, InputCase, describe_sizes, is_floating_input
+from ...loading.program_signature import traced_dtype
 from ...model import InputSpec, LoadedModel, ModelSignature
 from ...runtimes.float64_evaluator import inline_functions
 from ...runtimes.rounding_noise import split_op_names
@@ -116,12 +117,12 @@ def has_decisions(model: Original) -> bool:
 
 
 def _is_decision(node: torch.fx.Node) -> bool:
-    dtype = _node_dtype(node.args[0]) if node.args else None
+    dtype = traced_dtype(node.args[0]) if node.args else None
     schema = getattr(node.target, "_schema", None)
     if schema is None or dtype is None or not dtype.is_floating_point:
         return False
     op = schema.name.partition("::")[2].removesuffix("_copy")
-    whole = op in ("to", "_to_copy", "type_as") and _node_dtype(node) in _INTEGERS
+    whole = op in ("to", "_to_copy", "type_as") and traced_dtype(node) in _INTEGERS
     divided = op == "floor_divide" or node.kwargs.get("rounding_mode") is not None
     return op in _COMPARISONS or op in _BUCKETS or op in JUMPS or op in _REMAINDERS or whole or divided
 
@@ -197,7 +198,7 @@ def _iter_decisions(
         if isinstance(operand, torch.fx.Node) and operand in constants:
             return [float(v) for v in constants[operand].double().unique() if v.isfinite()]
         # torch compares in the tensor's type.
-        dtype = _node_dtype(args[0])
+        dtype = traced_dtype(args[0])
         known = isinstance(operand, int | float) and dtype is not None and dtype.is_floating_point
         if known:
             return [float(torch.tensor(operand, dtype=dtype))]
@@ -211,21 +212,14 @@ def _iter_decisions(
         yield args[values], operand_numbers(args[edges])
     elif op in JUMPS:
         yield args[0], JUMPS[op]
-    elif op in ("to", "_to_copy") and _node_dtype(node) in _INTEGERS:
+    elif op in ("to", "_to_copy") and traced_dtype(node) in _INTEGERS:
         yield args[0], JUMPS["floor"]
 
 
 def _is_narrowing(node: torch.fx.Node) -> bool:
     """Whether a node gives a floating tensor in a type of fewer digits, or an integer."""
-    before = _node_dtype(node.all_input_nodes[0]) if node.all_input_nodes else None
-    after = _node_dtype(node)
+    before = traced_dtype(node.all_input_nodes[0]) if node.all_input_nodes else None
+    after = traced_dtype(node)
     if before is None or after is None or not before.is_floating_point:
         return False
     return not after.is_floating_point or torch.finfo(after).eps > torch.finfo(before).eps
-
-
-def _node_dtype(node: Any) -> torch.dtype | None:
-    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    if isinstance(value, torch.Tensor):
-        return value.dtype
-    return None
