@@ -9,8 +9,8 @@ of the operands' scales. The form is for evaluation alone: in it the rounding of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -39,52 +39,33 @@ class _QOperatorForm:
     channels: dict[int, int] = field(default_factory=dict)
 
 
-def _unary_form(op: str) -> Callable[[onnx.NodeProto], _QOperatorForm]:
-    return lambda node: _QOperatorForm(op=op, result=3)
-
-
-def _binary_form(op: str) -> Callable[[onnx.NodeProto], _QOperatorForm]:
-    return lambda node: _QOperatorForm(op=op, operands=(0, 3), result=6)
-
-
-def _conv_form(node: onnx.NodeProto) -> _QOperatorForm:
-    return _QOperatorForm(op="Conv", operands=(0, 3), result=6, bias=8, channels={3: 0})
-
-
-def _matmul_form(node: onnx.NodeProto) -> _QOperatorForm:
-    return _QOperatorForm(op="MatMul", operands=(0, 3), result=6, channels={0: -2, 3: -1})
-
-
-def _gemm_form(node: onnx.NodeProto) -> _QOperatorForm:
-    rounded = len(node.input) > 7 and bool(node.input[7])
-    axis = 0 if attribute_value(node, "transB", 0) else 1
-    return _QOperatorForm(op="Gemm", operands=(0, 3), result=7 if rounded else None, bias=6, channels={3: axis})
-
-
-def _concat_form(node: onnx.NodeProto) -> _QOperatorForm:
-    return _QOperatorForm(op="Concat", operands=tuple(range(2, len(node.input), 3)), result=0)
-
-
-def _where_form(node: onnx.NodeProto) -> _QOperatorForm:
-    return _QOperatorForm(op="Where", operands=(1, 4), result=7, first=(0,))
-
-
-_FORMS: dict[str, Callable[[onnx.NodeProto], _QOperatorForm]] = {
-    "QLinearConv": _conv_form,
-    "QLinearMatMul": _matmul_form,
-    "QGemm": _gemm_form,
-    "QLinearAdd": _binary_form("Add"),
-    "QLinearMul": _binary_form("Mul"),
-    "QLinearConcat": _concat_form,
-    "QLinearWhere": _where_form,
-    "QLinearSigmoid": _unary_form("Sigmoid"),
-    "QLinearLeakyRelu": _unary_form("LeakyRelu"),
-    "QLinearSoftmax": _unary_form("Softmax"),
-    "QLinearAveragePool": _unary_form("AveragePool"),
-    "QLinearGlobalAveragePool": _unary_form("GlobalAveragePool"),
+_FORMS = {
+    **{f"QLinear{op}": _QOperatorForm(op=op, operands=(0, 3), result=6) for op in ("Add", "Mul")},
+    **{
+        f"QLinear{op}": _QOperatorForm(op=op, result=3)
+        for op in ("Sigmoid", "LeakyRelu", "Softmax", "AveragePool", "GlobalAveragePool")
+    },
+    "QLinearConv": _QOperatorForm(op="Conv", operands=(0, 3), result=6, bias=8, channels={3: 0}),
+    "QLinearMatMul": _QOperatorForm(op="MatMul", operands=(0, 3), result=6, channels={0: -2, 3: -1}),
+    "QLinearWhere": _QOperatorForm(op="Where", operands=(1, 4), result=7, first=(0,)),
+    "QLinearConcat": _QOperatorForm(op="Concat", result=0),
+    "QGemm": _QOperatorForm(op="Gemm", operands=(0, 3), result=7, bias=6),
 }
 _WRITERS = {LSTM: dynamic_quantize_lstm.expand_node, BITS: matmul_nbits.expand_node}
 _FUSED = ("MatMulIntegerToFloat", "DynamicQuantizeMatMul")
+
+
+def _form_of(node: onnx.NodeProto) -> _QOperatorForm:
+    form = _FORMS[node.op_type]
+    if node.op_type == "QLinearConcat":
+        return replace(form, operands=tuple(range(2, len(node.input), 3)))
+    if node.op_type == "QGemm":
+        rounded = len(node.input) > 7 and bool(node.input[7])
+        axis = 0 if attribute_value(node, "transB", 0) else 1
+        return replace(form, result=form.result if rounded else None, channels={3: axis})
+    return form
+
+
 # Ops that multiply codes with codes, whatever they are written in.
 PRODUCTS = frozenset({*INTEGER, *_FUSED, "QLinearConv", "QLinearMatMul", "QGemm"})
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
@@ -123,7 +104,7 @@ def can_expand(node: onnx.NodeProto, opset: int, weights: Collection[str] = ()) 
         return matmul_nbits.is_plain_form(node, weights)
     if node.op_type not in _FORMS or attribute_value(node, "channels_last", 0):
         return False
-    form = _FORMS[node.op_type](node)
+    form = _form_of(node)
     # Without a zero point nothing in the node says which type it rounds to.
     if form.result is not None and not (len(node.input) > form.result + 1 and node.input[form.result + 1]):
         return False
@@ -174,7 +155,7 @@ class _QOperatorExpander:
                 node, self._fresh_name, self._add_constant, self._constants.constant_value
             )
             return
-        form = _FORMS[node.op_type](node)
+        form = _form_of(node)
         inputs = [node.input[i] for i in form.first]
         for place in form.operands:
             made = self._fresh_name(node.input[place])
@@ -197,8 +178,8 @@ class _QOperatorExpander:
 
     def _dequantize_operand(self, node: onnx.NodeProto, place: int, made: str, axis: int | None) -> onnx.NodeProto:
         names = [name for name in node.input[place : place + 3] if name]
-        if axis is None or not self._has_channel_scales(node.input[place + 1]):
-            return helper.make_node(DEQUANTIZE, names, [made], node.name)
+        if not self._has_channel_scales(node.input[place + 1]):
+            axis = None
         return helper.make_node(DEQUANTIZE, names, [made], node.name, axis=axis)
 
     def _has_channel_scales(self, scale: str) -> bool:
@@ -233,9 +214,9 @@ class _QOperatorExpander:
             b = [given[1], given[3], given[5]]
             bias = given[6]
         made = [self._fresh_name(a[0]), self._fresh_name(b[0])]
-        yield helper.make_node(DEQUANTIZE, _without_empty_tail(a), made[:1], node.name)
+        yield helper.make_node(DEQUANTIZE, filter(None, a), made[:1], node.name)
         axis = {"axis": -1} if self._has_channel_scales(b[1]) else {}
-        yield helper.make_node(DEQUANTIZE, _without_empty_tail(b), made[1:], node.name, **axis)
+        yield helper.make_node(DEQUANTIZE, filter(None, b), made[1:], node.name, **axis)
         if not bias:
             yield helper.make_node("MatMul", made, node.output[:1], node.name)
             return
@@ -253,7 +234,3 @@ class _QOperatorExpander:
         """Name a floating tensor as onnxruntime's quantizer found it: it adds the suffix."""
         fresh = name.removesuffix(_SUFFIX) or name
         return unique_name(fresh, self._used)
-
-
-def _without_empty_tail(names: Sequence[str]) -> list[str]:
-    return [name for name in names if name]

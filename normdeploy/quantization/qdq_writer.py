@@ -222,11 +222,10 @@ class _QdqWriter:
             self.add_constant(f"{name}_scale", scales, TensorProto.FLOAT),
             self.add_constant(f"{name}_zero_point", np.zeros(scales.shape, form.dtype), form.onnx),
         ]
-        attributes = {} if plan.axis is None else {"axis": plan.axis}
-        if plan.block:
-            attributes["block_size"] = plan.block
         out = self.fresh_name(f"{name}_dequantized")
-        self.nodes.append(helper.make_node("DequantizeLinear", inputs, [out], name=out, **attributes))
+        self.nodes.append(
+            helper.make_node("DequantizeLinear", inputs, [out], name=out, axis=plan.axis, block_size=plan.block or None)
+        )
         return out
 
     def write_quantize_dequantize(self, name: str, step: ScaleZeroPoint) -> str:

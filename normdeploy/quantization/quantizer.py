@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -91,11 +91,12 @@ def quantize_model(
         reasons = "; ".join(f"{c.result!r}: {c.reason}" for c in layers[:3]) or explain_no_layers(before)
         raise InputError(f"nothing in the model can be quantized to {wish.to}: {reasons}")
     samples = split.calibrating if split is not None else ()
-    conditions = _choose_conditions(graph, layers, before, wish, samples, progress)
+    task = _CalibrationTask(wish, samples, progress)
+    conditions = _choose_conditions(graph, layers, before, task)
     moved, migrations = migrate_scales(before, conditions, {c.result for c in layers if c.reason})
     migrations = (*turned, *migrations)
     left = mark_excluded_layers(find_candidates(Graph(moved), wish.weight_format, wish.block_size), wish)
-    plans, results, layers_told = _plan_layers(moved, left, wish, samples, migrations, conditions, progress)
+    plans, results, layers_told = _plan_layers(moved, left, task, migrations, conditions)
     plans = compensate_rounding(moved, left, plans, samples, progress)
     bias = wish.runtime in ONNXRUNTIME
     work = QuantizedSelection(moved, plans, lambda chosen: write_quantized(moved, chosen, bias, results), ())
@@ -191,30 +192,35 @@ def _raise_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     return raise_opset_number(proto, opset)
 
 
+@dataclass(frozen=True)
+class _CalibrationTask:
+    """What is asked for, the samples that calibrate it, and who is told how far it is."""
+
+    wish: QuantizationRequest
+    samples: Sequence[Arrays]
+    progress: Progress | None
+
+
 def _choose_conditions(
-    graph: Graph,
-    layers: list[LayerCandidate],
-    proto: onnx.ModelProto,
-    wish: QuantizationRequest,
-    samples: Sequence[Arrays],
-    progress: Progress | None,
+    graph: Graph, layers: list[LayerCandidate], proto: onnx.ModelProto, task: _CalibrationTask
 ) -> dict[str, InputCondition]:
     """What serves each tensor that linear layers read."""
+    if not task.samples:
+        return {}
+    wish = task.wish
     by_source: dict[str, list[LayerCandidate]] = defaultdict(list)
     for c in layers:
         if not c.reason:
             by_source[c.source].append(c)
     groups = {name: group for name, cs in by_source.items() if (group := layer_group(graph, cs)) is not None}
     groups = {name: g for name, g in groups.items() if g.free or (g.scale is None and wish.runtime not in ONNXRUNTIME)}
-    if not samples:
-        return {}
     axes = {name: -1 if g.free else by_source[name][0].axis for name, g in groups.items()}
-    seen = observe_activations(proto, axes, samples, progress, wish.counts_padding)
+    seen = observe_activations(proto, axes, task.samples, task.progress, wish.counts_padding)
     conditions: dict[str, InputCondition] = {}
     form = UINT8 if wish.dynamic else wish.activation_format
     for done, (name, group) in enumerate(groups.items()):
-        if progress is not None:
-            progress("smooth", done, len(groups))
+        if task.progress is not None:
+            task.progress("smooth", done, len(groups))
         if name in seen:
             condition = choose_condition(group, seen[name], form, wish.weight_format, wish.block_size)
             if condition is not None:
@@ -225,25 +231,23 @@ def _choose_conditions(
 def _plan_layers(
     proto: onnx.ModelProto,
     layers: list[LayerCandidate],
-    wish: QuantizationRequest,
-    samples: Sequence[Arrays],
+    task: _CalibrationTask,
     migrations: Sequence[Migration],
     conditions: Mapping[str, InputCondition],
-    progress: Progress | None,
 ) -> tuple[dict[str, LayerPlan], dict[str, tuple[str, ScaleZeroPoint]], tuple[LayerReport, ...]]:
     """How each layer would be written, the results that are quantized for all who read them, and the account."""
+    wish = task.wish
     ready = [c for c in layers if not c.reason]
     seen: Mapping[str, ActivationStats] = {}
     ends: Mapping[str, tuple[float, float]] = {}
     form = wish.activation_format
     if form is not None:
         behind = {c.activated: 1 for c in ready if c.activated and wish.runtime in ONNXRUNTIME}
-        seen = observe_activations(
-            proto, behind | {c.input: c.axis for c in ready}, samples, progress, wish.counts_padding
-        )
+        axes = behind | {c.input: c.axis for c in ready}
+        seen = observe_activations(proto, axes, task.samples, task.progress, wish.counts_padding)
         ends = {name: (float(s.low.min()), float(s.high.max())) for name, s in seen.items()}
         if wish.calibration != "minmax" and seen:
-            ends = calibrate_ranges(proto, list(seen), samples, wish.calibration, form is not UINT8, progress)
+            ends = calibrate_ranges(proto, list(seen), task.samples, wish.calibration, form is not UINT8, task.progress)
     kinds: dict[str, list[str]] = defaultdict(list)
     reach: dict[str, float] = {}
     for m in migrations:
