@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ import torch
 from ..errors import ExportError, InputError
 from ..graphs.proto_queries import module_from_scope
 from ..graphs.type_opsets import raise_opset_for_types
+from ..loading.torch_state import silence_logger
 from ..model import LoadedModel
 from ..option_values import OPSETS
 from ..storage.export_record import read_record, write_record
@@ -295,21 +295,16 @@ def _transpose_linear_weights(graph: ir.Graph) -> None:
 @contextmanager
 def silence_torch() -> Iterator[None]:
     """Keep torch's warnings, prints and logs off the user's terminal; what goes wrong comes as an exception."""
-    loggers = [logging.getLogger(name) for name in ("torch", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
     with (
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
+        silence_logger("torch"),
+        silence_logger("onnxscript"),
+        silence_logger("onnx_ir"),
     ):
         warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+        yield
 
 
 def _describe_export_error(error: BaseException, program: torch.export.ExportedProgram) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,8 @@ def load(
             loaded = _model_from_folder(path, prepare_folder(path, trust, task, part), inputs, dims, eval)
         else:
             state = find_state_dict(unpickle_fully(path), key, path) if weights is None else weights
-            loaded = _model_from_weights(path, kind, state, model, model_args or {}, wishes, eval)
+            make = partial(make_model, model, model_args or {}) if model else None
+            loaded = _model_from_weights(path, kind, state, make, wishes, eval)
     flags = {
         "model": model,
         "model_args": dict(model_args or {}),
@@ -291,31 +293,27 @@ def _model_from_weights(
     path: Path,
     kind: FileKind,
     weights: State | ScriptWeights | nn.Module,
-    model: str | None,
-    model_args: Mapping[str, Any],
+    make: Callable[[], nn.Module] | None,
     wishes: InputRequest,
     eval_mode: bool,
 ) -> LoadedModel:
-    if isinstance(weights, nn.Module) and model is None:
-        return trace_module(unwrap_module(weights), (), {}, wishes, eval_mode=eval_mode, kind="pickled module")
-    if isinstance(weights, ScriptWeights):
-        with _mention_missing_inputs(wishes):
-            made = make_model(str(model), model_args)
-        return _fill_and_trace(path, made, weights.weights_for(made), wishes, eval_mode, kind)
     if isinstance(weights, nn.Module):
-        state = weights.state_dict()
-    else:
-        state = weights
-    if model is None:
+        if make is None:
+            return trace_module(unwrap_module(weights), (), {}, wishes, eval_mode=eval_mode, kind="pickled module")
+        weights = weights.state_dict()
+    if make is None:
+        state = weights.parameters if isinstance(weights, ScriptWeights) else weights
         raise LoadError(
             f"{path} holds weights alone ({len(state)} tensors: {join_names(list(state), 3)}): say which model "
             "they belong "
             f"to with --model package.module:factory{'' if wishes.inputs else _INPUTS_TOO}"
         )
-    form = kind if kind is FileKind.SAFETENSORS else "state_dict"
     with _mention_missing_inputs(wishes):
-        made = make_model(model, model_args)
-    return _fill_and_trace(path, made, state, wishes, eval_mode, form)
+        made = make()
+    if isinstance(weights, ScriptWeights):
+        return _fill_and_trace(path, made, weights.weights_for(made), wishes, eval_mode, kind)
+    form = kind if kind is FileKind.SAFETENSORS else "state_dict"
+    return _fill_and_trace(path, made, weights, wishes, eval_mode, form)
 
 
 @contextlib.contextmanager
