@@ -87,7 +87,8 @@ def test_what_does_not_fit_is_refused_before_it_runs(
 ) -> None:
     given = {name: value for name, value in (feeds() | change).items() if value is not None}
     with normdeploy.open_runner(model) as runner:
-        monkeypatch.setattr(runner, "_run", lambda tensors: pytest.fail("it ran"))
+        for method in ("_run_tensors", "_run_arrays"):
+            monkeypatch.setattr(runner, method, lambda given: pytest.fail("it ran"))
         with pytest.raises(InputError, match=said):
             runner.infer(given)
 
