@@ -35,7 +35,7 @@ check: $(STAMP)
 
 # spellings and lookalikes that no run has drawn before, a quarter of an hour
 test-random: $(STAMP)
-	NORMDEPLOY_GRAPHS=5000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/rewriting/test_property.py
+	NORMDEPLOY_GRAPHS=5000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/rewriting/test_rewriting_properties.py
 
 # all that needs a GPU, part by part, in under 25 minutes, with a page of results; where there is none, it says so and fails
 test-gpu: $(STAMP)

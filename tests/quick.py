@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 LONGEST = (
-    "rewriting/test_property.py",
+    "rewriting/test_rewriting_properties.py",
     "plugins/test_emulated.py",
-    "rewriting/test_spellings.py",
-    "storage/test_robustness.py",
+    "rewriting/test_rewriting_spellings.py",
+    "storage/test_storage_robustness.py",
     "test_docs.py",
     "plugins/test_aot.py",
     "graphs/test_simplification.py",
     "recognition/test_affine_chains.py",
-    "cli/test_cli.py",
+    "cli/test_app.py",
     "rewriting/test_branch_merging.py",
     "verbs/bisect/test_file_bisection.py",
     "reports/test_report_page.py",

@@ -23,7 +23,7 @@ from models.layer import Norm
 from normdeploy.errors import InputError, NormdeployError, TrustError
 from normdeploy.ort_sessions import child_process
 from normdeploy.storage.export_record import read_record
-from tests.cli.test_cli import HEAVY, layer_norm_by_hand
+from tests.cli.test_app import HEAVY, layer_norm_by_hand
 
 
 class Block(torch.nn.Module):

@@ -20,7 +20,7 @@ from tests.changed import files_of
         ("normdeploy/engines/builder_process.py", "tests/engines/test_ep_context.py"),  # those of its folder
         ("docs/export.md", "tests/test_docs.py"),
         ("examples/cpp/run_engine.cpp", "tests/cpp/test_cpp.py"),
-        ("examples/fleet/airflow/normdeploy_fleet.py", "tests/fleet/test_examples.py"),
+        ("examples/fleet/airflow/normdeploy_fleet.py", "tests/fleet/test_fleet_examples.py"),
     ],
 )
 def test_the_files_of_a_file(path: str, wanted: str) -> None:

@@ -202,3 +202,21 @@ def test_one_module_makes_the_sessions_of_onnxruntime() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "InferenceSession"
     }
     assert makers == {"normdeploy.ort_sessions.session"}
+
+
+# Folders of tests that mirror no folder of the package: other trees, and libraries of their own.
+OTHER_TESTS = {"architectures", "cpp", "guests", "plugins"}
+
+
+def test_a_test_file_is_named_for_a_module_of_its_folder_or_for_the_folder() -> None:
+    """Each `tests/<folder>/test_<name>.py` starts with a module, a folder in it, or the folder itself."""
+    nameless = []
+    for file in sorted((ROOT / "tests").glob("*/**/test_*.py")):
+        folder = file.parent.relative_to(ROOT / "tests")
+        if folder.parts[0] in OTHER_TESTS:
+            continue
+        names = [entry.stem for entry in (ROOT / "normdeploy" / folder).iterdir()]
+        name = file.stem.removeprefix("test_")
+        if not any(f"{name}_".startswith(f"{known}_") for known in [*names, folder.name]):
+            nameless.append(str(file.relative_to(ROOT)))
+    assert not nameless

@@ -24,8 +24,8 @@ CORE = (
     "loading/test_state_dicts",
     "test_models",
     "test_raw_export",
-    "loading/test_training_mode",
-    "loading/test_trust",
+    "loading/test_train_mode_checks",
+    "loading/test_loading_trust",
 )
 """What hangs on torch and its exporter: loading without trust, train mode, export of every norm of `models`, what torch
 itself writes."""

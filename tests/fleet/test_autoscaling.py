@@ -21,7 +21,7 @@ from normdeploy.fleet.autoscaling import ResourceDemand, resource_of_step
 from normdeploy.fleet.job_steps import JobStep, StepNeeds
 
 from .clusters import CAPABILITY, ROOT
-from .test_ray import run_on
+from .test_ray_pool import run_on
 from .toys import CPU, cells, toy_fleet
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -317,20 +316,6 @@ def test_a_store_travels_to_another_process_without_its_key(signed: Signed) -> N
     sent = pickle.dumps(signed.store)
     assert signed.private.read_bytes().splitlines()[1] not in sent
     assert pickle.loads(sent).read_record(signed.keys()[BUILD]) == signed.store.read_record(signed.keys()[BUILD])
-
-
-def test_signing_and_verifying_cost_a_small_part_of_a_step(signed: Signed) -> None:
-    """A cached step may take 20 ms of the driver; the two together take about half of one."""
-    record, plain = signed.store.read_record(signed.keys()[BUILD]), StepStore(FolderBackend(signed.folder / "store"))
-    assert record is not None
-
-    def seconds(store: StepStore) -> float:
-        start = time.process_time()
-        for _ in range(100):
-            store.opened(store.seal(json.dumps(record.to_json()).encode()))
-        return (time.process_time() - start) / 100
-
-    assert seconds(signed.store) - seconds(plain) < 0.005
 
 
 def test_the_key_covers_what_it_is_the_hash_of(signed: Signed) -> None:

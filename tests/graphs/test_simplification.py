@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -33,6 +32,7 @@ from normdeploy.model import Dim, InputSpec, LoadedModel
 from normdeploy.storage.weight_serialization import detach_weights
 from tests.rewriting.test_weight_rows import specs
 from tests.support import run_onnxruntime
+from tests.work import count_calls
 
 EPS = 1e-12
 
@@ -507,16 +507,18 @@ def constants(nodes: int) -> onnx.ModelProto:
 
 @pytest.mark.parametrize(("make", "size", "left"), [(chain, 500, 4), (constants, 1500, 0)])
 def test_grows_with_the_graph_not_with_its_square(make: Callable[[int], onnx.ModelProto], size: int, left: int) -> None:
-    def seconds(size: int) -> float:
+    def calls(size: int) -> int:
         proto = make(size)
-        start = time.process_time()
-        assert len(simplify(proto).proto.graph.node) == max(1, left * size)
-        return time.process_time() - start
 
-    seconds(50)  # imports and caches
-    few = min(seconds(size) for _ in range(3))
-    # 4 × the nodes: 4 × the time if linear, 16 × if square; one run may hold a collection of this process's garbage
-    assert any(seconds(4 * size) < 8 * few for _ in range(3))
+        def run() -> None:
+            assert len(simplify(proto).proto.graph.node) == max(1, left * size)
+
+        return count_calls(run)
+
+    # The first run imports and fills caches.
+    calls(50)
+    # Four times the nodes make four times the calls if the work is linear, and 16 times if it is square.
+    assert calls(4 * size) < 5 * calls(size)
 
 
 @pytest.mark.parametrize(("name", "dtype", "dynamic"), VARIANTS)

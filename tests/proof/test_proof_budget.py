@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import onnx
 import pytest
@@ -52,13 +50,10 @@ def test_many_axes_of_one_size_are_proved(dims: list[str | int], gamma: bool, ax
 
 
 def test_a_tensor_of_twelve_open_axes_is_too_large_and_says_so() -> None:
-    start = time.process_time()
     (finding,) = normdeploy.optimize(root_mean_square(list("abcdefghijkl"))).summary.findings
     assert finding.status == "refused"
     assert "too large" in finding.reason
     assert "20,000,000,000" in finding.reason
-    # A proof of as many operations as are allowed takes a third of a minute; this one ends before it has begun.
-    assert time.process_time() - start < 60
 
 
 def test_a_polynomial_of_too_many_terms_is_refused() -> None:

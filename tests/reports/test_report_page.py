@@ -26,7 +26,7 @@ from normdeploy.reports import plots
 from normdeploy.reports.report import Report
 from normdeploy.reports.report_page import render_page
 
-from ..cli.test_cli import layer_norm_by_hand, run
+from ..cli.test_app import layer_norm_by_hand, run
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 HOSTILE = "a<script>alert(1)</script>\"' onload=x </style><img src=http://h/x> $x^{ \u202e\x1b[31m 模型 \ud800"

@@ -50,7 +50,7 @@ _MOVED = frozenset(
         "Where",
     }
 )
-# Moved by onnx's evaluator, which ours does not cover; seen to be right (tests/graphs/test_cleaning.py).
+# Moved by onnx's evaluator, which ours does not cover; seen to be right (tests/graphs/test_simplification_rules.py).
 _MOVED_BY_ONNX = frozenset({"GatherND", "NonZero", "ScatterND", "Trilu"})
 _COMPARED = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 _WHOLE = _COMPARED | {

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,12 +113,10 @@ def test_table_of_many_versions_is_short_and_tells_what_is_worse_first(bundle: P
     """A manifest may name any number of versions, and each is a row."""
     edited(bundle, lambda m: m["versions"].update({f"library{i}": "1" for i in range(100_000)}))
     (bundle / "README.md").write_text("x")
-    start = time.process_time()
     done = CliRunner().invoke(app, ["recheck", str(bundle)])
     assert done.exit_code == 1
     assert "and 99801 more changes" in done.output
     assert done.output.index("README.md") < done.output.index("library0")
-    assert time.process_time() - start < 20
 
 
 def test_a_newer_model_is_judged_by_the_bundles_samples(made: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from normdeploy.fleet.store_backends import FolderBackend
 from tests.keys import key_pair
 
 from .clusters import nodes
-from .test_ray import TOY, run_on
+from .test_ray_pool import TOY, run_on
 from .toys import CPU, manifest, toy_fleet
 
 

@@ -8,7 +8,6 @@ import os
 import struct
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +29,7 @@ from normdeploy.storage.export_record import read_record
 from normdeploy.storage.npz_files import read_npy, read_npz
 from normdeploy.storage.onnx_files import load_onnx
 from normdeploy.verbs.verify.policy_file import read_policy
+from tests.work import count_calls
 
 
 def _model(weights: list[TensorProto], domains: int = 0) -> onnx.ModelProto:
@@ -92,9 +92,8 @@ def test_weight_without_elements_is_read(tmp_path: Path) -> None:
 
 def test_many_domains_take_linear_time(tmp_path: Path) -> None:
     onnx.save(_model([], domains=30_000), tmp_path / "m.onnx")
-    start = time.process_time()
-    load_onnx(tmp_path / "m.onnx")
-    assert time.process_time() - start < 5
+    # A few calls for each domain.
+    assert count_calls(lambda: load_onnx(tmp_path / "m.onnx")) < 1_000_000
 
 
 def test_domain_that_is_stated_twice_is_named(tmp_path: Path) -> None:
@@ -164,10 +163,13 @@ def test_many_names_of_arrays_take_linear_time(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         for i in range(20_000):
             archive.writestr(f"a{i}.txt", b"")
-    start = time.process_time()
-    with pytest.raises(InputError, match="and 19996 more, which are no arrays"):
-        read_npz(tmp_path / "a.npz")
-    assert time.process_time() - start < 5
+
+    def read() -> None:
+        with pytest.raises(InputError, match="and 19996 more, which are no arrays"):
+            read_npz(tmp_path / "a.npz")
+
+    # zipfile makes about 30 calls for each name.
+    assert count_calls(read) < 2_000_000
 
 
 def test_checkpoint_that_holds_itself_is_refused() -> None:

@@ -16,7 +16,7 @@ from normdeploy.quantization.quantization_request import QuantizationRequest
 from normdeploy.quantization.quantizer import quantize_model
 from normdeploy.quantization.sample_split import split_samples
 from normdeploy.runtimes.onnx_float64 import OnnxFloat64Runner
-from tests.cli.test_cli import run
+from tests.cli.test_app import run
 from tests.half_graphs import text
 from tests.quantization.streams import INPUTS, WIDTH, WORDS, transformer
 from tests.support import run_onnxruntime

@@ -24,7 +24,7 @@ from normdeploy.graphs.symbolic_sizes import Size
 from normdeploy.proof.contrib_definitions import TABLE
 from normdeploy.proof.proto_evaluation import IndexTensor, LookupTable, attributes_of
 from normdeploy.rewriting import norm_optimizer
-from tests.contrib.test_foreign import CASES, EMBEDDING, EMBEDDINGS, SHWC, VECTOR, Case, H, built, file
+from tests.contrib.test_contrib_files import CASES, EMBEDDING, EMBEDDINGS, SHWC, VECTOR, Case, H, built, file
 from tests.foreign_references import TABLE as REFERENCES
 from tests.proof.floats import evaluated
 

@@ -348,7 +348,7 @@ def test_whole_module_needs_trust(tmp_path: Path, sentinel: Path, legacy: bool) 
     path = tmp_path / "module.pt"
     torch.save(module, path, _use_new_zipfile_serialization=not legacy)
     assert detect_kind(path) is (FileKind.LEGACY_PICKLE if legacy else FileKind.PICKLE)
-    with pytest.raises(TrustError, match=r"test_trust\.Pickled.*posix\.system") as caught:
+    with pytest.raises(TrustError, match=r"test_loading_trust\.Pickled.*posix\.system") as caught:
         load(path, inputs=["x[batch,4]"])
     assert "--trust" in str(caught.value)
     assert not sentinel.exists()

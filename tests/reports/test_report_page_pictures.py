@@ -13,7 +13,7 @@ import normdeploy
 from normdeploy.findings.records import DiagramBox, NormDiagram
 from normdeploy.reports.report import Report
 from normdeploy.reports.report_page import render_page
-from tests.cli.test_cli import layer_norm_by_hand, run
+from tests.cli.test_app import layer_norm_by_hand, run
 
 
 def drawn(boxes: tuple[DiagramBox, ...]) -> list[str]:

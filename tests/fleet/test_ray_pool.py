@@ -276,7 +276,7 @@ def test_a_real_model_through_the_command_line_is_the_same_on_two_nodes_and_here
 def test_a_driver_that_is_killed_leaves_what_the_next_run_goes_on_from(cluster: Any, tmp_path: Path) -> None:
     file = toy_fleet(tmp_path, **{f"m{n}": f"slow {n}" for n in range(3)})
     program = (
-        "from pathlib import Path; from tests.fleet.test_ray import run_on;"
+        "from pathlib import Path; from tests.fleet.test_ray_pool import run_on;"
         f" run_on({cluster.address!r}, Path({str(file)!r}), Path({str(tmp_path / 'store')!r}))"
     )
     driver = subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(ROOT)})
