@@ -2,8 +2,8 @@
 
 The definitions follow https://onnx.ai/onnx/operators. Variances are means of centered squares, as in that text. The
 function bodies in onnx's schemas compute E[x²] − E[x]²: the same function, but it cancels in float64 at a large mean,
-and its sign does not follow from its structure. tests/norms/test_norms_definitions.py compares the definitions with these
-bodies, tests/norms/test_norm_table.py the rows with onnx's schemas.
+and its sign does not follow from its structure. tests/norms/test_norms_definitions.py compares the definitions with
+these bodies, tests/norms/test_norm_table.py the rows with onnx's schemas.
 """
 
 from __future__ import annotations

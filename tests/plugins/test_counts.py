@@ -121,14 +121,16 @@ def static(op: str, shape: tuple[int, ...], attributes: dict[str, Any], dtype: s
 
 @pytest.mark.parametrize("n", [5120, 10_240])
 def test_rows_that_are_no_power_of_2_have_a_tactic_without_idle_lanes(n: int) -> None:
-    """The tile of 8,192 for 5,120 elements has 37 % that do nothing but be issued."""
+    """The tile of 8,192 for 5,120 elements has 37 % that do nothing but be issued. A row read in pieces issues fewer
+    instructions than in one tile of any number of warps, and as many threads or more are resident."""
     case = static("LayerNorm", (4, n), LN)
-    whole = counted.kernel(case)
     _, inputs, attributes = case.call()
-    looped = next(i for i, t in enumerate(BY_NAME["LayerNorm"].tiles(inputs, attributes)) if t.loop)
-    pieces = counted.kernel(case, tactic=looped)
-    assert counted.issued(case, pieces).instructions < 0.7 * counted.issued(case, whole).instructions
-    assert pieces.resources((9, 0))[2] >= whole.resources((9, 0))[2]
+    tiles = BY_NAME["LayerNorm"].tiles(inputs, attributes)
+    whole = [counted.kernel(case, tactic=tactic) for tactic, tile in enumerate(tiles) if not tile.loop]
+    in_pieces = [counted.kernel(case, tactic=tactic) for tactic, tile in enumerate(tiles) if tile.loop]
+    pieces = min(in_pieces, key=lambda kernel: counted.issued(case, kernel).instructions)
+    assert counted.issued(case, pieces).instructions < min(counted.issued(case, k).instructions for k in whole)
+    assert pieces.resources((9, 0))[2] >= max(k.resources((9, 0))[2] for k in whole)
 
 
 def test_rows_of_16384_have_a_tactic_of_which_several_blocks_fit() -> None:
