@@ -1,6 +1,6 @@
 """The options of the verbs, each stated once: a field of a frozen dataclass, with its flag and its help.
 
-The command line makes its options of these fields (`normdeploy.cli.groups`), a verb in Python its keywords
+The command line makes its options of these fields (`normdeploy.cli.options`), a verb in Python its keywords
 (`normdeploy.verbs.arguments.argument_validation.take_fields_as_arguments`), and the schema of ``fleet.toml`` its keys.
 Nothing heavy is imported here.
 """

@@ -59,6 +59,9 @@ SIGNALS = {
     "Ray node": (signal.SIGKILL,),
 }
 
+# A kind of process that is never found ends a series, which would go on for ever.
+MOST_MISSED = 20
+
 
 @dataclass
 class Tally:
@@ -248,6 +251,8 @@ def series(
             driven = Driven(folder / f"{kind.replace(' ', '_')}_{number}", address)
             driven.make()
             while not complete(driven) and tally.kills < kills:
+                if tally.missed > MOST_MISSED * (kills + tally.kills):
+                    raise SystemExit(f"{kind}: {tally.kills} of {tally.kills + tally.missed} kills found one to hit")
                 disturb(driven, kind, tally, rng, cluster, pace, 1 if "driver" in kind else PER_DRIVE)
             finish(driven, tally, wanted)
             number += 1

@@ -7,6 +7,8 @@ import random
 from contextlib import suppress
 from pathlib import Path
 
+from normdeploy.fleet import fork_server
+
 
 def children(pid: int) -> list[int]:
     """Any of its threads may have started them, so every process is asked for its parent."""
@@ -31,7 +33,7 @@ def target(kind: str, driver: int, rng: random.Random) -> int | None:
         return driver
     if kind == "Ray worker":
         return rng.choice(found) if (found := ray_steps()) else None
-    warm = [c for c in children(driver) if b"normdeploy.fleet.warm" in _words(c)]
+    warm = [c for c in children(driver) if fork_server.__name__.encode() in _words(c)]
     if kind == "warm process":
         return warm[0] if warm else None
     steps = [s for w in warm for s in children(w)]
