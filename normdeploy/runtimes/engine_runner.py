@@ -223,7 +223,7 @@ class EngineRunner(LiveRunner):
                 self._require_success(
                     context.set_tensor_address(spec.name, address), f"the memory of output {spec.name!r}"
                 )
-        return lambda: {s.name: fixed[s.name] if s.name in fixed else allocators[s.name].tensor() for s in self.outputs}
+        return lambda: {s.name: fixed[s.name] if s.name in fixed else allocators[s.name].output_tensor() for s in self.outputs}
 
     def _enqueue_run(self) -> None:
         if not self._context.execute_async_v3(self._cuda.handle):

@@ -73,7 +73,7 @@ def test_an_export_that_loads_and_does_not_run_is_an_error(monkeypatch: pytest.M
     """Raw export and result fail alike, and PyTorch runs the model: the export is to blame."""
     from normdeploy.verbs.export import export_function
 
-    edited(monkeypatch, export_function, "to_light", wrong_bias)
+    edited(monkeypatch, export_function, "export_without_weights", wrong_bias)
     net, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval(), torch.randn(1, 3, 6, 6)
     with pytest.raises(ExportError, match=r"loads it and does not run it: .*bias must be a 1D tensor"):
         normdeploy.export(net, (x,))
@@ -109,7 +109,7 @@ def test_what_is_made_of_a_file_that_loads_has_to_load(monkeypatch: pytest.Monke
         '<ir_version: 10, opset_import: ["": 21]> g (float[N] x) => (float[N] y) <float[1] w = {1}> { z = Add(x, w) y ='
         " Relu(z) }"
     )
-    edited(monkeypatch, norm_optimizer, "optimized", unknown)
+    edited(monkeypatch, norm_optimizer, "optimize_with_steps", unknown)
     with pytest.raises(GraphError, match=r"not what was made of it, so nothing is written: .*NoSuchOp"):
         normdeploy.optimize(relu, tmp_path / "m.onnx", compare_limit=0)
     assert not list(tmp_path.iterdir())
@@ -215,6 +215,6 @@ def test_trouble_bfloat16_kept_as_integers_is_read() -> None:
 
 
 def test_half_precision_that_does_not_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    edited(monkeypatch, half_conversion, "converted", lambda proto: proto.graph.node[0].ClearField("input"))
+    edited(monkeypatch, half_conversion, "convert_to_half", lambda proto: proto.graph.node[0].ClearField("input"))
     with pytest.raises(GraphError, match="would not run in fp16, and nothing is written"):
         normdeploy.export(nn.Linear(4, 4).eval(), (torch.randn(2, 4),), precision="fp16")
