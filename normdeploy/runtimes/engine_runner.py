@@ -223,7 +223,17 @@ class EngineRunner(LiveRunner):
                 self._require_success(
                     context.set_tensor_address(spec.name, address), f"the memory of output {spec.name!r}"
                 )
-        return lambda: {s.name: fixed[s.name] if s.name in fixed else allocators[s.name].output_tensor() for s in self.outputs}
+
+        def output_tensors() -> dict[str, torch.Tensor]:
+            tensors = {}
+            for spec in self.outputs:
+                if spec.name in fixed:
+                    tensors[spec.name] = fixed[spec.name]
+                else:
+                    tensors[spec.name] = allocators[spec.name].output_tensor()
+            return tensors
+
+        return output_tensors
 
     def _enqueue_run(self) -> None:
         if not self._context.execute_async_v3(self._cuda.handle):
