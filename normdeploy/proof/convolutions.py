@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -106,6 +106,24 @@ def _fixed_input_axes(x: Value, axes: Axes, rank: int) -> frozenset[Any]:
     return x.fixed | frozenset(axis_identity(atom) for axis in axes[3 : 3 + rank] for atom in axis)
 
 
+@dataclass(frozen=True)
+class _ConvolvedAxis:
+    """One axis along which a convolution reads windows.
+
+    Attributes:
+        attributes: stride, dilation, padding and the like along it.
+        source: the axis of the input.
+        places: the axis of the output.
+        tap: the axis of the kernel, whose length is ``kernel``.
+    """
+
+    attributes: tuple[Any, ...]
+    source: Atoms
+    places: Atoms
+    tap: Atoms
+    kernel: Size
+
+
 def _gather_windows(m: ProofInterpreter, x: Value, kernel: tuple[Size, ...], attrs: Attrs, transposed: bool) -> Value:
     """(N, g, i, S'…, K…) of (N, g, i, S…)."""
     rank = len(kernel)
@@ -128,10 +146,12 @@ def _gather_windows(m: ProofInterpreter, x: Value, kernel: tuple[Size, ...], att
         tap = m.plan.atoms_of(kernel[i])
         for atom in tap:
             m.plan.sum_over(atom)
+        axis = _ConvolvedAxis(_tap_attributes(attrs, i, rank), source, places, tap, kernel[i])
         if m.plan.displaced and not transposed and _auto_pad(attrs) == "NOTSET":
-            index, exact, real = _displacement_map(m, attrs, i, rank, source, places, kernel[i], a is not None)
+            index, exact, real = _displacement_map(m, axis, exactly=a is not None)
         else:
-            index, exact, real = _point_map(m, attrs, i, rank, source, places, tap, transposed, a is not None)
+            has_zeros = transposed or _reaches_padding(attrs, i, rank)
+            index, exact, real = _point_map(m, axis, transposed=transposed, has_zeros=has_zeros, exactly=a is not None)
         laid = [1] * slots.start + [-1] + [1] * (f.ndim - slots.stop)
         f = _take_points(m, f, slots, source, index)
         f = f if real is None else np.where(real.reshape(laid) == 0, 0.0, f)
@@ -176,36 +196,35 @@ def _split_places_and_taps(m: ProofInterpreter, x: Array, at: int, places: Atoms
     return y.transpose([s for s in range(y.ndim) if s not in ends] + list(ends))
 
 
+def _count_points(m: ProofInterpreter, *axes: Atoms) -> list[int]:
+    """Return the number of points drawn along each axis."""
+    return [int(np.prod([m.plan.point_count(a) for a in atoms], dtype=int)) for atoms in axes]
+
+
 def _point_map(
-    m: ProofInterpreter,
-    attrs: Attrs,
-    i: int,
-    rank: int,
-    source: Atoms,
-    places: Atoms,
-    tap: Atoms,
-    transposed: bool,
-    exactly: bool,
+    m: ProofInterpreter, axis: _ConvolvedAxis, *, transposed: bool, has_zeros: bool, exactly: bool
 ) -> tuple[Array, Array | None, Array | None]:
     """For each place and tap: which point of the input is read, in the field what part of each point (points, places ·
-    taps), and a zero where one may stand (None where none may)."""
-    counts = [int(np.prod([m.plan.point_count(a) for a in atoms], dtype=int)) for atoms in (source, places, tap)]
+    taps), and a zero where one may stand (None where none may).
+
+    Args:
+        has_zeros: whether a zero may stand there.
+    """
+    counts = _count_points(m, axis.source, axis.places, axis.tap)
     reads = counts[1] * counts[2]
     if m.draws.turn:
-        return _shifted_points(counts, _tap_attributes(attrs, i, rank), m.draws.turn), None, None
-    index = _shuffled_points(counts[0], reads, _tap_attributes(attrs, i, rank))
-    zeros = transposed or _reaches_padding(attrs, i, rank)
+        return _shifted_points(counts, axis.attributes, m.draws.turn), None, None
+    index = _shuffled_points(counts[0], reads, axis.attributes)
     real = None
-    if zeros:
+    if has_zeros:
         real = np.ones(reads)
         # not at an end, where a NaN is put
         real[reads // 2 if reads > 2 else 0] = 0.0
     if m.gf is None or not exactly:
         return index, None, real
-    exact = m.random_elements(
-        ("gather", transposed, _tap_attributes(attrs, i, rank), source, places, tap), (counts[0], reads)
-    )
-    if not zeros:
+    key = ("gather", transposed, axis.attributes, axis.source, axis.places, axis.tap)
+    exact = m.random_elements(key, (counts[0], reads))
+    if not has_zeros:
         exact = exact.copy()
         exact[-1] = (1 - exact[:-1].sum(axis=0)) % m.gf.p
     return index, exact, real
@@ -232,22 +251,24 @@ def _shifted_points(counts: Sequence[int], key: tuple[Any, ...], turn: int) -> A
 
 
 def _displacement_map(
-    m: ProofInterpreter, attrs: Attrs, i: int, rank: int, source: Atoms, places: Atoms, kernel: Size, exactly: bool
+    m: ProofInterpreter, axis: _ConvolvedAxis, *, exactly: bool
 ) -> tuple[Array, Array | None, Array | None]:
     """As `_point_map`, one map of the places for each displacement, the same for all convolutions (the lemma of
     `normdeploy.rewriting.branch_expressions`)."""
-    points, outputs = (int(np.prod([m.plan.point_count(a) for a in atoms], dtype=int)) for atoms in (source, places))
-    stride, dilation, _, begin, *_ = _tap_attributes(attrs, i, rank)
-    taps = kernel.constant_value
+    points, outputs = _count_points(m, axis.source, axis.places)
+    stride, dilation, _, begin, *_ = axis.attributes
+    taps = axis.kernel.constant_value
     if taps is None:
         raise NotProved(ProofFailure.SIZE, "a kernel whose size is open")
+    length = product_of_sizes(axis.source)
+    made = product_of_sizes(axis.places)
     index = []
     exact = []
     real = []
     for tap in range(taps):
         e = tap * dilation - begin
-        same = stride == 1 and e == 0 and product_of_sizes(source) == product_of_sizes(places)
-        inside = e >= 0 and (product_of_sizes(source) - 1 - (product_of_sizes(places) - 1) * stride - e).is_nonnegative
+        same = stride == 1 and e == 0 and length == made
+        inside = e >= 0 and (length - 1 - (made - 1) * stride - e).is_nonnegative
         index.append(
             np.arange(points) if same else np.random.default_rng([53, e + 2**20, stride]).integers(0, points, outputs)
         )
@@ -258,7 +279,7 @@ def _displacement_map(
                 one: Array = np.zeros((points, points), dtype=object)
                 one[np.arange(points), np.arange(points)] = 1
             else:
-                one = m.random_elements(("gather", stride, e, source, places), (points, outputs)).copy()
+                one = m.random_elements(("gather", stride, e, axis.source, axis.places), (points, outputs)).copy()
                 if inside:
                     one[-1] = (1 - one[:-1].sum(axis=0)) % m.gf.p
             exact.append(one)

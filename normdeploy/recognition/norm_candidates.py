@@ -105,7 +105,7 @@ def _read_norm(graph: Graph, c: RootCandidate, x: gs.Tensor, y: gs.Tensor) -> No
     # their product is a norm too, but with an epsilon that nobody wrote
     if _longest_norm_chain(graph, region) > 1:
         return RejectedReading("two norms, one after the other, lie between them", y.name, clarity=Clarity.APART)
-    return read_region(graph, region, shape, dtype)
+    return read_region(region, shape, dtype)
 
 
 def _longest_norm_chain(graph: Graph, region: Region) -> int:

@@ -21,7 +21,9 @@ from .norm_parameters import MeasuredParameter, find_parameter, numbers_cast_to_
 from .probe_sizes import bound_regions
 
 
-def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> Norm | RejectedReading:
+def read_region(region: Region, shape: Dims, dtype: np.dtype) -> Norm | RejectedReading:
+    """Read the norm that a region computes of its first leaf, of ``shape`` and ``dtype``, or say why it is none."""
+    graph = region.graph
     fits: list[NormFit] = []
     given: list[list[np.ndarray]] = []
     refusal = RejectedReading("it can't be evaluated at any size", region.y.name, clarity=Clarity.APART, region=region)
@@ -60,9 +62,11 @@ def read_region(graph: Graph, region: Region, shape: Dims, dtype: np.dtype) -> N
         difference = _describe_size_difference(*fits)
         if difference is not None:
             return RejectedReading(difference, region.y.name, region=region, fit=fits[0])
-    norm = _build_norm(graph, region, unbiased or fits[0], given[0], shape, dtype, ddof=0 if unbiased is None else 1)
+    norm = _build_norm(region, unbiased or fits[0], given[0], shape, dtype)
     if isinstance(norm, Refusal):
         return RejectedReading(norm.reason, norm.tensor, region=region, fit=fits[0])
+    if unbiased is not None:
+        norm = replace(norm, ddof=1)
     graph.memo[template] = norm
     return norm
 
@@ -148,14 +152,14 @@ def _has_varying_gamma(fit: NormFit) -> bool:
 
 
 def _build_norm(
-    graph: Graph,
-    region: Region,
-    fitted: NormFit,
-    others: Sequence[np.ndarray],
-    shape: Dims,
-    dtype: np.dtype,
-    ddof: int = 0,
+    region: Region, fitted: NormFit, others: Sequence[np.ndarray], shape: Dims, dtype: np.dtype
 ) -> Norm | Refusal:
+    """Build the norm of a fit, with the file's own gamma, beta and epsilon where they are what was measured.
+
+    Args:
+        others: the values of the other leaves while it was measured.
+    """
+    graph = region.graph
     grouped = fitted.split is not None
     gamma = find_parameter(graph, region, fitted.gamma, others, neutral=1.0, vector=grouped)
     beta = find_parameter(graph, region, fitted.beta, others, neutral=0.0, vector=grouped)
@@ -194,8 +198,7 @@ def _build_norm(
         epsilon,
         gamma,
         beta,
-        ddof,
-        _epsilon_notes(graph, region, epsilon),
+        notes=_epsilon_notes(graph, region, epsilon),
     )
 
 

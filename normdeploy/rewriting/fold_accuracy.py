@@ -292,6 +292,13 @@ def _loss_of_fold_into_previous(chain: AffineChain, share: FoldShare, stated: _S
     ]
     exact, before, after = (np.tile(stated.mean, (_DRAWS, 1)) for _ in range(3))
     channels = np.array([row.output for row in rows], dtype=int)
+
+    def find_loss(among: np.ndarray) -> AccuracyLoss | None:
+        cut = share.start + among
+        whole = stated.run(exact, rounding=False)
+        rounded = stated.run(before, rounding=True)
+        return worst_channel(whole[:, cut], rounded[:, cut], after[:, cut], dtype, among, linear.title)
+
     losses: list[AccuracyLoss | None] = []
     for row in rows:
         o = row.output
@@ -309,23 +316,9 @@ def _loss_of_fold_into_previous(chain: AffineChain, share: FoldShare, stated: _S
         after[:, share.start + o] = sum_products(linear, x * folded[0], folded[1], dtype)
         # several matrices of one MatMul: one at a time
         if np.count_nonzero(channels == o) > 1:
-            losses.append(_worst_loss(stated, exact, before, after, dtype, share, np.array([o])))
-    losses.append(_worst_loss(stated, exact, before, after, dtype, share, np.unique(channels)))
+            losses.append(find_loss(np.array([o])))
+    losses.append(find_loss(np.unique(channels)))
     return max((loss for loss in losses if loss is not None), key=lambda loss: loss.after.bound_ratio, default=None)
-
-
-def _worst_loss(
-    stated: _StatedAffine,
-    exact: np.ndarray,
-    before: np.ndarray,
-    after: np.ndarray,
-    dtype: np.dtype,
-    share: FoldShare,
-    channels: np.ndarray,
-) -> AccuracyLoss | None:
-    cut = share.start + channels
-    y = [stated.run(exact, rounding=False), stated.run(before, rounding=True), after]
-    return worst_channel(y[0][:, cut], y[1][:, cut], y[2][:, cut], dtype, channels, share.linear.title)
 
 
 def _loss_of_fold_into_next(chain: AffineChain, share: FoldShare, stated: _StatedAffine) -> AccuracyLoss | None:
