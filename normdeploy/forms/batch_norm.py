@@ -192,10 +192,10 @@ def fold_into_next(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
     behind = _linear_behind(graph, affine)
     if isinstance(behind, Refusal):
         return behind
-    linear, views, a, b = behind
-    if linear.has_padding() and b.any():
+    linear = behind.linear
+    if linear.has_padding() and behind.shift.any():
         return Refusal(f"{linear.title} pads its input with zeros, which the shift would have to reach", affine.y.name)
-    return _fold_next_linear(graph, affine, linear, views, (a, b), *linear.scale_input(a, b))
+    return _fold_next_linear(graph, affine, behind, *linear.scale_input(behind.scale, behind.shift))
 
 
 def fold_scale_into_next(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
@@ -203,7 +203,6 @@ def fold_scale_into_next(graph: Graph, affine: AffineChain) -> AffineFold | Refu
     behind = _linear_behind(graph, affine)
     if isinstance(behind, Refusal):
         return behind
-    linear, views, a, b = behind
     # a scale may be 0
     with evaluator.silence_numpy():
         ratio = affine.shift / affine.scale
@@ -213,7 +212,8 @@ def fold_scale_into_next(graph: Graph, affine: AffineChain) -> AffineFold | Refu
         )
     shift = graph.add_constant(f"{affine.y.name}_shift", _trim_leading_axes(ratio), affine.dtype)
     added = graph.make_node("Add", [affine.z, shift], affine.y)
-    return _fold_next_linear(graph, affine, linear, views, (a, b), *linear.scale_input(a, np.zeros_like(a)), added)
+    scaled = behind.linear.scale_input(behind.scale, np.zeros_like(behind.scale))
+    return _fold_next_linear(graph, affine, behind, *scaled, added)
 
 
 def write_scale_and_shift(graph: Graph, affine: AffineChain) -> AffineFold | Refusal:
@@ -289,10 +289,23 @@ def smallest_window(linear: ConstantLinear) -> tuple[int, ...] | None:
 # ------------------------------------------------------------------ the linear op behind
 
 
-def _linear_behind(
-    graph: Graph, affine: AffineChain
-) -> tuple[ConstantLinear, list[gs.Node], np.ndarray, np.ndarray] | Refusal:
-    """The linear op behind the scale, the views on the way, and scale and shift as vectors over its input channels."""
+@dataclass(frozen=True)
+class _NextLinear:
+    """The linear op behind a scale and shift.
+
+    Attributes:
+        views: on the way to it.
+        scale, shift: over its input channels.
+    """
+
+    linear: ConstantLinear
+    views: list[gs.Node]
+    scale: np.ndarray
+    shift: np.ndarray
+
+
+def _linear_behind(graph: Graph, affine: AffineChain) -> _NextLinear | Refusal:
+    """Find the linear op that alone reads a scale and shift, behind views."""
     t, views = views_below(graph, affine.y)
     reading = value_readers(graph, t)
     if graph.is_output(t) or graph.is_output(affine.y) or len(reading) != 1:
@@ -306,27 +319,29 @@ def _linear_behind(
     if linear.data_input is not t:
         return Refusal(f"it is the weight or bias of {linear.title}", affine.y.name)
     linear = absorb_added_bias(graph, linear)
-    vectors = [input_channel_vector(graph, values, affine.y, t, linear) for values in (affine.scale, affine.shift)]
-    a, b = vectors
-    if a is None or b is None:
+    scale = input_channel_vector(graph, affine.scale, affine.y, t, linear)
+    shift = input_channel_vector(graph, affine.shift, affine.y, t, linear)
+    if scale is None or shift is None:
         return Refusal(f"its scale or shift varies along more than the input channels of {linear.title}", affine.y.name)
-    return linear, views, a, b
+    return _NextLinear(linear, views, scale, shift)
 
 
 def _fold_next_linear(
     graph: Graph,
     affine: AffineChain,
-    linear: ConstantLinear,
-    views: Sequence[gs.Node],
-    vectors: tuple[np.ndarray, np.ndarray],
+    behind: _NextLinear,
     w: np.ndarray,
     c: np.ndarray,
     added: gs.Node | None = None,
 ) -> AffineFold | Refusal:
-    """``vectors``: scale and shift over the input channels. ``added``: the Add that keeps the shift, where the scale
-    alone is taken."""
+    """Write the linear op with the weight ``w`` and the bias ``c``.
+
+    Args:
+        added: the Add that keeps the shift, where the scale alone is taken.
+    """
+    linear = behind.linear
     source = affine.z if added is None else added.outputs[0]
-    copies = _copy_views(graph, views, source)
+    copies = _copy_views(graph, behind.views, source)
     made = linear.write_nodes(graph, copies[-1].outputs[0] if copies else source, w, c, linear.out, affine.dtype)
     if isinstance(made, Refusal):
         return made
@@ -335,13 +350,18 @@ def _fold_next_linear(
     shapes: list[Edit] = []
     for reader in (r for r in graph.consumers(affine.y) if r.op in ("Shape", "Size")):
         shapes.append((reader.outputs[0], (_copy_node(graph, reader, affine.z),)))
-    small = None if views else smallest_window(linear)
+    small = None if behind.views else smallest_window(linear)
     if added is None:
         became = f"folded into {linear.title} behind it"
     else:
         became = f"its scale folded into {linear.title} behind it, its shift one Add"
     share = FoldShare(
-        linear, "input" if added is None else "scale", *vectors, *_written_constants(linear, made), bool(views)
+        linear,
+        "input" if added is None else "scale",
+        behind.scale,
+        behind.shift,
+        *_written_constants(linear, made),
+        bool(behind.views),
     )
     expressions = FoldExpressions(affine.region, ratio=() if added is None else (added.inputs[1],), shares=(share,))
     remains = () if added is None else (added.op,)
