@@ -45,7 +45,7 @@ from .tensor_ranges import (
     measure_ranges,
     require_small_run,
 )
-from .type_conversion import FORMATS, CastWriter, HalfFormat, initializer_values, narrow_types
+from .type_conversion import FORMATS, CastWriter, Float32Parts, HalfFormat, initializer_values, narrow_types
 
 PROPERTY = "normdeploy.precision"
 
@@ -105,7 +105,8 @@ def convert_to_half(
     always = {
         i: places for i, node in enumerate(proto.graph.node) if (places := float32_inputs(node, view.opset, view.form))
     }
-    casts = CastWriter(proto.graph, view.floating_tensors, set(kept), wide_inputs, wide_outputs, form, always)
+    float32 = Float32Parts(frozenset(kept), wide_inputs, wide_outputs, always)
+    casts = CastWriter(proto.graph, view.floating_tensors, float32, form)
     apart = casts.rewrite_graph() | wide_outputs | {o for i in casts.wide_nodes for o in proto.graph.node[i].output}
     narrow_types(proto, form, casts.wide_nodes, apart)
     move_casts_behind_transposes(proto.graph, form)

@@ -172,33 +172,37 @@ def _change_type(proto: onnx.TypeProto, change: Change) -> None:
 # ------------------------------------------------------------------ Casts where the two meet
 
 
+@dataclass(frozen=True)
+class Float32Parts:
+    """What of a graph stays float32.
+
+    Attributes:
+        nodes: the places of the nodes that compute in it.
+        inputs, outputs: of the graph.
+        node_inputs: place of a node -> those of its inputs, by place, that are float32 also where the node is half.
+    """
+
+    nodes: frozenset[int]
+    inputs: set[str]
+    outputs: set[str]
+    node_inputs: Mapping[int, Collection[int]]
+
+
 class CastWriter:
     """Writes the graph anew with a Cast on each edge between a float32 and a half tensor, one for each tensor and type.
 
     Args:
         graph: changed in place by ``rewrite_graph``; each node after what it reads.
         floating: the tensors that are float32 or half.
-        wide: the places of the nodes that compute in float32.
-        wide_inputs, wide_outputs: the inputs and outputs of the graph that stay float32.
-        always: place of a node -> those of its inputs, by place, that are float32 also where the node is half.
+        float32: what stays float32.
     """
 
-    def __init__(
-        self,
-        graph: onnx.GraphProto,
-        floating: set[str],
-        wide: set[int],
-        wide_inputs: set[str],
-        wide_outputs: set[str],
-        form: HalfFormat,
-        always: Mapping[int, Collection[int]],
-    ) -> None:
+    def __init__(self, graph: onnx.GraphProto, floating: set[str], float32: Float32Parts, form: HalfFormat) -> None:
         self._graph = graph
         self._floating = floating
-        self._wide = wide
+        self._float32 = float32
         self._form = form
-        self._always = always
-        self._is_wide = {v.name: v.name in wide_inputs for v in graph.input if v.name in floating}
+        self._is_wide = {v.name: v.name in float32.inputs for v in graph.input if v.name in floating}
         self._weights = {t.name: t for t in graph.initializer if t.name in floating and t.name not in self._is_wide}
         narrow = self._narrow_read_names()
         self._wide_weights = {
@@ -212,19 +216,20 @@ class CastWriter:
         # places in the new graph
         self.wide_nodes: set[int] = set()
         self.count = 0
-        self._outputs = {v.name: v.name in wide_outputs for v in graph.output if v.name in floating}
+        self._outputs = {v.name: v.name in float32.outputs for v in graph.output if v.name in floating}
 
     def _narrow_read_names(self) -> set[str]:
-        narrow = [(place, node) for place, node in enumerate(self._graph.node) if place not in self._wide]
-        read = {
-            name for place, node in narrow for k, name in enumerate(node.input) if k not in self._always.get(place, ())
-        }
+        read = set[str]()
+        for place, node in enumerate(self._graph.node):
+            if place not in self._float32.nodes:
+                wide = self._float32.node_inputs.get(place, ())
+                read |= {name for k, name in enumerate(node.input) if k not in wide}
         return read | {v.name for v in self._graph.output}
 
     def rewrite_graph(self) -> set[str]:
         """Returns the names of the float32 tensors."""
         for place, node in enumerate(self._graph.node):
-            self._add_node(node, place in self._wide, self._always.get(place, ()))
+            self._add_node(node, place in self._float32.nodes, self._float32.node_inputs.get(place, ()))
         del self._graph.node[:]
         self._graph.node.extend(self._nodes)
         self._graph.initializer.extend(self._copies)
