@@ -11,17 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from normdeploy.fleet.job_steps import ENGINES
-from normdeploy.verb_options import (
-    EngineOptions,
-    EveryPartOptions,
-    ExportOptions,
-    LoadingOptions,
-    OptimizeOptions,
-    Option,
-    command_line_type,
-    iter_options,
-)
+from normdeploy.verb_options import LoadingOptions, Option, command_line_type, iter_options
 from normdeploy.verbs.bench.bench_options import BenchOptions
+from normdeploy.verbs.build.build_options import EngineOptions
+from normdeploy.verbs.export.export_options import EveryPartOptions, ExportOptions
+from normdeploy.verbs.optimize.optimize_options import OptimizeOptions
 from normdeploy.verbs.package.package_options import PackageOptions
 from normdeploy.verbs.verify.verify_options import StrictOption, VerifyOptions
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 from .dtypes import half_precision_of
 from .errors import InputError
-from .option_values import Calibrator, EngineRuntime, Fuse, NormImpl, Quantize, Runtime, RuntimeCache
-from .types import PathLike, ProfileRanges
+from .option_values import Calibrator, Fuse, Quantize, Runtime
+from .types import PathLike
 
 if TYPE_CHECKING:
     from .compare.policy import Thresholds
@@ -167,10 +167,6 @@ def parse_factory_argument(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _keeps_runtime_cache(mode: str) -> bool:
-    return mode == "keep"
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoadingOptions:
     """How a model is loaded (``normdeploy.loading.load``; a live module: ``from_module``)."""
@@ -226,18 +222,6 @@ class LoadingOptions:
 
 
 _DEFAULTS = {each.name: each.default for each in fields(LoadingOptions)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class EveryPartOptions(LoadingOptions):
-    """As `LoadingOptions`, where all parts may be asked for at once."""
-
-    part: str | None = option_field(
-        None,
-        "--part",
-        "Of a Hugging Face encoder-decoder: encoder, decoder or decoder-with-past, or all, a folder of these; else the"
-        " whole.",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,164 +336,4 @@ class ConversionOptions:
         "Compare the whole model before and after up to these bytes of weights.",
         metavar="BYTES",
         minimum=0,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpsetOptions:
-    """The version of ONNX of a file that is exported."""
-
-    opset: int | None = option_field(None, "--opset", "18 to 25; without it 21, raised only where a norm needs it.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions(ConversionOptions, OpsetOptions):
-    """What the file that ``export`` writes shall be like."""
-
-    check: bool = option_field(
-        True, "--no-check", "Write the file without a run beside PyTorch at two small sizes.", negated=True
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """How a file is run once."""
-
-    stated_inputs: Sequence[str] = option_field(
-        (),
-        "--input",
-        r'An input: NAME=LOW:HIGH, NAME=VALUE or NAME=FILE.npy; "ids:int64\[n,s]{0:999}" states sizes too.'
-        " Repeatable.",
-        metavar="SPEC",
-        type=list[str] | None,
-    )
-    provider: str | None = option_field(None, "--provider", "cpu or cuda, for an ONNX file; an engine runs on a GPU.")
-    device: int = option_field(0, "--device", "Which GPU.", minimum=0)
-    profile_index: int | None = option_field(
-        None,
-        "--profile-index",
-        "Which profile of an engine, from 0 on; without it the first that holds the shapes.",
-        minimum=0,
-    )
-    seed: int = option_field(0, "--seed", "Of the generated inputs.", minimum=0)
-    runner: str | None = option_field(
-        None, "--runner", "A runtime that an installed package brings; not onnxruntime.", metavar="NAME"
-    )
-    runtime_cache: Any = option_field(
-        None,
-        "--runtime-cache",
-        "keep: what TensorRT-RTX compiles for this GPU goes beside FILE; off: nothing is read there; without it that"
-        " is read.",
-        metavar="MODE",
-        type=RuntimeCache | None,
-        read=_keeps_runtime_cache,
-    )
-    weight_budget: int | None = option_field(
-        None,
-        "--weight-budget",
-        "How much of an engine's streamed weights stays on the GPU.",
-        metavar="BYTES",
-        minimum=0,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizeOptions(ConversionOptions):
-    """What the file that ``optimize`` writes shall be like."""
-
-    simplify: bool = option_field(True, "--no-simplify", "Leave all but the norms as it is.", negated=True)
-    inputs: Sequence[str] = repeat_option_field(RunOptions, "stated_inputs")
-    dims: Sequence[str] = repeat_option_field(LoadingOptions, "dims")
-
-
-@dataclass(frozen=True, kw_only=True)
-class InspectOptions:
-    """What ``inspect`` is asked."""
-
-    runtime: str = repeat_option_field(ConversionOptions, "runtime")
-    fuse: str = repeat_option_field(ConversionOptions, "fuse")
-    explain: str | None = option_field(
-        None, "--explain", "Say why this tensor, node or module path was fused or not.", metavar="NAME"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """How an engine is built."""
-
-    # What it is for.
-    runtime: str = option_field(
-        "tensorrt-rtx",
-        "--runtime",
-        "The library that builds and will run the engine: tensorrt-rtx or tensorrt.",
-        metavar="RUNTIME",
-        type=EngineRuntime,
-    )
-    compute_capabilities: Sequence[str] = option_field(
-        (),
-        "--compute-capability",
-        "The GPUs to build for (TensorRT-RTX), such as 8.6 8.9 12.0; all where not given.",
-        metavar="X.Y ...",
-        type=list[str] | None,
-    )
-    profiles: ProfileRanges = option_field(
-        (),
-        "--profile",
-        "Sizes of a dynamic dim (batch=1:8:64) or input (ids=1x8:4x64:64x512). Repeatable.",
-        metavar="NAME=MIN:OPT:MAX",
-        type=list[str] | None,
-    )
-    norm_impl: str = option_field(
-        "native",
-        "--norm-impl",
-        "native; plugin: norms in our kernels, held by the engine (tensorrt only); auto: where that helps.",
-        metavar="FORM",
-        type=NormImpl,
-    )
-    more_profiles: Sequence[ProfileRanges] = option_field(
-        (),
-        "--add-profile",
-        "A further optimization profile, as --profile; several ranges joined by commas. Repeatable.",
-        metavar="RANGE[,RANGE]",
-        type=list[str] | None,
-    )
-
-    # The build.
-    timing_cache: PathLike | None = option_field(
-        None,
-        "--timing-cache",
-        "What earlier builds have timed: read, added to, shared by builds side by side (tensorrt only).",
-        metavar="FILE",
-        type=Path | None,
-    )
-    workspace: int | str | None = option_field(
-        None,
-        "--workspace",
-        "The most memory that a layer may use: bytes, 512M, 2G.",
-        metavar="SIZE",
-        type=str | None,
-    )
-    optimization_level: int | None = option_field(
-        None, "--optimization-level", "How long the builder looks for faster kernels, 0 to 5.", metavar="N"
-    )
-
-    # What the engine can do.
-    hardware_compatibility: str | None = option_field(
-        None,
-        "--hardware-compat",
-        "Other GPUs that the engine is to run on: ampere-plus or same-compute-capability (tensorrt only).",
-        metavar="LEVEL",
-    )
-    version_compatible: bool = option_field(
-        False, "--version-compatible", "Let newer versions of the library load the engine (tensorrt only)."
-    )
-    refit: bool = option_field(False, "--refit", "Let the engine's weights be replaced; needs a GPU to build.")
-    weight_streaming: bool = option_field(
-        False, "--weight-streaming", "Let weights stay in host memory while the engine runs."
-    )
-    ep_context: str | None = option_field(
-        None,
-        "--ep-context",
-        "Write an ONNX file for onnxruntime's TensorRT-RTX provider: embed holds the engine, file has it beside.",
-        metavar="MODE",
     )

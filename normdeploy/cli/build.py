@@ -10,7 +10,8 @@ from typer.core import TyperCommand
 import normdeploy
 
 from ..reports.report import Report
-from ..verb_options import EngineOptions, as_keywords
+from ..verb_options import as_keywords
+from ..verbs.build.build_options import EngineOptions
 from .console import print_report, require_reports, show_progress
 from .options import OnnxFile, Output, ReportingOptions
 

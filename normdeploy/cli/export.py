@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import normdeploy
 
 from ..reports.report import Report
-from ..verb_options import EveryPartOptions, ExportOptions, as_keywords
+from ..verb_options import as_keywords
+from ..verbs.export.export_options import EveryPartOptions, ExportOptions
 from .console import print_line, print_report, require_reports, show_progress
 from .options import ModelFile, Output, ReportingOptions
 

@@ -10,7 +10,8 @@ import typer
 import normdeploy
 
 from ..reports.report import Report
-from ..verb_options import InspectOptions, LoadingOptions, as_keywords
+from ..verb_options import LoadingOptions, as_keywords
+from ..verbs.inspect.inspect_options import InspectOptions
 from .console import print_report, require_reports, show_progress
 from .options import ReportingOptions
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import normdeploy
 
 from ..reports.report import Report
-from ..verb_options import OptimizeOptions, as_keywords
+from ..verb_options import as_keywords
+from ..verbs.optimize.optimize_options import OptimizeOptions
 from .console import print_report, require_reports, show_progress
 from .options import OnnxFile, Output, ReportingOptions
 

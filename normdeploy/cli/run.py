@@ -10,7 +10,8 @@ import typer
 import normdeploy
 
 from ..reports.report import Report
-from ..verb_options import RunOptions, as_keywords
+from ..verb_options import as_keywords
+from ..verbs.run.run_options import RunOptions
 from .console import print_report, require_reports, silence_output
 from .options import Output, QuietOption, ReportingOptions, ReportOption
 

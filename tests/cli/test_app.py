@@ -22,7 +22,8 @@ from onnx import TensorProto, helper
 from normdeploy.cli import app as cli
 from normdeploy.cli.verbose import add_common_options
 from normdeploy.errors import InputError
-from normdeploy.verb_options import EveryPartOptions, LoadingOptions, parse_factory_arguments
+from normdeploy.verb_options import LoadingOptions, parse_factory_arguments
+from normdeploy.verbs.export.export_options import EveryPartOptions
 
 HEAVY = (
     "torch",

@@ -8,7 +8,7 @@ import re
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -25,9 +25,9 @@ from ...runtimes.optimization_profiles import ProfileRanges, resolve_profile
 from ...runtimes.trt_runner import PACKAGES, TITLES, describe_missing_runtime, explain_missing_gpu, installed_version
 from ...storage.file_replacement import resolve_writable_path
 from ...storage.onnx_files import load_onnx, replace_atomically, write_bytes
-from ...types import PathLike, Progress
-from ...verb_options import EngineOptions
-from ..arguments.argument_validation import Onnx, take_fields_as_arguments
+from ...types import PathLike
+from ..arguments.argument_validation import take_fields_as_arguments
+from ..build.build_options import BuildCall
 from . import build_request as wanted_options
 from .build_request import BuildOptions
 
@@ -75,17 +75,6 @@ class Engine(Renderable):
         from .build_tables import show_engine
 
         show_engine(console, make_printable(self))
-
-
-@dataclass(frozen=True)
-class BuildCall(EngineOptions):
-    """What ``build`` is called with."""
-
-    onnx_path: Onnx
-    engine_path: PathLike
-    _: KW_ONLY
-    progress: Progress | None = None
-    timeout: float | None = None
 
 
 @take_fields_as_arguments(BuildCall, onnx="onnx_path", runtimes=tuple(PACKAGES))

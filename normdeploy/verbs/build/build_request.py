@@ -11,7 +11,8 @@ from typing import Any
 from ...errors import InputError
 from ...runtimes.trt_runner import TITLES
 from ...storage.file_replacement import resolve_writable_path
-from ...verb_options import EngineOptions, find_option
+from ...verb_options import find_option
+from ..build.build_options import EngineOptions
 
 HARDWARE = {"ampere-plus": "AMPERE_PLUS", "same-compute-capability": "SAME_COMPUTE_CAPABILITY"}
 EP_CONTEXTS = ("embed", "file")

@@ -22,7 +22,7 @@ from ...runtimes.torch_runners import EagerRunner
 from ...storage import record_signing
 from ...storage.export_record import raw_record, read_record, runs_code
 from ...types import PathLike, Progress
-from ...verb_options import ExportOptions, LoadingOptions
+from ...verb_options import LoadingOptions
 from ..arguments.argument_validation import take_fields_as_arguments
 from ..arguments.export_result import ExportResult, ModelOrigin
 from ..arguments.model_source import load_source
@@ -38,6 +38,7 @@ from ..conversion.conversion_stages import (
     unmeasured_forms_note,
     write_file,
 )
+from ..export.export_options import ExportOptions
 from ..stage_progress import StageTimer
 from ..verify import export_check
 from ..verify.random_draws import random_ops_of_program

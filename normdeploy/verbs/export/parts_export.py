@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,10 +24,11 @@ from ...loading import load_parts
 from ...loading.hub import resolve_model_path
 from ...loading.huggingface_tasks import ALL_PARTS, PART_FILES
 from ...storage.folder_replacement import replace_folder_atomically, require_empty_dir
-from ...types import PathLike, Progress
-from ...verb_options import ConversionOptions, ExportOptions, LoadingOptions, as_keywords
+from ...types import PathLike
+from ...verb_options import ConversionOptions, as_keywords
 from ..arguments.argument_validation import take_fields_as_arguments
 from ..arguments.export_result import ExportResult, ModelOrigin
+from ..export.export_options import ExportOptions, ExportPartsCall
 from ..stage_progress import prefix_progress
 from .export_function import export
 
@@ -54,16 +55,6 @@ class ExportedParts(dict[str, ExportResult], Renderable):
             console.print(file_title(file))
             exported.show(console)
             console.print()
-
-
-@dataclass(frozen=True)
-class ExportPartsCall(ExportOptions, LoadingOptions):
-    """What ``export_parts`` is called with."""
-
-    source: PathLike
-    output: PathLike
-    _: KW_ONLY
-    progress: Progress | None = None
 
 
 @take_fields_as_arguments(ExportPartsCall)

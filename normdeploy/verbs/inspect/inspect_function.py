@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any
-
-import onnx
+from typing import TYPE_CHECKING
 
 from ...findings.records import Summary
 from ...log import log_norms
-from ...types import Progress
-from ...verb_options import InspectOptions, LoadingOptions
 from ..arguments.argument_validation import take_fields_as_arguments
 from ..arguments.model_source import open_onnx_source
+from ..inspect.inspect_options import InspectCall
 from .norm_census import take_census
 
 if TYPE_CHECKING:
-    from ..arguments.argument_validation import Example
-    from ..arguments.model_source import Source
-
-
-@dataclass(frozen=True)
-class InspectCall(InspectOptions, LoadingOptions):
-    """What ``inspect`` is called with."""
-
-    source: Source | onnx.ModelProto
-    args: Example = ()
-    kwargs: Mapping[str, Any] | None = None
-    _: KW_ONLY
-    custom_translation_table: Mapping[Any, Any] | None = None
-    progress: Progress | None = None
+    pass
 
 
 @take_fields_as_arguments(InspectCall)

@@ -25,7 +25,6 @@ from ...storage.export_record import raw_record, read_record, runs_code, update_
 from ...storage.onnx_files import load_onnx, normalize_model
 from ...storage.weight_serialization import share_large_weights
 from ...types import PathLike, Progress
-from ...verb_options import OptimizeOptions
 from ..arguments.argument_validation import Onnx, take_fields_as_arguments
 from ..arguments.export_result import ExportResult, ModelOrigin
 from ..conversion.conversion_stages import (
@@ -40,6 +39,7 @@ from ..conversion.conversion_stages import (
     unmeasured_forms_note,
     write_file,
 )
+from ..optimize.optimize_options import OptimizeOptions
 from ..stage_progress import StageTimer
 
 

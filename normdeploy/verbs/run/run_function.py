@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +18,6 @@ from ...inputs.array_conversion import to_numpy
 from ...inputs.file_inputs import describe_file_inputs, parse_input_values
 from ...model import DEFAULT_SIZES, Dim, InputSpec, ModelSignature
 from ...option_values import PROVIDERS
-from ...runtimes.runtime_cache import Wanted
 from ...runtimes.session_runner import SessionRunner
 from ...runtimes.size_search import find_runnable_sizes
 from ...runtimes.third_party_runner import ThirdPartyRunner, require_runtime
@@ -28,8 +27,8 @@ from ...storage.file_replacement import resolve_writable_path
 from ...storage.npz_files import read_npz, write_npz
 from ...storage.onnx_files import load_onnx, require_terminating_file
 from ...types import PathLike
-from ...verb_options import RunOptions
-from ..arguments.argument_validation import Onnx, take_fields_as_arguments
+from ..arguments.argument_validation import take_fields_as_arguments
+from ..run.run_options import RunCall, RunnerCall
 
 # torch takes seconds to import
 if TYPE_CHECKING:
@@ -60,30 +59,6 @@ class Inference(Renderable):
         from .run_tables import show_inference
 
         show_inference(console, self)
-
-
-@dataclass(frozen=True)
-class RunnerCall:
-    """What ``open_runner`` is called with."""
-
-    path: Onnx
-    _: KW_ONLY
-    provider: str | None = None
-    device: int = 0
-    profile_index: int | None = None
-    stream: Any = None
-    cuda_graph: bool = False
-    threads: int = 0
-    runner: str | None = None
-    runtime_cache: Wanted = None
-    weight_budget: int | None = None
-
-    @property
-    def only_for_others(self) -> bool:
-        """Whether an option is given that a package's runtime does not take."""
-        is_placed = self.provider is not None or self.stream is not None or self.cuda_graph or self.device
-        is_of_engines = self.runtime_cache is not None or self.weight_budget is not None
-        return bool(is_placed or self.threads or is_of_engines)
 
 
 @take_fields_as_arguments(RunnerCall, onnx="path")
@@ -164,15 +139,6 @@ def _open_third_party_runner(path: PathLike, runner: str, is_elsewhere: bool) ->
         )
     require_terminating_file(path)
     return ThirdPartyRunner(runner, path)
-
-
-@dataclass(frozen=True)
-class RunCall(RunOptions):
-    """What ``run`` is called with."""
-
-    source: Onnx
-    inputs: PathLike | Mapping[str, Any] | None = None
-    output: PathLike | None = None
 
 
 @take_fields_as_arguments(RunCall, onnx="source")

@@ -1,0 +1,46 @@
+"""What ``export`` and ``export_parts`` are asked."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+
+from ...types import PathLike, Progress
+from ...verb_options import ConversionOptions, LoadingOptions, option_field
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpsetOptions:
+    """The version of ONNX of a file that is exported."""
+
+    opset: int | None = option_field(None, "--opset", "18 to 25; without it 21, raised only where a norm needs it.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(ConversionOptions, OpsetOptions):
+    """What the file that ``export`` writes shall be like."""
+
+    check: bool = option_field(
+        True, "--no-check", "Write the file without a run beside PyTorch at two small sizes.", negated=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EveryPartOptions(LoadingOptions):
+    """As `LoadingOptions`, where all parts may be asked for at once."""
+
+    part: str | None = option_field(
+        None,
+        "--part",
+        "Of a Hugging Face encoder-decoder: encoder, decoder or decoder-with-past, or all, a folder of these; else the"
+        " whole.",
+    )
+
+
+@dataclass(frozen=True)
+class ExportPartsCall(ExportOptions, LoadingOptions):
+    """What ``export_parts`` is called with."""
+
+    source: PathLike
+    output: PathLike
+    _: KW_ONLY
+    progress: Progress | None = None

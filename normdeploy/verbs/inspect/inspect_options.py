@@ -1,0 +1,39 @@
+"""What ``inspect`` is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...types import Progress
+from ...verb_options import ConversionOptions, LoadingOptions, option_field, repeat_option_field
+
+if TYPE_CHECKING:
+    import onnx
+
+    from ..arguments.argument_validation import Example
+    from ..arguments.model_source import Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions:
+    """What ``inspect`` is asked."""
+
+    runtime: str = repeat_option_field(ConversionOptions, "runtime")
+    fuse: str = repeat_option_field(ConversionOptions, "fuse")
+    explain: str | None = option_field(
+        None, "--explain", "Say why this tensor, node or module path was fused or not.", metavar="NAME"
+    )
+
+
+@dataclass(frozen=True)
+class InspectCall(InspectOptions, LoadingOptions):
+    """What ``inspect`` is called with."""
+
+    source: Source | onnx.ModelProto
+    args: Example = ()
+    kwargs: Mapping[str, Any] | None = None
+    _: KW_ONLY
+    custom_translation_table: Mapping[Any, Any] | None = None
+    progress: Progress | None = None

@@ -1,0 +1,18 @@
+"""What ``optimize`` is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...verb_options import ConversionOptions, LoadingOptions, option_field, repeat_option_field
+from ..run.run_options import RunOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizeOptions(ConversionOptions):
+    """What the file that ``optimize`` writes shall be like."""
+
+    simplify: bool = option_field(True, "--no-simplify", "Leave all but the norms as it is.", negated=True)
+    inputs: Sequence[str] = repeat_option_field(RunOptions, "stated_inputs")
+    dims: Sequence[str] = repeat_option_field(LoadingOptions, "dims")

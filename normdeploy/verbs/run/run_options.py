@@ -1,0 +1,94 @@
+"""What ``run`` and ``open_runner`` are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...option_values import RuntimeCache
+from ...types import PathLike
+from ...verb_options import option_field
+
+if TYPE_CHECKING:
+    from ...runtimes.runtime_cache import Wanted
+    from ..arguments.argument_validation import Onnx
+
+
+def _keeps_runtime_cache(mode: str) -> bool:
+    return mode == "keep"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a file is run once."""
+
+    stated_inputs: Sequence[str] = option_field(
+        (),
+        "--input",
+        r'An input: NAME=LOW:HIGH, NAME=VALUE or NAME=FILE.npy; "ids:int64\[n,s]{0:999}" states sizes too.'
+        " Repeatable.",
+        metavar="SPEC",
+        type=list[str] | None,
+    )
+    provider: str | None = option_field(None, "--provider", "cpu or cuda, for an ONNX file; an engine runs on a GPU.")
+    device: int = option_field(0, "--device", "Which GPU.", minimum=0)
+    profile_index: int | None = option_field(
+        None,
+        "--profile-index",
+        "Which profile of an engine, from 0 on; without it the first that holds the shapes.",
+        minimum=0,
+    )
+    seed: int = option_field(0, "--seed", "Of the generated inputs.", minimum=0)
+    runner: str | None = option_field(
+        None, "--runner", "A runtime that an installed package brings; not onnxruntime.", metavar="NAME"
+    )
+    runtime_cache: Any = option_field(
+        None,
+        "--runtime-cache",
+        "keep: what TensorRT-RTX compiles for this GPU goes beside FILE; off: nothing is read there; without it that"
+        " is read.",
+        metavar="MODE",
+        type=RuntimeCache | None,
+        read=_keeps_runtime_cache,
+    )
+    weight_budget: int | None = option_field(
+        None,
+        "--weight-budget",
+        "How much of an engine's streamed weights stays on the GPU.",
+        metavar="BYTES",
+        minimum=0,
+    )
+
+
+@dataclass(frozen=True)
+class RunCall(RunOptions):
+    """What ``run`` is called with."""
+
+    source: Onnx
+    inputs: PathLike | Mapping[str, Any] | None = None
+    output: PathLike | None = None
+
+
+@dataclass(frozen=True)
+class RunnerCall:
+    """What ``open_runner`` is called with."""
+
+    path: Onnx
+    _: KW_ONLY
+    provider: str | None = None
+    device: int = 0
+    profile_index: int | None = None
+    stream: Any = None
+    cuda_graph: bool = False
+    threads: int = 0
+    runner: str | None = None
+    runtime_cache: Wanted = None
+    weight_budget: int | None = None
+
+    @property
+    def only_for_others(self) -> bool:
+        """Whether an option is given that a package's runtime does not take."""
+        is_placed = self.provider is not None or self.stream is not None or self.cuda_graph or self.device
+        is_of_engines = self.runtime_cache is not None or self.weight_budget is not None
+        return bool(is_placed or self.threads or is_of_engines)
