@@ -35,7 +35,10 @@ def half_precision_of(name: str | None) -> str | None:
     """
     if name is None:
         return None
-    kind = normalize_dtype(name) if isinstance(name, str) else None
+    if isinstance(name, str):
+        kind = normalize_dtype(name)
+    else:
+        kind = None
     if kind not in _PRECISIONS:
         raise InputError(
             f"there is no precision {name!r}; choose one of fp16 (float16, half), bf16 (bfloat16) or fp32, which is no"

@@ -54,7 +54,10 @@ def source_date_epoch() -> int | None:
 
 def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
+    if info.is_file():
+        lines = info.read_text().splitlines()
+    else:
+        lines = []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     if named:
         return named[0]

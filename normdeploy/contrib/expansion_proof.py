@@ -94,7 +94,8 @@ def _expansion_equivalence(
     def evaluate_definition(m: ProofInterpreter, values: Sequence[Value]) -> list[Value]:
         given = inputs_of(values)
         results = definition(m, [given[name] if name else None for name in node.input], attrs, opset, len(node.output))
-        results = results if isinstance(results, tuple) else (results,)
+        if not isinstance(results, tuple):
+            results = (results,)
         return [results[i] for i in wanted]
 
     def evaluate_expansion(m: ProofInterpreter, values: Sequence[Value]) -> list[Value]:
@@ -115,7 +116,8 @@ def _embedding_leaves(node: onnx.NodeProto, sizes: Mapping[str, Shape]) -> tuple
     name = dict(enumerate(node.input))
     ids, positions = name[0], name.get(8) or ""
     picks: list[tuple[str, str | Size]] = [(name[2], ids), (name[3], positions or sizes[ids][1])]
-    picks += [(name[4], name[1])] if name[1] else []
+    if name[1]:
+        picks += [(name[4], name[1])]
     counted = name.get(7) or ""
     leaves: dict[object, Shape] = {}
     for table, by in picks:

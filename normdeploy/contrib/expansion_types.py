@@ -43,7 +43,10 @@ def tensor_types(proto: onnx.ModelProto, opset: int) -> Types:
             lost.update(o for o in node.output if o not in by_name)
         elif standard is not None or is_norm_node(node):
             stream.update(o for n in standard or [node] for o in n.output)
-        nodes += [node] if standard is None else standard
+        if standard is None:
+            nodes += [node]
+        else:
+            nodes += standard
     return infer_types(proto, nodes)
 
 

@@ -61,7 +61,8 @@ class ExpansionWriter(Interpreter):
         """
         names = inputs or [self.input_name(i) for i in range(len(self.node.input))]
         results = definition(self, *(name or None for name in names), **attrs)
-        results = results if isinstance(results, tuple) else (results,)
+        if not isinstance(results, tuple):
+            results = (results,)
         for i, name in enumerate(results):
             if name is not None:
                 self._set_output(i, name)

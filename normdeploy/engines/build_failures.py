@@ -70,10 +70,20 @@ def describe_refusal(answer: Mapping[str, Any], proto: onnx.ModelProto, name: st
 
 def _describe_parser_error(error: Mapping[str, Any], proto: onnx.ModelProto) -> str:
     node = next((n for n in proto.graph.node if error["node"] and n.name == error["node"]), None)
-    path = module_path(node) if node is not None else ""
-    place = [f"module {path}"] if path else []
-    place += [f"in function {' > '.join(error['functions'])}"] if error["functions"] else []
-    where = f" ({', '.join(place)})" if place else ""
+    if node is not None:
+        path = module_path(node)
+    else:
+        path = ""
+    if path:
+        place = [f"module {path}"]
+    else:
+        place = []
+    if error["functions"]:
+        place += [f"in function {' > '.join(error['functions'])}"]
+    if place:
+        where = f" ({', '.join(place)})"
+    else:
+        where = ""
     return (
         f"node {error['node']!r}, {error['operator'] or 'unknown operator'}{where}: {_clean_message(error['reason'])}"
     )

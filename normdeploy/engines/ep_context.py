@@ -66,7 +66,10 @@ def write_ep_context(
     """
     engine = written.read_bytes()
     digest = hashlib.sha256(engine).hexdigest()[:16]
-    file = f"{target.name}.{digest}.engine" if mode == "file" else ""
+    if mode == "file":
+        file = f"{target.name}.{digest}.engine"
+    else:
+        file = ""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(source).stem)[:100]
     context = EpContext(
         mode, file, f"{PROVIDER}_{stem}_{digest}", ",".join(c.replace(".", "") for c in targets), version

@@ -210,7 +210,10 @@ def _implement_norm(build: _ImplementationBuild, node: gs.Node) -> Implementatio
     norm_impl = build.norm_impl
     graph = build.planner.graph
     brought = third_party.third_party_row(node.domain, node.op)
-    op = qualified_op_name(node) if brought is None else brought.name
+    if brought is None:
+        op = qualified_op_name(node)
+    else:
+        op = brought.name
     row = brought or TABLE.get(op)
     # By the names that it has in the file.
     told = partial(Implementation, node.name or node.outputs[0].name, graph.module(node))
@@ -237,7 +240,10 @@ def _implement_norm(build: _ImplementationBuild, node: gs.Node) -> Implementatio
         if became:
             return told(op, became, "; ".join(filter(None, (reason, wrong))))
         reason = "; ".join(filter(None, (reason, wrong, why)))
-    form = "function body" if row.body else "native node"
+    if row.body:
+        form = "function body"
+    else:
+        form = "native node"
     return told(op, WRITTEN_OUT if row.quantizes else form, reason)
 
 
@@ -294,11 +300,17 @@ def _list_inner_norms(proto: onnx.ModelProto) -> Iterator[Implementation]:
     inside = [(n, f"the function {f.domain}.{f.name}") for f in others for n in f.node]
     for node, place in (*bodies, *inside):
         brought = function_op_row(node.domain, node.op_type)
-        op = node.op_type if brought is None else brought.name
+        if brought is None:
+            op = node.op_type
+        else:
+            op = brought.name
         if third_party.third_party_row(node.domain, node.op_type) or (
             op in TABLE and node.domain in ("", "ai.onnx", DOMAIN)
         ):
-            form = "native node" if brought is None else "function body"
+            if brought is None:
+                form = "native node"
+            else:
+                form = "function body"
             yield Implementation(
                 node.name or node.output[0], module_path(node), op, form, f"it is in {place}, which is left as it is"
             )

@@ -86,7 +86,10 @@ def _plan_row_norm(
 def _affine_parameters(node: gs.Node, first: int = 1, biased: bool = True) -> Given:
     if not biased:
         return {"scale": (node.inputs[first], 1.0)}
-    bias = node.inputs[first + 1] if len(node.inputs) > first + 1 else None
+    if len(node.inputs) > first + 1:
+        bias = node.inputs[first + 1]
+    else:
+        bias = None
     return {"scale": (node.inputs[first], 1.0), "bias": (bias, 0.0)}
 
 
@@ -150,9 +153,15 @@ def _plan_residual_norm(p: PluginPlanner, node: gs.Node) -> PluginPlan:
     if p.known_shape(x) != p.known_shape(residual) or None in p.known_shape(x) or p.dtype(x) != p.dtype(residual):
         raise RefusedError("its two inputs are not known to have one shape and type")
     layer = OURS[node.op].centered
-    given = _affine_parameters(node, 2) if layer else {"scale": (node.inputs[2], 1.0)}
+    if layer:
+        given = _affine_parameters(node, 2)
+    else:
+        given = {"scale": (node.inputs[2], 1.0)}
     parameters, shape = p.expand_parameters(x, [rank - 1], given)
-    more = {} if layer else {"offset": 0.0}
+    if layer:
+        more = {}
+    else:
+        more = {"offset": 0.0}
     new = p.make_plugin_node(
         node.op, [x, residual, *parameters], node.outputs[0], epsilon=p.attributes(node)["epsilon"], **more
     )
@@ -362,7 +371,10 @@ def _make_scale_shift_plan(
 
 def _find_activation(p: PluginPlanner, y: gs.Tensor) -> tuple[str, tuple[gs.Node, ...]]:
     """The activation that alone reads ``y``, and its nodes."""
-    readers = [] if p.graph.is_output(y) else sorted(p.graph.consumers(y), key=p.graph.position_of)
+    if p.graph.is_output(y):
+        readers = []
+    else:
+        readers = sorted(p.graph.consumers(y), key=p.graph.position_of)
     ops = [n.op for n in readers if not n.domain]
     if ops == ["Relu"]:
         return "relu", (readers[0],)

@@ -27,7 +27,11 @@ def _attention(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result
     groups = q.shape[1] // k.shape[1]
     k, v = (np.repeat(x, groups, axis=1) for x in (k, v))
     scores = attrs.get("scale", q.shape[-1] ** -0.5) * (q @ np.swapaxes(k, -1, -2))
-    bias: Array = np.zeros(()) if mask is None else mask
+    bias: Array
+    if mask is None:
+        bias = np.zeros(())
+    else:
+        bias = mask
     scores = scores + bias
     e = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
     p = e / e.sum(axis=-1, keepdims=True)

@@ -199,8 +199,14 @@ def _matmul(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
 
 def _gemm(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     """alpha · A' B' + beta · C."""
-    a = inputs[0].T if attrs.get("transA") else inputs[0]
-    b = inputs[1].T if attrs.get("transB") else inputs[1]
+    if attrs.get("transA"):
+        a = inputs[0].T
+    else:
+        a = inputs[0]
+    if attrs.get("transB"):
+        b = inputs[1].T
+    else:
+        b = inputs[1]
     y: Any = a @ b
     alpha = attrs.get("alpha", 1.0)
     beta = attrs.get("beta", 1.0)

@@ -92,8 +92,14 @@ def _mod(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
 
 def _clip(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     x = inputs[0]
-    low = attrs.get("min") if opset < 11 else optional_input(inputs, 1)
-    high = attrs.get("max") if opset < 11 else optional_input(inputs, 2)
+    if opset < 11:
+        low = attrs.get("min")
+    else:
+        low = optional_input(inputs, 1)
+    if opset < 11:
+        high = attrs.get("max")
+    else:
+        high = optional_input(inputs, 2)
     if low is not None:
         x = np.maximum(x, np.reshape(low, ()))
     if high is None:

@@ -71,8 +71,14 @@ class ArrayInterpreter(Interpreter):
         """
         axes = tuple(axes)
         n = math.prod([x.shape[axis] for axis in axes])
-        center = np.add.reduce(x, axis=axes, keepdims=True) / n if centered else None
-        d = x - center if centered else x
+        if centered:
+            center = np.add.reduce(x, axis=axes, keepdims=True) / n
+        else:
+            center = None
+        if centered:
+            d = x - center
+        else:
+            d = x
         deviation = np.sqrt(np.add.reduce(d * d, axis=axes, keepdims=True) / n + epsilon)
         inverse = 1.0 / deviation
         value = np.multiply(d, inverse, out=d if centered else None)

@@ -60,7 +60,8 @@ def broadcast_parameter(parameter: Any, shape: tuple[int, ...], axis: int, block
     parameter = np.asarray(parameter)
     if parameter.size == 1 and (parameter.ndim <= 1 or not block):
         return parameter.reshape(())
-    axis = axis + len(shape) if axis < 0 else axis
+    if axis < 0:
+        axis = axis + len(shape)
     if not 0 <= axis < len(shape):
         raise ValueError(f"axis {axis} of a tensor of {len(shape)} dims; it must be one of them")
     if not block:

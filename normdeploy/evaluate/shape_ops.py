@@ -184,7 +184,10 @@ def _pad(inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Result:
     pads = integers_from(inputs, 1, attrs, "pads" if opset >= 2 else "paddings")
     assert pads is not None, "Pad without pads"
     given = optional_input(inputs, 2)
-    value = attrs.get("value", 0) if given is None else given.reshape(())
+    if given is None:
+        value = attrs.get("value", 0)
+    else:
+        value = given.reshape(())
     axes = integers_from(inputs, 3, attrs, "axes") or range(x.ndim)
     begins = [0] * x.ndim
     ends = [0] * x.ndim

@@ -70,7 +70,10 @@ def _validate_table(table: Table, name: str) -> dict[Any, Any]:
         raise InputError(f"{name} is a {type(table).__name__}; it maps operators of torch to onnxscript functions")
     checked = {}
     for key, functions in table.items():
-        several = functions if isinstance(functions, list | tuple) else (functions,)
+        if isinstance(functions, list | tuple):
+            several = functions
+        else:
+            several = (functions,)
         if not several or not all(map(callable, several)):
             raise InputError(
                 f"{name} translates {key} by {functions!r}; give an onnxscript function, or a list of them"
@@ -88,7 +91,10 @@ def _resolve_operator(key: Any, name: str) -> Any:
     if isinstance(key, str):
         namespace, _, rest = key.partition("::")
         operator, _, overload = rest.partition(".")
-        packet = getattr(getattr(torch.ops, namespace), operator, None) if namespace and operator else None
+        if namespace and operator:
+            packet = getattr(getattr(torch.ops, namespace), operator, None)
+        else:
+            packet = None
         overloaded = getattr(packet, overload or "default", None)
         if overloaded is None:
             raise InputError(

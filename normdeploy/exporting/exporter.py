@@ -269,7 +269,10 @@ def _transpose_linear_weights(graph: ir.Graph) -> None:
     """Store the weights of linear layers the way MatMul reads them. Large ones stay views of torch's
     (`storage.shared_weights`); it copies the others three times as fast as NumPy does."""
     for node in graph:
-        weight = node.inputs[0] if node.op_type == "Transpose" and node.domain == "" else None
+        if node.op_type == "Transpose" and node.domain == "":
+            weight = node.inputs[0]
+        else:
+            weight = None
         if weight is None or not weight.is_initializer() or len(weight.uses()) > 1 or node.outputs[0].is_graph_output():
             continue
         tensor = getattr(weight.const_value, "raw", None)
@@ -317,13 +320,19 @@ def _describe_export_error(error: BaseException, program: torch.export.ExportedP
             break
         error = error.__cause__
     text = str(error).strip().split("\n")[0] or type(error).__name__
-    module = _module_clause(program, target[1]) if target else ""
+    if target:
+        module = _module_clause(program, target[1])
+    else:
+        module = ""
     if missing := re.search(r"No ONNX function found for .*?'([\w.]+)'", text):
         return (
             f"ONNX has no form of the operator {missing[1]}{module}; write that part of the model with other operators,"
             " or say how it is written in ONNX with custom_translation_table"
         )
-    where = f" (operator {target[1]}{module})" if target else ""
+    if target:
+        where = f" (operator {target[1]}{module})"
+    else:
+        where = ""
     if "SymbolicTensor" in text:
         return (
             f"torch's exporter can't write an argument that follows from a dynamic size{where}: state that size, write"

@@ -27,8 +27,14 @@ def apply_fixes(graph: ir.Graph) -> None:
 
 
 def _drop_zero_bias(node: ir.Node) -> None:
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    maker = None if bias is None else bias.producer()
+    if len(node.inputs) > 2:
+        bias = node.inputs[2]
+    else:
+        bias = None
+    if bias is None:
+        maker = None
+    else:
+        maker = bias.producer()
     if maker is None or maker.op_type != "Expand" or not _is_all_zero(bias):
         return
     node.resize_inputs(2)
@@ -39,7 +45,10 @@ def _is_all_zero(value: ir.Value | None) -> bool:
     """Whether a tensor is a copy of a constant that holds zeros alone."""
     while value is not None and (maker := value.producer()) is not None and maker.op_type in _COPIES:
         value = maker.inputs[0]
-    constant = None if value is None else ir.convenience.get_const_tensor(value)
+    if value is None:
+        constant = None
+    else:
+        constant = ir.convenience.get_const_tensor(value)
     return constant is not None and not constant.numpy().any()
 
 

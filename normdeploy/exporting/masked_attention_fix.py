@@ -88,7 +88,10 @@ def _fix_infinite_mask(softmax: ir.Node, clamped: dict[ir.Value, tuple[ir.Value,
 
 def _is_minus_infinity(value: ir.Value | None) -> bool:
     """Whether it is a constant −Inf, which the exporter casts to the type of the other operand."""
-    made = value.producer() if value is not None else None
+    if value is not None:
+        made = value.producer()
+    else:
+        made = None
     if _op_type_of(made) in ("Cast", "CastLike"):
         value = made.inputs[0]  # type: ignore[union-attr]
     return _constant_number(value) == -np.inf
@@ -154,8 +157,14 @@ def _mask_behind_guard(node: ir.Node) -> ir.Value | None:
     if _op_type_of(node) != "Where":
         return None
     asked, zero, weights = node.inputs
-    test = asked.producer() if asked is not None else None
-    softmax = weights.producer() if weights is not None else None
+    if asked is not None:
+        test = asked.producer()
+    else:
+        test = None
+    if weights is not None:
+        softmax = weights.producer()
+    else:
+        softmax = None
     if (
         _op_type_of(test) != "IsNaN"
         or _op_type_of(softmax) != "Softmax"
@@ -257,7 +266,10 @@ def _constant_array(value: ir.Value | None) -> np.ndarray | None:
     node = value.producer()
     if constant is None and _op_type_of(node) == "Constant":
         attribute = node.attributes.get("value")  # type: ignore[union-attr]
-        constant = attribute.as_tensor() if attribute is not None else None
+        if attribute is not None:
+            constant = attribute.as_tensor()
+        else:
+            constant = None
     if constant is not None and constant.size == 1:
         return constant.numpy()
     return None

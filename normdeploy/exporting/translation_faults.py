@@ -104,7 +104,10 @@ def _shape_of_value(value: Any) -> tuple[Any, ...]:
 
 def _module_clause(node: torch.fx.Node) -> str:
     stack = node.meta.get("nn_module_stack")
-    path = list(stack.values())[-1][0] if stack else ""
+    if stack:
+        path = list(stack.values())[-1][0]
+    else:
+        path = ""
     if path:
         return f" in module {path!r}"
     return ""

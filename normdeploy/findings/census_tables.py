@@ -116,7 +116,10 @@ def _describe_computation(group: FindingGroup) -> str:
     first = group.first_finding
     parts = []
     if first.axes:
-        shape = first.shape if len({f.shape for f in group.findings}) == 1 else None
+        if len({f.shape for f in group.findings}) == 1:
+            shape = first.shape
+        else:
+            shape = None
         if shape is not None:
             of = f" of ({', '.join('?' if d is None else str(d) for d in shape)})"
         else:
@@ -159,8 +162,12 @@ def _describe_affine(finding: Finding) -> str:
 
 
 def _describe_parameter(name: str, p: NormParameter) -> str:
-    text = f"{name} = 1 + w" if p.one_plus else name
-    text += " from data" if p.data else ""
+    if p.one_plus:
+        text = f"{name} = 1 + w"
+    else:
+        text = name
+    if p.data:
+        text += " from data"
     if p.axes:
         return f"{text} along {_format_axes(p.axes)}"
     return f"{text} the same everywhere"

@@ -113,12 +113,18 @@ def _format_numbers(numbers: frozenset[int]) -> str:
     if len(numbers) == high - low + 1:
         return f"{{{low}..{high}}}"
     ordered = [str(n) for n in sorted(numbers)]
-    listed = ordered if len(ordered) <= _LISTED else [*ordered[: _LISTED - 2], "…", ordered[-1]]
+    if len(ordered) <= _LISTED:
+        listed = ordered
+    else:
+        listed = [*ordered[: _LISTED - 2], "…", ordered[-1]]
     return f"{{{','.join(listed)}}}"
 
 
 def location_text(group: FindingGroup) -> Text:
-    count = f" ×{len(group.findings)}" if len(group.findings) > 1 else ""
+    if len(group.findings) > 1:
+        count = f" ×{len(group.findings)}"
+    else:
+        count = ""
     if group.first_finding.place:
         place = f" in {group.first_finding.place}"
     else:
@@ -159,6 +165,9 @@ def describe_proof(group: FindingGroup) -> list[str]:
     rounding = [c for c in proofs if c.rounding_after is not None and c.rounding_bound is not None]
     if rounding:
         ran = max(rounding, key=lambda c: (c.rounding_after or 0) / (c.rounding_bound or 1))
-        sign = "≤" if ran.is_rounding_ok else ">"
+        if ran.is_rounding_ok:
+            sign = "≤"
+        else:
+            sign = ">"
         lines["onnxruntime run"] = f"onnxruntime run {ran.rounding_after:.1g} {sign} {ran.rounding_bound:.1g}"
     return [lines.get(place, place) for place in group.first_finding.proved]

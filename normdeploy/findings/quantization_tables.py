@@ -44,7 +44,10 @@ def _layer_table(layers: Sequence[LayerReport]) -> Table:
     told = make_table("layer", "status", "weight", "activation", "migrated", "alone costs", "because")
     for alike in _group_alike_layers(layers):
         first = alike[0]
-        many = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+        if len(alike) > 1:
+            many = f" and {len(alike) - 1} more"
+        else:
+            many = ""
         errors = [layer.error for layer in alike if layer.error is not None]
         told.add_row(
             _layer_name(f"{first.module}{many}" if first.module else "", f"{first.tensor}{many}", first.op),
@@ -116,7 +119,10 @@ def _iter_totals(account: QuantizationReport) -> Iterator[Text]:
             # those of one reason in one line, whatever the nodes are called
             refused.setdefault((migration.kind, re.sub(r"'[^']*'", "", migration.reason)), []).append(migration)
     for (kind, _), alike in refused.items():
-        more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+        if len(alike) > 1:
+            more = f" and {len(alike) - 1} more"
+        else:
+            more = ""
         yield Text(f"not migrated: {kind} of {alike[0].norm}{more}: {alike[0].reason}", style="yellow")
     if made:
         told = (f"{kind} of {len(of)} {_OF.get(kind, 'norm')}{'s' * (len(of) > 1)}" for kind, of in made.items())

@@ -69,8 +69,14 @@ def combine_certificates(first: Certificate | None, then: Certificate | None) ->
     run."""
     if first is None or then is None:
         return first or then
-    ran = first if then.rounding_after is None else then
-    worst = then.worst if then.error >= first.error else first.worst
+    if then.rounding_after is None:
+        ran = first
+    else:
+        ran = then
+    if then.error >= first.error:
+        worst = then.worst
+    else:
+        worst = first.worst
     method: Literal["exact", "float64"]
     if first.method == then.method == "exact":
         method = "exact"

@@ -107,7 +107,12 @@ def fold_into_previous(graph: Graph, affine: AffineChain) -> AffineFold | Refusa
 def _written_constants(linear: ConstantLinear, made: Sequence[gs.Node]) -> tuple[gs.Constant, gs.Constant | None]:
     """Weight and bias of a linear op as `ConstantLinear.write_nodes` wrote it."""
     node = made[0]
-    bias = made[1].inputs[1] if len(made) > 1 else node.inputs[2] if len(node.inputs) > 2 else None
+    if len(made) > 1:
+        bias = made[1].inputs[1]
+    elif len(node.inputs) > 2:
+        bias = node.inputs[2]
+    else:
+        bias = None
     return node.inputs[linear.weight], bias
 
 

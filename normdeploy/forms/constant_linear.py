@@ -178,13 +178,19 @@ class ConstantLinear:
             node = graph.make_node("MatMul", inputs, like, self.attrs)
             if not shift.any():
                 return [node]
-            lined = shift if self.weight == 1 else shift[:, None]
+            if self.weight == 1:
+                lined = shift
+            else:
+                lined = shift[:, None]
             return [
                 node,
                 graph.make_node("Add", [node.outputs[0], graph.add_constant(f"{name}_bias", lined, dtype)], like),
             ]
         if self.biased or shift.any():
-            bias = self.node.inputs[2].name if self.biased else ""
+            if self.biased:
+                bias = self.node.inputs[2].name
+            else:
+                bias = ""
             inputs.append(
                 graph.add_constant(bias or f"{name}_bias", np.broadcast_to(shift, self.output_channels), dtype)
             )

@@ -117,9 +117,10 @@ def evaluate_scale_and_shift(m: ProofInterpreter, graph: Graph, chain: Region) -
     # as three draws of one evaluation
     numbers = [m.number(n) for n in (0, 2**40, -(2**40))]
     flat = (len(numbers), *(1,) * sum(len(x) for x in axes))
-    exact = (
-        None if m.gf is None else np.concatenate([n.a.reshape(-1) for n in numbers if n.a is not None]).reshape(flat)
-    )
+    if m.gf is None:
+        exact = None
+    else:
+        exact = np.concatenate([n.a.reshape(-1) for n in numbers if n.a is not None]).reshape(flat)
     z = Value(axes, exact, np.concatenate([n.f.reshape(-1) for n in numbers]).reshape(flat))
     y = evaluate_region(m, chain, {id(chain.leaves[0]): z})
     b, high, low = (_select_draw(y, i) for i in range(len(numbers)))
@@ -140,7 +141,10 @@ def _select_draw(y: Value, i: int) -> Value:
 def _broadcast_to_shape(m: ProofInterpreter, v: Value, shape: Sequence[int]) -> Value:
     """``v``, which varies along few of its axes, in the shape of a constant."""
     wanted = tuple(m.plan.atoms_of(m.plan.size_of_length(n)) for n in shape)
-    array = v.f if v.a is None else v.a
+    if v.a is None:
+        array = v.f
+    else:
+        array = v.a
     atoms, _ = v.drop_constant_axes(array)
     flat = tuple(x for axis in wanted for x in axis)
     where = _atom_positions(flat, atoms)
@@ -209,7 +213,8 @@ def _evaluate_share(
         alpha = linear.node.attrs.get("alpha", 1.0)
     else:
         alpha = 1.0
-    w = w if alpha == 1.0 else m.mul(m.number(float(alpha)), w)
+    if alpha != 1.0:
+        w = m.mul(m.number(float(alpha)), w)
     if absolute:
         w.f, c.f = np.abs(w.f), np.abs(c.f)
     if share.side == "output":
@@ -217,7 +222,10 @@ def _evaluate_share(
     else:
         side = linear.input_channels
     a = _channel_vector(m, a, side, share)
-    b = None if b is None else _channel_vector(m, b, side, share)
+    if b is None:
+        b = None
+    else:
+        b = _channel_vector(m, b, side, share)
     if share.side == "output":
         weight = _scale_channels(m, linear, w, a, output=True)
         bias = m.add(m.mul(a, c), b) if b is not None else m.mul(a, c)
@@ -264,7 +272,10 @@ def _scale_channels(m: ProofInterpreter, linear: ConstantLinear, w: Value, v: Va
         # (g, o, i, …) or, transposed, (g, i, o, …)
         cut = split_channels(m, w, 0, linear.groups)
         v = split_channels(m, v, 0, linear.groups)
-        own = 1 if output != (op == "ConvTranspose") else 2
+        if output != (op == "ConvTranspose"):
+            own = 1
+        else:
+            own = 2
         laid = v.with_axes((v.axes[0], v.axes[1], (), *ones) if own == 1 else (v.axes[0], (), v.axes[1], *ones))
         return merge_axes(m.mul(cut, laid), 0)
     rows = _has_channels_in_rows(linear, output)

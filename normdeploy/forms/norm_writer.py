@@ -88,7 +88,10 @@ class NodeWriter:
         """Scale and shift by nodes of their own."""
         for param, op, name in ((gamma, "Mul", "scale"), (beta, "Add", "shift")):
             if param is not None:
-                value = param.tensor if param.value is None else None
+                if param.value is None:
+                    value = param.tensor
+                else:
+                    value = None
                 if value is None:
                     assert param.value is not None
                     shape = param.value.shape
@@ -181,7 +184,10 @@ def needs_full_parameters(norm: Norm, runtime: str, axes: Sequence[int]) -> bool
     same."""
     sizes = [norm.shape[a] for a in axes]
     static = all(isinstance(n, int) for n in sizes) and math.prod(n for n in sizes if isinstance(n, int)) <= WIDEST
-    kind = "LayerNorm" if norm.fit.centered else "RMSNorm"
+    if norm.fit.centered:
+        kind = "LayerNorm"
+    else:
+        kind = "RMSNorm"
     return static and best_form(kind, runtime, norm.dtype.name, ("narrow", "standard")) == "standard"
 
 

@@ -125,8 +125,14 @@ def restore_bounds(made: onnx.ModelProto, originals: Mapping[str, onnx.NodeProto
     names = {name for node in made.graph.node for name in (*node.input, *node.output)}
     nodes: list[onnx.NodeProto] = []
     for node in made.graph.node:
-        before = originals.get(node.output[0]) if node.output else None
-        write = _ANEW.get(node.op_type) if is_standard(node) else None
+        if node.output:
+            before = originals.get(node.output[0])
+        else:
+            before = None
+        if is_standard(node):
+            write = _ANEW.get(node.op_type)
+        else:
+            write = None
         if before is not None and before.op_type == node.op_type and write is not None and len(before.input) == 1:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(known.types[before.input[0]][0])
             for place, value in write(before).items():

@@ -64,7 +64,10 @@ def _match_dequantize(
     if cast is not None and cast.op_type == "Sub" and cast.input[1] in tensors:
         zero = tensor_array(tensors[cast.input[1]])
         cast = makers.get(cast.input[0])
-    stored = tensors.get(cast.input[0]) if cast is not None and cast.op_type == "Cast" else None
+    if cast is not None and cast.op_type == "Cast":
+        stored = tensors.get(cast.input[0])
+    else:
+        stored = None
     if stored is None or scale not in tensors or tensors[scale].data_type != onnx.TensorProto.FLOAT:
         return None
     if stored.data_type not in _CODES or np.prod(stored.dims) < MANY:

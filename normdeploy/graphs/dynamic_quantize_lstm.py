@@ -131,7 +131,10 @@ def expand_node(
 
 def _direction_text(given: dict[str, str], reverse: int) -> str:
     """Return the text of one direction, with a bias and first states where the node has them."""
-    bias = _BIAS if "B" in given else "gates = Identity (product)"
+    if "B" in given:
+        bias = _BIAS
+    else:
+        bias = "gates = Identity (product)"
     starts = [
         (_GIVEN if name in given else _ZEROS).format(state=state, given=name)
         for state, name in (("start_h", "H"), ("start_c", "C"))

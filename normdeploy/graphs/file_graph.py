@@ -257,14 +257,20 @@ class FileGraph(LinkedGraph):
             return tuple(t.shape)
         if id(t) in self._stated:
             return self._stated[id(t)]
-        known = t.shape if t.shape is not None else None
+        if t.shape is not None:
+            known = t.shape
+        else:
+            known = None
         if known is None or any(_is_open_dim(d) or d in self._lonely for d in known):
             inferred = self._inferred_types.get(t.name)
             if inferred is not None and inferred[1] is not None:
                 known = inferred[1]
             else:
                 known = known
-        dims = None if known is None else tuple(None if _is_open_dim(d) else d for d in known)
+        if known is None:
+            dims = None
+        else:
+            dims = tuple(None if _is_open_dim(d) else d for d in known)
         if dims is not None and not any(d is None or is_invented_name(d) for d in dims):
             self._stated[id(t)] = dims
             return dims
@@ -333,7 +339,10 @@ class FileGraph(LinkedGraph):
                 known = self._dtypes.get(id(t))
         if known is None:
             node = self.producer(t)
-            typed_by = _type_source(node, t) if node is not None else None
+            if node is not None:
+                typed_by = _type_source(node, t)
+            else:
+                typed_by = None
             if typed_by is None:
                 return None
             return self.dtype(typed_by)
@@ -412,7 +421,10 @@ def _cast_like(kind: np.dtype, inputs: Sequence[Any]) -> tuple[np.ndarray]:
 
 def value_inputs(node: gs.Node) -> list[gs.Tensor]:
     """The inputs whose values matter: CastLike's second gives only a type."""
-    inputs = node.inputs[:1] if node.op == "CastLike" else node.inputs
+    if node.op == "CastLike":
+        inputs = node.inputs[:1]
+    else:
+        inputs = node.inputs
     return [t for t in inputs if not t.is_empty()]
 
 

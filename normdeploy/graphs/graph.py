@@ -87,7 +87,10 @@ class Graph(FileGraph):
         Attributes are rounded as the file will hold them, in float32: certificates judge the node that is written.
         """
         attributes = {k: float(np.float32(v)) if isinstance(v, float) else v for k, v in (attrs or {}).items()}
-        dtype = like.dtype if like.dtype is not None else self.dtype(like)
+        if like.dtype is not None:
+            dtype = like.dtype
+        else:
+            dtype = self.dtype(like)
         outs = [gs.Variable(self._fresh_name(f"{like.name}_{op}"), dtype=dtype) for _ in range(outputs)]
         made = gs.Node(
             op, name=outs[0].name, attrs=attributes, inputs=list(inputs), outputs=outs, domain=domain or None

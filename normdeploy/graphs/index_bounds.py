@@ -143,7 +143,10 @@ class _BoundsAnalysis:
                 for a in node.attribute
                 for n in ([a.i] if a.name == "value_int" else a.ints if a.name == "value_ints" else ())
             ]
-            self.vectors |= {node.output[0]: tuple(whole)} if 0 < len(whole) <= _SMALL else {}
+            if 0 < len(whole) <= _SMALL:
+                self.vectors |= {node.output[0]: tuple(whole)}
+            else:
+                self.vectors |= {}
         elif (vector := self._vector_result(node, attributes)) is not None and len(vector) <= _SMALL:
             self.vectors[node.output[0]] = vector
         if origins := _merge_sources(self._produced_sources(node)):

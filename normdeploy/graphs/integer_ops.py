@@ -53,12 +53,18 @@ def apply_integer_op(op: str, inputs: Inputs, attrs: Attrs, opset: int, outputs:
             made = np.frompyfunc(_ARITHMETIC[op], 2, 1)(made, other)
         return (_simplify_sizes(np.asarray(made, dtype=object)),)
     if op in ("ReduceProd", "ReduceSum"):
-        axes = None if len(inputs) < 2 else inputs[1]
+        if len(inputs) < 2:
+            axes = None
+        else:
+            axes = inputs[1]
         if inputs[0].ndim != 1 and axes is not None:
             raise NoPolynomial(f"{op} of sizes over some axes", op)
         start: Any = Size.from_int(1 if op == "ReduceProd" else 0)
         for n in arrays[0].reshape(-1).tolist():
-            start = start * n if op == "ReduceProd" else start + n
+            if op == "ReduceProd":
+                start = start * n
+            else:
+                start = start + n
         return (
             _simplify_sizes(
                 np.array(start, dtype=object).reshape((1,) * (inputs[0].ndim if attrs.get("keepdims", 1) else 0))

@@ -54,7 +54,10 @@ class LinkedGraph:
         if not any(shared_array(t) is not None for t in self._initializers.values()):
             return
         for t in (*(t for node in nodes_with_subgraphs(self.gs.nodes) for t in node.inputs), *self.gs.outputs):
-            lazy = t._values if isinstance(t, gs.Constant) else None
+            if isinstance(t, gs.Constant):
+                lazy = t._values
+            else:
+                lazy = None
             if isinstance(lazy, gs.ir.tensor.LazyValues) and (array := shared_array(lazy.tensor)) is not None:
                 t.values = array
                 t.data_location = None

@@ -189,7 +189,10 @@ def _function_subgraph(function: onnx.FunctionProto, model: onnx.ModelProto) -> 
     def put_back(result: onnx.ModelProto) -> None:
         nodes = [onnx.helper.make_node("Constant", [], [t.name], value=t) for t in result.graph.initializer]
         for node in result.graph.node:
-            first = node.output[0] if node.output else ""
+            if node.output:
+                first = node.output[0]
+            else:
+                first = ""
             same = filled.get(first) == node.SerializeToString(deterministic=True)
             kept = onnx.NodeProto()
             kept.CopyFrom(written[first] if same else node)

@@ -56,7 +56,10 @@ def expand_node(
     columns = fresh(codes)
     yield helper.make_node(DEQUANTIZE, parts, [rows], node.name, axis=1, block_size=block)
     yield helper.make_node("Transpose", [rows], [columns], node.name, perm=[1, 0])
-    product = fresh(node.output[0]) if bias else node.output[0]
+    if bias:
+        product = fresh(node.output[0])
+    else:
+        product = node.output[0]
     yield helper.make_node("MatMul", [x, columns], [product], node.name)
     if bias:
         yield helper.make_node("Add", [product, bias], node.output[:1], node.name)

@@ -28,7 +28,10 @@ def models_by_location(proto: onnx.ModelProto) -> dict[str, onnx.ModelProto]:
 
     def add_models(inside: Iterator[Subgraph], around: str) -> None:
         for nested in inside:
-            place = f"{around}, {nested.place}" if around else nested.place
+            if around:
+                place = f"{around}, {nested.place}"
+            else:
+                place = nested.place
             graphs[place] = nested.model
             add_models(body_subgraphs(nested.model), place)
 

@@ -66,7 +66,10 @@ class OrderedList(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         # nothing is ever put before the first
-        item = self._items[0] if self._items else None
+        if self._items:
+            item = self._items[0]
+        else:
+            item = None
         while item is not None:
             yield item
             item = self._next.get(id(item))

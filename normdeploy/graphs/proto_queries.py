@@ -88,7 +88,10 @@ def strip_invented_module(path: str) -> str:
 def module_from_scope(value: str) -> str:
     """The module path in torch's ``['', 'layers.0', 'layers.0.ln', 'layer_norm']``: the last but one."""
     try:
-        names = ast.literal_eval(value) if value else []
+        if value:
+            names = ast.literal_eval(value)
+        else:
+            names = []
     except (SyntaxError, ValueError):
         return ""
     if isinstance(names, list) and len(names) > 1:

@@ -61,7 +61,10 @@ def _form_of(node: onnx.NodeProto) -> _QOperatorForm:
         return replace(form, operands=tuple(range(2, len(node.input), 3)))
     if node.op_type == "QGemm":
         rounded = len(node.input) > 7 and bool(node.input[7])
-        axis = 0 if attribute_value(node, "transB", 0) else 1
+        if attribute_value(node, "transB", 0):
+            axis = 0
+        else:
+            axis = 1
         return replace(form, result=form.result if rounded else None, channels={3: axis})
     return form
 
@@ -215,7 +218,10 @@ class _QOperatorExpander:
             bias = given[6]
         made = [self._fresh_name(a[0]), self._fresh_name(b[0])]
         yield helper.make_node(DEQUANTIZE, filter(None, a), made[:1], node.name)
-        axis = {"axis": -1} if self._has_channel_scales(b[1]) else {}
+        if self._has_channel_scales(b[1]):
+            axis = {"axis": -1}
+        else:
+            axis = {}
         yield helper.make_node(DEQUANTIZE, filter(None, b), made[1:], node.name, **axis)
         if not bias:
             yield helper.make_node("MatMul", made, node.output[:1], node.name)

@@ -71,7 +71,10 @@ def quantized_ranges(proto: onnx.ModelProto) -> dict[str, tuple[float, float]]:
     q = GraphQuantization(proto)
     found = dict[str, tuple[float, float]]()
     for node in q.nodes:
-        own = OURS.get(node.op_type) if node.domain == DOMAIN else None
+        if node.domain == DOMAIN:
+            own = OURS.get(node.op_type)
+        else:
+            own = None
         if own is not None and own.quantizes and "y_scale" in own.inputs:
             end = len(node.input)
             pair = helper.make_node(QUANTIZE, [node.output[0], *node.input[end - 2 : end]], [node.output[0]])
@@ -108,7 +111,8 @@ def read_recorded_biases(proto: onnx.ModelProto) -> dict[str, list[int]]:
         told = json.loads(metadata_text(proto, RECENTRED) or "{}")
     except ValueError:
         return {}
-    told = told if isinstance(told, dict) else {}
+    if not isinstance(told, dict):
+        told = {}
     return {name: left for name, left in told.items() if isinstance(left, list) and all(type(i) is int for i in left)}
 
 
@@ -123,8 +127,14 @@ def quantization_parameters(proto: onnx.ModelProto) -> set[str]:
     for body in iter_bodies(proto):
         dynamic = {n.output[1] for n in body.node if n.op_type == DYNAMIC and is_quantization_node(n)}
         for node in body.node:
-            own = {"y_scale", "y_zero_point"} if node.domain == DOMAIN else set()
-            names = OURS[node.op_type].inputs if own and node.op_type in OURS else ()
+            if node.domain == DOMAIN:
+                own = {"y_scale", "y_zero_point"}
+            else:
+                own = set()
+            if own and node.op_type in OURS:
+                names = OURS[node.op_type].inputs
+            else:
+                names = ()
             for i, name in enumerate(node.input):
                 of_own = i < len(names) and names[i] in own
                 of_pair = i > 0 and node.op_type in (QUANTIZE, DEQUANTIZE) and is_quantization_node(node)
@@ -193,11 +203,22 @@ class GraphQuantization:
         around: GraphQuantization | None = None,
         place: str = "",
     ) -> None:
-        graph = proto.graph if body is None else body
+        if body is None:
+            graph = proto.graph
+        else:
+            graph = body
         self.place = place
         self.nodes = list(graph.node)
-        self.weights: dict[str, onnx.TensorProto] = {} if around is None else dict(around.weights)
-        self.makers: dict[str, onnx.NodeProto] = {} if around is None else dict(around.makers)
+        self.weights: dict[str, onnx.TensorProto]
+        if around is None:
+            self.weights = {}
+        else:
+            self.weights = dict(around.weights)
+        self.makers: dict[str, onnx.NodeProto]
+        if around is None:
+            self.makers = {}
+        else:
+            self.makers = dict(around.makers)
         if not isinstance(graph, onnx.FunctionProto):
             self.weights |= {t.name: t for t in graph.initializer}
         self.makers |= {name: node for node in self.nodes for name in node.output if name}
@@ -228,8 +249,15 @@ class GraphQuantization:
     def scheme_of(self, node: onnx.NodeProto) -> QuantizationScheme:
         """What a QuantizeLinear or DequantizeLinear says."""
         attrs = attribute_values(node)
-        zero = self.constant_value(node.input[2]) if len(node.input) > 2 and node.input[2] else None
-        kind: np.dtype[Any] | None = None if zero is None else zero.dtype
+        if len(node.input) > 2 and node.input[2]:
+            zero = self.constant_value(node.input[2])
+        else:
+            zero = None
+        kind: np.dtype[Any] | None
+        if zero is None:
+            kind = None
+        else:
+            kind = zero.dtype
         if kind is None and node.op_type == QUANTIZE:
             kind = TYPES.get(int(attrs.get("output_dtype", 0)) or 2)
         if kind is None and node.op_type == DEQUANTIZE:
@@ -335,7 +363,10 @@ class GraphQuantization:
             return None
         made = self.makers.get(self.source_tensor(node.input[0]))
         dynamic = made is not None and made.op_type == DYNAMIC
-        zero = self.constant_value(node.input[3]) if len(node.input) > 3 and node.input[3] else None
+        if len(node.input) > 3 and node.input[3]:
+            zero = self.constant_value(node.input[3])
+        else:
+            zero = None
         return QuantizedLayer(
             node.output[0],
             node.op_type,

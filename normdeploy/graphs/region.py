@@ -197,7 +197,10 @@ class BoundRegion:
                 moving.update(step.outputs)
                 self._steps.append(step)
             else:
-                source = self._known.get(id(node.inputs[0])) if node.inputs else None
+                if node.inputs:
+                    source = self._known.get(id(node.inputs[0]))
+                else:
+                    source = None
                 # Shape and Size: any array of that shape will do
                 if isinstance(source, _ShapeOnly):
                     self._known[id(node.inputs[0])] = np.broadcast_to(np.float64(0), source.shape)
@@ -205,7 +208,10 @@ class BoundRegion:
 
     def run(self, feeds: Sequence[np.ndarray], wanted: gs.Tensor | None = None) -> np.ndarray:
         """The value of ``wanted`` (default: the region's y) for values of the leaves, in their order."""
-        end = wanted if wanted is not None else self._y
+        if wanted is not None:
+            end = wanted
+        else:
+            end = self._y
         return _value_as_array(self._compute_values(feeds, keep=end), end)
 
     def largest_magnitude(self, feeds: Sequence[np.ndarray]) -> float:
@@ -348,7 +354,10 @@ def size_assignments(names: Iterable[str], x: Dims | None = None) -> list[dict[s
     """
     ordered = sorted(names)
     # some ten groups: one for each pattern
-    first = [[9], [11]] if len(ordered) == 1 else [[3, 5, 4, 6, 7], [5, 7, 6, 4, 3]]
+    if len(ordered) == 1:
+        first = [[9], [11]]
+    else:
+        first = [[3, 5, 4, 6, 7], [5, 7, 6, 4, 3]]
     if len(ordered) == 1 and math.prod(n for n in x or () if isinstance(n, int)) > _HEAVY:
         first = [[3], [5], *first]
     tries = [*first, [4, 8, 6, 10, 12], [8], [6], [16], [4], [12], [32]]

@@ -100,7 +100,10 @@ def _infer_node(graph: Graph, node: gs.Node) -> dict[str, tuple[int, Dims | None
         if dims is None or dtype is None:
             return {}
         types[t.name] = onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(dtype), dims)
-        value = graph.known_value(t) if dtype.kind == "i" and _is_small(dims) else None
+        if dtype.kind == "i" and _is_small(dims):
+            value = graph.known_value(t)
+        else:
+            value = None
         if value is not None:
             data[t.name] = numpy_helper.from_array(np.asarray(value, dtype=dtype), t.name)
     try:
@@ -137,7 +140,10 @@ def _compute_integers(graph: Graph, node: gs.Node, known: dict[int, np.ndarray])
             return
         attrs = graph.attrs(node)
         try:
-            sizes = shape[attrs.get("start", 0) : attrs.get("end")] if node.op == "Shape" else [product_of_sizes(shape)]
+            if node.op == "Shape":
+                sizes = shape[attrs.get("start", 0) : attrs.get("end")]
+            else:
+                sizes = [product_of_sizes(shape)]
         except OverflowError:
             return
         made = np.empty(len(sizes), dtype=object)
@@ -330,8 +336,14 @@ def _slice_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at:
         return None
     starts, ends = (o.reshape(-1).tolist() for o in (operands[1], operands[2]))
     given = [_constant_integers(operands[i]) if len(operands) > i and operands[i] is not None else None for i in (3, 4)]
-    axes = given[0] if given[0] is not None else list(range(len(starts)))
-    steps = given[1] if given[1] is not None else [1] * len(starts)
+    if given[0] is not None:
+        axes = given[0]
+    else:
+        axes = list(range(len(starts)))
+    if given[1] is not None:
+        steps = given[1]
+    else:
+        steps = [1] * len(starts)
     if any(len(operands) > i and operands[i] is not None and given[i - 3] is None for i in (3, 4)):
         return None
     shape: Shape = list(shapes[0])
@@ -374,7 +386,8 @@ def _is_last_place(size: Size, start: Size) -> bool:
 
 def _flatten_shape(shapes: Shapes, operands: Inputs, attrs: Mapping[str, Any], at: int) -> Shape | None:
     axis = attrs.get("axis", 1)
-    axis = axis + len(shapes[0]) if axis < 0 else axis
+    if axis < 0:
+        axis = axis + len(shapes[0])
     return [product_of_sizes(shapes[0][:axis]), product_of_sizes(shapes[0][axis:])]
 
 

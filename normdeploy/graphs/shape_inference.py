@@ -201,7 +201,10 @@ def _has_endless_range(graph: onnx.GraphProto) -> bool:
         n.output[0]: a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"
     }
     for node in graph.node:
-        ends = [initializers[name] for name in node.input if name in initializers] if node.op_type == "Range" else []
+        if node.op_type == "Range":
+            ends = [initializers[name] for name in node.input if name in initializers]
+        else:
+            ends = []
         if len(ends) == 3:
             start, limit, step = (float(onnx.numpy_helper.to_array(t).ravel()[:1].sum()) for t in ends)
             if not abs(limit - start) <= _LONGEST * abs(step):

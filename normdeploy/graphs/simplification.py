@@ -342,9 +342,15 @@ def _is_foldable(node: ir.Node) -> bool:
     if node.op_type in _UNFOLDED or node.op_type in _QUANTIZING:
         return False
     made = [_element_count(value) for value in node.outputs]
-    total = None if None in made else sum(n or 0 for n in made)
+    if None in made:
+        total = None
+    else:
+        total = sum(n or 0 for n in made)
     whole = all(value.dtype is not None and not value.dtype.is_floating_point() for value in node.outputs)
-    table = _element_count(node.inputs[0]) if node.op_type in _SELECTIONS and node.inputs[0] is not None else None
+    if node.op_type in _SELECTIONS and node.inputs[0] is not None:
+        table = _element_count(node.inputs[0])
+    else:
+        table = None
     if total is not None and total <= _MADE and (whole or (table is not None and (made[0] or 0) <= table)):
         return True
     large = [v for v in node.inputs if v is not None and v.const_value is not None and v.const_value.size > _READ]
@@ -355,7 +361,10 @@ def _is_foldable(node: ir.Node) -> bool:
 
 def _element_count(value: ir.Value) -> int | None:
     """Elements of a tensor of static shape."""
-    dims = None if value.shape is None else [d for d in value.shape if isinstance(d, int)]
+    if value.shape is None:
+        dims = None
+    else:
+        dims = [d for d in value.shape if isinstance(d, int)]
     if dims is not None and value.shape is not None and len(dims) == len(value.shape):
         return math.prod(dims)
     return None

@@ -108,7 +108,10 @@ def _expand_operand(data: list[Size], asked: list[Size]) -> list[int] | None:
     offset = len(asked) - len(data)
     spread: list[int] = []
     for i, n in enumerate(asked):
-        own = data[i - offset] if i >= offset else ONE
+        if i >= offset:
+            own = data[i - offset]
+        else:
+            own = ONE
         number = n.constant_value
         if number is None and n != own:
             return None

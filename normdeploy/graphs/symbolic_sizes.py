@@ -70,7 +70,10 @@ class Size:
         """With every symbol written as 1 + t: whether no coefficient is negative, so that the least value is at t = 0;
         and that value."""
         if len(self.terms) <= 1:
-            c = self.terms[0][1] if self.terms else 0
+            if self.terms:
+                c = self.terms[0][1]
+            else:
+                c = 0
             return c >= 0, c
         if all(c > 0 for _, c in self.terms):
             return True, sum(c for _, c in self.terms)
@@ -108,7 +111,8 @@ class Size:
         for monomial, c in self.terms:
             product = Size({tuple(s for s in monomial if s not in values): c})
             for s in monomial:
-                product = product * values[s] if s in values else product
+                if s in values:
+                    product = product * values[s]
             total = total + product
         return total
 

@@ -86,7 +86,10 @@ def batch_cases(
 
     if labels is not None and labels not in (columns := read()):
         raise InputError(f"the dataset {name!r} has no labels {labels!r}; it holds {list(columns)}")
-    classes = None if labels is None else _check_labels(name, labels, read()[labels], count)
+    if labels is None:
+        classes = None
+    else:
+        classes = _check_labels(name, labels, read()[labels], count)
 
     def batch_reader(start: int, stop: int) -> Callable[[], dict[str, np.ndarray]]:
         return lambda: _select_inputs(
@@ -145,7 +148,10 @@ def _cast_input(name: str, spec: InputSpec, value: np.ndarray) -> np.ndarray:
     # .npy files can't name it
     if value.dtype.str[1:] == "V2" and spec.dtype == "bfloat16":
         return value.view(ml_dtypes.bfloat16)
-    kinds = "iub" if wanted.kind in "iub" else "fiub"
+    if wanted.kind in "iub":
+        kinds = "iub"
+    else:
+        kinds = "fiub"
     if value.dtype.kind not in kinds or (wanted.kind in "iub" and not _is_lossless(wanted, value)):
         raise InputError(
             f"the dataset {name!r} holds {spec.name!r} as {value.dtype}, which is not {spec.dtype} without loss;"

@@ -276,7 +276,10 @@ def _model_from_folder(
     stated = {name: wishes.dims[name].max for name in wishes.stated} | {
         name: dim.max for name, dim in wishes.single.items()
     }
-    ranges = [f"{name}={text}" for name, text in unstated_ranges(ready, stated).items()] if not inputs else []
+    if not inputs:
+        ranges = [f"{name}={text}" for name, text in unstated_ranges(ready, stated).items()]
+    else:
+        ranges = []
     loaded = trace_module(
         ready.module,
         (),

@@ -139,7 +139,10 @@ def _describe_image_input(model: nn.Module, parameters: Mapping[str, Any], prepr
         several = f"{frames},"
     else:
         several = ""
-    batch = "image_batch" if compared else "batch"
+    if compared:
+        batch = "image_batch"
+    else:
+        batch = "batch"
     channels = modality_setting(config, "num_channels", _CHANNELS)
     return f"{batch},{several}{channels},{height},{width}"
 

@@ -85,13 +85,19 @@ def _parse_range_fix(fix: str, fixes: Mapping[str, str]) -> _TakenSizes | None:
         fix = fixes.get(match["root"], "")
     if not (match := _RANGE.fullmatch(fix)):
         return None
-    high = int(match["max"]) * step + offset if match["max"] else None
+    if match["max"]:
+        high = int(match["max"]) * step + offset
+    else:
+        high = None
     return _TakenSizes(int(match["min"] or 1) * step + offset, high, step, offset)
 
 
 def _fit_dim_to_range(wished: Dim, taken: _TakenSizes, stated: bool, conditions: TracedConditions) -> Dim:
     low = taken.low
-    high = wished.max if taken.high is None else min(taken.high, wished.max)
+    if taken.high is None:
+        high = wished.max
+    else:
+        high = min(taken.high, wished.max)
     sizes = range(low + max(0, -(-(wished.min - low) // taken.step)) * taken.step, high + 1, taken.step)
     kind = ""
     if taken.step > 1:
@@ -170,7 +176,10 @@ def describe_violation(message: str, wishes: InputRequest, conditions: TracedCon
         if special := _SPECIAL.fullmatch(match["guard"]):
             size = special["size"]
             dim = wishes.dims.get(match["name"])
-            wished = f" ({dim})" if dim else ""
+            if dim:
+                wished = f" ({dim})"
+            else:
+                wished = ""
             asked = f"the dim {match['name']!r} was asked to be dynamic{wished}"
             where = conditions.place_limiting(match["name"])
             return f"{asked}, but the model was made for the size {size}{where}: write {size} in the place of its name"

@@ -91,7 +91,10 @@ def _find_failed_layer(module: nn.Module, error: Exception) -> _FailedLayer | No
         part = frame.f_locals.get("self")
         if isinstance(part, nn.Module) and id(part) in names:
             given = frame.f_locals.get("input")
-            found = _FailedLayer(part, given) if isinstance(given, torch.Tensor) else None
+            if isinstance(given, torch.Tensor):
+                found = _FailedLayer(part, given)
+            else:
+                found = None
     return found
 
 
@@ -103,7 +106,10 @@ def _describe_dim_sizes(call: ExampleCall, wishes: InputRequest) -> str:
     """`` (b=8, seq=16)``: the sizes of the named dims in the example."""
     sizes: dict[str, int] = {}
     for leaf, wish in zip(call.tensors(), call.matched_inputs(wishes), strict=True):
-        sizes |= _sizes_by_dim(wish, leaf) if wish is not None else {}
+        if wish is not None:
+            sizes |= _sizes_by_dim(wish, leaf)
+        else:
+            sizes |= {}
     if sizes:
         return f" ({', '.join(f'{name}={size}' for name, size in sizes.items())})"
     return ""

@@ -115,7 +115,10 @@ def _advise_on_parameters(module: nn.Module, names: Sequence[str]) -> str:
     """Say how forward's parameters are given: a tensor by --input, a plain value by a default alone."""
     plain = [name for name in names if _takes_plain_value(module, name)]
     tensors = [name for name in names if name not in plain]
-    parts = [f"say what it looks like with {' '.join(_example_option(name) for name in tensors)}"] if tensors else []
+    if tensors:
+        parts = [f"say what it looks like with {' '.join(_example_option(name) for name in tensors)}"]
+    else:
+        parts = []
     if plain:
         parts.append(f"give {', '.join(map(repr, plain))} a default in forward, as a file takes tensors alone")
     return ", and ".join(parts)
@@ -270,7 +273,10 @@ def placeholder_names(bound: inspect.BoundArguments) -> dict[int, str]:
     """For each tensor the name that torch.export gives its placeholder: ``batch_ids`` for ``batch["ids"]``."""
     arguments: dict[str, Any] = {}
     for name, value in bound.arguments.items():
-        arguments |= value if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+        if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            arguments |= value
+        else:
+            arguments |= {name: value}
     names: dict[int, str] = {}
     for path, leaf in pytree.tree_flatten_with_path(arguments)[0]:
         if isinstance(leaf, torch.Tensor):

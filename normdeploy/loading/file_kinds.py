@@ -256,7 +256,10 @@ def hash_model_files(path: Path) -> str:
     What git and huggingface_hub keep for themselves at its top differs from copy to copy of one model, and is left out.
     """
     digest = hashlib.sha256()
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    if path.is_file():
+        files = [path]
+    else:
+        files = sorted(file for file in path.rglob("*") if file.is_file())
     if path.name.endswith(INDEX):
         files += sorted(path.parent.glob("*.safetensors"))
     files = [file for file in files if path.is_file() or file.relative_to(path).parts[0] not in BOOKKEEPING]

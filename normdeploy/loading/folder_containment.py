@@ -120,7 +120,10 @@ def _iter_config_counts(config: dict[str, Any], keys: re.Pattern[str]) -> Iterat
         if isinstance(item, dict):
             stack.extend(value for value in item.values() if isinstance(value, dict | list))
             for key, value in item.items():
-                counts = value if isinstance(value, list) else [value]
+                if isinstance(value, list):
+                    counts = value
+                else:
+                    counts = [value]
                 if keys.search(key) and all(isinstance(count, int) for count in counts):
                     yield key, sum(counts)
         else:
@@ -167,7 +170,10 @@ def _referenced_file_names(file: Path, key: str) -> list[str]:
     given = read_json(file).get(key)
     if given is None:
         return []
-    names = list(given.values()) if isinstance(given, dict) else [given]
+    if isinstance(given, dict):
+        names = list(given.values())
+    else:
+        names = [given]
     if odd := [name for name in names if not isinstance(name, str) or "\0" in name]:
         raise LoadError(f"{file} gives {odd[0]!r} in its {key} where the name of a file is wanted: it is damaged")
     return list(dict.fromkeys(names))

@@ -64,7 +64,10 @@ def prepare_folder(path: Path, trust: bool, task: str | None = None, part: str |
     Raises:
         NormdeployError: as ``load_folder_model``; InputError too where there is no such part.
     """
-    part = require_part_name(part) if part is not None else None
+    if part is not None:
+        part = require_part_name(part)
+    else:
+        part = None
     return load_folder_model(path, trust, task).prepare_part(part)
 
 
@@ -81,7 +84,10 @@ def load_folder_model(path: Path, trust: bool, task: str | None = None) -> Huggi
         LoadError: the config or the weights are broken.
         InputError: there is no such task, or the model is none for it.
     """
-    wanted = find_task(task) if task is not None else None
+    if task is not None:
+        wanted = find_task(task)
+    else:
+        wanted = None
     require_contained_files(path)
     config = _read_config(path)
     require_plausible_config(path, config)
@@ -124,9 +130,10 @@ def _candidate_classes(config: dict[str, Any], task: HuggingfaceTask | None) -> 
 
     if task is not None:
         return [loader for name in task.loaders if (loader := _import_class(transformers, name)) is not None]
-    named = (
-        _import_class(transformers, (config.get("architectures") or [""])[0]) if not config.get("auto_map") else None
-    )
+    if not config.get("auto_map"):
+        named = _import_class(transformers, (config.get("architectures") or [""])[0])
+    else:
+        named = None
     # a tokenizer or processor of this name would load other files of the folder
     known = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
     return [named if known else transformers.AutoModel]
@@ -157,7 +164,10 @@ def _load_pretrained(
             error = error or failure
     names = " or ".join(loader.__name__ for loader in loaders)
     if error is None:
-        wanted = "" if task is None else f" for the task {task.name}"
+        if task is None:
+            wanted = ""
+        else:
+            wanted = f" for the task {task.name}"
         raise LoadError(f"{path} can't be loaded: this transformers has no class{wanted} that can be imported")
     if task is not None and isinstance(error, ValueError) and "Unrecognized configuration class" in str(error):
         raise InputError(
@@ -201,7 +211,10 @@ def _config_code_files(path: Path, config: dict[str, Any]) -> list[str]:
         LoadError: it names something else.
     """
     named = config.get("auto_map") or {}
-    values = list(named.values()) if isinstance(named, dict) else [named]
+    if isinstance(named, dict):
+        values = list(named.values())
+    else:
+        values = [named]
     classes = [each for value in values for each in (value if isinstance(value, list) else [value]) if each is not None]
     if odd := [each for each in classes if not isinstance(each, str) or "." not in each]:
         raise LoadError(

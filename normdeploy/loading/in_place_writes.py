@@ -23,7 +23,10 @@ def buffer_write_notes(buffers: tuple[str, ...]) -> list[str]:
     notes = []
     for buffer in buffers:
         module, _, name = buffer.rpartition(".")
-        owner = f"of module {module!r}" if module else "of the model itself"
+        if module:
+            owner = f"of module {module!r}"
+        else:
+            owner = "of the model itself"
         notes.append(
             f"the buffer {name!r} {owner} is written in forward; the file does not keep it between runs: make it an"
             " input and an output of the model where the next run has to see it"
@@ -79,7 +82,10 @@ def _iter_memory_owners(given: Any) -> Iterator[str]:
             )
             # an item of a list of views, as split and unbind return it
             item = getattr(target, "__name__", "") == "getitem"
-            node = node.args[0] if (aliases or item) and node.args else None
+            if (aliases or item) and node.args:
+                node = node.args[0]
+            else:
+                node = None
 
 
 @contextmanager

@@ -123,14 +123,19 @@ def _parse_input(text: str, ranges: dict[str, Dim], names: Collection[str], dim_
     stated = match["dtype"] or ""
     dtype = normalize_dtype(stated) or _DTYPES.get(stated.lower(), "")
     if stated and not dtype:
-        known = f"; the inputs are {[*names]}" if names else ""
+        if names:
+            known = f"; the inputs are {[*names]}"
+        else:
+            known = ""
         raise InputError(f"the input {text!r} has the unknown dtype {stated!r}: one of {', '.join(_DTYPES)}{known}")
-    shape = (
-        tuple(_parse_dim(part.strip(), text, ranges, dim_names) for part in match["shape"].split(","))
-        if match["shape"].strip()
-        else ()
-    )
-    values = _parse_value_range(match["range"], text) if match["range"] is not None else None
+    if match["shape"].strip():
+        shape = tuple(_parse_dim(part.strip(), text, ranges, dim_names) for part in match["shape"].split(","))
+    else:
+        shape = ()
+    if match["range"] is not None:
+        values = _parse_value_range(match["range"], text)
+    else:
+        values = None
     return InputSpec(name, dtype, shape, values)
 
 

@@ -272,7 +272,10 @@ def _fit_ranges_to_guards(
         )
         if opt is None:
             guard = guard_broken_at(dim.opt)
-            condition = guard.text if guard else "of its other dims"
+            if guard:
+                condition = guard.text
+            else:
+                condition = "of its other dims"
             raise InputError(
                 f"no size of the dim {dim} meets the program's condition {condition}: state its range with --dim"
             )
@@ -295,11 +298,17 @@ def _build_input_spec(
     mask: bool,
     hides: bool,
 ) -> InputSpec:
-    name = wish.name if wish else tensor.name
+    if wish:
+        name = wish.name
+    else:
+        name = tensor.name
     dtype = dtype_name(tensor.value)
     if dtype not in _DTYPES:
         raise InputError(f"the input {name!r} is of dtype {dtype}, which can't be exported: cast it inside the model")
-    wished = wish.range if wish else None
+    if wish:
+        wished = wish.range
+    else:
+        wished = None
     if wished is not None and bound is not None and (wished[0] < bound.low or wished[1] > bound.high):
         raise InputError(
             f"the input {name!r} was given the values {{{wished[0]}:{wished[1]}}}, but it indexes {bound.source!r}, "

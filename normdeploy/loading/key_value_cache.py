@@ -21,7 +21,10 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 def cache_tensor_names(prefix: str, layers: int, side: str = "") -> list[str]:
     """``prefix.0.key``, ``prefix.0.value``, ``prefix.1.key``, ...; with a side ``prefix.0.decoder.key``."""
-    inner = f".{side}" if side else ""
+    if side:
+        inner = f".{side}"
+    else:
+        inner = ""
     return [f"{prefix}.{layer}{inner}.{kind}" for layer in range(layers) for kind in KINDS]
 
 

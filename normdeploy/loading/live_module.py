@@ -274,7 +274,10 @@ def _build_dynamic_shapes(module: nn.Module, call: ExampleCall, wishes: InputReq
     dynamic = False
     for leaf, wish in zip(call.tensors(), call.matched_inputs(wishes), strict=True):
         # torch has no sums of dims: it finds out itself that one is as long as others together
-        shape = wish.shape if wish else ()
+        if wish:
+            shape = wish.shape
+        else:
+            shape = ()
         named = {
             index: torch.export.Dim.AUTO if dim.terms else ranges[dim.name]
             for index, dim in enumerate(shape)

@@ -111,7 +111,10 @@ def import_user_module(name: str, purpose: str) -> Any:
     except (Exception, SystemExit) as error:
         absent = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
         told = f"there is no module {name}; check the name, or run in the folder that has it"
-        why = told if absent else describe_user_error(error)
+        if absent:
+            why = told
+        else:
+            why = describe_user_error(error)
         raise InputError(f"{purpose}: {name} can't be imported from {Path.cwd()}: {why}") from error
 
 
@@ -131,7 +134,10 @@ def require_factory_arguments(label: str, factory: Callable[..., Any], arguments
     required = {parameter.name for parameter in parameters if parameter.default is parameter.empty} & known
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     missing = sorted(required - arguments.keys())
-    unknown = [] if takes_any else sorted(arguments.keys() - known)
+    if takes_any:
+        unknown = []
+    else:
+        unknown = sorted(arguments.keys() - known)
     problems = [
         f"{problem} {join_names([repr(name) for name in names], _SHOWN)}"
         for problem, names in (("it needs", missing), ("it does not take", unknown))

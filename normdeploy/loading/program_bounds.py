@@ -258,7 +258,10 @@ def _origins_of_arange(given: dict[str, Any]) -> Iterable[_ValueOrigin]:
 
 
 def _origins_of_cumsum(origins: Iterable[_ValueOrigin], source: Any, given: dict[str, Any]) -> Iterable[_ValueOrigin]:
-    length = source.meta["val"].shape[given["dim"]] if isinstance(source, torch.fx.Node) else None
+    if isinstance(source, torch.fx.Node):
+        length = source.meta["val"].shape[given["dim"]]
+    else:
+        length = None
     if isinstance(length, torch.SymInt) and any(origin.kind == "flag" for origin in origins):
         yield _ValueOrigin("size", length.node.expr, 0, 0)
 

@@ -46,7 +46,10 @@ class InputPlaceholder:
 
 def traced_tensor(value: Any) -> torch.Tensor | None:
     """The shape and type that torch traced for an argument or result; None of what is no tensor."""
-    tensor = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
+    if isinstance(value, torch.fx.Node):
+        tensor = value.meta.get("val")
+    else:
+        tensor = None
     if isinstance(tensor, torch.Tensor):
         return tensor
     return None
@@ -86,13 +89,22 @@ def find_placeholders(
     """
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     user = user_inputs(program)
-    examples = pytree.tree_leaves(program.example_inputs) if program.example_inputs else []
+    if program.example_inputs:
+        examples = pytree.tree_leaves(program.example_inputs)
+    else:
+        examples = []
     tensors: list[InputPlaceholder] = []
     constants: dict[tuple[str, int], Any] = {}
     for index, (argument, paths) in enumerate(zip(user, _guard_paths(program, len(user)), strict=True)):
-        value = nodes[argument.name].meta.get("val") if argument.name in nodes else None
+        if argument.name in nodes:
+            value = nodes[argument.name].meta.get("val")
+        else:
+            value = None
         if isinstance(value, torch.Tensor):
-            example = examples[index] if len(examples) == len(user) else None
+            if len(examples) == len(user):
+                example = examples[index]
+            else:
+                example = None
             tensors.append(
                 InputPlaceholder(
                     nodes[argument.name], paths, tuple(example.shape) if isinstance(example, torch.Tensor) else None
@@ -175,7 +187,8 @@ def describe_misnaming(names: Sequence[str], given: Sequence[str], what: str) ->
     unknown = [name for name in given if name not in names]
     near = difflib.get_close_matches(unknown[0], names, 1)
     message = f"the input {unknown[0]!r} is not one of {what}: {', '.join(names) or 'none'}"
-    message += f" (is {near[0]!r} meant?)" if near else ""
+    if near:
+        message += f" (is {near[0]!r} meant?)"
     if len(given) != len(names):
         return (
             f"{message}; use those names, or give all {len(names)} in their order under names of your own (given:"

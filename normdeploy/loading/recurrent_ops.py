@@ -69,7 +69,10 @@ def _run_gru(x: Tensor, hidden: Tensor, weights: list[Tensor], *options: Any) ->
 
 def _run_rnn(x: Tensor, hidden: Tensor, weights: list[Tensor], *options: Any) -> tuple[Tensor, ...]:
     *options_of_all, activation = options
-    run = torch.rnn_tanh if activation == "Tanh" else torch.rnn_relu
+    if activation == "Tanh":
+        run = torch.rnn_tanh
+    else:
+        run = torch.rnn_relu
     return run(x, hidden, weights, *_call_options(*options_of_all))
 
 
@@ -112,7 +115,10 @@ def _recurrent_functions(torchs: Any) -> Any:
                 return getattr(torchs, name)(*args)
             x, first, weights, has_biases, num_layers, _, _, bidirectional, batch_first = args
             # An LSTM has a pair of states, the others have one tensor.
-            given = first if states == 2 else (first,)
+            if states == 2:
+                given = first
+            else:
+                given = (first,)
             return operator(x, *given, list(weights), has_biases, num_layers, bidirectional, batch_first, *more)
 
         return run_recurrent

@@ -169,7 +169,10 @@ def _require_allowed_call(node: ast.Call, name: str, powers: int) -> None:
         and isinstance(node.args[0], ast.Constant)
         and isinstance(node.args[0].value, str)
     ):
-        wanted = _SYMBOL if name == "Symbol" else _NUMBER
+        if name == "Symbol":
+            wanted = _SYMBOL
+        else:
+            wanted = _NUMBER
         if len(node.args) > 1 or not wanted.fullmatch(node.args[0].value):
             raise DisallowedExpression(f"{ast.unparse(node)[:80]!r}")
         return

@@ -37,7 +37,10 @@ def read_safetensors(path: Path) -> State:
     Raises:
         LoadError: it is broken.
     """
-    shards = indexed_shards(path) if path.name.endswith(INDEX) else [path]
+    if path.name.endswith(INDEX):
+        shards = indexed_shards(path)
+    else:
+        shards = [path]
     try:
         return {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
     except (SafetensorError, ValueError, KeyError, OSError, RuntimeError) as error:
@@ -100,7 +103,10 @@ def _state_at_key(checkpoint: Any, key: str, path: Path) -> Any:
     rest = key
     value = checkpoint
     while rest:
-        names = list(value) if isinstance(value, Mapping) else []
+        if isinstance(value, Mapping):
+            names = list(value)
+        else:
+            names = []
         step = next(
             (
                 name

@@ -80,7 +80,10 @@ def _dim_names_of_symbols(model: LoadedModel) -> dict[Any, str]:
 def _assert_condition(node: torch.fx.Node, symbols: Mapping[Any, str]) -> Callable[[Mapping[str, int]], bool] | None:
     """What the assert asks of the dims; None where it speaks of other values."""
     given = node.args[0]
-    value = given.meta.get("val") if isinstance(given, torch.fx.Node) else None
+    if isinstance(given, torch.fx.Node):
+        value = given.meta.get("val")
+    else:
+        value = None
     expression = getattr(getattr(value, "node", None), "expr", None)
     if expression is None or not expression.free_symbols or not expression.free_symbols <= set(symbols):
         return None
@@ -135,7 +138,10 @@ def _outputs_agree(model: LoadedModel, fresh: Callable[[], nn.Module], sizes: Ma
 
 
 def _sample_to_tensor(given: InputSpec, value: np.ndarray) -> torch.Tensor:
-    plain = value.astype(np.float32) if given.dtype == "bfloat16" else value
+    if given.dtype == "bfloat16":
+        plain = value.astype(np.float32)
+    else:
+        plain = value
     return torch.from_numpy(plain).to(getattr(torch, given.dtype))
 
 

@@ -150,8 +150,10 @@ def _prepare_decoder_only(model: nn.Module) -> TraceableModel:
     original, known = model.forward, inspect.signature(model.forward).parameters
     past = flatten_cache(_run_for_cache(model, input_ids=_make_example_tokens()))
     inputs = ["input_ids:int64[batch,seq]"]
-    inputs += ["attention_mask:int64[batch,past+seq]"] if "attention_mask" in known else []
-    inputs += [f"position_ids:int64[batch,seq]{{0:{_position_limit(model)}}}"] if "position_ids" in known else []
+    if "attention_mask" in known:
+        inputs += ["attention_mask:int64[batch,past+seq]"]
+    if "position_ids" in known:
+        inputs += [f"position_ids:int64[batch,seq]{{0:{_position_limit(model)}}}"]
     keys = _input_names(inputs)
     inputs += _describe_cache_inputs(past, "past")
     presents = cache_tensor_names("present", len(past) // 2)
@@ -197,7 +199,8 @@ def _prepare_decoder(model: nn.Module, folder: Path) -> TraceableModel:
     example, hidden, masked = _run_encoder(model, folder)
     original = model.forward
     inputs = ["input_ids:int64[batch,decoder_seq]", hidden]
-    inputs += ["encoder_attention_mask:int64[batch,seq]"] if masked else []
+    if masked:
+        inputs += ["encoder_attention_mask:int64[batch,seq]"]
     layers = len(flatten_cache(_run_for_cache(model, **example).self_attention_cache)) // 2
 
     def forward_decoder(ids: torch.Tensor, states: torch.Tensor, *mask: torch.Tensor) -> Outputs:
@@ -294,7 +297,10 @@ def _run_encoder(model: nn.Module, folder: Path) -> tuple[dict[str, Any], str, b
     with torch.no_grad():
         states = encoder(**{name: value for name, value in example.items() if name in known})[0]
     text = "input_ids" in example
-    length = "seq" if text else states.shape[1]
+    if text:
+        length = "seq"
+    else:
+        length = states.shape[1]
     hidden = f"encoder_hidden_states:{dtype_name(states)}[batch,{length},{states.shape[2]}]"
     return {**example, "decoder_input_ids": _make_example_tokens()}, hidden, text and "attention_mask" in example
 

@@ -297,7 +297,11 @@ def _set_op_to_eval(node: torch.fx.Node) -> None:
     given = bind_node_arguments(node)
     for index, argument in enumerate(operator_schema(node).arguments):
         if (argument.name in _FLAGS and given[argument.name] is not False) or argument.name == "dropout_p":
-            value: Any = 0.0 if argument.name == "dropout_p" else False
+            value: Any
+            if argument.name == "dropout_p":
+                value = 0.0
+            else:
+                value = False
             if index < len(node.args):
                 node.update_arg(index, value)
             else:

@@ -40,7 +40,10 @@ def norm_function_body(row: NormOp, opset: int) -> onnx.FunctionProto:
     else:
         head = f'<opset_import: ["" : {opset}], domain: "{row.domains[0]}">'
         attributes, inputs, outputs = (", ".join(names) for names in (row.attributes, row.inputs, row.outputs))
-        listed = f"<{attributes}> " if attributes else ""
+        if attributes:
+            listed = f"<{attributes}> "
+        else:
+            listed = ""
         function = onnx.parser.parse_function(
             f"{head} {row.op} {listed}({inputs}) => ({outputs}) {{ {_write_reductions(row.body, opset)} }}"
         )

@@ -126,8 +126,14 @@ class Interpreter(ABC):
         """Compute (x − mean) / sqrt(variance + epsilon) over ``axes``; without ``centered`` x / sqrt(mean(x²) +
         epsilon)."""
         x = self.widen_for_statistics(x)
-        mean = self.reduce("ReduceMean", x, axes) if centered else None
-        d = self("Sub", x, mean) if centered else x
+        if centered:
+            mean = self.reduce("ReduceMean", x, axes)
+        else:
+            mean = None
+        if centered:
+            d = self("Sub", x, mean)
+        else:
+            d = x
         variance = self.mean_square(d, axes)
         deviation = self("Sqrt", self("Add", variance, self.make_epsilon(epsilon, variance)))
         return NormalizedTensor(self("Div", d, deviation), mean, deviation)
@@ -149,7 +155,10 @@ def axes_from(o: Interpreter, x: Tensor, axis: int) -> range:
     Raises:
         ValueError: x has no such axis.
     """
-    first = axis if axis < 0 else axis - o.rank_of(x)
+    if axis < 0:
+        first = axis
+    else:
+        first = axis - o.rank_of(x)
     if first >= 0:
         rank = axis - first
         raise ValueError(f"axis {axis} of a tensor of rank {rank}: it must lie between {-rank} and {rank - 1}")

@@ -46,7 +46,10 @@ from .norm_op import DOMAIN, NormOp, OpOwner, make_row
 def _own_row(op: str, *words: str, since: int = 17, plugin: str | None = None, **more: Any) -> NormOp:
     """Bodies are written for opset 17 and newer ones, kernels have their op's name, and TensorRT's parser reads
     functions from 9.0 on."""
-    kernel = op if plugin is None else plugin
+    if plugin is None:
+        kernel = op
+    else:
+        kernel = plugin
     return make_row(OpOwner.OURS, op, *words, since=since, domains=(DOMAIN,), plugin=kernel, tensorrt=(9, 0), **more)
 
 

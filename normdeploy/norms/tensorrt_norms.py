@@ -48,7 +48,8 @@ def plugin_group_normalization(
     **_: Any,
 ) -> Tensor:
     """GroupNormalizationPlugin of (N, C, …); its creator calls epsilon "eps"."""
-    epsilon = epsilon if eps is None else eps
+    if eps is not None:
+        epsilon = eps
     return o.cast_like(group_norm_21(o, x, scale, bias, num_groups, epsilon), x)
 
 
@@ -113,7 +114,10 @@ def plugin_skip_layer_norm(
     x and residual of (S, B, H, 1, 1), or with H last. The plugin holds its vectors in float32, whatever the type of
     its data.
     """
-    trailing = 2 if o.rank_of(x) == 5 else 0
+    if o.rank_of(x) == 5:
+        trailing = 2
+    else:
+        trailing = 0
     total = o("Add", x, residual)
     if bias is not None:
         total = o.widen_for_statistics(total)

@@ -106,7 +106,10 @@ def third_party_row(domain: str | None, op: str) -> NormOp | None:
     Raises:
         ExtensionError: the package that brings the domain is broken.
     """
-    guest = _norms_of_domain(domain).get(op) if domain and not _is_reserved_domain(domain) else None
+    if domain and not _is_reserved_domain(domain):
+        guest = _norms_of_domain(domain).get(op)
+    else:
+        guest = None
     if guest is not None:
         return guest.row
     return None
@@ -176,7 +179,10 @@ def _load_norms(extension: Extension) -> Mapping[str, ThirdPartyNorm]:
     brought: Any = extension.load()
     if callable(brought) and not isinstance(brought, GuestNorm):
         brought = extension.run("fails", brought)
-    several = [brought] if isinstance(brought, GuestNorm) else brought
+    if isinstance(brought, GuestNorm):
+        several = [brought]
+    else:
+        several = brought
     if not isinstance(several, list | tuple) or not all(isinstance(norm, GuestNorm) for norm in several):
         raise extension.make_error(f"is {brought!r:.80}, not a GuestNorm or a list of them")
     domain = extension.name
@@ -201,7 +207,10 @@ def build_row(extension: Extension, norm: GuestNorm) -> NormOp:
         text = norm.body
     else:
         text = norm.body.SerializeToString(deterministic=True)
-    plugin = norm.plugin.name if norm.plugin is not None else ""
+    if norm.plugin is not None:
+        plugin = norm.plugin.name
+    else:
+        plugin = ""
     made = NormOp(
         norm.op,
         OpOwner.GUEST,

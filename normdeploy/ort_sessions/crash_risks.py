@@ -173,11 +173,17 @@ def _infer_dims(model: onnx.ModelProto) -> dict[str, list[int | None] | None]:
 def _find_rank_risks(model: onnx.ModelProto) -> list[str]:
     """Return each node that ends the process where a tensor that it reads has too few dims, and may have."""
     nodes = [node for node in model.graph.node if qualified_op(node) in _LEAST_RANKS]
-    dims = _infer_dims(model) if nodes else {}
+    if nodes:
+        dims = _infer_dims(model)
+    else:
+        dims = {}
     risks = []
     for node in nodes:
         for place, least in _LEAST_RANKS[qualified_op(node)].items():
-            name = node.input[place] if place < len(node.input) else ""
+            if place < len(node.input):
+                name = node.input[place]
+            else:
+                name = ""
             known = dims.get(name)
             if name and (known is None or len(known) < least):
                 risks.append(f"{node_label(node)} may be given {escape_line(name)!r} with less than {least} dims")
@@ -199,7 +205,10 @@ class _RiskScope:
                 self._makers[name] = node
         self._types: dict[str, int] = {}
         self._constants: dict[str, TensorProto] = {}
-        graphs = [body] if isinstance(body, onnx.GraphProto) else []
+        if isinstance(body, onnx.GraphProto):
+            graphs = [body]
+        else:
+            graphs = []
         graphs += [graph for node in body.node for graph in iter_subgraphs(node)]
         for graph in graphs:
             for value in (*graph.input, *graph.output, *graph.value_info):
@@ -271,7 +280,10 @@ class _RiskScope:
                 if number == 0:
                     return True
             elif maker is not None and maker.op_type in _MOVERS and is_standard(maker):
-                waiting += maker.input if maker.op_type == "Concat" else maker.input[:1]
+                if maker.op_type == "Concat":
+                    waiting += maker.input
+                else:
+                    waiting += maker.input[:1]
             else:
                 return True
         return False
@@ -285,7 +297,10 @@ class _RiskScope:
                 return kind
             maker = self._makers.get(name)
             if maker is None or name in self._ambiguous or not any(maker.input):
-                constant = None if maker is None else _constant_tensor(maker)
+                if maker is None:
+                    constant = None
+                else:
+                    constant = _constant_tensor(maker)
                 if constant is None:
                     return TensorProto.UNDEFINED
                 return constant.data_type
@@ -294,7 +309,10 @@ class _RiskScope:
             if maker.op_type == "Cast":
                 return attribute_value(maker, "to", TensorProto.UNDEFINED)
             place = _TYPED_BY.get(maker.op_type, 0)
-            name = maker.input[place] if place < len(maker.input) else ""
+            if place < len(maker.input):
+                name = maker.input[place]
+            else:
+                name = ""
         return TensorProto.UNDEFINED
 
 
@@ -320,6 +338,12 @@ def _contains_number(constant: TensorProto, number: int) -> bool:
 
 def node_label(node: onnx.NodeProto) -> str:
     """Return the node's op, name and first output, as errors name it."""
-    named = f" {node.name!r}" if node.name else ""
-    made = f" (output {node.output[0]!r})" if node.output else ""
+    if node.name:
+        named = f" {node.name!r}"
+    else:
+        named = ""
+    if node.output:
+        made = f" (output {node.output[0]!r})"
+    else:
+        made = ""
     return escape_line(f"{node.op_type}{named}{made}")

@@ -144,8 +144,14 @@ def open_session(
         risks = _CrashRisks()
 
     def start_trial_process() -> TrialProcess:
-        content = model if isinstance(model, bytes) else b""
-        path = "" if isinstance(model, bytes) else os.path.abspath(model)
+        if isinstance(model, bytes):
+            content = model
+        else:
+            content = b""
+        if isinstance(model, bytes):
+            path = ""
+        else:
+            path = os.path.abspath(model)
         request = {"path": path, "optimize": optimize, "entries": dict(entries or {})}
         return TrialProcess(request, content, _feeds_to_numpy(held), risks.always or risks.empty)
 
@@ -292,7 +298,10 @@ def _lacks_zero_points(model: PathLike | bytes) -> bool:
 def _parse_model(model: PathLike | bytes, mentions: re.Pattern[bytes]) -> onnx.ModelProto:
     """The model; an empty one where none of ``mentions`` is in it, or it is none, of which onnxruntime says what is
     wrong."""
-    content = model if isinstance(model, bytes) else Path(model).read_bytes()
+    if isinstance(model, bytes):
+        content = model
+    else:
+        content = Path(model).read_bytes()
     proto = onnx.ModelProto()
     if mentions.search(content):
         with contextlib.suppress(DecodeError):

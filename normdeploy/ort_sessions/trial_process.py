@@ -177,8 +177,12 @@ def _write_part(pipe: Any, part: bytes | np.ndarray) -> None:
         pipe.write(part)
         return
     # Texts of any length have no bytes of their own.
-    part = part.astype(str) if part.dtype.kind == "O" else part
+    if part.dtype.kind == "O":
+        part = part.astype(str)
     # numpy's own text of a type of ml_dtypes says its size alone.
-    kind = part.dtype.name if part.dtype.kind == "V" else part.dtype.str
+    if part.dtype.kind == "V":
+        kind = part.dtype.name
+    else:
+        kind = part.dtype.str
     pipe.write(json.dumps({"dtype": kind, "shape": part.shape, "bytes": part.nbytes}).encode() + b"\n")
     pipe.write(part.tobytes())

@@ -21,7 +21,10 @@ def move_casts_behind_transposes(graph: onnx.GraphProto, form: HalfFormat) -> No
     moved: set[str] = set()
     for node in graph.node:
         nodes.append(node)
-        cast = makers.get(node.input[0]) if node.op_type == "Transpose" else None
+        if node.op_type == "Transpose":
+            cast = makers.get(node.input[0])
+        else:
+            cast = None
         if cast is None or cast.op_type != "Cast" or not _is_narrowing_cast(cast, form):
             continue
         made = node.output[0]

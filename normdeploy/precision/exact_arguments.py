@@ -69,7 +69,10 @@ def find_exact_arguments(view: PrecisionView) -> Iterator[ExactArgument]:
                     i, "angles", why, None if seen is None else seen.magnitude, *_upstream_nodes(view, [i])
                 )
         for k in float32_inputs(node, view.opset, view.form):
-            name = node.input[k] if k < len(node.input) else ""
+            if k < len(node.input):
+                name = node.input[k]
+            else:
+                name = ""
             # computed, or an input of the graph
             if name in view.floating_tensors and name not in view.constants:
                 why = f"{node.op_type} takes its scales in float32, and the size of its result hangs on their digits"

@@ -132,7 +132,10 @@ def allowed_types(op: str, opset: int) -> tuple[list[frozenset[str]], list[froze
 def float32_inputs(node: onnx.NodeProto, opset: int, form: HalfFormat) -> frozenset[int]:
     """The inputs, by place, that may not be half though the first may: the scales of Resize and Upsample, in bfloat16
     Resize's region."""
-    allowed = allowed_types(node.op_type, opset) if is_standard(node) else None
+    if is_standard(node):
+        allowed = allowed_types(node.op_type, opset)
+    else:
+        allowed = None
     wanted = f"tensor({form.dtype.name})"
     if allowed is None or not allowed[0] or wanted not in allowed[0][0]:
         return frozenset()
@@ -204,7 +207,10 @@ def describe_overflow(view: PrecisionView, name: str, carried: Collection[str] =
     seen = view.ranges.get(name)
     if seen is None:
         return None
-    magnitude = seen.high if name in carried else seen.magnitude
+    if name in carried:
+        magnitude = seen.high
+    else:
+        magnitude = seen.magnitude
     kind = view.form.dtype.name
     largest = view.form.largest
     if np.isfinite(magnitude) and magnitude > largest / HEADROOM:

@@ -137,7 +137,10 @@ def recorded_precision(proto: onnx.ModelProto) -> str:
     """The precision that ``convert_to_half`` gave a file, "" for any other file."""
     text = metadata_text(proto, PROPERTY)
     try:
-        to = json.loads(text)["to"] if text else ""
+        if text:
+            to = json.loads(text)["to"]
+        else:
+            to = ""
     except (ValueError, TypeError, KeyError):
         return ""
     if to in FORMATS:

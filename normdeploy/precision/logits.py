@@ -33,7 +33,10 @@ def fuse_logarithms(graph: onnx.GraphProto) -> None:
     taken = {t.name for t in (*graph.input, *graph.initializer)} | set(made)
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        above = made.get(node.input[0]) if _is_standard_op(node, "Log") else None
+        if _is_standard_op(node, "Log"):
+            above = made.get(node.input[0])
+        else:
+            above = None
         new = []
         if above is not None and _is_standard_op(above, "Softmax"):
             new = [onnx.helper.make_node("LogSoftmax", above.input, node.output, name=node.name)]
@@ -60,7 +63,10 @@ def find_logarithms(view: PrecisionView) -> Iterator[tuple[str, list[int]]]:
     """(what it is, the places of its nodes): Neg, Softplus and Neg in a row, and a Log of 1 + x."""
     nodes = view.graph.node
     for i, node in enumerate(nodes):
-        before = view.producer.get(node.input[0]) if _is_standard_op(node, "Softplus", "Log") else None
+        if _is_standard_op(node, "Softplus", "Log"):
+            before = view.producer.get(node.input[0])
+        else:
+            before = None
         if before is None:
             continue
         after = list(view.reading_nodes(i))
@@ -90,7 +96,10 @@ def find_inexact_logits(view: PrecisionView) -> dict[int, tuple[str, float]]:
         behind = [largest[j] for j in view.reading_nodes(i) if j in largest]
         if not _is_standard_op(node, *_OF_LOGITS) or not (ends or behind):
             continue
-        seen = view.ranges.get(node.output[0]) if _is_standard_op(node, "Mul", "Div") else None
+        if _is_standard_op(node, "Mul", "Div"):
+            seen = view.ranges.get(node.output[0])
+        else:
+            seen = None
         largest[i] = max(0.0 if seen is None else seen.magnitude, *behind, 0.0)
         for name in node.input if seen is not None else ():
             factor = _constant_number(view, name)
@@ -105,7 +114,10 @@ def find_inexact_logits(view: PrecisionView) -> dict[int, tuple[str, float]]:
 
 def _constant_number(view: PrecisionView, name: str) -> float | None:
     """The value of a floating constant of one element."""
-    constant = view.constants.get(name) if name in view.floating_tensors else None
+    if name in view.floating_tensors:
+        constant = view.constants.get(name)
+    else:
+        constant = None
     if constant is not None and initializer_values(constant).size == 1:
         return float(initializer_values(constant).item())
     return None

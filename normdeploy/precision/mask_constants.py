@@ -139,7 +139,10 @@ def _follow_constant(view: PrecisionView, name: str, tensor: onnx.TensorProto) -
     low = float(finite.min(initial=0.0))
     if low >= -view.form.largest or (array > view.form.largest).any():
         return None
-    through = _MASKING if low <= _SURELY else _MASKING - {"Mul"}
+    if low <= _SURELY:
+        through = _MASKING
+    else:
+        through = _MASKING - {"Mul"}
     way = _MaskPath(tensors={name})
     waiting = [name]
     while waiting:
@@ -277,7 +280,10 @@ def _max_summands(view: PrecisionView, tensors: Collection[str], constants: Coll
         read = [count[n] for n in node.input if n in count]
         if not read or not any(o in tensors for o in node.output):
             continue
-        total = sum(read) if node.op_type in ("Add", "Sub") else max(read)
+        if node.op_type in ("Add", "Sub"):
+            total = sum(read)
+        else:
+            total = max(read)
         count.update((o, total) for o in node.output if o)
     return max(count.values(), default=1)
 
@@ -340,7 +346,10 @@ def _node_mask_range(view: PrecisionView, node: onnx.NodeProto, found: Mapping[s
 
 def _clip_bound(view: PrecisionView, node: onnx.NodeProto, place: int, otherwise: float) -> float:
     """A constant bound of a Clip that half holds."""
-    name = node.input[place] if len(node.input) > place else ""
+    if len(node.input) > place:
+        name = node.input[place]
+    else:
+        name = ""
     if name not in view.constants:
         return otherwise
     bound = float(initializer_values(view.constants[name]).reshape(()))

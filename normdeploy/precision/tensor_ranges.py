@@ -76,7 +76,10 @@ def measure_ranges(
         NormdeployError: onnxruntime can't load the model.
     """
     measured: dict[str, TensorRange] = {}
-    parts = chunk_tensors(proto, tensors, samples) if samples else []
+    if samples:
+        parts = chunk_tensors(proto, tensors, samples)
+    else:
+        parts = []
     for done, chunk in enumerate(parts):
         if progress is not None:
             progress("calibrate", done, len(parts))
@@ -110,7 +113,10 @@ def input_ranges(samples: Samples) -> dict[str, TensorRange]:
     """The ranges of the floating inputs."""
     measured: dict[str, TensorRange] = {}
     for name, values in (pair for sample in samples for pair in sample.items()):
-        seen = None if values.dtype.kind in "iub" else _finite_range(values)
+        if values.dtype.kind in "iub":
+            seen = None
+        else:
+            seen = _finite_range(values)
         if seen is not None:
             measured[name] = measured[name].union(seen) if name in measured else seen
     return measured

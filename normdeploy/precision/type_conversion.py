@@ -328,7 +328,10 @@ def constants_to_initializers(graph: onnx.GraphProto) -> None:
     """Constant nodes become initializers, in place: the converter's rules for weights then hold for them."""
     kept: list[onnx.NodeProto] = []
     for node in graph.node:
-        tensor = _constant_tensor(node.attribute) if node.op_type == "Constant" and is_standard(node) else None
+        if node.op_type == "Constant" and is_standard(node):
+            tensor = _constant_tensor(node.attribute)
+        else:
+            tensor = None
         if tensor is None or any(o.name == node.output[0] for o in graph.output):
             kept.append(node)
         else:

@@ -60,7 +60,10 @@ class Arithmetic(Sampler):
             at = 1
             for own, atoms in zip(axes, common, strict=True):
                 lengths = v.f.shape[at : at + len(own)]
-                shape += list(lengths) if any(n > 1 for n in lengths) else [1] * len(atoms)
+                if any(n > 1 for n in lengths):
+                    shape += list(lengths)
+                else:
+                    shape += [1] * len(atoms)
                 at += len(own)
             f = v.f.reshape([v.f.shape[0], *shape])
             arrays.append((None if v.a is None else v.a.reshape([v.a.shape[0], *shape]), f))
@@ -89,7 +92,10 @@ class Arithmetic(Sampler):
             self.work.count_floats(_broadcast_count(f, g))
         else:
             self.work.count_product(_broadcast_count(a, b), self.bits)
-        made = None if a is None or b is None else exact(a, b)
+        if a is None or b is None:
+            made = None
+        else:
+            made = exact(a, b)
         z = Value(axes, made, real(f, g), x.data or y.data, degree=degree, sized=x.sized or y.sized)
         z.sums, z.fixed = x.sums | y.sums, fixed_axes(axes, x, y)
         return z
@@ -101,21 +107,33 @@ class Arithmetic(Sampler):
         return self._add_signed(x, y, -1)
 
     def _add_signed(self, x: Value, y: Value, by: int) -> Value:
-        p = self.gf.p if self.gf is not None else 0
+        if self.gf is not None:
+            p = self.gf.p
+        else:
+            p = 0
         exact, real = ((lambda a, b: (a + b) % p), np.add) if by == 1 else ((lambda a, b: (a - b) % p), np.subtract)
         z = self._combine(x, y, exact, real, x.degree.plus(y.degree))
-        other = y.sign if by == 1 else y.below
+        if by == 1:
+            other = y.sign
+        else:
+            other = y.below
         if x.sign and other:
             z.sign = max(x.sign, other)
         if by == 1:
             z.drawn = _shifted_draw(x, y) or _shifted_draw(y, x)
         if x.size is not None and y.size is not None:
-            z.size = x.size + y.size if by == 1 else x.size - y.size
+            if by == 1:
+                z.size = x.size + y.size
+            else:
+                z.size = x.size - y.size
             z.sign = max(z.sign, sign_of_size(z.size))
         return z
 
     def mul(self, x: Value, y: Value) -> Value:
-        p = self.gf.p if self.gf is not None else 0
+        if self.gf is not None:
+            p = self.gf.p
+        else:
+            p = 0
         z = self._combine(x, y, lambda a, b: a * b % p, np.multiply, x.degree.times(y.degree))
         z.sign = min(x.sign, y.sign) or (NOT_NEGATIVE if x is y else NEGATIVE)
         z.nonzero = x.nonzero and y.nonzero
@@ -130,7 +148,10 @@ class Arithmetic(Sampler):
         return z
 
     def neg(self, x: Value) -> Value:
-        made = None if x.a is None or self.gf is None else (-x.a) % self.gf.p
+        if x.a is None or self.gf is None:
+            made = None
+        else:
+            made = (-x.a) % self.gf.p
         z = replace(x, a=made, f=-x.f, size=None if x.size is None else -x.size, sign=x.below, below=x.sign, drawn=None)
         if z.size is not None:
             z.sign, z.below = sign_of_size(z.size), sign_of_size(-z.size)
@@ -161,7 +182,10 @@ class Arithmetic(Sampler):
             # as IEEE divides: x·(1/y) is another number where y is Inf
             z.f = f / g
         if x.size is not None and y.size is not None:
-            z.size = x.size.divide_exactly(y.size) if y.size != 0 else None
+            if y.size != 0:
+                z.size = x.size.divide_exactly(y.size)
+            else:
+                z.size = None
         return z
 
     def _require_nonzero(self, y: Value) -> None:
@@ -189,7 +213,10 @@ class Arithmetic(Sampler):
                     )
                     is not None
                 ):
-                    self.divided |= {i} if radicand.w.sign != POSITIVE else set()
+                    if radicand.w.sign != POSITIVE:
+                        self.divided |= {i}
+                    else:
+                        self.divided |= set()
                     return
         raise NotProved(ProofFailure.SIGN, "it divides by what may be zero")
 
@@ -205,7 +232,10 @@ class Arithmetic(Sampler):
         kept = tuple(() if i in axes else axis for i, axis in enumerate(x.axes))
         slots = [s for i in range(len(x.axes)) if i in axes for s in x.array_axes(i)]
         for slot in sorted(slots, reverse=True):
-            a = None if a is None else a.squeeze(slot)
+            if a is None:
+                a = None
+            else:
+                a = a.squeeze(slot)
             f = f.squeeze(slot)
         sized = x.sized or any(atom.symbols() for atom in summed)
         degree = x.degree.repeat_sum(own).sum_over(atom for axis in axes for atom in x.axes[axis])
@@ -267,7 +297,10 @@ class Arithmetic(Sampler):
         return math.prod(self.plan.point_count(atom) for atom in own)
 
     def _sum_slot(self, a: Array | None, f: Array, slot: int, atom: Size) -> tuple[Array | None, Array]:
-        p = self.gf.p if self.gf is not None else 0
+        if self.gf is not None:
+            p = self.gf.p
+        else:
+            p = 0
         if f.shape[slot] == 1:
             n = self.size_value(atom)
             return (None if a is None else a * n.a[0] % p), f * n.f[0]  # type: ignore[index]

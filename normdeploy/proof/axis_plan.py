@@ -168,7 +168,8 @@ class AxisPlan:
             few = self.points.get(atom, _FEWEST) + together - 1
         else:
             few = max(_FEW, together)
-        few = _FEW if self.learning else few
+        if self.learning:
+            few = _FEW
         if n is not None and n <= few:
             return n
         return few

@@ -285,7 +285,10 @@ def _displacement_map(
             exact.append(one)
     # (places, taps)
     laid = [np.stack(parts, axis=-1) for parts in (index, real)]
-    whole = np.stack(exact, axis=-1).reshape(points, -1) if exact else None
+    if exact:
+        whole = np.stack(exact, axis=-1).reshape(points, -1)
+    else:
+        whole = None
     return laid[0].reshape(-1), whole, laid[1].reshape(-1)
 
 

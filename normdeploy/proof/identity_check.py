@@ -191,7 +191,10 @@ def _fresh_draws(
         draws.counts = old.counts
         draws.length = old.length
         draws.work = old.work
-        draws.epsilons = dict(old.epsilons) if epsilons else {}
+        if epsilons:
+            draws.epsilons = dict(old.epsilons)
+        else:
+            draws.epsilons = {}
     return draws
 
 
@@ -280,7 +283,10 @@ def _compare_values(m: ProofInterpreter, old: Value, new: Value, computed: bool)
         raise NotProved(ProofFailure.DIFFERS, "it computes something else")
     if not same:
         degrees = scale_counts(degrees, 2)
-    affine = None if same else _affine_difference(a, b, p)
+    if same:
+        affine = None
+    else:
+        affine = _affine_difference(a, b, p)
     m.plan.require_degree(degrees, not m.draws.opaque and not any(r.w.degree.has_sums for r in m.radicands))
     f, g = np.broadcast_arrays(f[: DRAWS - 1], g[: DRAWS - 1])
     if same and not np.allclose(f, g, rtol=1e-6, atol=1e-6 * (float(np.abs(f).max()) + 1e-300), equal_nan=True):

@@ -70,8 +70,10 @@ class ProofInterpreter(Arithmetic):
         """A constant as what it is the rounding of."""
         self.draws.read[number] = str(reading)
         one = self.number(reading.square if reading.root else reading.fraction)
-        one = self.root(one) if reading.root else one
-        one = self.neg(one) if number < 0 and reading.root else one
+        if reading.root:
+            one = self.root(one)
+        if number < 0 and reading.root:
+            one = self.neg(one)
         flat = (1,) * (1 + sum(len(axis) for axis in axes))
         return Value(
             axes,
@@ -292,7 +294,8 @@ class ProofInterpreter(Arithmetic):
         made = base
         for _ in range(abs(n) - 1):
             made = self.mul(made, base)
-        made = self.inverse(made) if n < 0 else made
+        if n < 0:
+            made = self.inverse(made)
         with np.errstate(all="ignore"):
             made = replace(made, f=np.power(x.f, np.asarray(float(q), dtype=self.real)))
         return made

@@ -132,7 +132,10 @@ def _zeros_of_polynomial(size: Size) -> list[dict[str, int]] | None:
     Whole roots of a polynomial in one symbol divide its constant (the rational root theorem); c·s₁^e₁·s₂^e₂ … + d is
     zero where the product is −d/c.
     """
-    common = Counter(size.terms[0][0]) if size.terms else Counter[str]()
+    if size.terms:
+        common = Counter(size.terms[0][0])
+    else:
+        common = Counter[str]()
     for monomial, _ in size.terms:
         common &= Counter(monomial)
     # no symbol is zero

@@ -98,7 +98,10 @@ def _scaled_log(m: ProofInterpreter, name: str, x: Any, y: Any) -> Logarithm:
     number = float(factor.f.reshape(-1)[0])
     if len(factor.axes) > len(log.t.axes) or not number:
         raise NotProved(ProofFailure.OP, "a logarithm is multiplied by a number that is zero or of another shape")
-    by = Fraction(number) if name == "mul" else 1 / Fraction(number)
+    if name == "mul":
+        by = Fraction(number)
+    else:
+        by = 1 / Fraction(number)
     floats = Value(
         log.floats.axes, None, log.floats.f * number if name == "mul" else log.floats.f / number, log.floats.data
     )
@@ -155,7 +158,10 @@ def _power_of_magnitude(m: ProofInterpreter, x: Magnitude, q: Value) -> Value:
 
 def _reshape(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
     x = lift_input(m, inputs[0])
-    wanted = inputs[1] if len(inputs) > 1 else np.array(attrs["shape"])
+    if len(inputs) > 1:
+        wanted = inputs[1]
+    else:
+        wanted = np.array(attrs["shape"])
     shape = x.shape
     sizes: list[Size | None] = []
     for i, n in enumerate(np.asarray(wanted).reshape(-1).tolist()):
@@ -177,7 +183,8 @@ def _reshape(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outp
 def _flatten(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
     x = lift_input(m, inputs[0])
     axis = int(attrs.get("axis", 1))
-    axis = axis % len(x.axes) if axis < 0 else axis
+    if axis < 0:
+        axis = axis % len(x.axes)
     head = x.axes[:axis]
     tail = x.axes[axis:]
     return x.with_axes((tuple(a for axis_ in head for a in axis_), tuple(a for axis_ in tail for a in axis_)))
@@ -348,8 +355,10 @@ def _matmul(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outpu
 def _gemm(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Value:
     a = lift_input(m, inputs[0])
     b = lift_input(m, inputs[1])
-    a = _transpose(m, [a], {}, opset, 1) if attrs.get("transA") else a
-    b = _transpose(m, [b], {}, opset, 1) if attrs.get("transB") else b
+    if attrs.get("transA"):
+        a = _transpose(m, [a], {}, opset, 1)
+    if attrs.get("transB"):
+        b = _transpose(m, [b], {}, opset, 1)
     y = m.mul(m.number(Fraction(float(attrs.get("alpha", 1.0)))), _matmul(m, [a, b], {}, opset, 1))
     c = optional_input(inputs, 2)
     if c is None:

@@ -40,7 +40,10 @@ def axis_products(shapes: Iterable[Iterable[int | None]]) -> frozenset[int]:
     for shape in shapes:
         some = {1}
         for n in shape:
-            some |= {a * n for a in some} if n is not None and len(some) < 256 else set()
+            if n is not None and len(some) < 256:
+                some |= {a * n for a in some}
+            else:
+                some |= set()
         numbers |= some
     return frozenset(n for n in numbers if 1 < n < 2**31)
 

@@ -100,7 +100,8 @@ def evaluate_nodes(
             else:
                 results = _evaluate_node(m, graph, node, inputs, opset)
         except NotProved as e:
-            e.culprit = node.outputs[0].name if node.outputs else e.culprit
+            if node.outputs:
+                e.culprit = node.outputs[0].name
             raise
         except FAILURES as e:
             raise NotProved(

@@ -105,7 +105,10 @@ class StoredConstant:
         parts = []
         for part in (self.array, self.rest):
             if part is not None:
-                laid = part if lengths is None else part.reshape(lengths)
+                if lengths is None:
+                    laid = part
+                else:
+                    laid = part.reshape(lengths)
                 parts.append(laid if chosen is None else laid[np.ix_(*chosen)])
         if len(parts) == 2:
             return np.add(*parts, dtype=np.float64)
@@ -211,11 +214,10 @@ class Sampler:
         else:
             self.work.count_product(DRAWS * math.prod(counts), self.bits)
         f = reals(counts)
-        a = (
-            None
-            if self.gf is None
-            else self.random_elements(("leaf", key, tuple(x for axis in axes for x in axis)), (DRAWS, *counts))
-        )
+        if self.gf is None:
+            a = None
+        else:
+            a = self.random_elements(("leaf", key, tuple(x for axis in axes for x in axis)), (DRAWS, *counts))
         return Value(
             axes, a, f.astype(self.real), data=True, degree=Degree.of_element(a for axis in axes for a in axis)
         )
@@ -232,8 +234,14 @@ class Sampler:
 
     def number(self, value: Fraction | int | float) -> Value:
         f: Array = np.full((1,), float(value), dtype=self.real)
-        a = None if self.gf is None else np.array([self.gf.from_fraction(Fraction(value))], dtype=object)
-        size = Size.from_int(int(value)) if value == int(value) else None
+        if self.gf is None:
+            a = None
+        else:
+            a = np.array([self.gf.from_fraction(Fraction(value))], dtype=object)
+        if value == int(value):
+            size = Size.from_int(int(value))
+        else:
+            size = None
         return Value(
             (), a, f, sign=_sign_of_numbers(value), below=_sign_of_numbers(-value), size=size, nonzero=value != 0
         )

@@ -52,7 +52,10 @@ class _FullPlan(AxisPlan):
     laid: frozenset[Size] = frozenset()
 
     def point_count(self, atom: Size) -> int:
-        n = atom.constant_value if atom not in self.joins else None
+        if atom not in self.joins:
+            n = atom.constant_value
+        else:
+            n = None
         if n is not None and atom in self.laid:
             return n
         return super().point_count(atom)

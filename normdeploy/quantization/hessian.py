@@ -89,7 +89,10 @@ class SecondMoments:
     def accumulate(self, x: np.ndarray, step: ScaleZeroPoint | None, offset: np.ndarray | None = None) -> None:
         """float32 [groups, rows, channels]; ``offset``: what they were shifted by, which the layer's bias takes
         back."""
-        quantized = x if step is None else quantize_dequantize(x, step)
+        if step is None:
+            quantized = x
+        else:
+            quantized = quantize_dequantize(x, step)
         away = (quantized if offset is None else quantized + offset) - self.origin[:, None]
         self.rows += x.shape[1]
         self.sums = self.sums + away.sum(1, dtype=np.float64)

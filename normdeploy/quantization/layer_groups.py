@@ -118,7 +118,10 @@ def _scale_granularity(
     rank = linear.w.ndim
     rows = (op == "Gemm" and linear.is_transposed) or (op == "MatMul" and linear.weight == 0) or op == "Conv"
     if rows:
-        output = 0 if op == "Conv" else rank - 2
+        if op == "Conv":
+            output = 0
+        else:
+            output = rank - 2
     else:
         output = rank - 1
     if op == "ConvTranspose":

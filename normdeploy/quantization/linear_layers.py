@@ -89,7 +89,10 @@ def layer_source(graph: Graph, data: gs.Tensor) -> LayerSource:
     for z in reversed(tops[1:]):
         node = graph.producer(z)
         behind = node is not None and node.op in DEFAULT and node.outputs[0] is z
-        affine = measure_affine(graph, z, y) if behind or any(n.op == "BatchNormalization" for n in steps) else None
+        if behind or any(n.op == "BatchNormalization" for n in steps):
+            affine = measure_affine(graph, z, y)
+        else:
+            affine = None
         if isinstance(affine, AffineChain):
             return LayerSource(y, tuple(views), z, node if behind else None, affine)
     node = graph.producer(y)

@@ -153,7 +153,10 @@ def _with_rounding_method(layer: LayerReport, chosen: Mapping[str, LayerPlan]) -
     plan = chosen.get(layer.tensor)
     if layer.status == "float" or plan is None:
         return layer
-    rounding = "nearest" if plan.stored is None else "GPTQ"
+    if plan.stored is None:
+        rounding = "nearest"
+    else:
+        rounding = "GPTQ"
     return replace(layer, rounding=rounding)
 
 

@@ -93,13 +93,20 @@ class RotationConstants(ComputedConstants):
             alpha = linear.node.attrs.get("alpha", 1.0)
         else:
             alpha = 1.0
-        w = w if alpha == 1.0 else m.mul(m.number(float(alpha)), w)
-        a = None if self.side is None else self._matrix_value(m, graph)
+        if alpha != 1.0:
+            w = m.mul(m.number(float(alpha)), w)
+        if self.side is None:
+            a = None
+        else:
+            a = self._matrix_value(m, graph)
         if absolute:
             w.f, c.f = np.abs(w.f), np.abs(c.f)
             if a is not None:
                 a.f = np.abs(a.f)
-        less = m.add if absolute else m.sub
+        if absolute:
+            less = m.add
+        else:
+            less = m.sub
         inputs, outputs = (1, 0) if linear.is_transposed else (0, 1)
         if a is None:
             weight = less(w, m.mean(w, [outputs]))

@@ -134,8 +134,14 @@ def _migrate_into_layers(work: _MigrationPass, y: gs.Tensor, nodes: Sequence[gs.
     """Move what stands before ``y`` into the layers ``nodes`` that read it."""
     graph, condition = work.graph, work.conditions.get(y.name)
     source = layer_source(graph, y)
-    whole = source.norm if source.affine is None else None
-    inputs = [] if whole is None else [_as_initializer(graph, t) for t in whole.inputs]
+    if source.affine is None:
+        whole = source.norm
+    else:
+        whole = None
+    if whole is None:
+        inputs = []
+    else:
+        inputs = [_as_initializer(graph, t) for t in whole.inputs]
     if source.affine is None and source.norm is not None:
         try:
             split = _split_norm_parameters(work, source, condition)
@@ -197,8 +203,14 @@ def _move_into_each(
     move: Callable[[ConstantLinear], Certificate],
 ) -> None:
     """``move`` each layer, and tell of it."""
-    kind = "gamma and beta" if condition is None else condition.kind
-    alpha = None if condition is None else condition.alpha
+    if condition is None:
+        kind = "gamma and beta"
+    else:
+        kind = condition.kind
+    if condition is None:
+        alpha = None
+    else:
+        alpha = condition.alpha
     for node in nodes:
         name = _layer_result_name(work.graph, node)
         try:

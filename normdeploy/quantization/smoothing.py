@@ -135,7 +135,10 @@ def choose_condition(
         errors = []
         for part in parts:
             s, c = _smoothing_factors_and_shift(part.low, part.high, w, shift, alpha, group.free)
-            measure = expected_error if counted else relative_error
+            if counted:
+                measure = expected_error
+            else:
+                measure = relative_error
             errors.append(measure(part.divided(s, c), w * s[:, None], formats))
         return float(np.sqrt(np.mean(np.square(errors))))
 
@@ -183,7 +186,10 @@ def _condition_by_ranges(known: SeenRows, w: np.ndarray, formats: LayerFormats) 
     if best is None or np.sqrt(errors[best]) >= _WORTH[False] * np.sqrt(errors[None]):
         return None
     s, c, reach = _factors_and_shifts(known, w, best, formats)
-    alpha = best if isinstance(best, float) else None
+    if isinstance(best, float):
+        alpha = best
+    else:
+        alpha = None
     return InputCondition(s, c if c.any() else None, "smooth", alpha, reach, _is_nearer_to_zero(known.rows, c))
 
 
@@ -278,7 +284,10 @@ def _smoothing_factors_and_shift(
     low: np.ndarray, high: np.ndarray, w: np.ndarray, shift: str, alpha: float | None, coarse: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Over the channels, in float32: ``shift`` "" is 0, ``alpha`` None is 1."""
-    c = (low + high) / 2 if shift else np.zeros_like(low)
+    if shift:
+        c = (low + high) / 2
+    else:
+        c = np.zeros_like(low)
     c = c.astype(np.float32).astype(np.float64)
     if alpha is None:
         return np.ones_like(low), c

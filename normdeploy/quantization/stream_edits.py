@@ -181,9 +181,15 @@ class StreamEdits:
         w = linear.w
         c = linear.c
         if side == "input":
-            w = self.map.map_columns(w) if rows else self.map.map_rows(w)
+            if rows:
+                w = self.map.map_columns(w)
+            else:
+                w = self.map.map_rows(w)
         else:
-            w = self.map.map_rows(w) if rows else self.map.map_rows(w.T).T
+            if rows:
+                w = self.map.map_rows(w)
+            else:
+                w = self.map.map_rows(w.T).T
             if c.any():
                 c = self.map.map_rows(np.broadcast_to(c, linear.output_channels))
         made = require_success(linear.write_nodes(self.graph, linear.data_input, w, c, linear.out, FLOAT))
@@ -192,11 +198,10 @@ class StreamEdits:
         # one that is shared stays one
         made[0].inputs[linear.weight] = weight = self._weights.setdefault(held, stored)
         bias = layer_bias(made)
-        turn = (
-            None
-            if side is None
-            else self.matrix_node(linear.output_channels if side == "output" else linear.input_channels, side)
-        )
+        if side is None:
+            turn = None
+        else:
+            turn = self.matrix_node(linear.output_channels if side == "output" else linear.input_channels, side)
         turned = RotationConstants(linear, weight, bias, side, turn, self.map.k)
         pair = pair_of(self.graph, linear.out, [linear.data_input], made[-1].outputs[0])
         try:

@@ -259,6 +259,9 @@ def _attention_values(graph: Graph) -> Iterator[gs.Tensor]:
             above = graph.producer(node.inputs[0])
             while above is not None and above.op in _BETWEEN:
                 carried = [t for t in above.inputs if not graph.is_constant(t) and graph.dtype(t) == FLOAT]
-                above = graph.producer(carried[0]) if carried else None
+                if carried:
+                    above = graph.producer(carried[0])
+                else:
+                    above = None
             if above is not None and above.op == "Softmax":
                 yield node.inputs[1]

@@ -134,7 +134,10 @@ def _is_foreign_data(
 
 def is_norm_node(node: gs.Node | onnx.NodeProto) -> bool:
     """Whether it is one norm in one node: by its name a standard one or ours, or one of an installed package's."""
-    op = node.op if isinstance(node, gs.Node) else node.op_type
+    if isinstance(node, gs.Node):
+        op = node.op
+    else:
+        op = node.op_type
     return op in NORMS or third_party.third_party_row(node.domain, op) is not None
 
 
@@ -147,7 +150,10 @@ def is_anchor(graph: Graph, node: gs.Node) -> bool:
     if node.op == "Pow":
         shape = graph.shape(node.inputs[1]) or ()
         few = all(isinstance(d, int) for d in shape) and math.prod(shape) <= 64  # type: ignore[arg-type]
-        power = graph.known_value(node.inputs[1]) if few else None
+        if few:
+            power = graph.known_value(node.inputs[1])
+        else:
+            power = None
         if power is None or len(np.unique(power)) != 1 or abs(power.flat[0]) != 0.5:
             return False
     return not graph.is_shape_valued(node.inputs[0])

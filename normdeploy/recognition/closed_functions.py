@@ -26,7 +26,10 @@ def find_closed_norms(proto: onnx.ModelProto) -> Iterator[Finding]:
 def _norms_inside(model: onnx.ModelProto, place: str, reason: str) -> Iterator[Finding]:
     graph = Graph(model)
     for node in graph.nodes:
-        around = candidate_at(graph, node) if is_anchor(graph, node) else None
+        if is_anchor(graph, node):
+            around = candidate_at(graph, node)
+        else:
+            around = None
         if around is not None:
             nodes = sorted({id(n): n for n in (*around.passed, node)}.values(), key=graph.position_of)
             yield Finding(

@@ -289,7 +289,10 @@ def find_constant_norms(graph: Graph) -> Iterator[ConstantNorm]:
             yield ConstantNorm(node, usual, node.op, node.outputs[0].name, graph.module(node))
         elif _is_root(graph, node) and (above := _statistic_nodes(graph, node)):
             centered = any(n.op == "Sub" for n in above)
-            weight = "weight standardization" if centered else "weight norm"
+            if centered:
+                weight = "weight standardization"
+            else:
+                weight = "weight norm"
             if _feeds_weight(graph, node):
                 kind = weight
             else:
@@ -300,7 +303,10 @@ def find_constant_norms(graph: Graph) -> Iterator[ConstantNorm]:
 
 def _is_root(graph: Graph, node: gs.Node) -> bool:
     if node.op == "Pow":
-        power = graph.known_value(node.inputs[1]) if (element_count(graph, node.inputs[1]) or 0) == 1 else None
+        if (element_count(graph, node.inputs[1]) or 0) == 1:
+            power = graph.known_value(node.inputs[1])
+        else:
+            power = None
         return power is not None and abs(float(power.reshape(-1)[0])) == 0.5
     return node.op in ("Sqrt", "ReduceL2")
 

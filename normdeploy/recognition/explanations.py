@@ -123,7 +123,10 @@ def _describe_attempts(attempts: Sequence[FittingAttempt], word: str) -> list[st
             ends = f"from {first.start} to {first.end}"
         else:
             ends = f"at {first.tensor}"
-        more = f" (and {len(alike) - 1} more)" if len(alike) > 1 else ""
+        if len(alike) > 1:
+            more = f" (and {len(alike) - 1} more)"
+        else:
+            more = ""
         lines.append(f"{word} {ends}{more}: {reason}")
     if len(reasons) > 5:
         lines.append(f"and {sum(len(a) for a in list(reasons.values())[5:])} other readings")
@@ -133,10 +136,14 @@ def _describe_attempts(attempts: Sequence[FittingAttempt], word: str) -> list[st
 def _nodes_on_path(graph: Graph, start: str, end: str, finding: Finding, culprit: str) -> tuple[ExplainedNode, ...]:
     """The nodes between two tensors, or those found where no two are known; shape arithmetic left out."""
     made = {o.name: n for n in graph.nodes for o in n.outputs}
-    nodes = _nodes_between(graph, made, start, end) if start and end in made else []
+    if start and end in made:
+        nodes = _nodes_between(graph, made, start, end)
+    else:
+        nodes = []
     nodes = nodes or list({id(made[t]): made[t] for t in finding.tensors if t in made}.values())
     clamped = CLAMPED in finding.reason and any(n.op in CLAMPS for n in nodes)
-    culprit = "" if clamped else culprit
+    if clamped:
+        culprit = ""
     data = sorted((n for n in nodes if not graph.is_shape_valued(n.outputs[0])), key=graph.position_of)
     return tuple(
         ExplainedNode(n.outputs[0].name, _node_as_call(graph, n), _mark_node(graph, n, culprit, clamped))
@@ -166,7 +173,10 @@ def _nodes_between(graph: Graph, made: Mapping[str, gs.Node], start: str, end: s
 
 
 def _mark_node(graph: Graph, node: gs.Node, culprit: str, clamped: bool) -> str:
-    marks = ["the root"] if is_anchor(graph, node) and not is_norm_node(node) else []
+    if is_anchor(graph, node) and not is_norm_node(node):
+        marks = ["the root"]
+    else:
+        marks = []
     if clamped and node.op in CLAMPS:
         marks.append("the clamp")
     elif culprit and any(o.name == culprit for o in node.outputs):
@@ -266,7 +276,10 @@ def _nodes_nearby(graph: Graph, nodes: Sequence[gs.Node]) -> list[gs.Node]:
     """The nodes themselves, then those around them, nearest first."""
     seen = {id(n): n for n in nodes}
     # a module is looked at by itself
-    queue = list(nodes) if len(nodes) == 1 else []
+    if len(nodes) == 1:
+        queue = list(nodes)
+    else:
+        queue = []
     for node in queue:
         if len(seen) > _FARTHEST:
             break
@@ -298,7 +311,10 @@ def _unknown_name_message(name: str, graphs: Iterable[Graph], findings: Sequence
     if near:
         return f"{message}; near it: {', '.join(near)}"
     listed = list(dict.fromkeys(f.module or f.tensor for f in findings))
-    more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
+    if len(listed) > 5:
+        more = f" and {len(listed) - 5} more"
+    else:
+        more = ""
     if listed:
         return f"{message}; norms were found at {', '.join(listed[:5])}{more}"
     return f"{message}, and no norm was found in it"

@@ -50,11 +50,10 @@ def measure_fit(
         return RejectedReading(f"its input has the shape {shape}: nothing to normalize", clarity=Clarity.VAGUE)
     try:
         with evaluator.silence_numpy():
-            same = (
-                _remeasure_fit(_RegionProbe(bound, shape, others), like)
-                if like is not None and like.shape == shape
-                else None
-            )
+            if like is not None and like.shape == shape:
+                same = _remeasure_fit(_RegionProbe(bound, shape, others), like)
+            else:
+                same = None
             if same is not None:
                 return same
             return _fit_region(_RegionProbe(bound, shape, others))

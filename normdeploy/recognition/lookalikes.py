@@ -146,5 +146,8 @@ def _describe_denominator(
 def _is_square(graph: Graph, node: gs.Node) -> bool:
     if node.op == "Mul":
         return node.inputs[0] is node.inputs[1]
-    power = graph.known_value(node.inputs[1]) if node.op == "Pow" else None
+    if node.op == "Pow":
+        power = graph.known_value(node.inputs[1])
+    else:
+        power = None
     return power is not None and power.size == 1 and power.item() == 2

@@ -60,11 +60,10 @@ def attributes_of_norm(graph: Graph, norm: Norm) -> NormAttributes:
     if traits["ddof"] and not norm.ddof and gamma is not None and gamma.value is not None:
         # its factor sqrt((n - 1)/n) is the variance's
         value = gamma.value / math.sqrt((norm.fit.group_size - 1) / norm.fit.group_size)
-        gamma = (
-            None
-            if value.size == 1 and abs(value.item() - 1) < 1e-9
-            else snap_to_file(graph, norm.region, value, gamma.varies)
-        )
+        if value.size == 1 and abs(value.item() - 1) < 1e-9:
+            gamma = None
+        else:
+            gamma = snap_to_file(graph, norm.region, value, gamma.varies)
     traits["gamma"] = _parameter_record(graph, norm.region, gamma, scale=True)
     traits["beta"] = _parameter_record(graph, norm.region, norm.beta, scale=False)
     return traits
@@ -100,8 +99,14 @@ def attributes_of_scale(graph: Graph, chain: AffineChain) -> NormAttributes:
     """The traits of an eval BatchNorm: its statistics are constants."""
     channels = _varying_axes(chain.scale) or _varying_axes(chain.shift) or _stated_channel_axes(graph, chain)
     node = next((n for n in chain.nodes if n.op == "BatchNormalization"), None)
-    names = ["", ""] if node is None else [t.name for t in node.inputs[1:3]]
-    epsilon = None if node is None else float(graph.attrs(node).get("epsilon", 1e-5))
+    if node is None:
+        names = ["", ""]
+    else:
+        names = [t.name for t in node.inputs[1:3]]
+    if node is None:
+        epsilon = None
+    else:
+        epsilon = float(graph.attrs(node).get("epsilon", 1e-5))
     return NormAttributes(
         input=chain.z.name,
         shape=graph.shape(chain.z),
@@ -122,7 +127,10 @@ def attributes_of_joined(graph: Graph, node: gs.Node, epsilon: float) -> NormAtt
     x = node.inputs[0]
     rank = len(graph.shape(x) or ())
     modulated = "shift" in row.inputs
-    channel = 1 if row.kind == "GroupNorm" else rank - 1
+    if row.kind == "GroupNorm":
+        channel = 1
+    else:
+        channel = rank - 1
     parameters = [
         NormParameter(modulated, (0, channel) if modulated else (channel,), t.name)
         for name, t in zip(row.inputs, node.inputs, strict=False)
@@ -212,9 +220,18 @@ def _parameter_record(
 ) -> NormParameter | None:
     if param is None:
         return None
-    name = param.tensor.name if param.tensor is not None else ""
-    above = [param.tensor] if param.data else [t for n in region.nodes for t in n.inputs if graph.is_constant(t)]
-    plus = _find_one_plus_source(graph, [t for t in above if t is not None], param.value) if scale else None
+    if param.tensor is not None:
+        name = param.tensor.name
+    else:
+        name = ""
+    if param.data:
+        above = [param.tensor]
+    else:
+        above = [t for n in region.nodes for t in n.inputs if graph.is_constant(t)]
+    if scale:
+        plus = _find_one_plus_source(graph, [t for t in above if t is not None], param.value)
+    else:
+        plus = None
     return NormParameter(param.data, param.varies, plus or name, plus is not None)
 
 

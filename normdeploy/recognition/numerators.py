@@ -18,7 +18,10 @@ def explain_numerator(graph: Graph, x: gs.Tensor, deviation: gs.Tensor) -> str:
     for divided in _numerators_of(graph, deviation):
         node = _foreign_node_above(graph, divided, x)
         if node is not None:
-            name = f"{node.op} {node.name!r}" if node.name else node.op
+            if node.name:
+                name = f"{node.op} {node.name!r}"
+            else:
+                name = node.op
             return (
                 f"its deviation divides what {name} makes, where a norm divides its input, or that minus its mean"
                 " (EvoNorm is such)"

@@ -39,7 +39,8 @@ def bound_regions(
     ``loose``: the axes of x whose static size is replaced, those of `find_loose_axes` where it is None.
     """
     any_size = loose is not None
-    loose = find_loose_axes(region) if loose is None else loose
+    if loose is None:
+        loose = find_loose_axes(region)
     tries = size_assignments(region.symbols, region.graph.shape(region.leaves[0]))
     for turn, small in enumerate(tries * 2 if loose and len(tries) == 1 else tries):
         sizes, size = _enlarge_sizes(region, small)

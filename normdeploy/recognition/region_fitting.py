@@ -79,7 +79,10 @@ def norm_like_other(region: Region, other: Norm) -> Norm | None:
         return None
     params: list[MeasuredParameter | None] = []
     for param in (other.gamma, other.beta):
-        tensor = param.tensor if param is not None else None
+        if param is not None:
+            tensor = param.tensor
+        else:
+            tensor = None
         place = next(
             ((n, i) for n, node in enumerate(other.region.nodes) for i, t in enumerate(node.inputs) if t is tensor),
             None,

@@ -255,7 +255,8 @@ def _argument_candidates(graph: Graph, node: gs.Node) -> list[gs.Tensor]:
             continue
         inner[id(t)] = t
         above = standard_producer(graph, t, *ALGEBRA, "Relu")
-        queue += above.inputs if above is not None else ()
+        if above is not None:
+            queue += above.inputs
     return list(inner.values())
 
 
@@ -287,7 +288,10 @@ def _activation_nodes(graph: Graph, form: StandardActivation, x: gs.Tensor, y: g
         nodes.append(
             graph.make_node("Mul", [x, graph.add_constant(f"{y.name}_factor", np.array(float(factor)), np.float32)], y)
         )
-    inner = nodes[-1].outputs[0] if nodes else x
+    if nodes:
+        inner = nodes[-1].outputs[0]
+    else:
+        inner = x
     nodes.append(graph.make_node(form.op, [inner], y, dict(form.attrs)))
     if form.gated:
         nodes.append(graph.make_node("Mul", [x, nodes[-1].outputs[0]], y))

@@ -71,12 +71,14 @@ class _AttentionProduct:
 
 def propose_attention(graph: Graph, node: gs.Node, target: RewriteTarget) -> Proposal | None:
     """Propose the attention whose Softmax is ``node`` as one node."""
-    attention = (
-        _match_scores(graph, node)
-        if _standard_op(node) == "Softmax" and graph.opset >= 13 and target.wanted.limit >= OPSET
-        else None
-    )
-    product = _single_reader(graph, node.outputs[0]) if attention is not None else None
+    if _standard_op(node) == "Softmax" and graph.opset >= 13 and target.wanted.limit >= OPSET:
+        attention = _match_scores(graph, node)
+    else:
+        attention = None
+    if attention is not None:
+        product = _single_reader(graph, node.outputs[0])
+    else:
+        product = None
     if (
         attention is None
         or product is None
@@ -106,7 +108,10 @@ def _scales_of_sizes(graph: Graph, before: Region) -> list[StoredTensor]:
         if _standard_op(node) not in ("Mul", "Div") or graph.is_shape_valued(node.outputs[0]):
             continue
         for t in node.inputs:
-            number = None if id(t) in scales else _number_from_sizes(graph, t)
+            if id(t) in scales:
+                number = None
+            else:
+                number = _number_from_sizes(graph, t)
             if number is not None:
                 scales[id(t)] = StoredTensor(t, number)
     return list(scales.values())
@@ -197,7 +202,10 @@ def _split_scale(graph: Graph, t: gs.Tensor) -> tuple[gs.Tensor, Fraction]:
     factor = Fraction(1)
     while (node := _producer_behind_identities(graph, t)) is not None and _standard_op(node) in ("Mul", "Div"):
         numbers = [_nonzero_fraction(graph, i) for i in node.inputs]
-        place = 1 if numbers[1] is not None else 0
+        if numbers[1] is not None:
+            place = 1
+        else:
+            place = 0
         number = numbers[place]
         if number is None or (place == 0 and _standard_op(node) == "Div") or numbers[1 - place] is not None:
             break
@@ -278,8 +286,14 @@ def _before_head_repeat(graph: Graph, t: gs.Tensor) -> gs.Tensor | None:
     for ops in (("Reshape", "Expand", "Unsqueeze"), ("Reshape", "Expand", "Reshape")):
         current: gs.Tensor | None = t
         for op in ops:
-            node = _producer_behind_identities(graph, current) if current is not None else None
-            current = node.inputs[0] if node is not None and _standard_op(node) == op else None
+            if current is not None:
+                node = _producer_behind_identities(graph, current)
+            else:
+                node = None
+            if node is not None and _standard_op(node) == op:
+                current = node.inputs[0]
+            else:
+                current = None
         if current is not None:
             return current
     return None

@@ -99,7 +99,10 @@ class MergedBranchExpressions(ComputedConstants):
             if absolute:
                 w.f, c.f = np.abs(w.f), np.abs(c.f)
             w = _embed_kernel(m, w, kernel, part.at)
-            add = m.add if part.sign > 0 or absolute else m.sub
+            if part.sign > 0 or absolute:
+                add = m.add
+            else:
+                add = m.sub
             weight = add(weight, w)
             bias = add(bias, c)
         values = {id(self.weight): weight}
@@ -124,7 +127,10 @@ class MergedBranchExpressions(ComputedConstants):
 
 def _as_channel_vector(m: ProofInterpreter, v: Value, n: int) -> Value:
     """A scale or shift that varies along the channels alone, or not at all, with one axis for these."""
-    array = v.f if v.a is None else v.a
+    if v.a is None:
+        array = v.f
+    else:
+        array = v.a
     atoms = m.plan.atoms_of(m.plan.size_of_length(n))
     kept = [i for i, k in enumerate(array.shape[1:], start=1) if k > 1]
     if not kept:

@@ -80,7 +80,10 @@ def _norms_in_branch(part: ParallelBranch, target: RewriteTarget) -> Sequence[Le
 def _merged_finding(finding: Finding, certificate: Certificate | None, became: str) -> Finding:
     """Return the finding of a norm whose branch was merged."""
     before = finding.became.split(", merged")[0]
-    told = became if finding.remains else f"{before}, {became}"
+    if finding.remains:
+        told = became
+    else:
+        told = f"{before}, {became}"
     whole = combine_certificates(finding.certificate, certificate)
     return replace(finding, became=told, reason="", remains="", certificate=whole, written=())
 

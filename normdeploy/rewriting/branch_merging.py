@@ -79,7 +79,10 @@ def parallel_branches(graph: Graph, node: gs.Node) -> tuple[ParallelBranch, Para
         return None
     parts: list[ParallelBranch] = []
     for i, (t, conv) in enumerate(zip(node.inputs, convs, strict=True)):
-        sign = -1 if node.op == "Sub" and i == 1 else 1
+        if node.op == "Sub" and i == 1:
+            sign = -1
+        else:
+            sign = 1
         if conv is not None and conv.data_input is first.data_input:
             parts.append(ParallelBranch(t, sign, conv, None, np.zeros(0), np.zeros(0)))
             continue
@@ -98,7 +101,10 @@ def _affine_chain_to(graph: Graph, t: gs.Tensor, x: gs.Tensor) -> AffineChain | 
     end = t
     for _ in range(_LONGEST):
         node = graph.producer(t)
-        data = [] if node is None else [i for i in value_inputs(node) if not graph.is_shape_valued(i)]
+        if node is None:
+            data = []
+        else:
+            data = [i for i in value_inputs(node) if not graph.is_shape_valued(i)]
         if node is None or len(data) != 1 or node.op not in _SCALES:
             return None
         t = data[0]

@@ -195,7 +195,10 @@ def _read_constants(graph: Graph, constants: Sequence[tuple[gs.Node, int]]) -> d
     read: dict[int, StoredConstant] = {}
     for node, i in constants:
         t = node.inputs[i]
-        parts = None if id(t) in read else graph.value_and_remainder(t)
+        if id(t) in read:
+            parts = None
+        else:
+            parts = graph.value_and_remainder(t)
         if parts is not None and parts[0].dtype.kind == "f":
             read[id(t)] = StoredConstant(parts[0], is_stored_as_half(graph, t), parts[1])
     compare_contents(read.values())
@@ -223,10 +226,16 @@ def _named_lengths(
         if constant is None:
             # whole numbers: lengths that a Reshape names, or what may become a tensor of so many places
             known = graph.known_value(node.inputs[i])
-            taps |= set() if known is None else {*known.shape, *known.reshape(-1)[:_NAMED].tolist()}
+            if known is None:
+                taps |= set()
+            else:
+                taps |= {*known.shape, *known.reshape(-1)[:_NAMED].tolist()}
         else:
             lengths |= dict.fromkeys(constant.array.shape)
-            taps |= set(constant.array.shape[2:]) if node.op in _KERNELS and i == 1 else set()
+            if node.op in _KERNELS and i == 1:
+                taps |= set(constant.array.shape[2:])
+            else:
+                taps |= set()
     long = [n for n in lengths if n >= _LONG and n not in taps]
     return {n: Size.opaque("length", i) for i, n in enumerate(long)}
 
@@ -248,7 +257,10 @@ def _constants_key(
         if constant.array.size <= _FEW:
             told.append((constant.half, computed))
             continue
-        number = constant.first_element() if constant.uniform else None
+        if constant.uniform:
+            number = constant.first_element()
+        else:
+            number = None
         told.append((classes.setdefault(constant.content_key, len(classes)), number, constant.structure_key, computed))
     return tuple(told)
 

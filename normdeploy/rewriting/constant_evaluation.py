@@ -104,7 +104,10 @@ def _stored_values(graph: Graph, chosen: Sequence[gs.Tensor], reasons: dict[int,
         try:
             with evaluator.silence_numpy():
                 exact = graph.value(t)
-                stored = exact.astype(dtype) if dtype is not None else None
+                if dtype is not None:
+                    stored = exact.astype(dtype)
+                else:
+                    stored = None
                 fits = stored is not None and (
                     stored.dtype.kind in "iub" or bool(np.isfinite(stored.astype(np.float64)).all())
                 )

@@ -92,8 +92,14 @@ def _is_weight_or_bias(graph: Graph, node: gs.Node, reader: gs.Node) -> bool:
     """Whether ``reader`` is a linear layer, or adds the bias behind a MatMul."""
     if reader.op in LINEAR:
         return True
-    others = [t for t in reader.inputs if t is not node.outputs[0]] if reader.op == "Add" else []
-    above = graph.producer(others[0]) if len(others) == 1 else None
+    if reader.op == "Add":
+        others = [t for t in reader.inputs if t is not node.outputs[0]]
+    else:
+        others = []
+    if len(others) == 1:
+        above = graph.producer(others[0])
+    else:
+        above = None
     return above is not None and above.op == "MatMul"
 
 
@@ -127,7 +133,10 @@ def _is_exact_in_float64(codes: _StoredCodes) -> bool:
 def is_quantized_dequantized(graph: Graph, t: gs.Tensor) -> bool:
     """Whether ``t`` comes out of a QuantizeLinear and a DequantizeLinear."""
     node = graph.producer(t)
-    before = graph.producer(node.inputs[0]) if node is not None and node.op == DEQUANTIZE else None
+    if node is not None and node.op == DEQUANTIZE:
+        before = graph.producer(node.inputs[0])
+    else:
+        before = None
     return before is not None and before.op == QUANTIZE
 
 
@@ -172,7 +181,8 @@ def write_dequantized(graph: Graph, form: AffineFold) -> AffineFold:
     kinds = ", ".join(dict.fromkeys(np.dtype(graph.dtype(one.node.inputs[0])).name for one in made.values()))
     mirrored = sum(one.mirrored for one in made.values())
     said = f", into the scales of its {kinds} codes"
-    said += f", of which those of {mirrored} channel{'s' * (mirrored > 1)} are negated" if mirrored else ""
+    if mirrored:
+        said += f", of which those of {mirrored} channel{'s' * (mirrored > 1)} are negated"
     return replace(form, nodes=nodes, edits=edits, became=form.became + said)
 
 
@@ -246,7 +256,10 @@ def _layout_scale(
         return Refusal(f"its scale differs within the blocks of {codes.block} of {share.linear.title}", "")
     if step.size and (step == step.flat[0]).all() and codes.step.size == 1:
         return np.asarray(step.flat[0]), {}
-    own = [codes.axis] if codes.step.size > 1 else []
+    if codes.step.size > 1:
+        own = [codes.axis]
+    else:
+        own = []
     for axis in (*own, output_axis(share.linear)):
         first = step.max(axis=tuple(i for i in range(step.ndim) if i != axis), keepdims=True)
         if (first == step).all():
@@ -254,7 +267,10 @@ def _layout_scale(
                 why = f"DequantizeLinear of opset {graph.opset} has one scale for all channels; export with opset 13"
                 return Refusal(f"{why} or above", "")
             return first.reshape(-1), {"axis": axis}
-    where = "input" if share.side != "output" else "output"
+    if share.side != "output":
+        where = "input"
+    else:
+        where = "output"
     if share.linear.groups > 1:
         groups = f" in {share.linear.groups} groups"
     else:

@@ -74,7 +74,10 @@ def propose_epilogue_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) 
 def _match_residual_add(graph: Graph, node: gs.Node) -> EpilogueFusion | None:
     """A norm of a sum of two tensors of one shape."""
     row = _match_row_norm(graph, node)
-    add = standard_producer(graph, node.inputs[0], "Add", "Sum") if row is not None else None
+    if row is not None:
+        add = standard_producer(graph, node.inputs[0], "Add", "Sum")
+    else:
+        add = None
     if row is None or add is None or len(add.inputs) != 2 or not all(map(graph.is_constant, node.inputs[1:])):
         return None
     total = add.outputs[0]
@@ -210,7 +213,10 @@ def _match_row_norm(graph: Graph, node: gs.Node) -> _RowNorm | None:
         return None
     attrs = graph.attrs(node)
     shape = graph.shape(node.inputs[0])
-    axes = [int(a) for a in attrs["axes"]] if ours else [int(attrs.get("axis", -1))]
+    if ours:
+        axes = [int(a) for a in attrs["axes"]]
+    else:
+        axes = [int(attrs.get("axis", -1))]
     if shape is None or len(axes) != 1 or axes[0] not in (-1, len(shape) - 1):
         return None
     # mean and inverse deviation
@@ -276,7 +282,10 @@ def _epilogue_proposal(graph: Graph, found: EpilogueFusion, target: RewriteTarge
         told = _own_op_finding(graph, node, found.norm, target)
     else:
         told = norm.finding
-    scale = graph.known_value(found.inputs[len(found.leaves)]) if len(found.leaves) < 3 else None
+    if len(found.leaves) < 3:
+        scale = graph.known_value(found.inputs[len(found.leaves)])
+    else:
+        scale = None
     return Proposal(
         told,
         tuple(pairs),

@@ -61,7 +61,10 @@ def _leaf_size(shape: Dims, grouping: NormGrouping) -> tuple[int, ...]:
     last = len(shape) - 1
     size = []
     for i, n in enumerate(shape):
-        fixed = i == 1 if grouping.groups else i == last
+        if grouping.groups:
+            fixed = i == 1
+        else:
+            fixed = i == last
         if isinstance(n, int) and (fixed or n == 1 or (i == 0 and n <= _BATCH)):
             size.append(n)
         else:

@@ -67,11 +67,10 @@ def drop_costly_fold(graph: Graph, chain: AffineChain, form: AffineFold | Refusa
     if isinstance(form, Refusal):
         return form
     with evaluator.silence_numpy():
-        losses = (
-            [_loss_of_share(graph, chain, share) for share in form.shares]
-            if form.shares
-            else [_loss_of_lone_chain(graph, chain)]
-        )
+        if form.shares:
+            losses = [_loss_of_share(graph, chain, share) for share in form.shares]
+        else:
+            losses = [_loss_of_lone_chain(graph, chain)]
     worst = max((loss for loss in losses if loss is not None), key=lambda loss: loss.after.bound_ratio, default=None)
     if worst is None:
         return form
@@ -117,7 +116,10 @@ def stated_affine(
     """``axis``: of z, on which the channels stand; None where views lie between, and a and b are all that is known of
     them."""
     batched = next((n for n in chain.nodes if n.op == "BatchNormalization"), None)
-    run = _chain_by_nodes(graph, chain, axis, channels) if axis is not None else None
+    if axis is not None:
+        run = _chain_by_nodes(graph, chain, axis, channels)
+    else:
+        run = None
     if batched is not None and batched.inputs[0] is chain.z and axis == 1:
         known = [graph.known_value(t) for t in batched.inputs[3:5]]
         if all(v is not None and v.size == channels for v in known):
@@ -245,7 +247,10 @@ def _loss_of_lone_chain(graph: Graph, chain: AffineChain) -> AccuracyLoss | None
     shape = np.broadcast_shapes(chain.scale.shape, chain.shift.shape)
     varying = [i for i, n in enumerate(shape) if n > 1]
     a, b = (np.broadcast_to(v, shape).reshape(-1) for v in (chain.scale, chain.shift))
-    channel = varying[0] if varying else min(1, len(shape) - 1)
+    if varying:
+        channel = varying[0]
+    else:
+        channel = min(1, len(shape) - 1)
     stated = stated_affine(graph, chain, a, b, channel if len(varying) < 2 and shape else None, a.size)
     z = round_to_dtype(
         stated.mean + stated.spread * normal_numbers(_DRAWS * a.size).reshape(_DRAWS, a.size), chain.dtype

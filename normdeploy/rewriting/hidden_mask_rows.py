@@ -110,7 +110,10 @@ def _are_hidden_rows_zeroed(graph: Graph, mask: gs.Tensor, y: gs.Tensor) -> bool
                 axes = graph.known_value(node.inputs[1])
             else:
                 axes = graph.attrs(node).get("axes")
-            told = [] if axes is None else np.asarray(axes).reshape(-1).tolist()
+            if axes is None:
+                told = []
+            else:
+                told = np.asarray(axes).reshape(-1).tolist()
             rank = len(graph.shape(mask) or ())
             return node.inputs[0] is mask and graph.attrs(node).get("keepdims", 1) == 1 and told in ([-1], [rank - 1])
         node = graph.producer(node.inputs[0])

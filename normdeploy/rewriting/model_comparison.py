@@ -114,7 +114,10 @@ def _odd_size(dim: Dim) -> int:
 
 def _describe_sizes(sizes: Mapping[str, int]) -> str:
     shown = [f"{name}={size}" for name, size in itertools.islice(sizes.items(), _NAMED)]
-    more = f" and {len(sizes) - _NAMED} more" if len(sizes) > _NAMED else ""
+    if len(sizes) > _NAMED:
+        more = f" and {len(sizes) - _NAMED} more"
+    else:
+        more = ""
     return ", ".join(shown) + more or "its sizes"
 
 
@@ -301,7 +304,10 @@ class BaselineModel:
         before, so that is no difference at inputs that hold Inf.
         """
         found = self._first_difference(after, only, gains=gains)
-        accurate = expand_group_norms(after) if found is not None and not found.fails else None
+        if found is not None and not found.fails:
+            accurate = expand_group_norms(after)
+        else:
+            accurate = None
         if found is None or accurate is None or self._first_difference(accurate, only, gains=gains) is not None:
             return found
         self._add_note(f"{ONE_PASS}: {found.message}; with two passes over each group there is no difference")
@@ -388,7 +394,10 @@ class BaselineModel:
             worst = farthest_beyond_bound(absolute_difference(new, old), bound)
             if worst is not None:
                 at = worst.place
-                where = f" at {list(at)}" if at else ""
+                if at:
+                    where = f" at {list(at)}"
+                else:
+                    where = ""
                 if floating:
                     room = f", and rounding explains {worst.allowed:.2g}"
                 else:

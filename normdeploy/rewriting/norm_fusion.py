@@ -37,7 +37,10 @@ _Rejection = tuple[RejectedReading, Norm | None]
 
 def propose_norm(graph: Graph, root: gs.Node, target: RewriteTarget) -> ProposeResult:
     """Propose the norm around one root in its best form."""
-    around = candidate_at(graph, root) if is_anchor(graph, root) else None
+    if is_anchor(graph, root):
+        around = candidate_at(graph, root)
+    else:
+        around = None
     if around is None:
         return None
     return _propose_at_candidate(_NormSearch(graph, root, target), around)
@@ -95,7 +98,10 @@ def _norm_proposal(search: _NormSearch, around: RootCandidate, norm: Norm, form:
         return _propose_at_candidate(search, around)
 
     def try_smaller(failure: Failure) -> Iterator[ProposeResult]:
-        certificate = failure if isinstance(failure, Certificate) else None
+        if isinstance(failure, Certificate):
+            certificate = failure
+        else:
+            certificate = None
         inner = replace(search, within=norm, tries=search.tries - 1)
         for candidate_inside in (
             _smaller_candidates(graph, search.root, around, norm, certificate) if search.tries else ()
@@ -251,7 +257,10 @@ def _norm_finding(
 ) -> Finding:
     graph = search.graph
     heart = _root_of_norm(graph, norm)
-    module = graph.module(heart) if heart is not None else ""
+    if heart is not None:
+        module = graph.module(heart)
+    else:
+        module = ""
     finding = Finding(
         kind=(form.kind if form is not None else "") or norm.kind,
         status=status,
@@ -284,7 +293,11 @@ def _refusal_finding(search: _NormSearch, refusals: list[_Rejection]) -> Finding
         best = replace(best, reason=explain_numerator(search.graph, region.leaves[0], region.y))
     if best.kind is RefusalKind.OPSET and wanted.unraised:
         best = replace(best, reason=f"{best.reason} ({wanted.unraised})")
-    status: Status = "kept" if is_norm_node(root) else "refused"
+    status: Status
+    if is_norm_node(root):
+        status = "kept"
+    else:
+        status = "refused"
     attempts = tuple(_attempt_record(r, norm) for r, norm in refusals)
     if norm is not None:
         return replace(

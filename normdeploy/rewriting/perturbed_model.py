@@ -57,7 +57,10 @@ class PerturbableModel:
     ) -> None:
         light, weights = detach_weights(proto, fed=True)
         self._inputs = [v.name for v in required_inputs(light.graph)]
-        own = {} if floating is None else _parameters_to_inputs(light)
+        if floating is None:
+            own = {}
+        else:
+            own = _parameters_to_inputs(light)
         if floating is None:
             self._parameters = own
         else:
@@ -170,7 +173,10 @@ def _add_reduction_factors(light: onnx.ModelProto, floating: Mapping[str, int]) 
     made: list[onnx.NodeProto] = []
     for node in nodes:
         made.append(node)
-        y = node.output[0] if node.output else ""
+        if node.output:
+            y = node.output[0]
+        else:
+            y = ""
         if node.op_type in _REDUCTIONS and not node.domain and (kind := floating.get(y)) is not None:
             factor = f"{y}/normdeploy.factor"
             exact = f"{y}/normdeploy.exact"

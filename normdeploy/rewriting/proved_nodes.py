@@ -49,7 +49,10 @@ def require_sealed(proto: onnx.ModelProto, wanted: Sequence[NodeSeal]) -> None:
     if not wanted:
         return
     # which a caller may replace
-    defaults = {i.name for i in proto.graph.input} if proto.ir_version >= 4 else set()
+    if proto.ir_version >= 4:
+        defaults = {i.name for i in proto.graph.input}
+    else:
+        defaults = set()
     kinds = {seal.kind for seal in wanted}
     there = Counter(
         _node_digests(proto.graph.node, {t.name: t for t in proto.graph.initializer if t.name not in defaults}, kinds)

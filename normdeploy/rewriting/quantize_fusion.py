@@ -51,8 +51,16 @@ def propose_quantize_fusion(graph: Graph, node: gs.Node, target: RewriteTarget) 
     if node.op not in ("QuantizeLinear", "Cast") or not is_standard(node):
         return None
     tail = match_row_quantization(graph, node)
-    y = tail.y if tail is not None else node.inputs[0] if node.op == "QuantizeLinear" else None
-    norm = graph.producer(y) if y is not None else None
+    if tail is not None:
+        y = tail.y
+    elif node.op == "QuantizeLinear":
+        y = node.inputs[0]
+    else:
+        y = None
+    if y is not None:
+        norm = graph.producer(y)
+    else:
+        norm = None
     rows = ROWS if tail is None else _BY_ROW
     row = rows.get(_WRITTEN.get(_row_name(norm), _row_name(norm))) if norm is not None else None
     told = target.entry_of(y.name) if y is not None else None
@@ -204,12 +212,18 @@ def _scale_and_zero_point(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, gs.Te
     zero point may be left to a type."""
     scale = node.inputs[1]
     attrs = graph.attrs(node)
-    value = graph.known_value(scale) if graph.is_constant(scale) else None
+    if graph.is_constant(scale):
+        value = graph.known_value(scale)
+    else:
+        value = None
     if value is None or value.size != 1:
         raise RefusedError("its scale is computed" if value is None else f"it has {value.size} scales")
     if not 0 < float(value.reshape(())) < float("inf"):
         raise RefusedError(f"its scale is {float(value.reshape(())):g}")
-    zero = node.inputs[2] if len(node.inputs) > 2 and not node.inputs[2].is_empty() else None
+    if len(node.inputs) > 2 and not node.inputs[2].is_empty():
+        zero = node.inputs[2]
+    else:
+        zero = None
     number = attrs.get("output_dtype", 0)
     if zero is None:
         if number:
@@ -218,7 +232,10 @@ def _scale_and_zero_point(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, gs.Te
             kind = np.dtype(np.uint8)
     else:
         kind = graph.dtype(zero)
-        held = graph.known_value(zero) if graph.is_constant(zero) else None
+        if graph.is_constant(zero):
+            held = graph.known_value(zero)
+        else:
+            held = None
         if held is None or held.size != 1 or held.any():
             raise RefusedError("its zero point is not 0" if held is not None else "its zero point is computed")
     if kind is None or kind.name not in _KINDS:
@@ -257,7 +274,10 @@ def _fused_finding(
     """What is told of a norm and what quantizes it, once they are one node."""
     attrs = {name: value for name, value in graph.attrs(made).items() if name != "stash_type"}
     shown = ", ".join(f"{name}={format_epsilon(v) if isinstance(v, float) else v}" for name, v in attrs.items())
-    spelling = told.spelling if told.status == "fused" else norm.op
+    if told.status == "fused":
+        spelling = told.spelling
+    else:
+        spelling = norm.op
     proved = (*told.proved, *(("identity",) if certificate else ()), SAME)
     return replace(
         told,

@@ -214,9 +214,15 @@ class Rewriter:
         """Plan onnxruntime's run of both sides, before the graph is changed."""
         if proposal.kind is not None and self.ledger.is_one_of_many(proposal.kind, own):
             return
-        trial = None if proposal.trial is None else proposal.trial(rewrites, self.ledger.pending_trial_count)
+        if proposal.trial is None:
+            trial = None
+        else:
+            trial = proposal.trial(rewrites, self.ledger.pending_trial_count)
         if trial is not None:
-            entry = proposal.revised_entries[0] if proposal.revised_entries else own
+            if proposal.revised_entries:
+                entry = proposal.revised_entries[0]
+            else:
+                entry = own
             self.ledger.plan_trial(entry, step, trial, proposal.finding if proposal.only_for_speed else None)
 
     def _replace_nodes(self, change: NodeReplacement) -> None:
@@ -234,7 +240,10 @@ class Rewriter:
         self.graph.freeze_tensor(constant.tensor, constant.value)
         sealed: list[tuple[gs.Node, NodeSeal]] = []
         for node, seal in self._sealed:
-            sealed += seal_nodes(self.graph, [node]) if id(node) in readers else [(node, seal)]
+            if id(node) in readers:
+                sealed += seal_nodes(self.graph, [node])
+            else:
+                sealed += [(node, seal)]
         self._sealed = sealed
 
     def _follow_up(self, proposal: Proposal, own: LedgerEntry, step: RewriteStep) -> LedgerEntry:

@@ -247,7 +247,10 @@ def make_side_model(
 
 def _large_weight(t: gs.Tensor) -> np.ndarray | None:
     """The elements of a large weight, where they lie; None of other tensors."""
-    array = t._values if isinstance(t, gs.Constant) and isinstance(t._values, np.ndarray) else None
+    if isinstance(t, gs.Constant) and isinstance(t._values, np.ndarray):
+        array = t._values
+    else:
+        array = None
     if array is not None and is_shareable_weight(array.dtype, array.shape):
         return array
     return None
@@ -282,7 +285,10 @@ def copy_verdict(finding: Finding, first: Finding) -> Finding:
         note=_join_notes(finding.certificate.note, told),
     )
     notes = (*finding.notes, *(n for n in first.notes if n not in finding.notes))
-    proved = (*finding.proved, "onnxruntime run of its like") if "onnxruntime run" in first.proved else finding.proved
+    if "onnxruntime run" in first.proved:
+        proved = (*finding.proved, "onnxruntime run of its like")
+    else:
+        proved = finding.proved
     return replace(finding, certificate=certificate, notes=notes, proved=proved)
 
 
@@ -354,7 +360,10 @@ def _is_shape_only(array: np.ndarray) -> bool:
 
 def judge_trial(t: RoundingTrial, before: np.ndarray | Refusal, after: np.ndarray | Refusal) -> TrialOutcome:
     if isinstance(after, Refusal):
-        gross = None if isinstance(before, Refusal) else f"{after.reason}; it runs the nodes before"
+        if isinstance(before, Refusal):
+            gross = None
+        else:
+            gross = f"{after.reason}; it runs the nodes before"
         return TrialOutcome(note=after.reason, gross=gross)
     if isinstance(before, Refusal):
         return _uncompared_verdict(f"the nodes before: {before.reason}")

@@ -123,10 +123,19 @@ def match_row_quantization(graph: Graph, node: gs.Node) -> RowQuantization | Non
 def _match_quotient(graph: Graph, node: gs.Node) -> tuple[gs.Tensor, tuple[str, float]] | None:
     """What is rounded and saturated, the type, and its largest number."""
     if is_standard_op(node, "QuantizeLinear"):
-        zero = node.inputs[2] if len(node.inputs) > 2 else None
-        known = graph.known_value(zero) if zero is not None and graph.is_constant(zero) else None
+        if len(node.inputs) > 2:
+            zero = node.inputs[2]
+        else:
+            zero = None
+        if zero is not None and graph.is_constant(zero):
+            known = graph.known_value(zero)
+        else:
+            known = None
         kinds = {name: (name, largest) for name, largest in _KINDS.values()}
-        kind = kinds.get(getattr(graph.dtype(zero), "name", "")) if zero is not None else None
+        if zero is not None:
+            kind = kinds.get(getattr(graph.dtype(zero), "name", ""))
+        else:
+            kind = None
         others = {k: v for k, v in graph.attrs(node).items() if (k, v) != ("saturate", 1) and k != "axis"}
         if kind is None or known is None or known.any() or others or constant_number(graph, node.inputs[1]) != 1.0:
             return None
@@ -167,11 +176,10 @@ def _single_reader_producer(graph: Graph, t: gs.Tensor, op: str) -> gs.Node | No
 def _reduces_last_axis(graph: Graph, reduced: gs.Node) -> bool:
     """Whether it reduces the last axis alone, and keeps it."""
     shape = graph.shape(reduced.inputs[0])
-    axes = (
-        graph.known_value(reduced.inputs[1])
-        if len(reduced.inputs) > 1 and graph.is_constant(reduced.inputs[1])
-        else None
-    )
+    if len(reduced.inputs) > 1 and graph.is_constant(reduced.inputs[1]):
+        axes = graph.known_value(reduced.inputs[1])
+    else:
+        axes = None
     if shape is None or axes is None or graph.attrs(reduced).get("keepdims", 1) != 1:
         return False
     return bool([int(a) % len(shape) for a in axes.reshape(-1)] == [len(shape) - 1])

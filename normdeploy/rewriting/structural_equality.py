@@ -61,7 +61,10 @@ class _FlatNode:
 def _flatten_nodes(graph: Graph, nodes: Sequence[gs.Node], opset: int) -> Iterator[_FlatNode]:
     """Nodes with the bodies of ours in their place."""
     for node in nodes:
-        row = OURS.get(node.op) if node.domain == DOMAIN else None
+        if node.domain == DOMAIN:
+            row = OURS.get(node.op)
+        else:
+            row = None
         inputs = [_tensor_key(graph, t) for t in node.inputs]
         while inputs and inputs[-1] == ():
             inputs.pop()
@@ -101,7 +104,10 @@ def full_attributes(op: str, given: Mapping[str, Any], opset: int) -> dict[str, 
 def _tensor_key(graph: Graph, t: gs.Tensor) -> object:
     if t.is_empty():
         return ()
-    value = t.values if isinstance(t, gs.Constant) else None
+    if isinstance(t, gs.Constant):
+        value = t.values
+    else:
+        value = None
     if isinstance(value, np.ndarray) and value.size == 1:
         return _constant_key(value)
     return id(t)
@@ -119,5 +125,8 @@ def _constant_key(value: np.ndarray) -> object:
 def _is_own_zeros(graph: Graph, made: gs.Node, tensor: object) -> bool:
     """Whether an input of ``made`` was written for it and holds zeros alone."""
     t = next((t for t in made.inputs if id(t) == tensor), None)
-    value = graph.known_value(t) if isinstance(t, gs.Constant) else None
+    if isinstance(t, gs.Constant):
+        value = graph.known_value(t)
+    else:
+        value = None
     return value is not None and not value.any()

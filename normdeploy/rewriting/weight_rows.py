@@ -39,7 +39,10 @@ def weight_table(linear: ConstantLinear) -> np.ndarray:
         by_rows = linear.is_transposed
     else:
         by_rows = linear.weight == 0
-    turned = w if by_rows else np.swapaxes(w, -1, -2)
+    if by_rows:
+        turned = w
+    else:
+        turned = np.swapaxes(w, -1, -2)
     return turned.reshape(-1, turned.shape[-1], 1)
 
 

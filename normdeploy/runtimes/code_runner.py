@@ -26,9 +26,16 @@ class CodeRunner(EagerRunner):
 
     def __init__(self, model: LoadedModel, *, compiled: bool = False) -> None:
         super().__init__(model)
-        self.name = "torch.compile" if compiled else "eager"
+        if compiled:
+            self.name = "torch.compile"
+        else:
+            self.name = "eager"
         self._compiled = compiled
-        self._code: Callable[..., Sequence[Any]] = torch.compile(self._graph) if compiled else self._graph
+        self._code: Callable[..., Sequence[Any]]
+        if compiled:
+            self._code = torch.compile(self._graph)
+        else:
+            self._code = self._graph
 
     def infer(self, feeds: Arrays) -> RunResult:
         """

@@ -54,7 +54,10 @@ def require_no_crash(model: PathLike | bytes) -> None:
     """
     # A child costs a third of a second.
     if isinstance(model, bytes):
-        reason = _describe_crash("", model) if _is_risky(model) else ""
+        if _is_risky(model):
+            reason = _describe_crash("", model)
+        else:
+            reason = ""
     else:
         status = os.stat(model)
         reason = _describe_crash_of_file(os.path.realpath(model), status.st_mtime_ns, status.st_size)

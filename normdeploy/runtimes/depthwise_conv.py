@@ -57,7 +57,10 @@ def convolve_channels(schema: torch.FunctionSchema, args: Sequence[Any]) -> torc
 
 def _expand_to_dims(numbers: Any, dims: int) -> list[int]:
     """Return a number for each spatial dim; one stands for all."""
-    every = [numbers] if isinstance(numbers, int) else list(numbers)
+    if isinstance(numbers, int):
+        every = [numbers]
+    else:
+        every = list(numbers)
     if len(every) == 1:
         return every * dims
     return every

@@ -91,7 +91,10 @@ def saturate_fills(module: torch.fx.GraphModule, half: torch.dtype) -> None:
             if _op_name(node).partition("::")[2] in _FILLS:
                 node.args = map_aggregate(node.args, clip_value)
                 node.kwargs = map_aggregate(node.kwargs, clip_value)
-            held = getattr(inner, str(node.target), None) if node.op == "get_attr" else None
+            if node.op == "get_attr":
+                held = getattr(inner, str(node.target), None)
+            else:
+                held = None
             if isinstance(held, torch.Tensor) and str(node.target) not in inner._parameters:
                 setattr(inner, str(node.target), saturate_to_half(held.detach(), half))
         inner.recompile()

@@ -56,7 +56,10 @@ def load_engine(library: Any, loader: Any, log: Any, path: Path, title: str) -> 
     """
     data = path.read_bytes()
     valid, advice = check_engine_validity(library, loader, data)
-    engine = loader.deserialize_cuda_engine(data) if valid else None
+    if valid:
+        engine = loader.deserialize_cuda_engine(data)
+    else:
+        engine = None
     if engine is None:
         why = advice or (
             f"{log.take_errors()}; build it with this version of {title} for this GPU's compute capability"

@@ -31,7 +31,8 @@ def fake_quantize_float64(name: str, args: Sequence[Any]) -> torch.Tensor | None
         shape[int(args[3])] = -1
         scale = scale.reshape(shape)
         zero = zero.reshape(shape)
-    zero = 0 if zero is None else zero
+    if zero is None:
+        zero = 0
     if name.startswith(_DEQUANTIZE):
         return (x.double() - zero) * scale
     if x.dtype != torch.float64:

@@ -227,7 +227,10 @@ class Float64Evaluator:
             attrs = {a.name: _attribute_array(onnx.helper.get_attribute_value(a)) for a in node.attribute}
             if node.op_type in sequence_ops.OPS and is_standard(node):
                 return (sequence_ops.OPS[node.op_type](inputs, attrs),)
-            domain = "" if node.domain == "ai.onnx" else node.domain
+            if node.domain == "ai.onnx":
+                domain = ""
+            else:
+                domain = node.domain
             return evaluator.evaluate_node(
                 node.op_type, inputs, attrs, opset=file_opset(self.proto), domain=domain, outputs=len(node.output)
             )

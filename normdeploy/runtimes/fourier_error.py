@@ -93,5 +93,8 @@ def spread_nan(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: 
     for axis in axes[1:]:
         hit = hit.any(axis, keepdim=True)
     nan = torch.full((), float("nan"), dtype=torch.float64)
-    filler = torch.complex(nan, nan) if result.is_complex() else nan
+    if result.is_complex():
+        filler = torch.complex(nan, nan)
+    else:
+        filler = nan
     return torch.where(hit, filler, result)

@@ -135,7 +135,8 @@ def query_tensorrt(models: Sequence[onnx.ModelProto], runtime: str) -> RuntimeAn
     version = ""
     while len(answers) < len(models):
         lines, status = run_parser(models[len(answers) :], runtime)
-        version = lines[0]["version"] if lines else version
+        if lines:
+            version = lines[0]["version"]
         for layers, refused in ((s.get("layers", ()), s.get("refused", "")) for s in lines[1:]):
             answers.append(
                 KernelSupport("missing", reason=" ".join(refused.split()))

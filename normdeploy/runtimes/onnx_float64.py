@@ -174,14 +174,20 @@ class OnnxFloat64Runner(HeldRunner):
     def run_rounded(self, feeds: Arrays, seed: int, half: torch.dtype | None = None) -> RunResult:
         """One run with random roundings, other ones for each ``seed``; ``half``: of that type where the file has a
         wider one."""
-        kind = _HALVES.get(half) if half is not None else None
+        if half is not None:
+            kind = _HALVES.get(half)
+        else:
+            kind = None
         noise = _RoundingNoise(np.random.default_rng(seed), self._exact.types, kind, self._exact.narrow)
 
         def add_input_noise(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
             unit = noise.unit_roundoff(node.output[0] if node.op_type not in _ORDERS else node.input[0], node)
             if not unit or node.op_type in _EXACT | _ONE_ROUNDING:
                 return inputs
-            apart = _APART if node.op_type in _ORDERS else 0.0
+            if node.op_type in _ORDERS:
+                apart = _APART
+            else:
+                apart = 0.0
             return [
                 noise.add_noise(v, unit, apart) if self._is_perturbable(node, i, v, _SMALL) else v
                 for i, v in enumerate(inputs)
@@ -203,7 +209,10 @@ class OnnxFloat64Runner(HeldRunner):
 
         Outputs come in these types.
         """
-        narrow = None if half is None else _HALVES[half]
+        if half is None:
+            narrow = None
+        else:
+            narrow = _HALVES[half]
 
         def target_dtype(name: str, value: Array) -> np.dtype:
             own = self._exact.types.get(name, np.dtype(np.float32) if _is_float64(value) else value.dtype)
@@ -253,7 +262,11 @@ class OnnxFloat64Runner(HeldRunner):
         """
         check_names(self.name, feeds, sorted(self._exact.inputs))
         self._inside = inside
-        stated: dict[str, Array] | None = {} if settled else None
+        stated: dict[str, Array] | None
+        if settled:
+            stated = {}
+        else:
+            stated = None
         values: dict[str, Array] = {name: widen_to_float64(np.asarray(value)) for name, value in feeds.items()}
         try:
             with evaluator.silence_numpy():
@@ -463,7 +476,10 @@ def _run_sequence_op(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
     """The ops on sequences that torch's exporter writes for ``split`` and ``chunk``; a sequence is a list."""
     attrs = {a.name: a.i for a in node.attribute}
     first = inputs[0]
-    second = inputs[1] if len(inputs) > 1 else None
+    if len(inputs) > 1:
+        second = inputs[1]
+    else:
+        second = None
     if node.op_type == "SequenceConstruct":
         return [list(inputs)]
     if node.op_type == "SequenceAt":
@@ -472,7 +488,10 @@ def _run_sequence_op(node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:
     if node.op_type == "ConcatFromSequence":
         return [np.stack(first, axis) if attrs.get("new_axis", 0) else np.concatenate(first, axis)]
     size = first.shape[axis]
-    step = 1 if second is None else second
+    if second is None:
+        step = 1
+    else:
+        step = second
     if np.ndim(step):
         ends = np.cumsum(step)[:-1]
     else:

@@ -158,7 +158,10 @@ def _input_shapes(
         elif spec is not None and len(spec.shape) == len(item.shape) and spec.shape[axis].name == dim:
             of_input.append((spec.shape[axis].min, spec.shape[axis].opt, spec.shape[axis].max))
         else:
-            known = f"dim {dim!r}" if dim is not None else f"dim {axis}"
+            if dim is not None:
+                known = f"dim {dim!r}"
+            else:
+                known = f"dim {axis}"
             raise InputError(
                 f"{known} of input {item} is dynamic, and nothing says which sizes it takes; give a profile: {_HOW}"
             )

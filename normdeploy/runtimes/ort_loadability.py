@@ -59,7 +59,10 @@ def find_load_failure(proto: onnx.ModelProto, samples: Sequence[Arrays] = ()) ->
         else:
             message = f"onnxruntime can't load it: {short_error_message(error)}"
         foreign = bool(missing) and not any(missing.values())
-        rest = _cut_out_foreign_ops(proto) if foreign else None
+        if foreign:
+            rest = _cut_out_foreign_ops(proto)
+        else:
+            rest = None
         return (None if rest is None else find_load_failure(rest)) or LoadFailure(
             message, kernels=bool(missing), foreign=foreign
         )
@@ -124,7 +127,10 @@ def require_runnable_optimized(
     """
     if runtime in TENSORRT:
         return
-    samples = _make_deciding_samples(proto) if runs else []
+    if runs:
+        samples = _make_deciding_samples(proto)
+    else:
+        samples = []
     fault = find_load_failure(proto, samples)
     if fault is None:
         return
@@ -245,7 +251,10 @@ def _find_ops_without_kernel(proto: onnx.ModelProto) -> dict[str, bool]:
                 of = f" of {onnx.helper.tensor_dtype_to_np_dtype(floating).name}"
             else:
                 of = ""
-            domain = f"{node.domain}." if node.domain else ""
+            if node.domain:
+                domain = f"{node.domain}."
+            else:
+                domain = ""
             if path := module_path(node):
                 where = f" in module {path!r}"
             else:

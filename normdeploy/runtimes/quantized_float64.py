@@ -76,7 +76,10 @@ class _QuantizedEvaluator(Float64Evaluator):
         """What nodes take out of stored codes that are dequantized afterwards: an embedding's rows are."""
         tables: set[str] = set()
         for node in self.nodes:
-            name = node.input[0] if node.op_type == DEQUANTIZE else ""
+            if node.op_type == DEQUANTIZE:
+                name = node.input[0]
+            else:
+                name = ""
             while (maker := self.makers.get(name)) is not None and self.nodes[maker].op_type in _MOVES:
                 taken = name
                 name = self.nodes[maker].input[0]
@@ -234,7 +237,10 @@ class _QuantizedEvaluator(Float64Evaluator):
             node.output[0], Saturation(name, node.input[0], (ends[0], ends[1]) if one else (np.nan, np.nan))
         )
         room = _ROOM * float(_code_spacing(np.asarray(high), kind))
-        below = np.zeros(()) if _is_relu_range(zero, kind) else low - codes
+        if _is_relu_range(zero, kind):
+            below = np.zeros(())
+        else:
+            below = low - codes
         excess = np.where(finite, np.maximum(codes - high, below), 0.0) - room
         clipped = excess > 0
         if clipped.any():

@@ -214,8 +214,10 @@ class _RoundingInterpreter(WideningInterpreter):
         size = value
         if self._op in _AS_OPERAND | _AS_ONE:
             size = value.abs() + (args[0].abs() if self._op in _AS_OPERAND else 0.0)
-            size += 1.0 if self._op in _AS_ONE else 0.0
-            size += _largest_initial_state(self._op, args) if self._op in _RECURRENT else 0.0
+            if self._op in _AS_ONE:
+                size += 1.0
+            if self._op in _RECURRENT:
+                size += _largest_initial_state(self._op, args)
         elif self._op == "glu":
             # The sigmoid inside is as exact as 1, times the other half.
             size = value.abs() + args[0].chunk(2, args[1] if len(args) > 1 else -1)[0].abs()
@@ -243,7 +245,10 @@ class _RoundingInterpreter(WideningInterpreter):
         second = args[1]
         if self._op in ("layer_norm", "native_layer_norm"):
             rows = x.reshape(*x.shape[: x.dim() - len(second)], -1)
-            weight = args[2] if len(args) > 2 else None
+            if len(args) > 2:
+                weight = args[2]
+            else:
+                weight = None
         else:
             native = self._op == "native_group_norm"
             if self._op == "instance_norm":
@@ -259,7 +264,10 @@ class _RoundingInterpreter(WideningInterpreter):
             return torch.zeros_like(result)
         # of instance_norm the momentum too, before the epsilon
         floats = [a for a in args[3:] if isinstance(a, float)]
-        epsilon = floats[-1] if floats else 1e-5
+        if floats:
+            epsilon = floats[-1]
+        else:
+            epsilon = 1e-5
         off, scaled = (torch.from_numpy(v) for v in statistics_error(rows.detach().numpy(), epsilon, self._unit))
         centered = rows - rows.mean(-1, keepdim=True)
         away = (
@@ -288,7 +296,10 @@ class _RoundingInterpreter(WideningInterpreter):
 
     def _coarsest_unit(self, values: Any) -> float:
         """The unit roundoff of the coarsest floating type of a node's results, as the model has them."""
-        every = values if isinstance(values, list | tuple) else [values]
+        if isinstance(values, list | tuple):
+            every = values
+        else:
+            every = [values]
         kinds = [
             v.dtype.to_real()
             for v in every
@@ -324,7 +335,10 @@ def float32_sum_error(rows: np.ndarray) -> np.ndarray:
 def float32_sum_error_along(x: np.ndarray, axes: Sequence[int], mean: bool) -> np.ndarray:
     """`float32_sum_error` of a sum or mean over ``axes`` (none: all), one number for each result, in the order of the
     other axes."""
-    over = sorted({a % x.ndim for a in axes} or range(x.ndim)) if x.ndim else []
+    if x.ndim:
+        over = sorted({a % x.ndim for a in axes} or range(x.ndim))
+    else:
+        over = []
     kept = [a for a in range(x.ndim) if a not in over]
     rows = x.transpose([*kept, *over]).reshape(*(x.shape[a] for a in kept), -1)
     return float32_sum_error(rows)[..., 0] / (max(rows.shape[-1], 1) if mean else 1)

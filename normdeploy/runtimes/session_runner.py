@@ -128,7 +128,10 @@ class SessionRunner(LiveRunner):
 
     def _bind_run(self, tensors: Tensors) -> Callable[[], None]:
         cuda = self._cuda
-        where = "cpu" if cuda is None else "cuda"
+        if cuda is None:
+            where = "cpu"
+        else:
+            where = "cuda"
         held = {name: tensor.to(cuda.device if cuda else "cpu").contiguous() for name, tensor in tensors.items()}
         binding, options, run = (
             self._make_binding(held, where),

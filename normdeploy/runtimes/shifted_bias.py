@@ -68,7 +68,10 @@ def _weight_shape(
 ) -> tuple[int, ...]:
     """The shape of the weight's codes; empty where they are no matrix, or not the layer's alone."""
     made = _producer(graph, node.input[1])
-    codes = graph.weights.get(made.input[0]) if made is not None and made.op_type == DEQUANTIZE else None
+    if made is not None and made.op_type == DEQUANTIZE:
+        codes = graph.weights.get(made.input[0])
+    else:
+        codes = None
     if made is None or codes is None or len(codes.dims) != 2:
         return ()
     if len(readers[node.input[1]]) == len(readers[made.input[0]]) == 1:
@@ -80,11 +83,18 @@ def _bias_name(graph: Float64Evaluator, node: onnx.NodeProto, readers: dict[str,
     """The bias of a layer; "" where it has none, or one that others read."""
     if node.op_type == "Gemm":
         plain = not any(a.name == "transA" and a.i for a in node.attribute) and len(node.input) > 2
-        names: Sequence[str] = node.input[2:] if plain else ()
+        names: Sequence[str]
+        if plain:
+            names = node.input[2:]
+        else:
+            names = ()
     else:
         behind = readers.get(node.output[0], [])
         added = len(behind) == 1 and behind[0].op_type == "Add"
-        names = [n for n in behind[0].input if n != node.output[0]] if added else ()
+        if added:
+            names = [n for n in behind[0].input if n != node.output[0]]
+        else:
+            names = ()
     own = len(names) == 1 and names[0] in graph.weights and len(readers[names[0]]) == 1
     if own:
         return names[0]

@@ -276,7 +276,10 @@ class _LocatingInterpreter(torch.fx.Interpreter):
                 path = strip_invented_module(str(scopes[-1][0]))
             else:
                 path = ""
-            module = f" of module {path!r}" if path else ""
+            if path:
+                module = f" of module {path!r}"
+            else:
+                module = ""
             lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
             raise _NodeFailed(f"operator {n.target}{module} failed: {lines[0]}") from error
 

@@ -65,7 +65,10 @@ class TrtRunner(HeldRunner):
         try:
             loader = make_engine_loader(library, get_trt_logger())
             valid, why = check_engine_validity(library, loader, data)
-            loaded = engine_from_bytes(data, runtime=loader) if valid or not why else None
+            if valid or not why:
+                loaded = engine_from_bytes(data, runtime=loader)
+            else:
+                loaded = None
             self._runner = PolygraphyRunner(self._make_context(loaded) if self.runtime == "tensorrt-rtx" else loaded)
             self._runner.activate()
         except self._failures as error:
@@ -245,7 +248,10 @@ def select_library(runtime: str) -> Any:
     from polygraphy import config
 
     if rtx != config.USE_TENSORRT_RTX:
-        other = "TensorRT" if rtx else "TensorRT-RTX"
+        if rtx:
+            other = "TensorRT"
+        else:
+            other = "TensorRT-RTX"
         raise RuntimeUnavailable(
             f"{TITLES[runtime]} can't be used in a process that has been using {other} through Polygraphy; start"
             " another"

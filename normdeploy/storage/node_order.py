@@ -82,7 +82,10 @@ def _sort_depth_first(nodes: Sequence[onnx.NodeProto], above: Sequence[dict[int,
     begun = [False] * len(nodes)
     done = [False] * len(nodes)
     for first in range(len(nodes)):
-        path = [] if done[first] else [(first, iter(above[first]))]
+        if done[first]:
+            path = []
+        else:
+            path = [(first, iter(above[first]))]
         while path:
             i, rest = path[-1]
             begun[i] = True

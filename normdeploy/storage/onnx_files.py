@@ -276,11 +276,10 @@ def open_unknown_sizes(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     def iter_unknown_dims(model: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
         for body in iter_bodies(model):
-            stated = (
-                body.value_info
-                if isinstance(body, onnx.FunctionProto)
-                else (*body.input, *body.output, *body.value_info)
-            )
+            if isinstance(body, onnx.FunctionProto):
+                stated = body.value_info
+            else:
+                stated = (*body.input, *body.output, *body.value_info)
             yield from (
                 d
                 for v in stated
@@ -348,7 +347,10 @@ def _locate_external_data(tensor: onnx.TensorProto, folder: Path) -> tuple[Path,
     root = folder.resolve()
     try:
         file = (root / location).resolve()
-        size = file.stat().st_size if file.is_file() else None
+        if file.is_file():
+            size = file.stat().st_size
+        else:
+            size = None
         needed = tensor_nbytes(tensor)
         offset = int(entries.get("offset", "0"))
         length = int(entries.get("length", needed))

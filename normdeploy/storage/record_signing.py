@@ -56,7 +56,8 @@ def sign_record(
         InputError: the team's key can't be used.
         NormdeployError: the signature can't be written beside the file.
     """
-    code = imported_module_hashes(Path.cwd()) if code is None else code
+    if code is None:
+        code = imported_module_hashes(Path.cwd())
     with suppress(OSError, NormdeployError):
         if (key := user_key(create=True)) is not None:
             stored = _stored_signature_path(content)
@@ -73,8 +74,14 @@ def find_signed_modules(content: Mapping[str, Any], path: PathLike | None) -> tu
     Raises:
         InputError: a team's signature is there, and the team's key can't be used.
     """
-    signature = None if path is None else _read_small_file(signature_path(path))
-    theirs = read_team_key() if signature is not None else None
+    if path is None:
+        signature = None
+    else:
+        signature = _read_small_file(signature_path(path))
+    if signature is not None:
+        theirs = read_team_key()
+    else:
+        theirs = None
     own = user_key(create=False)
     both = ((own, _read_small_file(_stored_signature_path(content)) if own is not None else None), (theirs, signature))
     valid = [code for key, document in both if (code := _verify_document(key, content, document)) is not None]

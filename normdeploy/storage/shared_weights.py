@@ -34,7 +34,10 @@ Weights = dict[str, np.ndarray]
 def share_array(tensor: onnx.TensorProto, array: np.ndarray, weights: Weights) -> None:
     """Let ``tensor``, whose name, type and dims are set, refer to ``array``, which ``weights`` keeps and nobody may
     write to any more."""
-    laid = array if is_column_major(array) else np.ascontiguousarray(array)
+    if is_column_major(array):
+        laid = array
+    else:
+        laid = np.ascontiguousarray(array)
     # a view of our own, so that the flag is its own, too
     kept = laid.reshape(tuple(tensor.dims)).view()
     kept.flags.writeable = False

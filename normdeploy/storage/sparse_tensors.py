@@ -44,7 +44,10 @@ def densify_model(proto: onnx.ModelProto) -> None:
         for node in body.node:
             for attribute in node.attribute:
                 if attribute.HasField("sparse_tensor") and _is_loaded(attribute.sparse_tensor):
-                    title = node.output[0] if node.output else node.name
+                    if node.output:
+                        title = node.output[0]
+                    else:
+                        title = node.name
                     _densify_constant(attribute, title)
 
 

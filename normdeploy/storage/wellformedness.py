@@ -98,7 +98,10 @@ def _require_valid_texts(proto: onnx.ModelProto) -> None:
         else:
             for field, value in message.ListFields():
                 if field.type == field.TYPE_STRING:
-                    told = [value] if isinstance(value, str | bytes) else value
+                    if isinstance(value, str | bytes):
+                        told = [value]
+                    else:
+                        told = value
                     texts.extend(told)
                     if field.name not in _UNNAMED:
                         _require_short_names(told)
@@ -121,7 +124,10 @@ def _require_short_names(names: Iterable[str | bytes]) -> None:
 
 
 def _require_complete_tensor(tensor: onnx.TensorProto) -> None:
-    title = f"the weight {tensor.name!r}" if tensor.name else "a constant"
+    if tensor.name:
+        title = f"the weight {tensor.name!r}"
+    else:
+        title = "a constant"
     if tensor.data_type not in _TYPES:
         raise GraphError(f"{title} is of the type {tensor.data_type}, which ONNX does not have; the file is damaged")
     if min(tensor.dims, default=0) < 0 or len(tensor.dims) > _MOST_RANK:
@@ -179,7 +185,10 @@ def _require_bounded_calls(proto: onnx.ModelProto) -> None:
     size = {key: sum(1 for _ in nodes_with_bodies(f.node)) for key, f in functions.items()}
     done: dict[FunctionKey, int] = {}
     for first in functions:
-        path = [(first, iter(called[first]))] if first not in done else []
+        if first not in done:
+            path = [(first, iter(called[first]))]
+        else:
+            path = []
         open_ = {first}
         while path:
             key, rest = path[-1]
@@ -198,7 +207,10 @@ def _require_bounded_calls(proto: onnx.ModelProto) -> None:
                 path.append((following, iter(called[following])))
     total = sum(done[key] for key in _iter_function_calls(proto.graph, functions))
     if total > _MOST_NODES:
-        count = str(total) if total < _COUNTED else f"more than {_COUNTED}"
+        if total < _COUNTED:
+            count = str(total)
+        else:
+            count = f"more than {_COUNTED}"
         raise GraphError(
             f"the calls of the file's functions are {count} nodes when written out; at most {_MOST_NODES} are read"
         )

@@ -40,7 +40,10 @@ def merge_casts(graph: ir.Graph, node: ir.Node) -> bool:
     if x.dtype == to:
         return bypass_node(graph, node, x)
     inner = understood_producer(x, "Cast")
-    given = None if inner is None else inner.inputs[0]
+    if inner is None:
+        given = None
+    else:
+        given = inner.inputs[0]
     if given is None or given.dtype is None or x.dtype not in _HELD.get(given.dtype, ()):
         return False
     if given.dtype == to:
@@ -52,7 +55,10 @@ def merge_casts(graph: ir.Graph, node: ir.Node) -> bool:
 
 def cast_filling(graph: ir.Graph, node: ir.Node) -> bool:
     """Cast the value of a ConstantOfShape instead of what it makes. Premise: `exact_cast` knows the result."""
-    filled = understood_producer(node.inputs[0], "ConstantOfShape") if is_understood(node, "Cast") else None
+    if is_understood(node, "Cast"):
+        filled = understood_producer(node.inputs[0], "ConstantOfShape")
+    else:
+        filled = None
     if filled is None:
         return False
     stated = filled.attributes.get("value")

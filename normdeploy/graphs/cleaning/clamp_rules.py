@@ -29,8 +29,14 @@ Number = float | int
 
 def merge_limits(graph: ir.Graph, node: ir.Node) -> bool:
     """Merge Clip and Relu with the Clip or Relu before, by the lemma above."""
-    inner = _clamp_producer(node.inputs[0]) if node.inputs else None
-    outer = node if is_understood(node, "Clip") or is_understood(node, "Relu") else None
+    if node.inputs:
+        inner = _clamp_producer(node.inputs[0])
+    else:
+        inner = None
+    if is_understood(node, "Clip") or is_understood(node, "Relu"):
+        outer = node
+    else:
+        outer = None
     if inner is None or outer is None:
         return False
     x = inner.inputs[0]
@@ -55,7 +61,10 @@ def merge_extremes(graph: ir.Graph, node: ir.Node) -> bool:
     Premise: scalars a and b that are neither NaN nor zero, and a ≤ b for the latter two; then they are a Clip.
     """
     outer = _min_max_operand(node)
-    inner = None if outer is None else _min_max_operand(outer[0].producer())
+    if outer is None:
+        inner = None
+    else:
+        inner = _min_max_operand(outer[0].producer())
     if outer is None or inner is None:
         return False
     made = outer[0].producer()
@@ -117,7 +126,10 @@ def _min_max_operand(node: ir.Node | None) -> tuple[ir.Value, Number] | None:
     if node is None or not (is_understood(node, "Min") or is_understood(node, "Max")) or len(node.inputs) != 2:
         return None
     for value, other in (node.inputs, reversed(node.inputs)):
-        bound = None if other is None else _clamp_bound(other)
+        if other is None:
+            bound = None
+        else:
+            bound = _clamp_bound(other)
         if value is not None and constant_array(value) is None and bound:
             return value, bound
     return None

@@ -62,7 +62,10 @@ def _is_ambiguous_attribute(attribute: ir.Attr) -> bool:
         return True
     if attribute.type == ir.AttributeType.TENSOR:
         return attribute.as_tensor().dtype == ir.DataType.STRING
-    numbers = attribute.value if attribute.type == ir.AttributeType.FLOATS else (attribute.value,)
+    if attribute.type == ir.AttributeType.FLOATS:
+        numbers = attribute.value
+    else:
+        numbers = (attribute.value,)
     floats = attribute.type in {ir.AttributeType.FLOAT, ir.AttributeType.FLOATS}
     return floats and any(number == 0 and math.copysign(1, number) < 0 for number in numbers)
 
@@ -91,7 +94,10 @@ def _misreads_reshape(node: ir.Node, opset: int) -> bool:
         or (x is not None and x.shape is not None and len(x.shape) > 1)
     ):
         return False
-    wanted = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
+    if len(node.inputs) > 1:
+        wanted = constant_array(node.inputs[1])
+    else:
+        wanted = None
     return wanted is None or wanted.size > 1
 
 

@@ -169,7 +169,10 @@ def _drop_reshape_pair(graph: ir.Graph, back: ir.Node) -> bool:
     """Reshape, functions of single elements, Reshape: the first is left out, and the second where the shape is the one
     before both."""
     between, y = _nodes_between_reshapes(graph, back)
-    there = None if y is None else y.producer()
+    if y is None:
+        there = None
+    else:
+        there = y.producer()
     if y is None or there is None:
         return False
     x = there.inputs[0]
@@ -197,7 +200,10 @@ def _nodes_between_reshapes(graph: ir.Graph, back: ir.Node) -> tuple[list[ir.Nod
     stack = [back.inputs[0]]
     while stack:
         value = stack.pop()
-        made = None if value is None else value.producer()
+        if value is None:
+            made = None
+        else:
+            made = value.producer()
         if value is None or made is None or made.domain != "" or made.graph is not graph or value.is_graph_output():
             return [], None
         if made.op_type == "Reshape":

@@ -54,7 +54,10 @@ def is_understood(node: ir.Node | None, op: str) -> bool:
 
 def producer_of_op(value: ir.Value | None, op: str) -> ir.Node | None:
     """Return the node that makes ``value`` where it is the standard ``op``, whatever its attributes are."""
-    node = None if value is None else value.producer()
+    if value is None:
+        node = None
+    else:
+        node = value.producer()
     if node is not None and node.op_type == op and node.domain == "":
         return node
     return None

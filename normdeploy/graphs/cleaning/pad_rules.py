@@ -21,7 +21,10 @@ def merge_pad_into_convolution(graph: ir.Graph, node: ir.Node) -> bool:
     if op not in {"Conv", "ConvInteger"} or not is_understood(node, op):
         return False
     pad = understood_producer(node.inputs[0], "Pad")
-    x = None if pad is None else pad.inputs[0]
+    if pad is None:
+        x = None
+    else:
+        x = pad.inputs[0]
     if pad is None or x is None or x.shape is None or node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
         return False
     if pad.attributes.get_string("mode", "constant") != "constant" or not _is_zero_or_omitted(input_at(pad, 2)):

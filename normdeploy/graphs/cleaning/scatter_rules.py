@@ -42,13 +42,19 @@ def drop_full_scatter(graph: ir.Graph, node: ir.Node) -> bool:
 def _counts_all_rows(indices: ir.Value, rows: object) -> bool:
     """Return whether ``indices`` are [[0], [1], …] as many as ``rows``, counted by Range."""
     unsqueeze = understood_producer(indices, "Unsqueeze")
-    counted = None if unsqueeze is None else understood_producer(unsqueeze.inputs[0], "Range")
+    if unsqueeze is None:
+        counted = None
+    else:
+        counted = understood_producer(unsqueeze.inputs[0], "Range")
     if unsqueeze is None or counted is None or constant_integers(input_at(unsqueeze, 1)) not in ([-1], [1]):
         return False
     if constant_integers(counted.inputs[0]) != [0] or constant_integers(input_at(counted, 2)) != [1]:
         return False
     gather = understood_producer(input_at(counted, 1), "Gather")
-    shape = None if gather is None else understood_producer(gather.inputs[0], "Shape")
+    if gather is None:
+        shape = None
+    else:
+        shape = understood_producer(gather.inputs[0], "Shape")
     if gather is None or shape is None or (shape.attributes.get_int("start") or 0) or "end" in shape.attributes:
         return False
     place = constant_integers(input_at(gather, 1))

@@ -114,7 +114,10 @@ def drop_reshapes_of_matmul(graph: ir.Graph, node: ir.Node) -> bool:
     lead = math.prod(a[:-1])
     if len(a) > 1 and rows == [lead, a[-1]] and len(columns) == 2 and result == [*a[:-1], columns[1]]:
         return replace_node(graph, node, ir.node("MatMul", [first.inputs[0], matmul.inputs[1]]))
-    b = None if second is None else static_dims(second.inputs[0])
+    if second is None:
+        b = None
+    else:
+        b = static_dims(second.inputs[0])
     if second is None or b is None or len(a) < 3 or len(a) != len(b) or a[:-2] != b[:-2]:
         return False
     lead = math.prod(a[:-2])
@@ -130,7 +133,10 @@ def merge_transposes(graph: ir.Graph, node: ir.Node) -> bool:
     order = list(node.attributes.get_ints("perm", ()))
     x = node.inputs[0]
     inner = understood_producer(x, "Transpose")
-    before = [] if inner is None else list(inner.attributes.get_ints("perm", ()))
+    if inner is None:
+        before = []
+    else:
+        before = list(inner.attributes.get_ints("perm", ()))
     if not order or x is None:
         return False
     if inner is not None and len(before) == len(order):
@@ -172,7 +178,10 @@ def drop_full_slice(graph: ir.Graph, node: ir.Node) -> bool:
     if any(starts) or not len(starts) == len(ends) == len(axes):
         return False
     for axis, end in zip(axes, ends, strict=True):
-        size = None if data.shape is None else data.shape[axis]
+        if data.shape is None:
+            size = None
+        else:
+            size = data.shape[axis]
         if end < _UNBOUNDED and not (isinstance(size, int) and end >= size):
             return False
     return bypass_node(graph, node, data)

@@ -100,7 +100,10 @@ def _attention(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, ou
         k, v = (x.with_axes((*x.axes[:2], (), *x.axes[2:])) for x in (k, v))
     scores = _grouped_matmul(m, q, _swap_last_axes(m, k))
     mask = optional_input(inputs, 3)
-    biased = scores if mask is None else m.add(scores, lift_input(m, mask))
+    if mask is None:
+        biased = scores
+    else:
+        biased = m.add(scores, lift_input(m, mask))
     if biased.shape != scores.shape:
         raise NotProved(
             ProofFailure.SIZE, f"an Attention whose mask makes {biased.shape} of {scores.shape}", "Attention"

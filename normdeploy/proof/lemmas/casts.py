@@ -24,7 +24,8 @@ _WHOLE = {2: np.uint8, 3: np.int8, 4: np.uint16, 5: np.int16, 6: np.int32, 7: np
 
 def _cast(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, outputs: int) -> Any:
     to = attrs["to"]
-    to = to.decode() if isinstance(to, bytes) else to
+    if isinstance(to, bytes):
+        to = to.decode()
     return cast_value(m, inputs[0], to in _FLOATS, np.dtype(_WHOLE[to]) if to in _WHOLE else None)
 
 

@@ -32,7 +32,10 @@ def is_nonnegative(m: ProofInterpreter, t: Value) -> bool:
     if t.sign >= NOT_NEGATIVE:
         return True
     for radicand in m.radicands:
-        sums = [radicand.w] if radicand.epsilon is None else [radicand.w, m.sub(radicand.w, radicand.epsilon)]
+        if radicand.epsilon is None:
+            sums = [radicand.w]
+        else:
+            sums = [radicand.w, m.sub(radicand.w, radicand.epsilon)]
         for v in sums:
             ratio = m.positive_ratio(t, v)
             if ratio is not None and ratio[1] > 0:

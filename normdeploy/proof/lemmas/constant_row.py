@@ -88,7 +88,10 @@ def _equal(m: ProofInterpreter, inputs: Inputs, attrs: Attrs, opset: int, output
     ):
         # else it lies over other rows than those it speaks of
         kept = all(len(e.value.axes) == len(e.row[0].axes) for e in (a, b))
-        rows = (a.row,) if kept else ()
+        if kept:
+            rows = (a.row,)
+        else:
+            rows = ()
     return _make_condition(m, np.equal, a, b, rows=rows)
 
 
