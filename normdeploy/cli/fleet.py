@@ -157,7 +157,10 @@ def gc(
     from ..fleet import garbage_collection
 
     found = garbage_collection.collect_garbage(store, days=older, remove=yes)
-    done = "removed" if yes else "would be removed; --yes does it"
+    if yes:
+        done = "removed"
+    else:
+        done = "would be removed; --yes does it"
     print_line(
         f"{found.runs} runs, {found.steps} steps and {found.objects} objects of {found.objects + found.kept},"
         f" {found.bytes / 1e6:.1f} MB: {done}"

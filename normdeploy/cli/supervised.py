@@ -43,7 +43,10 @@ class _ChildExit:
     def crash_signal(self) -> str:
         """The name of the signal, or "" if the child ended otherwise."""
         code = os.waitstatus_to_exitcode(self.status)
-        name = signal.Signals(-code).name if code < 0 else ""
+        if code < 0:
+            name = signal.Signals(-code).name
+        else:
+            name = ""
         if name in _CRASHES:
             return name
         return ""

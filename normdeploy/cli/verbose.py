@@ -51,7 +51,10 @@ def add_common_options(verb: Callable[..., None]) -> Callable[..., None]:
 
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
-        parameters += typer_parameters(groups[parameter.name]) if parameter.name in groups else [parameter]
+        if parameter.name in groups:
+            parameters += typer_parameters(groups[parameter.name])
+        else:
+            parameters += [parameter]
     # In typer's order of options, which is that of the parameters, some without a default stand behind others.
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     added: dict[str, tuple[Any, Any]] = {"no_extensions": (NoExtensions, False), "verbose": (Verbose, 0)}

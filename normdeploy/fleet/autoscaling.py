@@ -51,7 +51,10 @@ class ResourceDemand:
             counts.pop(name, None)
         for name in {*counts, *self._pending}:
             tasks = self._pending.pop(name, [])
-            ended = self._ray.wait(tasks, num_returns=len(tasks), timeout=0)[0] if tasks else []
+            if tasks:
+                ended = self._ray.wait(tasks, num_returns=len(tasks), timeout=0)[0]
+            else:
+                ended = []
             tasks = [task for task in tasks if task not in ended]
             for task in tasks[counts[name] :]:
                 # of Ray: it may have ended, or the cluster may be gone
@@ -63,7 +66,10 @@ class ResourceDemand:
                 self._pending[name] = kept
 
     def _submit_placeholder(self, resource: str) -> Any:
-        amounts = {} if resource == CPU else {resource: 1.0}
+        if resource == CPU:
+            amounts = {}
+        else:
+            amounts = {resource: 1.0}
         return self._task.options(num_cpus=1, resources=amounts, name=f"a step waits for {resource}").remote()
 
 

@@ -165,7 +165,8 @@ def _write_outputs(store: StepStore, record: StepRecord, output: Path) -> None:
 def _step_of_call(verb: str, sources: Mapping[str, Path], options: Values) -> JobStep:
     files = dict(sources)
     words = [verb, *sources]
-    words += ["-o", f"out/{_MADE.get(verb, 'model.onnx')}"] if verb != "verify" else []
+    if verb != "verify":
+        words += ["-o", f"out/{_MADE.get(verb, 'model.onnx')}"]
     words += [*command_line_options(options, files), "--report", REPORT]
     if verb == "build":
         runtime = str(options.get("runtime", "tensorrt-rtx"))

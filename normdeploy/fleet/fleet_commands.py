@@ -147,7 +147,10 @@ def open_fleet_store(
         InputError: there is none, and none is to be made; or a key can't be used.
         RuntimeUnavailable: a library is missing.
     """
-    told = os.fspath(store) if store is not None else ""
+    if store is not None:
+        told = os.fspath(store)
+    else:
+        told = ""
     if not told and fleet is not None and fleet.store:
         if "://" in fleet.store:
             told = fleet.store
@@ -256,14 +259,20 @@ def stale_step_explainer(
     store: StepStore, last: Mapping[str, Any] | None
 ) -> Callable[[JobStep, str, dict[str, Any]], StepEnd]:
     """How a step ended in the last run, where it failed there and nothing has changed since; else what has."""
-    told = {line["step"]: line for line in run_history.iter_run_steps(store, last["id"])} if last else {}
+    if last:
+        told = {line["step"]: line for line in run_history.iter_run_steps(store, last["id"])}
+    else:
+        told = {}
 
     def explain_stale_step(step: JobStep, key: str, depends: dict[str, Any]) -> StepEnd:
         line = told.get(step.name, {})
         if line.get("key") == key and line["outcome"] == "failed":
             return StepEnd(step.name, step.verb, "failed", key, line["reason"])
         try:
-            record = store.read_record(line["key"]) if line.get("key") else None
+            if line.get("key"):
+                record = store.read_record(line["key"])
+            else:
+                record = None
         except StoreError as error:
             return StepEnd(step.name, step.verb, "stale", key, str(error))
         if record:

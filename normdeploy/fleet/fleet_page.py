@@ -61,7 +61,10 @@ def render_fleet_page(run: FleetRun, log: Callable[[str], str], href: Callable[[
         "bad_left_out": max(0, len(bad) - _LOGS),
         "machines": [dict(m) for m in run.machines],
     }
-    plot = _plot_trend(run) if len(run.trend) > 1 else None
+    if len(run.trend) > 1:
+        plot = _plot_trend(run)
+    else:
+        plot = None
     return template_environment().get_template("fleet.html").render(sanitize_texts(shown, _LONGEST) | {"plot": plot})
 
 
@@ -84,7 +87,10 @@ def _cell_context(cell: CellOutcome | None, run: FleetRun, href: Callable[[str],
 
 def _failure_context(cell: CellOutcome, log: Callable[[str], str]) -> dict[str, Any]:
     digest = dict(cell.logs).get(cell.step, "")
-    lines = log(digest).rstrip().splitlines()[-_LINES:] if digest else []
+    if digest:
+        lines = log(digest).rstrip().splitlines()[-_LINES:]
+    else:
+        lines = []
     return {"name": cell.name, "status": cell.status, "step": cell.step, "reason": cell.reason, "log": lines}
 
 

@@ -54,11 +54,10 @@ def recheck_fleet(call: RecheckCall) -> tuple[StepEnd, ...]:
     fleet = read_fleet_file(call.file)
     opened = open_fleet_store(fleet, call.store, make=False, sign=sign, trust=trust)
     last = run_history.find_last_run(opened, fleet.path.name)
-    keys = (
-        {t["step"]: t["key"] for t in run_history.iter_run_steps(opened, last["id"]) if t["outcome"] == "ok"}
-        if last
-        else {}
-    )
+    if last:
+        keys = {t["step"]: t["key"] for t in run_history.iter_run_steps(opened, last["id"]) if t["outcome"] == "ok"}
+    else:
+        keys = {}
     steps = [s for job in chosen(fleet.iter_jobs(), call.only) for s in job_steps_of(job) if s.verb == "recheck"]
     mine = [s for s in steps if s.after["package"] in keys]
     if not mine:

@@ -65,7 +65,10 @@ def describe_change(now: CellOutcome, before: CellOutcome | None) -> str:
     """What differs from the run before, in words: status, size by a tenth of a percent, time and error by a tenth."""
     if before is None:
         return ""
-    told = [f"was {before.status}"] if before.status != now.status else []
+    if before.status != now.status:
+        told = [f"was {before.status}"]
+    else:
+        told = []
     if now.status == "stale":
         return "".join(told)
     if before.bytes and now.bytes and abs(now.bytes / before.bytes - 1) >= 0.001:
@@ -199,7 +202,10 @@ def show_published(console: Console, done: PublishResult) -> None:
     """Print what became of each cell."""
     words = {"published": "published as", "there": "is there already:", "refused": "refused:"}
     for item in done.items:
-        style = "red" if item.outcome == "refused" else ""
+        if item.outcome == "refused":
+            style = "red"
+        else:
+            style = ""
         _print_line(
             console, f"{item.cell} {words[item.outcome]} {item.where or item.reason}", style=style, soft_wrap=True
         )

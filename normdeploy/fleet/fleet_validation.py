@@ -51,7 +51,10 @@ class ValidatedFile:
         )
         if errors:
             told = [self._describe_schema_error(error) for error in errors[:10]]
-            more = [f"and {len(errors) - 10} more"] if len(errors) > 10 else []
+            if len(errors) > 10:
+                more = [f"and {len(errors) - 10} more"]
+            else:
+                more = []
             raise InputError("\n  ".join([*told, *more]))
 
     def check_references(self) -> None:
@@ -169,7 +172,10 @@ class ValidatedFile:
                 path, f"{where} is {error.instance!r}; give one of {', '.join(map(repr, error.validator_value))}"
             )
         if error.validator == "type":
-            kinds = error.validator_value if isinstance(error.validator_value, list) else [error.validator_value]
+            if isinstance(error.validator_value, list):
+                kinds = error.validator_value
+            else:
+                kinds = [error.validator_value]
             return self._format_error(
                 path, f"{where} is {error.instance!r}; give {' or '.join(_TYPES[k] for k in kinds)}"
             )

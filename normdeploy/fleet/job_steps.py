@@ -38,7 +38,10 @@ class StepNeeds:
     capability: str = ""
 
     def __str__(self) -> str:
-        texts = [f"{self.runtime} {self.version}".strip()] if self.runtime else []
+        if self.runtime:
+            texts = [f"{self.runtime} {self.version}".strip()]
+        else:
+            texts = []
         return " and ".join([*texts, *([f"a GPU of compute capability {self.capability}"] if self.capability else [])])
 
 
@@ -89,7 +92,10 @@ def _iter_job_steps(job: FleetJob) -> Iterator[JobStep]:
     made = f"{common}/export"
     options = dict(job.options["export"])
     runs = {name: options[name] for name in CODE if options.get(name)}
-    code = job.folder if runs else None
+    if runs:
+        code = job.folder
+    else:
+        code = None
     given = _JobContext(job, code)
     model = given.source_name
     argv: tuple[str, ...] = ("export" if given.is_pytorch else "optimize", model, "-o", "out/model.onnx")
@@ -191,7 +197,10 @@ class _JobContext:
 
     def complete(self, step: JobStep, options: Values, *, reads_source: bool = True) -> JobStep:
         """Return the step with the words of its options, the files that it reads and the limits of the job."""
-        files = {self.source_name: self.job.source} if reads_source else {}
+        if reads_source:
+            files = {self.source_name: self.job.source}
+        else:
+            files = {}
         words = [*step.argv, *command_line_options(options, files)]
         if step.evidence == REPORT:
             words += ["--report", REPORT]

@@ -34,7 +34,10 @@ class LocalPool:
         return self._machines
 
     def submit(self, task: StepTask, machine: FleetMachine) -> Future[StepRecord]:
-        threads = self._gpu if task.step.needs.capability else self._threads
+        if task.step.needs.capability:
+            threads = self._gpu
+        else:
+            threads = self._threads
         return threads.submit(execute_step, task, self._store, self._warm, machine)
 
     def set_waiting_steps(self, steps: Sequence[JobStep]) -> None:

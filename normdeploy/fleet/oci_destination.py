@@ -111,7 +111,10 @@ class OciDestination:
             return
         name = subject["digest"].replace(":", "-")
         present = self._send_request("GET", f"manifests/{name}", accept=INDEX)
-        known = present.json()["manifests"] if present.status_code == 200 else []
+        if present.status_code == 200:
+            known = present.json()["manifests"]
+        else:
+            known = []
         mine = self._make_descriptor(MANIFEST, _sha256_digest(body).removeprefix("sha256:"), len(body)) | {
             "artifactType": kind
         }
@@ -144,7 +147,12 @@ class OciDestination:
             raise self._refusal_error(answer)
 
     def _send_request(self, method: str, path: str, body: bytes | None = None, kind: str = "", accept: str = "") -> Any:
-        headers = {"Content-Type": kind} if kind else {"Accept": accept} if accept else {}
+        if kind:
+            headers = {"Content-Type": kind}
+        elif accept:
+            headers = {"Accept": accept}
+        else:
+            headers = {}
         try:
             return self._registry.do_request(f"{self._base}/{path}", method, data=body, headers=headers)
         except Exception as error:
@@ -189,7 +197,10 @@ def _encode_manifest(
         "config": _empty_descriptor(),
         "layers": layers,
     }
-    told |= {"annotations": annotations} if annotations else {}
+    if annotations:
+        told |= {"annotations": annotations}
+    else:
+        told |= {}
     return json.dumps(told | ({"subject": subject} if subject else {}), sort_keys=True).encode()
 
 

@@ -139,7 +139,10 @@ def _bundle_outputs(end: JobEnd, cell: CellOutcome) -> dict[str, StoredFile]:
 def _publish_refusal(cell: CellOutcome, outputs: Mapping[str, StoredFile], *, built: bool) -> str:
     """Why a cell is not published; "" where it is."""
     if cell.status != "verified" and not (built and cell.status == "built"):
-        hint = "; --built publishes it" if cell.status == "built" else ""
+        if cell.status == "built":
+            hint = "; --built publishes it"
+        else:
+            hint = ""
         return f"it is {cell.status}" + (f": {cell.reason}" if cell.reason else "") + hint
     if MANIFEST not in outputs:
         return 'it has no bundle; put "package" into its steps, and bundle = true into its target'

@@ -221,7 +221,10 @@ class RayPool:
             )
             self._probes[name] = reference, time.monotonic(), alive[name]
         references = [reference for reference, _, _ in self._probes.values()]
-        done = self._ray.wait(references, num_returns=len(references), timeout=seconds)[0] if references else []
+        if references:
+            done = self._ray.wait(references, num_returns=len(references), timeout=seconds)[0]
+        else:
+            done = []
         for name, (reference, since, resources) in list(self._probes.items()):
             if reference in done:
                 self._register_node(name, reference, resources)

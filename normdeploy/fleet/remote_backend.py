@@ -62,7 +62,10 @@ class RemoteBackend:
         logging.getLogger("gcsfs").addHandler(_NOWHERE)
         # s3fs else asks for the size first, to read a large file in parts: two questions for each record
         known = inspect.signature(self.files.cat_file).parameters
-        self._whole = {"max_concurrency": 1} if "max_concurrency" in known else {}
+        if "max_concurrency" in known:
+            self._whole = {"max_concurrency": 1}
+        else:
+            self._whole = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteBackend, (self.url, self._options)

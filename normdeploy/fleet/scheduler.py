@@ -115,7 +115,10 @@ class Scheduler:
             StoreError: the store can't be reached or written.
             InputError: a source can't be read, or was changed meanwhile.
         """
-        window = 4 * self.pool.size + 16 if self.pool is not None else 1
+        if self.pool is not None:
+            window = 4 * self.pool.size + 16
+        else:
+            window = 1
         if not self.store.place.local:
             window = max(window, 2 * AT_A_TIME)
         coming = iter(jobs)
@@ -153,7 +156,8 @@ class Scheduler:
         else:
             machines = self.machines
         fitting = [m for m in machines if not m.describe_missing(step.needs)]
-        fitting = fitting if self.pool is not None else fitting[:1]
+        if self.pool is None:
+            fitting = fitting[:1]
         if not fitting:
             since = run.waiting.setdefault(step.name, time.monotonic())
             if self.pool is None or time.monotonic() - since >= self.wait:
@@ -181,7 +185,10 @@ class Scheduler:
         elif self.pool is None:
             self._record_end(run, self.explain(step, *task.key_on(machine)))
         else:
-            made = run.preceding_keys(step) if step.verb == "package" else {}
+            if step.verb == "package":
+                made = run.preceding_keys(step)
+            else:
+                made = {}
             run.ready[step.name] = replace(task, made=made), machine
 
     def _submit_ready_steps(self, active: Sequence[JobState]) -> None:

@@ -130,8 +130,14 @@ def describe_wrong_result(report: Mapping[str, Any]) -> str:
     if failed:
         first = failed[0]
         off = f"is off by {first['max_abs_error']}, {first['allowed']} is allowed"
-        more = f" ({len(failed)} rows fail)" if len(failed) > 1 else ""
-        said = f": {first['reason']}" if first.get("reason") else f" {off}"
+        if len(failed) > 1:
+            more = f" ({len(failed)} rows fail)"
+        else:
+            more = ""
+        if first.get("reason"):
+            said = f": {first['reason']}"
+        else:
+            said = f" {off}"
         return f"{first['runtime']}: output {first['output']!r}{said}{more}"
     altered = [w for w in _weight_rows(report) if w.get("origin") == "altered"]
     if altered:
@@ -148,13 +154,22 @@ def describe_wrong_result(report: Mapping[str, Any]) -> str:
 
 def _weight_rows(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     parity = report.get("parity")
-    weights = parity.get("weights", ()) if isinstance(parity, Mapping) else ()
+    if isinstance(parity, Mapping):
+        weights = parity.get("weights", ())
+    else:
+        weights = ()
     return [w for w in weights if isinstance(w, Mapping)]
 
 
 def _result_rows(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    parity = report.get("parity") if "parity" in report else report
-    results = parity.get("results", ()) if isinstance(parity, Mapping) else ()
+    if "parity" in report:
+        parity = report.get("parity")
+    else:
+        parity = report
+    if isinstance(parity, Mapping):
+        results = parity.get("results", ())
+    else:
+        results = ()
     return [r for r in results if isinstance(r, Mapping)]
 
 
@@ -172,7 +187,10 @@ def _describe_end(end: CallEnd, step: JobStep, log: Path) -> str:
     if end.code < 0:
         return f"{step.verb} crashed (signal {-end.code}); its log may say more"
     lines = log.read_text(errors="replace")[-_TAIL:].strip().splitlines()
-    opening = f"{NEITHER}: " if end.code == NOT_RUN else "error: "
+    if end.code == NOT_RUN:
+        opening = f"{NEITHER}: "
+    else:
+        opening = "error: "
     errors = [n for n, line in enumerate(lines) if line.startswith(opening)]
     if errors:
         told = " ".join(lines[errors[-1] :])[len(opening) :]
@@ -217,7 +235,10 @@ def _work_folder(store: StepStore) -> Iterator[Path]:
     Raises:
         StoreError: the disk is full, or can't be written to.
     """
-    base = store.place.root / "work" if isinstance(store.place, FolderBackend) else None
+    if isinstance(store.place, FolderBackend):
+        base = store.place.root / "work"
+    else:
+        base = None
     try:
         with locked_temporary_folder(base) as folder:
             yield folder

@@ -51,7 +51,10 @@ def resolve_inputs(step: JobStep, ends: Mapping[str, StepEnd], hashes: FileHashe
     inputs: dict[str, StepInput] = {}
     files = dict(step.files)
     if step.code is not None:
-        own = store.place.root if isinstance(store.place, FolderBackend) else None
+        if isinstance(store.place, FolderBackend):
+            own = store.place.root
+        else:
+            own = None
         files |= find_python_files(step.code, [own] if own else [])
     for place, path in files.items():
         for name, (file, stored) in hashes.hash_path(place, path).items():

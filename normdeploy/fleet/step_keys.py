@@ -123,7 +123,10 @@ def describe_key_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list
 
 
 def _abbreviate_value(value: Any) -> str:
-    text = "(none)" if value is None else str(value)
+    if value is None:
+        text = "(none)"
+    else:
+        text = str(value)
     if len(text) == 64:
         return text[:12]
     return text

@@ -194,7 +194,10 @@ class FolderBackend:
         try:
             yield
         except OSError as error:
-            free = shutil.disk_usage(self.root).free / 1e6 if self.root.is_dir() else None
+            if self.root.is_dir():
+                free = shutil.disk_usage(self.root).free / 1e6
+            else:
+                free = None
             if free is None:
                 room = ""
             else:

@@ -28,7 +28,10 @@ class StoreQueries:
         self.notes: list[str] = []
         self._store = store
         self._void = void
-        self._threads = None if store.place.local else ThreadPoolExecutor(AT_A_TIME)
+        if store.place.local:
+            self._threads = None
+        else:
+            self._threads = ThreadPoolExecutor(AT_A_TIME)
         self._asked: dict[Future[Any], tuple[JobState, Callable[[Any], None]]] = {}
         # key -> what releases it
         self._claims: dict[str, Callable[[], None]] = {}
@@ -55,7 +58,8 @@ class StoreQueries:
         """The first record that there is."""
         for key in keys:
             record, note = lookup_record(self._store, key, void=self._void)
-            self.notes += [note] if note else []
+            if note:
+                self.notes += [note]
             if record is not None:
                 return record
         return None

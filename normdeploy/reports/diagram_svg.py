@@ -103,5 +103,8 @@ def _draw_box(box: Mapping[str, Any], x: float, y: float) -> str:
     label = f'<text x="{x:g}" y="{y + 4:g}">{text}<title>{escape(name)}</title></text>'
     if not box["op"]:
         return label
-    kind = "own" if box["own"] else "beside"
+    if box["own"]:
+        kind = "own"
+    else:
+        kind = "beside"
     return f"{_PAGE.draw_frame(kind, x, y)}{label}"

@@ -188,11 +188,10 @@ def plot_drift(runtime: str, points: Sequence[Mapping[str, Any]], place: int) ->
         set_ordered_axes(axes, "boundaries of modules, from input to output", "largest |error|")
         first = next((p for p, w in zip(points, wrong, strict=True) if w), None)
         title = f"{len(points)} tensors in {runtime}: {sum(wrong)} exceed what is allowed"
-        title += (
-            f", the first is {_drift_point_label(first)}."
-            if first
-            else f"; the last is off by {error[-1]:.1e}, allowed are {allowed[-1]:.1e}."
-        )
+        if first:
+            title += f", the first is {_drift_point_label(first)}."
+        else:
+            title += f"; the last is off by {error[-1]:.1e}, allowed are {allowed[-1]:.1e}."
         caption = f"Error by layer in {runtime}, against float64."
         return Plot(caption + _left_out_note(shown, points), title, figure_to_svg(figure, f"drift{place}"))
 

@@ -39,7 +39,10 @@ def plot_ranges(layers: Sequence[Mapping[str, Any]]) -> Plot | None:
     with open_figure(2.6) as (figure, axes):
         set_signed_scale(axes, widths[len(widths) // 2] or 1.0)
         x = [float(i) for i in range(1, len(shown) + 1)]
-        width = 5.0 if len(shown) <= 60 else 2.0
+        if len(shown) <= 60:
+            width = 5.0
+        else:
+            width = 2.0
         draw_segments(axes, x, low, x, high, FIRST, width, "range of the input")
         set_ordered_axes(axes, "quantized layers, in the graph's order", "value")
         widest = max(told, key=lambda layer: max(abs(parse_number(layer["low"])), abs(parse_number(layer["high"]))))

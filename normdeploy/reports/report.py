@@ -162,7 +162,10 @@ class Report:
 
 def _finding_to_json(finding: Finding) -> dict[str, Any]:
     certificate = finding.certificate
-    told = None if certificate is None else {**vars(certificate), "rounding_ok": certificate.is_rounding_ok}
+    if certificate is None:
+        told = None
+    else:
+        told = {**vars(certificate), "rounding_ok": certificate.is_rounding_ok}
     return {**vars(finding), "certificate": told}
 
 
@@ -179,11 +182,10 @@ def _drop_seconds(seconds: Any) -> Any:
 def _file_size(path: str) -> int:
     """Bytes of a file and of the weights that `save_onnx` put beside it."""
     file = Path(path)
-    weights = (
-        matching_siblings(file, rf"{re.escape(file.name)}\.[0-9a-f]{{16}}\.data")
-        if file.is_file() and file.suffix == ".onnx"
-        else ()
-    )
+    if file.is_file() and file.suffix == ".onnx":
+        weights = matching_siblings(file, rf"{re.escape(file.name)}\.[0-9a-f]{{16}}\.data")
+    else:
+        weights = ()
     return sum(f.stat().st_size for f in (file, *weights) if f.is_file())
 
 

@@ -99,7 +99,10 @@ def _subject_names(files: Mapping[str, str]) -> str:
 def _describe_machine_load(race: Mapping[str, Any]) -> str:
     """How many cores a race had, and how many processes wanted them."""
     machine = race.get("machine") or {}
-    words = [f"{machine['cores']} core{'' if machine['cores'] == 1 else 's'}"] if "cores" in machine else []
+    if "cores" in machine:
+        words = [f"{machine['cores']} core{'' if machine['cores'] == 1 else 's'}"]
+    else:
+        words = []
     loads = (("before", machine.get("load")), ("at the end", race.get("load")))
     words += [f"load {format_number(load)} {when}" for when, load in loads if load is not None]
     if words:

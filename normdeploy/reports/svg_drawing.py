@@ -124,7 +124,10 @@ def draw_dots(
         (i + shift, min(max(v, low), high) if math.isfinite(v) else high, b)
         for i, (v, b) in enumerate(zip(values, bad, strict=True), 1)
     ]
-    size = 4.5 if len(values) <= 100 else 2.5
+    if len(values) <= 100:
+        size = 4.5
+    else:
+        size = 2.5
     draw_points(axes, [x for x, _, b in placed if not b], [y for _, y, b in placed if not b], colour, size, label)
     draw_points(axes, [x for x, _, b in placed if b], [y for _, y, b in placed if b], BAD, size + 2)
 

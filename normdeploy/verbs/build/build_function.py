@@ -226,7 +226,8 @@ def _explain_refit_without_gpu(options: BuildOptions) -> str:
 
 
 def _check_capabilities(given: Sequence[str], runtime: str) -> list[str]:
-    given = [given] if isinstance(given, str) else given
+    if isinstance(given, str):
+        given = [given]
     if given and runtime == "tensorrt":
         raise InputError(
             f"TensorRT builds for the GPU in this machine alone, not for {', '.join(given)}; use the runtime"

@@ -140,6 +140,9 @@ def parse_byte_size(size: int | str) -> int:
 
 def describe_refused_option(option: str, reason: str, runtime: str) -> str:
     """Why the library does not take an option, and what to do."""
-    advice = _WHAT_RTX_DOES.get(option) if runtime == "tensorrt-rtx" else None
+    if runtime == "tensorrt-rtx":
+        advice = _WHAT_RTX_DOES.get(option)
+    else:
+        advice = None
     flag = find_option(EngineOptions, option).flag
     return f"{TITLES[runtime]} takes no {flag}: {reason}; {advice or _WHAT_TO_DO[option]}"

@@ -30,7 +30,10 @@ def show_engine(console: Console, engine: Engine) -> None:
             Text(f"  EPContext for onnxruntime's TensorRT-RTX provider, engine {_context_location(engine.ep_context)}")
         )
     for index, profile in enumerate((engine.profile, *engine.more_profiles)):
-        of = f"profile {index}, " if engine.more_profiles else ""
+        if engine.more_profiles:
+            of = f"profile {index}, "
+        else:
+            of = ""
         for name, (low, best, high) in profile.items():
             console.print(
                 Text(f"  {of}{name}: {_format_shape(low)} to {_format_shape(high)}, best at {_format_shape(best)}")

@@ -22,7 +22,10 @@ def read_calibration_samples(options: ConversionOptions) -> Sequence[Mapping[str
     Raises:
         InputError: they can't be read, or nothing asks for them.
     """
-    calibrate = options.calibrate if options.quantize is None else ()
+    if options.quantize is None:
+        calibrate = options.calibrate
+    else:
+        calibrate = ()
     if options.precision is None:
         if calibrate or options.keep_io:
             raise InputError(
@@ -34,7 +37,10 @@ def read_calibration_samples(options: ConversionOptions) -> Sequence[Mapping[str
         return None
     samples: list[Mapping[str, Any]] = []
     for item in calibrate:
-        samples += [item] if isinstance(item, Mapping) else load_samples([item])
+        if isinstance(item, Mapping):
+            samples += [item]
+        else:
+            samples += load_samples([item])
     return samples
 
 
@@ -101,7 +107,10 @@ def _require_metric_texts(metric: object) -> None:
     Raises:
         InputError: it is not what ``Thresholds`` says, which Python lets pass.
     """
-    given = list(metric.values()) if isinstance(metric, Mapping) else [metric]
+    if isinstance(metric, Mapping):
+        given = list(metric.values())
+    else:
+        given = [metric]
     texts = [t for one in given for t in (one if isinstance(one, list | tuple) else [one])]
     if metric is not None and not all(isinstance(t, str) for t in texts):
         raise InputError(

@@ -109,8 +109,14 @@ class Conversion:
     def make_result(self, origin: ModelOrigin) -> ExportResult:
         """What the verb returns."""
         log_norms(self.summary, self.notes)
-        proto = fill_shared_weights(self.proto) if self.output is None else None
-        path = None if self.output is None else Path(self.output)
+        if self.output is None:
+            proto = fill_shared_weights(self.proto)
+        else:
+            proto = None
+        if self.output is None:
+            path = None
+        else:
+            path = Path(self.output)
         return ExportResult(
             proto,
             path,
@@ -175,7 +181,10 @@ def require_options(conversion: Conversion) -> None:
 def fuse_norms(conversion: Conversion) -> None:
     """Rewrite the model, and keep the one before where it is small enough to be compared."""
     is_compared = rewrite_rollback.total_weight_bytes(conversion.proto) <= conversion.options.compare_limit
-    conversion.before = conversion.proto if is_compared else None
+    if is_compared:
+        conversion.before = conversion.proto
+    else:
+        conversion.before = None
     conversion.rewritten = norm_optimizer.optimize_with_steps(
         conversion.proto, conversion.wanted, conversion.options.strict
     )

@@ -250,7 +250,8 @@ def note_the_rest(export: ExportConversion) -> None:
     """Add the notes that are of no stage before, and count the nodes."""
     call = export.options
     notes = export.notes
-    notes += [export.simplified.note] if export.simplified.note else []
+    if export.simplified.note:
+        notes += [export.simplified.note]
     notes += export.of_loading
     if export.draws:
         notes.append(f"the file draws random numbers ({', '.join(export.draws)}), so it can't be verified")

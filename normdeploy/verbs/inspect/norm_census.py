@@ -107,7 +107,10 @@ def _norm_forms(findings: Sequence[Finding], proto: onnx.ModelProto, out: onnx.M
             for place, model in (norm_extraction.models_by_location(source) if nested else {"": source}).items()
         }
         for i, finding in enumerate(findings):
-            tensors = finding.tensors if form == "now" else finding.written
+            if form == "now":
+                tensors = finding.tensors
+            else:
+                tensors = finding.written
             if finding.place not in cutters:
                 continue
             model = cutters[finding.place].extract_model(tensors, {finding.input: finding.shape})

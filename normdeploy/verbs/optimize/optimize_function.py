@@ -169,7 +169,8 @@ def compare_rewritten(optimization: OptimizeConversion) -> None:
     optimization.before = None
     if optimization.ran:
         optimization.proto = proto
-        optimization.notes += [optimization.tidied.note] if optimization.tidied.note else []
+        if optimization.tidied.note:
+            optimization.notes += [optimization.tidied.note]
         return
     if call.simplify:
         optimization.notes.append("the graph was not cleaned up: nothing says that it would stay the same")
